@@ -16,15 +16,17 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup setup-dev demo test test-clients lint wheel clean \
-  bench bench-quick bench-engine bench-goodput bench-peers bench-slot bench-swap soak-slot sim attack chaos soak fuzz
+.PHONY: help setup setup-dev demo test test-avx2 test-clients lint wheel clean \
+  figures bench bench-quick bench-engine bench-goodput bench-peers bench-slot bench-swap soak-slot sim attack chaos soak fuzz
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
 	@echo '                   DEVICE=cuda PORT=9000 ARGS="--instances 2", ARGS=--slot for clips'
 	@echo 'make test          every test, three at a time          ARGS="-n 0 -k deadline"'
+	@echo 'make test-avx2     what computes on the CPU, as on one without AVX-512'
 	@echo 'make test-clients  other people'"'"'s clients: LiteLLM, LangChain, Pydantic AI, instructor, Node'
 	@echo 'make lint          style and types'
+	@echo 'make figures       writes the figures of README.md and docs from the recorded bundles'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--minutes 10"'
@@ -54,10 +56,19 @@ setup setup-dev:
 	  $(if $(filter --slot,$(ARGS)),--slot) --torch-index='$(TORCH_INDEX)' --pip-args='$(PIP_ARGS)'
 
 demo: setup
-	@exec $(BIN)/tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
+	@exec $(BIN)/python -m tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
 
 test: setup-dev
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+
+# What computes, as on a CPU without AVX-512 and AMX. Left out is torch's own attention in bfloat16,
+# which looks at the CPU itself and fails where it is told of a lesser one.
+test-avx2: setup-dev
+	ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(BIN)/python -m pytest -n 2 \
+	  -k "not test_paged and not (test_reference and bfloat16)" \
+	  tests/worker/attention tests/worker/sampling tests/worker/engine/test_not_finite.py \
+	  tests/worker/engine/test_deterministic.py tests/worker/models/test_blocked.py \
+	  tests/worker/models/test_linear.py tests/worker/models/test_fused.py $(ARGS)
 
 # Node's packages only where there is Node.
 test-clients: setup-dev
@@ -72,6 +83,9 @@ lint: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+figures: setup-dev
+	$(BIN)/python -m perf.figures
 
 bench: setup-dev
 	$(BIN)/python -m perf.service $(ARGS)
@@ -117,6 +131,8 @@ wheel: setup
 	rm -rf build/lib build/bdist.*
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 	  --wheel-dir build .
+	@echo 'For torch'"'"'s CPU build, 4 GB less than the one for CUDA that PyPI has:'
+	@echo 'pip install '"$$(ls build/*.whl)"' --extra-index-url https://download.pytorch.org/whl/cpu'
 
 clean:
 	rm -rf .venv .tidegate build tests/e2e/clients/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

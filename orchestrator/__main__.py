@@ -20,27 +20,29 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from aiohttp import web
 
 from orchestrator.api.health_port.publisher import HealthPort
 from orchestrator.api.http.accepting import (
     ACCEPTS_PER_PASS,
-    RESERVED_FILES,
     QuietAccept,
-    raise_file_limit,
+    most_connections,
     widen_backlog,
 )
-from orchestrator.api.http.connection_limit import MIN_CONNECTIONS
 from orchestrator.api.operator.admin import Control
-from orchestrator.api.server import build_runner
-from orchestrator.build import build, journal_config, keys_of
+from orchestrator.api.server import AUTH, build_runner
+from orchestrator.api.starting import saying_that_it_starts
+from orchestrator.build import KEY_SETTINGS, build, journal_config, keys_of
 from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.errors import InvalidRequest
 from orchestrator.memory import return_large_blocks
+from orchestrator.pool.operator_key import keep_key, key_file
+from orchestrator.pool.paths import state_dir
 from orchestrator.reload import Reloader
 from orchestrator.settings import InvalidSettings, Settings, load_settings
-from orchestrator.tasks.journal.file import open_journal
+from orchestrator.tasks.journal.file import JournalFile, open_journal
 from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.telemetry import log
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m orchestrator",
         description="Serve generation on Triton instances. Options override TIDEGATE_… variables "
-        "and tidegate.toml; orchestrator/settings.py has all of them.",
+        f"and tidegate.toml; {Path(__file__).with_name('settings.py')} has all of them.",
     )
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", help="port to listen on (default 8080, 0: any free one)")
@@ -77,19 +79,21 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     loop = asyncio.get_running_loop()
     as_read, had_terminal = settings, os.isatty(0)
     loop.set_exception_handler(QuietAccept())
-    most = max(MIN_CONNECTIONS, raise_file_limit() - RESERVED_FILES)
+    most = most_connections()
     if most < settings.max_connections:
         service_log.warning(
-            "fewer connections than set: the limit of open files (ulimit -n) allows no more",
+            "fewer connections than set: the limit of open files allows no more; raise it "
+            "(ulimit -n) or lower TIDEGATE_MAX_CONNECTIONS",
             extra=fields(max_connections=most, wanted=settings.max_connections),
         )
         settings = settings.model_copy(update={"max_connections": most})
-    config = journal_config(settings)
     try:
-        file = None if config is None else await asyncio.to_thread(open_journal, config)
+        file = await open_the_journal(settings)
     except JournalError as error:
         service_log.error("cannot open the journal: %s", error)
         return 2
+    except OSError as error:
+        return _cannot_listen(settings.host, settings.port, error)
     # Task ids come from it: whoever knows one can read its text, so nobody must guess the next.
     parts = build(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal(), file=file)
     orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
@@ -121,9 +125,11 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
                 parts.health, settings.host, port, stalled_after_s=stalled_after_s
             )
     except OSError as error:
-        service_log.error("cannot listen on %s:%d: %s", settings.host, port, error.strerror)
         await runner.cleanup()
-        return 1
+        return _cannot_listen(settings.host, port, error)
+    operators = key_file(state_dir(), settings.host, runner.addresses[0][1])
+    _let_operate(runner.app, operators)
+    reloader.follow(KEY_SETTINGS, lambda _: _let_operate(runner.app, operators))
     lifecycle.start()
     # What lives until now lives on: the collector need not look at it again.
     gc.collect()
@@ -145,11 +151,52 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
         draining.cancel()
         await lifecycle.drain(0.0)
     await lifecycle.close()
+    with suppress(OSError):  # while nobody else can listen there
+        operators.unlink(missing_ok=True)
     await runner.cleanup()
     if health_port is not None:  # until now it says "draining"
         await health_port.close()
     service_log.info("stopped")
     return 0
+
+
+async def open_the_journal(settings: Settings) -> JournalFile | None:
+    """What durable tasks are written to, where they are. Raises ``JournalError``, unless nobody has
+    asked for a journal, and ``OSError`` where the port is taken."""
+    config = journal_config(settings)
+    if config is None:
+        return None
+    try:
+        async with saying_that_it_starts(settings.host, settings.port, settings.health_port):
+            return await asyncio.to_thread(open_journal, config)
+    except JournalError as error:
+        if any(name.startswith(("journal_", "durable_")) for name in settings.model_fields_set):
+            raise
+        service_log.warning("going on without a journal, durable tasks are refused: %s", error)
+        return None
+
+
+def _let_operate(app: web.Application, path: Path) -> None:
+    """Have operators' calls ask for the key that is kept at ``path``, unless the settings name an
+    admin's."""
+    if app[AUTH].has_admin:
+        with suppress(OSError):  # of no use any more, or left by one that was killed
+            path.unlink(missing_ok=True)
+        return
+    try:
+        app[AUTH].let_operate(keep_key(path), str(path))
+    except OSError as error:
+        service_log.warning(
+            "no operators' key can be kept, so nobody may operate this service: make the folder "
+            "writable for this user alone (TIDEGATE_HOME), or set TIDEGATE_ADMIN_TOKEN",
+            extra=fields(path=str(path), error=error.strerror or str(error)),
+        )
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> int:
+    """The exit status."""
+    service_log.error("cannot listen on %s:%d: %s", host, port, error.strerror)
+    return 1
 
 
 def _stop_requests(loop: asyncio.AbstractEventLoop, reloader: Reloader) -> asyncio.Queue[float]:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
@@ -23,6 +24,7 @@ from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.launch import Launcher
+from orchestrator.dispatch.loop_delay import LoopDelay
 from orchestrator.dispatch.metrics import HEDGES, RETRIES, DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.retry import Retrier, RetryConfig
@@ -47,7 +49,7 @@ from orchestrator.placement.policy import Policy
 from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import AdmissionMode, Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Forecaster
-from orchestrator.prediction.metrics import CALIBRATION, REFUSALS
+from orchestrator.prediction.metrics import CALIBRATION, refusals
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.start_times import StartTimes
@@ -130,6 +132,7 @@ def build(
         reconnect_max_s=settings.reconnect_max_s,
         worn_after_bytes=settings.lane_renew_after_mib * 2**20,
         token=settings.lane_token.get_secret_value() if settings.lane_token else "",
+        tls=settings.triton_tls,
     )
     registry = Registry(
         listed,
@@ -182,11 +185,7 @@ def build(
         promises,
         clock,
         rng,
-        FeasibilityConfig(
-            mode=settings.admission,
-            refusal_cap=settings.refusal_cap,
-            sample=settings.refusal_sample,
-        ),
+        _feasibility(settings),
     )
     prediction = Prediction(forecaster, start_times, promises, feasibility, Calibration())
     admission = Admission(
@@ -220,6 +219,7 @@ def build(
         grace_s=settings.deadline_grace_ms / 1000,
         return_margin_s=settings.return_margin_ms / 1000,
         max_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
+        loop_delay=LoopDelay(clock),
     )
     launcher = Launcher(registry, in_flight, prediction, retrier, hedger, limits, clock)
     completion = Completion(
@@ -230,7 +230,7 @@ def build(
     durable = None if file is None else DurableTasks(file, clock)
     health = HealthBoard(registry, models, queue, admission, durable)
     metrics.watch(queue, QUEUE)
-    metrics.watch(feasibility.stats, REFUSALS)
+    metrics.watch(feasibility.stats, refusals("", "requests"))
     metrics.watch(prediction.calibration, CALIBRATION)
     metrics.watch(placer, PLACEMENT)
     if placer.policy is not None:
@@ -265,7 +265,6 @@ def build(
             limiter,
             clock,
             floor_ms=settings.admission_floor_ms,
-            mode=settings.admission,
         ),
         fleet,
         SlotLedger(metrics, clock),
@@ -274,6 +273,7 @@ def build(
             SlotKeepConfig(settings.keep_slots, settings.keep_slots_s, settings.keep_slot_bytes),
         ),
         SlotsConfig(
+            _feasibility(settings),
             queue_size=settings.slots_queue_size,
             attempts=settings.attempts,
             grace_s=settings.deadline_grace_ms / 1000,
@@ -283,9 +283,12 @@ def build(
         rng,
     )
     metrics.watch(slots, SLOTS)
+    metrics.watch(slots.refusals, refusals("slot_", "slots"))
     metrics.watch(fleet, FLEET)
+    health.has_tenants = _has_tenants(settings)
     health.also_ready.append(lambda: bool(fleet.ready()))
-    swaps = Swaps(registry, queue, ask_for_swap, clock, token=lane_config.token)
+    ask = partial(ask_for_swap, tls=lane_config.tls)
+    swaps = Swaps(registry, queue, ask, clock, token=lane_config.token)
     metrics.watch(swaps, SWAPS)
     demand = ModelDemand(
         registry,
@@ -321,7 +324,7 @@ def build(
     )
     service = ServiceConfig(
         _deadlines(settings),
-        isolate_tenants=settings.isolate_tenants,
+        isolate_tenants=_isolates_tenants(settings),
         durable_default=settings.durable_default,
     )
     tracing = open_tracing(settings.otlp_endpoint, clock)
@@ -334,7 +337,7 @@ def build(
         ).observe
         recovery = Recovery(orchestrator, durable, file.unfinished)
     reloader = Reloader(settings)
-    _follow(reloader, orchestrator, discovery)
+    _follow(reloader, orchestrator, discovery, health)
     lifecycle = Lifecycle(orchestrator, health, discovery, monitor, executor, recovery)
     return Components(
         settings=settings,
@@ -353,7 +356,9 @@ def build(
     )
 
 
-def _follow(reloader: Reloader, orchestrator: Orchestrator, discovery: DiscoverySync) -> None:
+def _follow(
+    reloader: Reloader, orchestrator: Orchestrator, discovery: DiscoverySync, health: HealthBoard
+) -> None:
     """What changes with the settings while the service runs. Keys are the API's."""
     stages = orchestrator.stages
     instances = reloader.settings.instances
@@ -373,6 +378,10 @@ def _follow(reloader: Reloader, orchestrator: Orchestrator, discovery: Discovery
     def set_deadlines(new: Settings) -> None:
         orchestrator.deadlines = _deadlines(new)
 
+    def isolate(new: Settings) -> None:
+        orchestrator.isolate_tenants = _isolates_tenants(new)
+        health.has_tenants = _has_tenants(new)
+
     def bound_queue(new: Settings) -> None:
         orchestrator.queue.bound = new.queue_size
 
@@ -382,6 +391,7 @@ def _follow(reloader: Reloader, orchestrator: Orchestrator, discovery: Discovery
     per_key = ("requests_per_min", "tokens_per_min", "concurrent")
     limits = [f"{whose}_{unit}" for whose in ("key", "all") for unit in per_key]
     reloader.follow((*limits, *KEY_SETTINGS), limit)
+    reloader.follow(("isolate_tenants", *KEY_SETTINGS), isolate)
     reloader.follow(("instances",), list_instances)
     reloader.follow(("admission_floor_ms", "default_max_tokens"), admit)
     reloader.follow(("default_deadline_s", "max_deadline_s", "sdk_timeouts"), set_deadlines)
@@ -411,6 +421,15 @@ def _admission(settings: Settings) -> AdmissionConfig:
     )
 
 
+def _feasibility(settings: Settings) -> FeasibilityConfig:
+    """Of tasks and of slots."""
+    return FeasibilityConfig(
+        mode=settings.admission,
+        refusal_cap=settings.refusal_cap,
+        sample=settings.refusal_sample,
+    )
+
+
 def _deadlines(settings: Settings) -> DeadlineConfig:
     return DeadlineConfig(
         default_s=settings.default_deadline_s,
@@ -431,6 +450,15 @@ def keys_of(settings: Settings) -> tuple[Key, ...]:
         digest = bytes.fromhex(key.digest_hex)
         keys.append(Key(name, digest, key.names_tenants, is_admin=key.is_admin))
     return tuple(keys)
+
+
+def _has_tenants(settings: Settings) -> bool:
+    return len(keys_of(settings)) > 1
+
+
+def _isolates_tenants(settings: Settings) -> bool:
+    stated = settings.isolate_tenants
+    return _has_tenants(settings) if stated is None else stated
 
 
 def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:

@@ -31,6 +31,7 @@
     │   └── InstanceLost                 503 instance_lost
     ├── SwapFailed                       409 swap_failed
     └── EngineError                      502 engine_error
+        └── NotFinite                    502 not_finite
 
 A class knows its code, the HTTP status that every dialect answers it with, and whether a retry can
 help; ``details`` are figures that a client may use. How it is spelled is each dialect's own.
@@ -42,7 +43,7 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from worker.protocol import MOST_MESSAGE_CHARS, Code, excerpt
+from worker.protocol import Code, brief, excerpt
 
 Detail = str | int | float | bool | None
 
@@ -64,7 +65,7 @@ class TidegateError(Exception):
         details: Mapping[str, Detail] | None = None,
     ) -> None:
         # Headers may hold bytes that are no text; an error must be one.
-        message = excerpt(message.encode(errors="replace").decode(), MOST_MESSAGE_CHARS)
+        message = brief(message.encode(errors="replace").decode())
         super().__init__(message)
         self.message = message
         self.field = None if field is None else excerpt(field)
@@ -331,6 +332,12 @@ class EngineError(TidegateError):
 
     status = 502
     code = Code.ENGINE_ERROR
+
+
+class NotFinite(EngineError):
+    """The model's numbers for this text were NaN or infinite."""
+
+    code = Code.NOT_FINITE
 
 
 class SwapFailed(TidegateError):

@@ -19,7 +19,9 @@ from orchestrator.telemetry.narration import READINESS, narrate
 from worker.protocol import WorkerStats
 
 NEAR_EXHAUSTION = 0.9
-"""Share of the queue's bound above which new work should go elsewhere."""
+"""Share of the queue's bound above which its places are about to run out."""
+
+SERVES = ("ready", "near_exhaustion", "degraded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,10 @@ class HealthBoard:
         self.ready = PreparedResponse(503, b"{}")
         self.overall = PreparedResponse(200, b"{}")
         self.status = "not_ready"
-        """``ready``, ``not_ready``, ``draining``, ``near_exhaustion``, or ``degraded``: all but
-        durable tasks are served."""
+        """``ready``, ``not_ready``, ``draining``, ``near_exhaustion`` of the queue's places,
+        ``exhausted``: nobody gets one, or ``degraded``: all but durable tasks are served."""
+        self.has_tenants = False
+        """Whether requests of several tenants are to be expected."""
         self.also_ready: list[Callable[[], bool]] = []
         """What else there may be work for, than text."""
         self._snapshot_version = -1
@@ -100,8 +104,8 @@ class HealthBoard:
         if self._durable is not None:
             described["journal"] = _describe_journal(self._durable)
         body = msgspec.json.encode(described)
-        # What is degraded still serves: taken out of use, it would serve nobody.
-        self.ready = PreparedResponse(200 if status in ("ready", "degraded") else 503, body)
+        # What serves anybody is ready: taken out of use, it would serve nobody.
+        self.ready = PreparedResponse(200 if status in SERVES else 503, body)
         self.overall = PreparedResponse(200, body)
 
     def _gates(self, instance: Instance) -> dict[str, object]:
@@ -130,9 +134,9 @@ class HealthBoard:
         if not any(instance.ready for instance in self._registry):
             is_ready = any(is_ready() for is_ready in self.also_ready)
             return "ready" if is_ready else "not_ready"
-        bound = self._queue.bound
-        if bound > 0 and self._queue.new > NEAR_EXHAUSTION * bound:
-            return "near_exhaustion"
+        queue = self._queue
+        if queue.bound > 0 and queue.new > NEAR_EXHAUSTION * queue.bound:
+            return "near_exhaustion" if queue.lets_in(others=self.has_tenants) else "exhausted"
         return "degraded" if self._durable is not None and self._durable.fault else "ready"
 
 

@@ -5,19 +5,22 @@
     past its deadline       ─▶ closed as such
     nothing generated yet   ─▶ queued again, with its own deadlines
     tokens in the journal   ─▶ continued after them, where that is exact (``resume``)
-                            ─▶ else made again from the prompt, with the same seed, and held
-                               against what was there: a text never becomes another halfway
+                            ─▶ else made again from the prompt, with the same seed, and compared
+                               with what was there: a text never becomes another halfway
                             ─▶ else made anew, where the client said ``idempotent``
                             ─▶ else failed; its client may send it again
 
 This is done before anybody is served, and no limit refuses it. A task whose model is not there yet
 waits for it here, until its deadline at most.
+
+Clients may follow a task from the moment that it is taken on. What its earlier text becomes is only
+known with its model; until then it is the task's ``earlier``, and ``Task.restore`` tells them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from orchestrator.dispatch.resume import is_resumable, looks_back
-from orchestrator.errors import InstanceLost, TidegateError
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.ending import Ending
@@ -25,10 +28,10 @@ from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import Unfinished
 from orchestrator.tasks.journal.operations import Accept
 from orchestrator.tasks.journal.records import bare_job, live_task, unpack_ids
-from orchestrator.tasks.task import Task
-from orchestrator.tasks.verdicts import failed, overdue
+from orchestrator.tasks.task import EarlierText, Task
+from orchestrator.tasks.verdicts import differs, lost_in_restart, overdue
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Delta, FinishReason, Outcome, Sampling
+from worker.protocol import FinishReason, Outcome, Sampling
 
 FIRST_TOKEN_ID = 2
 """Number of the first token's event."""
@@ -96,7 +99,7 @@ class Recovery:
                     self._go_on(task, one, encoder)
                 except Exception:
                     service_log.exception("a task was not recovered", extra=fields(task_id=task.id))
-                    self._end(task, "failed", failed(_lost("what was kept of it does not fit")))
+                    self._lose(task, "what was kept of it does not fit")
 
     def _take_on(self, one: Unfinished, *, is_new: bool) -> None:
         orchestrator = self._orchestrator
@@ -110,26 +113,27 @@ class Recovery:
         else:
             task = live_task(one.row, stored, clock, self._durable.boot)
             task.first_id_free = FIRST_TOKEN_ID + task.sampling.max_tokens + 2
+        task.time_spent.restore(one.tokens.spent_s, clock.now())
+        if known:
+            task.earlier = EarlierText(known, one.tokens.texts, lambda: self._differs(task))
         orchestrator.readmit(task, is_new=is_new)
         self._durable.adopt(task, Accept(one.row, stored), len(known))
         now = clock.now()
         if task.deadline.left_ms(now) <= 0:
-            self._restore_text(task, one, len(known))
             self._end(task, "expired", overdue(task, now))
         elif stored is None:
-            self._end(task, "failed", failed(_lost("what it asked for cannot be read any more")))
+            self._lose(task, "what it asked for cannot be read any more")
         else:
             task.timer = clock.call_at(task.deadline.at, lambda: self._expire(task))
             self._waiting[task] = one
 
     def _expire(self, task: Task) -> None:
         """Its deadline has come before its model."""
-        one = self._waiting.pop(task)
-        self._restore_text(task, one, len(one.tokens.texts))
+        del self._waiting[task]
         self._end(task, "expired", overdue(task, self._orchestrator.clock.now()))
 
     def _go_on(self, task: Task, one: Unfinished, encoder: PromptEncoder) -> None:
-        stored, known = one.request, len(one.tokens.texts)
+        stored = one.request
         assert stored is not None
         card = encoder.card
         if task.timer is not None:
@@ -138,29 +142,25 @@ class Recovery:
         task.block_tokens = card.block_tokens
         most = task.prompt_tokens + task.sampling.max_tokens
         if encoder.vocabulary != task.vocabulary or most > card.context_tokens:
-            self._restore_text(task, one, known)
-            error = _lost("the model has another vocabulary or context now")
-            self._end(task, "failed", failed(error))
+            self._lose(task, "the model has another vocabulary or context now")
             return
-        if not known:
+        if task.earlier is None:
             self._durable.recovered["queued"] += 1
         elif card.model_digest == stored.model_digest:
-            self._continue(task, one, encoder)
+            self._continue(task, task.earlier, encoder)
             if task.ending is not None:
                 return
         elif task.job.idempotent:
             self._durable.recovered["repeated"] += 1
-            self._durable.keep_no_tokens(task)
+            self._make_anew(task)
         else:
-            self._restore_text(task, one, known)
-            self._end(task, "failed", failed(_lost("the model has other weights now")))
+            self._lose(task, "the model has other weights now")
             return
         self._orchestrator.requeue(task)
 
-    def _continue(self, task: Task, one: Unfinished, encoder: PromptEncoder) -> None:
+    def _continue(self, task: Task, earlier: EarlierText, encoder: PromptEncoder) -> None:
         """Go on after what was journalled, or make the same again."""
-        ids = unpack_ids(one.tokens.ids)
-        known = _whole_characters(ids, one.tokens.texts, encoder)
+        known = _whole_characters(earlier, encoder)
         needs_continue = looks_back(task.sampling)
         if (
             not known
@@ -170,71 +170,39 @@ class Recovery:
         ):
             self._durable.recovered["remade"] += 1
             if task.job.idempotent:
-                self._durable.keep_no_tokens(task)
-            else:
-                self._hold_against(task, ids)
+                self._make_anew(task)
             return
-        self._restore_text(task, one, known)
+        task.earlier = replace(earlier, ids=earlier.ids[:known], texts=earlier.texts[:known])
+        task.restore()
         task.is_resumable = True
         task.begun_by_weights = encoder.card.model_digest
         task.needs_continue = needs_continue
-        reason = _finish_reason(task, ids[:known], encoder)
+        reason = _finish_reason(task, earlier.ids[:known], encoder)
         if reason is None:
             self._durable.recovered["continued"] += 1
             return
         # It lacked nothing but the word of its worker.
         self._end(task, "continued", Ending(Outcome.MET, reason))
 
-    def _restore_text(self, task: Task, one: Unfinished, known: int) -> None:
-        """The first ``known`` tokens of what was journalled are the task's."""
-        if not known:
-            return
-        transcript, marks = task.record(), task.marks
-        transcript.ids += unpack_ids(one.tokens.ids)[:known]
-        transcript.texts += one.tokens.texts[:known]
-        task.completion_tokens = known
-        marks.started = marks.first_token = marks.received or -1.0
+    def _make_anew(self, task: Task) -> None:
+        """Another text is as good."""
+        task.earlier = None
+        self._durable.keep_no_tokens(task)
 
-    def _hold_against(self, task: Task, known: Sequence[int]) -> None:
-        def differs() -> None:
-            orchestrator = self._orchestrator
-            error = _lost("the same text did not come out again")
-            orchestrator.clock.call_at(
-                orchestrator.clock.now(), lambda: orchestrator.fail(task, error)
-            )
+    def _differs(self, task: Task) -> None:
+        self._orchestrator.end(task, differs(task))
 
-        task.listeners = [_Compared(known, differs), *task.listeners]
+    def _lose(self, task: Task, why: str) -> None:
+        self._end(task, "failed", lost_in_restart(task, why))
 
     def _end(self, task: Task, how: str, ending: Ending) -> None:
         self._durable.recovered[how] += 1
         self._orchestrator.stages.settler.settle(task, ending)
 
 
-class _Compared:
-    """Holds a text that is made again against what was there of it."""
-
-    def __init__(self, known: Sequence[int], differs: Callable[[], None]) -> None:
-        self._known = known
-        self._differs = differs
-
-    def started(self, task: Task) -> None:
-        """Nothing to compare."""
-
-    def tokens(self, task: Task, delta: Delta) -> None:
-        first = task.completion_tokens - len(delta.ids)
-        known = self._known[first : task.completion_tokens]
-        if list(delta.ids[: len(known)]) != list(known):
-            task.unlisten(self)
-            self._differs()
-        elif task.completion_tokens >= len(self._known):
-            task.unlisten(self)
-
-    def ended(self, task: Task) -> None:
-        """Nothing to compare."""
-
-
-def _whole_characters(ids: list[int], texts: list[str], encoder: PromptEncoder) -> int:
+def _whole_characters(text: EarlierText, encoder: PromptEncoder) -> int:
     """After how many tokens a text has no half character: as many as there are, or a few less."""
+    ids, texts = text.ids, text.texts
     for known in range(len(ids), max(0, len(ids) - _MOST_HELD_BACK), -1):
         if encoder.tokens.text_of(ids[:known]) == "".join(texts[:known]):
             return known
@@ -251,7 +219,3 @@ def _finish_reason(task: Task, ids: list[int], encoder: PromptEncoder) -> Finish
 def _has_more_than_text(sampling: Sampling) -> bool:
     """Whether it gives what is not journalled."""
     return sampling.logprobs is not None or sampling.prompt_logprobs is not None
-
-
-def _lost(why: str) -> TidegateError:
-    return InstanceLost(f"the service was restarted, and the task cannot go on: {why}")

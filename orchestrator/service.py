@@ -42,7 +42,7 @@ from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Listener, Task
-from orchestrator.tasks.verdicts import aborted, failed, refused
+from orchestrator.tasks.verdicts import aborted, failed, lost, refused
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
 from orchestrator.telemetry.narration import DISCONNECTED, TOO_SLOW, narrate
@@ -88,6 +88,14 @@ class ServiceConfig:
     """Tasks that do not say are durable."""
 
 
+class Reading(NamedTuple):
+    """A prompt as a model reads it, for other tasks with the same one."""
+
+    encoder: PromptEncoder
+    token_ids: Sequence[int]
+    prefix_hashes: Sequence[bytes]
+
+
 class QueueRoom(NamedTuple):
     """How many requests may wait, and how many more could now."""
 
@@ -130,9 +138,10 @@ class Orchestrator:
         """Called with each task that was let in, once it is queued or on its way."""
         self.runs = Runs(clock)
         self.durable_default = config.durable_default
-        self._isolate_tenants = config.isolate_tenants
+        self.isolate_tenants = config.isolate_tenants
         self._rng = rng
-        self._live: set[Task] = set()
+        self._live: dict[Task, None] = {}
+        """The oldest first."""
         self.grammars = GrammarCheck()
 
     async def submit(self, job: Job, prompt: Prompt, listeners: Sequence[Listener] = ()) -> Task:
@@ -156,32 +165,45 @@ class Orchestrator:
             self.cancel(task)
         return task
 
-    async def prepare(self, job: Job, prompt: Prompt) -> Task:
+    async def prepare(self, job: Job, prompt: Prompt, reading: Reading | None = None) -> Task:
         """The first half of ``submit``: all that needs the prompt. ``offer`` or ``cancel`` is to
-        follow.
+        follow. ``reading`` is another task's of the same prompt.
         """
         task = self._take(job)
         with self._admitting(task):
             if job.durable:
                 self._require_journal()
-            await self._read(task, prompt)
+            with _leaving_when_ended(task):
+                await self._read(task, prompt, reading)
         return task
 
+    def reading_of(self, task: Task) -> Reading:
+        """What came of the prompt of a task that was prepared and not offered yet."""
+        return Reading(self.models.resolve(task.model), task.token_ids, task.prefix_hashes)
+
     def _take(self, job: Job) -> Task:
-        """A new task, offered; ``_admitting`` or ``_end`` is to end it."""
+        """A new task, offered; ``_admitting`` or ``end`` is to end it."""
         task = Task(self._new_id(), self.runs.join(job))
-        self.runs.follow(task)
-        task.cache_salt = job.tenant if self._isolate_tenants else ""
-        self.stages.settler.metrics.offered.labels(job.api).inc()
-        self._live.add(task)
-        task.on_end.append(self._ended)
-        if self.tracing is not None:
-            task.spans = self.tracing.of_task(task)
+        self._enter(task)
+        self._count(task)
         return task
+
+    def _enter(self, task: Task) -> None:
+        """It lives, and can be found, until its end."""
+        task.cache_salt = task.job.tenant if self.isolate_tenants else ""
+        self._live[task] = None
+        task.on_end.append(self._ended)
+
+    def _count(self, task: Task) -> None:
+        """It is in the books from now on: as offered, and with its end."""
+        self.runs.follow(task)
+        self.stages.settler.metrics.offered.labels(task.job.api).inc()
+        if self.tracing is not None and task.ending is None:
+            task.spans = self.tracing.of_task(task)
 
     def offer(self, task: Task, listeners: Sequence[Listener] = ()) -> None:
         """The second half: it is queued or on its way then. Raises why it was refused."""
-        if task.ending is not None:  # the service began to go down while the prompt was encoded
+        if task.ending is not None:  # cancelled, or the service began to go down meanwhile
             assert task.ending.error is not None
             raise task.ending.error
         with self._admitting(task):
@@ -207,7 +229,7 @@ class Orchestrator:
         self.runs.follow(task)
         if is_new:
             self.stages.settler.metrics.recovered.labels(task.job.api).inc()
-        self._live.add(task)
+        self._live[task] = None
         task.on_end.append(self._ended)
         if self.tracing is not None:
             task.spans = self.tracing.of_task(task)
@@ -246,7 +268,7 @@ class Orchestrator:
         try:
             await self.stages.durable.committed(task)
         except TidegateError as error:
-            self._end(task, refused(error))
+            self.end(task, refused(error))
             error.due_at = task.deadline.at
             raise
         except asyncio.CancelledError:
@@ -288,7 +310,7 @@ class Orchestrator:
             self.stages.settler.settle(task, failed(internal))
             raise internal from None
 
-    async def _read(self, task: Task, prompt: Prompt) -> None:
+    async def _read(self, task: Task, prompt: Prompt, reading: Reading | None) -> None:
         """What needs the prompt, in the order of what it costs; raises what refuses the task."""
         stages = self.stages
         stages.admission.begin(task)
@@ -299,10 +321,18 @@ class Orchestrator:
         task.model = encoder.card.model
         stages.demand.needs(task)
         task.vocabulary = encoder.vocabulary
-        task.token_ids = await self._encode(task, encoder, prompt)
+        if reading is not None and reading.encoder is encoder:
+            task.token_ids, task.prefix_hashes = reading.token_ids, reading.prefix_hashes
+        else:
+            task.token_ids = await self._encode(task, encoder, prompt)
         task.prompt_tokens = len(task.token_ids)
         task.block_tokens = encoder.card.block_tokens
-        if stages.registry.prefixes and task.block_tokens and _may_be_cached(task.job):
+        if (
+            not task.prefix_hashes
+            and stages.registry.prefixes
+            and task.block_tokens
+            and _may_be_cached(task.job)
+        ):
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         stages.admission.fit(task, encoder.card)
         if task.job.grammar is not None:
@@ -316,7 +346,7 @@ class Orchestrator:
             due_at = min(task.deadline.at, task.parts.cut_at)
             try:
                 async with asyncio.timeout(max(0.0, due_at - self.clock.now())):
-                    await check.find(grammar)
+                    await check.find(grammar, task.job.tenant)
             except TimeoutError:
                 part = Part.FIRST_TOKEN if due_at < task.deadline.at else ""
                 late_s = self.clock.now() - due_at
@@ -338,10 +368,10 @@ class Orchestrator:
         """On a thread, for as long as it is of use."""
         due_at = min(task.deadline.at, task.parts.cut_at)
         part = Part.FIRST_TOKEN if due_at < task.deadline.at else ""
-        return await self.stages.encoding.run(steps, size, due_at, part)
+        return await self.stages.encoding.run(steps, size, due_at, part, task.job.tenant)
 
     async def tokenize(
-        self, model: str, prompt: Prompt, deadline: Deadline, key: str
+        self, model: str, prompt: Prompt, deadline: Deadline, key: str, tenant: str
     ) -> Sequence[int]:
         """A prompt's token ids, just as a request would have them. Raises ``TidegateError``."""
         with self.limits.counted(key):
@@ -349,17 +379,20 @@ class Orchestrator:
             if is_short(prompt):
                 return encoder.encode(prompt)
             steps, size = encoder.steps(prompt), bytes_of(prompt)
-            return await self.stages.encoding.run(steps, size, deadline.at, "")
+            return await self.stages.encoding.run(steps, size, deadline.at, tenant=tenant)
 
-    async def detokenize(self, model: str, ids: Sequence[int], deadline: Deadline, key: str) -> str:
+    async def detokenize(
+        self, model: str, ids: Sequence[int], deadline: Deadline, key: str, tenant: str
+    ) -> str:
         """The text that ids stand for. Raises ``TidegateError``."""
         with self.limits.counted(key):
             steps = self.models.resolve(model).decode_in_steps(ids)
-            return await self.stages.encoding.run(steps, 8 * len(ids), deadline.at, "")
+            size = 8 * len(ids)
+            return await self.stages.encoding.run(steps, size, deadline.at, tenant=tenant)
 
     def cancel(self, task: Task) -> None:
         """Stop a task for whoever asked through the API. Idempotent (WP-2)."""
-        self._end(task, aborted(AbortCause.CANCEL))
+        self.end(task, aborted(AbortCause.CANCEL))
 
     def disconnected(self, task: Task, *, too_slow: bool = False) -> None:
         """The task's client is gone; what becomes of it its job says (WP-1)."""
@@ -373,7 +406,7 @@ class Orchestrator:
             correlation_id=task.correlation_id,
         )
         if task.job.on_disconnect is OnDisconnect.CANCEL:
-            self._end(task, aborted(AbortCause.DISCONNECT))
+            self.end(task, aborted(AbortCause.DISCONNECT))
 
     def mark_reading(self, task: Task, keeps_up: bool) -> None:
         """Whether the task's client keeps up with what is sent. One that does not keeps its slot
@@ -410,19 +443,32 @@ class Orchestrator:
         """The job's model, loaded first where that is needed, for a request that is yet to be
         offered. Raises ``TidegateError``; it is in the books then as one that ``submit`` refused.
         """
-        demand = self.stages.demand
+        if self.stages.demand.must_load(job.model):
+            await self._load(job)
         try:
-            if demand.must_load(job.model):
-                self.stages.admission.require_open()
-                with self.limits.waiting(job.key):
-                    await demand.ensure(job)
             return self.models.resolve(job.model)
-        except (Exception, asyncio.CancelledError):
+        except TidegateError:
             with self._admitting(self._take(job)):
                 raise
 
+    async def _load(self, job: Job) -> None:
+        """Have a model loaded for a request of which there is no task yet: until then one stands
+        for it, by which it is found and cancelled."""
+        task = Task(self._new_id(), job)
+        self._enter(task)
+        try:
+            self.stages.admission.require_open()
+            with self.limits.waiting(job.key), _leaving_when_ended(task):
+                await self.stages.demand.ensure(job)
+        except (Exception, asyncio.CancelledError):
+            self._count(task)
+            with self._admitting(task):
+                raise
+        finally:
+            self._live.pop(task, None)
+
     @property
-    def refusals(self) -> RefusalStats:
+    def refusals(self) -> RefusalStats[Task]:
         """What was decided against, and what becomes of the sample that is kept (DL-17)."""
         return self.stages.prediction.feasibility.stats
 
@@ -431,9 +477,9 @@ class Orchestrator:
         """Tasks and slots that have not ended."""
         return len(self._live) + self.slots.live
 
-    def fail(self, task: Task, error: TidegateError) -> None:
-        """End a task for a fault of ours."""
-        self._end(task, failed(error))
+    def live(self) -> Iterator[Task]:
+        """Every task that has not ended, whatever route it came by, the newest first."""
+        return reversed(self._live)
 
     def end_hopeless(self, by: float) -> int:
         """End what waits, has nothing to show and will probably not be through ``by`` then, when
@@ -462,14 +508,17 @@ class Orchestrator:
     def _end_for_drain(self, task: Task) -> None:
         is_left = self.stages.durable is not None and self.stages.durable.leave(task)
         error = Draining("the service is going down; try again elsewhere")
-        self._end(task, failed(error), is_left=is_left)
+        # One that is left has not come to anything: nobody is to count what it has as its end.
+        self.end(task, failed(error) if is_left else lost(task, error), is_left=is_left)
 
-    def _end(self, task: Task, ending: Ending, *, is_left: bool = False) -> None:
+    def end(self, task: Task, ending: Ending, *, is_left: bool = False) -> None:
+        """End a task that waits or runs; nothing for one that has ended. ``is_left``: the next
+        process goes on with it."""
         if self.stages.settler.settle(task, ending, is_left=is_left):
             self.stages.dispatcher.withdraw(task)
 
     def _ended(self, task: Task) -> None:
-        self._live.discard(task)
+        self._live.pop(task, None)
         self.task_over.set()
 
     def _slot_ended(self) -> None:
@@ -477,6 +526,30 @@ class Orchestrator:
 
     def _new_id(self) -> str:
         return uuid.UUID(int=self._rng.getrandbits(128), version=4).hex
+
+
+@contextmanager
+def _leaving_when_ended(task: Task) -> Iterator[None]:
+    """Whoever ends the task ends what the body waits for, too, and its error is raised."""
+    waiting = asyncio.current_task()
+    assert waiting is not None
+    before, stopped = waiting.cancelling(), False
+
+    def stop(ended: Task) -> None:
+        nonlocal stopped
+        stopped = True
+        waiting.cancel()
+
+    task.on_end.append(stop)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not stopped or waiting.uncancel() > before:
+            raise
+        assert task.ending is not None and task.ending.error is not None
+        raise task.ending.error from None
+    finally:
+        task.on_end.remove(stop)
 
 
 def _may_be_cached(job: Job) -> bool:

@@ -28,7 +28,9 @@ from pydantic_settings import (
 
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes import name_of
+from orchestrator.lanes.tls import Tls, stated_tls
 from orchestrator.placement.policy import Policy
+from orchestrator.pool.paths import JOURNAL_BY_DEFAULT
 from orchestrator.pool.process.ports import is_loopback
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy
@@ -43,6 +45,7 @@ ANY_ORIGIN = "*"
 _OTHER_VARIABLES = (
     CONFIG_VARIABLE,
     "TIDEGATE_HOME",
+    JOURNAL_BY_DEFAULT,
     "TIDEGATE_POOL_MARK",
     "TIDEGATE_TRITON",
     "TIDEGATE_URL",
@@ -53,6 +56,11 @@ _OTHER_VARIABLES = (
 _EMPTY_TOKEN_DIGEST = hashlib.sha256(b"").hexdigest()
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def _journal_by_default() -> Path | None:
+    path = os.environ.get(JOURNAL_BY_DEFAULT)
+    return Path(path) if path else None
 
 
 class InvalidSettings(ValueError):
@@ -120,7 +128,8 @@ class Settings(BaseSettings):
     token: SecretStr | None = None
     """Asked of every request when set; one is needed to listen off loopback (OR-12)."""
     admin_token: SecretStr | None = None
-    """Asked of calls that change how the service runs, once any token is set."""
+    """Asked of calls that change how the service runs. Where no key is an admin's, one is made up
+    and kept in ``TIDEGATE_HOME/operator``, for this user alone."""
     keys: dict[str, KeySettings] = {}
     """More tokens, by name: ``[keys.NAME]`` in tidegate.toml, or JSON in the environment."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
@@ -170,10 +179,14 @@ class Settings(BaseSettings):
     model_min_residency_s: float = Field(default=10.0, ge=0)
     """A model that has work is not given up for another one sooner than so long after its load."""
     model_load_waiting: int = Field(default=256, ge=0)
-    """Requests that may wait for models to be loaded."""
+    """Requests that may wait for models to be loaded; of one tenant three times what is left."""
     lane_token: SecretStr | None = None
     """Shown to workers that ask for one (``TIDEGATE_WORKER_LANE_TOKEN``). ``tidegate up`` makes one
     up for both."""
+    triton_tls: Annotated[Tls | None, NoDecode] = None
+    """TLS on every connection to Triton: ``[triton_tls]`` in tidegate.toml, or JSON in the
+    environment, with ``ca``, ``certificate`` and ``key`` (mutual TLS), ``server_name``; ``{}`` for
+    TLS as the system has it."""
     lanes_per_instance: int = Field(default=1, ge=1, le=10)
     lane_keepalive_s: float = Field(default=60.0, gt=0)
     lane_open_timeout_s: float = Field(default=5.0, gt=0)
@@ -214,18 +227,23 @@ class Settings(BaseSettings):
 
     return_margin_ms: float = Field(default=5.0, ge=0)
     """Answers that end cleanly at their deadline (``partial``, ``fit``) leave here this long before
-    it, for the client's own time."""
+    it, for the client's own time. Where this process is kept waiting for a processor, as much
+    earlier as it takes, by at most 6 % of the deadline."""
 
     # work
     default_max_tokens: int = Field(default=256, ge=1)
     """Where a client states none; clipped to what is left of the context."""
-    isolate_tenants: bool = False
-    """Tenants share no cached prefixes: nobody learns from a quick answer what others have sent."""
+    isolate_tenants: bool | None = None
+    """Tenants share no cached prefixes, so that nobody learns from ``cached_tokens`` or a quick
+    answer what others have sent. Unset: they are isolated once there is more than one key; set it
+    to false where all keys may know what the others' prompts begin with."""
     queue_size: int = Field(default=100, ge=-1)
-    """Tasks waiting for an instance; -1 is unbounded (OR-4)."""
+    """Tasks waiting for an instance; -1 is unbounded (OR-4). When all places are taken, interactive
+    work gets those of batch work, and a tenant with few places those of one with more."""
 
     queue_policy: QueuePolicy = QueuePolicy.REJECT
-    """A full queue refuses (``reject``), or the oldest batch task makes room (``drop-lru``)."""
+    """Others are refused then (``reject``); with ``drop-lru`` the oldest batch task makes room for
+    any newer one."""
     queue_order: QueueOrder = QueueOrder.SLACK
     """``deadline`` and ``fifo`` are there to compare with (DL-8)."""
     admission: AdmissionMode = AdmissionMode.ENFORCE
@@ -280,7 +298,8 @@ class Settings(BaseSettings):
     """After being behind for this long its job may be paused for others that wait (``pause``), and
     then goes on once it has read what there is."""
     sse_keepalive_s: float = Field(default=15.0, ge=0)
-    """A stream that has begun carries a comment after so much silence; 0: never."""
+    """An event stream is silent for so long at most, then it carries a comment; 0: for any time,
+    but for the comment with its headers where there was no event within a second."""
     metrics_event_ms: float = Field(default=1000.0, ge=0)
     """A task's events have one of ``metrics`` among the tokens this often at most; 0: never."""
     keep_tasks: int = Field(default=1000, ge=0)
@@ -297,9 +316,10 @@ class Settings(BaseSettings):
     none. A conversation weighs what its text does, with each of its answers."""
 
     # durable tasks (OR-5)
-    journal_path: Path | None = None
+    journal_path: Path | None = Field(default_factory=_journal_by_default)
     """Where tasks with ``durable: true`` are written down, to outlive this process. A file on a
-    local disk, for this orchestrator alone; without one there are no durable tasks."""
+    local disk, for this orchestrator alone. Not stated: ``TIDEGATE_HOME/journal/HOST-PORT.db``
+    where ``tidegate up`` has started it, else none; empty: none, and no durable tasks."""
     durable_default: bool = False
     """Tasks (``/v2/tasks``) that do not say are durable."""
     journal_async: bool = False
@@ -312,7 +332,7 @@ class Settings(BaseSettings):
     """And what became of it so long, with its ``Idempotency-Key``."""
     journal_key: SecretStr | None = None
     """Prompts and texts in the journal are encrypted with this: 32 bytes in base64. It needs
-    ``tidegate[journal]``. Of several, with commas between them, the first one encrypts and all of
+    the extra ``journal``. Of several, with commas between them, the first one encrypts and all of
     them open, so that a key can be replaced."""
 
     # slots (docs/slot.md)
@@ -331,7 +351,7 @@ class Settings(BaseSettings):
 
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
     """Where traces go, by OTLP over HTTP, such as http://localhost:4318; none are made without.
-    It needs ``tidegate[otel]``."""
+    It needs the extra ``otel``."""
     log_format: LogFormat = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -353,6 +373,11 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
+
+    @field_validator("triton_tls", mode="before")
+    @classmethod
+    def _stated_tls(cls, value: object) -> object:
+        return stated_tls(value) if isinstance(value, str) else value
 
     @field_validator("instances")
     @classmethod
@@ -490,5 +515,5 @@ def _explain(location: tuple[int | str, ...], message: str) -> str:
     if len(location) > 1:  # inside a table
         message = f"{'.'.join(map(str, location[1:]))}: {message}"
     if message == "Extra inputs are not permitted":
-        return f"{name}: not a setting; see orchestrator/settings.py for those there are"
+        return f"{name}: not a setting; see {__file__} for those there are"
     return f"{ENV_PREFIX}{name.upper()}: {message}"

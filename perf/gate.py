@@ -1,4 +1,4 @@
-"""The regression gate: ratios of a quick run against the recorded ones (PF-1).
+"""The regression gate: promises by count, and ratios of a quick run against recorded ones (PF-1).
 
     python -m perf.gate --recorded perf/results/quick.json [--current PATH]
 
@@ -7,6 +7,9 @@ carry a tolerance are compared. They are ratios of two figures of the same run, 
 machine's speed cancels out; the tolerance is a factor, wide enough (1.5 to 2.5) that a busy shared
 machine stays inside, and narrow enough that a cost which doubles or triples does not. A recorded
 gate that is missing from the run fails too.
+
+Benchmarks that are promises (``Bench.is_promise``) are run on machines of every tier, and fail by
+themselves.
 """
 
 import asyncio
@@ -16,12 +19,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from perf.report.bundle import Bundle, Figure, read
+from perf.report.bundle import Bundle, Figure, Tier, read
 from perf.report.command import new_console, new_parser
+from perf.report.machine import tier
 from perf.report.recording import Recording
 from perf.report.table import new_table, show
 from perf.service import BENCHES
 from perf.service.run import run_all
+from perf.stack.context import Bench
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,14 @@ def compare(recorded: Bundle, current: Bundle) -> list[Verdict]:
     return verdicts
 
 
+def why_not_compared(there: Tier | None, here: Tier | None) -> str:
+    """Why figures of machines of two tiers are not compared (PF-8); empty where they are of one, or
+    a bundle is older than tiers."""
+    if there is None or here is None or there == here:
+        return ""
+    return f"not compared: recorded on a machine of tier {there}, measured on one of tier {here}"
+
+
 def _worse_by(recorded: Figure, current: Figure) -> float:
     if recorded.better == "higher":
         return recorded.median / current.median if current.median > 0 else float("inf")
@@ -75,6 +88,13 @@ def _report(verdicts: list[Verdict], console: Console) -> None:
     console.print(table)
 
 
+def _run(benches: list[Bench], console: Console) -> Bundle:
+    recording = Recording.begin(["perf.gate"])
+    bundle = asyncio.run(run_all(benches, recording, quick=True, device="cpu", console=console))
+    show(bundle, console)
+    return bundle
+
+
 def main() -> int:
     parser = new_parser(__doc__, saves=False)
     parser.add_argument("--recorded", type=Path, required=True, metavar="PATH")
@@ -82,23 +102,22 @@ def main() -> int:
     args = parser.parse_args()
     console = new_console()
     recorded = read(args.recorded)
-    if args.current:
-        current = read(args.current)
-    else:
+    current = read(args.current) if args.current else None
+    here = current.machine.tier if current is not None else tier()
+    why = why_not_compared(recorded.machine.tier, here)
+    is_broken = False
+    if current is None:
         gated = {r.name for r in recorded.results if any(f.tolerance for f in r.figures)}
-        current = asyncio.run(
-            run_all(
-                [bench for bench in BENCHES if bench.name in gated],
-                Recording.begin(["perf.gate"]),
-                quick=True,
-                device="cpu",
-                console=console,
-            )
-        )
-        show(current, console)
+        promises = {bench.name for bench in BENCHES if bench.is_promise}
+        names = promises if why else promises | gated
+        current = _run([bench for bench in BENCHES if bench.name in names], console)
+        is_broken = any(r.failed for r in current.results if r.name in promises)
+    if why:
+        console.print(why)
+        return int(is_broken)
     verdicts = compare(recorded, current)
     _report(verdicts, console)
-    return 0 if all(verdict.passed for verdict in verdicts) else 1
+    return int(is_broken or not all(verdict.passed for verdict in verdicts))
 
 
 if __name__ == "__main__":

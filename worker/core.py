@@ -63,6 +63,8 @@ class Job:
     aborted_at: float = 0.0
     pause_requested: bool = False
     """Checked in every step too; ``Engine.pause`` and ``resume`` set it."""
+    has_started: bool = False
+    """Set by the engine before the step that begins it: ``JobStarted`` comes after that step."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -157,7 +159,8 @@ class EngineService(Protocol):
     def pause(self, job: Job) -> None:
         """Have a job stand still after the step under way, its KV kept. Idempotent.
 
-        Ignored once it has been paused ``max_pauses`` times. Deadline and abort still count.
+        Ignored once it has been paused too often (``SchedulerConfig.most_pauses``). Deadline and
+        abort still count.
         """
 
     def resume(self, job: Job) -> None:

@@ -6,13 +6,26 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import ValidationError, field_validator
 from pydantic_settings import BaseSettings
+
+from worker.encoding import readable
 
 S = TypeVar("S", bound=BaseSettings)
 
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
 """What Kubernetes adds for a service of the same name, after its prefix."""
+
+
+class EnvironmentSettings(BaseSettings):
+    """Settings whose texts are Unicode, also where the environment was taken for ASCII."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_readable(cls, value: object) -> object:
+        if isinstance(value, dict):
+            return {readable(name): cls._is_readable(each) for name, each in value.items()}
+        return readable(value) if isinstance(value, str) else value
 
 
 def unknown_variables(

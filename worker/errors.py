@@ -26,11 +26,15 @@ from typing import ClassVar
 
 import msgspec
 
+from worker.encoding import readable
 from worker.protocol import Code, InvalidSampling
 
 
 class LoadError(Exception):
     """The worker cannot start with these settings, files or on this machine."""
+
+    def __str__(self) -> str:
+        return readable(super().__str__())  # paths in it may have no Unicode
 
 
 class DeviceUnavailable(LoadError, RuntimeError):

@@ -7,11 +7,12 @@ own environment. A bad value stops the model from loading, with the variable's n
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
+from worker.encoding import openable
 from worker.engine_args import read_engine_args
-from worker.environment import read_environment
+from worker.environment import EnvironmentSettings, read_environment
 
 EngineName = Literal[
     "torch", "vllm", "llamacpp", "transformers", "synthetic-free", "synthetic-paced"
@@ -19,12 +20,15 @@ EngineName = Literal[
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class WorkerSettings(BaseSettings):
+LocalPath = Annotated[Path, AfterValidator(openable)]
+
+
+class WorkerSettings(EnvironmentSettings):
     """One worker: which model, which engine, on what, how much."""
 
     model_config = SettingsConfigDict(env_prefix="TIDEGATE_WORKER_", frozen=True, extra="forbid")
 
-    model_path: Path
+    model_path: LocalPath
     """Checkpoint directory in Hugging Face layout."""
     model_name: str = ""
     """Name that clients use; when empty the directory's name, or ``org/name`` of a Hugging Face
@@ -52,7 +56,7 @@ class WorkerSettings(BaseSettings):
     ``synthetic_prompt_token_ms`` for each prompt token in it come on top."""
     synthetic_row_ms: float = Field(default=0.0, ge=0)
     synthetic_prompt_token_ms: float = Field(default=0.0, ge=0)
-    synthetic_slow_file: Path | None = None
+    synthetic_slow_file: LocalPath | None = None
     """While this file holds a number, ``synthetic-paced`` steps take that many times as long."""
     synthetic_lengths: Literal["cap", "prompt"] = "cap"
     """Where a synthetic answer ends: at ``max_tokens``, or by itself, after as many tokens as the
@@ -103,10 +107,11 @@ class WorkerSettings(BaseSettings):
     session_kv_share: float = Field(default=0.5, ge=0, le=1)
     """So much of the pool at most is kept for conversations between two turns; 0: nothing. Running
     work gets the blocks all the same, when no others are left."""
-    kv_disk_path: Path | None = None
+    kv_disk_path: LocalPath | None = None
     """Directory in which the KV of conversations outlives memory and restarts; None for none."""
     kv_disk_bytes: int = Field(default=16 * 2**30, ge=0)
-    """Most that it may hold for one model; a fifth of the file system stays free in any case."""
+    """Most that it may hold for one model; in any case a fifth of the file system, 20 GiB at most,
+    stays free."""
     overlap: bool = True
     """Launch a step before the one before it is read, where the runner can (CUDA)."""
     pause: bool = True
@@ -115,7 +120,7 @@ class WorkerSettings(BaseSettings):
     """Less than this left at the start of a generation is refused (DL-3)."""
     default_deadline_ms: float = Field(default=300_000.0, gt=0)
     """For plain clients that state none."""
-    models: dict[str, Path] = Field(default_factory=dict)
+    models: dict[str, LocalPath] = Field(default_factory=dict)
     """Further models that this worker may be told to serve instead (a swap), by name: a JSON object
     of paths. An orchestrator loads them when they are asked for."""
     swap_beside: Literal["auto", "never"] = "auto"

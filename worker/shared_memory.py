@@ -18,7 +18,7 @@ def restrict_shared_memory(
     """Take others' permissions from every region that this process has mapped."""
     with suppress(OSError):
         # address, permissions, offset, device, inode, path
-        mapped = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
+        mapped = (line.split(maxsplit=5) for line in maps.read_text(errors="replace").splitlines())
         for region in {line[5] for line in mapped if len(line) > 5}:
             if not region.startswith(directory):
                 continue

@@ -1,6 +1,6 @@
 """An agent that makes four calls and keeps one promise: an answer within ten seconds.
 
-    pip install tidegate
+    pip install tidegate-0.1.0-py3-none-any.whl     # make wheel
     python agent_chain.py "a fox who learns to sail" --url http://127.0.0.1:8080 --seconds 10
 
 Every call states the same deadline, that of the whole run, and how many calls are still to come

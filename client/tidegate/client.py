@@ -17,7 +17,7 @@ from tidegate.chats import (
     deltas,
     whole,
 )
-from tidegate.deadlines import Deadline, to_seconds
+from tidegate.deadlines import Deadline, block_seconds, to_seconds
 from tidegate.errors import ProtocolError, error_class
 from tidegate.following import Feed, Follower, owned
 from tidegate.listings import Instance, InstanceList, ModelInfo, ModelList, TaskList
@@ -49,8 +49,9 @@ _T = TypeVar("_T")
 class Client:
     """A client of one orchestrator; close it, or use it as ``async with``.
 
-    ``reconnect_for`` bounds how long a broken event stream is retried for a task without a
-    deadline of its own; ``retries`` how often a call is sent again.
+    ``reconnect_for``, in seconds or as a ``timedelta``, bounds how long a broken event stream is
+    retried for a task without a deadline of its own; ``retries`` how often a call is sent again.
+    Raises ``ValueError`` for a ``base_url`` or ``reconnect_for`` that is none.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class Client:
         base_url: str = DEFAULT_BASE_URL,
         *,
         token: str | None = None,
-        reconnect_for: timedelta = timedelta(seconds=30),
+        reconnect_for: timedelta | float = 30.0,
         retries: Retries | None = None,
     ) -> None:
-        self._reconnect_for_s = reconnect_for.total_seconds()
+        self._reconnect_for_s = block_seconds(reconnect_for, "reconnect_for")
+        if self._reconnect_for_s < 0:
+            raise ValueError(f"reconnect_for is 0 seconds or more, got {reconnect_for!r}")
         self._transport = Transport(base_url, token, retries or Retries())
         self.sessions = Sessions(self, self._transport)
         """Conversations that the service keeps."""
@@ -158,7 +161,7 @@ class Client:
         """
         ends_at = due(None if deadline is None else to_seconds(deadline)).at
         position = Position(last_event_id)
-        return Stream(self._follower(task_id, ends_at).events(position), position)
+        return Stream(self._events(task_id, ends_at, position), position)
 
     # ── the same, made comfortable ───────────────────────────────────────────────────────────
 
@@ -217,15 +220,29 @@ class Client:
     def _stream(self, submission: Call, position: Position) -> AsyncGenerator[Event, None]:
         return owned(
             lambda: self._submit(submission),
-            lambda task: self._follower(task.task_id, submission.ends_at).events(position),
+            lambda task: self._events(task.task_id, submission.ends_at, position, is_known=True),
             lambda task: self.cancel(task.task_id),
             _is_last,
         )
 
-    def _follower(self, task_id: str, ends_at: float | None) -> Follower[Event]:
+    def _events(
+        self,
+        task_id: str,
+        ends_at: float | None,
+        position: Position,
+        *,
+        is_known: bool = False,
+    ) -> AsyncGenerator[Event, None]:
         path = f"/v2/tasks/{quote(task_id, safe='')}/events"
         feed = Feed[Event]("task", task_id, path, EVENT_TYPES, (End, Failed))
-        return Follower(self._transport, feed, ends_at=ends_at, patience_s=self._reconnect_for_s)
+        follower = Follower(
+            self._transport,
+            feed,
+            ends_at=ends_at,
+            patience_s=self._reconnect_for_s,
+            is_known=is_known,
+        )
+        return follower.events(position)
 
 
 def _is_last(task: Submitted, event: Event) -> bool:

@@ -60,10 +60,18 @@ class DeadlineScope:
 
 def deadline(seconds: float | timedelta) -> DeadlineScope:
     """A block, for ``with``, in which every call shares ``seconds``. Raises ``ValueError``."""
-    given = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
-    if not math.isfinite(given):
-        raise ValueError(f"a deadline is a finite number of seconds, got {seconds!r}")
-    return DeadlineScope(given)
+    return DeadlineScope(block_seconds(seconds, "a deadline"))
+
+
+def block_seconds(given: float | timedelta, name: str) -> float:
+    """``given`` in seconds. Raises ``ValueError``."""
+    try:
+        seconds = given.total_seconds() if isinstance(given, timedelta) else float(given)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise ValueError(f"{name} is a timedelta or a finite number of seconds, got {given!r}")
+    return seconds
 
 
 def remaining() -> float | None:

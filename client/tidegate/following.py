@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from tidegate import _clock
-from tidegate.errors import ApiError, ProtocolError, StreamLost, TidegateError
+from tidegate.errors import ApiError, NotFound, ProtocolError, StreamLost, TidegateError
 from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
 from tidegate.streams import Position
 from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport
@@ -38,13 +38,20 @@ class Feed(Generic[_T]):
 
 class Follower(Generic[_T]):
     """Reads the events of one feed until shortly after ``ends_at`` on our clock, or, where that is
-    None, until ``patience_s`` after the last sign of life."""
+    None, until ``patience_s`` after the last sign of life. ``is_known``: the service had it."""
 
     def __init__(
-        self, transport: Transport, feed: Feed[_T], *, ends_at: float | None, patience_s: float
+        self,
+        transport: Transport,
+        feed: Feed[_T],
+        *,
+        ends_at: float | None,
+        patience_s: float,
+        is_known: bool,
     ) -> None:
         self._transport = transport
         self._feed = feed
+        self._is_known = is_known
         longest = _clock.now() + LONGEST_TASK_S
         self._give_up_at = AFTER_DEADLINE_S + (longest if ends_at is None else ends_at)
         self._patience_s = patience_s if ends_at is None else float("inf")
@@ -52,7 +59,7 @@ class Follower(Generic[_T]):
     async def events(self, position: Position) -> AsyncGenerator[_T, None]:
         """Every event after ``position``, which moves along, once, to the terminal one.
 
-        Raises ``StreamLost``.
+        Raises ``StreamLost``, and ``NotFound`` for what the service has never known.
         """
         last_sign = _clock.now()
         parser = SseParser(position.last_event_id)
@@ -66,12 +73,20 @@ class Follower(Generic[_T]):
                     self._transport.open(self._call(parser.last_event_id)) as response,
                     aclosing(_read(response, parser, self._feed.types)) as received,
                 ):
+                    self._is_known = True
                     async for event, event_id in received:
                         position.last_event_id = event_id
                         last_sign, attempt = _clock.now(), 0
                         yield event
                         if isinstance(event, self._feed.terminal):
                             return
+            except NotFound as error:
+                if not self._is_known:
+                    raise
+                raise self._lost(
+                    "the service does not know it any more; one that was restarted goes on with "
+                    "what is durable only"
+                ) from error
             except ApiError as error:
                 if not error.retryable:
                     raise
@@ -81,10 +96,13 @@ class Follower(Generic[_T]):
                 trouble = str(error) or type(error).__name__
             pause = max(hint_s, _pause_s(attempt, parser.retry_ms))
             if _clock.now() + pause > min(last_sign + self._patience_s, self._give_up_at):
-                feed = self._feed
-                raise StreamLost(feed.id, f"lost the events of {feed.kind} {feed.id}: {trouble}")
+                raise self._lost(trouble)
             await _clock.sleep(pause)
             attempt += 1
+
+    def _lost(self, why: str) -> StreamLost:
+        feed = self._feed
+        return StreamLost(feed.id, f"lost the events of {feed.kind} {feed.id}: {why}")
 
     def _call(self, last_event_id: str) -> Call:
         headers = {"Accept": "text/event-stream"}

@@ -17,11 +17,15 @@ class ModelInfo(msgspec.Struct, frozen=True):
 class TaskLine(msgspec.Struct, frozen=True):
     """One task in a list: how it stands, without its text.
 
+    ``api`` is the route that it came by (``tasks``, ``chat``, ``messages``, ``slots`` …), and
+    ``answer_id`` what its answer is called there (``chatcmpl-…``); cancelled by either.
     ``left_ms`` is what was left of its deadline at its end, or is now; negative when it is late.
     """
 
     task_id: str
     status: str
+    api: str = "tasks"
+    answer_id: str = ""
     model: str = ""
     correlation_id: str = ""
     age_ms: float = 0.0

@@ -1,6 +1,7 @@
 """Operating a service: instances out of use and back, itself drained, its settings read anew.
 
-Every call needs an operator's token where the service has one.
+Every call needs an operator's token: the service's admin token, or, where it has none, the key that
+it keeps in ``TIDEGATE_HOME/operator`` for the user that runs it.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,9 +14,6 @@ from tidegate.deadlines import Deadline, to_seconds
 from tidegate.errors import TidegateError
 from tidegate.listings import Instance, InstanceList, SwapState
 from tidegate.transport import Call, Transport
-
-_ADMIN = {"X-Tidegate-Admin": "1"}
-"""Where a service has no tokens: a page in a browser cannot send it unasked."""
 
 SWAP_S = 900.0
 """A large model takes minutes to load, and what runs may be waited for before."""
@@ -51,7 +49,7 @@ class Operating:
 
     async def drain_state(self) -> DrainState:
         """How far that is."""
-        return await self._transport.call(Call("GET", "/admin/drain", headers=_ADMIN), DrainState)
+        return await self._transport.call(Call("GET", "/admin/drain"), DrainState)
 
     async def undrain(self) -> DrainState:
         """Have it take new work again."""
@@ -95,7 +93,6 @@ class Operating:
             "POST",
             f"{_path(address)}/swap",
             body,
-            _ADMIN,
             is_idempotent=not back,
             patience_s=SWAP_S,
         )
@@ -111,14 +108,16 @@ class Operating:
         on_swap: Callable[[SwapState], None] = lambda state: None,
     ) -> tuple[SwapState, ...]:
         """The same for all instances, one after the other, each once the one before it is ready.
+        Those that have no text model, being there for clips, are left out.
 
         The first that fails stops it: those that were swapped get their model back, and the error
         is raised. ``on_swap`` hears of each.
         """
-        look = Call("GET", "/v2/instances", headers=_ADMIN)
-        listed = await self._transport.call(look, InstanceList)
+        listed = await self._transport.call(Call("GET", "/v2/instances"), InstanceList)
         done: list[SwapState] = []
         for instance in listed.instances:
+            if instance.state == "absent":
+                continue
             try:
                 state = await self.swap(
                     instance.address, model, name=name, settings=settings, grace=grace
@@ -136,7 +135,7 @@ class Operating:
         return await self._post("/admin/reload", Reloaded)
 
     async def _post(self, path: str, result: type[_T], body: dict[str, Any] | None = None) -> _T:
-        return await self._transport.call(Call("POST", path, body, _ADMIN), result)
+        return await self._transport.call(Call("POST", path, body), result)
 
 
 def _grace(grace: Deadline | None) -> dict[str, float] | None:

@@ -238,7 +238,7 @@ class Slots:
         """Events of a slot, as ``Client.events``. A slot that failed yields ``SlotFailed``."""
         ends_at = due(None if deadline is None else to_seconds(deadline)).at
         position = Position(last_event_id)
-        return Stream(self._follower(slot_id, ends_at).events(position), position)
+        return Stream(self._events(slot_id, ends_at, position), position)
 
     def stream(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> Stream[SlotEvent]:
         """Hand in a recipe and yield its events; a slot that ends badly raises its ``ApiError``,
@@ -266,16 +266,30 @@ class Slots:
     def _stream(self, submission: Call, position: Position) -> AsyncGenerator[SlotEvent, None]:
         return owned(
             lambda: self._create(submission),
-            lambda slot: self._follower(slot.slot_id, submission.ends_at).events(position),
+            lambda slot: self._events(slot.slot_id, submission.ends_at, position, is_known=True),
             lambda slot: self.cancel(slot.slot_id),
             _is_last,
         )
 
-    def _follower(self, slot_id: str, ends_at: float | None) -> Follower[SlotEvent]:
+    def _events(
+        self,
+        slot_id: str,
+        ends_at: float | None,
+        position: Position,
+        *,
+        is_known: bool = False,
+    ) -> AsyncGenerator[SlotEvent, None]:
         terminal = (SlotResult, SlotFailed)
         path = f"{_path(slot_id)}/events"
         feed = Feed[SlotEvent]("slot", slot_id, path, SLOT_EVENT_TYPES, terminal)
-        return Follower(self._transport, feed, ends_at=ends_at, patience_s=self._reconnect_for_s)
+        follower = Follower(
+            self._transport,
+            feed,
+            ends_at=ends_at,
+            patience_s=self._reconnect_for_s,
+            is_known=is_known,
+        )
+        return follower.events(position)
 
 
 def whole_recipe(recipe: Recipe) -> dict[str, Any]:

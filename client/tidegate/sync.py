@@ -178,7 +178,7 @@ class SyncClient:
         base_url: str = DEFAULT_BASE_URL,
         *,
         token: str | None = None,
-        reconnect_for: timedelta = timedelta(seconds=30),
+        reconnect_for: timedelta | float = 30.0,
         retries: Retries | None = None,
     ) -> None:
         self._loop = LoopThread()
@@ -187,7 +187,7 @@ class SyncClient:
         )
         try:
             self._client = self._loop.run(make)
-        except ValueError:
+        except BaseException:
             self._loop.close()
             raise
         self._loop.on_close.append(self._client.close)

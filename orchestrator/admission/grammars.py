@@ -13,7 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.errors import InvalidRequest, TidegateError
+from orchestrator.admission.rate_limits import Rate
+from orchestrator.errors import InvalidRequest, RateLimited, TidegateError
+from orchestrator.fair_gate import FairGate
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import Grammar, ModelCard
 
@@ -23,18 +25,22 @@ _COMPILER = "orchestrator.admission.grammar_compiler"
 _TOO_LONG = "the grammar cannot be used: it takes too long to compile; combine fewer patterns in it"
 _GAVE_UP = (-signal.SIGPROF, -signal.SIGABRT)
 """How the process ends over a grammar that takes too much time, or memory."""
+MS_PER_MIN = 30_000
+"""Of the process's time, what one tenant may take: half of it, so that nobody keeps a core busy."""
 _KEPT = 256
 _KEPT_CHARS = 4 * 2**20
 
 
 class GrammarCheck:
     """Of one event loop. What is not known yet is tried out one at a time, in a process that can
-    be ended."""
+    be ended, and whose time tenants share equally."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Grammar, str] = OrderedDict()
         self._chars = 0
-        self._turn = asyncio.Lock()
+        self._gate = FairGate()
+        self._spent: dict[str, Rate] = {}
+        """What tenants have taken of the process's time lately, in ms."""
         self._process: asyncio.subprocess.Process | None = None
 
     def is_known(self, grammar: Grammar) -> bool:
@@ -59,11 +65,35 @@ class GrammarCheck:
             self._found.move_to_end(grammar)
             raise InvalidRequest(problem, field="grammar")
 
-    async def find(self, grammar: Grammar) -> None:
-        """Have it known."""
-        async with self._turn:
+    async def find(self, grammar: Grammar, tenant: str) -> None:
+        """Have it known. Raises ``RateLimited`` for a tenant that has used up its time."""
+        now = asyncio.get_running_loop().time
+        self._require_time(tenant, now())
+        await self._gate.enter(tenant)
+        began = now()
+        try:
             if not self.is_known(grammar):
+                self._require_time(tenant, began)
                 self._keep(grammar, await self._try_out(grammar))
+        finally:
+            ended = now()
+            self._charge(tenant, ended - began, ended)
+            self._gate.leave(tenant, ended - began)
+
+    def _require_time(self, tenant: str, now: float) -> None:
+        spent = self._spent.get(tenant)
+        wait_s = 0.0 if spent is None else spent.wait_s(1, now)
+        if wait_s:
+            raise RateLimited(
+                f"new grammars of this tenant have taken {MS_PER_MIN / 1000:g} s to check within "
+                "a minute, which is its share; send ones that were sent before, or try again later",
+                retry_after_ms=1000 * wait_s,
+                field="grammar",
+            )
+
+    def _charge(self, tenant: str, took_s: float, now: float) -> None:
+        self._spent = {t: rate for t, rate in self._spent.items() if rate.reset_s(now)}
+        self._spent.setdefault(tenant, Rate(MS_PER_MIN)).take(round(1000 * took_s), now)
 
     async def close(self) -> None:
         """End the process."""

@@ -28,6 +28,12 @@ class Key:
     is_admin: bool = False
 
     @property
+    def sees_tenants(self) -> bool:
+        """Whether it may know of other tenants: an operator does, and where there are no keys
+        everybody is the same client."""
+        return self.is_admin or self == ANYBODY
+
+    @property
     def fingerprint(self) -> str:
         """The start of the token's digest: tells keys apart in logs, and gives none away."""
         return self.digest.hex()[:12]
@@ -45,8 +51,10 @@ class Key:
         return stated
 
 
-ANYBODY = Key("default", is_admin=True)
+ANYBODY = Key("default")
 """Where no key is configured; settings only allow that on loopback."""
+OPERATOR = Key("default", is_admin=True)
+"""The same client with the operators' key: what it sends is as everybody's."""
 
 
 NOBODY = Key("", names_tenants=False)
@@ -57,8 +65,17 @@ class Authenticator:
     """Checks ``Authorization: Bearer`` and ``x-api-key`` against every key there is."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        """Without keys it lets everybody in."""
+        """Without keys it lets everybody in, and nobody operate."""
         self._keys = tuple(keys)
+        self._operators = b""
+        self._kept_in = ""
+
+    def let_operate(self, key: str, kept_in: str) -> None:
+        """Whoever shows ``key`` operates the service while no key of the settings is an admin's.
+
+        ``kept_in``: the file that has it, for whoever lacks it and may read there.
+        """
+        self._operators, self._kept_in = digest_of(key), kept_in
 
     def replace(self, keys: Iterable[Key]) -> None:
         """From now on these count. Raises ``ValueError`` where that would let everybody in."""
@@ -72,11 +89,25 @@ class Authenticator:
         """Whether anybody is asked for a token."""
         return bool(self._keys)
 
+    @property
+    def has_admin(self) -> bool:
+        """Whether a key of the settings is an admin's."""
+        return any(key.is_admin for key in self._keys)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there is anybody to share with."""
+        return len(self._keys) > 1
+
     def check(self, headers: Mapping[str, str]) -> Key:
         """Whose token came. Raises ``Unauthenticated``."""
+        given = _token(headers)
+        if given is not None and self._operators and not self.has_admin:
+            digest = digest_of(given)
+            if hmac.compare_digest(digest, self._operators):
+                return Key("operator", digest, is_admin=True) if self._keys else OPERATOR
         if not self._keys:
             return ANYBODY
-        given = _token(headers)
         if given is None:
             raise Unauthenticated("a token is needed: send Authorization: Bearer or x-api-key")
         digest, found = digest_of(given), None
@@ -95,12 +126,27 @@ class Authenticator:
             return NOBODY
 
     def require_admin(self, key: Key) -> None:
-        """Raises ``Forbidden`` unless the key may operate the service."""
+        """Raises ``Forbidden``, or ``Unauthenticated`` where no key has been asked for, unless the
+        key may operate the service."""
         if key.is_admin:
             return
-        if any(other.is_admin for other in self._keys):
+        if self.has_admin:
             raise Forbidden("this needs the admin key")
-        raise Forbidden("no admin key is configured; set TIDEGATE_ADMIN_TOKEN")
+        if not self._operators:
+            raise Forbidden(
+                "nobody may operate this service: no admin key is configured (set "
+                "TIDEGATE_ADMIN_TOKEN), and none could be kept in TIDEGATE_HOME, as its log says"
+            )
+        if self._keys:
+            raise Forbidden(
+                "this needs the operators' key, which the service keeps in TIDEGATE_HOME/operator "
+                "(or set TIDEGATE_ADMIN_TOKEN)"
+            )
+        raise Unauthenticated(
+            "this needs the operators' key as Authorization: Bearer; whoever runs the service "
+            f"finds it in {self._kept_in} (the command tidegate reads it by itself)",
+            field="Authorization",
+        )
 
 
 _OPEN_PATHS = ("/health", "/v2/health", "/metrics")

@@ -47,7 +47,7 @@ class StreamConfig:
     kernel_bytes: int = 2**15
     """Of the backlog, what the kernel may hold: left to itself it takes megabytes."""
     keepalive_s: float | None = None
-    """After this long without an event, a comment is sent; None: never."""
+    """A comment is sent before a stream has been silent for longer; None: never."""
     behind_s: float = 0.5
     """A client is behind once something has waited for it for so long."""
     metrics_every_s: float = 0.0

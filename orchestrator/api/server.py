@@ -14,6 +14,7 @@ from orchestrator.api.config import CONFIG, ApiConfig
 from orchestrator.api.http.body import BODIES, LARGE_BODIES
 from orchestrator.api.http.body_budget import BodyBudget
 from orchestrator.api.http.browsers import Browsers
+from orchestrator.api.http.connection_limit import KeyShares
 from orchestrator.api.http.context import (
     CONTEXT,
     DIALECTS,
@@ -43,7 +44,15 @@ from orchestrator.api.openai.errors import OPENAI
 from orchestrator.api.openai.responses import routes as responses
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openapi import document as openapi
-from orchestrator.api.operator import admin, catalog, instances, overview, page, probes
+from orchestrator.api.operator import (
+    admin,
+    capabilities,
+    catalog,
+    instances,
+    overview,
+    page,
+    probes,
+)
 from orchestrator.api.operator.admin import Control
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.health import HealthBoard
@@ -57,6 +66,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 AUTH = web.AppKey("auth", Authenticator)
 BROWSERS = web.AppKey("browsers", Browsers)
+KEY_SHARES = web.AppKey("key_shares", KeyShares)
 
 ALERTED_STATUSES = (200, 503, 529)
 """Counted from 0: of a series that begins with its first event, no rate knows that one."""
@@ -118,6 +128,7 @@ def build_app(
     app[BODIES] = BodyBudget(config.bodies.all_bytes)
     app[AUTH] = Authenticator(config.keys)
     app[BROWSERS] = Browsers(config.browsers)
+    app[KEY_SHARES] = KeyShares(config.connections.max_connections)
     app[LARGE_BODIES] = LargeBodies()
     app[catalog.CATALOGS] = catalog.catalogs()
     app[openapi.DOCUMENT] = {}
@@ -130,7 +141,8 @@ def build_app(
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
         control.follow_keys(app[AUTH])
-    for edge in (*dialects, kserve, metadata, instances, catalog, overview, openapi, probes, page):
+    operating = (instances, capabilities, catalog, overview, openapi, probes, page)
+    for edge in (*dialects, kserve, metadata, *operating):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_shutdown.append(overview.close)
@@ -149,7 +161,10 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         if preflight is not None:
             return preflight
         _identify(request, context)
-        return await handler(request)
+        if not request.app[AUTH].has_several or context.key.is_admin or is_open_path(request.path):
+            return await handler(request)
+        with request.app[KEY_SHARES].counted(context.key.fingerprint):
+            return await handler(request)
     except TidegateError as error:
         failure = error
     except web.HTTPException as error:
@@ -188,8 +203,6 @@ def _identify(request: web.Request, context: Context) -> None:
     key = auth.check(request.headers)
     if is_admin_call(request.method, request.path):
         auth.require_admin(key)
-        if not auth.has_keys:
-            browsers.check_admin(request.headers)
     context.key = key
 
 

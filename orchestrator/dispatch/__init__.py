@@ -2,6 +2,7 @@
 
 - ``dispatcher``    starts what can start; the queue's bound; deadlines of what waits
 - ``time_limits``   when a task ends here, and what its worker may take
+- ``loop_delay``    how late this process gets to run
 - ``launch``        sends a task to an instance
 - ``attempt``       one dispatch of a task to one instance
 - ``completion``    an attempt ended or was lost: settle, retry or resume

@@ -43,16 +43,18 @@ class Attempt:
         "abandoned_at",
         "address",
         "basis",
+        "begun_tokens",
         "breaker_token",
         "cause",
         "concurrency",
-        "continues",
         "dispatched_at",
         "handle",
+        "has_slot",
         "is_paused",
         "job",
         "late_tokens",
         "lost_hedge",
+        "pauses",
         "task",
     )
 
@@ -73,12 +75,17 @@ class Attempt:
         self.concurrency = concurrency
         self.job = job
         self.dispatched_at = now
-        self.continues = task.completion_tokens > 0
-        """It goes on with a text that another instance began."""
+        self.begun_tokens = task.completion_tokens
+        """Of the text, how many came from other instances before; 0 where it is all its own."""
         self.handle = -1
         self.basis: tuple[StepModel, Load] | None = None
         """What was known of the instance when the job was sent there."""
+        self.has_slot = False
+        """As its worker says: a job that was paused or resumed a moment ago may yet have one, or
+        wait for one."""
         self.is_paused = False
+        """As it was asked for."""
+        self.pauses = 0
         self.late_tokens = 0
         self.lost_hedge = False
         """The task's other attempt had the first token."""
@@ -88,6 +95,7 @@ class Attempt:
     # from the lane
 
     def on_started(self, wait_ms: float) -> None:
+        self.has_slot = True
         if self.task.attempt is not self:
             return
         try:
@@ -116,10 +124,11 @@ class Attempt:
             self._owner.listener_failed(self)
 
     def on_paused(self) -> None:
-        """Counted when it was asked for."""
+        self.has_slot = False
 
     def on_resumed(self) -> None:
-        """The same."""
+        self.has_slot = True
+        self.concurrency.got_slot()
 
     def on_ended(self, end: End) -> None:
         try:
@@ -148,6 +157,7 @@ class Attempt:
     def pause(self) -> None:
         """Leave the slot at the next step's border; the KV stays."""
         self.is_paused = True
+        self.pauses += 1
         self.basis = None  # how long it stood still says nothing about the instance
         self._lane.pause(self.handle)
         self.concurrency.pause(self.job)
@@ -155,6 +165,8 @@ class Attempt:
     def resume(self, load: int) -> None:
         """Go on beside ``load`` others."""
         self.is_paused = False
+        if self.has_slot:  # it has not left it yet: no worker says that it got it back
+            self.concurrency.got_slot()
         self._lane.resume(self.handle)
         self.concurrency.resume(self.job, load)
 

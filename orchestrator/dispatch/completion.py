@@ -21,10 +21,10 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task
-from orchestrator.tasks.verdicts import failed, judge, overdue
+from orchestrator.tasks.verdicts import judge, lost, overdue
 from worker.protocol import AbortCause, Code, End, FinishReason
 
-FAULTS = frozenset({Code.ENGINE_ERROR, Code.INTERNAL})
+FAULTS = frozenset({Code.ENGINE_ERROR, Code.NOT_FINITE, Code.INTERNAL})
 """An instance's own: a hedge that is under way already is not touched by them."""
 
 
@@ -71,7 +71,8 @@ class Completion:
             retry = self._retrier.decide(task, attempt.address, now, planned=is_planned)
             if retry is not None:
                 return retry
-        self._prediction.feasibility.stats.stopped(task, end, now)
+        stats = self._prediction.feasibility.stats
+        stats.stopped(task, end.code, task.deadline.left_ms(now), spared=end.spared)
         self._settler.settle(task, judge(task, end, now), end)
         return None
 
@@ -94,7 +95,7 @@ class Completion:
             retry = self._retrier.decide(task, attempt.address, now)
             if retry is not None:
                 return retry
-        self._settler.settle(task, ending or failed(error))
+        self._settler.settle(task, ending or lost(task, error))
         return None
 
     def leave_silent(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
@@ -161,7 +162,7 @@ class Completion:
     def _learn(self, attempt: Attempt, end: End, now: float, *, is_current: bool) -> None:
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
         is_abandoned = attempt.abandoned_at > 0 and not attempt.lost_hedge
-        if (is_current or is_abandoned) and not attempt.continues:
+        if (is_current or is_abandoned) and not attempt.begun_tokens:
             learner = None if instance is None else instance.step_learner
             self._prediction.forecaster.ended(task, end, learner, attempt.basis)
         if instance is not None and end.code is None and not task.pauses:

@@ -20,7 +20,7 @@ from orchestrator.tasks.task import Stage, Task
 from orchestrator.tasks.verdicts import failed, no_first_token, overdue, refused
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import RETRIED, narrate
-from worker.protocol import End
+from worker.protocol import End, OnDeadline
 
 FRESH = 4
 """Waiting tasks whose turn is next are planned anew before anything is started."""
@@ -71,23 +71,25 @@ class Dispatcher:
             self.pump()
         if not queue.full:
             return
-        retry_after_ms = self._prediction.start_times.room_ms(task.model)
-        if queue.policy is QueuePolicy.DROP_LRU:
-            oldest = queue.oldest_batch(lambda other: not (other.refusal_sample or other.paused_on))
-            if oldest is not None:
-                if feasibility.spares(oldest, RefusalKind.DROPPED):
-                    queue.reorder([oldest])
-                    return
-                message = "newer work took this task's place in the queue, which is full"
-                dropped = QueueFull(message, retry_after_ms=retry_after_ms)
-                self._completion.settle(oldest, refused(dropped))
-                self.withdraw(oldest)
-                return
-        if not feasibility.spares(task, RefusalKind.QUEUE_FULL):
+        leaves = queue.oldest_batch(task) if queue.policy is QueuePolicy.DROP_LRU else None
+        leaves = leaves or queue.giving_way(task)
+        if leaves is not None:
+            self._displace(leaves)
+        elif not feasibility.spares(task, RefusalKind.QUEUE_FULL):
             raise QueueFull(
                 f"{len(queue)} tasks wait already, the queue's bound",
-                retry_after_ms=retry_after_ms,
+                retry_after_ms=self._prediction.start_times.room_ms(task.model),
             )
+
+    def _displace(self, task: Task) -> None:
+        """Another one takes its place, unless it is for the sample."""
+        if self._prediction.feasibility.spares(task, RefusalKind.DROPPED):
+            self._queue.reorder([task])
+            return
+        message = "the queue is full, and other work took this task's place"
+        retry_after_ms = self._prediction.start_times.room_ms(task.model)
+        self._completion.settle(task, refused(QueueFull(message, retry_after_ms=retry_after_ms)))
+        self.withdraw(task)
 
     def enqueue(self, task: Task) -> None:
         """Take an admitted task: it starts now, later, or ends at its deadline."""
@@ -96,6 +98,8 @@ class Dispatcher:
         now = task.marks.queued = self._clock.now()
         ends_at = self._limits.ends_at(task, now)
         task.timer = self._clock.call_at(ends_at, lambda: self._deadline_passed(task))
+        if self._limits.loop_delay is not None and task.job.on_deadline is not OnDeadline.ERROR:
+            self._limits.loop_delay.watch(task.deadline.at)
         self._queue.push(task)
         self._replanner.wake()
         self.pump()
@@ -139,7 +143,7 @@ class Dispatcher:
 
         Lanes call this among others: whatever goes wrong here must not break them.
         """
-        if not self._queue:
+        if not (self._queue or self._pausing.is_wanted_inside):
             return
         try:
             now = self._clock.now()
@@ -150,15 +154,20 @@ class Dispatcher:
                 self._replanner.plan(list(islice(self._queue, FRESH)))
             if has_room:
                 self._start()
-            if paused := self._pausing.make_room(self._queue, self._in_flight, now):
+            room = self._pausing.make_room(self._queue, self._in_flight, now)
+            if room.paused:
                 try:  # those for whom there is room now, before those who made it
+                    for task in room.recalled:
+                        self._recall(task)
                     self._placer.refresh()
                     self._start()
                 finally:
-                    self._queue_paused(paused, now)
+                    self._queue_paused(room.paused, now)
                 self._placer.refresh()
                 self._start()
             self._prediction.start_times.queue_changed()
+            if self._pausing.is_wanted_inside:
+                self._replanner.wake()
         except Exception:
             service_log.exception("dispatch pass failed; will retry")
 
@@ -223,6 +232,15 @@ class Dispatcher:
             extra=fields(task_id=task.id, correlation_id=task.correlation_id),
         )
         self._fail(task)
+
+    def _recall(self, task: Task) -> None:
+        """Take back a task that waits inside a worker: there is a slot for it elsewhere."""
+        assert isinstance(task.attempt, Attempt)
+        task.attempt.withdraw()
+        task.stage = Stage.QUEUED
+        task.time_spent.waits(self._clock.now())
+        task.instance = ""
+        self._queue_again(task)
 
     def _queue_paused(self, tasks: list[Task], now: float) -> None:
         for task in tasks:
@@ -305,6 +323,7 @@ class Dispatcher:
         task.attempts += retry.is_try
         task.failed_on |= {attempt.address}
         task.stage = Stage.QUEUED
+        task.time_spent.waits(self._clock.now())
         task.instance = ""
         narrate(
             service_log,

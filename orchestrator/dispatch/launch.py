@@ -51,6 +51,7 @@ class Launcher:
         now = self._clock.now()
         task.stage = Stage.DISPATCHED
         task.instance = choice.name
+        task.time_spent.sent(now)
         if not task.completion_tokens:
             instance, forecaster = (
                 self._registry.instances[choice.name],

@@ -2,13 +2,17 @@
 
 A paused job keeps its KV where it is and its place among the waiting by its urgency, so it goes on
 without computing anything again. It is paused only for work that is clearly more urgent, and only a
-few times. What a client is not reading is less urgent than anything, and goes on once it reads.
+few times for what it gets done. What a client is not reading is less urgent than anything, and goes
+on once it reads.
+
+Who gets the slot waits in the queue, or inside the worker already: among those that wait there the
+worker begins with the one that has the least slack.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from typing import NamedTuple
 
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.instances.registry import Registry
@@ -18,12 +22,15 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Stage, Task
 
-MOST_PAUSES = 4
-"""Of one job; workers keep to it too."""
+MOST_PAUSES, TOKENS_PER_PAUSE = 4, 16
+"""One job is paused so often, and once more for each so many tokens that it has made: a long one
+makes room again and again, and gets on nevertheless. Workers keep to it too."""
 MOST_MEMORY = 0.5
 """Of an instance's KV memory, that paused jobs may hold before more are paused."""
 SCAN_S_PER_JOB = 0.0002
 """Between two scans of what runs, which take some 20 µs a job: up to a tenth of the time."""
+PATIENCE_S = 0.05
+"""Whoever waits inside a worker mostly has a slot by then: only afterwards is one made for it."""
 AT_ONCE = 8
 """Waiting tasks that room is made for at a time."""
 _MARGIN = math.log(3.0)
@@ -39,6 +46,28 @@ class PauseStats:
     resumed: int = 0
 
 
+class Running(NamedTuple):
+    """A job that may be paused."""
+
+    urgency: float
+    attempt: Attempt
+
+
+class Swap(NamedTuple):
+    """Who gets a slot, and who leaves it."""
+
+    waiting: Task
+    running: Attempt
+
+
+class Room(NamedTuple):
+    """Tasks that were paused, and those that wait inside other workers and are to have their slots:
+    these have to be taken back from there."""
+
+    paused: list[Task]
+    recalled: list[Task]
+
+
 class Pausing:
     """Decides which running jobs are paused, pauses and resumes them."""
 
@@ -52,23 +81,33 @@ class Pausing:
         self._enabled = enabled
         self._next_at = 0.0
 
+    @property
+    def is_wanted_inside(self) -> bool:
+        """Whether some wait for a slot inside a worker that can pause others for them."""
+        return self._enabled and any(
+            instance.can_pause and instance.has_waiting
+            for instance in self._registry.instances.values()
+        )
+
     def is_due(self, now: float) -> bool:
         """Whether ``victims`` would scan what runs."""
         return self._enabled and now >= self._next_at
 
-    def make_room(
-        self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float
-    ) -> list[Task]:
-        """Pause running jobs for more urgent ones that wait; those paused are to be queued."""
-        victims = self.victims(queue, attempts, now)
-        for attempt in victims:
+    def make_room(self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float) -> Room:
+        """Pause running jobs for more urgent ones that wait."""
+        room = Room([], [])
+        for waiting, attempt in self.victims(queue, attempts, now):
             task = attempt.task
             attempt.pause()
             self.stats.paused += 1
             task.pauses += 1
             task.paused_on = attempt.address
             task.paused_at = now
-        return [attempt.task for attempt in victims]
+            task.time_spent.waits(now)
+            room.paused.append(task)
+            if waiting.stage is Stage.DISPATCHED and waiting.instance != attempt.address:
+                room.recalled.append(waiting)
+        return room
 
     def resume(self, task: Task, now: float) -> None:
         """A paused job has a slot again."""
@@ -76,48 +115,82 @@ class Pausing:
         assert isinstance(attempt, Attempt) and attempt.is_paused
         task.paused_on = ""
         task.prompt_ready_at += now - task.paused_at
+        task.time_spent.resumed(now)
         self.stats.resumed += 1
         attempt.resume(self._registry.instances[attempt.address].load)
 
     def victims(
         self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float
-    ) -> list[Attempt]:
+    ) -> list[Swap]:
         """Jobs to pause, at most one for each of the first waiting tasks."""
-        if not queue or not self.is_due(now):
+        if not (queue or self.is_wanted_inside) or not self.is_due(now):
             return []
         attempts = list(attempts)
         # With many jobs a scan is expensive, and urgent work can wait so long.
         self._next_at = now + SCAN_S_PER_JOB * len(attempts)
         running = self._by_instance(attempts, now)
-        chosen: list[Attempt] = []
-        for task in islice(queue, AT_ONCE):
-            if not running or task.is_background:
+        chosen: list[Swap] = []
+        # By urgency alone: a tenant whose turn it is may have nothing that is worth a pause.
+        for task in (*self._inside(attempts, now), *queue.first(AT_ONCE)):
+            if not running:
                 break
+            if task.is_background:
+                continue
             urgency = self._forecaster.urgency(task, now).log_urgency
-            if urgency < min(jobs[-1][0] for jobs in running.values()) + _MARGIN:
+            if urgency < min(jobs[-1].urgency for jobs in running.values()) + _MARGIN:
                 continue
-            least: tuple[float, Attempt] | None = None
-            for name in self._placer.able(task):
-                job = _least_urgent(running.get(name, ()), task)
-                if job is not None and (least is None or job[0] < least[0]):
-                    if task.paused_on != name and not self._has_memory(name, task):
-                        continue
-                    least = job
-            if least is None or urgency < least[0] + _MARGIN:
+            least = self._victim(task, urgency, running)
+            if least is None:
                 continue
-            jobs = running[least[1].address]
+            jobs = running[least.attempt.address]
             jobs.remove(least)
-            chosen.append(least[1])
+            chosen.append(Swap(task, least.attempt))
             if not jobs:
-                del running[least[1].address]
+                del running[least.attempt.address]
         return chosen
 
-    def _by_instance(
-        self, attempts: Iterable[Attempt], now: float
-    ) -> dict[str, list[tuple[float, Attempt]]]:
+    def _victim(
+        self, task: Task, urgency: float, running: Mapping[str, Sequence[Running]]
+    ) -> Running | None:
+        """The least urgent job that may make room for ``task``; on its own instance, if it has
+        been sent to one and there is any."""
+        found = [
+            job
+            for name in self._placer.able(task)
+            if (job := _least_urgent(running.get(name, ()), task)) is not None
+            and job.urgency + _MARGIN <= urgency
+            and (task.paused_on == name or self._has_memory(name, task))
+        ]
+        here = [job for job in found if job.attempt.address == task.instance]
+        return min(here or found, key=lambda job: job.urgency, default=None)
+
+    def _inside(self, attempts: Iterable[Attempt], now: float) -> list[Task]:
+        """What has waited for a slot inside a worker for long, but for those that a slot is being
+        cleared for."""
+        waiting = {
+            name: list[Task]()
+            for name, instance in self._registry.instances.items()
+            if instance.can_pause and instance.has_waiting
+        }
+        for attempt in attempts:
+            task = attempt.task
+            if attempt.has_slot or task.attempt is not attempt or task.hedge is not None:
+                continue
+            # What was paused there, and is to go on, does so before all others.
+            if task.stage is not Stage.DISPATCHED or now < attempt.dispatched_at + PATIENCE_S:
+                continue
+            if attempt.address in waiting:
+                waiting[attempt.address].append(task)
+        found: list[Task] = []
+        for name, tasks in waiting.items():
+            tasks.sort(key=lambda task: -self._forecaster.urgency(task, now).log_urgency)
+            found += tasks[self._registry.instances[name].concurrency.clearing :]
+        return found
+
+    def _by_instance(self, attempts: Iterable[Attempt], now: float) -> dict[str, list[Running]]:
         """What may be paused, by instance, the least urgent last."""
         full = {
-            name: list[tuple[float, Attempt]]()
+            name: list[Running]()
             for name, instance in self._registry.instances.items()
             if instance.can_pause and not instance.has_free_slot
         }
@@ -129,40 +202,45 @@ class Pausing:
                 continue
             if task.is_promised and not task.is_unread:
                 continue  # we named its deadline ourselves: it is not traded away
-            if task.stage is not Stage.RUNNING or task.pauses >= MOST_PAUSES:
+            if not attempt.has_slot or attempt.pauses >= _most_pauses(attempt):
                 continue
             urgency = (
                 -math.inf
                 if task.is_unread
                 else self._forecaster.urgency_of_running(task, now).log_urgency
             )
-            jobs.append((urgency, attempt))
+            jobs.append(Running(urgency, attempt))
         for jobs in full.values():
-            jobs.sort(key=lambda job: -job[0])
+            jobs.sort(key=lambda job: -job.urgency)
         return {name: jobs for name, jobs in full.items() if jobs}
 
     def _has_memory(self, name: str, task: Task) -> bool:
-        """Whether the instance's KV memory has room for ``task`` beside all its jobs."""
+        """Whether the instance's KV memory has room for ``task`` beside all its other jobs."""
         instance = self._registry.instances[name]
         stats = instance.stats
         if stats is None or not stats.kv_blocks_total or not task.block_tokens:
             return True
-        tokens = task.prompt_tokens + task.sampling.max_tokens
+        is_counted = task.stage is Stage.DISPATCHED and task.instance == name
+        tokens = 0 if is_counted else task.prompt_tokens + task.sampling.max_tokens
         concurrency, total = instance.concurrency, stats.kv_blocks_total
         if concurrency.paused_blocks > MOST_MEMORY * total:
             return False
         return concurrency.blocks - (-tokens // task.block_tokens) <= total
 
 
-def _least_urgent(
-    jobs: Sequence[tuple[float, Attempt]], task: Task
-) -> tuple[float, Attempt] | None:
+def _most_pauses(attempt: Attempt) -> int:
+    """As its worker counts, which does not know of tokens that other instances made."""
+    made = attempt.task.completion_tokens - attempt.begun_tokens
+    return MOST_PAUSES + made // TOKENS_PER_PAUSE
+
+
+def _least_urgent(jobs: Sequence[Running], task: Task) -> Running | None:
     """The last of ``jobs`` that may make room for ``task``: batch work pauses its like only, and
     what is not read.
     """
     if task.priority is Priority.INTERACTIVE:
         return jobs[-1] if jobs else None
     for job in reversed(jobs):
-        if job[1].task.is_unread or job[1].task.priority is Priority.BATCH:
+        if job.attempt.task.is_unread or job.attempt.task.priority is Priority.BATCH:
             return job
     return None

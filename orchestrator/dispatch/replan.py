@@ -24,7 +24,7 @@ class Replanner:
         clock: Clock,
         on_planned: Callable[[], None],
     ) -> None:
-        """``on_planned`` is called when every waiting task has a new plan."""
+        """``on_planned`` is called when every waiting task has a new plan, if none waits too."""
         self._queue = queue
         self._forecaster = forecaster
         self._clock = clock
@@ -34,7 +34,7 @@ class Replanner:
         self._is_scheduled = False
 
     def wake(self) -> None:
-        """Something waits. Idempotent."""
+        """Something waits, here or inside a worker. Idempotent."""
         if not self._is_scheduled:
             self._later(PLAN_EVERY_S, self._begin)
 
@@ -44,8 +44,6 @@ class Replanner:
 
     def _begin(self) -> None:
         self._is_scheduled = False
-        if not self._queue:
-            return
         self._left = self._queue.tasks()
         self._pause_s = PAUSE_S * max(1.0, len(self._left) / MANY)
         try:
@@ -54,7 +52,10 @@ class Replanner:
             service_log.exception("replanning failed; will retry")
             self.wake()
             return
-        self._some()
+        if self._left:
+            self._some()
+        else:
+            self._on_planned()
 
     def _some(self) -> None:
         some, self._left = self._left[:AT_ONCE], self._left[AT_ONCE:]

@@ -11,7 +11,7 @@ urgency like everybody.
 
 Where no instance is left the client is told, and may go elsewhere, at once. A durable task was
 promised by this journal, and nobody else can end it: it waits for an instance, as it does after a
-restart of the orchestrator.
+restart of the orchestrator, and draws on no budget, or of all that a lane held few would be kept.
 """
 
 import random
@@ -106,7 +106,8 @@ class Retrier:
     ) -> RetryAfter | None:
         """Whether a task that the instance ``failed`` did not finish is sent once more.
 
-        With ``elsewhere`` only to another instance, and at once. A text goes on at once as well.
+        With ``elsewhere`` only to another instance, and at once. A text goes on at once as well,
+        unless it is durable.
         ``planned``: the instance drains, which is nobody's fault. That counts as no try, and who
         has nowhere to go waits for an instance to come back.
         """
@@ -133,7 +134,9 @@ class Retrier:
         ]
         if elsewhere:
             ready = [instance for instance in ready if instance.address != failed]
-        at_once = elsewhere or planned or task.completion_tokens
+        # A network that is cut takes all lanes within a moment, and each would cost a try: who may
+        # wait for an instance to come back does not run from one to the next.
+        at_once = elsewhere or planned or (task.completion_tokens and task.entry is None)
         delay_s = 0.0 if at_once else self._backoff_s(task.attempts)
         if not can_go_on:
             denied: RetryDenied | None = RetryDenied.TEXT
@@ -145,7 +148,8 @@ class Retrier:
         if denied is not None:
             self.denied[denied] += not elsewhere  # what is not lost yet is asked for again
             return None
-        if not (planned or task.completion_tokens or self._reopens(failed)):
+        is_free = task.completion_tokens or task.entry is not None or self._reopens(failed)
+        if not (planned or is_free):
             self.budget.spend()
         kind = "continue" if task.completion_tokens else "retry"
         self.granted["move" if planned else kind] += 1
@@ -169,7 +173,7 @@ class Retrier:
             return RetryDenied.ATTEMPTS
         if task.deadline.left_ms(starts_at) <= self._least_ms(task):
             return RetryDenied.DEADLINE
-        if task.completion_tokens and self._config.share:
+        if (task.completion_tokens or task.entry is not None) and self._config.share:
             return None
         if self._reopens(failed) and self._config.share:
             return None

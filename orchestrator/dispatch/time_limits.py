@@ -3,14 +3,22 @@
 import math
 from dataclasses import dataclass
 
+from orchestrator.dispatch.loop_delay import LoopDelay
 from orchestrator.instances.instance import Instance
 from orchestrator.tasks.task import Task
 from worker.protocol import OnDeadline
 
-LONG_ROUND_TRIP = 0.98
-"""The quantile of round trips to a worker that a clean end allows for."""
-MAX_ROUND_TRIP_SHARE = 0.25
-"""And at most this share of the time that is left."""
+USUAL_ROUND_TRIP = 0.75
+"""The quantile of round trips to a worker that a clean end allows for. After a longer one the text
+ends here, as far as it has come: as punctual, and only what a worker held back is missing."""
+MAX_ROUND_TRIP_SHARE = 0.1
+MAX_RETURN_SHARE = 0.25
+"""At most these shares of the time that is left are for the way to the worker and back, and for
+that with what the client needs."""
+DELAYS = 2.0
+"""So many long delays of the event loop a clean end allows for: its own, and its client's."""
+MAX_DELAY_SHARE = 0.06
+"""And at most this share of what the client gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +31,8 @@ class TimeLimits:
     """A text that is cut at the deadline leaves this much earlier, so that its client has it."""
     max_run_s: float | None = None
     """Where set, work that has started has this long, whatever its deadline."""
+    loop_delay: LoopDelay | None = None
+    """None: the event loop is never late, as in a simulator."""
 
     def ends_at(self, task: Task, now: float) -> float:
         """When ``task`` ends unless its worker says so first; infinite for what may run on."""
@@ -31,7 +41,7 @@ class TimeLimits:
         if self.lacks_first_token(task, now):
             return task.parts.cut_at  # workers do not know it: they get no grace
         ends_at = self._cut_at(task, now)
-        keeps_text = task.job.on_deadline is not OnDeadline.ERROR and task.completion_tokens
+        keeps_text = task.job.on_deadline is not OnDeadline.ERROR and task.has_text
         if task.attempt is not None and task.deadline.at <= now and not keeps_text:
             ends_at += self.grace_s
         return ends_at
@@ -47,13 +57,22 @@ class TimeLimits:
         left_ms = task.deadline.left_ms(now)
         if task.job.on_deadline is OnDeadline.ERROR:
             return left_ms
-        margin_ms = instance.round_trip_ms.at(LONG_ROUND_TRIP) + 1000 * self.return_margin_s
-        return left_ms - min(margin_ms, MAX_ROUND_TRIP_SHARE * left_ms)
+        way_ms = instance.round_trip_ms.at(USUAL_ROUND_TRIP)
+        return_ms = min(way_ms, MAX_ROUND_TRIP_SHARE * left_ms) + 1000 * self._margin_s(task)
+        return left_ms - min(return_ms, MAX_RETURN_SHARE * left_ms)
+
+    def _margin_s(self, task: Task) -> float:
+        """How long before its deadline a text leaves that is to be at its client by then."""
+        if self.loop_delay is None:
+            return self.return_margin_s
+        given_s = task.deadline.at - task.job.arrived
+        delay_s = min(DELAYS * self.loop_delay.long_s, MAX_DELAY_SHARE * given_s)
+        return self.return_margin_s + delay_s
 
     def _cut_at(self, task: Task, now: float) -> float:
         """The deadline, or earlier for a text that is to reach its client by then."""
         at = task.deadline.at
         if task.job.on_deadline is OnDeadline.ERROR:
             return at
-        early = at - self.return_margin_s
+        early = at - self._margin_s(task)
         return early if task.completion_tokens or now < early else at

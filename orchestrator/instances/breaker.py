@@ -270,6 +270,7 @@ _RESULTS = {
     Code.CLIENT_DISCONNECTED: JobResult.ABORTED,
     Code.DEADLINE_EXCEEDED: JobResult.DEADLINE,
     Code.ENGINE_ERROR: JobResult.FAILED,
+    Code.NOT_FINITE: JobResult.FAILED,
     Code.INTERNAL: JobResult.FAILED,
 }
 """Every other code is a refusal: of the request, or for want of room or time."""

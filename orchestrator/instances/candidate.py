@@ -40,6 +40,8 @@ class Candidate:
     """How many jobs run at once, by rows and KV memory; more wait in the worker."""
     max_running: int = 0
     """How many may run for a paused job, whose KV is there, to go on."""
+    is_clearing: bool = False
+    """Jobs were told to leave their slots to others, which have not got them yet."""
     has_grammars: bool = False
     """It makes texts match grammars, and would not pass one over."""
     model_digest: str = ""
@@ -80,5 +82,7 @@ class Candidate:
     @property
     def can_resume(self) -> bool:
         """Whether a job whose KV it holds would run at once."""
-        # It goes on before those that wait in the worker, so it may be sent whenever they may.
-        return self.is_up and self.load < max(self.max_running, self.limit)
+        # It goes on before those that wait in the worker, so it may be sent whenever they may, but
+        # for one moment: it would have back the slot that it has just left to one of them.
+        most = self.max_running if self.is_clearing else max(self.max_running, self.limit)
+        return self.is_up and self.load < most

@@ -19,8 +19,8 @@ from worker.protocol import WorkerStats
 FIRST_BACKLOG = 2.0
 LONG_WAIT_STEPS = 4.0
 ROWS_PER_BACKLOG = 16
-"""What waits in a worker cannot be overtaken by more urgent work: a few for many slots, of which
-several fall free in a step, and none for few."""
+"""What waits in a worker cannot go elsewhere: a few for many slots, of which several fall free in a
+step, and none for few."""
 _SMOOTHING = 0.1
 _GROW, _SHRINK = 0.25, 0.25
 _FIRST_OUTPUT_TOKENS = 64.0
@@ -57,6 +57,8 @@ class ConcurrencyLimit:
         self._step_ms = 0.0
         self._jobs: set[InFlightJob] = set()
         self._paused: set[InFlightJob] = set()
+        self.clearing = 0
+        """Slots that jobs were told to leave, less the jobs that have got one since."""
         self._prefill_tokens = 0
         """Of jobs that are computing their prompts."""
         self._outputs = 0
@@ -105,6 +107,7 @@ class ConcurrencyLimit:
 
     def started(self, job: InFlightJob, wait_ms: float) -> None:
         """The worker began with a job that it had for ``wait_ms``."""
+        self.got_slot()
         if not job.found_no_slot or not self._step_ms:
             return
         if wait_ms <= self._step_ms:
@@ -138,6 +141,11 @@ class ConcurrencyLimit:
         """A running job leaves its slot and keeps its KV."""
         self.remove(job)
         self._paused.add(job)
+        self.clearing += 1
+
+    def got_slot(self) -> None:
+        """A job began in the worker, or goes on there."""
+        self.clearing = max(0, self.clearing - 1)
 
     def resume(self, job: InFlightJob, load: int) -> None:
         """A paused job goes on, beside ``load`` others."""

@@ -33,6 +33,8 @@ _ROUND_TRIPS = 128
 class InstanceState(StrEnum):
     """Whether an instance can be given work: only ``up`` can."""
 
+    ABSENT = "absent"
+    """Its Triton answers and has no text model: it is there for clips, or is to be given one."""
     CONNECTING = "connecting"
     UP = "up"
     SUSPECT = "suspect"
@@ -181,6 +183,11 @@ class Instance:
         return self.load < self.concurrency.slots
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether some of the jobs there have no slot yet."""
+        return self.load > self.concurrency.slots
+
+    @property
     def can_pause(self) -> bool:
         """Whether its jobs can leave their slot and keep their KV."""
         return self.card is not None and self.card.can_pause
@@ -204,7 +211,16 @@ class Instance:
         ready = is_admitted and self.ready
         learner, jobs = self.step_learner, self.concurrency
         step = None if learner is None or not learner.is_measured else learner.model
-        key = (self.load, ready, self.is_up, jobs.limit, jobs.slots, self.stats, step)
+        key = (
+            self.load,
+            ready,
+            self.is_up,
+            jobs.limit,
+            jobs.slots,
+            jobs.clearing > 0,
+            self.stats,
+            step,
+        )
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
             if known == key:
@@ -221,6 +237,7 @@ class Instance:
             limit=jobs.limit,
             slots=jobs.slots,
             max_running=card.max_running,
+            is_clearing=jobs.clearing > 0,
             is_up=self.is_up,
             load=self.load,
             max_tokens=max_tokens,

@@ -287,6 +287,12 @@ _TOTALS: tuple[_Total, ...] = (
         lambda of: of.sessions_displaced_total,
     ),
     (
+        "not_finite",
+        "jobs",
+        "Jobs that ended because the model's numbers were NaN or infinite",
+        lambda of: of.not_finite_total,
+    ),
+    (
         "kv_disk_blocks_saved",
         "blocks",
         "Blocks written to disk",

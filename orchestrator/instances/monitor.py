@@ -20,6 +20,7 @@ from orchestrator.telemetry.log import fields, lane_log
 from orchestrator.telemetry.narration import (
     INSTANCE_AWAY,
     INSTANCE_DOWN,
+    INSTANCE_HAS_NO_TEXT,
     INSTANCE_LACKS,
     INSTANCE_READY,
     INSTANCE_SUSPECT,
@@ -33,6 +34,7 @@ from orchestrator.telemetry.narration import (
 from worker.protocol import Frame, KvReport, ModelCard, SwapPhase, SwapReport
 
 _TOLD = {
+    InstanceState.ABSENT: INSTANCE_HAS_NO_TEXT,
     InstanceState.UP: INSTANCE_READY,
     InstanceState.SUSPECT: INSTANCE_SUSPECT,
     InstanceState.DOWN: INSTANCE_DOWN,
@@ -45,6 +47,9 @@ _SWAP_TOLD = {
     SwapPhase.DONE: SWAP_DONE,
     SwapPhase.FAILED: SWAP_FAILED,
 }
+_WANTED = frozenset({InstanceState.UP, InstanceState.ABSENT})
+_NO_MODEL = "unknown model"
+"""Triton's words for one that it was not started with."""
 READING_CARD = "its model's tokenizer is being made ready"
 
 
@@ -121,16 +126,19 @@ class InstanceMonitor:
 
     def lane_closed(self, lane: Lane, reason: str) -> None:
         instance = self._registry.instances[lane.address]
+        absent = _NO_MODEL in reason.lower()
         if reason != instance.reason:  # an instance that stays away is not worth a line each time
-            meant = self._registry.is_closing or instance.removed or lane.is_relieved
+            meant = absent or self._registry.is_closing or instance.removed or lane.is_relieved
             level = logging.INFO if meant else logging.WARNING
             lane_log.log(level, "lane closed: %s", reason, extra=fields(instance=lane.address))
         if not any(other.is_open for other in instance.lanes):
-            if instance.state is not InstanceState.UP:
+            if instance.state is not InstanceState.UP and not absent:
                 self._count_failure(instance)
             instance.forget_stats()
             instance.swap = None  # whether it went on nobody can tell; the next card does
-            if instance.state is not InstanceState.DOWN:
+            if absent:
+                self._set_state(instance, InstanceState.ABSENT, reason)
+            elif instance.state is not InstanceState.DOWN:
                 self._set_state(instance, InstanceState.CONNECTING, reason)
         if lane.is_reopening:
             for other in instance.lanes:
@@ -175,7 +183,7 @@ class InstanceMonitor:
             lane_log,
             _TOLD[state],
             instance.address,
-            logging.INFO if state is InstanceState.UP else logging.WARNING,
+            logging.INFO if state in _WANTED else logging.WARNING,
             instance=instance.address,
             state=state.value,
             was=instance.state.value,

@@ -162,11 +162,16 @@ class Registry:
         instance.cordon_ends_at = math.inf
         return instance
 
-    def _set_cordoned(self, address: str, cordoned: bool) -> Instance:
+    def named(self, address: str) -> Instance:
+        """The instance of that address. Raises ``NotFound``."""
         instance = self.instances.get(address)
         if instance is None:
             known = ", ".join(sorted(self.instances)) or "none"
             raise NotFound(f"there is no instance {address[:128]!r}; there is: {known}")
+        return instance
+
+    def _set_cordoned(self, address: str, cordoned: bool) -> Instance:
+        instance = self.named(address)
         if instance.cordoned is not cordoned:
             instance.cordoned = cordoned
             what = (

@@ -11,6 +11,7 @@ from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, TidegateError
+from orchestrator.lanes.tls import Tls
 from worker.protocol import (
     AbortCause,
     Delta,
@@ -77,6 +78,8 @@ class LaneConfig:
     it (24.10; a KiB for each response, and its bytes)."""
     token: str = field(default="", repr=False)
     """What workers ask of whoever opens a lane."""
+    tls: Tls | None = None
+    """Of connections to Tritons; None: they are in plain text."""
 
 
 class JobFields(TypedDict):

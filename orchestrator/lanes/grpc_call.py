@@ -7,17 +7,20 @@ in one call for everything that came together::
 
     socket ─▶ loop ─▶ HTTP/2 frames ─▶ messages ─▶ on_messages([…])
 
-A call has a connection of its own, in plain text. What proves that the peer is alive are its
-messages and TCP's own probes; the peer's pings are answered.
+A call has a connection of its own, over TLS where that is set. What proves that the peer is alive
+are its messages and TCP's own probes; the peer's pings are answered. A peer that announces its end
+(GOAWAY) is told of while the call goes on.
 Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import grpc
@@ -29,19 +32,24 @@ from orchestrator.lanes.http2 import (
     DEFAULT_WINDOW,
     HEAD,
     HEAD_BYTES,
+    MAX_STREAM,
     PREFACE,
     Flag,
     Http2Error,
     Kind,
     Setting,
+    check_frame,
+    error_name,
     frame,
     read_number,
     read_settings,
     reset,
     settings,
     unpadded,
+    widened,
     window_update,
 )
+from orchestrator.lanes.tls import SETTING, Tls, why_no_tls
 
 _STREAM = 1
 _PREFIX = struct.Struct(">BI")
@@ -50,10 +58,15 @@ _WINDOW = 4 * 1024 * 1024
 """What the peer may send ahead of being told that more is welcome."""
 _BUFFER = 256 * 1024
 _MOST_HEADER_BYTES = 64 * 1024
+_MOST_MESSAGE_BYTES = 256 * 1024 * 1024
+"""The largest that comes is a rendered clip."""
+_MOST_UNSENT_BYTES = 64 * 1024 * 1024
+"""What a peer that reads nothing may have us keep for it."""
 _CONNECT_S = 1.0
 """How long each address of a name with several may take to answer."""
 _PROBES = 4
 _PROBE_EVERY_S = 5
+_TLS_ALERT = b"\x15\x03"
 _STATUS_NAMES = {code.value[0]: code.name.lower() for code in grpc.StatusCode}
 
 
@@ -67,28 +80,49 @@ class CallEnded(Exception):
 
 OnMessages = Callable[[list[bytes]], None]
 """Takes what came together, in order. What it raises ends the call."""
+OnLeaving = Callable[[], None]
+
+
+def _ignore() -> None:
+    """Nobody minds."""
 
 
 async def open_call(
-    address: str, method: str, on_messages: OnMessages, keepalive_s: float
+    address: str,
+    method: str,
+    on_messages: OnMessages,
+    keepalive_s: float,
+    tls: Tls | None = None,
+    on_leaving: OnLeaving = _ignore,
 ) -> "GrpcCall":
-    """Connect to ``host:port`` and begin ``method``. Raises ``CallEnded``."""
+    """Connect to ``host:port`` and begin ``method``. Raises ``CallEnded``.
+
+    ``on_leaving`` hears that the peer will end the connection soon, and takes no new call on it.
+    """
     loop = asyncio.get_running_loop()
+    secure: dict[str, Any] = {}
     try:
+        if tls is not None:
+            secure = {
+                "ssl": await asyncio.to_thread(tls.context),
+                "server_hostname": tls.server_name or urlsplit(f"//{address}").hostname,
+            }
         parts = urlsplit(f"//{address}")
         if not parts.hostname or not parts.port:
             raise ValueError("expected host:port")
         found = await loop.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:
         raise CallEnded("unavailable", f"cannot connect to {address}: {error}") from error
-    failure: OSError | None = None
+    failure = ""
     for *_, where in found:
-        call = GrpcCall(address, method, on_messages)
+        call = GrpcCall(address, method, on_messages, on_leaving, is_secure=tls is not None)
         try:
             async with asyncio.timeout(_CONNECT_S if len(found) > 1 else None):
-                await loop.create_connection(partial(_same, call), str(where[0]), int(where[1]))
+                await loop.create_connection(
+                    partial(_same, call), str(where[0]), int(where[1]), **secure
+                )
         except OSError as error:  # TimeoutError is one
-            failure = error
+            failure = _why_not(error, is_secure=tls is not None)
             await call.close()
         except asyncio.CancelledError:
             await call.close()
@@ -96,7 +130,12 @@ async def open_call(
         else:
             call.keep_alive(keepalive_s)
             return call
-    raise CallEnded("unavailable", f"cannot connect to {address}: {failure}") from failure
+    raise CallEnded("unavailable", f"cannot connect to {address}: {failure}")
+
+
+def _why_not(error: OSError, *, is_secure: bool) -> str:
+    is_of_tls = isinstance(error, ssl.SSLError | ConnectionResetError | ConnectionAbortedError)
+    return why_no_tls(error) if is_secure and is_of_tls else str(error)
 
 
 def _same(call: "GrpcCall") -> "GrpcCall":
@@ -106,13 +145,23 @@ def _same(call: "GrpcCall") -> "GrpcCall":
 class GrpcCall(asyncio.BufferedProtocol):
     """A call that is under way. Every method is for the event loop's thread."""
 
-    def __init__(self, address: str, method: str, on_messages: OnMessages) -> None:
+    def __init__(
+        self,
+        address: str,
+        method: str,
+        on_messages: OnMessages,
+        on_leaving: OnLeaving = _ignore,
+        *,
+        is_secure: bool = False,
+    ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with ``CallEnded``, or what ``on_messages`` raised; cancelled by ``close``."""
         self._on_messages = on_messages
+        self._on_leaving = on_leaving
+        self._is_secure = is_secure
         self._request = (
             (":method", "POST"),
-            (":scheme", "http"),
+            (":scheme", "https" if is_secure else "http"),
             (":path", method),
             (":authority", address),
             ("te", "trailers"),
@@ -129,8 +178,14 @@ class GrpcCall(asyncio.BufferedProtocol):
         self._partial = bytearray()
         self._messages: list[bytes] = []
         self._unacknowledged = 0
+        self._is_greeted = False
+        """Its settings came, with which HTTP/2 begins."""
+        self._is_answered = False
+        """The head of its answer came."""
         self._headers = Decoder()
         self._header_block = bytearray()
+        self._in_headers = False
+        """More of them has to follow at once."""
         self._headers_end_stream = False
         self._last_words = ""
         # out
@@ -142,10 +197,18 @@ class GrpcCall(asyncio.BufferedProtocol):
     # ── for who calls ────────────────────────────────────────────────────────────────────────
 
     def send(self, message: bytes) -> None:
-        """Send a message, now or as soon as the peer has room. Never waits."""
+        """Send a message, now or as soon as the peer has room. Never waits; a peer for which too
+        much is kept already is given up."""
         self._outgoing += _PREFIX.pack(0, len(message))
         self._outgoing += message
         self._pump()
+        unsent = len(self._outgoing)
+        if self._transport is not None:
+            unsent += self._transport.get_write_buffer_size()
+        if unsent > _MOST_UNSENT_BYTES:
+            self._fail(
+                CallEnded("unavailable", f"it does not read: {unsent} bytes wait to be sent")
+            )
 
     def finish(self) -> None:
         """Say that no message is to come, once all that was sent is through; the peer then ends
@@ -161,7 +224,8 @@ class GrpcCall(asyncio.BufferedProtocol):
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.write(reset(_STREAM, CANCEL))
-            if transport.get_write_buffer_size():  # one that reads nothing would keep it for good
+            # One that reads nothing would keep it for good; gRPC's servers say no goodbye in TLS.
+            if self._is_secure or transport.get_write_buffer_size():
                 transport.abort()
             else:
                 transport.close()
@@ -190,6 +254,11 @@ class GrpcCall(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._was_connected = True
+        if self._is_secure:
+            agreed = transport.get_extra_info("ssl_object").selected_alpn_protocol()
+            if agreed != "h2":
+                self._fail(CallEnded("unavailable", "it speaks TLS, and no HTTP/2 within"))
+                return
         ours = {Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: _WINDOW}
         block = Encoder().encode(self._request)
         transport.write(
@@ -221,8 +290,21 @@ class GrpcCall(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone.set()
-        words = self._last_words or (str(exc) if exc else "the connection was closed")
-        self._fail(CallEnded("unavailable", words))
+        self._fail(CallEnded("unavailable", self._last_words or self._why_lost(exc)))
+
+    def _why_lost(self, error: Exception | None) -> str:
+        if self._is_secure and isinstance(error, ssl.SSLError):
+            return why_no_tls(error)
+        if self._is_greeted:
+            return str(error) if error else "the connection was closed"
+        if self._is_secure:
+            return why_no_tls(error or ConnectionResetError())
+        if bytes(self._view[: self._filled]).startswith(_TLS_ALERT):
+            return f"it speaks TLS: set {SETTING}"
+        return (
+            "the connection was closed at once: is that the port for gRPC, and in plain text? If "
+            f"it speaks TLS, set {SETTING}"
+        )
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────
 
@@ -230,6 +312,8 @@ class GrpcCall(asyncio.BufferedProtocol):
         buffer, at, filled = self._buffer, 0, self._filled
         while filled - at >= HEAD_BYTES:
             word, flags, stream = HEAD.unpack_from(buffer, at)
+            if not self._is_greeted:
+                self._greet(word & 0xFF, flags, bytes(self._view[at:filled]))
             start = at + HEAD_BYTES
             stop = start + (word >> 8)
             if stop > filled:
@@ -238,6 +322,11 @@ class GrpcCall(asyncio.BufferedProtocol):
                 break
             at = stop
             kind = word & 0xFF
+            if kind != Kind.DATA or stream != _STREAM:
+                stream &= MAX_STREAM  # one bit is for no use
+                check_frame(kind, stream, stop - start, _STREAM)
+            if self._in_headers and kind != Kind.CONTINUATION:
+                raise Http2Error("headers that break off")
             if kind == Kind.DATA:
                 self._take_data(start, stop, flags)
             else:
@@ -246,7 +335,19 @@ class GrpcCall(asyncio.BufferedProtocol):
             buffer[: filled - at] = buffer[at:filled]
             self._filled = filled - at
 
+    def _greet(self, kind: int, flags: int, begin: bytes) -> None:
+        """The first that came. Raises ``Http2Error`` where that is not how HTTP/2 begins."""
+        if begin.startswith(_TLS_ALERT):
+            raise CallEnded("unavailable", f"it speaks TLS: set {SETTING}")
+        if begin.startswith(b"HTTP/"):
+            raise CallEnded("unavailable", "it speaks HTTP/1; is that the port for gRPC?")
+        if kind != Kind.SETTINGS or flags & Flag.ACK:
+            raise Http2Error(f"it begins with {begin[:16]!r}")
+        self._is_greeted = True
+
     def _take_data(self, start: int, stop: int, flags: int) -> None:
+        if not self._is_answered:
+            raise Http2Error("data before the head of an answer")
         self._unacknowledged += stop - start
         if flags & Flag.PADDED:
             self._partial += unpadded(bytes(self._view[start:stop]), flags)
@@ -275,6 +376,11 @@ class GrpcCall(asyncio.BufferedProtocol):
             compressed, size = _PREFIX.unpack_from(data, at)
             if compressed:
                 raise Http2Error("a compressed message, which was not asked for")
+            if size > _MOST_MESSAGE_BYTES:
+                raise CallEnded(
+                    "resource_exhausted",
+                    f"a message of {size} bytes, and at most {_MOST_MESSAGE_BYTES} are taken",
+                )
             stop = at + _PREFIX.size + size
             if stop > len(data):
                 break
@@ -285,6 +391,9 @@ class GrpcCall(asyncio.BufferedProtocol):
     def _take_control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         match kind:
             case Kind.HEADERS | Kind.CONTINUATION:
+                if kind == Kind.CONTINUATION and not self._in_headers:
+                    raise Http2Error("more headers, of none")
+                self._in_headers = not flags & Flag.END_HEADERS
                 self._header_block += unpadded(payload, flags)
                 if len(self._header_block) > _MOST_HEADER_BYTES:
                     raise Http2Error("headers without end")
@@ -297,23 +406,30 @@ class GrpcCall(asyncio.BufferedProtocol):
             case Kind.PING if not flags & Flag.ACK:
                 self._write(frame(Kind.PING, Flag.ACK, 0, payload))
             case Kind.WINDOW_UPDATE:
-                if stream in self._windows:
-                    self._windows[stream] += read_number(payload)
-                    self._pump()
+                count = read_number(payload)
+                if not count:
+                    raise Http2Error("a WINDOW_UPDATE of nothing")
+                self._windows[stream] = widened(self._windows[stream], count)
+                self._pump()
             case Kind.RST_STREAM:
-                raise CallEnded(
-                    "unavailable", f"the stream was reset (error {read_number(payload)})"
-                )
+                why = error_name(read_number(payload))
+                raise CallEnded("unavailable", f"the stream was reset ({why})")
             case Kind.GOAWAY:
-                self._last_words = payload[8:].decode(errors="replace") or self._last_words
-                if read_number(payload) < _STREAM:
-                    raise CallEnded("unavailable", self._last_words or "the server takes no calls")
+                self._take_goaway(read_number(payload), read_number(payload, 4), payload[8:])
             case Kind.PUSH_PROMISE:
                 raise Http2Error("a push, which was not asked for")
 
+    def _take_goaway(self, last_stream: int, error: int, words: bytes) -> None:
+        """The peer begins no more streams here, and ends this one at its time."""
+        said = words.decode(errors="replace") or f"the server is going away ({error_name(error)})"
+        if last_stream < _STREAM:
+            raise CallEnded("unavailable", said)
+        self._last_words = said
+        self._on_leaving()
+
     def _take_settings(self, values: dict[int, int]) -> None:
         window = values.get(Setting.INITIAL_WINDOW_SIZE, self._initial_window)
-        self._windows[_STREAM] += window - self._initial_window
+        self._windows[_STREAM] = widened(self._windows[_STREAM], window - self._initial_window)
         self._initial_window = window
         self._frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._frame_bytes)
         self._write(frame(Kind.SETTINGS, Flag.ACK, 0))
@@ -326,12 +442,17 @@ class GrpcCall(asyncio.BufferedProtocol):
         if status is not None:
             name = _STATUS_NAMES.get(int(status) if status.isdecimal() else -1, "unknown")
             raise CallEnded(name, unquote(headers.get("grpc-message", "")))
-        elif headers.get(":status", "200") != "200":
-            raise CallEnded(
-                "unavailable", f"HTTP status {headers[':status']} instead of a gRPC answer"
-            )
-        elif self._headers_end_stream:
+        if self._headers_end_stream and self._is_answered:
             raise CallEnded("internal", "the stream ended without a status")
+        if headers.get(":status") != "200":
+            said = headers.get(":status", "none")
+            raise CallEnded("unavailable", f"HTTP status {said} instead of a gRPC answer")
+        kind = headers.get("content-type", "none")
+        if not kind.startswith("application/grpc"):
+            raise CallEnded("unavailable", f"content type {kind[:64]!r} instead of a gRPC answer")
+        if self._headers_end_stream:
+            raise CallEnded("internal", "the stream ended without a status")
+        self._is_answered = True
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────
 

@@ -10,6 +10,8 @@ HEAD_BYTES = HEAD.size
 DEFAULT_WINDOW = 65_535
 DEFAULT_FRAME_BYTES = 16_384
 MAX_WINDOW = 2**31 - 1
+MAX_FRAME_BYTES = 2**24 - 1
+MAX_STREAM = 2**31 - 1
 _SETTING = struct.Struct(">HI")
 _NUMBER = struct.Struct(">I")
 
@@ -46,6 +48,25 @@ class Setting(IntEnum):
 
 CANCEL = 8
 """Error code: the stream is not needed any more."""
+_ERRORS = (
+    "no error",
+    "protocol error",
+    "internal error",
+    "flow control error",
+    "settings timeout",
+    "stream closed",
+    "frame size error",
+    "refused stream",
+    "cancel",
+    "compression error",
+    "connect error",
+    "enhance your calm",
+    "inadequate security",
+    "HTTP/1.1 required",
+)
+_OF_THE_CONNECTION = (Kind.SETTINGS, Kind.PING, Kind.GOAWAY)
+_OF_A_STREAM = (Kind.DATA, Kind.HEADERS, Kind.RST_STREAM, Kind.PUSH_PROMISE, Kind.CONTINUATION)
+_SIZES: dict[int, int] = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
 
 
 class Http2Error(ValueError):
@@ -69,11 +90,43 @@ def reset(stream: int, code: int) -> bytes:
     return frame(Kind.RST_STREAM, 0, stream, _NUMBER.pack(code))
 
 
+def error_name(code: int) -> str:
+    """What a peer says by an error code."""
+    return _ERRORS[code] if code < len(_ERRORS) else f"error {code}"
+
+
+def check_frame(kind: int, stream: int, size: int, own_stream: int) -> None:
+    """Whether a frame may come on ``stream``, where ``own_stream`` is the only one that was opened.
+
+    Raises ``Http2Error``.
+    """
+    if kind in _OF_THE_CONNECTION and stream:
+        raise Http2Error(f"{Kind(kind).name} on stream {stream}, where it has no place")
+    if kind in _OF_A_STREAM and stream != own_stream:
+        raise Http2Error(f"{Kind(kind).name} on stream {stream}, which nobody opened")
+    if kind == Kind.WINDOW_UPDATE and stream not in (0, own_stream):
+        raise Http2Error(f"WINDOW_UPDATE for stream {stream}, which nobody opened")
+    if kind in _SIZES and size != _SIZES[kind]:
+        raise Http2Error(f"{Kind(kind).name} of {size} bytes instead of {_SIZES[kind]}")
+
+
+def widened(window: int, count: int) -> int:
+    """What may be sent once a peer has room for ``count`` more. Raises ``Http2Error``."""
+    if window + count > MAX_WINDOW:
+        raise Http2Error(f"a flow control window of {window + count} bytes, {MAX_WINDOW} at most")
+    return window + count
+
+
 def read_settings(payload: bytes) -> dict[int, int]:
     """Values by name. Raises ``Http2Error``."""
     if len(payload) % _SETTING.size:
         raise Http2Error(f"SETTINGS of {len(payload)} bytes")
-    return dict(_SETTING.iter_unpack(payload))
+    values = dict(_SETTING.iter_unpack(payload))
+    widened(0, values.get(Setting.INITIAL_WINDOW_SIZE, 0))
+    frame_bytes = values.get(Setting.MAX_FRAME_SIZE, DEFAULT_FRAME_BYTES)
+    if not DEFAULT_FRAME_BYTES <= frame_bytes <= MAX_FRAME_BYTES:
+        raise Http2Error(f"SETTINGS allow frames of {frame_bytes} bytes")
+    return values
 
 
 def read_number(payload: bytes, at: int = 0) -> int:

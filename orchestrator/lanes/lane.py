@@ -86,6 +86,8 @@ class StreamLane(Lane):
         self._seq = 0
         self._carried_bytes = 0
         """In this session, as Triton keeps it."""
+        self._is_leaving = False
+        """Its connection will be closed: another one takes its place before."""
         self._until_sample = SAMPLE_EVERY
         self._cancels: dict[AbortCause, list[int]] = {}
         self._sessions = Reconnector(
@@ -161,7 +163,7 @@ class StreamLane(Lane):
         else:
             by_sibling = self.is_reopening and end.error is None
             self.is_reopening = by_sibling or isinstance(end.error, LaneStale)
-        self.is_open = self.is_closing = self.is_worn = False
+        self.is_open = self.is_closing = self.is_worn = self._is_leaving = False
         self._cancels.clear()
         self._lose_jobs()
         self._owner.lane_closed(self, reason)
@@ -173,7 +175,14 @@ class StreamLane(Lane):
         call: GrpcCall | None = None
         try:
             async with asyncio.timeout(self._config.open_timeout_s):
-                call = await open_call(self.address, _METHOD, self._take, self._config.keepalive_s)
+                call = await open_call(
+                    self.address,
+                    _METHOD,
+                    self._take,
+                    self._config.keepalive_s,
+                    self._config.tls,
+                    self._leave,
+                )
                 self._stream, self._opened = call, opened
                 self._name = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
                 self._post(Open(PROTOCOL_VERSION, self._name, self._config.token), "open")
@@ -183,6 +192,9 @@ class StreamLane(Lane):
             self._stream = self._opened = None
             if call is not None:
                 await call.close()
+
+    def _leave(self) -> None:
+        self._is_leaving = self.is_worn = True
 
     def _take(self, messages: list[bytes]) -> None:
         """Everything that came together: usually one frame."""
@@ -216,7 +228,7 @@ class StreamLane(Lane):
             raise LaneBroken(f"expected frame {self._seq}, got {frame.seq}: tokens are missing")
         now = self.last_frame_at = self._clock.now()
         tokens = self._dispatch(frame, now)
-        self.is_worn = self._carried_bytes >= self._config.worn_after_bytes
+        self.is_worn = self._is_leaving or self._carried_bytes >= self._config.worn_after_bytes
         self._until_sample -= 1
         if self._until_sample <= 0 and tokens:
             self._until_sample = SAMPLE_EVERY

@@ -55,6 +55,7 @@ class LaneJob:
     correlation_id: str
     sent_at: float
     ends_at: float
+    cache_salt: str = ""
     task: "asyncio.Task[None] | None" = None
     timer: Timer | None = None
     first_token_at: float = 0.0

@@ -23,6 +23,7 @@ from orchestrator.lanes.model_folder import BadFolder, ModelFolder
 from orchestrator.lanes.plain_contract import Contract, NoSuchContract, PlainAnswer, contract_of
 from orchestrator.lanes.polled import PolledLane
 from orchestrator.lanes.text_only import INLINE_IDS, PromptText, StopCutter, UnsendablePrompt
+from orchestrator.lanes.tls import Tls, open_channel, why_no_channel
 from worker.protocol import Code, FinishReason, ModelCard, excerpt
 
 ABORT_MS: Final = 100.0
@@ -32,7 +33,7 @@ _COUNTED_CHARS: Final = 256
 """A text of this length is cut into tokens within a fraction of a millisecond."""
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.use_local_subchannel_pool", 1),
 )
 _ERRORS_AS_STATUS: Final = (("triton_grpc_error", "true"),)
@@ -70,7 +71,10 @@ class PlainLane(PolledLane):
         if self._text is None:
             self._text = await asyncio.to_thread(PromptText, folder.tokenizer_json)
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.endpoint.host, options=_OPTIONS)
+            try:
+                self._channel = await open_channel(self.endpoint.host, self._config.tls, _OPTIONS)
+            except ValueError as error:
+                raise ServerLost(str(error)) from None
             self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         await self._poll()
         assert self._stub is not None
@@ -102,7 +106,7 @@ class PlainLane(PolledLane):
                 service_pb2.ModelReadyRequest(name=self.endpoint.model)
             )
         except grpc.aio.AioRpcError as error:
-            raise ServerLost(_said(error)) from None
+            raise ServerLost(_said(error, self._config.tls)) from None
         if not answer.ready:
             raise ServerLost(f"its model {self.endpoint.model!r} is not ready")
         return None
@@ -216,5 +220,8 @@ def _failure(message: str) -> Exception:
     return JobFailed(Code.ENGINE_ERROR, f"its server failed: {said}")
 
 
-def _said(error: grpc.aio.AioRpcError) -> str:
-    return excerpt(f"{error.code().name.lower()}: {error.details()}", 300)
+def _said(error: grpc.aio.AioRpcError, tls: Tls | None = None) -> str:
+    details = error.details() or ""
+    said = excerpt(f"{error.code().name.lower()}: {details}", 300)
+    why = why_no_channel(details, tls)
+    return f"{why} ({said})" if why else said

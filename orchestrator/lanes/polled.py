@@ -132,6 +132,7 @@ class PolledLane(Lane):
             job["correlation_id"],
             sent_at=now,
             ends_at=now + job["budget_ms"] / 1000,
+            cache_salt=job.get("cache_salt", ""),
         )
         self._running[handle] = one
         self._meter.begin(handle, now)

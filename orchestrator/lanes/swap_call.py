@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from orchestrator.errors import InstanceLost, InvalidRequest, NotReady, SwapFailed, TidegateError
 from orchestrator.lanes.grpc_call import CallEnded, open_call
+from orchestrator.lanes.tls import Tls
 from orchestrator.lanes.wire import BadResponse, to_frame, to_request
 from worker.protocol import Code, Swap, SwapPhase, SwapReport
 
@@ -24,7 +25,9 @@ _OPEN_S = 5.0
 OnReport = Callable[[SwapReport], None]
 
 
-async def ask_for_swap(address: str, message: Swap, on_report: OnReport) -> SwapReport:
+async def ask_for_swap(
+    address: str, message: Swap, on_report: OnReport, *, tls: Tls | None = None
+) -> SwapReport:
     """Returns the last report, of a swap that was done.
 
     Raises ``SwapFailed`` where the old model is kept, ``InvalidRequest`` or ``NotReady`` for what
@@ -48,7 +51,7 @@ async def ask_for_swap(address: str, message: Swap, on_report: OnReport) -> Swap
     call = None
     try:
         async with asyncio.timeout(_OPEN_S):
-            call = await open_call(address, _METHOD, take, _KEEPALIVE_S)
+            call = await open_call(address, _METHOD, take, _KEEPALIVE_S, tls)
         call.send(to_request(message, "swap").SerializeToString())
         either: list[asyncio.Future[Any]] = [done, call.ended]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

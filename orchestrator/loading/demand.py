@@ -22,6 +22,7 @@ from orchestrator.errors import (
     QueueFull,
     TidegateError,
 )
+from orchestrator.fair_share import SHARE_OF_THE_REST
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.loading.choice import LoadChoice, Place, choose_place
@@ -93,6 +94,8 @@ class ModelDemand:
         self._config = config
         self._flights: dict[str, asyncio.Task[None]] = {}
         self._waiters: Counter[str] = Counter()
+        self._waiters_of: Counter[str] = Counter()
+        """The same by tenant."""
         self._arriving: set[Task] = set()
         """Their prompts are being read."""
         self._needed_at: dict[str, float] = {}
@@ -145,7 +148,7 @@ class ModelDemand:
                 return
             self._needed_at[model] = self._clock.now()
             self._require_hope(known, due_at, job, prompt_tokens)
-            await self._wait_for(model, due_at, part)
+            await self._wait_for(model, job.tenant, due_at, part)
 
     def needs(self, task: Task) -> None:
         """``task`` is on its way into the queue: its model, which is served, is not for others to
@@ -233,14 +236,18 @@ class ModelDemand:
             by_ms = load_ms + own.slow_ms + RESUBMIT_MS
             raise DeadlineInfeasible(
                 f"{known.name} is not loaded, which will take about {load_ms:.0f} ms, the request"
-                f" itself {own.usual_ms:.0f} ms then, and {max(0.0, left_ms):.0f} ms are left",
+                f" itself {own.usual_ms:.0f} ms then, and {max(0.0, left_ms):.0f} ms are left: come"
+                f" again with a deadline {by_ms:.0f} ms from now",
                 predicted_finish_ms=load_ms + own.usual_ms,
                 earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + by_ms),
                 binding_constraint="model_load",
             )
-        if self.waiting >= self._config.waiting:
+        held, left = self._waiters_of[job.tenant], self._config.waiting - self.waiting - 1
+        is_over_share = held and held + 1 > SHARE_OF_THE_REST * left
+        if left < 0 or is_over_share:
+            count, whose = (held, " of this tenant") if is_over_share else (self.waiting, "")
             raise QueueFull(
-                f"{self.waiting} requests wait for models to be loaded already",
+                f"{count} requests{whose} wait for models to be loaded already",
                 retry_after_ms=self._predicted_ms(known),
             )
 
@@ -277,9 +284,10 @@ class ModelDemand:
         wait_ms = 1000 * choice.wait_s if choice.wait_s < math.inf else 0.0
         return self._load_ms(known) + wait_ms
 
-    async def _wait_for(self, model: str, due_at: float, part: str) -> None:
+    async def _wait_for(self, model: str, tenant: str, due_at: float, part: str) -> None:
         flight = self._flight(model)
         self._waiters[model] += 1
+        self._waiters_of[tenant] += 1
         try:
             async with asyncio.timeout(max(0.0, due_at - self._clock.now())):
                 await asyncio.shield(flight)
@@ -295,6 +303,7 @@ class ModelDemand:
             raise
         finally:
             self._waiters[model] -= 1
+            self._waiters_of -= Counter((tenant,))  # which forgets those without any
 
     # ── one load ─────────────────────────────────────────────────────────────────────────────
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.clock import Clock
-from orchestrator.errors import InvalidRequest, NotFound, NotReady, SwapFailed, TidegateError
+from orchestrator.errors import InvalidRequest, NotReady, SwapFailed, TidegateError
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.lanes import Kind
@@ -100,10 +100,7 @@ class Swaps:
         ``MOVING_GRACE_S`` where another instance goes on with it. Raises ``NotFound``,
         ``InvalidRequest`` or ``NotReady``.
         """
-        instance = self._registry.instances.get(address)
-        if instance is None:
-            known = ", ".join(sorted(self._registry.instances)) or "none"
-            raise NotFound(f"there is no instance {address[:128]!r}; there is: {known}")
+        instance = self._registry.named(address)
         if instance.kind is not Kind.TIDEGATE:
             raise InvalidRequest(
                 "this instance is another server's: only Tidegate's own workers swap models",

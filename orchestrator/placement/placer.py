@@ -204,13 +204,12 @@ class Placer:
         is_home = choice.name == self.affinity.home(tenant, session, now)
         self.prefix_choices += choice.cached_tokens > 0
         self.home_choices += is_home
-        if service_log.isEnabledFor(logging.DEBUG):  # every request's, and as dear as its last line
+        if service_log.isEnabledFor(logging.INFO):
             by_prefix = PLACED_BY_PREFIX if choice.cached_tokens else PLACED
             narrate(
                 service_log,
                 PLACED_BY_SESSION if is_home else by_prefix,
                 choice.name,
-                logging.DEBUG,
                 task_id=task.id,
                 correlation_id=task.correlation_id,
                 model=task.model,

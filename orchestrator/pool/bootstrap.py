@@ -31,6 +31,7 @@ _COVERS = {
     _DEV_STAMP: ("cpu,dev", (_STAMP, _SLOT_STAMP, _DEV_STAMP)),
 }
 """By what was asked for: the extras, and whose wishes they fulfil."""
+_PATH_FILE = "tidegate-checkout.pth"
 _INPUTS = ("pyproject.toml", "constraints.txt")
 
 
@@ -96,8 +97,22 @@ def install_packages(pip_args: list[str], wanted: str) -> None:
     # the build backend first, pinned like everything else, so that the build needs no network
     _pip_install(["setuptools", *pip_args])
     _pip_install(["--no-build-isolation", "--editable", f".[{extras}]", *pip_args])
+    _have_the_client_seen()
     for stamp in stamps:
         write_atomically(VENV / stamp, _stamp().encode(), 0o644)
+
+
+def _have_the_client_seen() -> None:
+    """Name the client's folder in a path file: mypy and pyright follow those, and not the import
+    hook by which pip installs a checkout.
+
+    Relative, so that it is ASCII: the Python of Triton's stub reads nothing else, and would not
+    start.
+    """
+    packages = VENV / "lib" / f"python{python_version()}" / "site-packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    folder = os.path.relpath(ROOT / "client", packages)
+    write_atomically(packages / _PATH_FILE, f"{folder}\n".encode(), 0o644)
 
 
 def _has_stamp(name: str) -> bool:

@@ -21,7 +21,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = False) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP; a second one cuts the end short.
 
-    ``hint`` is shown once it serves, with ``{url}`` filled in. ``follow_parent`` ends with the
+    ``hint`` is shown once it serves (``console.open_view``). ``follow_parent`` ends with the
     process that started this one, too. Returns 0 for an end that was asked for, 1 (the reason is
     on stderr then) for one that was not, 130 for one that was cut short.
     """

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
+from orchestrator.pool.operator_key import access
 from orchestrator.pool.spec import EventKind, LaunchEvent
 from orchestrator.telemetry.narration import LAUNCH, narrated
 
@@ -42,7 +43,9 @@ def curl_line(url: str, model: str, *, with_token: bool) -> str:
 
 @contextmanager
 def open_view(console: Console, hint: str | None) -> Iterator[View]:
-    """A view on ``console``. ``hint`` is printed once it serves, ``{url}`` filled in.
+    """A view on ``console``. ``hint`` is printed once it serves, ``{url}`` filled in, and with
+    ``{key}`` what the page needs to operate the service: on a terminal only, since logs are read by
+    others.
 
     With ``TIDEGATE_LOG_FORMAT=json``, as the orchestrator's log, every line is an object.
     """
@@ -57,6 +60,8 @@ def open_view(console: Console, hint: str | None) -> Iterator[View]:
 
 class _LineView:
     """One line per event, for logs and pipes."""
+
+    _shows_key = False
 
     def __init__(self, console: Console, hint: str | None) -> None:
         self._console = console
@@ -77,7 +82,9 @@ class _LineView:
                 if self._hint:
                     # the brackets of an IPv6 address are a pattern to some shells
                     url = event.text.replace("[", r"\[").replace("]", r"\]")
-                    self._say(self._hint.replace("{url}", url))
+                    key = access(event.text).key if self._shows_key else ""
+                    hint = self._hint.replace("{key}", f"#key={key}" if key else "")
+                    self._say(hint.replace("{url}", url))
             case EventKind.ENDING:
                 self._say("ending")
             case EventKind.ENDED:
@@ -109,6 +116,8 @@ class _JsonView:
 
 class _TerminalView(_LineView):
     """Spinners with running seconds until it serves; lines from then on."""
+
+    _shows_key = True
 
     def __init__(self, console: Console, hint: str | None) -> None:
         super().__init__(console, hint)

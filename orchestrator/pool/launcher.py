@@ -1,15 +1,17 @@
 """``tidegate up``: Triton instances and the orchestrator, started, kept up and ended together.
 
-    launcher ─┬─ guardian ─ tritonserver ─ Python stub     one per instance
+    launcher ─┬─ guardian ─ tritonserver ─ Python stub     one per instance, and one for its clips
               └─ guardian ─ python -m orchestrator
 
 Everything starts at once; the orchestrator's lanes connect when Triton is there. After that each
 half is restarted by itself when it is lost: a Triton keeps its ports, so lanes come back; the
-orchestrator keeps its port, so clients do. A failure of the first start, or one that repeats,
-ends everything with the reason.
+orchestrator keeps its port, so clients do. A Triton that keeps failing is given up by itself. A
+failure of the first start ends everything with the reason, as does the orchestrator when it keeps
+failing, or the last Triton.
 """
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -17,18 +19,22 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.atomic import write_atomically
+from orchestrator.lanes.tls import SETTING, spell_tls
 from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from orchestrator.pool.engines.triton_fetch import ensure_triton
-from orchestrator.pool.errors import StartFailed, StateFileUnusable
+from orchestrator.pool.engines.triton_provider import registered
+from orchestrator.pool.errors import CatalogUnusable, GaveUp, StartFailed, StateFileUnusable
 from orchestrator.pool.guard import PLAIN_TOKEN, require_guard
-from orchestrator.pool.paths import log_dir
+from orchestrator.pool.operator_key import key_file
+from orchestrator.pool.paths import JOURNAL_BY_DEFAULT, journal_file, log_dir
 from orchestrator.pool.process.logs import require_writable
 from orchestrator.pool.process.ports import free_ports, is_free, require_free
-from orchestrator.pool.spec import PORT_STRIDE, EventKind, LaunchEvent, LaunchSpec
+from orchestrator.pool.spec import PORT_STRIDE, SLOT_MODEL, EventKind, LaunchEvent, LaunchSpec
 from orchestrator.pool.supervise import Unit, supervise
 from orchestrator.pool.units.orchestrator import OrchestratorProcess
 from orchestrator.pool.units.triton import TritonInstance
@@ -50,6 +56,8 @@ class Launcher:
         self.spec = spec
         self.instances: list[TritonInstance] = []
         self.orchestrator: OrchestratorProcess | None = None
+        self._serving: set[str] = set()
+        """Names of the instances that have not been given up."""
         self._emit = on_event
         self._rng = rng or random.Random()
         # An orchestrator elsewhere could not know one that is made up here.
@@ -92,7 +100,15 @@ class Launcher:
         await self._start_all(install)
         self._write_state()
         self._emit(LaunchEvent(EventKind.SERVING, "tidegate", self.url, time.monotonic() - began))
-        await _together(*(self._keep(unit) for unit in self._units))
+        self._serving = {instance.name for instance in self.instances}
+        await _together(self._register(install), *(self._keep(unit) for unit in self._units))
+
+    async def _register(self, install: TritonInstall) -> None:
+        """Have the server in the catalog of engines, for placements and people to name it."""
+        try:
+            await asyncio.to_thread(registered, self.spec.home, install)
+        except (CatalogUnusable, OSError) as error:
+            self._warn(f"the engine is not in the catalog: {error}")
 
     async def _find_triton(self) -> TritonInstall:
         def fetching(what: str) -> None:
@@ -130,13 +146,28 @@ class Launcher:
             self._write_state()
             self._emit(LaunchEvent(EventKind.READY, unit.name, unit.where, seconds))
 
-        await supervise(unit, self.spec.restart, rng=self._rng, on_lost=on_lost, on_ready=on_ready)
+        restart = self.spec.restart
+        try:
+            await supervise(unit, restart, rng=self._rng, on_lost=on_lost, on_ready=on_ready)
+        except GaveUp as error:
+            self._serving.discard(unit.name)
+            if unit is self.orchestrator or not self._serving:
+                raise GaveUp(
+                    f"{error}\nNothing is left that serves, so everything was ended"
+                ) from None
+            self._write_state()
+            text = (
+                f"{error}\nIt is not started again, to have it back mend what ended it and start "
+                f"everything anew; what goes on: {', '.join(sorted(self._serving))}"
+            )
+            self._emit(LaunchEvent(EventKind.WARNED, unit.name, text))
 
     async def _end(self) -> None:
         if self._units:
             began = time.monotonic()
             self._emit(LaunchEvent(EventKind.ENDING, "tidegate"))
             await self._stop_all(self.spec.drain_s)
+            self._remove_passing_journal()
             self._emit(LaunchEvent(EventKind.ENDED, "tidegate", seconds=time.monotonic() - began))
         self._remove_state()
 
@@ -147,17 +178,20 @@ class Launcher:
 
     def _make_units(self, install: TritonInstall) -> None:
         spec = self.spec
-        ports = self._choose_ports()
-        port = self._choose_port() if spec.serve else ports[0].grpc
+        port = self._choose_port() if spec.serve else 0
+        ports = self._choose_ports(port)
         host = spec.host if spec.serve else spec.triton_host
-        logs = None if spec.log_to_stderr else log_dir(spec.home, host, port)
+        logs = None if spec.log_to_stderr else log_dir(spec.home, host, port or ports[0].grpc)
         if logs:
             require_writable(logs)
         self.instances = [
-            self._make_instance(install, index, ports[index], logs)
-            for index in range(spec.instances)
+            self._make_instance(install, server, its_ports, logs)
+            for server, its_ports in zip(self._servers, ports, strict=True)
         ]
         if spec.serve:
+            # Of an earlier run that was killed; within this one a key outlives restarts.
+            with contextlib.suppress(OSError):
+                key_file(spec.home, spec.host, port).unlink(missing_ok=True)
             self.orchestrator = OrchestratorProcess(
                 spec.host,
                 port,
@@ -165,27 +199,58 @@ class Launcher:
                     "TIDEGATE_INSTANCES": ",".join(each.grpc_address for each in self.instances),
                     "TIDEGATE_SHUTDOWN_GRACE_S": str(spec.drain_s),
                     "TIDEGATE_LANE_TOKEN": self._lane_token,
+                    SETTING: spell_tls(spec.tls),
+                    "TIDEGATE_HOME": str(spec.home),
+                    JOURNAL_BY_DEFAULT: str(self._journal(port)),
                 },
                 log=logs and logs / "orchestrator.log",
                 warn=self._warn,
             )
 
-    def _make_instance(
-        self, install: TritonInstall, index: int, ports: TritonPorts, logs: Path | None
-    ) -> TritonInstance:
+    @property
+    def _servers(self) -> list["_Server"]:
+        """What each Triton serves. One has a single model where an orchestrator is in front: two in
+        one Triton end together when the process of either crashes."""
         spec = self.spec
-        name = "triton" if spec.instances == 1 else f"triton-{index}"
-        gpu = {"CUDA_VISIBLE_DEVICES": spec.gpus[index % len(spec.gpus)]} if spec.gpus else {}
+        kinds = [("triton", spec.models)]
+        if spec.serve and SLOT_MODEL in spec.models and len(spec.models) > 1:
+            text = tuple(model for model in spec.models if model != SLOT_MODEL)
+            kinds = [("triton", text), ("slots", (SLOT_MODEL,))]
+        return [
+            _Server(name if spec.instances == 1 else f"{name}-{index}", models, index)
+            for name, models in kinds
+            for index in range(spec.instances)
+        ]
+
+    def _make_instance(
+        self, install: TritonInstall, server: "_Server", ports: TritonPorts, logs: Path | None
+    ) -> TritonInstance:
+        spec, name = self.spec, server.name
+        gpus = spec.gpus
+        gpu = {"CUDA_VISIBLE_DEVICES": gpus[server.index % len(gpus)]} if gpus else {}
         served = TritonSpec(
             spec.model_repository,
-            spec.models,
+            server.models,
             host=spec.triton_host,
             load_timeout_s=spec.load_timeout_s,
             env={_INSTANCES: str(spec.instances), **spec.worker_env, **gpu},
             lane_token=self._lane_token,
+            tls=spec.tls,
         )
         log = logs and logs / f"{name}.log"
         return TritonInstance(name, install, served, ports, log=log, warn=self._warn)
+
+    def _journal(self, port: int) -> Path:
+        return journal_file(self.spec.home, self.spec.host, port)
+
+    def _remove_passing_journal(self) -> None:
+        """On a port that was chosen for this run nobody comes back for what it has."""
+        if self.orchestrator is None or self.spec.port:
+            return
+        path = self._journal(self.orchestrator.port)
+        for file in path.parent.glob(f"{path.name}*"):
+            with contextlib.suppress(OSError):
+                file.unlink()
 
     def _require_guard(self) -> None:
         """Raise ``PortsUnguarded`` when others could reach a Triton that asks for no token."""
@@ -203,26 +268,33 @@ class Launcher:
         """The orchestrator's port: the one asked for, a free one where none was."""
         spec = self.spec
         if not spec.port:
-            return free_ports(1, spec.host)[0]
+            return free_ports(1, spec.host, self._asked_ports())[0]
         remedy = "choose another one: --port 9000 (make demo PORT=9000)"
         require_free(spec.host, spec.port, remedy)
         return spec.port
 
-    def _choose_ports(self) -> list[TritonPorts]:
-        """Ports of every instance: those asked for, free ones where none was."""
-        spec, asked = self.spec, self.spec.triton_ports
-        free = iter(free_ports(3 * spec.instances, spec.triton_host))
+    def _asked_ports(self) -> set[int]:
+        """Those of every Triton that were asked for."""
+        asked, servers = self.spec.triton_ports, range(len(self._servers))
+        firsts = filter(None, (asked.http, asked.grpc, asked.metrics))
+        return {first + PORT_STRIDE * place for first in firsts for place in servers}
 
-        def port(first: int, index: int) -> int:
+    def _choose_ports(self, taken: int) -> list[TritonPorts]:
+        """Ports of every server: those asked for, free ones where none was, but not ``taken``."""
+        spec, asked = self.spec, self.spec.triton_ports
+        servers = range(len(self._servers))
+        free = iter(free_ports(3 * len(servers), spec.triton_host, {taken, *self._asked_ports()}))
+
+        def port(first: int, place: int) -> int:
             if not first:
                 return next(free)
-            number = first + PORT_STRIDE * index
+            number = first + PORT_STRIDE * place
             require_free(spec.triton_host, number, "give another one, or 0 for a free one")
             return number
 
         return [
             TritonPorts(port(asked.http, i), port(asked.grpc, i), port(asked.metrics, i))
-            for i in range(spec.instances)
+            for i in servers
         ]
 
     def _ports_are_free(self) -> bool:
@@ -282,6 +354,15 @@ class Launcher:
 
     def _warn(self, text: str) -> None:
         self._emit(LaunchEvent(EventKind.WARNED, "tidegate", text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """One Triton to start; ``index`` counts those with the same models."""
+
+    name: str
+    models: tuple[str, ...]
+    index: int
 
 
 def _partial(path: Path) -> Path:

@@ -14,6 +14,8 @@ MODEL_REPOSITORY = ROOT / "model_repository"
 DEMO_CHECKPOINT = ROOT / "worker" / "demo_model" / "checkpoint"
 NGC_ROOT = Path("/opt/tritonserver")
 """Where NVIDIA's container images have their Triton."""
+JOURNAL_BY_DEFAULT = "TIDEGATE_JOURNAL_DEFAULT"
+"""Variable by which a launcher names the orchestrator's journal; every setting goes before it."""
 
 
 def state_dir() -> Path:
@@ -32,4 +34,13 @@ def state_dir() -> Path:
 
 def log_dir(home: Path, host: str, port: int) -> Path:
     """Of what listens there: two services that share a port on different hosts share no log."""
-    return home / "logs" / f"{re.sub(r'[^A-Za-z0-9.-]', '_', host)}-{port}"
+    return home / "logs" / _place(host, port)
+
+
+def journal_file(home: Path, host: str, port: int) -> Path:
+    """Where the orchestrator that listens there writes durable tasks down by default."""
+    return home / "journal" / f"{_place(host, port)}.db"
+
+
+def _place(host: str, port: int) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9.-]', '_', host)}-{port}"

@@ -1,4 +1,8 @@
-"""``tidegate pool``: runs a manager in the foreground, or asks the one that runs."""
+"""``tidegate pool``: runs a manager in the foreground, or asks the one that runs.
+
+What only a manager needs, gRPC and HTTP above all, is imported where one begins: to ask takes a
+fraction of the time then.
+"""
 
 import asyncio
 import contextlib
@@ -15,11 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.pool.errors import PoolInUse, ProvisionError
-from orchestrator.pool.fleet.check import plan
 from orchestrator.pool.fleet.control import Answer, ask
-from orchestrator.pool.fleet.home import PoolHome
+from orchestrator.pool.fleet.home import PoolHome, home_of
 from orchestrator.pool.fleet.member import EventKind, PoolEvent, pool_log
-from orchestrator.pool.fleet.service import Ending, PoolService, home_of
 from orchestrator.pool.paths import state_dir
 from orchestrator.pool.pool_file import PoolFile, read_pool_file
 from orchestrator.pool.preflight.nvml import NvmlWhenNeeded
@@ -57,6 +59,8 @@ def run(path: Path) -> int:
 
 
 async def _run(path: Path) -> None:
+    from orchestrator.pool.fleet.service import Ending, PoolService
+
     service = PoolService(path, NvmlWhenNeeded(), say)
     asked = 0
 
@@ -79,6 +83,7 @@ async def _run(path: Path) -> None:
 
 def check(path: Path, *, as_json: bool) -> int:
     """Say what a file would start; 1 where something of it would not."""
+    from orchestrator.pool.fleet.check import plan
 
     async def checked() -> bool:
         planned = await plan(read_pool_file(path), state_dir(), NvmlWhenNeeded())

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -21,8 +22,9 @@ from pydantic import (
     model_validator,
 )
 
+from orchestrator.lanes.tls import Tls
 from orchestrator.pool.errors import PoolFileInvalid
-from orchestrator.pool.process.ports import LAST_PORT
+from orchestrator.pool.process.ports import LAST_PORT, is_loopback
 from orchestrator.pool.spec import PORT_STRIDE
 from worker.settings import WorkerSettings
 
@@ -75,6 +77,8 @@ class PoolSettings(_Strict):
     """What orchestrators are told instead, where they reach this machine by another name."""
     open: bool = False
     """Off loopback, too, whoever reaches Triton may generate without a token."""
+    triton_tls: Tls | None = None
+    """``[pool.triton_tls]``: TLS at the Tritons' gRPC ports (docs/operating.md)."""
     triton: Path | None = None
     """A server to use rather than the first that is found."""
     metrics_port: Port | None = None
@@ -87,7 +91,8 @@ class OrchestratorsSettings(_Strict):
     register_at: tuple[str, ...] = Field(default=(), alias="register")
     """``file:PATH``, a list of addresses that orchestrators follow, or the URL of one."""
     key_env: str = "TIDEGATE_ADMIN_TOKEN"
-    """The environment variable that has the admin's key for those."""
+    """The environment variable that has the admin's key for those; where it has none, the one that
+    an orchestrator of this user keeps on this machine."""
 
     @field_validator("register_at")
     @classmethod
@@ -222,6 +227,22 @@ class PoolFile(_Strict):
         return self
 
     @model_validator(mode="after")
+    def _check_targets(self) -> "PoolFile":
+        """The orchestrator beside follows the pool's own list; told twice, it would have each
+        instance from two sources."""
+        beside = self.orchestrator
+        for entry in self.orchestrators.register_at:
+            url = urlsplit(entry)
+            if beside is None or url.scheme == "file" or url.port != beside.port:
+                continue
+            if url.hostname == beside.host or is_loopback(url.hostname or ""):
+                raise ValueError(
+                    f"{entry} is the orchestrator of [orchestrator], which follows the instances "
+                    "anyway: leave it out of register"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_ports(self) -> "PoolFile":
         """Two on one port would each be told that another program has it."""
         taken: dict[int, str] = {}
@@ -254,20 +275,30 @@ _WORKER = tuple(WorkerSettings.model_fields)
 def read_pool_file(path: Path) -> PoolFile:
     """Raises ``PoolFileInvalid`` with a line for each mistake."""
     try:
-        return parse_pool_file(path.read_text(encoding="utf-8"), str(path))
+        file = parse_pool_file(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise PoolFileInvalid(f"cannot read {path}: {reason}; docs/pool.md shows one") from error
+    for entry in file.orchestrators.register_at:
+        told = Path(entry.removeprefix("file:")).expanduser()
+        if entry.startswith("file:") and told.resolve() == path.resolve():
+            raise PoolFileInvalid(
+                f"{path}: orchestrators.register: {entry} is this very file, which would be "
+                "overwritten with a list of addresses: name another one"
+            )
+    return file
 
 
 def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
     """Of its text; ``where`` it is from is named in errors. Raises ``PoolFileInvalid``."""
     try:
-        return PoolFile.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise PoolFileInvalid(f"{where}: {error}") from error
+        values = tomllib.loads(text)
     except RecursionError:
         raise PoolFileInvalid(f"{where}: its values are nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
+        raise PoolFileInvalid(f"{where}: {error}") from error
+    try:
+        return PoolFile.model_validate(values)
     except ValidationError as error:
         lines = []
         mistakes = error.errors()

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from orchestrator.lanes.tls import Tls
 from orchestrator.pool.engines.triton import TritonPorts
 from orchestrator.pool.paths import MODEL_REPOSITORY, state_dir
 from orchestrator.pool.supervise import RestartPolicy
 
 PORT_STRIDE = 10
-"""Between the configured ports of one instance and the next."""
+"""Between the configured ports of one Triton and the next."""
+SLOT_MODEL = "slot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,11 @@ class LaunchSpec:
     """Off loopback, too, whoever reaches Triton may generate without a token."""
     lane_token: str = field(default="", repr=False)
     """Shared by orchestrator and workers; made up at each start when empty and both are started."""
+    tls: Tls | None = None
+    """Between orchestrator and Tritons; the certificate is shown by both."""
     triton_ports: TritonPorts = field(default_factory=lambda: TritonPorts(0, 0, 0))
-    """Of the first instance, the next ones' ``PORT_STRIDE`` higher each; 0 chooses a free one."""
+    """Of the first Triton, the next ones' ``PORT_STRIDE`` higher each; 0 chooses a free one. Those
+    for clips come after those for text."""
     model_repository: Path = MODEL_REPOSITORY
     models: tuple[str, ...] = ("llm",)
     load_timeout_s: float = 300.0

@@ -104,10 +104,7 @@ async def supervise(
             await unit.stop(0.0)
             failures += 1
             if failures > policy.max_failures:
-                raise GaveUp(
-                    f"{unit.name} failed {failures} times in a row, so everything was ended; "
-                    f"at last: {reason}"
-                )
+                raise GaveUp(f"{unit.name} failed {failures} times in a row; at last: {reason}")
             pause_s = policy.delay_s(failures, rng)
             on_lost(reason, pause_s)
             await asyncio.sleep(pause_s)

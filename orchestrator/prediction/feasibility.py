@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import DeadlineInfeasible
@@ -19,7 +20,7 @@ from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.start_times import StartTimes
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Code, End, Outcome
+from worker.protocol import Code, Outcome
 
 RESUBMIT_MS = 20.0
 """A client needs about this long to ask again."""
@@ -45,6 +46,10 @@ class FeasibilityConfig:
     sample: float = 0.01
     """This share of would-be refusals is let through, to measure how many would have been wrong."""
 
+    def is_capped(self, recent_share: float) -> bool:
+        """Whether so much of what was offered of late was refused that all is let in."""
+        return self.refusal_cap < 1 and recent_share >= self.refusal_cap
+
 
 class RefusalKind(StrEnum):
     """Where a request can end by our own decision."""
@@ -61,12 +66,33 @@ class RefusalKind(StrEnum):
     """Its worker was certain that it would miss."""
 
 
-class RefusalStats:
-    """Draws the sample; counts decisions, and what became of those that were not carried out."""
+class Ended(Protocol):
+    """How it ended."""
 
-    def __init__(self, in_sample: Callable[[Task], bool] = lambda task: False) -> None:
-        """``in_sample`` draws whether a decision is not carried out."""
-        self.in_sample = in_sample
+    @property
+    def outcome(self) -> Outcome: ...
+
+
+class Refusable(Protocol):
+    """What is offered: a task, or a slot."""
+
+    refusal_sample: bool
+    """A decision against it was not carried out, to see what it comes to."""
+
+    @property
+    def ending(self) -> Ended | None: ...
+
+    @property
+    def on_end(self) -> list[Callable[[Self], None]]: ...
+
+
+T = TypeVar("T", bound=Refusable)
+
+
+class RefusalCounts:
+    """Decisions, and what became of those that were not carried out."""
+
+    def __init__(self) -> None:
         self.infeasible = 0
         self.refused = 0
         self.unserved: Counter[RefusalKind] = Counter()
@@ -90,7 +116,16 @@ class RefusalStats:
         samples = self.sampled.total()
         return self.sampled_met / samples if samples else 0.0
 
-    def is_spared(self, task: Task, kind: RefusalKind) -> bool:
+
+class RefusalStats(RefusalCounts, Generic[T]):
+    """Draws the sample and counts."""
+
+    def __init__(self, in_sample: Callable[[T], bool] = lambda task: False) -> None:
+        """``in_sample`` draws whether a decision is not carried out."""
+        super().__init__()
+        self.in_sample = in_sample
+
+    def is_spared(self, task: T, kind: RefusalKind) -> bool:
         """Whether a decision against ``task`` is for the sample; else it is counted as carried
         out.
         """
@@ -99,25 +134,25 @@ class RefusalStats:
         self.unserved[kind] += 1
         return False
 
-    def spare(self, task: Task, kind: RefusalKind) -> None:
+    def spare(self, task: T, kind: RefusalKind) -> None:
         """``task`` is let through; what it comes to is counted once, for the first decision."""
         if task.refusal_sample:
             return
         task.refusal_sample = True
         task.on_end.append(lambda ended: self._ended(ended, kind))
 
-    def runs_on(self, task: Task) -> bool:
+    def runs_on(self, task: T) -> bool:
         """Whether no worker is to stop ``task`` before its deadline."""
         return task.refusal_sample or self.in_sample(task)
 
-    def stopped(self, task: Task, end: End, now: float) -> None:
+    def stopped(self, task: T, code: Code | None, left_ms: float, *, spared: bool) -> None:
         """A worker is done with ``task``: count it if that was a stop, or would have been."""
-        if end.spared:
+        if spared:
             self.spare(task, RefusalKind.STOPPED)
-        elif end.code is Code.DEADLINE_EXCEEDED and task.deadline.left_ms(now) > 0:
+        elif code is Code.DEADLINE_EXCEEDED and left_ms > 0:
             self.unserved[RefusalKind.STOPPED] += 1
 
-    def _ended(self, task: Task, kind: RefusalKind) -> None:
+    def _ended(self, task: T, kind: RefusalKind) -> None:
         ending = task.ending
         if ending is None or ending.outcome in (Outcome.ABORTED, Outcome.FAILED):
             return
@@ -145,7 +180,7 @@ class Feasibility:
         rng: random.Random,
         config: FeasibilityConfig,
     ) -> None:
-        self.stats = RefusalStats(lambda task: rng.random() < config.sample)
+        self.stats = RefusalStats[Task](lambda task: rng.random() < config.sample)
         self._forecaster = forecaster
         self._start_times = start_times
         self._promises = promises
@@ -216,12 +251,13 @@ class Feasibility:
         finish_ms = max(forecast.finish_ms, forecast.least_ms)
         slow_ms = max(forecast.wait_ms + forecast.slow_ms, forecast.least_ms)
         # A moment more than the service needs, for a request that has to come first.
-        earliest_unix_ms = math.ceil(1000 * self._clock.unix() + slow_ms + RESUBMIT_MS)
+        enough_ms = slow_ms + RESUBMIT_MS
+        earliest_unix_ms = math.ceil(1000 * self._clock.unix() + enough_ms)
         self._promises.make(earliest_unix_ms, task)
         return DeadlineInfeasible(
-            f"{left_ms:.0f} ms remain until the deadline; this is likely to need "
-            f"{finish_ms:.0f} ms and cannot do with less than {forecast.least_ms:.0f} ms: "
-            "state a later deadline, or ask for less",
+            f"{left_ms:.0f} ms remain until the deadline, and this cannot do with less than "
+            f"{forecast.least_ms:.0f} ms: come again with a deadline {enough_ms:.0f} ms from now, "
+            "which will most likely be kept, or ask for less",
             predicted_finish_ms=finish_ms,
             earliest_feasible_unix_ms=earliest_unix_ms,
             binding_constraint=binding,
@@ -229,8 +265,7 @@ class Feasibility:
 
     @property
     def _is_capped(self) -> bool:
-        cap = self._config.refusal_cap
-        return cap < 1 and self.stats.recent_share >= cap
+        return self._config.is_capped(self.stats.recent_share)
 
     def _let_through(self, task: Task, kind: RefusalKind) -> None:
         self.stats.spare(task, kind)

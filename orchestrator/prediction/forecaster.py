@@ -38,8 +38,10 @@ LATE_PROMPT = 0.1
 """So much of a prompt is left that should have been computed by now."""
 _FIRST_GUESS_MS = 1000.0
 FIT_SHARE = 0.94
-"""Of a budget that ``fit`` fills: the rest is for whoever comes meanwhile. What is too long after
-all ends cleanly."""
+"""Of a budget that a ``fit`` answer is told to fill: the rest is for whoever comes meanwhile."""
+FIT_HEADROOM = 4
+"""A ``fit`` answer may get so many times longer than it is told, where the machine turns out to be
+faster than it was, or less busy: it ends at its deadline all the same. KV is reserved for that."""
 FIRST_SAFETY, MOST_SAFETY = 2 / 3, 1.5
 """Of the way from usual to slow steps, for a deadline that is named to a client."""
 _PROMISES_LOST = 0.06
@@ -184,7 +186,7 @@ class Forecaster:
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
         due = Due(share_ms, 1000 * (due_at - now))
         left = self._left(task)
-        if task.job.on_deadline is OnDeadline.FIT and not made:
+        if task.job.on_deadline is OnDeadline.FIT:  # as long as there is time for, whenever asked
             most = max(1.0, (due.whole_ms - new * costs.prompt_ms) / costs.token_ms / SURE)
             left = tuple(min(tokens, most) for tokens in left)
         found = urgency(left, new, due, costs, wait_ms)
@@ -321,12 +323,20 @@ class Forecaster:
         return (*times, *[left_ms] * (len(left) - fits))
 
     def fit(self, task: Task, budget_ms: float) -> None:
-        """Shrink a ``fit`` task's ``max_tokens`` to what ``budget_ms`` allows (DL-6)."""
+        """Say how long a ``fit`` task's answer will usually be with ``budget_ms``, and bound it
+        (DL-6).
+
+        The bound is generous, for what ends the answer is the deadline: a pace that was measured
+        on a busier machine costs it nothing. Of a run that has calls to come each keeps to its
+        share of the time, so there the usual length is the bound.
+        """
         tokens = self.fitting_tokens(task, budget_ms)
         task.fitted_tokens = None
         if tokens is not None and tokens < task.sampling.max_tokens:
-            task.sampling = msgspec.structs.replace(task.sampling, max_tokens=tokens)
             task.fitted_tokens = tokens
+            most = tokens if task.calls_left else FIT_HEADROOM * tokens
+            if most < task.sampling.max_tokens and self._is_measured(task.model):
+                task.sampling = msgspec.structs.replace(task.sampling, max_tokens=most)
 
     def fitting_tokens(self, task: Task, budget_ms: float) -> int | None:
         """How long a ``fit`` task's answer may be; None for others, and where nothing is known."""
@@ -339,6 +349,10 @@ class Forecaster:
         room_ms = FIT_SHARE * budget_ms / (1 + task.calls_left)
         fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
         return max(1, task.sampling.min_tokens, fits)
+
+    def _is_measured(self, model: str) -> bool:
+        """Whether steps were seen where ``model`` is served; else its pace is a guess."""
+        return any(pace.steps for pace in self.capacity_of(model).models)
 
     def latest_start_ms(self, task: Task, now: float) -> float:
         """What starts later than this from ``now`` is usually late."""
@@ -368,11 +382,14 @@ class Forecaster:
         basis: tuple[StepModel, Load] | None,
     ) -> None:
         """Learn from a job's end; ``basis`` is what its dispatch knew of the instance."""
-        is_whole = end.code is None and end.reason in (FinishReason.STOP, FinishReason.LENGTH)
         if end.completion_tokens and not _is_length_stated(task):
             finished = end.code is None and end.reason is FinishReason.STOP
             self.lengths.answered(length_key(task), end.completion_tokens, finished=finished)
-        if not is_whole:
+        # One that was cut cleanly took what it took for the tokens that it has.
+        is_told = end.reason in (FinishReason.STOP, FinishReason.LENGTH) or (
+            end.reason is FinishReason.DEADLINE and end.completion_tokens > 0
+        )
+        if end.code is not None or not is_told:
             return
         took_ms = end.wait_ms + end.prefill_ms + end.decode_ms
         if learner is not None and basis is not None and not task.pauses:

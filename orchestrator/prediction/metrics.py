@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from orchestrator.prediction.calibration import Calibration, Tally
-from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
+from orchestrator.prediction.feasibility import RefusalCounts, RefusalKind
 from orchestrator.telemetry.metrics import Row, Samples
 
 
@@ -14,49 +14,53 @@ def _by_bin(read: Callable[[Tally], int]) -> Callable[[Calibration], Samples]:
     )
 
 
-REFUSALS: tuple[Row[RefusalStats], ...] = (
-    Row(
-        "counter",
-        "infeasible_judged",
-        "requests",
-        "Requests judged certain to miss (DL-7)",
-        lambda of: of.infeasible,
-    ),
-    Row(
-        "counter",
-        "infeasible_refused",
-        "requests",
-        "Requests refused as certain to miss (DL-7)",
-        lambda of: of.refused,
-    ),
-    Row(
-        "counter",
-        "unserved",
-        "requests",
-        "Requests ended by our own decision (DL-17)",
-        lambda of: [((kind,), of.unserved[kind]) for kind in RefusalKind],
-        ("kind",),
-    ),
-    Row(
-        "counter",
-        "infeasible_samples",
-        "requests",
-        "Sampled refusals, which were not carried out: what the requests came to (DL-17)",
-        lambda of: [
-            ((kind, result), of.sampled[kind, met])
-            for kind in RefusalKind
-            for result, met in (("met", True), ("lost", False))
-        ],
-        ("kind", "result"),
-    ),
-    Row(
-        "gauge",
-        "false_refusal_rate",
-        "share",
-        "Sampled refusals whose request was met after all, of all sampled (DL-17)",
-        lambda of: of.false_rate,
-    ),
-)
+def refusals(prefix: str, what: str) -> tuple[Row[RefusalCounts], ...]:
+    """Of ``what`` is offered: its plural."""
+    return (
+        Row(
+            "counter",
+            f"{prefix}infeasible_judged",
+            what,
+            f"{what.capitalize()} judged certain to miss (DL-7)",
+            lambda of: of.infeasible,
+        ),
+        Row(
+            "counter",
+            f"{prefix}infeasible_refused",
+            what,
+            f"{what.capitalize()} refused as certain to miss (DL-7)",
+            lambda of: of.refused,
+        ),
+        Row(
+            "counter",
+            f"{prefix}unserved",
+            what,
+            f"{what.capitalize()} ended by our own decision (DL-17)",
+            lambda of: [((kind,), of.unserved[kind]) for kind in RefusalKind],
+            ("kind",),
+        ),
+        Row(
+            "counter",
+            f"{prefix}infeasible_samples",
+            what,
+            f"Sampled refusals, which were not carried out: what the {what} came to (DL-17)",
+            lambda of: [
+                ((kind, result), of.sampled[kind, met])
+                for kind in RefusalKind
+                for result, met in (("met", True), ("lost", False))
+            ],
+            ("kind", "result"),
+        ),
+        Row(
+            "gauge",
+            f"{prefix}false_refusal_rate",
+            "share",
+            f"Sampled refusals whose {what.removesuffix('s')} was met after all, of all sampled"
+            " (DL-17)",
+            lambda of: of.false_rate,
+        ),
+    )
+
 
 CALIBRATION: tuple[Row[Calibration], ...] = (
     Row(

@@ -1,30 +1,56 @@
-"""Quantiles over a sliding window."""
+"""Quantiles over a sliding window that forgets when what comes is not like it any more."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 
 _WINDOW = 256
+_LATEST = 6
+"""Values that are kept when the others are forgotten; newer ones are compared with what was before
+these, so that a change is not its own measure."""
+_FEWEST = 4
+_RANK_SMOOTHING = 1 / 12
+_SURPRISE = 0.25
+"""Mean ranks of the latest values this far from the middle are no chance: over four sigma."""
 
 
 class Quantiles:
-    """Quantiles over a sliding window of values; starts from a prior that newer values push out."""
+    """Quantiles over a sliding window of values; starts from a prior that newer values push out.
+
+    Values that keep coming from one end of the window are of another time, a machine that has got
+    busy or is so no more: after about ten of them what was before is forgotten, either way alike.
+    """
 
     def __init__(self, prior: Iterable[float], size: int = _WINDOW) -> None:
         self._recent = deque(prior)
         self._sorted = sorted(self._recent)
+        self._older = list(self._sorted)
+        """Sorted too: all but the ``_LATEST`` that were added last."""
         self._size = size
+        self._mean_rank = 0.5
         self.observed = 0
 
     def add(self, value: float) -> None:
         """Count a value; the oldest goes once the window is full (the prior counts as oldest)."""
         self.observed += 1
+        self._mean_rank += _RANK_SMOOTHING * (self._rank(value) - self._mean_rank)
         self._recent.append(value)
         insort(self._sorted, value)
-        surplus = len(self._recent) - self._size
-        for _ in range(surplus):
+        if self.observed > _LATEST:
+            insort(self._older, self._recent[-1 - _LATEST])
+        keeps = self._size
+        if abs(self._mean_rank - 0.5) > _SURPRISE:
+            keeps, self._mean_rank = min(self._size, _LATEST), 0.5
+        for _ in range(len(self._recent) - keeps):
             oldest = self._recent.popleft()
             del self._sorted[bisect_left(self._sorted, oldest)]
+            if self._older:
+                del self._older[bisect_left(self._older, oldest)]
+
+    @property
+    def count(self) -> int:
+        """Values that the quantiles rest on, the prior's that are left among them."""
+        return len(self._sorted)
 
     def at(self, share: float) -> float:
         """The value below which ``share`` of the window lies, between neighbours linearly."""
@@ -35,6 +61,10 @@ class Quantiles:
         part = place - low
         return self._sorted[low] * (1 - part) + self._sorted[low + 1] * part
 
-    def rank(self, value: float) -> float:
-        """The share of the window below ``value``."""
-        return bisect_left(self._sorted, value) / len(self._sorted)
+    def _rank(self, value: float) -> float:
+        """The share of what is older below ``value``, of equals half; in the middle while that is
+        too little to tell."""
+        older = self._older
+        if len(older) < _FEWEST:
+            return 0.5
+        return (bisect_left(older, value) + bisect_right(older, value)) / (2 * len(older))

@@ -7,16 +7,18 @@ what was predicted for them is kept as a window of ratios.
 """
 
 import math
+from collections import deque
 from typing import NamedTuple
 
 from orchestrator.prediction.quantiles import Quantiles
-from orchestrator.prediction.step_model import Load, StepModel, Work
+from orchestrator.prediction.step_model import LEAST_SHARE, Load, StepModel, Work
 from worker.protocol import WorkerStats
 
 MID, HIGH = 0.5, 0.98
 """Quantiles of the ratio of actual to predicted time: usual, and seldom slower."""
 LEARNT_STEPS = 64
-"""Steps before the fastest of them bounds anything: ignorance refuses nobody."""
+"""Steps before the fastest of them bounds anything: ignorance refuses nobody. A time that beats
+what would have been certain begins the count anew: the machine was busy until then."""
 
 _OUTLIER = math.log(1.5)
 _JUMP_AFTER = 2
@@ -26,6 +28,9 @@ _MAX_VARIANCE = 100.0
 _LEAST_SHARE = 1e-3
 _MOST_RATIO = math.log(10.0)
 _SMOOTHING = 0.2
+_RATE_MS = 100.0
+"""Of steps: over less, tokens per second are noise."""
+_MOST_RATES = 256
 
 
 class _Totals(NamedTuple):
@@ -58,10 +63,16 @@ class StepLearner:
         self._odd = 0
         self._epoch = 0
         self._fastest_ms = math.inf
-        self._steps_seen = 0
+        self._bound_steps = 0
+        """Since the bound was beaten last."""
+        self._steps_at_pace = 0
         self._last_running = 0
+        self._rates: deque[float] = deque(maxlen=_MOST_RATES)
+        """Tokens per second, each over ``_RATE_MS`` of steps or a little more."""
+        self._rate_tokens, self._rate_ms = 0, 0.0
         # ± 40 % around 1, as log ratios.
         self._ratios = Quantiles([math.log(0.6 + 0.08 * i) for i in range(11)])
+        self._jobs = 0
         self._model: StepModel | None = None
 
     @property
@@ -77,7 +88,7 @@ class StepLearner:
     def model(self) -> StepModel:
         """As learnt so far."""
         if self._model is None:
-            known = self._steps_seen >= LEARNT_STEPS
+            known = self._bound_steps >= LEARNT_STEPS
             base, row, prompt = self._coefficients
             self._model = StepModel(
                 slots=self._slots,
@@ -87,11 +98,19 @@ class StepLearner:
                 prompt_token_ms=prompt,
                 prompt_tokens_per_step=self._prompts_per_step,
                 ratios=(math.exp(self._ratios.at(MID)), math.exp(self._ratios.at(HIGH))),
-                # One that was never idle has not shown how fast it is alone: the fit says it.
-                fastest_ms=min(self._fastest_ms, base + row) if known else 0.0,
+                fastest_ms=self._bound_ms if known else 0.0,
                 epoch=self._epoch,
+                tokens_per_s=max(self._rates, default=0.0),
+                steps=self._steps_at_pace,
+                jobs=self._jobs,
             )
         return self._model
+
+    @property
+    def _bound_ms(self) -> float:
+        """The least time per token, where enough was seen."""
+        # One that was never idle has not shown how fast it is alone: the fit says it.
+        return min(self._fastest_ms, self._coefficients[0] + self._coefficients[1])
 
     def observe(self, stats: WorkerStats) -> None:
         """Take in a worker's statistics; those without new steps change nothing."""
@@ -105,6 +124,7 @@ class StepLearner:
             if stats.step_ms > 0 and stats.step_ms != self._last_step_ms:
                 self._last_step_ms = stats.step_ms
                 self._fit([1.0, float(stats.running), 0.0], stats.step_ms)
+                self._count(1, stats.running, stats.step_ms)
             return
         is_past = last is None or now.steps < last.steps  # the first word of a process
         if last is None or is_past:
@@ -119,15 +139,28 @@ class StepLearner:
         # Some engines give a row several tokens a step: a row's share of them counts.
         per_row = max(1.0, made / steps / max(1, stats.running, self._last_running))
         self._last_running = stats.running
-        self._fastest_ms = min(self._fastest_ms, busy_ms / steps / per_row)
+        token_ms = busy_ms / steps / per_row
+        if token_ms < LEAST_SHARE * self._bound_ms:
+            self._bound_steps = 0
+        self._fastest_ms = min(self._fastest_ms, token_ms)
         if is_past:
             if self._fitted:  # by what was seen of the process before
                 return
             self._guess_from([1.0, rows, prompts], busy_ms / steps)
             return
-        self._steps_seen += steps
         self._prompts_per_step += _SMOOTHING * (prompts - self._prompts_per_step)
         self._fit([1.0, rows, prompts], busy_ms / steps)
+        self._count(steps, made, busy_ms)
+
+    def _count(self, steps: int, tokens: int, busy_ms: float) -> None:
+        """What predictions rest on, and how many tokens come of it."""
+        self._bound_steps += steps
+        self._steps_at_pace += steps
+        self._rate_tokens += tokens
+        self._rate_ms += busy_ms
+        if self._rate_ms >= _RATE_MS:
+            self._rates.append(1000 * self._rate_tokens / self._rate_ms)
+            self._rate_tokens, self._rate_ms = 0, 0.0
 
     def finished(self, model: StepModel, load: Load, work: Work, service_ms: float) -> None:
         """A job took ``service_ms`` from dispatch to its end; ``work`` has what it really was.
@@ -141,6 +174,7 @@ class StepLearner:
         if modelled > 0:
             ratio = math.log(service_ms / modelled)
             self._ratios.add(min(max(ratio, -_MOST_RATIO), _MOST_RATIO))
+            self._jobs = min(self._jobs + 1, self._ratios.count)
             self._model = None
 
     def _guess_from(self, features: list[float], step_ms: float) -> None:
@@ -171,6 +205,8 @@ class StepLearner:
             if abs(self._odd) >= _JUMP_AFTER:
                 self._rescale(ratio, features, step_ms)
                 self._epoch += 1
+                self._steps_at_pace = 0
+                self._rates.clear()
             return
         self._odd = 0
         for i in range(3):

@@ -67,7 +67,7 @@ class StepUnderLoad:
     ahead_tokens: int
     step_tokens: int
     tokens_per_s: float
-    """Of all jobs together, with every slot in use."""
+    """Of all jobs together, as measured; see ``StepModel``."""
 
     def finish_ms(self, new_tokens: int, output_tokens: int) -> float:
         """From now on, for a job with so many prompt tokens to compute and to generate."""
@@ -88,6 +88,10 @@ class StepModel:
     ``fastest_ms`` is the least time per token that any row ever took, 0 while too few were seen.
     ``prompt_tokens_per_step`` is what other jobs' prompts add to the steps of late. ``epoch``
     moves when the speed changes so much that jobs under way say nothing about the new one.
+
+    ``tokens_per_s`` is what all jobs together were really given in the best tenth of a second of
+    late, 0 until measured. ``steps`` and ``jobs`` are how many the figures rest on: steps since the
+    speed last changed so, finished jobs in ``ratios``.
     """
 
     slots: int
@@ -99,6 +103,9 @@ class StepModel:
     ratios: tuple[float, float] = (1.0, 2.0)
     fastest_ms: float = 0.0
     epoch: int = 0
+    tokens_per_s: float = 0.0
+    steps: int = 0
+    jobs: int = 0
 
     @property
     def known(self) -> bool:
@@ -144,7 +151,7 @@ class StepModel:
             step_ms=self.step_ms(jobs + 1) * mid,
             ahead_tokens=ahead,
             step_tokens=self.step_tokens,
-            tokens_per_s=1000 * self.slots / (self.step_ms(self.slots) * mid),
+            tokens_per_s=self.tokens_per_s,
         )
 
     def least_ms(self, work: Work) -> float:

@@ -1,13 +1,16 @@
-"""Long prompts are encoded here, on threads: a step at a time, the earliest deadline first.
+"""Long prompts are encoded here, on threads: a step at a time, of tenants in turn, and of each
+one's own prompts the earliest deadline first.
 
 A step is a slice of a prompt, some ten milliseconds of work, so that a prompt of megabytes delays
 nobody who has less time. A tokenizer whose texts cannot be cut makes *long* steps; these never
 take the last thread. What waits is bounded in bytes, and is dropped once its deadline has passed.
+Nor can one tenant take all of these bytes: three times what is left, at most.
 """
 
 import asyncio
 import heapq
 import time
+from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -17,6 +20,7 @@ from typing import Any, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import DeadlineExceeded, QueueFull
+from orchestrator.fair_share import SHARE_OF_THE_REST, FairShares
 
 T = TypeVar("T")
 
@@ -33,10 +37,14 @@ _FIRST_S_PER_BYTE = 1e-6
 class _Job:
     steps: Steps[Any]
     size: int
+    tenant: str
+    due_at: float
     done: asyncio.Future[Any]
     is_long: bool = False
     is_running: bool = False
     took_s: float = 0.0
+    charged_s: float = 0.0
+    """Of these, what its tenant has been charged with."""
 
     def step(self) -> tuple[bool, Any]:
         """Whether this was the last one, and its result or whether the next is long."""
@@ -58,30 +66,31 @@ class EncodingStage:
     max_bytes: int
     clock: Clock
     held_bytes: int = field(default=0, init=False)
-    _waiting: list[tuple[float, int, _Job]] = field(default_factory=list, init=False)
+    _held: Counter[str] = field(default_factory=Counter, init=False)
+    """Bytes by tenant."""
+    _waiting: dict[str, list[tuple[float, int, _Job]]] = field(default_factory=dict, init=False)
+    _shares: FairShares = field(default_factory=lambda: FairShares(lag_jobs=0.0), init=False)
     _running: int = field(default=0, init=False)
     _running_long: int = field(default=0, init=False)
     _numbers: "count[int]" = field(default_factory=count, init=False)
     _s_per_byte: float = field(default=_FIRST_S_PER_BYTE, init=False)
 
-    async def run(self, steps: Steps[T], size: int, due_at: float, part: str = "") -> T:
+    async def run(
+        self, steps: Steps[T], size: int, due_at: float, part: str = "", tenant: str = ""
+    ) -> T:
         """What ``steps`` return. ``size`` is in bytes, ``due_at`` on the clock; ``part`` is what
         of the answer is due then, empty for the whole.
 
         Raises what they raise, ``QueueFull``, or ``DeadlineExceeded`` once ``due_at`` has passed.
         """
-        most = self.max_bytes if size <= SMALL_BYTES else self.max_bytes * 7 // 8
-        if self.held_bytes and self.held_bytes + size > most:
-            wait_s = self.held_bytes * self._s_per_byte / self.threads
-            raise QueueFull(
-                f"prompts of {self.held_bytes} bytes wait to become tokens already; "
-                "try again shortly, or send token ids",
-                retry_after_ms=1000 * wait_s,
-            )
-        job = _Job(steps, size, asyncio.get_running_loop().create_future())
+        self._require_room(size, tenant)
+        done = asyncio.get_running_loop().create_future()
+        job = _Job(steps, size, tenant, due_at, done)
         self.held_bytes += size
+        self._held[tenant] += size
         job.done.add_done_callback(lambda _: self._left(job))
-        self._wait(job, due_at)
+        self._wait(job)
+        self._start()
         timer = self.clock.call_at(due_at, partial(self._time_out, job.done, due_at, part))
         try:
             result: T = await job.done
@@ -89,33 +98,55 @@ class EncodingStage:
         finally:
             timer.cancel()
 
-    def _wait(self, job: _Job, due_at: float) -> None:
-        heapq.heappush(self._waiting, (due_at, next(self._numbers), job))
-        self._start()
+    def _require_room(self, size: int, tenant: str) -> None:
+        most = self.max_bytes if size <= SMALL_BYTES else self.max_bytes * 7 // 8
+        own, left = self._held[tenant], self.max_bytes - self.held_bytes - size
+        is_over_share = own and own + size > SHARE_OF_THE_REST * left
+        if self.held_bytes and (self.held_bytes + size > most or is_over_share):
+            wait_s = self.held_bytes * self._s_per_byte / self.threads
+            whose = " of this tenant" if is_over_share else ""
+            held = own if is_over_share else self.held_bytes
+            raise QueueFull(
+                f"prompts{whose} of {held} bytes wait to become tokens already; "
+                "try again shortly, or send token ids",
+                retry_after_ms=1000 * wait_s,
+            )
+
+    def _wait(self, job: _Job) -> None:
+        self._shares.joined(job.tenant)
+        waiting = self._waiting.setdefault(job.tenant, [])
+        heapq.heappush(waiting, (job.due_at, next(self._numbers), job))
 
     def _start(self) -> None:
         """Put free threads to work."""
         put_off = []
         while self._waiting and self._running < self.threads:
-            entry = heapq.heappop(self._waiting)
-            due_at, _, job = entry
+            job = self._next()
             if job.done.done():  # nobody waits for it any more
                 continue
             if job.is_long and self._running_long >= max(1, self.threads - 1):
-                put_off.append(entry)
+                put_off.append(job)
             else:
                 job.is_running = True
                 self._running += 1
                 self._running_long += job.is_long
                 step = asyncio.get_running_loop().run_in_executor(self.executor, job.step)
-                step.add_done_callback(partial(self._stepped, job, due_at, job.is_long))
-        for entry in put_off:
-            heapq.heappush(self._waiting, entry)
+                step.add_done_callback(partial(self._stepped, job, job.is_long))
+        for job in put_off:
+            self._wait(job)
 
-    def _stepped(
-        self, job: _Job, due_at: float, was_long: bool, step: "asyncio.Future[tuple[bool, Any]]"
-    ) -> None:
+    def _next(self) -> _Job:
+        tenant = self._shares.next_of(list(self._waiting))
+        waiting = self._waiting[tenant]
+        _, _, job = heapq.heappop(waiting)
+        if not waiting:
+            del self._waiting[tenant]
+        return job
+
+    def _stepped(self, job: _Job, was_long: bool, step: "asyncio.Future[tuple[bool, Any]]") -> None:
         job.is_running = False
+        self._shares.served(job.tenant, 1000 * (job.took_s - job.charged_s))
+        job.charged_s = job.took_s
         self._running -= 1
         self._running_long -= was_long
         if step.cancelled():  # the service is going down
@@ -127,7 +158,8 @@ class EncodingStage:
             is_over, result = step.result()
             if not is_over and not job.done.done():
                 job.is_long = result
-                self._wait(job, due_at)
+                self._wait(job)
+                self._start()
                 return
             if is_over:
                 self._s_per_byte += 0.1 * (job.took_s / max(1, job.size) - self._s_per_byte)
@@ -141,6 +173,9 @@ class EncodingStage:
         if not job.is_running and job.size:
             job.steps.close()
             self.held_bytes -= job.size
+            self._held[job.tenant] -= job.size
+            if not self._held[job.tenant]:
+                del self._held[job.tenant]
             job.size = 0
 
     def _time_out(self, done: "asyncio.Future[Any]", due_at: float, part: str) -> None:

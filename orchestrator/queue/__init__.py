@@ -2,6 +2,5 @@
 
 - ``task_queue``  least slack first, by class and tenant
 - ``tiers``       interactive before batch, background after both
-- ``fair_share``  virtual time per tenant
 - ``order``       what an operator may choose
 """

@@ -12,23 +12,36 @@ Tasks with next to no chance of being in time are *background*: they get what no
 come back as soon as a plan gives them a chance. At ``drop_at``, the deadline less the least that
 its work can take, a task is taken out.
 
-Each operation takes O(log n) in tasks, and linear time in the tenants that wait.
+Who comes to a full queue takes the place of a task that would have left late::
+
+    newcomer is interactive   batch work of its own tenant
+    newcomer is of a tenant   any work of the tenant with the most places, batch work first
+    with fewer places
+
+so that no tenant keeps more than its share of the places while others want theirs, and one that is
+alone has all of them (longest queue drop; Suter et al., 1999). Tasks that hold their places, such
+as durable ones, are never sent away.
+
+Each operation takes O(log n) in tasks, and linear time in the tenants that wait; only finding whose
+place to take may look at all that hold theirs.
 
 No clock and no tasks of its own: the dispatcher says what time it is.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from orchestrator.queue.fair_share import FairShares
+from orchestrator.fair_share import FairShares
 from orchestrator.queue.order import QueueOrder, QueuePolicy
 from orchestrator.queue.tiers import (
     BACKGROUND_TIERS,
     BATCH_FIRST,
     BATCH_TIERS,
+    INTERACTIVE_TIERS,
     TIERS,
     Key,
     Tier,
@@ -64,6 +77,10 @@ class Queueable(Protocol):
     @property
     def paused_on(self) -> str:
         """Where it has begun and stands still; empty while it waits for its start."""
+
+    @property
+    def holds_place(self) -> bool:
+        """Nobody takes its place: it was promised, or it has begun."""
 
     @property
     def is_background(self) -> bool: ...
@@ -109,7 +126,9 @@ class TaskQueue(Generic[T]):
         self._ids: dict[int, str] = {}
         self._drops: list[Key] = []
         self._arrivals = 0
-        self._paused = 0
+        self._places: dict[str, int] = {}
+        """Tasks that wait for their start, by tenant."""
+        self._new = 0
         self._since_batch = 0
 
     def __len__(self) -> int:
@@ -126,7 +145,7 @@ class TaskQueue(Generic[T]):
     @property
     def new(self) -> int:
         """How many tasks wait for their start."""
-        return len(self._entries) - self._paused
+        return self._new
 
     @property
     def background(self) -> int:
@@ -166,14 +185,52 @@ class TaskQueue(Generic[T]):
             gone.append(entry.task)
         return gone
 
-    def oldest_batch(self, may_go: Callable[[T], bool] = lambda task: True) -> T | None:
-        """The batch task that has waited longest, of those that may: whom ``drop-lru`` drops."""
+    # ── a full queue ─────────────────────────────────────────────────────────────────────────
+
+    def giving_way(self, newcomer: T) -> T | None:
+        """Whose place ``newcomer`` takes where there is none left; None: nobody's."""
+        if self._order is QueueOrder.FIFO:
+            return None
+        own = self._places.get(newcomer.tenant, 0)
+        larger = [tenant for tenant, count in self._places.items() if count > own + 1]
+        larger.sort(key=lambda tenant: -self._places[tenant])
+        batch = larger
+        if newcomer.priority is Priority.INTERACTIVE:
+            batch = sorted({*larger, newcomer.tenant}, key=lambda t: -self._places.get(t, 0))
+        return self._last(BATCH_TIERS, batch) or self._last(INTERACTIVE_TIERS, larger)
+
+    def oldest_batch(self, newcomer: T) -> T | None:
+        """The batch task that has waited longest, of a tenant with no fewer places than that of
+        ``newcomer``: whose place it takes under ``drop-lru``."""
+        own = self._places.get(newcomer.tenant, 0)
         batch = [
             entry
             for entry in self._entries.values()
-            if entry.task.priority is Priority.BATCH and may_go(entry.task)
+            if entry.task.priority is Priority.BATCH
+            and not entry.task.holds_place
+            and self._places[entry.task.tenant] >= own
         ]
         return min(batch, key=lambda entry: entry.key.arrival).task if batch else None
+
+    def lets_in(self, *, others: bool) -> bool:
+        """Whether a place could be had now: by interactive work of those that wait already, or,
+        with ``others``, by a tenant that has none yet."""
+        if not self.full:
+            return True
+        if self._last(BATCH_TIERS, self._places) is not None:
+            return True
+        several = [tenant for tenant, count in self._places.items() if count > 1]
+        return others and self._last(INTERACTIVE_TIERS, several) is not None
+
+    def _last(self, tiers: Sequence[Tier], tenants: Iterable[str]) -> T | None:
+        """Of the first of ``tenants`` that has any: who leaves last and does not hold its place."""
+        for tenant in tenants:
+            for tier in reversed(tiers):
+                for key in reversed(self._tiers[tier].keys.get(tenant, ())):
+                    task = self._entries[self._ids[key.arrival]].task
+                    if not task.holds_place:
+                        return task
+        return None
 
     def reorder(self, tasks: Iterable[T]) -> None:
         """Read the times of these tasks again, those that still wait: predictions have changed."""
@@ -279,7 +336,8 @@ class TaskQueue(Generic[T]):
             task.work_ms,
             bool(task.paused_on),
         )
-        self._paused += entry.is_paused
+        if not entry.is_paused:
+            self._count(task.tenant, 1)
         self._entries[task.id] = entry
         self._ids[arrival] = task.id
         self._tiers[tier].add(tenant, entry.key)
@@ -295,7 +353,8 @@ class TaskQueue(Generic[T]):
         entry = self._entries.pop(task_id, None)
         if entry is None:
             return None
-        self._paused -= entry.is_paused
+        if not entry.is_paused:
+            self._count(entry.task.tenant, -1)
         del self._ids[entry.key.arrival]
         self._tiers[entry.tier].discard(entry.tenant, entry.key)
         del self._drops[bisect_left(self._drops, entry.drop)]
@@ -303,6 +362,12 @@ class TaskQueue(Generic[T]):
         if not self._entries:
             self.work_ms = 0.0
         return entry
+
+    def _count(self, tenant: str, change: int) -> None:
+        self._new += change
+        self._places[tenant] = self._places.get(tenant, 0) + change
+        if not self._places[tenant]:
+            del self._places[tenant]
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless all indexes agree."""
@@ -312,6 +377,8 @@ class TaskQueue(Generic[T]):
             for tenant, keys in self._tiers[tier].keys.items()
             for key in keys
         ]
+        places = Counter(e.task.tenant for e in self._entries.values() if not e.is_paused)
+        assert self._places == places and self._new == places.total()
         assert sorted(keys) == sorted((e.tier, e.tenant, e.key) for e in self._entries.values())
         assert self._drops == sorted(entry.drop for entry in self._entries.values())
         assert self._ids == {entry.key.arrival: id for id, entry in self._entries.items()}

@@ -1,4 +1,11 @@
-"""Which slots are let in: those that can be in time without making others late (DL-7)."""
+"""Which slots are let in: those that can be in time without making others late (DL-7).
+
+While an instance idles, or has rendered nothing of late that would tell, what may be met is let in,
+however unlikely that is by what was known before (DL-15). Where neither helps, a sample is let in,
+to see how often a refusal is wrong (DL-17).
+"""
+
+import random
 
 from orchestrator.clock import Clock
 from orchestrator.errors import (
@@ -8,11 +15,18 @@ from orchestrator.errors import (
     QueueFull,
     TidegateError,
 )
+from orchestrator.prediction.feasibility import (
+    AdmissionMode,
+    FeasibilityConfig,
+    RefusalKind,
+    RefusalStats,
+)
 from orchestrator.slots.fleet import SlotFleet, SlotInstance
 from orchestrator.slots.forecast import Expected, Line, Wish, best_plan, forecast, place
 from orchestrator.slots.gate import SlotGate
 from orchestrator.slots.slot import Slot
 from orchestrator.slots.waiting import WaitingSlots
+from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import excerpt
 
 
@@ -25,11 +39,15 @@ class SlotAdmission:
         fleet: SlotFleet,
         waiting: WaitingSlots,
         clock: Clock,
+        rng: random.Random,
+        config: FeasibilityConfig,
         *,
         queue_size: int,
     ) -> None:
-        self.predicts = gate.predicts
-        """Whether slots that cannot be in time are refused."""
+        self.stats = RefusalStats[Slot](lambda slot: rng.random() < config.sample)
+        self.refuses = config.mode is AdmissionMode.ENFORCE
+        """Whether slots that are certain to be late are refused."""
+        self._config = config
         self._gate = gate
         self._fleet = fleet
         self._waiting = waiting
@@ -44,20 +62,17 @@ class SlotAdmission:
             raise NotReady("no instance that renders slots is ready; try again shortly")
         now = self._clock.now()
         _require_providers(slot.wish, ready)
-        slot.start_by = max(slot.wish.start_by(instance.ability) for instance in ready)
-        if len(self._waiting) >= self._queue_size and not any(one.free for one in ready):
-            first_at = min(line.free_at for line in self._waiting.lines(now).values())
-            raise QueueFull(
-                f"{len(self._waiting)} slots wait already",
-                retry_after_ms=max(1000.0, 1000 * (first_at - now)),
-            )
-        if self.predicts:
-            self._require_feasible(slot, now)
+        self._waiting.time(slot)
+        self._require_room(slot, ready, now)
+        if self._config.mode is AdmissionMode.OFF:
+            return
+        why = self._infeasibility(slot, ready, now)
+        self._require_feasible(slot, why)
 
     def hopeless(self, slot: Slot, now: float) -> TidegateError | None:
         """Why nothing that there is could finish the least of a slot that waits any more; None
-        where something could."""
-        if not self.predicts or now <= slot.start_by:
+        where something could, or where a sample gets its try."""
+        if not self.refuses or now <= slot.drop_at or slot.refusal_sample:
             return None
         if slot.loss is not None:
             return slot.loss
@@ -65,28 +80,82 @@ class SlotAdmission:
         found = place(slot.wish, lines)
         if found is None:
             return NotReady("no instance that could render this is left; try again shortly")
+        stats = self.stats
+        stats.infeasible += 1
+        if self._config.is_capped(stats.recent_share) or stats.is_spared(slot, RefusalKind.QUEUE):
+            stats.spare(slot, RefusalKind.QUEUE)
+            return None
+        stats.refused_late()
         return self._infeasible(slot.wish, found, now)
 
-    def _require_feasible(self, slot: Slot, now: float) -> None:
-        """Raise unless it can be in time, and lets those be so that were let in before."""
+    def tries(self, slot: Slot, free: list[SlotInstance], now: float) -> list[SlotInstance]:
+        """Of those that are ``free``, where one that will hardly be in time anywhere is begun."""
+        expected = self._waiting.expected(slot)
+        if expected is not None and expected.is_in_time:  # where it has to wait
+            return []
+        if slot.refusal_sample or not self.refuses:
+            return free
+        return [one for one in free if slot.wish.may_be_met(one.ability, now)]
+
+    def _require_room(self, slot: Slot, ready: list[SlotInstance], now: float) -> None:
+        """Raise where too many wait already."""
+        if len(self._waiting) < self._queue_size or any(one.free for one in ready):
+            return
+        if self.stats.is_spared(slot, RefusalKind.QUEUE_FULL):
+            self.stats.spare(slot, RefusalKind.QUEUE_FULL)
+            return
+        first_at = min(line.free_at for line in self._waiting.lines(now).values())
+        raise QueueFull(
+            f"{len(self._waiting)} slots wait already",
+            retry_after_ms=max(1000.0, 1000 * (first_at - now)),
+        )
+
+    def _require_feasible(self, slot: Slot, why: DeadlineInfeasible | None) -> None:
+        """Raise ``why``, unless that is to be seen (DL-17)."""
+        stats = self.stats
+        if why is None:
+            stats.offered(refused=False)
+            return
+        stats.infeasible += 1
+        lets_in = not self.refuses or self._config.is_capped(stats.recent_share)
+        if not lets_in and not stats.is_spared(slot, RefusalKind.ADMISSION):
+            stats.offered(refused=True)
+            raise why
+        stats.offered(refused=False)
+        stats.spare(slot, RefusalKind.ADMISSION)
+        service_log.info(
+            "infeasible deadline let through: %s",
+            why.message,
+            extra=fields(slot_id=slot.id, correlation_id=slot.job.correlation_id),
+        )
+
+    def _infeasibility(
+        self, slot: Slot, ready: list[SlotInstance], now: float
+    ) -> DeadlineInfeasible | None:
+        """Why it cannot be in time, or would make those late that were let in before."""
+        wish = slot.wish
         place_in_line = self._waiting.place_of(slot)
         others = [other.wish for other in self._waiting]
-        with_it = [*others[:place_in_line], slot.wish, *others[place_in_line:]]
+        with_it = [*others[:place_in_line], wish, *others[place_in_line:]]
         found = forecast(with_it, self._waiting.lines(now))
         own = found[place_in_line]
         assert own is not None, "somebody has its providers"
         if not own.is_in_time:
-            raise self._infeasible(slot.wish, own, now)
+            tries = (one.ability for one in ready if one.free or not wish.is_known(one.ability))
+            if any(wish.may_be_met(ability, now) for ability in tries):
+                return None
+            return self._infeasible(wish, own, now)
         behind = found[place_in_line + 1 :]
         if all(map(_is_in_time, behind)):
-            return
+            return None
         lines = self._waiting.lines(now)
         without = forecast(others, lines)[place_in_line:]
         pairs = zip(behind, without, strict=True)
         if any(_is_in_time(alone) and not _is_in_time(late) for late, alone in pairs):
-            last = place(slot.wish, lines)  # behind all others
+            last = place(wish, lines)  # behind all others
             assert last is not None
-            raise self._infeasible(slot.wish, last, now, others_first=True)
+            return self._infeasible(wish, last, now, others_first=True)
+        return None
 
     def _infeasible(
         self, wish: Wish, found: Expected, now: float, *, others_first: bool = False

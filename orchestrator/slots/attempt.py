@@ -31,16 +31,25 @@ class AttemptSink(Protocol):
 
 
 class Attempt:
-    """A slot that was sent to ``address``; ``begun`` says how far it is there."""
+    """A slot that was sent to ``address``; ``begun`` says how far it is there. With ``keep_on``
+    nothing but its deadline stops it there."""
 
     def __init__(
-        self, slot: Slot, address: str, begun: Begun, sink: AttemptSink, clock: Clock
+        self,
+        slot: Slot,
+        address: str,
+        begun: Begun,
+        sink: AttemptSink,
+        clock: Clock,
+        *,
+        keep_on: bool = False,
     ) -> None:
         self.slot = slot
         self.address = address
         self.begun = begun
         self._sink = sink
         self._clock = clock
+        self._keep_on = keep_on
         self._answered: asyncio.Future[str] | None = None
         self._call: GrpcCall | None = None
         self._runner: asyncio.Task[None] | None = None
@@ -75,7 +84,7 @@ class Attempt:
         try:
             async with asyncio.timeout(config.open_timeout_s):
                 call = self._call = await open_call(
-                    self.address, METHOD, self._take, config.keepalive_s
+                    self.address, METHOD, self._take, config.keepalive_s, config.tls
                 )
             call.send(self._request())
             await asyncio.wait([answered, call.ended], return_when=asyncio.FIRST_COMPLETED)
@@ -116,6 +125,8 @@ class Attempt:
         }
         if job.preview:
             parameters["preview"] = True
+        if self._keep_on:
+            parameters["keep_on"] = True
         return request(job.recipe_json, f"{self.slot.id}/{job.correlation_id}", parameters)
 
     def _take(self, messages: list[bytes]) -> None:

@@ -69,6 +69,12 @@ class SlotInstance:
         """Slots that could begin there at once."""
         return max(0, self.ability.slots - len(self.attempts) - self.others)
 
+    @property
+    def can_keep_on(self) -> bool:
+        """Whether its model can be asked to stop a slot at its deadline only: older ones cannot."""
+        stages = () if self.state is None else self.state.stages.values()
+        return any(stage.least is not None for stage in stages)
+
     def line(self, now: float) -> Line:
         """Its leases and stages as they will become free."""
         others_s: list[float] = []

@@ -9,12 +9,12 @@ A slot must be out of its last stage ``buffer_s`` before its deadline (SL-2).
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from worker.media.budgets import BUDGETS, Stage
-from worker.media.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, ladder
+from worker.media.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, fit, least
 from worker.media.recipe import Recipe
 from worker.protocol.slot import SlotState
 
@@ -53,17 +53,22 @@ class Ability:
     max_seconds: float = NOMINAL.seconds
     buffer_s: float = BUFFER_S
     slots: int = NOMINAL_SLOTS
+    fastest: "Ability | None" = None
+    """The same with the least that stages take: 0 where nothing was rendered of late."""
 
     @classmethod
     def of(cls, state: SlotState) -> "Ability":
         """What a worker says of itself."""
         rates, others = dict(NOMINAL_ABILITY.rates), {}
+        least, least_others = dict(rates), {}
         for stage in Stage:
             told = state.stages.get(stage.value)
             if told is not None:
                 rates[stage] = told.seconds_per_unit
                 others[stage] = {**told.others, told.provider: told.seconds_per_unit}
-        return cls(
+                least_others[stage] = others[stage] if told.least is None else told.least
+                least[stage] = least_others[stage].get(told.provider, rates[stage])
+        can = cls(
             rates,
             others,
             state.max_size,
@@ -71,6 +76,12 @@ class Ability:
             state.buffer_s,
             max(1, state.slots_total),
         )
+        return replace(can, fastest=replace(can, rates=least, others=least_others))
+
+    @property
+    def at_best(self) -> "Ability":
+        """Whatever it is given will not be done faster than this says."""
+        return self.fastest or self
 
     def work(self, plan: ClipPlan, chosen: Mapping[Stage, str]) -> Work:
         """What ``plan`` takes with the providers that are ``chosen``, of which it has each."""
@@ -111,17 +122,27 @@ class Wish:
         """Providers by stage; empty where the recipe names none."""
         self._recipe = recipe
         self._degrade = degrade
-        self._plans: dict[tuple[int, float], tuple[ClipPlan, ...]] = {}
+        self._wholes: dict[tuple[int, float], ClipPlan] = {}
         self._least_s: dict[Ability, float] = {}
 
-    def plans(self, ability: Ability) -> tuple[ClipPlan, ...]:
-        """What would do, the best first."""
+    def whole(self, ability: Ability) -> ClipPlan:
+        """All that it asks for."""
         key = (ability.max_size, ability.max_seconds)
-        found = self._plans.get(key)
+        found = self._wholes.get(key)
         if found is None:
-            full = asked_for(self._recipe, *key)
-            found = self._plans[key] = tuple(ladder(full)) if self._degrade else (full,)
+            found = self._wholes[key] = asked_for(self._recipe, *key)
         return found
+
+    def least(self, ability: Ability) -> ClipPlan:
+        """What would do, where there is time for no more."""
+        return least(self.whole(ability)) if self._degrade else self.whole(ability)
+
+    def fit(self, ability: Ability, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
+        """The best that would do and ``fits``; None when nothing does."""
+        whole = self.whole(ability)
+        if self._degrade:
+            return fit(whole, fits)
+        return whole if fits(whole) else None
 
     def due_at(self, ability: Ability) -> float:
         """When its last stage must be over."""
@@ -133,10 +154,21 @@ class Wish:
         if least_s is None:
             if len(self._least_s) >= _MOST_ABILITIES:  # of what instances said before
                 self._least_s.clear()
-            plans = self.plans(ability)
-            least_s = min(alone_s(ability.work(plan, self.chosen)) for plan in plans)
+            least_s = alone_s(ability.work(self.least(ability), self.chosen))
             self._least_s[ability] = least_s
         return self.due_at(ability) - least_s
+
+    def may_be_met(self, ability: Ability, now: float) -> bool:
+        """Whether it could be in time there if it began now and went as well as it may: it is not
+        certain to be late."""
+        can = ability.at_best
+        return can.missing(self.chosen) is None and now <= self.start_by(can)
+
+    def is_known(self, ability: Ability) -> bool:
+        """Whether something was rendered there of late by all that it needs."""
+        least = ability.at_best.work(self.whole(ability), self.chosen)
+        needed = units_of(self.whole(ability))
+        return all(least[stage] > 0 for stage in Stage if needed[stage])
 
     def longest_stage(self, plan: ClipPlan, ability: Ability) -> Stage:
         """The stage that takes most of ``plan``'s time."""
@@ -146,17 +178,17 @@ class Wish:
 
 @dataclass(slots=True)
 class Begun:
-    """A slot that an instance has: what it takes in all, and the percent done of each stage."""
+    """A slot that an instance has: what is rendered, and the percent done of each stage."""
 
     plan: ClipPlan
-    work: Work
+    chosen: Mapping[Stage, str]
     percents: Mapping[str, int] = field(default_factory=dict)
 
-    def left(self) -> Work:
-        """What is still to be done."""
+    def left(self, ability: Ability) -> Work:
+        """What is still to be done there, by what is known of it now."""
         return {
             stage: work_s * (1 - min(100, self.percents.get(stage, 0)) / 100)
-            for stage, work_s in self.work.items()
+            for stage, work_s in ability.work(self.plan, self.chosen).items()
         }
 
 
@@ -173,7 +205,7 @@ class Line:
         heapq.heapify(self._leases)
         self._stages = dict.fromkeys(Stage, now)
         for one in begun:
-            self.take(one.left())
+            self.take(one.left(ability))
 
     @property
     def free_at(self) -> float:
@@ -217,11 +249,15 @@ def best_plan(wish: Wish, line: Line) -> tuple[ClipPlan, float, bool]:
     """The best of ``wish`` that ``line`` would finish in time, and when; else the least of it."""
     ability = line.ability
     due_at = wish.due_at(ability)
-    for plan in wish.plans(ability):
-        finish_at = line.finish(ability.work(plan, wish.chosen))
-        if finish_at <= due_at:
-            return plan, finish_at, True
-    return plan, finish_at, False
+
+    def finish_at(plan: ClipPlan) -> float:
+        return line.finish(ability.work(plan, wish.chosen))
+
+    plan = wish.fit(ability, lambda plan: finish_at(plan) <= due_at)
+    if plan is not None:
+        return plan, finish_at(plan), True
+    plan = wish.least(ability)
+    return plan, finish_at(plan), False
 
 
 def place(wish: Wish, lines: Mapping[str, Line]) -> Expected | None:

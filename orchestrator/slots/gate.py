@@ -6,7 +6,6 @@ from orchestrator.admission.admission import Admission
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.clock import Clock
 from orchestrator.errors import Draining
-from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.slots.slot import Slot
 
 
@@ -20,10 +19,7 @@ class SlotGate:
         clock: Clock,
         *,
         floor_ms: float,
-        mode: AdmissionMode,
     ) -> None:
-        self.predicts = mode is AdmissionMode.ENFORCE
-        """Whether slots that cannot be in time are refused."""
         self._admission = admission
         self._limits = limits
         self._clock = clock

@@ -115,7 +115,9 @@ class SlotLink:
         call: GrpcCall | None = None
         try:
             async with asyncio.timeout(self._config.open_timeout_s):
-                call = await open_call(self.address, METHOD, self._take, self._config.keepalive_s)
+                call = await open_call(
+                    self.address, METHOD, self._take, self._config.keepalive_s, self._config.tls
+                )
                 self._call = call
                 call.send(watch_request())
                 await asyncio.wait([self._first, call.ended], return_when=asyncio.FIRST_COMPLETED)

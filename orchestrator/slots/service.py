@@ -19,6 +19,7 @@ from orchestrator.errors import (
     TidegateError,
 )
 from orchestrator.lanes import LaneConfig
+from orchestrator.prediction.feasibility import FeasibilityConfig, RefusalStats
 from orchestrator.slots.admission import SlotAdmission
 from orchestrator.slots.attempt import Attempt
 from orchestrator.slots.fleet import SlotFleet, SlotInstance
@@ -57,6 +58,7 @@ class SlotsConfig:
     """``attempts``: how often a slot is sent at most. ``grace_s``: how long past a deadline a
     worker may still report it."""
 
+    feasibility: FeasibilityConfig
     queue_size: int
     attempts: int
     grace_s: float
@@ -76,7 +78,8 @@ class Slots:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """``rng`` makes ids: whoever knows one can fetch its files, with the right key."""
+        """``rng`` makes ids: whoever knows one can fetch its files, with the right key. It draws
+        the sample of refusals that are not carried out, too."""
         self.fleet = fleet
         self.ledger = ledger
         self.store = store
@@ -87,7 +90,9 @@ class Slots:
         self._rng = rng
         self._live: set[Slot] = set()
         self._waiting = waiting = WaitingSlots(fleet, clock)
-        self._admission = SlotAdmission(gate, fleet, waiting, clock, queue_size=config.queue_size)
+        self._admission = SlotAdmission(
+            gate, fleet, waiting, clock, rng, config.feasibility, queue_size=config.queue_size
+        )
         self._passing = False
         fleet.on_change = self._pass
 
@@ -158,6 +163,19 @@ class Slots:
         found = self.expected(slot)
         return None if found is None else max(0.0, 1000 * (found.finish_at - self._clock.now()))
 
+    def given_up(self, slot: Slot, expected: Expected) -> tuple[str, ...]:
+        """What will probably not be rendered of it; nothing as long as no pace is known, for then
+        all of it is begun."""
+        instance = self.fleet.instances.get(expected.address)
+        if instance is not None and not slot.wish.is_known(instance.ability):
+            return ()
+        return expected.plan.given_up
+
+    @property
+    def refusals(self) -> RefusalStats[Slot]:
+        """What was decided against, and what becomes of the sample that is kept (DL-17)."""
+        return self._admission.stats
+
     # ── for the service ──────────────────────────────────────────────────────────────────────
 
     @property
@@ -210,8 +228,9 @@ class Slots:
     # ── as the attempts' sink ────────────────────────────────────────────────────────────────
 
     def finished(self, attempt: Attempt) -> None:
-        slot = attempt.slot
-        self.ledger.settle(slot, rendered(slot, self._clock.now()))
+        slot, now = attempt.slot, self._clock.now()
+        self._count_stop(slot, None, now)
+        self.ledger.settle(slot, rendered(slot, now))
 
     def refused(self, attempt: Attempt, error: str) -> None:
         slot, now = attempt.slot, self._clock.now()
@@ -224,6 +243,7 @@ class Slots:
         if code is None or code in TO_BE_SENT_AGAIN:
             self._again(attempt, judged(slot, code, message, now).error, now)
         else:
+            self._count_stop(slot, code, now)
             self.ledger.settle(slot, judged(slot, code, message, now))
 
     def lost(self, attempt: Attempt, reason: str) -> None:
@@ -250,30 +270,33 @@ class Slots:
                 if why is not None:
                     ending = refused(why) if slot.loss is None else failed(why)
                     self.ledger.settle(slot, ending)
-            for slot in self._waiting:
-                free = [instance for instance in self.fleet.ready() if instance.free]
-                if not free:
-                    break
-                self._start_on(free, slot, now)
+            # What will hardly be in time gets what nobody else can use.
+            for in_time in (True, False):
+                for slot in self._waiting:
+                    free = [instance for instance in self.fleet.ready() if instance.free]
+                    if not free:
+                        return
+                    self._start_on(free, slot, now, in_time=in_time)
         except Exception:
             service_log.exception("a pass over waiting slots failed; will retry")
         finally:
             self._passing = False
 
-    def _start_on(self, free: list[SlotInstance], slot: Slot, now: float) -> None:
-        """Send it where it will be done first, if it would be in time there."""
-        better = [instance for instance in free if instance.address not in slot.failed_on]
-        lines = {instance.address: instance.line(now) for instance in better or free}
-        found = place(slot.wish, lines)
-        if found is not None and (found.is_in_time or not self._admission.predicts):
+    def _start_on(self, free: list[SlotInstance], slot: Slot, now: float, *, in_time: bool) -> None:
+        """Send it where it will be done first, if it would be ``in_time`` there, or else may be."""
+        better = [instance for instance in free if instance.address not in slot.failed_on] or free
+        if not in_time:
+            better = self._admission.tries(slot, better, now)
+        found = place(slot.wish, {one.address: one.line(now) for one in better})
+        if found is not None and (found.is_in_time or not in_time):
             self._send(slot, self.fleet.instances[found.address], found, now)
 
     def _send(self, slot: Slot, instance: SlotInstance, found: Expected, now: float) -> None:
         self._waiting.remove(slot)
         slot.dispatched(instance.address, now)
-        work = instance.ability.work(found.plan, slot.wish.chosen)
-        begun = Begun(found.plan, work, slot.percents)
-        attempt = Attempt(slot, instance.address, begun, self, self._clock)
+        begun = Begun(found.plan, slot.wish.chosen, slot.percents)
+        keep_on = instance.can_keep_on and self.refusals.runs_on(slot)
+        attempt = Attempt(slot, instance.address, begun, self, self._clock, keep_on=keep_on)
         slot.attempt = attempt
         instance.attempts.append(attempt)
         self.fleet.count(instance.address)
@@ -313,6 +336,11 @@ class Slots:
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────
 
+    def _count_stop(self, slot: Slot, code: Code | None, now: float) -> None:
+        """An instance is done with it."""
+        spared = bool(slot.facts.get("spared"))
+        self.refusals.stopped(slot, code, slot.deadline.left_ms(now), spared=spared)
+
     def _overdue(self, slot: Slot) -> None:
         self.ledger.settle(slot, overdue(slot, self._clock.now()))
 
@@ -330,7 +358,7 @@ class Slots:
         at = before.index(attempt) if attempt in before else len(before)
         ability = NOMINAL_ABILITY if instance is None else instance.ability
         line = Line(ability, now, [other.begun for other in before[:at]])
-        finish_at = line.finish(attempt.begun.left())
+        finish_at = line.finish(attempt.begun.left(ability))
         return Expected(attempt.address, attempt.begun.plan, finish_at, True)
 
 

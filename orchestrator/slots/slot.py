@@ -92,7 +92,11 @@ class Slot:
         self.marks = SlotMarks(job.arrived)
         self.wish = Wish(job.recipe, job.deadline.at, degrade=job.degrade)
         self.start_by = job.deadline.at
-        """Its place among those that wait: later, and the least of it cannot be in time."""
+        """Its place among those that wait: later, and the least of it will hardly be in time."""
+        self.drop_at = job.deadline.at
+        """While it waits: later, and it is certain to be late."""
+        self.refusal_sample = False
+        """It would have been refused; nothing but its deadline stops it (DL-17)."""
         self.attempt: Stoppable | None = None
         self.attempts = 0
         """How often it was sent to an instance that did not finish it."""

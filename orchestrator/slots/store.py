@@ -59,10 +59,14 @@ class SlotStore:
             raise no_such_slot(slot_id)
         return slot
 
+    def running(self) -> Iterator[Slot]:
+        """Those that have not ended, the newest first."""
+        return reversed(self._running.values())
+
     def newest_first(self) -> Iterator[Slot]:
         """Those that go on, then those that have ended, each by age."""
         self.prune()
-        yield from reversed(self._running.values())
+        yield from self.running()
         yield from reversed(self._ended.values())
 
     def prune(self) -> None:

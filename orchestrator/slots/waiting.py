@@ -12,7 +12,8 @@ FORECAST_TTL_S = 0.05
 
 
 class WaitingSlots:
-    """The one that must start first is first: the least slack."""
+    """The one that must start first is first: the least slack. Behind them are those that are only
+    let in to see what they come to: they make nobody late."""
 
     def __init__(self, fleet: SlotFleet, clock: Clock) -> None:
         self._fleet = fleet
@@ -45,7 +46,7 @@ class WaitingSlots:
 
     def place_of(self, slot: Slot) -> int:
         """How many would go before it."""
-        return sum(1 for other in self._slots if other.start_by <= slot.start_by)
+        return sum(1 for other in self._slots if _place(other) <= _place(slot))
 
     def position(self, slot: Slot) -> int:
         """1 for the next one; 0 for one that does not wait."""
@@ -53,10 +54,15 @@ class WaitingSlots:
 
     def reorder(self) -> None:
         """Instances tell other times than they did."""
-        abilities = [one.ability for one in self._fleet.seen()] or [NOMINAL_ABILITY]
         for slot in self._slots:
-            slot.start_by = max(slot.wish.start_by(ability) for ability in abilities)
-        self._slots.sort(key=lambda slot: slot.start_by)
+            self.time(slot)
+        self._slots.sort(key=_place)
+
+    def time(self, slot: Slot) -> None:
+        """Until when it can start, by what instances tell now."""
+        can = [one.ability for one in self._fleet.seen()] or [NOMINAL_ABILITY]
+        slot.start_by = max(slot.wish.start_by(ability) for ability in can)
+        slot.drop_at = max(slot.wish.start_by(ability.at_best) for ability in can)
 
     def lines(self, now: float) -> dict[str, Line]:
         """Of the instances that take slots, as they will become free."""
@@ -70,3 +76,7 @@ class WaitingSlots:
             self._expected = dict(zip(self._slots, found, strict=True))
             self._expected_at = now
         return self._expected.get(slot)
+
+
+def _place(slot: Slot) -> tuple[bool, float]:
+    return slot.refusal_sample, slot.start_by

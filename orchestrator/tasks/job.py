@@ -129,6 +129,8 @@ class Job:
     max_tokens: int | None
     deadline: Deadline
     correlation_id: str
+    request_id: str = ""
+    """Another name of the client's own for the request, which its answer repeats."""
     arrived: float
     """When the request's head was read, in seconds of the clock."""
     parts: Parts = NO_PARTS

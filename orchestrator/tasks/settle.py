@@ -5,13 +5,13 @@ from dataclasses import replace
 from orchestrator.clock import Clock
 from orchestrator.errors import EngineError, Unavailable
 from orchestrator.tasks.deadline import Part
-from orchestrator.tasks.ending import Budget, Ending
+from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.memory import Journal, Record
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import access_log, fields
 from orchestrator.telemetry.narration import narrated, of_ending
-from worker.protocol import End, Outcome
+from worker.protocol import End, FinishReason, OnDeadline, Outcome
 
 
 class Settler:
@@ -27,20 +27,23 @@ class Settler:
     ) -> bool:
         """End a task, with its worker's ``End`` where there is one. False if it has ended before.
 
-        Fills in the budget, and what was missed of the parts. One that ``is_left`` to the next
-        process comes to its outcome there: here it has none, in no metric and no log.
+        Fills in the budget, what was missed of the parts, and what of an earlier process's text was
+        not made again. One that ``is_left`` to the next process comes to its outcome there: here
+        it has none, in no metric and no log.
         """
         if task.ending is not None:
             return False
+        task.restore()
         now = self._clock.now()
         if end is not None:
             # What went on elsewhere had what it had generated in its prompt there.
             task.cached_tokens = min(end.cached_tokens, task.prompt_tokens)
+        _settle_fit(task, ending)
         outcome, missed_part = _with_parts(task, ending, now)
         ending = replace(
             ending,
             outcome=outcome,
-            budget=budget_of(task, end, now),
+            budget=task.time_spent.budget(now, task.deadline.left_ms(now), end),
             tail=(end or ending).tail if ending.error is None else "",
             missed_part=missed_part,
             stop=(end or ending).stop,
@@ -98,6 +101,18 @@ class Settler:
         )
 
 
+def _settle_fit(task: Task, ending: Ending) -> None:
+    """What was told of a ``fit`` answer's length was a forecast; now it is known (DL-6)."""
+    if task.job.on_deadline is not OnDeadline.FIT or ending.error is not None:
+        return
+    made = task.completion_tokens
+    if ending.finish_reason is FinishReason.STOP:
+        if task.fitted_tokens is not None:
+            task.fitted_tokens = max(task.fitted_tokens, made)
+    elif task.fitted_tokens is not None or made < task.sampling.max_tokens:
+        task.fitted_tokens = made
+
+
 def _with_parts(task: Task, ending: Ending, now: float) -> tuple[Outcome, Part | None]:
     """The outcome, and what was missed: a text that ended well is met by all its parts (DL-14)."""
     if ending.outcome in (Outcome.MET, Outcome.PARTIAL):
@@ -106,35 +121,6 @@ def _with_parts(task: Task, ending: Ending, now: float) -> tuple[Outcome, Part |
     if ending.outcome is Outcome.MISSED:
         return ending.outcome, ending.missed_part or Part.WHOLE
     return ending.outcome, None
-
-
-def budget_of(task: Task, end: End | None, now: float) -> Budget:
-    """Where a task's time went, up to ``now``; the worker's own figures where it reported (DL-9).
-
-    ``queue`` is everything before a worker began on it but the way there, which is ``route``. A
-    worker's messages leave after the step that they are about, so the way is what is left of the
-    time to the first token when the worker's own figures are taken off.
-    """
-    marks = task.marks
-    started, first = marks.started if marks.has_started else 0.0, marks.first_token
-    reported_ms = task.worker_wait_ms if started else 0.0
-    wait_ms = reported_ms if end is None else end.wait_ms
-    queue_ms = 1000 * ((marks.dispatched or now) - marks.received) + wait_ms
-    route_ms = 1000 * (started - marks.dispatched) - wait_ms if started else 0.0
-    if end is not None:
-        prefill_ms, decode_ms = end.prefill_ms, end.decode_ms
-        if first:
-            route_ms = 1000 * (first - marks.dispatched) - wait_ms - prefill_ms
-    else:
-        prefill_ms = 1000 * ((first or now) - started) if started else 0.0
-        decode_ms = 1000 * (now - first) if first else 0.0
-    return Budget(
-        queue_ms=queue_ms,
-        route_ms=max(0.0, route_ms),
-        prefill_ms=prefill_ms,
-        decode_ms=decode_ms,
-        left_ms=task.deadline.left_ms(now),
-    )
 
 
 def _ms(start: float, end: float) -> float | None:

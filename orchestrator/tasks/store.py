@@ -58,11 +58,10 @@ class TaskStore:
             raise no_such_task(task_id)
         return task
 
-    def newest_first(self) -> Iterator[Task]:
-        """Those that run, then those that have ended, each by age."""
+    def ended(self) -> Iterator[Task]:
+        """Those that have ended, the newest first."""
         self.prune()
-        yield from reversed(self._running.values())
-        yield from reversed(self._ended.values())
+        return reversed(self._ended.values())
 
     def prune(self) -> None:
         """Forget what is over a bound, oldest first."""

@@ -19,6 +19,7 @@ from orchestrator.clock import Timer
 from orchestrator.tasks.deadline import NO_PARTS, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, Priority
+from orchestrator.tasks.time_spent import Phase, TimeSpent
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import Delta, End, Feature, PromptLogprobs
@@ -99,6 +100,17 @@ class Traced(Protocol):
         """``task.ending`` is set."""
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierText:
+    """What an earlier process had generated of a task, and may have told its client."""
+
+    ids: list[int]
+    texts: list[str]
+    """Of each token."""
+    differs: Callable[[], None]
+    """Ends the task, for what is made again is not the same."""
+
+
 class Task:
     """One offered request."""
 
@@ -115,6 +127,7 @@ class Task:
         "correlation_id",
         "deadline",
         "drop_at",
+        "earlier",
         "ending",
         "entry",
         "failed_on",
@@ -132,6 +145,7 @@ class Task:
         "is_unread",
         "job",
         "late_part",
+        "leader_id",
         "listeners",
         "marks",
         "model",
@@ -151,16 +165,18 @@ class Task:
         "sampling",
         "spans",
         "stage",
+        "time_spent",
         "timer",
         "token_ids",
         "transcript",
         "vocabulary",
         "work_ms",
-        "worker_wait_ms",
     )
 
     def __init__(self, task_id: str, job: Job) -> None:
         self.id = task_id
+        self.leader_id = task_id
+        """Of the choices of one request, the first, by whose id the answer is called."""
         self.job = job
         self.deadline = job.deadline
         self.parts = job.parts
@@ -171,6 +187,7 @@ class Task:
         self.correlation_id = job.correlation_id
         self.stage = Stage.RECEIVED
         self.marks = Marks(job.arrived)
+        self.time_spent = TimeSpent(job.arrived)
         self.model = ""
         """The model's own name, once it is known that there is such a model."""
         self.vocabulary = b""
@@ -228,7 +245,6 @@ class Task:
         self.needs_continue = False
         """Only workers that take up any text can go on with it."""
         self.instance = ""
-        self.worker_wait_ms = 0.0
         self.completion_tokens = 0
         self.listeners: list[Listener] = []
         self.on_end: list[Callable[[Task], None]] = []
@@ -237,6 +253,8 @@ class Task:
         """In the order of the prompt, for those that ask for them; complete with the first token,
         or the end of a task that has none."""
         self.transcript: Transcript | None = None
+        self.earlier: EarlierText | None = None
+        """Until ``restore``, or until all of it was made again and is the same."""
         self.attempt: Abandonable | None = None
         self.hedge: Abandonable | None = None
         """A second job for the same task, until one of the two has a token."""
@@ -260,6 +278,12 @@ class Task:
         return self.job.tenant
 
     @property
+    def holds_place(self) -> bool:
+        """Whether nobody takes its place in the queue: it is durable and accepted, has begun, or is
+        of the sample that no refusal ends."""
+        return self.job.durable or self.refusal_sample or bool(self.paused_on or self.marks.started)
+
+    @property
     def kept_bytes(self) -> int:
         """About what keeping this takes in memory, with what its client stated."""
         job = self.job
@@ -267,6 +291,11 @@ class Task:
         stated += _BIAS_BYTES * len(job.sampling.logit_bias)
         stated += sum(read.kept_bytes for read in self.prompt_logprobs)
         return TASK_BYTES + stated + (self.transcript.kept_bytes if self.transcript else 0)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether a client that takes what there is gets anything."""
+        return self.completion_tokens > 0 or self.earlier is not None
 
     def missed_at(self, now: float) -> Part | None:
         """What a text that ends well at ``now`` has missed of its parts; None for nothing."""
@@ -299,11 +328,11 @@ class Task:
         if self.stage is not Stage.DISPATCHED:
             return
         self.stage = Stage.RUNNING
+        self.time_spent.started(now, wait_ms)
         if self.completion_tokens:
             return  # it goes on where another instance stopped
         is_first = not self.marks.started
         self.marks.started = now
-        self.worker_wait_ms = wait_ms
         if not is_first:
             return
         for listener in self.listeners:
@@ -311,6 +340,8 @@ class Task:
 
     def deliver(self, delta: Delta, now: float) -> None:
         """Tokens from the worker. The hot path: everything here is paid per frame and task."""
+        if self.earlier is not None and not self._repeats(self.earlier, delta):
+            return
         if not self.completion_tokens:
             self.begin(now, 0.0)  # has happened already, unless the worker forgot to say so
             # A frame's time is taken when it comes, a moment before its ``started`` is reported.
@@ -319,6 +350,8 @@ class Task:
                 self.late_part = Part.FIRST_TOKEN
             if self.attempt is not None:
                 self.attempt.prompt_computed()
+        if self.time_spent.phase < Phase.DECODE:
+            self.time_spent.token(now)
         self.completion_tokens += len(delta.ids)
         if (
             self.parts is not NO_PARTS
@@ -328,6 +361,40 @@ class Task:
             self.late_part = Part.TOKEN_GAP
         for listener in self.listeners:
             listener.tokens(self, delta)
+
+    def restore(self) -> None:
+        """What an earlier process had generated is the task's, as far as it was not made again; its
+        listeners hear of it as of any other text. Nothing where there is none."""
+        earlier, self.earlier = self.earlier, None
+        if earlier is None or (self.transcript is not None and self.transcript.logprobs):
+            return  # log-probabilities are not journalled: of them a text has all or none
+        self.record()
+        first, marks = self.completion_tokens, self.marks
+        is_started, marks.started = bool(marks.started), marks.started or marks.received or -1.0
+        marks.first_token = marks.first_token or marks.started
+        self.completion_tokens = len(earlier.ids)
+        delta = Delta(-1, earlier.ids[first:], earlier.texts[first:])
+        for listener in self.listeners:
+            try:
+                if not is_started:
+                    listener.started(self)
+                listener.tokens(self, delta)
+            except Exception:  # must not cost the task its end, which may be next
+                service_log.exception(
+                    "a listener failed at the earlier text of a task",
+                    extra=fields(task_id=self.id, correlation_id=self.correlation_id),
+                )
+
+    def _repeats(self, earlier: EarlierText, delta: Delta) -> bool:
+        """Whether new tokens are those of the earlier text, as far as that goes; else it ends."""
+        first, end = self.completion_tokens, self.completion_tokens + len(delta.ids)
+        known = earlier.ids[first:end]
+        if delta.ids[: len(known)] != known:
+            earlier.differs()
+            return False
+        if end >= len(earlier.ids):
+            self.earlier = None
+        return True
 
     def deliver_prompt(self, logprobs: PromptLogprobs) -> None:
         """What the worker has read of the prompt; from its first token again after a retry."""

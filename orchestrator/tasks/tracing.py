@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.clock import Clock
 from orchestrator.tasks.gen_ai import PROVIDER
 from orchestrator.telemetry.log import fields, service_log
+from worker.extras import pip_install
 
 if TYPE_CHECKING:
     from orchestrator.tasks.spans import Tracing
@@ -29,7 +30,8 @@ def open_tracing(endpoint: str | None, clock: Clock) -> "Tracing | None":
         from orchestrator.tasks.spans import Tracing
     except ImportError as error:
         service_log.warning(
-            "no traces are sent: OpenTelemetry is not installed; pip install 'tidegate[otel]'",
+            "no traces are sent: OpenTelemetry is not installed; %s",
+            pip_install("otel"),
             extra=fields(missing=error.name),
         )
         return None

@@ -14,6 +14,7 @@ from orchestrator.errors import (
     InstanceLost,
     InvalidRequest,
     NoCapacity,
+    NotFinite,
     QueueFull,
     TidegateError,
 )
@@ -28,22 +29,31 @@ _OUT_OF_TIME = (Code.DEADLINE_EXCEEDED, Code.DEADLINE_INFEASIBLE)
 def judge(task: Task, end: End, now: float) -> Ending:
     """What the worker's terminal record means for the client, whose clock is the deadline."""
     if end.code is None and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if task.earlier is not None:
+            return differs(task)
         in_time = task.deadline.left_ms(now) >= 0
         return Ending(Outcome.MET, end.reason) if in_time else overdue(task, now)
     if end.code is None and end.reason is FinishReason.DEADLINE:
         return overdue(task, now)
     if end.reason is FinishReason.DEADLINE or end.code in _OUT_OF_TIME:
         return _out_of_time(task, end, now)
-    return _worker_failure(end)
+    return _worker_failure(task, end)
 
 
 def overdue(task: Task, now: float) -> Ending:
-    """The deadline is past: an error, or what there is where the client asked for that (DL-6)."""
-    if task.job.on_deadline is not OnDeadline.ERROR and task.completion_tokens:
+    """The deadline is past: an error, or what there is where the client asked for that (DL-6).
+
+    An answer that was to be as long as there is time for, and is there in time, is met.
+    """
+    tokens = task.completion_tokens
+    is_fit = task.job.on_deadline is OnDeadline.FIT and tokens >= max(1, task.sampling.min_tokens)
+    if is_fit and task.earlier is None and task.deadline.left_ms(now) >= 0:
+        return Ending(Outcome.MET, FinishReason.LENGTH)
+    if _takes_part(task):
         return Ending(Outcome.PARTIAL, FinishReason.DEADLINE)
     late_ms = max(0.0, -task.deadline.left_ms(now))
-    tokens = f"after {task.completion_tokens} tokens" if task.completion_tokens else "before any"
-    error = DeadlineExceeded(f"the deadline passed {tokens}", exceeded_by_ms=late_ms)
+    when = f"after {tokens} tokens" if tokens else "before any"
+    error = DeadlineExceeded(f"the deadline passed {when}", exceeded_by_ms=late_ms)
     return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
 
 
@@ -72,6 +82,22 @@ def failed(error: TidegateError) -> Ending:
     return Ending(Outcome.FAILED, FinishReason.ERROR, error)
 
 
+def lost(task: Task, error: TidegateError) -> Ending:
+    """Nobody can go on with a task that was taken on: ``error`` says why. A client that would take
+    part of the text at the deadline gets what there is at once (DL-6)."""
+    return Ending(Outcome.PARTIAL, FinishReason.DEADLINE) if _takes_part(task) else failed(error)
+
+
+def lost_in_restart(task: Task, why: str) -> Ending:
+    """The same, of a durable task of an earlier process."""
+    return lost(task, InstanceLost(f"the service was restarted, and the task cannot go on: {why}"))
+
+
+def differs(task: Task) -> Ending:
+    """What is made again of an earlier process's text is not the same."""
+    return lost_in_restart(task, "the same text did not come out again")
+
+
 def refused(error: TidegateError) -> Ending:
     """Never taken on."""
     return Ending(Outcome.REFUSED, FinishReason.ERROR, error)
@@ -80,7 +106,7 @@ def refused(error: TidegateError) -> Ending:
 def _out_of_time(task: Task, end: End, now: float) -> Ending:
     """A worker gave up for lack of time: before it began, or as soon as that was certain (DL-3)."""
     left_ms = task.deadline.left_ms(now)
-    if left_ms < 0:
+    if left_ms < 0 or _takes_part(task):
         return overdue(task, now)
     message = end.message or f"{left_ms:.0f} ms until the deadline are too little for what is left"
     error = DeadlineExceeded(message, exceeded_by_ms=0.0)
@@ -89,7 +115,12 @@ def _out_of_time(task: Task, end: End, now: float) -> Ending:
     return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
 
 
-def _worker_failure(end: End) -> Ending:
+def _takes_part(task: Task) -> bool:
+    """Whether there is text, and a client that takes less than all of it."""
+    return task.job.on_deadline is not OnDeadline.ERROR and task.has_text
+
+
+def _worker_failure(task: Task, end: End) -> Ending:
     code = end.code or (
         Code.CANCELLED if end.reason is FinishReason.CANCELLED else Code.ENGINE_ERROR
     )
@@ -100,16 +131,23 @@ def _worker_failure(end: End) -> Ending:
         case Code.CONTEXT_OVERFLOW:
             return refused(ContextOverflow(message))
         case Code.QUEUE_FULL:
-            return refused(QueueFull(message))
+            return _turned_away(task, QueueFull(message))
         case Code.NO_CAPACITY:
-            return refused(NoCapacity(message))
+            return _turned_away(task, NoCapacity(message))
         case Code.DRAINING:
-            return failed(Draining(message))
+            return lost(task, Draining(message))
         case Code.INSTANCE_LOST:
-            return failed(InstanceLost(message))
+            return lost(task, InstanceLost(message))
+        case Code.NOT_FINITE:
+            return failed(NotFinite(message))
         case Code.CANCELLED:
             return aborted(AbortCause.CANCEL)
         case Code.CLIENT_DISCONNECTED:
             return aborted(AbortCause.DISCONNECT)
         case _:
             return failed(EngineError(message))
+
+
+def _turned_away(task: Task, error: TidegateError) -> Ending:
+    """An instance had no room for it: its first, or one that was to go on with its text."""
+    return lost(task, error) if task.has_text else refused(error)

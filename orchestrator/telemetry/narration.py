@@ -90,6 +90,9 @@ INSTANCE_DOWN = Narration(
 INSTANCE_AWAY = Narration(
     Actor.WORKER, Action.LOSE, "An instance cannot be used now, and is being connected to."
 )
+INSTANCE_HAS_NO_TEXT = Narration(
+    Actor.WORKER, Action.READY, "An instance has no text model: clips at most are rendered there."
+)
 INSTANCE_LACKS = Narration(
     Actor.WORKER,
     Action.DEGRADE,
@@ -147,6 +150,11 @@ READINESS = {
         Actor.ORCHESTRATOR,
         Action.READY,
         "The service is near exhaustion: its queue is almost full.",
+    ),
+    "exhausted": Narration(
+        Actor.ORCHESTRATOR,
+        Action.READY,
+        "The service is not ready: its queue is full, and nobody gets a place.",
     ),
 }
 
@@ -276,6 +284,9 @@ _FAILURES = {
         Actor.WORKER, Action.FAIL, "A request failed: its instance was lost."
     ),
     Code.ENGINE_ERROR: Narration(Actor.WORKER, Action.FAIL, "A request failed: its worker did."),
+    Code.NOT_FINITE: Narration(
+        Actor.WORKER, Action.FAIL, "A request failed: its model's numbers were not finite."
+    ),
     Code.DRAINING: Narration(
         Actor.ORCHESTRATOR, Action.FAIL, "A request failed: the service went down."
     ),

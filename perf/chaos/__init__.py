@@ -1,7 +1,8 @@
 """``make chaos``: processes die, stand still and are replaced under load; then the books.
 
 - ``world``    Tritons and orchestrators
-- ``faults``   what can happen to them, to a ``disk`` of their own and on a ``network`` of their own
+- ``faults``   what can happen to them, to a ``disk`` of their own, on a ``network`` of their own,
+               and to their lanes, which go through ``gates``
 - ``clients``  durable, resumed, streaming and plain requests, all of which know what they must get
 - ``books``    what has to hold afterwards
 - ``soak``     ``make soak``: an hour in which nothing happens but the clients of ``trouble``

@@ -5,7 +5,6 @@ Exits with 1 when the books do not balance afterwards. What happens, and when, f
 """
 
 import asyncio
-import itertools
 import random
 import sys
 import time
@@ -126,13 +125,8 @@ async def play(
             rows.append(Row(ledger.round, time.monotonic() - at, {}, {}))
     finally:
         await load.stop()
-    spared = {
-        name for i, name in enumerate(r.fault for r in rows) if faults[i % len(faults)].spares_all
-    }
-    # What a death has broken may come to light one round later.
-    after_hit = {b.fault for a, b in itertools.pairwise(rows) if a.fault not in spared}
-    hit = {row.fault for row in rows} - spared | after_hit
-    books.judge_rounds(ledger, sorted(spared - hit), sorted(hit))
+    costs = [(row.fault, faults[i % len(faults)].costs) for i, row in enumerate(rows)]
+    books.judge_rounds(ledger, costs)
     await books.close(world, ledger)
     return [_filled(row, ledger) for row in rows]
 

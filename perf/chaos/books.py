@@ -16,7 +16,6 @@ from perf.chaos.world import World
 
 _QUIET_S = 20.0
 _SHM = Path("/dev/shm")
-SPARED = frozenset({"met"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +27,15 @@ class JournalFacts:
     outcomes: dict[str, int]
 
 
-def judge_rounds(ledger: Ledger, spared: Sequence[str], hit: Sequence[str]) -> None:
-    """In ``spared`` rounds every request is met; in ``hit`` ones those that were on the wire of
-    the orchestrator that died may break, and its tasks that are not durable may be gone."""
-    for name in spared:
+def judge_rounds(ledger: Ledger, costs: Sequence[tuple[str, frozenset[str]]]) -> None:
+    """In each round, with what it may cost, every request is met or comes to one of these. What a
+    death has broken may come to light one round later."""
+    before = frozenset[str]()
+    for name, cost in costs:
         for (kind, outcome), count in ledger.outcomes.get(name, Counter()).items():
-            if outcome not in SPARED:
+            if outcome not in cost | before | {"met"}:
                 ledger.faults.append(f"{name}: {count} {kind} requests came to {outcome}")
-    for name in hit:
-        for (kind, outcome), count in ledger.outcomes.get(name, Counter()).items():
-            if outcome not in SPARED | {"broken", "gone"}:
-                ledger.faults.append(f"{name}: {count} {kind} requests came to {outcome}")
+        before = cost
 
 
 async def close(world: World, ledger: Ledger) -> None:

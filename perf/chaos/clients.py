@@ -20,7 +20,14 @@ from perf.chaos.world import World
 
 KINDS = ("durable", "resumed", "streaming", "plain")
 MAX_TOKENS = 48
+LONG_TOKENS = 240
+"""Of durable tasks: a death finds most of them with tokens in the journal, which gets them every
+250 ms, and with more to come."""
 _PAUSE_S = 0.1
+_FORGETS = 0.5
+"""The share of returns at which a client has forgotten the last events, or all."""
+_FIRST_TOKEN = 2
+"""Number of the first token's event."""
 _PATIENCE_S = 90.0
 _SILENT_S = 10.0
 """A connection without a byte for so long is given up, and its text resumed where that can be."""
@@ -32,7 +39,7 @@ _SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.4, "stop": ["\n\n\n"]},
 )
 BODIES = tuple(
-    {"model": "demo", "prompt": prompt, "max_tokens": MAX_TOKENS, "ignore_eos": True} | sampling
+    {"model": "demo", "prompt": prompt, "ignore_eos": True} | sampling
     for prompt in _PROMPTS
     for sampling in _SAMPLINGS
 )
@@ -87,7 +94,8 @@ class Load:
         self._world = world
         self._ledger = ledger
         self._seed = seed
-        self._texts: list[str] = []
+        self._texts: dict[int, list[str]] = {}
+        """By how many tokens they have, then as ``BODIES``."""
         self._stopping = asyncio.Event()
         self._clients: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
@@ -97,8 +105,11 @@ class Load:
         """Find out what the texts are, undisturbed; then begin."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silent_s)
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
-        answers = await asyncio.gather(*(self._complete(0, body) for body in BODIES))
-        self._texts = [text for _, text in answers]
+        for tokens in (MAX_TOKENS, LONG_TOKENS):
+            answers = await asyncio.gather(
+                *(self._complete(0, body | {"max_tokens": tokens}) for body in BODIES)
+            )
+            self._texts[tokens] = [text for _, text in answers]
         self._clients = [
             asyncio.create_task(self._ask_on(kind, self._seed * 1000 + i))
             for kind in KINDS
@@ -114,17 +125,19 @@ class Load:
 
     async def _ask_on(self, kind: str, seed: int) -> None:
         rng = random.Random(f"{kind} {seed}")
+        tokens = LONG_TOKENS if kind == "durable" else MAX_TOKENS
         while not self._stopping.is_set():
             self._number += 1
             which = rng.randrange(len(BODIES))
             home = rng.randrange(len(self._world.orchestrators))
             try:
                 async with asyncio.timeout(_PATIENCE_S):
-                    outcome, text = await self._ask(kind, home, BODIES[which], rng)
+                    body = BODIES[which] | {"max_tokens": tokens}
+                    outcome, text = await self._ask(kind, home, body, rng)
             except TimeoutError:
                 outcome, text = "silence", ""
                 self._ledger.fault(f"a {kind} request got no answer within {_PATIENCE_S:g} s")
-            if outcome == "met" and text != self._texts[which]:
+            if outcome == "met" and text != self._texts[tokens][which]:
                 self._ledger.fault(f"a {kind} request got another text than undisturbed")
                 outcome = "other text"
             if kind == "durable" and outcome != "met":
@@ -137,7 +150,7 @@ class Load:
     ) -> tuple[str, str]:
         match kind:
             case "durable":
-                return await self._durable(home, body, f"{self._seed}-{self._number}")
+                return await self._durable(home, body, f"{self._seed}-{self._number}", rng)
             case "resumed":
                 return await self._resumed(home, body, rng)
             case "streaming":
@@ -147,11 +160,13 @@ class Load:
 
     # ── kinds ────────────────────────────────────────────────────────────────────────────────
 
-    async def _durable(self, home: int, body: dict[str, Any], key: str) -> tuple[str, str]:
+    async def _durable(
+        self, home: int, body: dict[str, Any], key: str, rng: random.Random
+    ) -> tuple[str, str]:
         """Promised by a 202: from then on it must be met, whoever dies."""
         task_id = await self._submit([home], body | {"durable": True}, {"Idempotency-Key": key})
         self._ledger.durable_ids.append(task_id[1])
-        return await self._follow(*task_id, cuts=[])
+        return await self._follow(*task_id, [], rng)
 
     async def _resumed(
         self, home: int, body: dict[str, Any], rng: random.Random
@@ -159,7 +174,8 @@ class Load:
         """Its client loses the connection again and again, and comes back."""
         body = body | {"on_disconnect": "continue"}
         task_id = await self._submit(self._from(home), body, {})
-        return await self._follow(*task_id, cuts=[rng.randrange(2, MAX_TOKENS) for _ in range(2)])
+        cuts = [rng.randrange(2, MAX_TOKENS) for _ in range(2)]
+        return await self._follow(*task_id, cuts, rng)
 
     async def _streaming(self, home: int, body: dict[str, Any]) -> tuple[str, str]:
         texts: list[str] = []
@@ -241,13 +257,17 @@ class Load:
                 self._ledger.reconnects += 1
         raise AssertionError("unreachable")
 
-    async def _follow(self, at: int, task_id: str, cuts: list[int]) -> tuple[str, str]:
-        """Its events, each exactly once, over as many connections as that takes."""
+    async def _follow(
+        self, at: int, task_id: str, cuts: list[int], rng: random.Random
+    ) -> tuple[str, str]:
+        """Its events, each exactly once and in order, over as many connections as that takes; some
+        clients have forgotten the last ones when they come back, and get them again."""
         url = f"{self._world.orchestrators[at].url}/v2/tasks/{task_id}/events"
         last, texts = -1, list[str]()
         cuts = sorted(cuts, reverse=True)
         assert self._http is not None
         while True:
+            before = last
             headers = {"Last-Event-ID": str(last)} if last >= 0 else {}
             try:
                 async with self._http.get(url, headers=headers) as response:
@@ -279,6 +299,9 @@ class Load:
             except (aiohttp.ClientError, TimeoutError):
                 await asyncio.sleep(_PAUSE_S)
             self._ledger.reconnects += 1
+            if last > before and rng.random() < _FORGETS:
+                last = rng.randrange(-1, last + 1)
+                del texts[max(0, last + 1 - _FIRST_TOKEN) :]
 
 
 @dataclass(frozen=True, slots=True)

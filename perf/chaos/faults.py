@@ -23,22 +23,32 @@ SHORT_S = 0.7
 CUT_S = 5.0
 """The network loses everything for so long that the other side is given up."""
 FULL_S = 3.0
+FLAPS = 2
+"""So often lanes open and are shut again while tasks are being taken on: less often than a task is
+sent to an instance that does not finish it (``TIDEGATE_ATTEMPTS``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``spares_all``: nobody must notice. Else whoever was on the wire of the orchestrator that
-    dies may, but for durable requests."""
+    """``costs``: what requests may come to that are not durable, but ``met``."""
 
     name: str
-    spares_all: bool
+    costs: frozenset[str]
     happen: Callable[[World], Awaitable[None]]
     kills: int = 0
     """Orchestrators that it ends with SIGKILL."""
 
 
+_NOBODY_NOTICES = frozenset[str]()
+_DIES = frozenset({"broken", "gone"})
+"""What was on the wire of the orchestrator that dies breaks, and its tasks are gone."""
+_LOSES_LANES = _DIES | {"instance_lost"}
+"""What it had taken on since, and has no other way to an instance."""
+
+
 def kills(number: int, seed: int = 1) -> list[Fault]:
-    """Of one orchestrator; also while it is taking on what the killed one had left."""
+    """Of one orchestrator; also while it is taking on what the killed one had left, and with its
+    lanes held shut, so that clients are back before their tasks have a model."""
     rng = random.Random(f"kill {number} {seed}")
 
     async def kill(world: World) -> None:
@@ -57,9 +67,54 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
         await process.stop(0.0)
         await _start(process)
 
+    async def start_shut(world: World) -> None:
+        """Nothing opens for as long as clients need to come back."""
+        world.gates[number].shut()
+        await world.orchestrators[number].start()
+        await asyncio.sleep(rng.uniform(0.5, 1.0))
+
+    async def kill_shut(world: World) -> None:
+        process, gate = world.orchestrators[number], world.gates[number]
+        await _kill(process)
+        try:
+            await start_shut(world)
+        finally:
+            gate.open()
+        await process.wait_ready(READY_S)
+
+    async def kill_shut_again(world: World) -> None:
+        process, gate = world.orchestrators[number], world.gates[number]
+        await _kill(process)
+        try:
+            await start_shut(world)
+            await _kill(process)
+            await start_shut(world)
+        finally:
+            gate.open()
+        await process.wait_ready(READY_S)
+
+    async def kill_flapping(world: World) -> None:
+        process, gate = world.orchestrators[number], world.gates[number]
+        await _kill(process)
+        try:
+            await start_shut(world)
+            for _ in range(FLAPS):
+                gate.open()
+                await process.wait_ready(READY_S)
+                await asyncio.sleep(rng.uniform(0.0, 0.3))
+                gate.shut()
+                await asyncio.sleep(rng.uniform(0.1, 0.5))
+        finally:
+            gate.open()
+        await process.wait_ready(READY_S)
+
+    name = f"kill -9 orchestrator {number}"
     return [
-        Fault(f"kill -9 orchestrator {number}", False, kill, 1),
-        Fault(f"kill -9 orchestrator {number}, and as it starts", False, kill_again, 2),
+        Fault(name, _DIES, kill, 1),
+        Fault(f"{name}, and as it starts", _DIES, kill_again, 2),
+        Fault(f"{name}, its lanes shut", _DIES, kill_shut, 1),
+        Fault(f"{name} twice, its lanes shut", _DIES, kill_shut_again, 2),
+        Fault(f"{name}, its lanes open and shut", _LOSES_LANES, kill_flapping, 1),
     ]
 
 
@@ -74,8 +129,8 @@ def orchestrator_faults(number: int, seed: int = 1) -> list[Fault]:
 
     return [
         *kills(number, seed),
-        Fault(f"SIGSTOP orchestrator {number}, {LONG_S:g} s", True, pause),
-        Fault(f"SIGTERM and restart orchestrator {number}", True, restart),
+        Fault(f"SIGSTOP orchestrator {number}, {LONG_S:g} s", _NOBODY_NOTICES, pause),
+        Fault(f"SIGTERM and restart orchestrator {number}", _NOBODY_NOTICES, restart),
     ]
 
 
@@ -95,10 +150,10 @@ def triton_faults(number: int) -> list[Fault]:
         await _stand_still(stubs_of(world.tritons[number])[0], SHORT_S)
 
     return [
-        Fault(f"kill -9 Triton {number}", True, kill_server),
-        Fault(f"kill -9 worker {number}", True, kill_stub),
-        Fault(f"SIGSTOP Triton {number}, {LONG_S:g} s", True, pause),
-        Fault(f"SIGSTOP worker {number}, {SHORT_S:g} s", True, blink),
+        Fault(f"kill -9 Triton {number}", _NOBODY_NOTICES, kill_server),
+        Fault(f"kill -9 worker {number}", _NOBODY_NOTICES, kill_stub),
+        Fault(f"SIGSTOP Triton {number}, {LONG_S:g} s", _NOBODY_NOTICES, pause),
+        Fault(f"SIGSTOP worker {number}, {SHORT_S:g} s", _NOBODY_NOTICES, blink),
     ]
 
 
@@ -114,7 +169,7 @@ def disk_faults(number: int) -> list[Fault]:
             await asyncio.to_thread(disk.free, folder)
         await _healed(world.orchestrators[number])
 
-    return [Fault(f"full disk under journal {number}, {FULL_S:g} s", True, fill)]
+    return [Fault(f"full disk under journal {number}, {FULL_S:g} s", _NOBODY_NOTICES, fill)]
 
 
 def network_faults(number: int) -> list[Fault]:
@@ -143,10 +198,10 @@ def network_faults(number: int) -> list[Fault]:
         await _start(process)
 
     return [
-        Fault(f"nothing reaches Triton {number}, {CUT_S:g} s", True, lose_triton),
-        Fault(f"Triton {number} is gone without a FIN", True, lose_triton_for_good),
-        Fault(f"nothing reaches orchestrator {number}, {CUT_S:g} s", True, lose_clients),
-        Fault(f"orchestrator {number} is gone without a FIN", False, lose_orchestrator_for_good, 1),
+        Fault(f"nothing reaches Triton {number}, {CUT_S:g} s", _NOBODY_NOTICES, lose_triton),
+        Fault(f"Triton {number} is gone without a FIN", _NOBODY_NOTICES, lose_triton_for_good),
+        Fault(f"nothing reaches orchestrator {number}, {CUT_S:g} s", _NOBODY_NOTICES, lose_clients),
+        Fault(f"orchestrator {number} is gone without a FIN", _DIES, lose_orchestrator_for_good, 1),
     ]
 
 
@@ -172,7 +227,7 @@ async def _restart_all(world: World) -> None:
         await until_whole(world)
 
 
-ROLLING_RESTART = Fault("rolling restart of everything", True, _restart_all)
+ROLLING_RESTART = Fault("rolling restart of everything", _NOBODY_NOTICES, _restart_all)
 
 
 async def _restart_orchestrator(process: OrchestratorProcess) -> None:

@@ -73,7 +73,7 @@ async def run(seconds: float, seed: int) -> Soak:
     found = Soak(ledger)
     async with (
         tritons(SPEC, 1) as instances,
-        orchestrating([instances[0].grpc_address], 1, _ENV) as (orchestrators, journals),
+        orchestrating([[instances[0].grpc_address]], _ENV) as (orchestrators, journals),
     ):
         world = World(instances, orchestrators, journals)
         pids = world.pids()

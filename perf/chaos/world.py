@@ -11,6 +11,7 @@ from orchestrator.pool.paths import state_dir
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.units.orchestrator import OrchestratorProcess
 from orchestrator.pool.units.triton import TritonInstance
+from perf.chaos.gates import Gate
 from perf.load.connection import HOST
 from perf.stack.stack import StackSpec, tritons
 
@@ -26,6 +27,8 @@ class World:
     tritons: Sequence[TritonInstance]
     orchestrators: Sequence[OrchestratorProcess]
     journals: Sequence[Path]
+    gates: Sequence[Gate] = ()
+    """By orchestrator: what its lanes go through; none where they go straight to the Tritons."""
     disks: Mapping[int, Path] = field(default_factory=dict)
     """By orchestrator: the small disk that its journal is on, where it is on one."""
 
@@ -56,18 +59,17 @@ class World:
 
 @asynccontextmanager
 async def orchestrating(
-    addresses: Sequence[str],
-    count: int = 2,
+    addresses: Sequence[Sequence[str]],
     env: Mapping[str, str] | None = None,
     disks: Mapping[int, Path] | None = None,
 ) -> AsyncIterator[tuple[list[OrchestratorProcess], list[Path]]]:
-    """So many orchestrators in front of ``addresses``, ready, each with a journal of its own;
-    ``env`` are more ``TIDEGATE_…``, ``disks`` say where journals lie by orchestrator."""
+    """An orchestrator in front of each of ``addresses``, ready, with a journal of its own; ``env``
+    are more ``TIDEGATE_…``, ``disks`` say where journals lie by orchestrator."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-chaos-")))
         journals = [
             (disks or {}).get(number, folder) / f"journal-{number}.sqlite"
-            for number in range(count)
+            for number in range(len(addresses))
         ]
         started = []
         for number, journal in enumerate(journals):
@@ -75,7 +77,7 @@ async def orchestrating(
                 HOST,
                 free_ports(1)[0],
                 {
-                    "TIDEGATE_INSTANCES": ",".join(addresses),
+                    "TIDEGATE_INSTANCES": ",".join(addresses[number]),
                     "TIDEGATE_TOKEN": "",
                     "TIDEGATE_JOURNAL_PATH": str(journal),
                     "TIDEGATE_SHUTDOWN_GRACE_S": str(GRACE_S),
@@ -95,14 +97,17 @@ async def orchestrating(
 @asynccontextmanager
 async def running(spec: StackSpec, disks: Mapping[int, Path] | None = None) -> AsyncIterator[World]:
     """Two of each. Raises ``ProvisionError`` when one cannot be started."""
-    async with (
-        tritons(spec, 2) as instances,
-        orchestrating([one.grpc_address for one in instances], disks=disks) as (
-            orchestrators,
-            journals,
-        ),
-    ):
-        yield World(instances, orchestrators, journals, disks or {})
+    async with tritons(spec, 2) as instances:
+        targets = [one.grpc_address for one in instances]
+        async with (
+            Gate(targets) as first,
+            Gate(targets) as second,
+            orchestrating([first.addresses, second.addresses], disks=disks) as (
+                orchestrators,
+                journals,
+            ),
+        ):
+            yield World(instances, orchestrators, journals, [first, second], disks or {})
 
 
 def alive(pid: int | None) -> int:

@@ -320,7 +320,9 @@ def _cancel(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
         others = [running.submit(greedy(prompts.draw(8), sizes.keys)) for _ in range(beside)]
         for _ in range(sizes.cancels):
             run = running.submit(greedy(prompts.draw(long), sizes.keys))
-            time.sleep(0.01 + float(rng.random()) * 0.05)
+            # Somewhere within it, on a machine whose steps take next to nothing as well.
+            about_s = sizes.keys * built.engine.stats().step_ms / 4000
+            time.sleep(min(0.01 + float(rng.random()) * 0.05, about_s))
             built.engine.cancel(run.job, AbortCause.CANCEL)
             if running.wait([run], 10) and run.finished and run.finished.abort_ms is not None:
                 times.append(run.finished.abort_ms)

@@ -15,10 +15,10 @@ from typing import Final
 
 from orchestrator.pool.errors import StartFailed
 from orchestrator.pool.paths import state_dir
+from orchestrator.pool.process.http_get import http_status
 from orchestrator.pool.process.logs import fresh_log, tail
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.process.process import GuardedProcess, children_of, command_environment
-from orchestrator.pool.units.orchestrator import http_status
 from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
 from perf.load.drive import apply_open_loop

@@ -16,6 +16,9 @@ Better = Literal["higher", "lower", "neither"]
 Spread = Literal["min–max", "p25–p75", "p5–p95", "bootstrap 95 %"]
 """What ``low`` and ``high`` are. The last is for a figure that is itself a percentile."""
 
+Tier = Literal["laptop", "workstation", "server with GPU", "CI"]
+"""What kind of machine it is (PF-8): figures are compared within one tier only."""
+
 _EDGES = {"min–max": (0, 100), "p25–p75": (25, 75), "p5–p95": (5, 95)}
 
 
@@ -118,6 +121,8 @@ class Machine(msgspec.Struct, frozen=True):
     stolen_percent: float | None = None
     """Of the processor time that was wanted here while it ran, what the host gave to others; None
     where that is not known."""
+    tier: Tier | None = None
+    """None in bundles that are older than this field."""
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):

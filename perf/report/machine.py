@@ -5,9 +5,9 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast, get_args
 
-from perf.report.bundle import Machine
+from perf.report.bundle import Machine, Tier
 
 _PACKAGES = (
     "tidegate",
@@ -56,7 +56,29 @@ def describe_machine() -> Machine:
         gpus=_gpus(),
         kernel=f"{platform.system()} {platform.release()}",
         load_before=round(os.getloadavg()[0], 2),
+        tier=tier(),
     )
+
+
+def tier() -> Tier:
+    """What kind of machine this is: as ``TIDEGATE_PERF_TIER`` says, else by what it has. A virtual
+    machine of up to four cores counts as CI's, with or without a CI around it.
+
+    Raises ``ValueError`` for a word that is no tier.
+    """
+    told = os.environ.get("TIDEGATE_PERF_TIER", "")
+    if told:
+        for one in get_args(Tier):
+            if told == one:
+                return cast(Tier, one)
+        raise ValueError(f"TIDEGATE_PERF_TIER must be one of {get_args(Tier)}, got {told[:40]!r}")
+    if _gpus():
+        return "server with GPU"
+    if any(Path("/sys/class/power_supply").glob("BAT*")):
+        return "laptop"
+    is_virtual = " hypervisor" in Path("/proc/cpuinfo").read_text()
+    is_small = len(os.sched_getaffinity(0)) <= 4
+    return "CI" if is_virtual and is_small else "workstation"
 
 
 def versions(*more: str) -> dict[str, str]:

@@ -51,7 +51,7 @@ def show(bundle: Bundle, console: Console) -> None:
                 word = "skipped" if reason is result.skipped else "failed"
                 table.add_row(f"  [{colour}]{word}: {_escape(reason)}[/{colour}]", "", "", "")
         for figure in result.figures:
-            value = f"{_number(figure.median)} {figure.unit}".strip()
+            value = f"{number(figure.median)} {figure.unit}".strip()
             table.add_row(f"  {figure.label}", value, _spread(figure), str(figure.n))
     console.print(table)
 
@@ -59,10 +59,10 @@ def show(bundle: Bundle, console: Console) -> None:
 def _spread(figure: Figure) -> str:
     if figure.n == 1:
         return "-"
-    return f"{_number(figure.low)} … {_number(figure.high)} ({figure.spread})"
+    return f"{number(figure.low)} … {number(figure.high)} ({figure.spread})"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three significant digits, thousands apart."""
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace(",", " ")

@@ -209,11 +209,12 @@ async def _measure(
             else:
                 reported.deadlines_lost += 1
         elif counts and arrival.on_deadline is not OnDeadline.ERROR and task.completion_tokens:
-            if ending.outcome is Outcome.PARTIAL:
+            is_cut = ending.outcome is Outcome.PARTIAL
+            if is_cut or task.fitted_tokens == task.completion_tokens:
                 reported.partial_left.append(arrival.deadline_ms - took_ms)
             if task.fitted_tokens is not None:
                 reported.fits.append(Pair(arrival.deadline_ms, took_ms))
-                reported.fits_cut += ending.outcome is Outcome.PARTIAL
+                reported.fits_cut += is_cut
 
     def refused(
         arrival: Arrival, again: DeadlineInfeasible | None, error: DeadlineInfeasible, counts: bool

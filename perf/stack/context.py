@@ -47,3 +47,6 @@ class Bench:
     run: Callable[[Context], Awaitable[list[Figure]]]
     limit_s: float
     in_quick: bool = field(default=True)
+    is_promise: bool = field(default=False)
+    """It fails unless its counts are as promised: the gate runs it, with no recorded run to compare
+    with."""

@@ -26,8 +26,8 @@ from tempfile import TemporaryDirectory
 
 import aiohttp
 
+from orchestrator.pool.operator_key import access
 from orchestrator.pool.paths import DEMO_CHECKPOINT
-from perf.load.connection import HOST
 from perf.load.lane import open_lane
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, result, status_of
@@ -97,8 +97,7 @@ class Swapped:
 
 async def _swap(http: aiohttp.ClientSession, address: str, path: Path, **settings: str) -> Swapped:
     body = {"model": str(path), "name": "demo", "settings": settings, "wait": True}
-    headers = {"X-Tidegate-Admin": "1"}
-    async with http.post(f"/v2/instances/{address}/swap", json=body, headers=headers) as response:
+    async with http.post(f"/v2/instances/{address}/swap", json=body) as response:
         told = await response.json()
         if response.status != 200:
             raise RuntimeError(f"swap failed: {told}")
@@ -202,11 +201,11 @@ async def service(
     spec = StackSpec(more={"TIDEGATE_WORKER_MODELS": json.dumps({"other": str(paths[1])})})
     async with tritons(spec, count) as units:
         addresses = [unit.grpc_address for unit in units]
-        async with (
-            orchestrating(addresses, {"TIDEGATE_MODEL_MIN_RESIDENCY_S": "0"}) as unit,
-            aiohttp.ClientSession(f"http://{HOST}:{unit.port}") as http,
-        ):
-            yield http, addresses
+        async with orchestrating(addresses, {"TIDEGATE_MODEL_MIN_RESIDENCY_S": "0"}) as unit:
+            url, key = access(unit.url)
+            as_operator = {"Authorization": f"Bearer {key}"}
+            async with aiohttp.ClientSession(url, headers=as_operator) as http:
+                yield http, addresses
 
 
 def _copies(folder: Path) -> tuple[Path, Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.orchestrator.api.operator.test_catalog import register, register_whole
-from tests.orchestrator.conftest import Service
+from tests.orchestrator.conftest import OPERATORS_KEY, Service
 from tidegate import Client
 from tidegate.errors import NotFound
 
@@ -18,7 +18,7 @@ async def test_models_are_listed_shown_and_verified(
     monkeypatch.setattr("tidegate.catalog._PAGE", 2)
     await asyncio.to_thread(register, tmp_path, 2, 3, 4)
     entry = await asyncio.to_thread(register_whole, tmp_path)
-    async with Client(service.url) as client:
+    async with Client(service.url, token=OPERATORS_KEY) as client:
         listed = await client.catalog.models()
         assert [model.id for model in listed] == ["m", "m-2", "m-3", "m-4"]
         one = await client.catalog.model(entry.id)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.lanes.tls import SETTING, Tls
 from orchestrator.pool import command
 from orchestrator.pool.engines.triton import TritonPorts
 from orchestrator.pool.paths import DEMO_CHECKPOINT, ROOT
@@ -139,7 +140,7 @@ def test_clips_without_their_packages_are_refused_before_anything_starts(
 ) -> None:
     monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: None)
     assert main(["up", "--slot"]) == command.EXIT_FAILED
-    assert "pip install 'tidegate[slot]'" in capsys.readouterr().err
+    assert "pip install 'av>=14'" in capsys.readouterr().err
     assert launched == []
 
 
@@ -161,6 +162,23 @@ def test_the_lane_token_is_the_operators_where_one_is_set(
     said = capsys.readouterr().err
     assert "TIDEGATE_LANE_TOKEN and TIDEGATE_WORKER_LANE_TOKEN differ" in said
     assert "chosen" not in said and "another" not in said
+
+
+def test_or25_tls_to_triton_is_what_the_environment_says(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert main(["up"]) == 0
+    monkeypatch.setenv(SETTING, "{}")
+    assert main(["worker"]) == 0
+    assert [spec.tls for spec, _ in launched] == [None, Tls()]
+    for stated, said in (
+        ("pem", "expected JSON"),
+        ('{"ca": "none.pem"}', "ca: cannot use none.pem: No such file or directory"),
+        ('{"cert": "none.pem"}', "cert: Extra inputs are not permitted"),
+    ):
+        monkeypatch.setenv(SETTING, stated)
+        assert main(["up"]) == command.EXIT_FAILED
+        assert f"tidegate: {SETTING}: {said}" in capsys.readouterr().err
 
 
 def test_no_model_there(launched: list[Any], capsys: Any) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 import tidegate
-from tests.support.fake_orchestrator import CUT, HANG, FakeOrchestrator, end, sse, token
+from tests.support.fake_orchestrator import CUT, FORGOTTEN, HANG, FakeOrchestrator, end, sse, token
 from tidegate import Client
 
 STARTED = sse(1, "started", {})
@@ -103,6 +103,24 @@ async def test_a_stream_that_stays_broken_is_lost_at_the_deadline() -> None:
             await collect(client, deadline=timedelta(milliseconds=-900))
     assert lost.value.task_id == "t1"
     assert fake.cancelled == ["t1"]
+
+
+@pytest.mark.parametrize("before", [[], [[STARTED, token(2, "a"), CUT]]])
+async def test_a_stream_whose_task_was_forgotten_is_lost(
+    before: list[list[bytes | str | None]],
+) -> None:
+    """The service was killed and started again, before its first event was asked for or later."""
+    fake = FakeOrchestrator(*before, [FORGOTTEN])
+    async with fake.serve(), Client(fake.base_url) as client:
+        with pytest.raises(tidegate.StreamLost, match="task t1: the service does not know") as lost:
+            await collect(client)
+    assert lost.value.task_id == "t1" and isinstance(lost.value.__cause__, tidegate.NotFound)
+
+
+async def test_a_task_that_never_was_is_not_found() -> None:
+    async with FakeOrchestrator([FORGOTTEN]).serve() as fake, Client(fake.base_url) as client:
+        with pytest.raises(tidegate.NotFound):
+            await anext(aiter(client.events("t1")))
 
 
 async def test_a_silent_server_does_not_outlast_the_deadline() -> None:

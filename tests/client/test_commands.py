@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from rich.console import Console
 
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from orchestrator.atomic import write_atomically
+from orchestrator.pool.operator_key import key_file
+from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
 from tidegate.cli.interrupt import INTERRUPTED
@@ -28,9 +32,14 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def ask(
-    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    service: Service,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Ask:
     """Run a command beside the service; its exit status, stdout and stderr."""
+    keep_operators_key(service, tmp_path)
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
     monkeypatch.setenv("TIDEGATE_URL", service.url)
     monkeypatch.delenv("TIDEGATE_TOKEN", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)  # it would cut lines
@@ -40,6 +49,14 @@ def ask(
         return status, *capsys.readouterr()
 
     return run
+
+
+def keep_operators_key(service: Service, home: Path) -> None:
+    """Where a service of its own process keeps it."""
+    at = urlsplit(service.url)
+    path = key_file(home, at.hostname or "", at.port or 0)
+    path.parent.mkdir(mode=0o700)
+    write_atomically(path, OPERATORS_KEY.encode())
 
 
 async def ask_json(ask: Ask, *argv: str) -> Any:
@@ -360,7 +377,7 @@ async def test_wk7_the_first_instance_that_fails_has_those_before_it_go_back(
     service = await make_service(first, second)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     heard: list[SwapState] = []
-    async with Client(service.url) as client:
+    async with Client(service.url, token=OPERATORS_KEY) as client:
         with pytest.raises(ApiError, match="corrupt"):
             await client.operating.swap_all("other", on_swap=heard.append)
         assert [(one.address, one.model) for one in heard] == [
@@ -371,6 +388,16 @@ async def test_wk7_the_first_instance_that_fails_has_those_before_it_go_back(
         done = await client.operating.swap_all("other")
         assert [one.model for one in done] == ["other", "other"]
         assert {one.model for one in await client.instances()} == {"other"}
+
+
+async def test_or25_without_the_operators_key_a_command_says_where_it_is(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another user of the machine."""
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "another"))
+    status, out, err = await ask("reload")
+    assert (status, out) == (1, "")
+    assert "the operators' key" in err and "a file" in err
 
 
 async def test_or14_settings_are_read_anew(ask: Ask, service: Service) -> None:

@@ -6,24 +6,26 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import pytest
 
 import tidegate
-from tests.orchestrator.conftest import Service
+from tests.orchestrator.conftest import OPERATORS_KEY, Service
 from tests.support.cutting_proxy import cutting_proxy
+from tests.support.fake_orchestrator import CUT, FakeOrchestrator, sse
 from tests.support.fake_worker import FakeWorker, Plan
-from tidegate import SyncClient, deadline
+from tidegate import Event, StreamLost, SyncClient, deadline
 
 _T = TypeVar("_T")
 
 
-async def plainly(work: Callable[[SyncClient], _T], url: str) -> _T:
+async def plainly(work: Callable[[SyncClient], _T], url: str, token: str | None = None) -> _T:
     """Run plain code with a client, as its author would."""
 
     def run() -> _T:
-        with SyncClient(url) as client:
+        with SyncClient(url, token=token) as client:
             return work(client)
 
     return await asyncio.to_thread(run)
@@ -163,6 +165,27 @@ def test_what_is_no_address_is_said_so_and_leaves_no_thread() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "tidegate-client"]
 
 
+@pytest.mark.parametrize("patience", ["soon", None, -1, float("nan")])
+def test_a_patience_that_is_none_is_said_so_and_leaves_no_thread(patience: Any) -> None:
+    with pytest.raises(ValueError, match=r"reconnect_for is .*, got"):
+        SyncClient(reconnect_for=patience)
+    assert not [thread for thread in threading.enumerate() if thread.name == "tidegate-client"]
+
+
+@pytest.mark.parametrize("patience", [0, 0.3, timedelta(seconds=0.3)])
+async def test_a_broken_stream_is_followed_for_so_many_seconds(patience: timedelta | float) -> None:
+    fake = FakeOrchestrator([sse(1, "started", {}), CUT], *[[CUT] for _ in range(20)])
+
+    def follow(base_url: str) -> list[Event]:
+        with SyncClient(base_url, reconnect_for=patience) as client:
+            return list(client.events("t1"))
+
+    async with fake.serve():
+        with pytest.raises(StreamLost, match="events of task t1"):
+            await asyncio.to_thread(follow, fake.base_url)
+    assert (len(fake.last_event_ids) > 1) is bool(patience)
+
+
 async def test_plain_code_operates_the_service(service: Service) -> None:
     def work(client: SyncClient) -> None:
         assert client.operating.drain(grace=1).status in ("draining", "drained")
@@ -171,4 +194,4 @@ async def test_plain_code_operates_the_service(service: Service) -> None:
         assert client.operating.reload().changed == ()
         assert client.generate("hi", max_tokens=3).text == "w0 w1 w2 "
 
-    await plainly(work, service.url)
+    await plainly(work, service.url, OPERATORS_KEY)

@@ -1,4 +1,5 @@
-"""A slice of ``make chaos`` (OR-5, OR-14): an orchestrator is killed under load."""
+"""A slice of ``make chaos`` (OR-5, OR-14, OR-23): an orchestrator is killed under load, and its
+clients are back before its lanes are."""
 
 import pytest
 
@@ -6,6 +7,7 @@ from perf.chaos import books
 from perf.chaos.__main__ import play
 from perf.chaos.clients import KINDS, Ledger
 from perf.chaos.faults import kills
+from perf.chaos.gates import Gate
 from perf.chaos.world import World, orchestrating
 from tests.e2e.conftest import Stack
 
@@ -16,9 +18,12 @@ pytestmark = pytest.mark.e2e
 async def test_the_books_balance_though_an_orchestrator_dies(paced: Stack) -> None:
     """Every durable task is met, to the letter and once; so is everything that a restart finds."""
     ledger = Ledger()
-    kill = kills(0)[0]
-    async with orchestrating([paced.triton.grpc], 1) as (orchestrators, journals):
-        world = World([paced.triton.instance], orchestrators, journals)
+    (kill,) = (fault for fault in kills(0) if fault.name.endswith("0, its lanes shut"))
+    async with (
+        Gate([paced.triton.grpc]) as gate,
+        orchestrating([gate.addresses]) as (orchestrators, journals),
+    ):
+        world = World([paced.triton.instance], orchestrators, journals, [gate])
         rows = await play(world, [kill], ledger, seed=1, per_kind=1, seconds=0.0)
         pids = world.pids() - {paced.triton.server_pid, paced.triton.stub_pid}
         for process in orchestrators:

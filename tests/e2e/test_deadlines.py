@@ -119,7 +119,9 @@ async def test_dl3_certain_work_that_no_longer_fits_stops_at_once(
         assert response.status == 200
     async with http.post("/v1/completions", json=LONG | {"deadline_ms": 5000}) as response:
         assert response.status == 504
-        assert float(response.headers["X-Deadline-Exceeded-By-Ms"]) == 0, "it was waited for"
+        # Stopped by its worker it has 0; refused on arrival it has none.
+        exceeded_ms = float(response.headers.get("X-Deadline-Exceeded-By-Ms", "0"))
+        assert exceeded_ms == 0, "it was waited for"
 
 
 async def test_dl6_partial_ends_cleanly_before_the_deadline(http: aiohttp.ClientSession) -> None:

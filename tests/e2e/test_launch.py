@@ -5,19 +5,21 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
 
-from orchestrator.pool.paths import ROOT
+from orchestrator.pool.engines import triton_wheel as wheel
+from orchestrator.pool.paths import DEMO_CHECKPOINT, ROOT, journal_file, state_dir
 from orchestrator.pool.process.ports import is_free
 from orchestrator.pool.units.triton_control import TritonControl
 from tests.support.processes import Marked, eventually
@@ -33,15 +35,23 @@ LANE_TOKEN = b"TIDEGATE_LANE_TOKEN="
 class Up:
     """A running ``tidegate up``, told from every other by a mark that its processes inherit."""
 
-    def __init__(self, tmp_path: Path, *arguments: str, wrapper: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        *arguments: str,
+        wrapper: tuple[str, ...] = (),
+        up: tuple[str, ...] = UP,
+        cwd: Path = ROOT,
+        env: Mapping[str, str] = {},
+    ) -> None:
         self.marked = Marked()
         self._state_file = tmp_path / "state.json"
         self._output = tmp_path / "output"
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*wrapper, *UP, "--state-file", str(self._state_file), *arguments],
-                cwd=ROOT,
-                env=self.marked.env,
+                [*wrapper, *up, "--state-file", str(self._state_file), *arguments],
+                cwd=cwd,
+                env={**self.marked.env, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -76,9 +86,9 @@ class Up:
         except OSError:  # 503 is one, too
             return False
 
-    def stream(self, max_tokens: int) -> HTTPResponse:
+    def stream(self, max_tokens: int, model: str = "demo") -> HTTPResponse:
         """An open SSE response; ended by the caller."""
-        body = {"model": "demo", "prompt": "Once", "stream": True, "max_tokens": max_tokens}
+        body = {"model": model, "prompt": "Once", "stream": True, "max_tokens": max_tokens}
         request = urllib.request.Request(
             f"{self.state['url']}/v1/completions",
             json.dumps(body).encode(),
@@ -86,16 +96,36 @@ class Up:
         )
         return urllib.request.urlopen(request, timeout=60)
 
-    def generates(self) -> bool:
+    def generates(self, model: str = "demo") -> bool:
         """Whether a short generation goes through to its end."""
         try:
-            with self.stream(max_tokens=3) as response:
+            with self.stream(max_tokens=3, model=model) as response:
                 return b"[DONE]" in response.read()
         except urllib.error.HTTPError as error:
             error.close()
             return False
         except OSError:
             return False
+
+    def submit(self, **task: object) -> str:
+        """Hand in a task; where to ask for it."""
+        body = {"model": "demo", "prompt": "Once", "ignore_eos": True, **task}
+        request = urllib.request.Request(
+            f"{self.state['url']}/v2/tasks",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return f"{self.state['url']}/v2/tasks/{json.load(response)['task_id']}"
+
+    def outcome_of(self, task: str) -> str | None:
+        """None while it has not ended, or nobody answers."""
+        try:
+            with urllib.request.urlopen(task, timeout=60) as response:
+                outcome: str | None = json.load(response).get("outcome")
+                return outcome
+        except OSError:
+            return None
 
     def end(self, signum: signal.Signals) -> None:
         """By a signal while a stream runs: nothing is left, and it says so."""
@@ -120,6 +150,34 @@ def marks() -> Iterator[list[Marked]]:
     for marked in marks:
         for pid in marked.pids():
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_checkout_and_a_model_may_lie_anywhere(tmp_path: Path, marks: list[Marked]) -> None:
+    """Spaces and umlauts in every path there is: code, packages, Triton, model, state, scratch."""
+    checkout = tmp_path / "a b" / "ü"
+    for part in ("client", "model_repository", "orchestrator"):
+        shutil.copytree(ROOT / part, checkout / part)
+    (checkout / "worker").symlink_to(ROOT / "worker")  # with what was compiled of it
+    (checkout / ".venv").symlink_to(sys.prefix)
+    home, model = checkout / "höme", checkout / "modèle ü"
+    home.mkdir()
+    (home / "triton-0.7.0").symlink_to(wheel.wheel_dir(state_dir()))
+    shutil.copytree(DEMO_CHECKPOINT, model)
+    places = {"TIDEGATE_HOME": home, "TMPDIR": checkout / "t m p", "HOME": checkout / "h ö m e"}
+    for place in places.values():
+        place.mkdir(exist_ok=True)
+    up = Up(
+        checkout,
+        *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--model", str(model)),
+        up=(str(checkout / ".venv" / "bin" / "python"), *UP[1:]),
+        cwd=checkout,
+        env={name: str(place) for name, place in places.items()} | {"PYTHONPATH": "client"},
+    )
+    marks.append(up.marked)
+    assert up.generates("modèle ü")
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait() == 0
+    up.marked.wait_gone(up.regions)
 
 
 def test_a_killed_launcher_takes_everything_along(tmp_path: Path, marks: list[Marked]) -> None:
@@ -147,8 +205,11 @@ def test_what_is_killed_comes_back_until_ctrl_c(tmp_path: Path, marks: list[Mark
     marks.append(up.marked)
     assert up.generates()
     url = up.state["url"]
+    journal = journal_file(state_dir(), "127.0.0.1", int(str(url).rpartition(":")[2]))
+    assert journal.stat().st_mode & 0o777 == 0o600
     for role in ("stub", "server", "orchestrator"):
         victim, regions = up.pid_of(role), up.marked.regions()
+        durable = up.submit(max_tokens=300, durable=True) if role == "orchestrator" else ""
         os.kill(victim, signal.SIGKILL)
         eventually(
             lambda role=role, victim=victim: up.pid_of(role) != victim and up.is_ready(),
@@ -157,10 +218,15 @@ def test_what_is_killed_comes_back_until_ctrl_c(tmp_path: Path, marks: list[Mark
         )
         assert up.generates(), f"after the {role} was killed"
         assert up.state["url"] == url
+        if durable:  # out of the box it outlives the process that promised it
+            eventually(
+                lambda task=durable: up.outcome_of(task) == "met", lambda: up.output, LOADING_S
+            )
         if role != "orchestrator":
             assert not regions & up.marked.regions()
             assert not any(Path("/dev/shm", name).exists() for name in regions)
     up.end(signal.SIGINT)
+    assert not list(journal.parent.glob(f"{journal.name}*"))  # at a port that nobody asks again
 
 
 def test_two_instances_serve_beside_each_other_until_the_terminal_goes(

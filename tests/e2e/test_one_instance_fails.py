@@ -82,11 +82,14 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
         triton.close()
 
 
-@pytest.mark.parametrize("victim", ["server", "stub"])
-async def test_a_killed_worker_is_a_clean_error_and_not_ready(own: Own, victim: str) -> None:
-    """A stream in flight ends with one terminal error; ready turns 503; a new Triton heals it."""
+@pytest.mark.parametrize(("victim", "on_deadline"), [("server", "error"), ("stub", "partial")])
+async def test_a_killed_worker_is_a_clean_error_and_not_ready(
+    own: Own, victim: str, on_deadline: str
+) -> None:
+    """A stream in flight ends with one terminal error, or with what there is where its client takes
+    that (DL-6); ready turns 503; a new Triton heals it."""
     async with aiohttp.ClientSession(own.url) as http:
-        async with http.post("/v2/tasks", json=ENDLESS) as response:
+        async with http.post("/v2/tasks", json=ENDLESS | {"on_deadline": on_deadline}) as response:
             task = await response.json()
         kinds: list[str] = []
         async with http.get(task["events_url"]) as stream:
@@ -95,8 +98,12 @@ async def test_a_killed_worker_is_a_clean_error_and_not_ready(own: Own, victim: 
                 if kinds.count("token") == 3 and event.kind == "token":
                     pids = {"server": own.triton.server_pid, "stub": own.triton.stub_pid}
                     os.kill(pids[victim], signal.SIGKILL)
-        assert kinds[-1] == "error" and kinds.count("error") == 1
-        assert event.data["code"] == "instance_lost" and event.data["retryable"] is True
+        if on_deadline == "error":
+            assert kinds[-1] == "error" and kinds.count("error") == 1
+            assert event.data["code"] == "instance_lost" and event.data["retryable"] is True
+        else:
+            assert kinds[-1] == "end" and event.data["finish_reason"] == "deadline"
+            assert event.data["usage"]["completion_tokens"] == kinds.count("token") >= 3
 
         async with http.post("/v1/completions", json=ENDLESS) as response:
             assert response.status == 503

@@ -33,6 +33,15 @@ def front(slots: Triton) -> Iterator[Orchestrator]:
         assert orchestrator.stop() == 0
 
 
+def test_an_instance_that_is_there_for_clips_lacks_no_text_model(front: Orchestrator) -> None:
+    """Nor does it fail again and again, which would wake somebody up."""
+    eventually(
+        lambda: front.metric("tidegate_instance_state", state="absent") == 1,
+        "the instance to be known as one without a text model",
+    )
+    assert front.metric("tidegate_instance_health_failures_total") == 0
+
+
 class Client:
     """Of one test's event loop."""
 
@@ -110,7 +119,11 @@ def test_a_clip_over_http(front: Orchestrator) -> None:
 
 def test_less_in_time_or_a_refusal_with_its_reason(front: Orchestrator) -> None:
     async def test(client: Client) -> None:
+        await client.follow(await client.submit(RECIPE))
         refused = await client.submit(LONG, deadline_ms=215)
+        while refused["http"] == 202:  # nothing is refused before the pace is known here, too
+            await client.follow(refused)
+            refused = await client.submit(LONG, deadline_ms=215)
         assert refused["http"] == 504
         error = refused["error"]
         if error["code"] != "deadline_exceeded":  # the machine stood still for so long

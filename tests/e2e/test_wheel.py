@@ -103,13 +103,20 @@ def test_serves_where_nothing_else_of_ours_is(python: Path, tmp_path: Path) -> N
         regions = marked.regions()
         url = json.loads(state_file.read_text())["url"]
         assert run(COMPLETES, url) == "8"
-        rendered = subprocess.run(
-            [tidegate, "slot", "Good morning.", "--url", url, "--size", "96", "--json"],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-        )
+
+        def render() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [tidegate, "slot", "Good morning.", "--url", url, "--size", "96", "--json"],
+                cwd=tmp_path,
+                env=env,
+                capture_output=True,
+                text=True,
+            )
+
+        # Text is served as soon as there is any; clips have a Triton of their own.
+        rendered = render()
+        while rendered.returncode and "try again shortly" in rendered.stderr:
+            rendered = render()
         assert rendered.returncode == 0, rendered.stderr
         facts = json.loads(rendered.stdout)
         assert facts["outcome"] == "met" and facts["size"] == 96

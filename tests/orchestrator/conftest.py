@@ -4,20 +4,21 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 from aiohttp import web
 from blockbuster import BlockBuster, blockbuster_ctx
 from pydantic import BaseModel
 
 from orchestrator.api.operator.admin import Control
-from orchestrator.api.server import build_runner
+from orchestrator.api.server import AUTH, build_runner
 from orchestrator.build import Components, build, journal_config, keys_of
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings
@@ -37,6 +38,9 @@ def no_blocking() -> Iterator[BlockBuster]:
         yield blockbuster
 
 
+OPERATORS_KEY = "the-operators-key"
+OPERATOR = {"Authorization": f"Bearer {OPERATORS_KEY}"}
+"""Headers of an operator's call to a service whose settings name no admin's key."""
 MakeWorker = Callable[..., Awaitable[FakeWorker]]
 
 
@@ -45,9 +49,18 @@ async def make_worker() -> AsyncIterator[MakeWorker]:
     """Start workers whose cards differ from the usual one; all end with the test."""
     made: list[FakeWorker] = []
 
-    async def make(*, port: int = 0, foreign: int = 0, **card: object) -> FakeWorker:
+    async def make(
+        *,
+        port: int = 0,
+        foreign: int = 0,
+        credentials: grpc.ServerCredentials | None = None,
+        options: Iterable[tuple[str, int]] = (),
+        **card: object,
+    ) -> FakeWorker:
         fake = FakeWorker(make_card(**card), port=port)
         fake.foreign = foreign
+        fake.credentials = credentials
+        fake.options += options
         await fake.start()
         made.append(fake)
         return fake
@@ -179,6 +192,7 @@ async def make_service() -> AsyncIterator[MakeService]:
             Control(parts.lifecycle, parts.reloader, keys_of),
             shutdown_timeout_s=0.2,
         )
+        runner.app[AUTH].let_operate(OPERATORS_KEY, "a file")
         parts.reloader.load = lambda: load_settings(**(values | changes))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -57,7 +57,7 @@ async def test_or14_a_client_without_a_connection_may_come_back_for_what_has_end
     await service.until(lambda: service.parts.health.ready.status == 503)
     plan.release.set()
     await service.until(lambda: service.orchestrator.live_tasks == 0)
-    (task,) = service.orchestrator.store.newest_first()
+    (task,) = service.orchestrator.store.ended()
     async with service.http.get(f"/v2/tasks/{task.id}") as response:
         assert (await response.json())["outcome"] == "met"
     assert not draining.done()

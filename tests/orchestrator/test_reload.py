@@ -10,15 +10,13 @@ import pytest
 
 from orchestrator.__main__ import Reloads
 from orchestrator.settings import CONFIG_FILE, InvalidSettings, load_settings
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_moving import begin_text
 from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, text_of
 from tests.support.fake_worker import FakeWorker
 
-ADMIN = {"X-Tidegate-Admin": "1"}
 
-
-async def reload(service: Service, headers: dict[str, str] = ADMIN, **changes: Any) -> Any:
+async def reload(service: Service, headers: dict[str, str] = OPERATOR, **changes: Any) -> Any:
     """What the answer says of it; the sources say ``changes`` now."""
     before = service.parts.reloader.settings.model_dump(exclude_unset=True)
     service.parts.reloader.load = lambda: load_settings(**(before | changes))
@@ -89,6 +87,19 @@ async def test_or12_keys_come_and_go(worker: FakeWorker, make_service: MakeServi
     async with service.http.post("/admin/reload", headers=operator) as response:
         assert (await response.json())["changed"] == []
     assert await status_with("anything") == 401
+
+
+async def test_or24_prefixes_are_isolated_from_the_second_key_on(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    operator = {"Authorization": "Bearer operator"}
+    service = await make_service(worker, admin_token="operator")
+    for salt, keys in (("", {}), ("admin", {"other": {"token": "other"}})):
+        assert (await reload(service, operator, keys=keys))[0] == 200
+        async with service.http.post("/v2/tasks", json=TASK, headers=operator) as response:
+            assert response.status == 202
+        await worker.until(lambda: bool(worker.submits))
+        assert worker.submits.pop().cache_salt == salt
 
 
 async def test_or6_instances_that_are_listed_anew_come_and_go(

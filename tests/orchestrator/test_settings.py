@@ -1,11 +1,15 @@
 """Settings are read once, and a bad value says which one it is."""
 
+import asyncio
 import hashlib
 from pathlib import Path
 
 import pytest
 
+from orchestrator.__main__ import open_the_journal
+from orchestrator.pool.paths import JOURNAL_BY_DEFAULT
 from orchestrator.settings import InvalidSettings, Settings, load_settings
+from orchestrator.tasks.journal.lock import JournalError
 from worker.settings import read_settings
 
 
@@ -23,6 +27,33 @@ def test_environment_over_file_over_default(
     settings = load_settings()
     assert (settings.port, settings.queue_size, settings.instances) == (9002, 7, ("a:1",))
     assert load_settings(port="9003").port == 9003
+
+
+def test_a_journal_by_default_is_only_for_where_nothing_is_said_of_one(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OR-5: ``tidegate up`` names one; environment, file, or empty for none go before it."""
+    assert load_settings().journal_path is None
+    monkeypatch.setenv(JOURNAL_BY_DEFAULT, "/home/default.db")
+    assert load_settings(durable_default=True).journal_path == Path("/home/default.db")
+    (elsewhere / "tidegate.toml").write_text('journal_path = "mine.db"')
+    assert load_settings().journal_path == Path("mine.db")
+    monkeypatch.setenv("TIDEGATE_JOURNAL_PATH", "")
+    assert load_settings().journal_path is None
+
+
+@pytest.mark.parametrize("asked", [{}, {"journal_keep_s": 1e6}, {"durable_default": True}])
+async def test_a_journal_by_default_that_cannot_be_opened_is_done_without(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
+) -> None:
+    """Unless somebody counts on it."""
+    monkeypatch.setenv(JOURNAL_BY_DEFAULT, "/dev/null/journal.db")
+    settings = await asyncio.to_thread(load_settings, port=0, **asked)
+    if asked:
+        with pytest.raises(JournalError, match=r"journal.db: "):
+            await open_the_journal(settings)
+    else:
+        assert await open_the_journal(settings) is None
 
 
 def test_instances_are_a_list_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:

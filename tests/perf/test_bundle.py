@@ -12,6 +12,7 @@ from perf.report.bundle import SCHEMA_VERSION, BenchResult, Bundle, Figure, Mach
 from perf.report.machine import CpuTimes, describe_machine, versions
 from perf.report.recording import Recording
 from perf.report.table import show
+from perf.stack.context import Bench
 
 
 def bundle(*figures: Figure, **changes: object) -> Bundle:
@@ -153,6 +154,29 @@ def test_the_gate_command_reports_and_exits(
     monkeypatch.setattr("sys.argv", ["gate", *arguments, "--current", str(tmp_path / "now.json")])
     assert gate.main() == status
     assert ("regressed" in capsys.readouterr().out) == bool(status)
+
+
+@pytest.mark.parametrize(("failed", "status"), [("", 0), ("5 of 6", 1)])
+@pytest.mark.parametrize("is_same_tier", [True, False])
+def test_the_gate_runs_promises_whatever_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str, status: int, is_same_tier: bool
+) -> None:
+    """By count: a bench that fails, fails the gate, on machines of other tiers too."""
+    ran: list[str] = []
+
+    def run(benches: list[Bench], console: Console) -> Bundle:
+        ran.extend(bench.name for bench in benches)
+        kept = BenchResult(name="overtaking", what="", seconds=1.0, failed=failed)
+        measured = bundle(ratio("r", 1.0))
+        return msgspec.structs.replace(measured, results=[*measured.results, kept])
+
+    monkeypatch.setattr(gate, "_run", run)
+    if not is_same_tier:
+        monkeypatch.setattr(gate, "why_not_compared", lambda there, here: "another tier")
+    save(bundle(ratio("r", 1.0)), tmp_path / "recorded.json")
+    monkeypatch.setattr("sys.argv", ["gate", "--recorded", str(tmp_path / "recorded.json")])
+    assert gate.main() == status
+    assert {"overtaking", "flood"} <= set(ran)
 
 
 def test_the_machine_describes_itself() -> None:

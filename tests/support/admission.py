@@ -34,7 +34,7 @@ from tests.support.clock import ManualClock
 from worker.protocol import Sampling
 
 # 10 ms a step alone, 18 ms with all 16 rows; 0.1 ms per prompt token.
-PACE = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0)
+PACE = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0, steps=1000)
 
 
 UNKNOWN = StepModel(16, 512, 9.5, 0.5, 0.1, 0.0, (1.0, 1.25))

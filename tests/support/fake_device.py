@@ -46,6 +46,7 @@ class LaunchedRow:
     start: int
     ids: list[int]
     samples: bool
+    text_is_finite: bool = True
 
 
 class LaunchedFake:
@@ -75,6 +76,8 @@ class FakeDevice:
         self.fail_next_launch = False
         self.fail_next_collect = False
         self.closed = False
+        self.not_finite: list[int] = []
+        """Tokens that make a text's numbers NaN, and those of whoever reads a cell of it."""
         self.stream_utilization = 0.0
 
     def launch(self, plan: Plan) -> LaunchedFake:
@@ -113,7 +116,16 @@ class FakeDevice:
         while step.ids is None:
             self.run_one()
         self.clock.now += self.step_s
-        return StepResult(step.ids)
+        broken = [i for i, row in enumerate(step.rows) if not row.text_is_finite]
+        return StepResult(
+            [[] if i in broken else ids for i, ids in enumerate(step.ids)], not_finite=broken
+        )
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """As ``KVMemory`` does."""
+        for block in blocks:
+            for offset in range(self.block_tokens):
+                self.cells.pop((block, offset), None)
 
     def close(self) -> None:
         self.closed = True
@@ -133,6 +145,11 @@ class FakeDevice:
             token = self.last[row.slot] if given == PENDING else given
             text += (token,)
             self.cells[self._cell(row, position)] = text
+        row.text_is_finite = not self._spoilt(text)
+        is_sound = not self._spoilt(tuple(row.request.tokens))
+        for position in range(len(row.blocks) * self.block_tokens):
+            if is_sound and self._spoilt(self._read(row, position)):
+                self.violations.append(f"slot {row.slot} reads NaN at {position}, none of its own")
         for position in range(len(text)):
             if self._read(row, position) != text[: position + 1]:
                 self.violations.append(f"{row} reads at {position} what is not its own")
@@ -141,6 +158,9 @@ class FakeDevice:
             return []
         self.last[row.slot] = token = next_token(text)
         return [token]
+
+    def _spoilt(self, text: Text) -> bool:
+        return any(token in text for token in self.not_finite)
 
     def _read(self, row: LaunchedRow, position: int) -> Text:
         return self.cells.get(self._cell(row, position), ("nothing",))

@@ -29,6 +29,9 @@ def end(event_id: int, tokens: int) -> bytes:
 CUT = None
 """In a script: drop the connection here."""
 
+FORGOTTEN = "forgotten"
+"""A script of its own: the service does not know the task any more."""
+
 HANG = "hang"
 """In a script: send nothing more and keep the connection open."""
 
@@ -118,6 +121,9 @@ class FakeOrchestrator:
         script = self.connections.pop(0)
         if script and script[0] == "refuse":
             return self._refuse()
+        if script and script[0] == FORGOTTEN:
+            error = {"code": "not_found", "message": "no such task"}
+            return web.json_response({"error": error}, status=404)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         response.enable_chunked_encoding()
         await response.prepare(request)

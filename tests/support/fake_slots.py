@@ -59,6 +59,7 @@ class SlotPlan:
     saved: bool = False
     """Before its error it tells what there is of it."""
     given_up: tuple[str, ...] = ()
+    spared: bool = False
     steps: tuple[int, ...] = (0, 50, 100)
 
 
@@ -143,7 +144,7 @@ class FakeSlots:
                     await write(answer({"event": "saved", **facts(())}, self._files(call)))
                 await write(failure(plan.error, call.request_id))
                 return
-        result = {"event": "result", **facts(plan.given_up)}
+        result = {"event": "result", **facts(plan.given_up), "spared": plan.spared}
         await write(answer(result, self._files(call)))
 
     def _files(self, call: SlotCall) -> dict[str, bytes]:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.lanes.lane import NO_JOB
+from tests.support.certificates import listen
 from tests.support.clock import LeapingClock
 from tests.support.fake_slots import FakeSlots, failure
 from worker.protocol import (
@@ -137,6 +138,14 @@ class Plan:
     """Tokens of the prompt that its prefix cache held."""
 
 
+def saying_goodbye(*, after_ms: int, grace_ms: int) -> list[tuple[str, int]]:
+    """Options of a server that ends connections of that age (GOAWAY), and cuts them later."""
+    return [
+        ("grpc.max_connection_age_ms", after_ms),
+        ("grpc.max_connection_age_grace_ms", grace_ms),
+    ]
+
+
 class FakeWorker:
     """A server on a port of its own. ``plan`` decides what each submitted job does."""
 
@@ -183,6 +192,9 @@ class FakeWorker:
         self.swap_error = ""
         """Why its swaps fail, once what ran has ended."""
         self.changed = asyncio.Condition()
+        self.credentials: grpc.ServerCredentials | None = None
+        """Of TLS; None: it speaks in plain text."""
+        self.options: list[tuple[str, int]] = [("grpc.so_reuseport", 0)]
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -195,9 +207,9 @@ class FakeWorker:
 
     async def start(self) -> None:
         self.clock = LeapingClock(asyncio.get_running_loop())  # by it its jobs' budgets pass
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(options=self.options)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(self), server)
-        self.port = server.add_insecure_port(self.address)
+        self.port = listen(server, self.address, self.credentials)
         await server.start()
         self._server = server
 

@@ -118,6 +118,7 @@ def submit(
     budget_ms: float = 60_000.0,
     on_deadline: OnDeadline = OnDeadline.ERROR,
     prompt: str = "hello",
+    cache_salt: str = "",
 ) -> int:
     ids = [0] + [LETTER_IDS[LETTERS.index(letter)] for letter in prompt]
     return lane.submit(
@@ -128,4 +129,5 @@ def submit(
         deadline_unix_ms=0,
         on_deadline=on_deadline,
         correlation_id="corr-1",
+        cache_salt=cache_salt,
     )

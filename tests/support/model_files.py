@@ -2,14 +2,17 @@
 
 import json
 import struct
+from collections.abc import Sequence
 
 _F32 = 0
 
 
-def safetensors(count: int = 1024, *, name: str = "weight", fill: int = 7) -> bytes:
+def safetensors(
+    count: int = 1024, *, name: str = "weight", fill: int = 7, shape: Sequence[int] = ()
+) -> bytes:
     """One tensor of ``count`` bytes."""
     header = json.dumps(
-        {name: {"dtype": "U8", "shape": [count], "data_offsets": [0, count]}}
+        {name: {"dtype": "U8", "shape": list(shape) or [count], "data_offsets": [0, count]}}
     ).encode()
     return struct.pack("<Q", len(header)) + header + bytes(i * fill % 251 for i in range(count))
 

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.support.certificates import listen
 from tests.support.other_servers import MODEL, Asked, OtherServer
 
 _VLLM_INPUTS = {
@@ -45,6 +46,7 @@ class PlainTriton(OtherServer):
         self.deadlines: list[float | None] = []
         """Seconds that each call had left when it came."""
         self.inputs = _TRTLLM_INPUTS if self.is_trtllm else _VLLM_INPUTS
+        self.credentials: grpc.ServerCredentials | None = None
         self._server: grpc.aio.Server | None = None
 
     def entry(self, folder: Path, **more: object) -> str:
@@ -54,7 +56,7 @@ class PlainTriton(OtherServer):
     async def start(self) -> None:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(self), server)
-        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = listen(server, f"127.0.0.1:{self.port}", self.credentials)
         await server.start()
         self._server = server
 

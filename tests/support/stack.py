@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from orchestrator.lanes.tls import Tls
 from orchestrator.pool.engines.triton import TritonPorts, TritonSpec, find_triton
 from orchestrator.pool.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
 from orchestrator.pool.process.ports import free_ports
@@ -56,6 +57,7 @@ class Triton:
         repository: Path = MODEL_REPOSITORY,
         lane_token: str = "",
         is_locked: bool = True,
+        tls: Tls | None = None,
         model: str = MODEL_NAME,
         environment: Mapping[str, str | None] | None = None,
         **worker: object,
@@ -67,7 +69,9 @@ class Triton:
         prefix = "TIDEGATE_WORKER" if model == MODEL_NAME else f"TIDEGATE_{model.upper()}"
         env = {f"{prefix}_{k.upper()}": str(v) for k, v in (settings | worker).items()}
         env |= {name: value for name, value in (environment or {}).items() if value is not None}
-        spec = TritonSpec(repository, (model,), env=env, lane_token=lane_token, is_locked=is_locked)
+        spec = TritonSpec(
+            repository, (model,), env=env, lane_token=lane_token, tls=tls, is_locked=is_locked
+        )
         logs = state_dir() / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         self._loop = LoopThread()

@@ -37,7 +37,7 @@ class KVPool:
         self.block_tokens = block_tokens
         self.kv_heads = kv_heads
         # Zeros, since a slot that was never written is still gathered and then masked: it may
-        # hold any number but a NaN.
+        # hold any number but a NaN, which is why blocks that held some are cleared.
         shape = (layers, blocks, block_tokens, 2 * kv_heads, head_dim)
         if device.type == "cpu":
             self.data = _untouched_zeros(shape, dtype)
@@ -66,8 +66,8 @@ class PackedBatch:
 
     ``query_tokens`` [rows]: tokens that each row computes in this step. The first ``decodes`` rows
     compute one each. ``context_tokens`` [rows]: tokens with KV after this step, those included.
-    ``block_table`` [rows, blocks]: padded with any valid block. ``slots`` [tokens]: where each
-    packed token's KV goes.
+    ``block_table`` [rows, blocks]: padded with any block of the row's own, since 0 times NaN is NaN
+    and another row may have some. ``slots`` [tokens]: where each packed token's KV goes.
     """
 
     decodes: int

@@ -113,7 +113,10 @@ def _build(
 
     grammars = compiling.result() if compiling is not None else None
     limits = replace(limits, tile_tokens=built.tile_tokens)
-    scheduler = Scheduler(limits, BlockPool(built.blocks))
+    pool = BlockPool(built.blocks)
+    if built.memory is not None:
+        pool = BlockPool(built.blocks, built.memory.clear)
+    scheduler = Scheduler(limits, pool)
     digests = hashing.result(), engine_digest(settings, built)
     card = model_card(
         settings,

@@ -52,6 +52,8 @@ from worker.scheduler.end_reason import (
     ABORTED,
     DRAINED,
     LENGTH,
+    NOT_FINITE,
+    NOT_FINITE_LOG,
     STOPPED,
     TOO_LATE_TO_START,
     EndReason,
@@ -314,6 +316,7 @@ class Engine:
         self._stalled = done is None and self.scheduler.has_work
         if done is not None:
             for request, why in done.failed.items():
+                request.step_failed = True
                 why = self._deferred.pop(request, why)
                 if why is not None:
                     self._finish(request, why, events)
@@ -381,6 +384,7 @@ class Engine:
                 continue
             # It may have been submitted since the step began, which is what ``now`` says.
             request.started_at = max(now, request.submitted_at)
+            request.job.has_started = True
             self._stats_due = True
             wait_ms = (request.started_at - request.submitted_at) * 1e3
             events.append(JobStarted(request.job, wait_ms))
@@ -405,6 +409,8 @@ class Engine:
         # For each row of each step: what does not change is looked up once.
         logprobs = done.result.logprobs or [None] * len(plan.rows)
         deferred, tokens = self._deferred, 0
+        for index in done.result.not_finite:
+            self._spoil(plan.rows[index].request)
         if done.result.prompts:
             self._tell_prompts(plan, done.result.prompts, now, events)
         for index, vector in (done.result.pooled or {}).items():
@@ -450,6 +456,15 @@ class Engine:
                     request.embedding = normalised(request.pooled)
             self._finish(request, end_reason, events)
         self._totals.tokens += tokens
+
+    def _spoil(self, request: Request) -> None:
+        """Have a request end whose numbers are not finite, and nobody read what it computed."""
+        if not request.spoilt:
+            engine_log.error(NOT_FINITE_LOG, request.computed)
+            self._totals.not_finite += 1
+            self.scheduler.spoil(request)
+            self._tier.forget(request.hashes[: request.full_blocks])
+        self._deferred.setdefault(request, NOT_FINITE)
 
     def _tell_prompts(
         self,
@@ -501,9 +516,11 @@ class Engine:
             self._deferred.setdefault(request, end_reason)
             request.leaving = True
             return
-        if request.blocks:
+        if request.blocks and not request.spoilt:
             self._tier.keep(request)
         self.scheduler.sessions.end(request, self._clock())
+        if request.step_failed:
+            self.scheduler.pool.spoil(request.blocks[request.full_blocks :])
         self.scheduler.release(request)
         events.append(self._record(request, end_reason))
 

@@ -19,6 +19,8 @@ class Totals:
     busy_s: float = 0.0
     prompt_tokens: int = 0
     """Computed, not those found in the cache."""
+    not_finite: int = 0
+    """Jobs that ended for it."""
 
 
 def snapshot(
@@ -64,4 +66,5 @@ def snapshot(
         session_evicted_blocks_total=pool.kept_evictions_total,
         sessions_expired_total=scheduler.sessions.expired_total,
         sessions_displaced_total=scheduler.sessions.displaced_total,
+        not_finite_total=totals.not_finite,
     )

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from worker.core import Job
 from worker.protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
+from worker.scheduler.end_reason import NOT_FINITE
 
 
 @dataclass(slots=True)
@@ -29,6 +30,12 @@ class Produced:
     message: str = ""
     cached_tokens: int = 0
     """Prompt tokens that it found computed; with a job's first tokens."""
+
+
+def not_finite(handle: int) -> Produced:
+    """A job's logits were NaN or infinite; it has been given up, and its KV with it."""
+    end = NOT_FINITE
+    return Produced(handle, end=end.reason, code=end.code, message=end.message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,4 +50,5 @@ def snapshot(
         evicted_blocks_total=load.evicted_blocks_total,
         hit_blocks_total=load.hit_blocks_total,
         missed_blocks_total=load.missed_blocks_total,
+        not_finite_total=totals.not_finite,
     )

@@ -49,6 +49,7 @@ from worker.scheduler.end_reason import (
     ABORTED,
     DRAINED,
     LENGTH,
+    NOT_FINITE_LOG,
     STOPPED,
     TOO_LATE_TO_START,
     EndReason,
@@ -363,6 +364,7 @@ class SteppedEngine:
             request.slot = handle
             # It may have been submitted since the step began, which is what ``now`` says.
             request.started_at = max(now, request.submitted_at)
+            job.has_started = True
             self._stats_due = True
             self._events.append(JobStarted(job, (request.started_at - request.submitted_at) * 1e3))
 
@@ -424,6 +426,9 @@ class SteppedEngine:
         if made.prompt is not None:
             self._events.append(JobPrompt(job, made.prompt))
         end_reason = _own_end(made)
+        if end_reason is not None and end_reason.code is Code.NOT_FINITE:
+            engine_log.error(NOT_FINITE_LOG, len(request.tokens))
+            self._totals.not_finite += 1
         ids, logprobs = list(made.ids), made.logprobs
         if ids and (end_reason is None or end_reason.code is None):
             if request.first_token_at is None:

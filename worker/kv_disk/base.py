@@ -41,6 +41,9 @@ class Tier(Protocol):
     def keep(self, request: Request) -> None:
         """A running request ends, and still has its blocks."""
 
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """These blocks hold what nobody may read: neither save nor restore any of them."""
+
     def collect(self, now: float) -> None:
         """Unpin what was copied, and let requests go on whose load is over."""
 
@@ -65,6 +68,9 @@ class NoTier:
         pass
 
     def keep(self, request: Request) -> None:
+        pass
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
         pass
 
     def collect(self, now: float) -> None:

@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,9 @@ from worker.kv_disk.block_file import BlockFormat, Bytes, write_whole
 from worker.log import engine_log
 
 _FREE_SHARE: Final = 0.2
-"""Of the file system, left for others (WK-5)."""
+_MOST_FREE_BYTES: Final = 20 * 2**30
+"""Left for others is this share of the file system (WK-5), of a large one no more than so many
+bytes: what they write does not grow with the disk."""
 _BLOCK_FILE: Final = re.compile(r"[0-9a-f]{64}\.safetensors")
 _UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.(safetensors|json)\.[0-9]+\.tmp")
 _ABANDONED_S: Final = 600.0
@@ -46,7 +48,8 @@ def fingerprint(origin: str, block_format: BlockFormat) -> str:
 
 
 class BlockStore:
-    """The block files of one fingerprint, for any thread. Only ``holds`` never touches the disk."""
+    """The block files of one fingerprint, for any thread. Only ``holds`` and ``disregard`` never
+    touch the disk."""
 
     def __init__(
         self,
@@ -101,8 +104,9 @@ class BlockStore:
             if self._says_full:
                 self._says_full = False
                 engine_log.warning(
-                    "KV is not saved: no room for a block in %s. A fifth of its disk stays free for"
-                    " others, and TIDEGATE_WORKER_KV_DISK_BYTES bounds the rest",
+                    "KV is not saved: no room for a block in %s. A fifth of its disk, 20 GiB at"
+                    " most, stays free for others, and TIDEGATE_WORKER_KV_DISK_BYTES bounds the"
+                    " rest",
                     self._root,
                 )
             return False
@@ -128,6 +132,17 @@ class BlockStore:
                 self._hashes.move_to_end(block_hash)
             with suppress(OSError):
                 os.utime(self._path(block_hash))
+
+    def disregard(self, hashes: Collection[bytes]) -> None:
+        """No longer hold these blocks; their files stay until ``remove``."""
+        with self._lock:
+            for block_hash in hashes:
+                self._hashes.pop(block_hash, None)
+
+    def remove(self, hashes: Collection[bytes]) -> None:
+        """Take these blocks away, those also that are not held."""
+        for block_hash in hashes:
+            self._drop(block_hash)
 
     def remember(self, session: str, hashes: Sequence[bytes]) -> None:
         """Write down which blocks a conversation has, for those who look at the disk.
@@ -194,7 +209,8 @@ class BlockStore:
         except OSError as error:
             self._failed("written", error)
             return math.inf
-        return int(total_bytes * _FREE_SHARE) + size - free_bytes
+        spared = min(int(total_bytes * _FREE_SHARE), _MOST_FREE_BYTES)
+        return spared + size - free_bytes
 
     def _drop(self, block_hash: bytes) -> None:
         with self._lock:

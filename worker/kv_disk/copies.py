@@ -28,6 +28,9 @@ class KVMemory(Protocol):
     def copy_in(self, staging: Bytes, blocks: Sequence[int]) -> None:
         """The first rows of ``staging`` → pool. Returns when it is done."""
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zeros → pool, on the engine's thread. Returns when it is done."""
+
 
 class HostMemory:
     """A pool in ordinary memory, ``[layers, blocks, bytes of a layer's share]``.
@@ -53,3 +56,6 @@ class HostMemory:
     def copy_in(self, staging: Bytes, blocks: Sequence[int]) -> None:
         for row, block in enumerate(blocks):
             self._data[:, block] = staging[row].reshape(len(self._data), -1)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        self._data[:, list(blocks)] = 0

@@ -1,6 +1,7 @@
 """``KVMemory`` over a tensor ``[layers, blocks, block_tokens, 2 * kv_heads, head_dim]``."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import torch
@@ -58,6 +59,13 @@ class CudaMemory:
             by_layer = arrived.view(len(blocks), len(self._bytes), -1).transpose(0, 1)
             self._bytes.index_copy_(1, self._indices(blocks), by_layer)
             self._in.synchronize()
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        # A device that is lost computes nothing any more.
+        with suppress(RuntimeError), torch.inference_mode(), torch.cuda.device(self._bytes.device):
+            self._bytes.index_fill_(1, self._indices(blocks), 0)
+            # Whoever has the blocks next may write to them from another stream.
+            torch.cuda.current_stream().synchronize()
 
     def _indices(self, blocks: Sequence[int]) -> torch.Tensor:
         return torch.tensor(blocks, dtype=torch.int64, device=self._bytes.device)

@@ -42,6 +42,8 @@ class _Restore:
     held: list[int]
     waiting: list[Request]
     give_up_at: float
+    is_void: bool = False
+    """What is loaded is worth nothing."""
 
 
 @dataclass(slots=True)
@@ -156,7 +158,8 @@ class DiskTier:
     def _restored(self, restore: _Restore) -> None:
         load = restore.load
         del self._by_first_hash[load.hashes[0]]
-        for block, block_hash in zip(load.blocks[: load.loaded], load.hashes, strict=False):
+        loaded = 0 if restore.is_void else load.loaded
+        for block, block_hash in zip(load.blocks[:loaded], load.hashes, strict=False):
             self._pool.register(block, block_hash)
         self._scheduler.unpin(restore.held + load.blocks)
         self._let_go(restore)
@@ -176,6 +179,16 @@ class DiskTier:
         # Under this tenant's root: equal names of sessions are not the same session.
         session = f"{request.root_hash.hex()}/{request.job.session}"
         self._save(_Wanted(deque(missing), session, text))
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        gone = frozenset(hashes)
+        for wanted in self._wanted:
+            wanted.hashes = deque(one for one in wanted.hashes if one not in gone)
+        for restore in self._restores.values():
+            restore.is_void = restore.is_void or not gone.isdisjoint(restore.load.hashes)
+        self._spilled -= gone
+        self._store.disregard(gone)
+        self._saver.remove(gone)
 
     def spill(self) -> None:
         if self._saving or self._wanted or self._pool.empty_count > self._pool.total // 8:

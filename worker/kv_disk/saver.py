@@ -1,7 +1,7 @@
 """From the pool to disk, a batch at a time: pool blocks are given back before a file is written."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
@@ -60,6 +60,10 @@ class Saver:
 
     def submit(self, save: Save) -> None:
         self._background.submit(lambda: self._run(save))
+
+    def remove(self, hashes: Collection[bytes]) -> None:
+        """Take files away, also those that what was submitted before is to write."""
+        self._background.submit(lambda: self._store.remove(hashes))
 
     def close(self, grace_s: float) -> None:
         """Finish what was submitted, within ``grace_s``."""

@@ -1,10 +1,14 @@
 """How long stages take: what is aimed at, what is seen, and when one has taken too long (SL-1)."""
 
 import math
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
+from typing import NamedTuple
 
 
 class Stage(StrEnum):
@@ -34,9 +38,20 @@ BUDGETS: Mapping[Stage, StageBudget] = {
 BACKOFF_S = 0.5
 """Before retry ``n``, the first being 0: this times ``2**n``."""
 
+FRESH_S = 5.0
+"""A pipeline that has stood idle for longer may be faster than it was: the machine may have been
+busy then."""
+
 _KEPT = 64
 _ENOUGH = 8
 """Fewer observations than this say nothing about the slowest of them."""
+_FADING = 0.8
+"""What an observation counts for once as much work was done again."""
+_MUCH_FASTER = 1 / 4
+"""Of what was expected. Two in a row are no luck, nor is the first after an idle time: what came
+before is of a busier one."""
+_AT_BEST = 0.8
+"""Of the fastest of late: nothing will be faster than that."""
 _TIMEOUT_OVER_P95 = 1.5
 _MOST_OVER_STATED = 2.0
 _OVER_WARM_UP = 2.0
@@ -48,78 +63,178 @@ run costs at all. Taken for a rate, that would have every larger clip refused, a
 ever say better."""
 
 
-class StageTimes:
-    """What was observed of one stage: seconds, and the units of work that they were for."""
+class _Seen(NamedTuple):
+    seconds: float
+    units: float
+    is_whole: bool
 
-    def __init__(self, budget: StageBudget, units: float) -> None:
-        """``units``: of the work that ``budget`` is for."""
+    @property
+    def rate(self) -> float:
+        return self.seconds / self.units
+
+
+class Activity:
+    """When the stages of one pipeline are at work: in spells, with idle times between them."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._running = 0
+        self._ran_at = -math.inf
+        self._spells = 0
+
+    @property
+    def spell(self) -> int | None:
+        """Which one goes on; None while the pipeline is idle."""
+        is_idle = not self._running and self._now() - self._ran_at >= FRESH_S
+        return None if is_idle else self._spells
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A stage is at work meanwhile."""
+        self.touch()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self.touch()
+
+    def touch(self) -> None:
+        """A stage is at work just now."""
+        self._spells += self.spell is None
+        self._ran_at = self._now()
+
+
+class StageTimes:
+    """What was observed of one stage: seconds, and the units of work that they were for.
+
+    Three answers to how long work takes: ``likely_s`` (hardly ever longer) for promises and order,
+    ``least_s`` (never shorter) for refusals, and ``hoped_s`` for choices that can still be changed
+    on the way.
+    """
+
+    def __init__(self, budget: StageBudget, units: float, activity: Activity | None = None) -> None:
+        """``units``: of the work that ``budget`` is for. ``activity``: its pipeline's."""
         self._budget = budget
         self._units = units
-        self._seen: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self.activity = activity or Activity()
+        self._seen: deque[_Seen] = deque(maxlen=_KEPT)
         self._least_units = _LEAST_OF_STATED * units
         self._expected = budget.target_s / units
-        """Seconds for a unit, as long as too few were observed."""
+        """Seconds for a unit, as long as nothing was observed."""
+        self._spell: int | None = None
+        """Of work, in which something was observed last."""
+        self._slow_rate = 0.0
+        """What hardly any work takes more than."""
         self.finished = 0
         self.failed = 0
         """By its own fault, or too late: not those that a cancel or a deadline ended."""
 
     def unseen(self) -> "StageTimes":
         """Of the same budget, with nothing observed."""
-        return StageTimes(self._budget, self._units)
+        return StageTimes(self._budget, self._units, self.activity)
 
     @property
     def budget(self) -> StageBudget:
         return self._budget
 
     def observe(self, seconds: float, units: float) -> None:
-        """A stage was finished. What was cut short says nothing."""
+        """A stage was finished."""
         self.finished += 1
-        self._seen.append((seconds, max(units, self._least_units)))
+        self._take(seconds, units, is_whole=True)
+
+    def observe_part(self, seconds: float, units: float) -> None:
+        """So much of a stage was done when its time was over. Hardly anything says nothing."""
+        if units < self._least_units:
+            return
+        self._take(seconds, units, is_whole=False)
+
+    def _take(self, seconds: float, units: float, *, is_whole: bool) -> None:
+        self.activity.touch()
+        is_first, self._spell = self.activity.spell != self._spell, self.activity.spell
+        new = _Seen(seconds, max(units, self._least_units), is_whole)
+        much_faster = _MUCH_FASTER * self._slow_rate
+        if self._seen and new.rate < much_faster:
+            last = self._seen[-1]
+            if is_first:
+                self._seen.clear()
+            elif last.rate < much_faster:
+                self._seen = deque([last], maxlen=_KEPT)
+        self._seen.append(new)
+        self._slow_rate = self._p95_rate()
 
     def end_warm_up(self) -> None:
-        """Forget what was observed, but that this is how fast the stage is here: until there is a
-        P95, twice what the last one took or, where that is more, what the slowest since took."""
+        """Forget what was observed, but that this is about how fast the stage is here: twice what
+        the fastest took is expected until something was rendered for somebody."""
         if self._seen:
-            seconds, units = self._seen[-1]
-            self._expected = _OVER_WARM_UP * seconds / units
-            self._least_units = _LEAST_OF_WARM_UP * units
+            self._expected = _OVER_WARM_UP * self._fastest_rate()
+            self._least_units = _LEAST_OF_WARM_UP * self._seen[-1].units
         self._seen.clear()
         self.finished = self.failed = 0
 
     @property
+    def is_known(self) -> bool:
+        """Whether what was observed says how fast the stage is now. What warmed it up does not:
+        the machine is busiest while models are loaded."""
+        return bool(self._seen) and self.activity.spell == self._spell
+
+    @property
     def seconds_per_unit(self) -> float:
         """The observed P95; before there is one, what the warm-up or else the target says."""
-        rate = self._rate(0.95)
-        if rate is not None:
-            return rate
-        return max([self._expected, *(seconds / units for seconds, units in self._seen)])
+        return self._slow_rate if self._seen else self._expected
 
-    def predicted_s(self, units: float) -> float:
+    @property
+    def least_per_unit(self) -> float:
+        """No unit takes less, going by what was observed of late; 0 where nothing was."""
+        return _AT_BEST * self._fastest_rate() if self.is_known else 0.0
+
+    def likely_s(self, units: float) -> float:
         """What ``units`` of work take nearly always, in proportion to the work."""
         return self.seconds_per_unit * units
+
+    def least_s(self, units: float) -> float:
+        """What ``units`` of work take at the very least."""
+        return self.least_per_unit * units
+
+    def hoped_s(self, units: float) -> float:
+        """What ``units`` of work take nearly always, and nothing where that is not known."""
+        return self.likely_s(units) if self.is_known else 0.0
 
     def timeout_s(self, units: float) -> float:
         """When ``units`` of work have taken too long: 1.5 times the observed P95, but not less
         than the stated target and not more than twice the stated timeout, each in proportion to
         the work where that is more than the budget is for."""
         scale = max(1.0, units / self._units)
-        rate = self._rate(0.95)
-        if rate is None:
+        if len(self._seen) < _ENOUGH:
             return self._budget.timeout_s * scale
         least, most = self._budget.target_s, _MOST_OVER_STATED * self._budget.timeout_s
-        return min(max(_TIMEOUT_OVER_P95 * rate * units, least * scale), most * scale)
+        return min(max(_TIMEOUT_OVER_P95 * self._slow_rate * units, least * scale), most * scale)
 
     def percentiles_ms(self) -> dict[str, float]:
-        """``p50``, ``p95`` and ``p99`` of the stage's time; empty before there is one."""
-        times = sorted(seconds for seconds, _ in self._seen)
+        """``p50``, ``p95`` and ``p99`` of finished stages; empty before there is one."""
+        times = sorted(one.seconds for one in self._seen if one.is_whole)
         if not times:
             return {}
         return {f"p{q}": 1000 * quantile(times, q / 100) for q in (50, 95, 99)}
 
-    def _rate(self, q: float) -> float | None:
-        if len(self._seen) < _ENOUGH:
-            return None
-        return quantile(sorted(seconds / units for seconds, units in self._seen), q)
+    def _fastest_rate(self) -> float:
+        return min(one.rate for one in self._seen)
+
+    def _p95_rate(self) -> float:
+        """Of the rates at which work was done. Each counts for its work, so that what short clips
+        cost in any case is not taken for the pace of long ones, and the older it is the less."""
+        weighted: list[tuple[float, float]] = []
+        for at, one in enumerate(self._seen):
+            age = sum(
+                min(1.0, newer.units / one.units) for newer in islice(self._seen, at + 1, None)
+            )
+            weighted.append((one.rate, one.units * _FADING**age))
+        slower = 0.05 * sum(weight for _, weight in weighted)
+        for rate, weight in sorted(weighted, reverse=True):
+            slower -= weight
+            if slower < 0:
+                return rate
+        raise AssertionError("nothing was observed")
 
 
 def backoffs(retries: int) -> Iterator[float]:

@@ -21,8 +21,17 @@ class Clip:
     portrait_size: int = 0
     """Pixels of either side; 0 while there is none."""
     check: CheckResult | None = None
+    has_failed_check: bool = False
+    spared: bool = False
+    """It was certain to be late once, and went on."""
     stage_ms: dict[Stage, float] = field(default_factory=dict)
     total_ms: float = 0.0
+
+    @property
+    def given_up(self) -> tuple[str, ...]:
+        """In words, what is less than was asked for."""
+        failed = ("the check failed",) if self.has_failed_check else ()
+        return (*self.plan.given_up, *failed)
 
     @property
     def audio(self) -> torch.Tensor:

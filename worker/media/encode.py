@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from worker.errors import LoadError
+from worker.extras import pip_install
 from worker.media.plan import SAMPLE_RATE
 
 _AUDIO_FRAME = 1024
@@ -25,7 +26,7 @@ def _av() -> Any:
     try:
         import av
     except ImportError:
-        raise LoadError("clips are encoded by PyAV: pip install 'tidegate[slot]'") from None
+        raise LoadError(f"clips are encoded by PyAV: {pip_install('slot')}") from None
     return av
 
 

@@ -42,6 +42,17 @@ class OutOfTime(SlotError):
     code = Code.DEADLINE_EXCEEDED
 
 
+class BehindPace(SlotError):
+    """A stage that would be late as it goes, where less would not be. ``seconds_per_unit``: how it
+    goes."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+    def __init__(self, stage: str, seconds_per_unit: float) -> None:
+        super().__init__(stage, "would be late as it goes; less is rendered")
+        self.seconds_per_unit = seconds_per_unit
+
+
 class SlotCancelled(SlotError):
     """Somebody outside wants it to stop."""
 

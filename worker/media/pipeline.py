@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from worker.errors import MemoryLimitExceeded
-from worker.media.budgets import BUDGETS, Stage, StageTimes
+from worker.media.budgets import BUDGETS, Activity, Stage, StageTimes
 from worker.media.buffers import Lease
 from worker.media.clip import Clip, Unfinished
 from worker.media.errors import SlotError
-from worker.media.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, ladder
-from worker.media.prediction import Prediction
+from worker.media.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, least
+from worker.media.prediction import Pace, Prediction
 from worker.media.recipe import Recipe
 from worker.media.rendering import Order, Progress, Rendering, Shown
 from worker.media.stage_runner import StageRunner
@@ -39,7 +39,8 @@ def nominal_times() -> dict[Stage, StageTimes]:
         Stage.VIDEO: NOMINAL.video_units,
         Stage.CHECK: 1.0,
     }
-    return {stage: StageTimes(BUDGETS[stage], units[stage]) for stage in Stage}
+    activity = Activity()
+    return {stage: StageTimes(BUDGETS[stage], units[stage], activity) for stage in Stage}
 
 
 class SlotPipeline:
@@ -74,8 +75,8 @@ class SlotPipeline:
             provider.close()
 
     def plan(self, recipe: Recipe, remaining_s: float, *, degrade: bool) -> ClipPlan:
-        """What can be rendered of ``recipe``. Raises ``OutOfTime`` when that is nothing, and
-        ``RecipeError`` where it chooses a provider that is not loaded."""
+        """What is begun of ``recipe``. Raises ``OutOfTime`` where whatever that is would be late,
+        and ``RecipeError`` where it chooses a provider that is not loaded."""
         prediction = self._prediction(recipe)
         return prediction.fitted(
             self.whole(recipe), "plan", remaining_s, prediction.all_s, degrade=degrade
@@ -85,20 +86,20 @@ class SlotPipeline:
         """What ``recipe`` asks for, as far as buffers go, however long it takes."""
         return asked_for(recipe, self._config.max_size, self._config.max_seconds)
 
+    def least(self, recipe: Recipe, *, degrade: bool) -> ClipPlan:
+        """What would do, where there is time for no more."""
+        whole = self.whole(recipe)
+        return least(whole) if degrade else whole
+
     def end_warm_up(self) -> None:
         """What was rendered so far was for nobody."""
         for of_stage in self.times.values():
             for times in of_stage.values():
                 times.end_warm_up()
 
-    def predicted_s(self, recipe: Recipe, plan: ClipPlan) -> float:
-        """What all of ``plan`` takes, nearly always."""
-        return self._prediction(recipe).all_s(plan)
-
-    def least_s(self, recipe: Recipe) -> float:
-        """What the least takes that can be rendered of ``recipe``."""
-        *_, least = ladder(self.whole(recipe))
-        return self.predicted_s(recipe, least)
+    def takes_s(self, recipe: Recipe, plan: ClipPlan, pace: Pace) -> float:
+        """What all of ``plan`` takes."""
+        return self._prediction(recipe).all_s(plan, pace)
 
     async def run(
         self,
@@ -110,15 +111,24 @@ class SlotPipeline:
         *,
         degrade: bool,
         shown: Shown | None = None,
+        keep_on: bool = False,
     ) -> Clip:
         """Render into ``lease``, which stays open, until ``deadline_at`` on ``time.monotonic``.
 
-        ``shown`` gets the portrait when it is there, and frames of the video as it grows.
+        ``shown`` gets the portrait when it is there, and frames of the video as it grows. With
+        ``keep_on`` nothing but the deadline ends it.
         Raises ``Unfinished`` with what there is. When it is cancelled, every stage has ended.
         """
         begun = time.monotonic()
         clip = Clip(lease, plan)
-        order = Order(recipe, deadline_at, self._config.max_seconds, degrade)
+        order = Order(
+            recipe,
+            self.whole(recipe),
+            deadline_at,
+            self._config.max_seconds,
+            degrade,
+            keep_on,
+        )
         stages = self.providers.chosen(recipe.providers)
         rendering = Rendering(
             order, clip, stages, self._prediction(recipe), self._runners, said, shown

@@ -17,17 +17,53 @@ CHARACTERS_PER_S = 14.0
 MIN_FPS = 6
 MIN_SIZE = 64
 MIN_SECONDS = 1.0
+_SHORTER_S = 0.05
+"""Less is not worth telling."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipPlan:
-    """One clip. ``given_up`` says in words what is less than the recipe asks for."""
+    """One clip. ``asked``: what it is less of; None where it is all that is asked for."""
 
     seconds: float
     fps: int
     size: int
     has_check: bool
-    given_up: tuple[str, ...] = ()
+    asked: "ClipPlan | None" = None
+
+    @property
+    def given_up(self) -> tuple[str, ...]:
+        """In words, what is less than was asked for."""
+        asked = self.asked
+        if asked is None:
+            return ()
+        each = (
+            (asked.has_check and not self.has_check, "no check"),
+            (self.fps < asked.fps, f"{self.fps} frames a second instead of {asked.fps}"),
+            (self.size < asked.size, f"{self.size} pixels instead of {asked.size}"),
+            (
+                self.seconds < asked.seconds - _SHORTER_S,
+                f"{self.seconds:.1f} s instead of {asked.seconds:.1f}",
+            ),
+        )
+        return tuple(words for is_less, words in each if is_less)
+
+    def changed(
+        self,
+        *,
+        seconds: float | None = None,
+        fps: int | None = None,
+        size: int | None = None,
+        has_check: bool | None = None,
+    ) -> "ClipPlan":
+        """With other figures, for what was asked for before."""
+        return ClipPlan(
+            self.seconds if seconds is None else seconds,
+            self.fps if fps is None else fps,
+            self.size if size is None else size,
+            self.has_check if has_check is None else has_check,
+            self.asked or self,
+        )
 
     @property
     def frames(self) -> int:
@@ -60,33 +96,45 @@ def asked_for(recipe: Recipe, max_size: int, max_seconds: float) -> ClipPlan:
     size = min(recipe.video.size or max_size, max_size)
     most = min(recipe.video.seconds, max_seconds)
     guess = len(recipe.text) / (CHARACTERS_PER_S * recipe.voice.rate) + 0.5
-    smaller = (f"{size} pixels instead of {recipe.video.size}",) if size < recipe.video.size else ()
-    return ClipPlan(min(guess, most), recipe.video.fps, size, recipe.check.enabled, smaller)
+    full = ClipPlan(min(guess, most), recipe.video.fps, size, recipe.check.enabled)
+    if size < recipe.video.size:
+        return replace(full, asked=replace(full, size=recipe.video.size))
+    return full
 
 
 def fit(plan: ClipPlan, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
     """The best of ``plan`` that ``fits``; None when nothing does."""
-    return next((each for each in ladder(plan) if fits(each)), None)
+    found = next((each for each in ladder(plan) if fits(each)), None)
+    if found is None or found is plan:
+        return found
+    # Something on the way there may have been given up in vain: it was not what took the time.
+    while found.size * 2 <= plan.size and fits(larger := found.changed(size=found.size * 2)):
+        found = larger
+    if fits(smoother := found.changed(fps=plan.fps)):
+        found = smoother
+    if fits(checked := found.changed(has_check=plan.has_check)):
+        found = checked
+    return found
+
+
+def least(plan: ClipPlan) -> ClipPlan:
+    """The end of the ladder."""
+    *_, last = ladder(plan)
+    return last
 
 
 def ladder(plan: ClipPlan) -> Iterator[ClipPlan]:
     """``plan``, then less and less of it."""
     yield plan
     if plan.has_check:
-        plan = replace(plan, has_check=False, given_up=(*plan.given_up, "no check"))
+        plan = plan.changed(has_check=False)
         yield plan
-    kept, fps = plan.given_up, plan.fps
     if plan.fps // 2 >= MIN_FPS:
-        said = f"{plan.fps // 2} frames a second instead of {fps}"
-        plan = replace(plan, fps=plan.fps // 2, given_up=(*kept, said))
+        plan = plan.changed(fps=plan.fps // 2)
         yield plan
-    kept, size = plan.given_up, plan.size
     while plan.size // 2 >= MIN_SIZE:
-        said = f"{plan.size // 2} pixels instead of {size}"
-        plan = replace(plan, size=plan.size // 2, given_up=(*kept, said))
+        plan = plan.changed(size=plan.size // 2)
         yield plan
-    kept, seconds = plan.given_up, plan.seconds
     while plan.seconds / 2 >= MIN_SECONDS:
-        said = f"{plan.seconds / 2:.1f} s instead of {seconds:.1f}"
-        plan = replace(plan, seconds=plan.seconds / 2, given_up=(*kept, said))
+        plan = plan.changed(seconds=plan.seconds / 2)
         yield plan

@@ -2,10 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from worker.media.budgets import StageTimes
 from worker.media.errors import OutOfTime
-from worker.media.plan import ClipPlan, fit
+from worker.media.plan import ClipPlan, fit, least
+
+Pace = Callable[[StageTimes, float], float]
+"""Which of its answers is taken of a stage, for how much work: seconds."""
+LIKELY: Final[Pace] = StageTimes.likely_s
+HOPED: Final[Pace] = StageTimes.hoped_s
+LEAST: Final[Pace] = StageTimes.least_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,40 +26,43 @@ class Prediction:
     check: StageTimes
     buffer_s: float
 
-    def all_s(self, plan: ClipPlan) -> float:
-        """What all of ``plan`` takes, nearly always."""
-        first_s = max(
-            self.speech.predicted_s(plan.seconds), self.portrait.predicted_s(plan.image_units)
-        )
-        return first_s + self.from_video_s(plan)
+    def all_s(self, plan: ClipPlan, pace: Pace) -> float:
+        """What all of ``plan`` takes."""
+        return self.first_s(plan, pace) + self.from_video_s(plan, pace)
 
-    def from_video_s(self, plan: ClipPlan) -> float:
+    def first_s(self, plan: ClipPlan, pace: Pace) -> float:
+        """Speech beside the portrait."""
+        return max(pace(self.speech, plan.seconds), pace(self.portrait, plan.image_units))
+
+    def from_video_s(self, plan: ClipPlan, pace: Pace) -> float:
         """Without speech and portrait."""
-        check_s = self.check.predicted_s(1.0) if plan.has_check else 0.0
-        return self.video.predicted_s(plan.video_units) + check_s
+        return pace(self.video, plan.video_units) + self.check_s(plan, pace)
+
+    def check_s(self, plan: ClipPlan, pace: Pace) -> float:
+        """Of the check alone."""
+        return pace(self.check, 1.0) if plan.has_check else 0.0
 
     def fitted(
         self,
         plan: ClipPlan,
         where: str,
         remaining_s: float,
-        predicted_s: Callable[[ClipPlan], float],
+        takes_s: Callable[[ClipPlan, Pace], float],
         *,
         degrade: bool,
     ) -> ClipPlan:
-        """``plan``, or what of it fits. Raises ``OutOfTime``."""
+        """``plan``, or with ``degrade`` the best of it that there is time for. What is certain to
+        be late raises ``OutOfTime``; what only probably is has its try."""
         left_s = remaining_s - self.buffer_s
-
-        def fits(one: ClipPlan) -> bool:
-            return predicted_s(one) <= left_s
-
-        if fits(plan):
+        if degrade:
+            found = fit(plan, lambda one: takes_s(one, HOPED) <= left_s)
+            if found is not None:
+                return found
+            plan = least(plan)
+        if takes_s(plan, LEAST) <= left_s:
             return plan
-        less = fit(plan, fits) if degrade else None
-        if less is None:
-            raise OutOfTime(
-                where,
-                f"{max(0.0, remaining_s):.1f} s are left, {self.buffer_s:g} of them kept"
-                f" back, and the rest takes {predicted_s(plan):.1f} s",
-            )
-        return less
+        raise OutOfTime(
+            where,
+            f"{max(0.0, remaining_s):.1f} s are left, {self.buffer_s:g} of them kept"
+            f" back, and the rest takes {takes_s(plan, LEAST):.1f} s at the least",
+        )

@@ -2,10 +2,13 @@
 
 It looks at the clock before the video and before the check: what is left of the deadline, less a
 buffer, must be enough for the work that is left. If not, less is rendered where the client allows
-that, and else the slot ends there, with what it has.
+that, and else the slot ends there, with what it has. Each choice is made anew from all that was
+asked for, so that what was given up for a stage that was feared to be slow comes back; and a video
+that would be late as it goes is begun anew with less.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,10 +20,10 @@ from worker.errors import MemoryLimitExceeded, RequestError
 from worker.media.budgets import Stage, StageTimes
 from worker.media.check import judge, keyframes_of
 from worker.media.clip import Clip
-from worker.media.errors import SlotError
+from worker.media.errors import BehindPace, OutOfTime, SlotError
 from worker.media.memory import media_log
-from worker.media.plan import SAMPLE_RATE, ClipPlan
-from worker.media.prediction import Prediction
+from worker.media.plan import SAMPLE_RATE, ClipPlan, fit, least
+from worker.media.prediction import HOPED, LIKELY, Pace, Prediction
 from worker.media.recipe import Recipe
 from worker.media.stage_runner import Job, StageRunner
 from worker.media.stages.base import Stages, Step
@@ -32,15 +35,21 @@ Shown = Callable[[Stage, float, torch.Tensor], None]
 """As ``Progress``, with a picture of what there is: a view of the slot's buffers."""
 
 
+_WATCHED = 0.1
+"""Once this share of the time that there is for a video has gone by, its pace is judged."""
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked for. ``deadline_at`` is on ``time.monotonic``; ``degrade``: less is better than
-    late."""
+    """What is asked for. ``plan`` is all of it. ``deadline_at`` is on ``time.monotonic``;
+    ``degrade``: less is better than late; ``keep_on``: nothing but its deadline stops it."""
 
     recipe: Recipe
+    plan: ClipPlan
     deadline_at: float
     max_seconds: float
     degrade: bool
+    keep_on: bool = False
 
 
 class Rendering:
@@ -66,37 +75,69 @@ class Rendering:
 
     async def run(self) -> None:
         """Raises ``SlotError``, ``MemoryLimitExceeded``."""
-        clip, until = self._clip, self._order.deadline_at - self._prediction.buffer_s
-        await self._begin()
-        self._fit_video()
-        async with self._runners[Stage.VIDEO].turn(until):
+        clip, order = self._clip, self._order
+        whole = await self._begin()
+        clip.plan = self._fit_video(whole)
+        async with self._runners[Stage.VIDEO].turn(
+            order.deadline_at - (0.0 if order.keep_on else self._prediction.buffer_s)
+        ):
             # Another slot's video may have taken until now.
-            clip.plan = self._fit_video()
-            await self._video()
+            clip.plan = self._fit_video(whole)
+            await self._pace_video(whole)
         await self._check()
 
     @property
     def _left_s(self) -> float:
         return self._order.deadline_at - time.monotonic()
 
-    def _fit_video(self) -> ClipPlan:
-        """What of the plan can still be in time. Raises ``OutOfTime``."""
-        prediction = self._prediction
-        return prediction.fitted(
-            self._clip.plan,
-            Stage.VIDEO,
-            self._left_s,
-            prediction.from_video_s,
-            degrade=self._order.degrade,
-        )
+    @property
+    def _until(self) -> float:
+        """When the last stage must be over."""
+        return self._order.deadline_at - self._prediction.buffer_s
 
-    async def _begin(self) -> None:
-        """Speech and portrait. When one fails, the other is stopped and waited for."""
+    def _fit_video(self, whole: ClipPlan, seconds_per_unit: float = 0.0) -> ClipPlan:
+        """What can still be in time of ``whole``, where a unit of it takes so long at least.
+        Raises ``OutOfTime``."""
+        prediction, order = self._prediction, self._order
+        video = prediction.video
+
+        def takes_s(plan: ClipPlan, pace: Pace) -> float:
+            video_s = max(seconds_per_unit * plan.video_units, pace(video, plan.video_units))
+            if pace is HOPED and video_s > video.timeout_s(plan.video_units):
+                return math.inf  # the stage would be stopped, whatever is left of the deadline
+            return video_s + prediction.check_s(plan, pace)
+
+        try:
+            return prediction.fitted(
+                whole, Stage.VIDEO, self._left_s, takes_s, degrade=order.degrade
+            )
+        except OutOfTime:
+            if not order.keep_on:
+                raise
+            self._clip.spared = True
+            return least(whole) if order.degrade else whole
+
+    async def _pace_video(self, whole: ClipPlan) -> None:
+        """The video, begun anew with less where its pace says so."""
+        clip = self._clip
+        while self._order.degrade:
+            try:
+                return await self._video(is_watched=True)
+            except BehindPace as behind:
+                less = self._fit_video(whole, behind.seconds_per_unit)
+                if less == clip.plan:
+                    break
+                clip.plan = less
+        await self._video()
+
+    async def _begin(self) -> ClipPlan:
+        """Speech and portrait; returns all that can be shown of them. When one fails, the other is
+        stopped and waited for."""
         clip, recipe, stages = self._clip, self._order.recipe, self._stages
-        plan, prediction = clip.plan, self._prediction
+        plan, prediction = self._first_plan(), self._prediction
         # Longer than guessed is fine as far as buffers and the recipe go: only then it is known.
         most_s = min(recipe.video.seconds, self._order.max_seconds)
-        if any(" s instead of " in each for each in plan.given_up):
+        if plan.seconds < self._order.plan.seconds:
             most_s = plan.seconds
         audio = clip.lease.audio(round(most_s * SAMPLE_RATE))
         actor = clip.lease.actor(plan.size)
@@ -121,14 +162,38 @@ class Rendering:
             raise errors.exceptions[0] from None
         clip.samples = speech.result()
         clip.portrait_size = plan.size
-        clip.plan = replace(plan, seconds=max(clip.samples, 1) / SAMPLE_RATE)
+        is_cut = most_s == plan.seconds and clip.samples >= audio.numel()
+        return self._spoken_plan(is_cut=is_cut)
 
-    async def _video(self) -> None:
+    def _first_plan(self) -> ClipPlan:
+        """What is spoken and drawn: where less is allowed, as much as leaves time for the video
+        that is planned, since more than that cannot be shown later."""
+        whole, prediction = self._order.plan, self._prediction
+        if not self._order.degrade:
+            return whole
+        left_s = self._left_s - prediction.buffer_s
+        left_s -= prediction.from_video_s(self._clip.plan, HOPED)
+        return fit(whole, lambda one: prediction.first_s(one, LIKELY) <= left_s) or self._clip.plan
+
+    def _spoken_plan(self, *, is_cut: bool) -> ClipPlan:
+        """All that can be shown of what was spoken and drawn."""
+        clip, whole = self._clip, self._order.plan
+        seconds = max(clip.samples, 1) / SAMPLE_RATE
+        asked = whole.asked or whole
+        if not is_cut:
+            asked = replace(asked, seconds=seconds)
+        return replace(whole, seconds=seconds, size=clip.portrait_size, asked=asked)
+
+    async def _video(self, *, is_watched: bool = False) -> None:
+        """Raises ``BehindPace`` where it ``is_watched``."""
         clip, plan = self._clip, self._clip.plan
         actor = clip.portrait  # as large as it was rendered: the video has a size of its own
-        clip.samples = min(clip.samples, plan.samples)
+        samples = min(clip.samples, plan.samples)
         video = clip.lease.video(plan.frames, plan.size)
-        audio = clip.audio
+        audio = clip.lease.audio(samples)
+        times, units = self._prediction.video, plan.video_units
+        until = min(self._until, time.monotonic() + times.timeout_s(units))
+        watch = _pace_watch(until, units) if is_watched else None
 
         def render(step: Step) -> None:
             self._stages.video.render(plan, actor, audio, video, step)
@@ -137,17 +202,19 @@ class Rendering:
             frames = int(done * plan.frames)
             return video[frames - 1] if frames else None
 
-        job = self._job(Stage.VIDEO, render, plan.video_units, self._prediction.video, latest)
+        job = self._job(Stage.VIDEO, render, units, times, latest, watch)
         await self._timed(Stage.VIDEO, job, self._order.deadline_at, in_turn=True)
+        clip.samples = samples
         clip.frames = plan.frames
 
     async def _check(self) -> None:
         """A check that there is no time for, or that fails, costs nobody the clip."""
         clip, times = self._clip, self._prediction.check
-        if not clip.plan.has_check:
+        if not self._order.plan.has_check:
             return
-        if self._left_s - self._prediction.buffer_s < times.predicted_s(1.0):
-            self._give_up_check("no check")
+        has_time = times.hoped_s(1.0) <= self._left_s - self._prediction.buffer_s
+        clip.plan = clip.plan.changed(has_check=has_time)
+        if not has_time:
             return
         frames = clip.video[keyframes_of(clip.frames)]
         prompt = self._order.recipe.portrait.prompt
@@ -156,17 +223,12 @@ class Rendering:
         )
         try:
             # Behind it comes the encoder, whose time is kept back.
-            until = self._order.deadline_at - self._prediction.buffer_s
-            scores = await self._timed(Stage.CHECK, job, until)
+            scores = await self._timed(Stage.CHECK, job, self._until)
         except (SlotError, MemoryLimitExceeded, RequestError) as error:
             media_log.warning("a clip is not checked: %s", error)
-            self._give_up_check("the check failed")
+            clip.has_failed_check = True
         else:
             clip.check = judge(scores)
-
-    def _give_up_check(self, why: str) -> None:
-        plan = self._clip.plan
-        self._clip.plan = replace(plan, has_check=False, given_up=(*plan.given_up, why))
 
     def _job(
         self,
@@ -175,11 +237,15 @@ class Rendering:
         units: float,
         times: StageTimes,
         picture_at: Callable[[float], torch.Tensor | None] | None = None,
+        watch: Callable[[float], None] | None = None,
     ) -> Job[T]:
-        """``picture_at``: what there is to see when a share of the stage is done."""
+        """``picture_at``: what there is to see when a share of the stage is done. ``watch`` may
+        raise what ends the stage then."""
         said, shown = self._said, self._shown
 
         def progress(done: float) -> None:
+            if watch is not None:
+                watch(done)
             said(stage, done)
             if shown is not None and picture_at is not None:
                 picture = picture_at(done)
@@ -195,4 +261,22 @@ class Rendering:
         try:
             return await run(job, until)
         finally:
-            self._clip.stage_ms[stage] = 1000 * (time.monotonic() - begun)
+            spent_ms = 1000 * (time.monotonic() - begun)
+            self._clip.stage_ms[stage] = self._clip.stage_ms.get(stage, 0.0) + spent_ms
+
+
+def _pace_watch(until: float, units: float) -> Callable[[float], None]:
+    """Raises ``BehindPace`` where a stage that begins now will not be over ``until`` then."""
+    begun = time.monotonic()
+    judged_at = begun + _WATCHED * (until - begun)
+
+    def watch(done: float) -> None:
+        nonlocal judged_at
+        now = time.monotonic()
+        if now < judged_at or done <= 0.0:
+            return
+        judged_at = math.inf
+        if begun + (now - begun) / done > until:
+            raise BehindPace(Stage.VIDEO, (now - begun) / (done * units))
+
+    return watch

@@ -4,9 +4,9 @@ from dataclasses import fields
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
-from worker.environment import read_environment
+from worker.environment import EnvironmentSettings, read_environment
 from worker.media.plan import BUFFER_S
 from worker.media.stages.checkpoint import Precision
 from worker.media.stages.flux import FluxPrecision, TextPlace
@@ -23,7 +23,7 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_by_commas)]
 """By commas."""
 
 
-class SlotSettings(BaseSettings):
+class SlotSettings(EnvironmentSettings):
     """Which providers, how large, how many at once, how much memory."""
 
     model_config = SettingsConfigDict(env_prefix="TIDEGATE_SLOT_", frozen=True, extra="forbid")

@@ -12,7 +12,14 @@ import torch
 
 from worker.errors import MemoryLimitExceeded, RequestError
 from worker.media.budgets import Stage, StageTimes, backoffs
-from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
+from worker.media.errors import (
+    BehindPace,
+    OutOfTime,
+    SlotCancelled,
+    SlotError,
+    StageFailed,
+    StageTimeout,
+)
 from worker.media.memory import media_log
 from worker.media.stages.base import Step
 from worker.memory import MemoryGuard
@@ -41,12 +48,12 @@ class _Steps:
     ) -> None:
         self.stage = stage
         self.halted = False
+        self.done = 0.0
         self._timeout_at = time.monotonic() + limit_s
         self._deadline_at = deadline_at
         self._limit_s = limit_s
         self._memory = memory
         self._said = said
-        self._done = 0.0
 
     def __call__(self, done: float) -> None:
         if self.halted:
@@ -58,12 +65,12 @@ class _Steps:
             said = f"took longer than {self._limit_s:.1f} s"
             raise StageTimeout(self.stage, said, self._timeout_at)
         self._memory.check(what=self.stage)
-        self._done = done
+        self.done = done
         self._said(done)
 
     def finish(self) -> None:
         """All of it is there, whether the provider said so or not."""
-        if self._done < 1.0:
+        if self.done < 1.0:
             self._said(1.0)
 
 
@@ -121,7 +128,7 @@ class StageRunner:
             try:
                 return await self._try(job, deadline_at)
             except StageFailed as error:
-                if time.monotonic() + pause + job.times.predicted_s(job.units) > deadline_at:
+                if time.monotonic() + pause + job.times.likely_s(job.units) > deadline_at:
                     raise
                 media_log.warning("%s; again in %.1f s", error, pause)
                 await asyncio.sleep(pause)
@@ -133,9 +140,16 @@ class StageRunner:
         steps = _Steps(self.stage, limit_s, deadline_at, self._memory, job.progress)
         begun = time.monotonic()
         try:
-            result = await self._on_thread(job.work, steps)
+            with job.times.activity.running():
+                result = await self._on_thread(job.work, steps)
         except (SlotError, MemoryLimitExceeded, RequestError) as error:
             job.times.failed += isinstance(error, StageTimeout | MemoryLimitExceeded)
+            # How much of a text was spoken is not known: its share is of the room that it has.
+            if (
+                isinstance(error, OutOfTime | BehindPace | StageTimeout)
+                and self.stage is not Stage.SPEECH
+            ):
+                job.times.observe_part(time.monotonic() - begun, steps.done * job.units)
             await self._settle(is_critical=False)
             raise
         except asyncio.CancelledError:

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from worker.encoding import openable
 from worker.errors import BrokenCheckpoint, UnsupportedModel
 from worker.models.folder import why_unservable
 from worker.models.parameters import Parameter, Part
@@ -206,4 +207,4 @@ def _weight_files(path: Path) -> list[Path]:
         shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
     except (ValueError, KeyError, AttributeError) as error:
         raise BrokenCheckpoint(f"{index} is not a safetensors index: {error!r}") from error
-    return [path / shard for shard in sorted(shards)]
+    return [openable(path / shard) for shard in sorted(shards)]

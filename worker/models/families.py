@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from worker.extras import pip_install
+
 WindowRule = Literal["none", "every-layer", "by-layer"]
 
 
@@ -22,7 +24,7 @@ class Family:
 
 
 OTHERWISE: Final = (
-    "transformers' own code may run it, slower: pip install 'tidegate[transformers]' and set"
+    f"transformers' own code may run it, slower: {pip_install('transformers')} and set"
     " TIDEGATE_WORKER_ENGINE=transformers"
 )
 """What to do about a model that is sound and none of these."""

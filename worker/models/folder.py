@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from worker.encoding import readable
+
 _CACHE_PREFIX: Final = "models--"
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _PICKLES: Final = (".bin", ".pth", ".pt", ".ckpt")
@@ -22,12 +24,12 @@ def model_name(path: Path) -> str:
     Such a snapshot's path ends in ``models--org--name/snapshots/<commit>``.
     """
     if path.suffix == ".gguf":
-        return _PART.sub("", path.stem)
+        return readable(_PART.sub("", path.stem))
     path = path.resolve()
     repository = path.parent.parent.name
     if path.parent.name == "snapshots" and repository.startswith(_CACHE_PREFIX):
-        return repository.removeprefix(_CACHE_PREFIX).replace("--", "/")
-    return path.name
+        return readable(repository.removeprefix(_CACHE_PREFIX).replace("--", "/"))
+    return readable(path.name)
 
 
 def why_unservable(path: Path) -> str | None:

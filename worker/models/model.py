@@ -50,20 +50,8 @@ def load_model(
     device: torch.device,
     layout: Layout | None = None,
 ) -> Model:
-    """The model of checkpoint directory ``path`` on ``device``. Raises ``CheckpointError``.
-
-    A head that is stored counts even where the configuration ties it to the embedding, unless it is
-    a mere copy: so does ``PreTrainedModel.tie_weights`` of transformers 5.
-    """
-    if config.tie_word_embeddings and differ(path, EMBEDDING, HEAD):
-        model_log.warning(
-            "%s: config.json ties %s to %s, but the files hold both and they differ: they stay two,"
-            " as in transformers; set tie_word_embeddings to false there",
-            path,
-            HEAD,
-            EMBEDDING,
-        )
-        config = replace(config, tie_word_embeddings=False)
+    """The model of checkpoint directory ``path`` on ``device``. Raises ``CheckpointError``."""
+    config = tied_as_stored(path, config)
     weights = load_weights(
         path,
         Decoder.parameters(config),
@@ -73,6 +61,25 @@ def load_model(
         unused=Decoder.unused(config),
     )
     return Decoder(config, weights)
+
+
+def tied_as_stored(path: Path, config: ModelConfig) -> ModelConfig:
+    """``config`` of checkpoint directory ``path``, with the head that the files have.
+
+    One that is stored counts even where the configuration ties it to the embedding, unless it is a
+    mere copy: so does ``PreTrainedModel.tie_weights`` of transformers 5. Raises
+    ``BrokenCheckpoint``.
+    """
+    if not config.tie_word_embeddings or not differ(path, EMBEDDING, HEAD):
+        return config
+    model_log.warning(
+        "%s: config.json ties %s to %s, but the files hold both and they differ: they stay two,"
+        " as in transformers; set tie_word_embeddings to false there",
+        path,
+        HEAD,
+        EMBEDDING,
+    )
+    return replace(config, tie_word_embeddings=False)
 
 
 def parameter_count(config: ModelConfig) -> int:

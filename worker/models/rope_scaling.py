@@ -9,6 +9,8 @@ from worker.log import model_log
 from worker.models.fields import Fields
 
 DEFAULT_ROPE_THETA: Final = 10000.0
+YARN_BETA_FAST: Final = 32.0
+YARN_BETA_SLOW: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +124,21 @@ def _yarn(rope: Fields, max_positions: int) -> YarnScaling:
     if rope.values.get("attention_factor") is not None:
         attention_factor = rope.number("attention_factor")
     elif rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
-        attention_factor = _yarn_mscale(factor, rope.number("mscale")) / _yarn_mscale(
+        attention_factor = yarn_mscale(factor, rope.number("mscale")) / yarn_mscale(
             factor, rope.number("mscale_all_dim")
         )
     else:
-        attention_factor = _yarn_mscale(factor, 1.0)
+        attention_factor = yarn_mscale(factor)
     return YarnScaling(
         factor=factor,
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
+        beta_fast=rope.number("beta_fast", YARN_BETA_FAST),
+        beta_slow=rope.number("beta_slow", YARN_BETA_SLOW),
         original_max_position_embeddings=original,
         attention_factor=attention_factor,
         truncate=bool(rope.values.get("truncate", True)),
     )
 
 
-def _yarn_mscale(factor: float, mscale: float) -> float:
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """What a stretch by ``factor`` multiplies cosines and sines by, as the paper has it."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

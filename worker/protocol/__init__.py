@@ -16,7 +16,7 @@
 
 from worker.protocol.blocks import block_hashes, hash_block, prefix_salt, root_hash
 from worker.protocol.card import Feature, Loadable, ModelCard, Pooling, context_note
-from worker.protocol.excerpt import MOST_MESSAGE_CHARS, excerpt
+from worker.protocol.excerpt import brief, excerpt
 from worker.protocol.features import features_of
 from worker.protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
 from worker.protocol.messages import (
@@ -60,7 +60,6 @@ from worker.protocol.sampling import (
 __all__ = [
     "MAX_GRAMMAR_BYTES",
     "MAX_LOGIT_BIASES",
-    "MOST_MESSAGE_CHARS",
     "NO_TOKEN_ID",
     "PROTOCOL_VERSION",
     "AbortCause",
@@ -99,6 +98,7 @@ __all__ = [
     "TokenLogprob",
     "WorkerStats",
     "block_hashes",
+    "brief",
     "context_note",
     "decode_frame",
     "decode_message",

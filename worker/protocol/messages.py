@@ -336,7 +336,8 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     was over, ``displaced`` made room for others within the share; ``session_evicted_blocks`` were
     given up for running work. ``drain_left_ms`` is how long running jobs still have where the
     worker drains; None where it does not. ``stuck_ms`` is how long the step under way has taken,
-    once that is far beyond any that was seen; else 0.
+    once that is far beyond any that was seen; else 0. ``not_finite_total`` jobs ended because their
+    numbers were NaN or infinite.
     """
 
     kv_blocks_total: int
@@ -377,6 +378,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     disk_saved_sessions_total: int = 0
     drain_left_ms: float | None = None
     stuck_ms: float = 0.0
+    not_finite_total: int = 0
 
 
 class KvReport(msgspec.Struct, array_like=True, frozen=True):

@@ -80,4 +80,6 @@ class Code(StrEnum):
     SWAP_FAILED = "swap_failed"
     """An instance could not load another model, and serves the one that it had."""
     ENGINE_ERROR = "engine_error"
+    NOT_FINITE = "not_finite"
+    """The model's numbers for this text were NaN or infinite."""
     INTERNAL = "internal"

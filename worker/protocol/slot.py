@@ -18,7 +18,8 @@ class StageState(msgspec.Struct, frozen=True):
     provider: str
     """Which one serves recipes that name none."""
     seconds_per_unit: float
-    """What a unit of its work takes nearly always: the P95, before there is one the target."""
+    """What a unit of its work takes nearly always: the P95; before there is one, what warmed it up
+    or else the target says."""
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None
@@ -27,6 +28,9 @@ class StageState(msgspec.Struct, frozen=True):
     failed: int = 0
     others: dict[str, float] = {}
     """What a unit takes with each other provider that is loaded."""
+    least: dict[str, float] | None = None
+    """What a unit takes at the least with each provider: 0 where nothing was rendered by it of
+    late, for then it may be any quick. Null: the model is older than this."""
 
 
 class ResidentState(msgspec.Struct, frozen=True):

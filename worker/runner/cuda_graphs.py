@@ -26,7 +26,7 @@ from worker.attention import AttentionBackend, AttentionStep
 from worker.attention.staging import staged, to_device
 from worker.log import model_log
 from worker.models.model import Model
-from worker.sampling.sampler import draw_whole
+from worker.sampling.sampler import draw_whole, likeliest
 
 _STRIDE: Final = 8
 """From here on between batch sizes: what padding costs is then less than a sixth."""
@@ -98,6 +98,11 @@ class SlotState:
         """``ids`` with each that is PENDING replaced by the latest sample of its slot."""
         return torch.where(ids < 0, self.last_ids[slots], ids)
 
+    def take(self, slots: Tensor, ids: Tensor) -> None:
+        """``ids`` are the latest samples of ``slots``. Any token that there is stands for one of a
+        row that is not finite."""
+        self.last_ids.index_copy_(0, slots, ids.clamp(min=0))
+
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
@@ -120,7 +125,7 @@ class Replayed(NamedTuple):
     """[rows]: what the step computed."""
     slots: Tensor
     chosen: Tensor
-    """Token ids [rows]."""
+    """Token ids [rows], perhaps ``NO_TOKEN``."""
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -209,16 +214,16 @@ class DecodeGraphs:
             page = table.gather(1, (positions // self._block_tokens)[:, None]).squeeze(1)
             places.copy_(page.long() * self._block_tokens + positions % self._block_tokens)
             logits = self._model.logits(self._model.forward(ids, positions, step))
-            likeliest = logits.argmax(dim=-1)
-            self._state.last_ids.index_copy_(0, slots, likeliest)
-            return logits, ids, likeliest
+            chosen = likeliest(logits)
+            self._state.take(slots, chosen)
+            return logits, ids, chosen
 
         decoded = recorder.record(decode)
-        logits, _, likeliest = decoded.results
+        logits, _, chosen = decoded.results
 
         def draw() -> tuple[Tensor, ...]:
-            drawn = draw_whole(logits, likeliest, self._chances[:, :size])
-            self._state.last_ids.index_copy_(0, self._inputs[:size, 2], drawn)
+            drawn = draw_whole(logits, chosen, self._chances[:, :size])
+            self._state.take(self._inputs[:size, 2], drawn)
             return (drawn,)
 
         return _Recorded(size, step, decoded, recorder.record(draw))

@@ -26,8 +26,15 @@ from worker.runner.cuda_graphs import (
     batch_sizes,
 )
 from worker.runner.forward import BatchForward, Forward
-from worker.runner.torch_runner import SlotLimits, TorchRunner, constrained_rows, spread
+from worker.runner.torch_runner import (
+    SlotLimits,
+    TorchRunner,
+    constrained_rows,
+    note_checked,
+    spread,
+)
 from worker.runner.utilization import StreamMeter, TimingEvent
+from worker.sampling.finite import CheckedRows, check_prompts
 from worker.sampling.pooling import PooledStates, pool_states, pools_any
 from worker.sampling.prompt_scores import PromptScores
 from worker.sampling.sampler import Sampled, Sampler, send
@@ -116,23 +123,27 @@ class CudaRunner(TorchRunner):
         scores: PromptScores | None = None
         sampling: Sequence[int] = range(len(plan.rows))
         pooled: PooledStates | None = None
+        checked: CheckedRows | None = None
         pools = bool(self._pooling_slots) and pools_any(plan)  # no recording has hidden states
         all_decode = plan.decodes == len(plan.rows) and not pools
         if self._graphs is not None and all_decode and len(plan.rows) <= self._graphs.largest:
             sampled = self._decode(self._graphs, state, plan, slots)
         else:
             sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-            sampled, scores, pooled = self._mixed(forward, state, plan, slots, sampling)
+            sampled, scores, pooled, checked = self._mixed(forward, state, plan, slots, sampling)
         there = sampled.on_its_way() if sampled is not None else None
         if scores is not None:
             scores = scores.on_its_way(send)
         if pooled is not None:
             pooled = pooled.on_its_way(send)
+        if checked is not None:
+            checked = checked.on_its_way(send)
         self.meter.end()
         done = _done_event(self._device)
         done.record()
         self._latest = LaunchedOnDevice(self, plan.rows, sampling, there, done, scores)
         self._latest.pooled = pooled
+        self._latest.checked = checked
         return self._latest
 
     def _masks_of(self, plan: Plan) -> Callable[[], Masks] | None:
@@ -164,7 +175,7 @@ class CudaRunner(TorchRunner):
         sampled = self._sampler.sample(
             replayed.logits, slots, positions + 1, replayed.given_ids, self._masks_of(plan)
         )
-        state.last_ids.index_copy_(0, replayed.slots, sampled.ids)
+        state.take(replayed.slots, sampled.ids)
         return sampled
 
     def _mixed(
@@ -174,7 +185,7 @@ class CudaRunner(TorchRunner):
         plan: Plan,
         slots: NDArray[np.int64],
         sampling: Sequence[int],
-    ) -> tuple[Sampled | None, PromptScores | None, PooledStates | None]:
+    ) -> tuple[Sampled | None, PromptScores | None, PooledStates | None, CheckedRows | None]:
         """Any step, kernel by kernel; each None when no row asks for such a thing."""
         batch, token_ids, positions = self._pack(plan, slots)
         if plan.decodes:
@@ -183,8 +194,9 @@ class CudaRunner(TorchRunner):
         hidden = forward.hidden(batch, token_ids, positions)
         scores = self._scores(forward, plan, hidden)
         pooled = pool_states(plan, hidden) if self._pooling_slots else None
+        checked = check_prompts(plan, hidden)
         if not sampling:
-            return None, scores, pooled
+            return None, scores, pooled, checked
         last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
         logits = forward.logits(hidden[last_tokens])
         sampled = self._sampler.sample(
@@ -194,8 +206,8 @@ class CudaRunner(TorchRunner):
             token_ids[last_tokens],
             self._masks_of(plan),
         )
-        state.last_ids.index_copy_(0, self._to_device(slots[sampling]), sampled.ids)
-        return sampled, scores, pooled
+        state.take(self._to_device(slots[sampling]), sampled.ids)
+        return sampled, scores, pooled, checked
 
     def _begin(self, slot: int, request: Request) -> None:
         super()._begin(slot, request)
@@ -287,14 +299,17 @@ class LaunchedOnDevice:
         self._done = done
         self._scores = scores
         self.pooled: PooledStates | None = None
+        self.checked: CheckedRows | None = None
 
     def tokens(self) -> dict[Request, int]:
-        """What it drew; waits for it. It is still to be collected."""
+        """What it drew; waits for it. It is still to be collected. Any token stands for one of a
+        row that is not finite: what follows it nobody is told."""
         self._done.synchronize()
         if self._sampled is None:
             return {}
         ids = self._sampled.ids.tolist()
-        return {self._rows[i].request: id_ for i, id_ in zip(self._sampling, ids, strict=True)}
+        sampled = zip(self._sampling, ids, strict=True)
+        return {self._rows[i].request: max(0, id_) for i, id_ in sampled}
 
     def collect(self) -> StepResult:
         """See ``LaunchedStep``."""
@@ -311,6 +326,7 @@ class LaunchedOnDevice:
             result = spread(len(self._rows), self._sampling, ids, logprobs, prompts)
         if self.pooled is not None:
             result.pooled = self.pooled.read()
+        note_checked(result, self.checked)
         return result
 
 

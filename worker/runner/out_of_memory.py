@@ -48,6 +48,7 @@ class _Done(NamedTuple):
     logprobs: list[TokenLogprob] | None
     read: list[PromptLogprobs]
     pooled: Any
+    is_finite: bool
 
 
 class StepMemory:
@@ -115,7 +116,8 @@ class StepMemory:
                 logprobs = result.logprobs or [None] * len(part.rows)
                 read = [(result.prompts or {}).get(i, []) for i in range(len(part.rows))]
                 pooled = [(result.pooled or {}).get(i) for i in range(len(part.rows))]
-                done += map(_Done, part.rows, result.ids, logprobs, read, pooled)
+                finite = [i not in result.not_finite for i in range(len(part.rows))]
+                done += map(_Done, part.rows, result.ids, logprobs, read, pooled, finite)
                 fits = max(fits, part.tokens)
                 continue
             self._drop_caches()
@@ -202,6 +204,7 @@ def _joined(done: list[_Done], failed: list[tuple[Request, EndReason]]) -> StepO
         None if all(x is None for x in logprobs) else logprobs,
         {i: one.read for i, one in enumerate(results) if one.read} or None,
         {i: one.pooled for i, one in enumerate(results) if one.pooled is not None},
+        [i for i, one in enumerate(results) if not one.is_finite],
     )
     return StepOutcome(plan, result, failed)
 

@@ -12,9 +12,10 @@ from worker.attention.staging import to_device
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.forward import Forward
+from worker.sampling.finite import CheckedRows, check_prompts
 from worker.sampling.pooling import pool_states
 from worker.sampling.prompt_scores import PromptScores, score_prompts
-from worker.sampling.sampler import Sampler
+from worker.sampling.sampler import NO_TOKEN, Sampler
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import PENDING, Request
 
@@ -68,6 +69,7 @@ class TorchRunner:
             prompts = None if scores is None else scores.read()
             states = pool_states(plan, hidden) if self._pooling_slots else None
             pooled = None if states is None else states.read()
+            checked = check_prompts(plan, hidden)
             sampling: Sequence[int] = range(len(plan.rows))
             if plan.decodes == len(plan.rows):  # each token is the last of its row
                 logits = self._forward.logits(hidden)
@@ -77,7 +79,9 @@ class TorchRunner:
             else:
                 sampling = [i for i, row in enumerate(plan.rows) if row.samples]
                 if not sampling:
-                    return StepResult([[] for _ in plan.rows], prompts=prompts, pooled=pooled)
+                    result = StepResult([[] for _ in plan.rows], prompts=prompts, pooled=pooled)
+                    note_checked(result, checked)
+                    return result
                 last_tokens = self._to_device(batch.query_tokens.cumsum()[sampling] - 1)
                 logits = self._forward.logits(hidden[last_tokens])
                 sampled = self._sampler.sample(
@@ -94,6 +98,7 @@ class TorchRunner:
                 torch.cuda.synchronize(self._device)
         result = spread(len(plan.rows), sampling, ids, logprobs, prompts)
         result.pooled = pooled
+        note_checked(result, checked)
         return result
 
     def close(self) -> None:
@@ -172,7 +177,9 @@ class _SlotTable:
             slots.append(slot)
             version = request.pauses + request.redone
             if owners[slot] is not request or versions[slot] != version:
-                self.blocks[slot] = 0
+                # Padding is gathered and then masked, but 0 times NaN is NaN: it is of the
+                # request's own blocks, lest another one's numbers become its own.
+                self.blocks[slot] = request.blocks[-1]
                 self.blocks[slot, : len(request.blocks)] = request.blocks
                 begin(slot, request)
                 owners[slot], versions[slot] = request, version
@@ -208,7 +215,9 @@ def spread(
 ) -> StepResult:
     """Results of the rows that sampled, laid out over all rows."""
     if len(sampling) == rows and logprobs is None:
-        return StepResult([[token] for token in ids], prompts=prompts)
+        result = StepResult([[token] for token in ids], prompts=prompts)
+        _note_sampled(result, sampling, ids)
+        return result
     result = StepResult([[] for _ in range(rows)], prompts=prompts)
     for row, token in zip(sampling, ids, strict=True):
         result.ids[row] = [token]
@@ -216,4 +225,20 @@ def spread(
         result.logprobs = [None] * rows
         for row, logprob in zip(sampling, logprobs, strict=True):
             result.logprobs[row] = None if logprob is None else [logprob]
+    _note_sampled(result, sampling, ids)
     return result
+
+
+def _note_sampled(result: StepResult, sampling: Sequence[int], ids: Sequence[int]) -> None:
+    """Rows whose logits were not finite get no tokens."""
+    if NO_TOKEN in ids:
+        broken = [row for row, token in zip(sampling, ids, strict=True) if token == NO_TOKEN]
+        result.not_finite = [*result.not_finite, *broken]
+        for row in broken:
+            result.ids[row] = []
+
+
+def note_checked(result: StepResult, checked: CheckedRows | None) -> None:
+    """So do rows that only read, where what they read was not."""
+    if checked is not None and (broken := checked.read()):
+        result.not_finite = [*result.not_finite, *broken]

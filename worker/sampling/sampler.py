@@ -5,8 +5,9 @@
     logits ─▶ log-probabilities ─▶ bias, penalties, barred, mask ─▶ argmax
                (the model's own)                                 └▶ temperature, filters, draw
 
-Rows that ask for nothing are done at the argmax. Nothing here waits for the device: positions,
-slots and parameters are host arrays, tokens are device tensors until ``Sampled.read``.
+Rows that ask for nothing are done at the argmax. A row of the model's logits whose largest is NaN
+or infinite, as it is when any of them is NaN, gets ``NO_TOKEN``. Nothing here waits for the device:
+positions, slots and parameters are host arrays, tokens are device tensors until ``Sampled.read``.
 
 A draw is the inverse of the cumulative distribution at one uniform number per token, and that
 number is a hash of (seed, position): what else is in the batch, and how the text was cut into
@@ -15,6 +16,7 @@ steps, has no part in it (WK-3).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -38,6 +40,8 @@ from worker.sampling.params import (
 from worker.sampling.penalties import Biases, Penalties
 from worker.scheduler.request import Request
 
+NO_TOKEN: Final = -1
+"""Stands for the token of a row whose logits are not finite."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -45,7 +49,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A step's tokens, on the device. ``ids`` [rows] int64."""
+    """A step's tokens, on the device. ``ids`` [rows] int64, perhaps ``NO_TOKEN``."""
 
     ids: Tensor
     logprobs: "_Logprobs | None" = None
@@ -117,7 +121,8 @@ class Sampler:
         barred = positions < table.first_free_position[slots]
         some: int = np.bitwise_or.reduce(needs)
         if not some and not barred.any():
-            return Sampled(_argmax(logits))
+            return Sampled(likeliest(logits))
+        finite = self._finite_rows(logits)
         logprobs = None
         if some & WANTS_LOGPROBS:
             wanting = np.flatnonzero(needs & WANTS_LOGPROBS)
@@ -147,10 +152,11 @@ class Sampler:
             else:
                 chosen = _argmax(logits)
                 chosen[self._upload(drawing)] = drawn
+        marked = mark(chosen, finite)
         if logprobs is None:
-            return Sampled(chosen)
+            return Sampled(marked)
         wanting, values = logprobs
-        return Sampled(chosen, self._pick(values, chosen, wanting, table.logprobs[slots[wanting]]))
+        return Sampled(marked, self._pick(values, chosen, wanting, table.logprobs[slots[wanting]]))
 
     def plain_chances(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64]
@@ -174,6 +180,17 @@ class Sampler:
             chances[0] = np.where(is_drawn, table.temperature[slots], 0)
             chances[1], chances[2] = table.min_p[slots], uniforms(table.seed[slots], positions)
         return chances
+
+    def _finite_rows(self, logits: Tensor) -> Tensor:
+        """Which rows are finite [rows]. On the CPU the others are set to 0, so that nothing that
+        follows has to know of numbers that are none."""
+        if self._device.type != "cpu":
+            return logits.amax(dim=-1).isfinite()
+        rows = logits.numpy()
+        finite = np.isfinite(rows.max(axis=-1))
+        if not finite.all():
+            rows[~finite] = 0
+        return torch.from_numpy(finite)
 
     def _draw(
         self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
@@ -255,6 +272,24 @@ class _Logprobs:
         return found
 
 
+def mark(ids: Tensor, finite: Tensor) -> Tensor:
+    """``ids`` [rows] with ``NO_TOKEN`` where a row is not ``finite`` [rows]."""
+    return torch.where(finite, ids, NO_TOKEN)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The argmax of each row, marked: to an argmax NaN is above all else."""
+    ids = _argmax(logits)
+    if logits.device.type != "cpu":
+        return mark(ids, logits.gather(1, ids[:, None]).squeeze(1).isfinite())
+    # By numpy, which does so little several times as fast as torch.
+    rows, found = logits.numpy(), ids.numpy()
+    finite = np.isfinite(rows[np.arange(len(rows)), found])
+    if not finite.all():
+        found[~finite] = NO_TOKEN
+    return ids
+
+
 def _argmax(logits: Tensor) -> Tensor:
     """Of each row, the first where several are equal.
 
@@ -273,8 +308,9 @@ def send(tensor: Tensor) -> Tensor:
     return there.copy_(tensor, non_blocking=True)
 
 
-def draw_whole(logits: Tensor, likeliest: Tensor, chances: Tensor) -> Tensor:
+def draw_whole(logits: Tensor, chosen: Tensor, chances: Tensor) -> Tensor:
     """Tokens [rows] of ``logits`` [rows, vocabulary] by ``chances``; see ``Sampler.plain_chances``.
+    ``chosen`` [rows] are the likeliest ones, marked.
 
     The same operators as those that other rows are drawn by, so that a text does not depend on
     which of its steps were recorded.
@@ -285,7 +321,7 @@ def draw_whole(logits: Tensor, likeliest: Tensor, chances: Tensor) -> Tensor:
     # In place: what a recording allocates stays allocated.
     weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
     weights = weights.masked_fill_(weights < least[:, None], 0.0)
-    return torch.where(draws_at_all, _pick_at(weights, draws), likeliest)
+    return torch.where(draws_at_all & (chosen >= 0), _pick_at(weights, draws), chosen)
 
 
 def _pick_at(weights: Tensor, draws: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
     cached   holds a prefix with a hash, referenced by nobody: evicted on demand, oldest first;
              what is *kept* for somebody goes after all the others
     empty    holds nothing that anybody could ask for
+    spoilt   used, and never found again: cleared when its last reference goes, and empty then
 
     free = empty + cached,  used + free = total, always (WK-4)
 
@@ -14,7 +15,7 @@ block with a hash is never written again: only full blocks have one.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
 from worker.protocol import KvReport
@@ -23,7 +24,10 @@ from worker.protocol import KvReport
 class BlockPool:
     """Blocks ``0 … total-1`` with reference counts and hashes. Operations are O(1) per block."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(
+        self, total: int, clear: Callable[[Sequence[int]], None] = lambda blocks: None
+    ) -> None:
+        """``clear`` has the memory of blocks that nobody uses hold zeros when it returns."""
         if total < 1:
             raise ValueError(f"a block pool needs at least 1 block, got {total}")
         self.total = total
@@ -32,6 +36,8 @@ class BlockPool:
         """Of these, blocks that were kept for somebody: nothing else was left."""
         # A stack: the block that was freed last is the one most likely still in a CPU cache.
         self._empty = list(range(total - 1, -1, -1))
+        self._clear = clear
+        self._spoilt: set[int] = set()
         self._references = [0] * total
         self._hashes: list[bytes | None] = [None] * total
         self._blocks: dict[bytes, int] = {}
@@ -110,6 +116,7 @@ class BlockPool:
         ``blocks`` are in the order of their text: its end is then evicted before its beginning,
         without which it could not be found. ``as_oldest``: they are evicted before all others.
         """
+        spoilt: list[int] = []
         for block in blocks if as_oldest else reversed(blocks):
             references = self._references[block]
             assert references, f"block {block} was freed twice"
@@ -117,13 +124,27 @@ class BlockPool:
             if references == 1:
                 block_hash = self._hashes[block]
                 if block_hash is None:
-                    self._empty.append(block)
+                    (spoilt if block in self._spoilt else self._empty).append(block)
                 elif block_hash in self._keeps:
                     self._kept[block] = None
                 else:
                     self._cached[block] = None
                     if as_oldest:
                         self._cached.move_to_end(block, last=False)
+        if spoilt:
+            self._clear(spoilt)
+            self._spoilt.difference_update(spoilt)
+            self._empty += spoilt
+
+    def spoil(self, blocks: Iterable[int]) -> None:
+        """Say that used blocks hold what nobody may read: they are found no more from now on."""
+        for block in blocks:
+            assert self._references[block], f"block {block} was spoilt while free"
+            self._spoilt.add(block)
+            block_hash = self._hashes[block]
+            if block_hash is not None:
+                self._hashes[block] = None
+                self._forget_hash(block_hash)
 
     def fits(self, shared: Sequence[int], count: int) -> bool:
         """Whether ``share(shared)`` and then ``allocate(count)`` are possible."""
@@ -180,6 +201,7 @@ class BlockPool:
         """
         assert self._references[block], f"block {block} was registered while free"
         assert self._hashes[block] is None, f"block {block} was registered twice"
+        assert block not in self._spoilt, f"block {block} was registered although spoilt"
         if block_hash in self._blocks:
             return False
         self._hashes[block] = block_hash
@@ -218,9 +240,12 @@ class BlockPool:
         block_hash = self._hashes[block]
         assert block_hash is not None
         self._hashes[block] = None
-        del self._blocks[block_hash]
+        self._forget_hash(block_hash)
         self._empty.append(block)
         self.evictions_total += 1
+
+    def _forget_hash(self, block_hash: bytes) -> None:
+        del self._blocks[block_hash]
         if block_hash in self._added:
             del self._added[block_hash]
         else:
@@ -236,6 +261,7 @@ class BlockPool:
         assert not used & (empty | cached), "a free block is in use"
         assert len(used) + len(empty) + len(cached) == self.total, "a block was lost"
         assert min(self._references) >= 0, "a reference was given up twice"
+        assert self._spoilt <= used, "a free block was not cleared"
         found = {
             block_hash: block
             for block, block_hash in enumerate(self._hashes)
@@ -243,6 +269,7 @@ class BlockPool:
         }
         assert found == self._blocks, "hashes and blocks do not agree"
         assert not empty & set(found.values()), "an empty block has a hash"
+        assert not self._spoilt & set(found.values()), "a spoilt block has a hash"
         assert cached <= set(found.values()), "a cached block has no hash"
         kept = {self._hashes[block] for block in self._kept}
         assert kept <= self._keeps.keys(), "a block is kept for nobody"

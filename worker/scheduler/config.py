@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_PAUSES: Final = 4
+_TOKENS_PER_PAUSE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class SchedulerConfig:
     """A step's tokens are computed so many at a time: one more costs a whole tile of them."""
     prefix_cache: bool = True
     max_pauses: int = MAX_PAUSES
-    """How often one request may be paused; further pauses are ignored."""
+    """How often one request may be paused (``most_pauses``); 0: never."""
     session_share: float = 0.5
     """At most so much of the pool is kept for conversations between two turns."""
 
@@ -38,6 +39,10 @@ class SchedulerConfig:
     def max_backfills(self) -> int:
         """How often smaller requests may go before one that lacks blocks."""
         return 2 * self.max_running
+
+    def most_pauses(self, generated: int) -> int:
+        """How often one with so many tokens may be paused in all; further pauses are ignored."""
+        return self.max_pauses + generated // _TOKENS_PER_PAUSE if self.max_pauses else 0
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""

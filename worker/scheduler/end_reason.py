@@ -31,6 +31,16 @@ TOO_LATE_TO_START = EndReason(
     Code.DEADLINE_EXCEEDED,
     "too little time was left when the generation could have started",
 )
+NOT_FINITE = EndReason(
+    FinishReason.ERROR,
+    Code.NOT_FINITE,
+    "the model's numbers for this text are not finite (NaN or infinite); another try at the same"
+    " instance will most likely end the same way",
+)
+NOT_FINITE_LOG = (
+    "numbers that are not finite after %d tokens: the request ends with not_finite, and its KV is"
+    " given up. Where many do, check the weights' files and the device, or compute in float32"
+)
 DRAINED = EndReason(FinishReason.CANCELLED, Code.DRAINING, "the worker is shutting down")
 
 ABORTED: dict[AbortCause, EndReason] = {

@@ -71,5 +71,5 @@ class Pauses:
         return (
             request.job.pause_requested
             and not request.leaving
-            and request.pauses < self._scheduler.config.max_pauses
+            and request.pauses < self._scheduler.config.most_pauses(request.generated)
         )

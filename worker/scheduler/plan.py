@@ -1,6 +1,6 @@
 """What the scheduler has decided for one step, and what came of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +38,12 @@ class StepResult:
 
     ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is
     None when no row asked. ``prompts[i]`` is what row i read of its prompt, for those that ask,
-    ``pooled[i]`` what it adds to its embedding, a vector of numpy's.
+    ``pooled[i]`` what it adds to its embedding, a vector of numpy's. Rows in ``not_finite`` got
+    numbers that are NaN or infinite, and no tokens.
     """
 
     ids: list[list[int]]
     logprobs: list[list[TokenLogprob] | None] | None = None
     prompts: dict[int, list[PromptLogprobs]] | None = None
     pooled: Mapping[int, Any] | None = None
+    not_finite: Sequence[int] = ()

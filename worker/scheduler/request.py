@@ -80,6 +80,10 @@ class Request:
     started_at: float | None = None
     first_token_at: float | None = None
     late_tokens: int = 0
+    spoilt: bool = False
+    """Its numbers are not finite: what its blocks hold is worth nothing."""
+    step_failed: bool = False
+    """What that step has left in its blocks nobody has seen."""
     spared: bool = False
     """It was certain to miss, and goes on."""
 

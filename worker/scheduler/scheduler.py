@@ -187,6 +187,11 @@ class Scheduler:
         request.leaving = True
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
+    def spoil(self, request: Request) -> None:
+        """What it has computed is no text's: nobody is to find or read its blocks any more."""
+        request.spoilt = True
+        self.pool.spoil(request.blocks)
+
     def undo_launch(self, row: Row) -> None:
         """Undo ``launch``: the row is to be planned again. Later rows of its request go first."""
         request = row.request

@@ -13,7 +13,8 @@ _CLEARLY_FASTER: Final = 0.9
 _DEVIATIONS: Final = 4
 _WORST_FADES: Final = 1 / 512
 _MOST_EXCESS: Final = 4.0
-"""In mean steps: what is beyond is an accident, and no reason to end anything early."""
+"""In mean steps: what is beyond is an accident, no reason to end anything early or to cut prompts
+into smaller chunks."""
 
 
 class StepTime:
@@ -111,6 +112,9 @@ class StepTime:
             known_s = self.plain_step_s or duration_s
             self.plain_step_s = known_s + (duration_s - known_s) * _SMOOTHING
             return
+        if self._prompt_tokens:
+            # An accident says nothing of what prompts cost; a new speed is believed in a few steps.
+            duration_s = min(duration_s, _MOST_EXCESS * self._expected_s(tokens))
         fade = 1 - _SMOOTHING
         self._prompt_steps = self._prompt_steps * fade + 1
         self._prompt_tokens = self._prompt_tokens * fade + tokens

@@ -93,7 +93,8 @@ class Drainer:
 
     def _hand_back(self) -> None:
         for job, reply in list(self._emitter.job_replies.items()):
-            if isinstance(reply, LaneJob) and not reply.has_started and job.abort is None:
+            # What begins in the step under way has a token before anybody here hears of it.
+            if isinstance(reply, LaneJob) and not job.has_started and job.abort is None:
                 self.engine.cancel(job, AbortCause.DRAIN)
 
     def advance(self) -> None:

@@ -33,13 +33,12 @@ from worker.core import (
 from worker.errors import ResponderLost, code_of
 from worker.log import service_log
 from worker.protocol import (
-    MOST_MESSAGE_CHARS,
     AbortCause,
     End,
     ModelCard,
     SwapReport,
     WorkerStats,
-    excerpt,
+    brief,
 )
 from worker.scheduler.end_reason import DRAINED
 from worker.service.call import Responder
@@ -110,7 +109,7 @@ class Emitter:
 
     def fail(self, responder: Responder, error: Exception) -> None:
         """Answer a request with what is wrong with it."""
-        code, message = code_of(error), excerpt(error, MOST_MESSAGE_CHARS)
+        code, message = code_of(error), brief(error)
         self.post(lambda: responder.fail(code, message))
 
     def sink(self, events: list[Event]) -> None:

@@ -153,12 +153,10 @@ class LaneJob:
         self.job = job
         self._text = text
         self._responder = responder
-        self.has_started = False
         self._delivered = 0
         self._stopped = False
 
     def started(self, event: JobStarted) -> None:
-        self.has_started = True
         self.lane.started(self.handle, event.wait_ms)
 
     def prompt(self, event: JobPrompt) -> None:

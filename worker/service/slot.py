@@ -21,6 +21,8 @@ from worker.media.buffers import BufferPool, Lease
 from worker.media.clip import Clip, Unfinished
 from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
 from worker.media.pipeline import SlotPipeline
+from worker.media.plan import ClipPlan
+from worker.media.prediction import HOPED, LEAST
 from worker.media.queue import QueueFull, SlotQueue
 from worker.media.settings import SlotSettings
 from worker.priority import lower_priority
@@ -49,6 +51,8 @@ class _Asked:
     cancelled_at: float | None = None
     is_sending: bool = False
     """Its responder is another thread's just now."""
+    spared: bool = False
+    """It was certain to be late when it came, and goes on."""
     stopped: tuple[str, float] | None = None
     """By which limit it was stopped, and when that was."""
 
@@ -164,16 +168,20 @@ class SlotWorker:
             await asyncio.sleep(STATE_EVERY_S)
 
     async def _render(self, asked: _Asked, request: SlotRequest) -> None:
+        pipeline, queue, recipe = self._pipeline, self._queue, request.recipe
         deadline_at = asked.received + request.deadline_s
-        left_s = deadline_at - time.monotonic()
-        plan = self._pipeline.plan(request.recipe, left_s, degrade=request.degrade)
-        takes_s = self._pipeline.predicted_s(request.recipe, plan)
+        plan = self._plan(asked, request, deadline_at)
+        takes_s = pipeline.takes_s(recipe, plan, HOPED)
         start_by = deadline_at - self._settings.buffer_s - takes_s
-        least_s = self._pipeline.least_s(request.recipe) if request.degrade else takes_s
-        give_up_at = start_by + takes_s - least_s
+        give_up_at = deadline_at
+        if not request.keep_on:
+            # Where nothing is known it may be quick: it waits as long as that could help.
+            least = pipeline.least(recipe, degrade=request.degrade)
+            least_s = pipeline.takes_s(recipe, least, LEAST)
+            give_up_at -= self._settings.buffer_s + least_s
         now = time.monotonic()
-        if now + self._queue.wait_s(start_by, takes_s) > give_up_at and self._queue.waiting:
-            raise OutOfTime("queue", f"{self._queue.waiting} slots wait, and its turn is too late")
+        if now + queue.wait_s(start_by, takes_s) > give_up_at and queue.waiting:
+            raise OutOfTime("queue", f"{queue.waiting} slots wait, and its turn is too late")
         lease = await self._queue.acquire(start_by, takes_s, give_up_at)
         try:
             await self._render_into(lease, asked, request, deadline_at)
@@ -189,8 +197,7 @@ class SlotWorker:
         self, lease: Lease, asked: _Asked, request: SlotRequest, deadline_at: float
     ) -> None:
         # What there was time for when it came may have gone by in the queue.
-        left_s = deadline_at - time.monotonic()
-        plan = self._pipeline.plan(request.recipe, left_s, degrade=request.degrade)
+        plan = self._plan(asked, request, deadline_at)
         said = Progress(self._loop, asked.responder)
         shown = Previews(self._loop, self._previews, asked.responder) if request.preview else None
         reason = None
@@ -203,6 +210,7 @@ class SlotWorker:
                 said,
                 degrade=request.degrade,
                 shown=shown,
+                keep_on=request.keep_on,
             )
         except Unfinished as unfinished:
             clip, reason = unfinished.clip, unfinished.reason
@@ -213,6 +221,17 @@ class SlotWorker:
             if shown is not None:
                 await shown.finished()
         await self._answer(asked, request, clip, deadline_at, reason)
+
+    def _plan(self, asked: _Asked, request: SlotRequest, deadline_at: float) -> ClipPlan:
+        """What is begun of it. Raises ``OutOfTime``, unless it is to keep on."""
+        pipeline, recipe, left_s = self._pipeline, request.recipe, deadline_at - time.monotonic()
+        try:
+            return pipeline.plan(recipe, left_s, degrade=request.degrade)
+        except OutOfTime:
+            if not request.keep_on:
+                raise
+            asked.spared = True
+            return pipeline.least(recipe, degrade=request.degrade)
 
     async def _answer(
         self,
@@ -236,6 +255,7 @@ class SlotWorker:
         event = {
             "event": "result" if reason is None else "saved",
             **facts_of(clip, is_met=is_met),
+            **({"spared": True} if asked.spared or clip.spared else {}),
             "copied_bytes": made.copied_bytes,
         }
         answer = {"event": strings(msgspec.json.encode(event)), **made.tensors}

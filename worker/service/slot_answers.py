@@ -96,7 +96,7 @@ def facts_of(clip: Clip, *, is_met: bool) -> dict[str, object]:
         "frames": clip.frames,
         "fps": plan.fps,
         "size": plan.size,
-        "given_up": plan.given_up,
+        "given_up": clip.given_up,
         "check": clip.check,
         "deadline_met": is_met,
         **{f"{stage}_ms": round(clip.stage_ms.get(stage, 0.0), 1) for stage in Stage},

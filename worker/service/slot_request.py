@@ -22,6 +22,9 @@ class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
     """Names of ``OUTPUTS``, by commas."""
     preview: bool = False
     """Whether some answers carry a small picture of what there is so far."""
+    keep_on: bool = False
+    """Nothing but its deadline stops it, though it be certain to be late: its result says so as
+    ``spared``. For a sample of clips, which shows how often an early end is wrong (DL-17)."""
     watch: bool = False
     """No clip: the model's state, again and again (``worker.protocol.slot``)."""
 
@@ -35,6 +38,7 @@ class SlotRequest:
     degrade: bool
     outputs: tuple[str, ...]
     preview: bool = False
+    keep_on: bool = False
 
 
 def parse_slot(call: Call, default_deadline_s: float) -> SlotRequest | None:
@@ -56,5 +60,10 @@ def parse_slot(call: Call, default_deadline_s: float) -> SlotRequest | None:
         if name not in OUTPUTS:
             raise InvalidCall(f"outputs: there is no {name!r}; there is {', '.join(OUTPUTS)}")
     return SlotRequest(
-        read_recipe(data), deadline_s, stated.on_deadline == "degrade", outputs, stated.preview
+        read_recipe(data),
+        deadline_s,
+        stated.on_deadline == "degrade",
+        outputs,
+        stated.preview,
+        stated.keep_on,
     )

@@ -95,4 +95,5 @@ class SlotReporter:
             finished=times.finished,
             failed=times.failed,
             others={name: each.seconds_per_unit for name, each in others},
+            least={name: each.least_per_unit for name, each in self._times[stage].items()},
         )

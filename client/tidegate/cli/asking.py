@@ -4,6 +4,8 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 
+from tidegate.cli import runtime
+from tidegate.cli.interrupt import importing
 from tidegate.client import Client
 from tidegate.errors import AuthFailed, ConnectFailed, DeadlineExceeded, NotFound, TidegateError
 from tidegate.retries import NO_RETRIES
@@ -12,9 +14,17 @@ FAILED = 1
 
 
 def ask(
-    command: str, url: str, token: str | None, action: Callable[[Client], Awaitable[int]]
+    command: str,
+    url: str,
+    token: str | None,
+    action: Callable[[Client], Awaitable[int]],
+    *,
+    operates: bool = False,
 ) -> int:
-    """Run ``action`` with a client; the exit status."""
+    """Run ``action`` with a client; the exit status. ``operates``: with the operators' key, where
+    the service keeps one on this machine."""
+    if operates:
+        url, token = _as_operator(url, token)
 
     async def run() -> int:
         # Whoever sits here sees what is wrong, and tries again by hand.
@@ -28,6 +38,15 @@ def ask(
     except ValueError as error:  # a URL that is none
         print(f"tidegate {command}: {error}; see --url", file=sys.stderr)
     return FAILED
+
+
+def _as_operator(url: str, token: str | None) -> tuple[str, str | None]:
+    """Where to ask, and with what."""
+    with importing():
+        runtime.add_to_path()
+        from orchestrator.pool.operator_key import access
+    found = access(url)
+    return found.url, found.key or token
 
 
 def advice(error: TidegateError) -> str:

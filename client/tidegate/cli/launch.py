@@ -8,6 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from orchestrator.lanes.tls import SETTING, Tls, stated_tls
 from orchestrator.pool import command
 from orchestrator.pool.artifacts.catalog import ModelCatalog
 from orchestrator.pool.artifacts.resolve import resolve_model
@@ -17,14 +20,13 @@ from orchestrator.pool.engines.triton import TritonPorts
 from orchestrator.pool.errors import MachineUnfit, ProvisionError
 from orchestrator.pool.paths import DEMO_CHECKPOINT, state_dir
 from orchestrator.pool.preflight.slot import check_slot
-from orchestrator.pool.spec import LaunchSpec
+from orchestrator.pool.spec import SLOT_MODEL, LaunchSpec
 from tidegate.cli.options import LaunchOptions
 from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
 
 DEMO_MODEL_NAME = "demo"
 TEXT_MODEL = "llm"
-SLOT_MODEL = "slot"
 SLOT_DEFAULTS = {
     "cpu": {"SIZE": "384", "SECONDS": "15", "BUFFER_S": "2"},
     "cuda": {"SIZE": "512", "SECONDS": "45"},
@@ -54,6 +56,7 @@ def run(args: LaunchOptions) -> int:
         return command.EXIT_FAILED
     try:
         lane_token = _lane_token(worker_env)
+        tls = _tls()
         slot_env = _slot_env(worker_env.get(_DEVICE, "cuda")) if args.slot else {}
     except (ValueError, MachineUnfit) as error:
         print(f"tidegate: {error}", file=sys.stderr)
@@ -76,6 +79,7 @@ def run(args: LaunchOptions) -> int:
         triton_host=args.triton_host,
         triton_open=args.triton_open,
         lane_token=lane_token,
+        tls=tls,
         triton_ports=TritonPorts(args.http_port, args.grpc_port, args.metrics_port),
         load_timeout_s=args.load_timeout,
         drain_s=args.drain,
@@ -120,7 +124,7 @@ def _hint(args: LaunchOptions, worker_env: dict[str, str]) -> str:
         lines.append(curl_line("{url}", name, with_token=with_token))
     if args.slot:
         lines.append('tidegate slot "Good morning to everybody." --out clip.mp4 --url {url}')
-    return "try it in a browser: {url}/\nor:" + "".join(f"\n  {line}" for line in lines)
+    return "try it in a browser: {url}/{key}\nor:" + "".join(f"\n  {line}" for line in lines)
 
 
 def _lane_token(worker_env: dict[str, str]) -> str:
@@ -132,6 +136,19 @@ def _lane_token(worker_env: dict[str, str]) -> str:
             "of them, or both to the same value"
         )
     return ours or workers
+
+
+def _tls() -> Tls | None:
+    """Of Triton's gRPC port. Raises ``ValueError`` that names the variable."""
+    try:
+        stated = stated_tls(os.environ.get(SETTING, ""))
+        return None if stated is None else Tls.model_validate(stated)
+    except ValidationError as error:
+        said = error.errors()[0]
+        where = "".join(f"{key}: " for key in said["loc"])
+        raise ValueError(f"{SETTING}: {where}{said['msg'].removeprefix('Value error, ')}") from None
+    except ValueError as error:
+        raise ValueError(f"{SETTING}: {error}") from None
 
 
 def _worker_env(args: LaunchOptions) -> dict[str, str]:

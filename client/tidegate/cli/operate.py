@@ -66,6 +66,7 @@ def drain(
             if undo
             else draining.drain(client, instance, grace, wait_s, as_json=as_json)
         ),
+        operates=True,
     )
 
 
@@ -108,6 +109,7 @@ def swap(
             if everywhere
             else swapping.swap(client, where[0], asked, as_json=as_json)
         ),
+        operates=True,
     )
 
 
@@ -117,4 +119,10 @@ def swap(
 def reload(url: str, token: str | None, as_json: bool) -> int:
     with importing():
         from tidegate.cli import asking, draining
-    return asking.ask("reload", url, token, lambda client: draining.reload(client, as_json=as_json))
+    return asking.ask(
+        "reload",
+        url,
+        token,
+        lambda client: draining.reload(client, as_json=as_json),
+        operates=True,
+    )

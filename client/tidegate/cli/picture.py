@@ -64,7 +64,8 @@ class Picture:
     def render(self) -> RenderableType:
         """For people."""
         ready = sum(instance.ready for instance in self.instances)
-        head = Text(f"{self.url}   {ready} of {len(self.instances)} instances ready", style="bold")
+        wanted = sum(instance.state != "absent" for instance in self.instances)
+        head = Text(f"{self.url}   {ready} of {wanted} instances ready", style="bold")
         parts: list[RenderableType] = [head]
         if self.trouble:
             parts.append(Text(f"as it was: {self.trouble}", style="bold red"))

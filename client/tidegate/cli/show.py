@@ -50,9 +50,20 @@ async def tasks(client: Client, *, status: str | None, limit: int, as_json: bool
     if as_json:
         print_json(found)
         return 0
-    columns = ("TASK", "STATUS", "MODEL", "AGE", "TOOK", "LEFT", "PROMPT", "TOKENS", "OUTCOME")
+    columns = (
+        "TASK",
+        "API",
+        "STATUS",
+        "MODEL",
+        "AGE",
+        "TOOK",
+        "LEFT",
+        "PROMPT",
+        "TOKENS",
+        "OUTCOME",
+    )
     out = console()
-    out.print(table(columns, [_task(line) for line in found.tasks], numbers=columns[3:8]))
+    out.print(table(columns, [_task(line) for line in found.tasks], numbers=columns[4:9]))
     if found.has_more:
         out.print(f"… and older ones; --limit {limit * 2} shows more", style="dim")
     return 0
@@ -61,6 +72,7 @@ async def tasks(client: Client, *, status: str | None, limit: int, as_json: bool
 def _task(line: TaskLine) -> tuple[str, ...]:
     return (
         line.task_id,
+        line.api,
         line.status,
         line.model,
         duration(line.age_ms),

@@ -24,27 +24,31 @@ What happens:
   2. Triton and the orchestrator start together, each in a process group of its own, with their
      output in TIDEGATE_HOME/logs/HOST-PORT/ (16 MiB each and three earlier ones, for their owner
      only).
-  3. Whatever dies is started again on the same ports; what keeps dying ends the run.
+  3. Whatever dies is started again on the same ports. A Triton that keeps dying is given up; the
+     run ends when none is left, or when the orchestrator keeps dying.
   4. Ctrl-C or SIGTERM: running work gets --drain seconds, then everything ends; no process and no
      shared memory is left, not even when this command is killed. A second Ctrl-C hurries it.
 """
 
-UP_EPILOG = """\
+UP_EPILOG = f"""\
 examples:
   tidegate up --device cpu --port 9000
   tidegate up --model ~/models/Qwen3-0.6B --device cuda
   tidegate up --device cpu --engine synthetic-paced     made-up tokens, for benchmarks
-  tidegate up --device cpu --slot                       clips, too (pip install 'tidegate[slot]')
+  tidegate up --device cpu --slot                       clips, too; it says what they need
 
 environment:
   TIDEGATE_HOST, TIDEGATE_PORT    where it listens (as --host, --port)
   TIDEGATE_TOKEN                  ask this token of every client; needed to listen off loopback
   TIDEGATE_TRITON                 as --triton
+  TIDEGATE_TRITON_TLS             TLS at Triton's gRPC port, in JSON (docs/operating.md)
   TIDEGATE_HOME                   logs and the wheel's Triton; ~/.local/share/tidegate, .tidegate in
                                   a checkout
   TIDEGATE_WORKER_…               settings of the worker (worker/settings.py): …_MAX_RUNNING, say
   TIDEGATE_SLOT_…                 settings of the slot pipeline (worker/media/settings.py): …_SIZE
   TIDEGATE_…                      settings of the orchestrator (orchestrator/settings.py)
+  These files, which say what each setting does, are in
+  {runtime.folder()}
 
 exit status: 0 ended as asked, 1 it could not go on (the reason is on stderr), 2 wrong usage,
 130 the end was cut short by a second Ctrl-C, or it came before anything was started
@@ -110,7 +114,7 @@ def _worker_options(function: _F) -> _F:
         ),
         (
             "--slot",
-            {"is_flag": True, "help": "render clips, too: the slot pipeline (docs/slot.md)"},
+            {"is_flag": True, "help": "render clips, too, in a Triton of their own (docs/slot.md)"},
         ),
         ("--no-llm", {"is_flag": True, "help": "no text model: clips only, with --slot"}),
     ]

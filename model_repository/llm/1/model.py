@@ -12,6 +12,7 @@ import triton_python_backend_utils as pb_utils
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 from worker import stub_abi
+from worker.encoding import speak_utf8
 from worker.engines import load_engine
 from worker.log import configure_logging
 from worker.service.process_guard import ProcessGuard
@@ -32,6 +33,7 @@ class TritonPythonModel:
     """Lifecycle as Triton calls it. ``execute`` only hands over: a decoupled model may."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        speak_utf8()
         configure_logging()
         restrict_shared_memory()
         sys.setswitchinterval(SWITCH_INTERVAL_S)

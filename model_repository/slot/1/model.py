@@ -11,6 +11,7 @@ import triton_python_backend_utils as pb_utils
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 from worker import stub_abi
+from worker.encoding import speak_utf8
 from worker.log import configure_logging
 from worker.media.settings import read_slot_settings
 from worker.service.slot import SlotWorker
@@ -23,6 +24,7 @@ class TritonPythonModel:
     """Lifecycle as Triton calls it. ``execute`` only hands over: a decoupled model may."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        speak_utf8()
         configure_logging()
         restrict_shared_memory()
         settings = read_slot_settings()

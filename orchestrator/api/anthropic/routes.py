@@ -99,7 +99,8 @@ async def count_tokens(request: web.Request) -> web.Response:
         return body.model, chat_of(body)[0]
 
     model, prompt = await read_body(request, _count_decoder, parse)
-    ids = await orchestrator.tokenize(model, prompt, deadline, context.key.fingerprint)
+    key = context.key
+    ids = await orchestrator.tokenize(model, prompt, deadline, key.fingerprint, key.tenant)
     return json_response({"input_tokens": len(ids)})
 
 

@@ -4,6 +4,7 @@ import uuid
 
 import msgspec
 
+from orchestrator.api.http.answer_ids import answer_id
 from orchestrator.parsing import Output
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
@@ -45,7 +46,7 @@ def message(
 ) -> dict[str, object]:
     """The whole of it; without an ``ending`` as a stream begins."""
     return {
-        "id": f"msg_{task.id}",
+        "id": answer_id(task),
         "type": "message",
         "role": "assistant",
         "model": task.model,

@@ -9,6 +9,6 @@ A request: ``context`` (what is known of it), ``browsers`` (which web pages may 
 within ``body_budget``, large ones on the thread of ``large_bodies``), ``decode`` (JSON to a type),
 ``deadlines`` (in every spelling), ``fields`` (what every dialect's body may say).
 
-An answer: ``responses`` (JSON, errors, headers), ``event_stream`` (server-sent events),
-``one_answer`` (of a request that is one task).
+An answer: ``responses`` (JSON, errors, headers), ``answer_ids`` (what it is called),
+``event_stream`` (server-sent events), ``one_answer`` (of a request that is one task).
 """

@@ -6,10 +6,12 @@ import resource
 import socket
 from typing import Any
 
+from orchestrator.api.http.connection_limit import MIN_CONNECTIONS
 from orchestrator.telemetry.log import fields, service_log
 
-RESERVED_FILES = 256
-"""Open files that clients' connections never take: lanes, logs, and what libraries need."""
+_RESERVED_FILES = 256
+"""Open files that clients' connections never take, half of them where there are few: lanes, logs,
+what libraries need, and those that are turned away."""
 ACCEPTS_PER_PASS = 16
 """So many are accepted in one pass of the event loop: to admit the request that comes with one
 takes some milliseconds when thousands come at once. asyncio calls this the backlog."""
@@ -27,6 +29,12 @@ def raise_file_limit() -> int:
         return _ENOUGH_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return most
+
+
+def most_connections() -> int:
+    """How many connections this process may have, with as many open files as it may have."""
+    files = raise_file_limit()
+    return max(MIN_CONNECTIONS, files - min(_RESERVED_FILES, files // 2))
 
 
 def widen_backlog(server: asyncio.AbstractServer | None) -> None:

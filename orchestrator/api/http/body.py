@@ -71,7 +71,7 @@ async def read_body(
         stated = stated_deadline(request.headers, arrival, policy)
         due_at = arrival.mono + policy.default_s if stated is None else stated.at
         return await request.app[LARGE_BODIES].work(
-            lambda: make(decode(body, decoder)), len(body), due_at
+            lambda: make(decode(body, decoder)), len(body), due_at, request[CONTEXT].key.tenant
         )
 
 

@@ -6,7 +6,8 @@ comes are looked at (a token proves more than any of them)::
 
     Host      ours, or DNS rebinding makes any page one of our own
     Origin    ours, for what changes something: a page may send such requests without asking
-    X-Tidegate-Admin    for operators' calls; a page must ask before it may send a header like this
+
+Operators' calls need a key besides, which no page knows (``auth``).
 
 With ``cors_origins`` pages from there may ask, and read our answers (the Fetch standard, "CORS
 protocol").
@@ -22,7 +23,6 @@ from orchestrator.api.config import ANY, BrowserConfig
 from orchestrator.errors import Forbidden
 from orchestrator.pool.process.ports import is_loopback
 
-ADMIN_HEADER = "X-Tidegate-Admin"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = "GET, HEAD, POST, DELETE"
 _MAX_AGE_S = 600
@@ -86,15 +86,6 @@ class Browsers:
                 field="Origin",
             )
 
-    def check_admin(self, headers: Mapping[str, str]) -> None:
-        """For a service without keys. Raises ``Forbidden`` where a page need not have asked."""
-        if not headers.get(ADMIN_HEADER):
-            raise Forbidden(
-                f"operators' calls need the header {ADMIN_HEADER}: 1, which no web page can send "
-                f"unasked (or set TIDEGATE_ADMIN_TOKEN)",
-                field=ADMIN_HEADER,
-            )
-
     def preflight(self, method: str, headers: Mapping[str, str]) -> web.Response | None:
         """The answer to a browser that asks before it sends; None where it is no such question.
 
@@ -116,9 +107,7 @@ class Browsers:
         }
         asked = headers.get("Access-Control-Request-Headers", "")
         if len(asked) <= _MOST_HEADER_NAMES and _HEADER_NAMES.fullmatch(asked):
-            names = [name.strip() for name in asked.split(",")]
-            names = [name for name in names if name.lower() != ADMIN_HEADER.lower()]
-            answer["Access-Control-Allow-Headers"] = ", ".join(names)
+            answer["Access-Control-Allow-Headers"] = ", ".join(map(str.strip, asked.split(",")))
         return web.Response(status=204, headers=answer)
 
     def headers(self, asked: Mapping[str, str]) -> dict[str, str]:

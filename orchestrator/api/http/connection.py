@@ -24,6 +24,11 @@ from orchestrator.telemetry.log import fields, service_log
 RESERVED_HEADER_TIMEOUT_S = 2.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """The one interim response that every client of HTTP/1.1 takes, asked for or not."""
+_NO_ROOM = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Length: 0\r\n\r\n"
+)
+"""For a client of which no request has been read: nobody knows in which dialect."""
 
 
 class Connection(RequestHandler):
@@ -92,6 +97,15 @@ class Connection(RequestHandler):
         self.force_close()
         if transport is not None:
             transport.abort()
+
+    def turn_away(self) -> None:
+        transport = self.transport
+        if transport is not None and not self.is_serving:
+            transport.write(_NO_ROOM)
+            if not transport.get_write_buffer_size():  # the kernel has it
+                self.force_close()
+                return
+        self.drop()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -56,6 +56,8 @@ _RFC3339 = re.compile(
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
 _LEAST_S = -1e12
 """Further back is as late, and no number to show anyone."""
+_SECONDS_OF_OUR_TIME = (1e9, 1e11)
+"""What lies between is a time since 2001 in epoch seconds, but of the 1970s in milliseconds."""
 _GRPC_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _GRPC_UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _GO_STEP = re.compile(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
@@ -189,7 +191,14 @@ def _sdk_timeouts_s(headers: Headers) -> Iterator[float]:
 
 def _absolute_s(value: str) -> float:
     if _NUMBER.fullmatch(value):
-        return float(value) / 1000
+        number = float(value)
+        if _SECONDS_OF_OUR_TIME[0] <= number < _SECONDS_OF_OUR_TIME[1]:
+            raise InvalidRequest(
+                f"X-Deadline takes epoch milliseconds; {value} looks like epoch seconds: "
+                f"send {1000 * number:.0f}",
+                field="X-Deadline",
+            )
+        return number / 1000
     match = _RFC3339.fullmatch(value)
     if match is not None:
         try:

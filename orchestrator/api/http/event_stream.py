@@ -6,11 +6,12 @@ A stream takes bytes synchronously from the lane's reader and never makes it wai
            └─ backlog ─▶ the handler, which writes as the client reads    once it does not
 
 What only informs (``metrics``, ``narration``) goes directly or not at all: it is the first to be
-dropped for a client that falls behind, and a token never is. A stream that is silent for long
-carries a comment now and then, so that nothing between the two ends takes it for dead.
+dropped for a client that falls behind, and a token never is. A stream that is silent carries a
+comment before the keep-alive time is over, so that nothing between the two ends takes it for dead.
 
-Headers are only sent with the first bytes, so that until then an error can still be an HTTP
-status (DL-5). A client whose backlog outgrows its bound, or that reads nothing for too long while
+Headers leave with the first event or after a second, whichever is sooner: until then an error can
+still be an HTTP status (DL-5), and no client or proxy waits for long without a byte (OR-23). A
+client whose backlog outgrows its bound, or that reads nothing for too long while
 something waits for it, is disconnected.
 """
 
@@ -24,6 +25,8 @@ from aiohttp import web
 from orchestrator.api.config import StreamConfig
 from orchestrator.errors import TidegateError
 
+HEADERS_WITHIN_S = 1.0
+"""Of a stream that has no event yet (OR-23)."""
 _KEEP_ALIVE = b": still there\n\n"
 _NO_FILE = -1
 _PIECE = 64 * 1024
@@ -49,6 +52,8 @@ class EventStream:
         self._woken = asyncio.Event()
         self._finished = False
         self._refusal: TidegateError | None = None
+        self._is_begun = False
+        """Its headers have left, or are about to: its status is decided."""
         self._transport: asyncio.Transport | None = None
         self._file = _NO_FILE
         """The socket's, to write to while nothing waits in the transport: a sixth of what the
@@ -123,8 +128,8 @@ class EventStream:
         self._woken.set()
 
     def refuse(self, error: TidegateError) -> bool:
-        """Answer with an HTTP error instead; False when bytes have been sent already."""
-        if self._transport is not None or self._backlog:
+        """Answer with an HTTP error instead; False when headers have left or are about to."""
+        if self._is_begun or self._backlog:
             return False
         self._refusal = error
         self._woken.set()
@@ -146,9 +151,10 @@ class EventStream:
         ``ConnectionError`` or ``CancelledError`` when the client goes away or is given up.
         """
         if past is None:
-            await self._woken.wait()
+            await self._until_first_event()
         if self._refusal is not None:
             raise self._refusal
+        self._is_begun = True
         response = web.StreamResponse(headers=self._headers)
         await response.prepare(self._request)
         transport = self._request.transport
@@ -186,12 +192,23 @@ class EventStream:
         transport.set_write_buffer_limits()
         return response
 
+    async def _until_first_event(self) -> None:
+        """Wait for what decides between an answer and an error, but not for long."""
+        try:
+            async with asyncio.timeout(HEADERS_WITHIN_S):
+                await self._woken.wait()
+        except TimeoutError:
+            self.send(_KEEP_ALIVE)
+
     async def _until_woken(self) -> None:
         """Wait for the end, or for a client that does not keep up."""
+        keepalive_s = self._config.keepalive_s
+        # Two looks within the time, so that no silence is longer than it.
+        look_s = None if keepalive_s is None else keepalive_s / 2
         while True:
             self._quiet = True
             try:
-                async with asyncio.timeout(self._config.keepalive_s):
+                async with asyncio.timeout(look_s):
                     await self._woken.wait()
                     return
             except TimeoutError:

@@ -180,6 +180,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         default_max_tokens=body.default_max_tokens,
         deadline=deadline,
         correlation_id=context.correlation_id,
+        request_id=context.request_id,
         arrived=context.arrival.mono,
         parts=read_parts(request.headers, body, context.arrival),
         on_deadline=body.on_deadline,

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from typing import NamedTuple
 
 from aiohttp import web
@@ -10,7 +11,8 @@ from orchestrator.api.config import CONFIG
 
 _PIECE = 64 * 1024
 """A slow client must read this much within its time limit."""
-_RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})", re.ASCII)
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)", re.ASCII)
+_MOST_DIGITS = 18
 
 
 class _Span(NamedTuple):
@@ -69,10 +71,17 @@ def _span(request: web.Request, size: int, etag: str) -> _Span | None:
     if unless_changed is not None and unless_changed.strip() != etag:
         return everything
     if not stated[1]:
-        count = int(stated[2])
+        count = _place(stated[2])
         return _Span(max(0, size - count), size) if count else None
-    start = int(stated[1])
-    stop = min(size, int(stated[2]) + 1) if stated[2] else size
-    if stated[2] and int(stated[2]) < start:
+    start = _place(stated[1])
+    stop = min(size, _place(stated[2]) + 1) if stated[2] else size
+    if stated[2] and _place(stated[2]) < start:
         return everything
     return _Span(start, stop) if start < size else None
+
+
+def _place(digits: str) -> int:
+    """A number of bytes. One of so many digits is beyond the end of any file, and may be more than
+    ``int`` takes."""
+    digits = digits.lstrip("0")
+    return sys.maxsize if len(digits) > _MOST_DIGITS else int(digits or "0")

@@ -10,6 +10,7 @@ from orchestrator.admission.rate_limits import Standing
 from orchestrator.api.http.context import CORRELATION_HEADER, REQUEST_ID_HEADER, Context
 from orchestrator.errors import (
     DeadlineExceeded,
+    DeadlineInfeasible,
     MethodNotAllowed,
     TidegateError,
     Unauthenticated,
@@ -18,7 +19,6 @@ from orchestrator.errors import (
 from orchestrator.service import QueueRoom
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Budget
-from orchestrator.tasks.settle import budget_of
 from orchestrator.tasks.task import Task
 
 
@@ -56,7 +56,7 @@ def error_headers(error: TidegateError) -> dict[str, str]:
     if isinstance(error, Unavailable) and error.retryable:
         headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
         headers["retry-after-ms"] = str(error.retry_after_ms)
-    elif isinstance(error, DeadlineExceeded):
+    elif isinstance(error, DeadlineExceeded) and not isinstance(error, DeadlineInfeasible):
         headers["X-Deadline-Exceeded-By-Ms"] = f"{error.exceeded_by_ms:.3f}"
     elif isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
@@ -101,7 +101,10 @@ def spell_duration(seconds: float) -> str:
 def task_headers(task: Task, now: float) -> dict[str, str]:
     """What became of a task's deadlines so far: in every answer that is about it (DL-9)."""
     ending = task.ending
-    budget = budget_of(task, None, now) if ending is None else ending.budget
+    if ending is None:
+        budget = task.time_spent.budget(now, task.deadline.left_ms(now))
+    else:
+        budget = ending.budget
     headers = {"X-Deadline-Budget": str(budget), **deadline_headers(task.deadline)}
     if task.fitted_tokens is not None:
         headers["X-Fitted-Max-Tokens"] = str(task.fitted_tokens)

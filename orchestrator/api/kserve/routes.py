@@ -1,5 +1,6 @@
 """``generate``, ``generate_stream`` and ``infer``, as a plain Triton serves them."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -106,6 +107,8 @@ def _parse(request: web.Request, body: GenerateRequest, encoder: PromptEncoder) 
         stated = msgspec.structs.replace(stated, logprobs=0)
     keep = stated.on_disconnect is OnDisconnect.CONTINUE
     job, prompt = read_job(request, stated, Api.KSERVE, keep=keep)
+    if body.id:
+        job = replace(job, request_id=body.id)
     return ParsedRequest(
         job=job,
         prompt=prompt,

@@ -1,14 +1,16 @@
 """Tasks that clients name: those of this process, and what the journal has of earlier ones."""
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 from aiohttp import web
 
+from orchestrator.api.http.answer_ids import ID_PREFIXES, task_id_of
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.errors import JournalUnavailable, KeyReused, NotFound
 from orchestrator.service import Orchestrator
+from orchestrator.slots.slot import Slot
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.reader import Found
@@ -19,21 +21,54 @@ from orchestrator.tasks.task import Task
 
 async def find_task(request: web.Request) -> Task:
     """The task that a path names, for its own key or an admin's. Raises ``NotFound``."""
-    task_id, key = request.match_info["task_id"], request[CONTEXT].key
-    orchestrator = request.app[ORCHESTRATOR]
-    durable = orchestrator.stages.durable
+    return (await find_tasks(request))[0]
+
+
+async def find_tasks(request: web.Request) -> list[Task]:
+    """What a path names by any id that was shown: a task, all choices of one answer, or whatever
+    runs under a correlation id. For its own key or an admin's. Raises ``NotFound``."""
+    stated, key = request.match_info["task_id"], request[CONTEXT].key
+    orchestrator, task_id = request.app[ORCHESTRATOR], task_id_of(stated)
+
+    def mine(tasks: Iterable[Task]) -> list[Task]:
+        return [task for task in tasks if key.is_admin or task.job.key == key.fingerprint]
+
     try:
-        task = orchestrator.store.get(task_id)
+        kept = [orchestrator.store.get(task_id)]
     except NotFound:
-        if durable is None:
-            raise
+        kept = []
+    if kept and kept[0].job.api not in ID_PREFIXES:  # it stands alone
+        live: list[Task] = []
+    else:
+        live = [task for task in orchestrator.live() if task not in kept]
+    found = mine([*kept, *(task for task in live if task_id in (task.id, task.leader_id))])
+    found = found or mine(
+        task for task in live if stated in (task.correlation_id, task.job.request_id)
+    )
+    durable = orchestrator.stages.durable
+    if not found and not kept and durable is not None:
         looked = await _look(orchestrator, durable, lambda: durable.find(task_id))
-        if looked is None:
-            raise
-        _, task = looked
-    if task.job.key != key.fingerprint and not key.is_admin:
-        raise no_such_task(task_id)
-    return task
+        found = [] if looked is None else mine([looked[1]])
+    if not found:
+        raise no_such_task(stated)
+    return found
+
+
+def find_slots(request: web.Request) -> list[Slot]:
+    """Clips that have not ended and that a path names by their id or correlation id, for their own
+    key or an admin's."""
+    name, key = request.match_info["task_id"], request[CONTEXT].key
+    return [
+        slot
+        for slot in request.app[ORCHESTRATOR].slots.store.running()
+        if name in (slot.id, slot.job.correlation_id)
+        and (key.is_admin or slot.job.key == key.fingerprint)
+    ]
+
+
+def is_kept(task: Task) -> bool:
+    """Whether its text is there to be asked for, and followed, by whoever knows its id."""
+    return task.job.keep or task.ending is not None
 
 
 async def submitted_before(

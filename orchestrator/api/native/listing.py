@@ -1,10 +1,16 @@
 """``GET /v2/tasks``: what runs and what was, without a word of what was asked or answered."""
 
+from collections.abc import Iterator
+
 from aiohttp import web
 
+from orchestrator.api.http.answer_ids import answer_id
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest
+from orchestrator.service import Orchestrator
+from orchestrator.slots.job import MODEL
+from orchestrator.slots.slot import Slot
 from orchestrator.tasks.task import Stage, Task
 
 USUAL_LIMIT = 100
@@ -23,20 +29,29 @@ async def listing(request: web.Request) -> web.Response:
     orchestrator, key = request.app[ORCHESTRATOR], request[CONTEXT].key
     now = orchestrator.clock.now()
     found: list[dict[str, object]] = []
-    for task in orchestrator.store.newest_first():
-        if status is not None and status_of(task) != status:
+    for one in _newest_first(orchestrator):
+        if status is not None and status_of(one) != status:
             continue
-        if task.job.key != key.fingerprint and not key.is_admin:
+        if one.job.key != key.fingerprint and not key.is_admin:
             continue
         if len(found) == limit:
             return json_response({"tasks": found, "has_more": True})
-        found.append(_line(task, now))
+        found.append(_line(one, now) if isinstance(one, Task) else _slot_line(one, now))
     return json_response({"tasks": found, "has_more": False})
 
 
-def status_of(task: Task) -> str:
+def _newest_first(orchestrator: Orchestrator) -> Iterator[Task | Slot]:
+    """All that lives, whatever route it came by, then the tasks that have ended and are kept."""
+    live: list[Task | Slot] = [*orchestrator.live(), *orchestrator.slots.store.running()]
+    yield from sorted(live, key=lambda one: one.marks.received, reverse=True)
+    yield from orchestrator.store.ended()
+
+
+def status_of(task: Task | Slot) -> str:
     """How far it got, in the words of this API."""
-    return "queued" if task.stage <= Stage.QUEUED else task.stage.name.lower()
+    if isinstance(task, Task) and task.stage <= Stage.QUEUED:
+        return "queued"
+    return task.stage.name.lower()
 
 
 def _line(task: Task, now: float) -> dict[str, object]:
@@ -44,6 +59,8 @@ def _line(task: Task, now: float) -> dict[str, object]:
     until = now if ending is None else task.marks.ended
     return {
         "task_id": task.id,
+        "api": task.job.api,
+        "answer_id": answer_id(task),
         "status": status_of(task),
         "model": task.model,
         "correlation_id": task.correlation_id,
@@ -55,6 +72,27 @@ def _line(task: Task, now: float) -> dict[str, object]:
         "outcome": None if ending is None else ending.outcome,
         "finish_reason": None if ending is None else ending.finish_reason,
         "code": None if ending is None or ending.error is None else ending.error.code.value,
+    }
+
+
+def _slot_line(slot: Slot, now: float) -> dict[str, object]:
+    """The same of a clip that has not ended; ``/v2/slots`` tells the rest."""
+    age_ms = round(1000 * (now - slot.marks.received), 1)
+    return {
+        "task_id": slot.id,
+        "api": "slots",
+        "answer_id": slot.id,
+        "status": status_of(slot),
+        "model": MODEL,
+        "correlation_id": slot.job.correlation_id,
+        "age_ms": age_ms,
+        "took_ms": age_ms,
+        "left_ms": round(slot.deadline.left_ms(now), 1),
+        "prompt_tokens": 0,
+        "completion_tokens": 0,
+        "outcome": None,
+        "finish_reason": None,
+        "code": None,
     }
 
 

@@ -27,10 +27,16 @@ from orchestrator.api.native.events import (
     read_last_event_id,
     usage,
 )
-from orchestrator.api.native.finding import find_task, submitted_before
+from orchestrator.api.native.finding import (
+    find_slots,
+    find_task,
+    find_tasks,
+    is_kept,
+    submitted_before,
+)
 from orchestrator.api.native.listing import listing, status_of
 from orchestrator.api.native.types import TaskRequest
-from orchestrator.errors import Draining, InvalidRequest
+from orchestrator.errors import Draining, InvalidRequest, NotFound
 from orchestrator.service import Orchestrator
 from orchestrator.sessions.store import is_session
 from orchestrator.tasks.job import Api, Job, Prompt
@@ -92,7 +98,7 @@ async def status(request: web.Request) -> web.Response:
         "status": status_of(task),
         "correlation_id": task.correlation_id,
         "model": task.model,
-        "text": task.record().text() + (ending.tail if ending is not None else ""),
+        **_text(task),
         "usage": usage(task),
         **task_fields(task),
         "deadline_unix_ms": task.deadline.unix_ms,
@@ -114,6 +120,11 @@ async def events(request: web.Request) -> web.StreamResponse:
     """Follow a task from its beginning, or from after ``Last-Event-ID`` (OR-1)."""
     orchestrator = request.app[ORCHESTRATOR]
     task = await find_task(request)
+    if not is_kept(task):
+        raise NotFound(
+            "this request's events go to its own client only; those of /v2/tasks, and of requests "
+            "with on_disconnect: continue, can be followed here"
+        )
     after = read_last_event_id(request.headers.get("Last-Event-ID"))
     last = last_number(task)
     if last is not None:
@@ -141,15 +152,25 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Stop a task; 202 whether it ran, had ended or was cancelled before (WP-2)."""
-    orchestrator = request.app[ORCHESTRATOR]
-    task = await find_task(request)
-    orchestrator.cancel(task)
-    await _recorded(task)
-    return json_response(
-        {"task_id": task.id, "status": status_of(task), "correlation_id": task.correlation_id},
-        status=202,
-    )
+    """Stop what goes by that name; 202 whether it ran, had ended or was cancelled before (WP-2)."""
+    orchestrator, slots = request.app[ORCHESTRATOR], find_slots(request)
+    for slot in slots:
+        orchestrator.slots.cancel(slot)
+    try:
+        tasks = await find_tasks(request)
+    except NotFound:
+        if not slots:
+            raise
+        tasks = []
+    for task in tasks:
+        orchestrator.cancel(task)
+    for task in tasks:
+        await _recorded(task)
+    stopped = [(task.id, status_of(task), task.correlation_id) for task in tasks]
+    stopped += [(slot.id, "ended", slot.job.correlation_id) for slot in slots]
+    task_id, status, correlation_id = stopped[0]
+    answer = {"task_id": task_id, "status": status, "correlation_id": correlation_id}
+    return json_response(answer | {"task_ids": [each[0] for each in stopped]}, status=202)
 
 
 def routes() -> list[web.RouteDef]:
@@ -191,6 +212,13 @@ def _read(request: web.Request, body: TaskRequest, name: str | None) -> tuple[Jo
             body_digest=digest,
         )
     return job, prompt, digest
+
+
+def _text(task: Task) -> dict[str, object]:
+    """What there is of it, for whoever may ask: what goes to its own client only is not kept."""
+    if not is_kept(task):
+        return {}
+    return {"text": task.record().text() + ("" if task.ending is None else task.ending.tail)}
 
 
 async def _recorded(task: Task) -> None:

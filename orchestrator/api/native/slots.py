@@ -208,7 +208,7 @@ def _standing(request: web.Request, slot: Slot) -> dict[str, object]:
     expected = slots.expected(slot)
     if expected is not None:
         answer["predicted_ms"] = round(slots.predicted_ms(slot) or 0.0, 1)
-        answer["predicted_given_up"] = expected.plan.given_up
+        answer["predicted_given_up"] = slots.given_up(slot, expected)
     return answer
 
 

@@ -14,11 +14,11 @@ import msgspec
 from orchestrator.api.openai.echo import require_few_numbers, require_short_echo
 from orchestrator.api.openai.shapes import usage
 from orchestrator.api.openai.types import ParsedRequest
-from orchestrator.service import Orchestrator
+from orchestrator.service import Orchestrator, Reading
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Listener, Task
 
-AT_ONCE = 8
+AT_ONCE = 2
 """Tasks begun or ended per pass of the event loop, so that nobody else waits for all of them."""
 
 
@@ -33,6 +33,8 @@ class Choices:
         self._orchestrator = orchestrator
         self._read_ahead: deque[Task] = deque()
         """The first of each prompt whose choices have not begun."""
+        self._readings: deque[Reading] = deque()
+        """Parallel to it: what the others of the prompt need not find out again."""
         self._listeners: list[Listener] = []
         self.count = self._left = len(request.prompts) * request.n
 
@@ -56,6 +58,7 @@ class Choices:
             self._orchestrator.require_room_for(self.request.job, self.count, field)
         await self._read()
         for prompt in self.request.prompts:
+            reading = self._readings.popleft()
             for draw in range(n):
                 if self.tasks and len(self.tasks) % AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -65,13 +68,12 @@ class Choices:
                 listener = listener_of(len(self.tasks))
                 if draw == 0:
                     task = self._read_ahead.popleft()
-                    if n > 1:  # encoded once
-                        prompt = tuple(task.token_ids) or prompt
                 else:
                     job = _job_of(self.request.job, draw)
-                    task = await self._orchestrator.prepare(job, prompt)
+                    task = await self._orchestrator.prepare(job, prompt, reading)
                 self._listeners.append(listener)
                 self.tasks.append(task)
+                task.leader_id = self.tasks[0].id
                 self._orchestrator.offer(task, [listener])
                 if self._stopped():
                     return
@@ -115,7 +117,9 @@ class Choices:
         for prompt in self.request.prompts:
             if self._read_ahead and len(self._read_ahead) % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            self._read_ahead.append(await self._orchestrator.prepare(self.request.job, prompt))
+            task = await self._orchestrator.prepare(self.request.job, prompt)
+            self._read_ahead.append(task)
+            self._readings.append(self._orchestrator.reading_of(task))
         top, is_streamed = self.request.job.sampling.prompt_logprobs, self.request.is_streamed
         tokens = self.request.n * sum(task.prompt_tokens for task in self._read_ahead)
         if top is not None:

@@ -230,11 +230,15 @@ class _Text(Transcript):
         self, index: int, at: int, task: Task, shape: Shape, encoder: PromptEncoder
     ) -> dict[str, object]:
         """Its part of the answer; it was the ``at``-th to be submitted."""
+        if index:
+            await asyncio.sleep(0)  # a choice may be long, and there may be a hundred of them
         ending, options = task.ending, self._choices.request.options
         assert ending is not None
         tail, logprobs = ending.tail, None
         if self.logprobs and not options.hides_logprobs:
-            logprobs = shape.logprobs(self.ids, self.texts, self.logprobs, encoder.tokens.token)
+            logprobs = await shape.logprobs_in_turns(
+                self.ids, self.texts, self.logprobs, encoder.tokens.token
+            )
         if options.stop_in_text:
             tail += stop_text(ending, encoder.tokens)
         reason = ending.finish_reason.value

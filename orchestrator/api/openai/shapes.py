@@ -4,10 +4,14 @@ The two differ in names and in how a choice carries text and log-probabilities; 
 that difference, so that streaming and answering in one piece are written once.
 """
 
+import asyncio
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from orchestrator.api.http.answer_ids import ID_PREFIXES
 from orchestrator.parsing import (
     CallArguments,
     CallBegins,
@@ -19,8 +23,15 @@ from orchestrator.parsing import (
 )
 from orchestrator.prompts.tokens import Token, TokenTexts
 from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
 from worker.protocol import TokenLogprob
+
+_TOKENS_AT_ONCE = 64
+"""With the 20 most likely ones beside each they take one or two milliseconds."""
+_LARGE = ("content", "top_logprobs")
+
+_encode = msgspec.json.Encoder().encode
 
 TokenOf = Callable[[int], Token]
 """What one token id alone stands for."""
@@ -122,6 +133,34 @@ class Shape:
             "text_offset": offsets,
         }
 
+    async def logprobs_in_turns(
+        self,
+        ids: Sequence[int],
+        texts: Sequence[str],
+        entries: Sequence[TokenLogprob],
+        token_of: TokenOf,
+    ) -> dict[str, object]:
+        """The same of a whole text, in turns with what else the event loop has to do: what is
+        large of it is JSON already, so that the whole answer need only be put together."""
+        told: dict[str, object] = {}
+        offset = 0
+        for begin in range(0, len(ids), _TOKENS_AT_ONCE):
+            if begin:
+                await asyncio.sleep(0)
+            some = slice(begin, begin + _TOKENS_AT_ONCE)
+            part = self.logprobs(ids[some], texts[some], entries[some], token_of, offset)
+            offset += sum(map(len, texts[some]))
+            for name, values in part.items():
+                if not isinstance(values, list):
+                    told[name] = values
+                    continue
+                if name in _LARGE:
+                    values = [msgspec.Raw(_encode(value)) for value in values]
+                kept = told.setdefault(name, [])
+                assert isinstance(kept, list)
+                kept += values
+        return told
+
 
 def delta_of(pieces: Iterable[Piece]) -> dict[str, object]:
     """What a chunk of a chat says more by them."""
@@ -158,8 +197,10 @@ def _reasoning(text: str) -> dict[str, object]:
     return {"reasoning_content": text, "reasoning": text}
 
 
-CHAT = Shape("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
-COMPLETION = Shape("cmpl-", "text_completion", "text_completion", is_chat=False)
+CHAT = Shape(ID_PREFIXES[Api.CHAT], "chat.completion", "chat.completion.chunk", is_chat=True)
+COMPLETION = Shape(
+    ID_PREFIXES[Api.COMPLETIONS], "text_completion", "text_completion", is_chat=False
+)
 
 
 def stop_reason(ending: Ending) -> str | int | None:

@@ -69,9 +69,11 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 async def tokenize(request: web.Request) -> web.Response:
     """The token ids of a prompt, just as a request would have them."""
     orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
-    key = request[CONTEXT].key.fingerprint
+    key = request[CONTEXT].key
     asked = await read_body(request, _tokenize_decoder, lambda body: _asked(request, body))
-    ids = await orchestrator.tokenize(asked.model, asked.prompt, deadline, key)
+    ids = await orchestrator.tokenize(
+        asked.model, asked.prompt, deadline, key.fingerprint, key.tenant
+    )
     encoder = orchestrator.model(asked.model)
     if asked.is_bare:
         ids = encoder.without_added(ids)
@@ -91,9 +93,11 @@ async def tokenize(request: web.Request) -> web.Response:
 async def detokenize(request: web.Request) -> web.Response:
     """The text that token ids stand for."""
     orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
-    key = request[CONTEXT].key.fingerprint
+    key = request[CONTEXT].key
     body = await read_body(request, _detokenize_decoder, lambda body: body)
-    text = await orchestrator.detokenize(body.model, body.tokens, deadline, key)
+    text = await orchestrator.detokenize(
+        body.model, body.tokens, deadline, key.fingerprint, key.tenant
+    )
     return json_response({"prompt": text})
 
 

@@ -81,7 +81,9 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v2": _PLAIN,
     "GET /v2/health/live": _PLAIN,
     "GET /v2/health/ready": _PROBE,
+    "GET /v2/capabilities": _PLAIN,
     "GET /v2/instances": _PLAIN,
+    "GET /v2/instances/{address}": _PLAIN,
     "POST /v2/instances": Operation(RegisterRequest, statuses=(200, 201)),
     "DELETE /v2/instances/{address}": _PLAIN,
     "POST /v2/instances/{address}/drain": Operation(

@@ -13,6 +13,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.loading.swaps import RunningSwap, Swaps
 from orchestrator.prediction import Work
+from orchestrator.service import Orchestrator
 from orchestrator.slots.fleet import SlotFleet
 
 DISCOVERY = web.AppKey("discovery", DiscoverySync)
@@ -24,18 +25,19 @@ async def listing(request: web.Request) -> web.Response:
     return json_response(
         {
             "snapshot_version": orchestrator.registry.snapshot_version,
-            "instances": [
-                describe(instance, orchestrator.registry)
-                | {"slot": describe_slot(orchestrator.slots.fleet, instance.address)}
-                | {"swap": _latest_swap(orchestrator.stages.swaps, instance)}
-                for instance in orchestrator.registry
-            ],
+            "instances": [_described(orchestrator, instance) for instance in orchestrator.registry],
             "sources": [
                 {"source": source, "error": reason}
                 for source, reason in request.app[DISCOVERY].errors.items()
             ],
         }
     )
+
+
+async def status(request: web.Request) -> web.Response:
+    """One instance as it stands."""
+    orchestrator, (registry, address) = request.app[ORCHESTRATOR], _named(request)
+    return json_response(_described(orchestrator, registry.named(address)))
 
 
 async def register(request: web.Request) -> web.Response:
@@ -151,6 +153,15 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
     }
 
 
+def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, object]:
+    """With its slot model, and its latest swap."""
+    return {
+        **describe(instance, orchestrator.registry),
+        "slot": describe_slot(orchestrator.slots.fleet, instance.address),
+        "swap": _latest_swap(orchestrator.stages.swaps, instance),
+    }
+
+
 def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:
     """The latest that was asked for here, or that its lanes tell of; null without any."""
     running, told = swaps.latest.get(instance.address), instance.swap
@@ -191,15 +202,21 @@ def describe_slot(fleet: SlotFleet, address: str) -> dict[str, object] | None:
     }
 
 
-def _pace(instance: Instance) -> dict[str, float | None]:
-    """Predicted: tokens/s of a full batch, and the first token of a short prompt sent now."""
+def _pace(instance: Instance) -> dict[str, object]:
+    """Measured: the most tokens/s of late. Predicted: the first token of a short prompt sent now,
+    and what predictions rest on."""
     if instance.step_learner is None or not instance.step_learner.model.known:
-        return {"perf_tokens_per_s": None, "first_token_ms": None}
-    model, load = instance.step_learner.model, instance.occupancy
-    first = model.estimate(Work(1), load)
+        return {"perf_tokens_per_s": None, "first_token_ms": None, "prediction": None}
+    model = instance.step_learner.model
+    first = model.estimate(Work(1), instance.occupancy)
     return {
-        "perf_tokens_per_s": round(model.under(load).tokens_per_s, 1),
+        "perf_tokens_per_s": round(model.tokens_per_s, 1) or None,
         "first_token_ms": round(first.wait_ms + first.prefill_ms, 2),
+        "prediction": {
+            "steps": model.steps,
+            "jobs": model.jobs,
+            "spread": round(model.high / model.mid, 2),
+        },
     }
 
 
@@ -207,6 +224,7 @@ def routes() -> list[web.RouteDef]:
     return [
         web.get("/v2/instances", listing),
         web.post("/v2/instances", register),
+        web.get("/v2/instances/{address}", status),
         web.delete("/v2/instances/{address}", deregister),
         web.post("/v2/instances/{address}/drain", drain),
         web.post("/v2/instances/{address}/undrain", undrain),

@@ -126,15 +126,15 @@ OVERVIEW = web.AppKey("overview", Overview)
 
 async def once(request: web.Request) -> web.Response:
     """The service as it stands."""
-    body = request.app[OVERVIEW].latest(tenants=request[CONTEXT].key.is_admin)
+    body = request.app[OVERVIEW].latest(tenants=request[CONTEXT].key.sees_tenants)
     return web.Response(body=body, content_type="application/json")
 
 
 async def events(request: web.Request) -> web.StreamResponse:
     """What was seen in the last minutes, then the service as it stands, once a second."""
-    overview, is_admin = request.app[OVERVIEW], request[CONTEXT].key.is_admin
+    overview = request.app[OVERVIEW]
     stream = EventStream(request, {}, request.app[CONFIG].streams)
-    past = overview.join(stream, tenants=is_admin)
+    past = overview.join(stream, tenants=request[CONTEXT].key.sees_tenants)
     try:
         return await stream.run(past)
     finally:

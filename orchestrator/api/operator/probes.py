@@ -21,8 +21,8 @@ async def startup(request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """503 ``not_ready``, ``draining`` or ``near_exhaustion`` while work should go elsewhere;
-    200 ``ready`` or ``degraded``."""
+    """503 ``not_ready``, ``draining`` or ``exhausted`` while nobody is let in; 200 ``ready``,
+    ``near_exhaustion`` or ``degraded``."""
     return _answer(request.app[HEALTH].ready)
 
 
@@ -35,7 +35,7 @@ async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
     accept = request.headers.get("Accept", "")
     body, content_type = await request.app[ORCHESTRATOR].metrics.exposition(
-        accept, tenants=request[CONTEXT].key.is_admin
+        accept, tenants=request[CONTEXT].key.sees_tenants
     )
     return web.Response(body=body, headers={"Content-Type": content_type})
 

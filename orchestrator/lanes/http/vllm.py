@@ -171,6 +171,8 @@ def request_of(job: LaneJob, model: str, *, returns_ids: bool = True) -> dict[st
     }
     if returns_ids:
         body["return_token_ids"] = True
+    if job.cache_salt:  # its prefix cache is shared among requests of the same one only
+        body["cache_salt"] = job.cache_salt
     body |= _unusual(sampling)
     if sampling.logprobs is not None:
         body |= {"logprobs": sampling.logprobs, "return_tokens_as_token_ids": True}

@@ -57,10 +57,21 @@ def check_formats(folder: Path, files: list[str]) -> None:
         elif name.endswith(".gguf"):
             read_gguf(folder / name)
         elif name.endswith(".json"):
-            _json(folder / name)
+            content = _json(folder / name)
+            if name == "config.json" and not _says_what_it_is(content):
+                raise DamagedModel(
+                    "config.json: it names neither a model_type nor architectures, so that no "
+                    "engine could tell what it is; get it again"
+                )
     for name in files:
         if name.endswith(".safetensors.index.json"):
             _check_index(folder / name, tensors)
+
+
+def _says_what_it_is(config: object) -> bool:
+    return isinstance(config, dict) and bool(
+        config.get("model_type") or config.get("architectures")
+    )
 
 
 def check_safetensors(path: Path) -> set[str]:
@@ -98,6 +109,8 @@ def check_safetensors(path: Path) -> set[str]:
 
 def _bytes_of(tensor: dict[str, Any], stated: int) -> int:
     bits = _BITS.get(tensor["dtype"])
+    if any(type(side) is not int or side < 0 for side in tensor["shape"]):
+        raise ValueError(f"a tensor is of shape {tensor['shape']}")
     return stated if bits is None else -(-math.prod(tensor["shape"]) * bits // 8)
 
 

@@ -99,7 +99,9 @@ class EnvironmentProvider:
         requirements.write_text(self.recipe.requirements)
         install = [*_PIP, "--python", str(python), *_INSTALL, *self.recipe.pip]
         await self._run([*install, "-r", str(requirements)], log, self.recipe.build)
-        (packages / _OURS).write_text(sysconfig.get_paths()["purelib"] + "\n")
+        # In ASCII, as the interpreter of Triton's Python stub reads it.
+        ours = os.fsencode(sysconfig.get_paths()["purelib"])
+        (packages / _OURS).write_text(f"import os, sys; sys.path.append(os.fsdecode({ours!r}))\n")
         await self._run([str(python), "-P", "-c", f"import {self.recipe.module}"], log)
         _name_finally(partial, folder)
         entry = EngineEntry(

@@ -8,12 +8,15 @@ error with its fix, never skipped in silence.
 import contextlib
 import os
 import py_compile
+import shlex
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from orchestrator.lanes.tls import Tls
 from orchestrator.pool.engines import triton_wheel as wheel
 from orchestrator.pool.errors import EngineNotFound, NoEngine
 from orchestrator.pool.paths import NGC_ROOT
@@ -77,6 +80,9 @@ class TritonSpec:
     lane_token: str = field(default="", repr=False)
     """What its workers ask of whoever opens a lane or drains them; empty for nothing. It travels in
     the environment, which only the same user can read."""
+    tls: Tls | None = None
+    """What is shown at its gRPC port; with ``ca`` whoever comes must show as much. Its other ports
+    know no TLS."""
     is_locked: bool = True
     """Refuse the protocols of ``LOCKED`` to everybody."""
 
@@ -100,6 +106,7 @@ def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) 
     )
 
 
+_RUNNABLE = 0o555
 _KEEPALIVE_MS = 10_000
 """A lane that is silent for so long is asked for an answer, and has as long again to give it."""
 
@@ -129,6 +136,7 @@ def triton_command(
         "metrics-port": ports.metrics,
         "exit-timeout-secs": 2,
         "id": shm_prefix,
+        **_tls_flags(spec.tls),
     }
     backend_config = {
         "shm-region-prefix-name": shm_prefix,
@@ -143,6 +151,15 @@ def triton_command(
         *(f"--load-model={name}" for name in spec.models),
         *(f"--{name}={LOCKED}:tidegate-locked={_NO_HEADER}" for name in locks),
     ]
+
+
+def _tls_flags(tls: Tls | None) -> dict[str, object]:
+    if tls is None or tls.certificate is None or tls.key is None:
+        return {}
+    shown = {"grpc-server-cert": tls.certificate.absolute(), "grpc-server-key": tls.key.absolute()}
+    if tls.ca is None:
+        return {"grpc-use-ssl": 1, **shown}
+    return {"grpc-use-ssl-mutual": 1, **shown, "grpc-root-cert": tls.ca.absolute()}
 
 
 def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, str]:
@@ -206,6 +223,7 @@ def _from_root(root: Path, source: Source) -> TritonInstall:
             f"The Triton server in {root} has no Python backend: expected {stub}; use an image "
             "or a build that has it."
         )
+    _make_runnable(stub)
     check_stub_python(stub)
     version = root / "TRITON_VERSION"
     return TritonInstall(
@@ -219,16 +237,32 @@ def _from_root(root: Path, source: Source) -> TritonInstall:
 
 def _from_wheel(home: Path) -> TritonInstall:
     backends = wheel.backend_dir(home)
+    stub = backends / "python" / "triton_python_backend_stub"
+    _make_runnable(stub)
     return TritonInstall(
         binary=wheel.server_dir(home) / "bin" / "tritonserver",
         backend_dir=backends,
-        library_path=_library_path(
-            wheel.wheel_dir(home) / "nvidia_pytriton.libs",
-            backends / "python" / "triton_python_backend_stub",
-        ),
+        library_path=_library_path(wheel.wheel_dir(home) / "nvidia_pytriton.libs", stub),
         version=wheel.SERVER_VERSION,
         source="wheel",
     )
+
+
+def _make_runnable(stub: Path) -> None:
+    """Let everybody read and run the stub, as it was: a Triton that could not start one leaves it
+    ``---x------``. Raises ``EngineNotFound`` where it is of no use and not ours to change.
+    """
+    mode = stat.S_IMODE(stub.stat().st_mode)
+    if mode & _RUNNABLE == _RUNNABLE:
+        return
+    try:
+        stub.chmod(mode | _RUNNABLE)
+    except OSError as error:
+        if not os.access(stub, os.R_OK | os.X_OK):
+            raise EngineNotFound(
+                f"Triton's Python stub cannot be read and run by us: as its owner, chmod 755 "
+                f"{shlex.quote(str(stub))}"
+            ) from error
 
 
 def _library_path(libraries: Path, stub: Path) -> tuple[Path, ...]:

@@ -1,11 +1,12 @@
 """What ``tidegate pool check`` says: what would be started, where, and what stands against it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.pool.artifacts.resolve import resolve_model
-from orchestrator.pool.errors import ProvisionError
+from orchestrator.pool.engines.triton import find_triton
+from orchestrator.pool.errors import NoEngine, ProvisionError
 from orchestrator.pool.fleet.gpus import need_bytes
 from orchestrator.pool.fleet.wish import BesideWish, Wish, wishes_of
 from orchestrator.pool.pool_file import PoolFile
@@ -36,6 +37,7 @@ async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Plann
     async def read() -> list[GpuDevice]:
         return reader.devices()
 
+    lacking = _triton_problem(file, state_dir)
     ledger = VramLedger(read, file.pool.heartbeat_s, lambda: 0.0)
     planned = []
     for wish in wishes_of(file).values():
@@ -43,8 +45,20 @@ async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Plann
             where = f"{wish.host}:{wish.port or 'chosen'}"
             planned.append(Planned(wish.name, "", "", "", "cpu", None, where, ""))
         else:
-            planned.append(await _planned(wish, state_dir, ledger))
+            one = await _planned(wish, state_dir, ledger)
+            planned.append(replace(one, problem=one.problem or lacking))
     return planned
+
+
+def _triton_problem(file: PoolFile, state_dir: Path) -> str:
+    """Why no server could be started; one that is not there yet is fetched."""
+    try:
+        find_triton(file.pool.triton, state_dir)
+    except NoEngine:
+        return ""
+    except ProvisionError as error:
+        return str(error)
+    return ""
 
 
 async def _planned(wish: Wish, state_dir: Path, ledger: VramLedger) -> Planned:

@@ -21,7 +21,14 @@ import msgspec
 
 from orchestrator.atomic import write_atomically
 from orchestrator.pool.errors import PoolInUse, StateFileUnusable
+from orchestrator.pool.paths import state_dir
+from orchestrator.pool.pool_file import PoolFile
 from orchestrator.pool.process.detached import DetachedProcess
+
+
+def home_of(file: PoolFile) -> Path:
+    """Where the state of this pool is."""
+    return (file.pool.home or state_dir() / "pool").expanduser().resolve()
 
 
 class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):

@@ -19,6 +19,7 @@ import aiohttp
 
 from orchestrator.atomic import write_atomically
 from orchestrator.pool.fleet.member import pool_log
+from orchestrator.pool.operator_key import Access, access
 
 RENEWALS = 3
 """In the time to live of a registration: two may fail, and it still holds."""
@@ -105,6 +106,7 @@ class HttpTarget:
     """``POST`` and ``DELETE /v2/instances`` of one orchestrator."""
 
     def __init__(self, url: str, key: str, ttl_s: float) -> None:
+        """Without a ``key`` it is the one that an orchestrator keeps on this machine."""
         self.name = url.rstrip("/")
         self.renew_s: float | None = min(ttl_s, _TTL_S[1]) / RENEWALS
         self._key = key
@@ -114,13 +116,17 @@ class HttpTarget:
 
     async def tell(self, addresses: frozenset[str]) -> None:
         http = self._session()
+        # Looked up each time: a restarted orchestrator may have another one.
+        given = Access(self.name, self._key)
+        url, key = given if given.key else await asyncio.to_thread(access, self.name)
+        url, headers = f"{url}/v2/instances", {"Authorization": f"Bearer {key}"} if key else {}
         for address in sorted(self._told - addresses):
-            await self._ask(http.delete(f"{self.name}/v2/instances/{quote(address, safe='')}"))
+            await self._ask(http.delete(f"{url}/{quote(address, safe='')}", headers=headers))
             self._told.discard(address)
         for address in sorted(addresses):
             body = {"address": address, "ttl_s": self._ttl_s}
             self._told.add(address)  # before the answer: it may be lost, and the address be known
-            await self._ask(http.post(f"{self.name}/v2/instances", json=body))
+            await self._ask(http.post(url, json=body, headers=headers))
 
     async def close(self) -> None:
         if self._http is not None:
@@ -137,13 +143,8 @@ class HttpTarget:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
-            # A key that nobody asks for does no harm; where there is none, this says that no
-            # browser sends it.
-            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            self._http = aiohttp.ClientSession(
-                headers={**headers, "X-Tidegate-Admin": "1"},
-                timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
-            )
+            timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+            self._http = aiohttp.ClientSession(timeout=timeout)
         return self._http
 
 

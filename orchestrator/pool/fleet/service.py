@@ -16,7 +16,7 @@ from orchestrator.pool.engines.triton_fetch import ensure_triton
 from orchestrator.pool.errors import PoolFileInvalid, PortInUse, ProvisionError
 from orchestrator.pool.fleet.control import Answer, ControlSocket
 from orchestrator.pool.fleet.gpus import Gpus
-from orchestrator.pool.fleet.home import PoolHome, PoolState
+from orchestrator.pool.fleet.home import PoolHome, PoolState, home_of
 from orchestrator.pool.fleet.machine import PoolMachine, on_cpu
 from orchestrator.pool.fleet.member import EventKind, PoolEvent, pool_log
 from orchestrator.pool.fleet.metrics import PoolNumbers, pool_metrics, serve_metrics
@@ -43,11 +43,6 @@ class Ending:
     """How a manager ends. ``drain_s`` None: its instances go on without it."""
 
     drain_s: float | None
-
-
-def home_of(file: PoolFile) -> Path:
-    """Where the state of this pool is."""
-    return (file.pool.home or state_dir() / "pool").expanduser().resolve()
 
 
 class PoolService:

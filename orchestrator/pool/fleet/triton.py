@@ -135,6 +135,7 @@ class PoolTriton:
             load_timeout_s=wish.load_timeout_s,
             env=env,
             lane_token=self._lane_token,
+            tls=wish.tls,
         )
         return TritonInstance(
             self.name,
@@ -188,7 +189,8 @@ class PoolTriton:
     def _choose_ports(self) -> TritonPorts:
         """Those that are fixed or kept; free ones for the others. Raises ``PortInUse``."""
         asked, kept, host = self._wish.ports, self.ports, self._wish.host
-        free = iter(free_ports(3, host))
+        named = {asked.http, asked.grpc, asked.metrics, kept.http, kept.grpc, kept.metrics}
+        free = iter(free_ports(3, host, named))
 
         def choose(fixed: int, before: int) -> int:
             if fixed:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from orchestrator.lanes.tls import SETTING, Tls, spell_tls
 from orchestrator.pool.engines.triton import TritonPorts
 from orchestrator.pool.pool_file import InstanceSettings, PoolFile
 from orchestrator.pool.spec import PORT_STRIDE
@@ -33,6 +34,7 @@ class Wish:
     vram_gib: float | None = None
     load_timeout_s: float = 300.0
     models: tuple[str, ...] = MODELS
+    tls: Tls | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -47,7 +49,8 @@ class Wish:
     def digest(self) -> str:
         """Of all that needs a new process when it changes; how long loading may take does not."""
         told = (self.name, self.model, self.groups[0], sorted(self.settings.items()))
-        more = (self.ports.http, self.ports.grpc, self.ports.metrics, self.host, self.models)
+        ports = self.ports.http, self.ports.grpc, self.ports.metrics
+        more = (*ports, self.host, self.models, *([spell_tls(self.tls)] if self.tls else []))
         return hashlib.sha256(msgspec.json.encode((told, more))).hexdigest()[:16]
 
 
@@ -84,6 +87,8 @@ def wishes_of(file: PoolFile) -> dict[str, AnyWish]:
     if file.orchestrator is not None:
         told = file.orchestrator
         settings = {f"TIDEGATE_{n.upper()}": _spelled(v) for n, v in told.settings.items()}
+        if file.pool.triton_tls is not None:
+            settings[SETTING] = spell_tls(file.pool.triton_tls)
         beside = BesideWish(told.host, told.port, settings, file.pool.drain_s)
         wishes[beside.name] = beside
     return wishes
@@ -101,6 +106,7 @@ def _wish(file: PoolFile, entry: InstanceSettings, name: str, at: int) -> Wish:
         host=file.pool.host,
         vram_gib=entry.vram_gib,
         load_timeout_s=file.pool.load_timeout_s,
+        tls=file.pool.triton_tls,
     )
 
 

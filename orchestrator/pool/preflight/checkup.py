@@ -1,7 +1,7 @@
 """Everything that this machine may lack, looked at in one go: ``tidegate doctor``.
 
 Where ``host`` raises at the first lack that keeps set-up from going on, this finds them all, with
-those that cost speed only. Standard library only, and nothing here starts or changes anything.
+those that cost speed only. Standard library only, and nothing here starts anything.
 """
 
 import os
@@ -24,6 +24,7 @@ from orchestrator.pool.preflight.host import (
     python_version,
 )
 from orchestrator.pool.process.ports import host_port, require_free
+from worker.extras import pip_install
 
 _MIB = 2**20
 _GIB = 2**30
@@ -136,7 +137,10 @@ def _torch(wanted: Wanted) -> Finding:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Finding(
-            "torch", Verdict.FAIL, "not installed", "pip install tidegate, which brings it"
+            "torch",
+            Verdict.FAIL,
+            "not installed",
+            "make setup in a checkout, or install the wheel anew",
         )
     built_for, seen = gpu.torch_cuda(), gpu.look()
     if wanted.device == "cpu" or seen.problem:
@@ -181,7 +185,7 @@ def _numba(wanted: Wanted) -> Finding:
             "numba",
             Verdict.OK if wanted.device == "cuda" else Verdict.WARN,
             "not installed: on the CPU, steps are not compiled",
-            "pip install 'tidegate[cpu]'",
+            pip_install("cpu"),
         )
 
 
@@ -190,7 +194,7 @@ def _slot(wanted: Wanted) -> Finding:
     if not missing:
         return Finding("slot", Verdict.OK, "clips can be rendered (tidegate up --slot)")
     found = f"{' and '.join(missing)} not installed: tidegate up --slot cannot render clips"
-    return Finding("slot", Verdict.WARN, found, slot.INSTALL)
+    return Finding("slot", Verdict.WARN, found, pip_install("slot"))
 
 
 def _memory(wanted: Wanted) -> Finding:

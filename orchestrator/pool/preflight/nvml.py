@@ -8,9 +8,10 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from worker.extras import pip_install
+
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Errors that a program made, not the device: its instance may die of them, the GPU is sound."""
-INSTALL = "pip install 'tidegate[gpu]'"
 
 
 class GpuUnavailable(Exception):
@@ -93,7 +94,7 @@ class Nvml:
         try:
             import pynvml
         except ImportError:
-            raise GpuUnavailable(f"nvidia-ml-py is not installed: {INSTALL}") from None
+            raise GpuUnavailable(f"nvidia-ml-py is not installed: {pip_install('gpu')}") from None
         self._nvml: Any = pynvml
         try:
             pynvml.nvmlInit()

@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Mapping
 
 from orchestrator.pool.errors import MachineUnfit
+from worker.extras import pip_install
 
-INSTALL = "pip install 'tidegate[slot]'"
 _ENCODER = ("av", "av")
 _BY_PROVIDER: Mapping[str, tuple[str, str]] = {"espeak": ("espeakng_loader", "espeakng-loader")}
 """Module and distribution of speech providers. What others lack, the model says when it loads."""
@@ -27,5 +27,6 @@ def check_slot(speech: str = "espeak") -> None:
     if missing := lacking(speech):
         raise MachineUnfit(
             f"The slot pipeline needs {' and '.join(missing)}, which this Python does not have: "
-            f"{INSTALL} (in a checkout make demo ARGS=--slot does that), or leave --slot out."
+            f"{pip_install('slot')} (make demo ARGS=--slot does that in a checkout), or leave out"
+            " --slot."
         )

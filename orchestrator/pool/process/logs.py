@@ -24,6 +24,7 @@ LOOK_S = 1.0
 
 _LOAD_FAILED = re.compile(r"failed to load '([^']+)' version \d+: [^:]+: (.*?)\"?$", re.MULTILINE)
 _ERROR_LINE = re.compile(r"^(?:E\d{4} \S+ +\d+ [\w.]+:\d+\]|error:) *(.*)$", re.MULTILINE)
+_SHELL_LINE = re.compile(r"^bash: (?:line \d+: )?(.*)$", re.MULTILINE)
 _HARMLESS = frozenset({"CudaDriverHelper has not been initialized."})
 """Said at the error level by every Triton on a machine without a GPU."""
 _ABORTED = re.compile(r"^terminate called .*$(?:\n *what\(\): .*$)?", re.MULTILINE)
@@ -123,14 +124,16 @@ def tail(path: Path, lines: int = 5) -> str:
 
 
 def why_triton_ended(path: Path) -> str:
-    """The useful part of a Triton log: what a model's ``initialize`` raised, else what aborted the
-    server, else the errors."""
+    """The useful part of a Triton log: what a model's ``initialize`` raised, else why a shell could
+    not start its process, else what aborted the server, else the errors."""
     text = _read_tail(path)
     if load := _LOAD_FAILED.search(text):
         reason = load[2].replace("\\n", "\n").replace('\\"', '"')
         return f"model {load[1]}: {_LOCATION.sub('', reason).strip()}"
     if usage := _USAGE.search(text):
         return usage[1]
+    if shell := _SHELL_LINE.search(text):
+        return f"a model's Python process could not be started: {shell[1]}"
     if aborted := _ABORTED.search(text):
         return aborted[0]
     errors = [match[1].strip('" ') for match in _ERROR_LINE.finditer(text)]

@@ -4,6 +4,7 @@ import errno
 import ipaddress
 import random
 import socket
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,8 +26,8 @@ def connect_host(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """``count`` different ports that nobody listens on right now.
+def free_ports(count: int, host: str = "127.0.0.1", but: Collection[int] = ()) -> list[int]:
+    """``count`` different ports that nobody listens on right now, none of them in ``but``.
 
     They lie below those that the kernel gives to outgoing connections, and are drawn at random: a
     server may take seconds until it listens, and neither a connection nor another start in the same
@@ -36,12 +37,15 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """
     family, address = _resolve(host, 0)
     below = range(FIRST_PORT, _first_outgoing_port())
-    candidates = random.sample(below, k=min(len(below), count + 100))
+    candidates = random.sample(below, k=min(len(below), count + len(but) + 100))
     with ExitStack() as held:
         bound: list[int] = []
-        for port in [*candidates, *[0] * count]:  # 0: one that the kernel chooses
+        # 0: one that the kernel chooses
+        for port in [*candidates, *[0] * (count + len(but))]:
             if len(bound) == count:
                 break
+            if port in but:
+                continue
             try:
                 each = held.enter_context(socket.socket(family))
                 each.bind((address[0], port, *address[2:]))
@@ -52,7 +56,9 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
                     f"cannot have {count} free ports on {host}: {error.strerror}; give an address "
                     "of this machine, and ask for fewer instances than it can run"
                 ) from error
-            bound.append(int(each.getsockname()[1]))
+            number = int(each.getsockname()[1])
+            if number not in but:
+                bound.append(number)
         return bound
 
 

@@ -30,6 +30,16 @@ def is_running(pid: int) -> bool:
 
 def children_of(pid: int) -> list[int]:
     """Process ids of the live direct children of ``pid``."""
+    return [child for child, state in _children(pid) if state not in "ZX"]
+
+
+def has_ended_child(pid: int) -> bool:
+    """Whether a direct child of ``pid`` has ended, and it has not taken note of that."""
+    return any(state == "Z" for _, state in _children(pid))
+
+
+def _children(pid: int) -> list[tuple[int, str]]:
+    """Direct children, each with its state as in ``/proc/PID/stat``."""
     children = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -37,8 +47,8 @@ def children_of(pid: int) -> list[int]:
         # of others it may be hidden (hidepid=1)
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == pid and state not in "ZX":
-                children.append(int(entry.name))
+            if int(parent) == pid:
+                children.append((int(entry.name), state))
     return children
 
 

@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from orchestrator.pool.errors import StartFailed
+from orchestrator.pool.process.http_get import get, http_status
 from orchestrator.pool.process.logs import ignore, tail, usable_log
 from orchestrator.pool.process.ports import connect_host, host_port
 from orchestrator.pool.process.process import UnitProcess, command_environment
 from orchestrator.pool.supervise import Keeping, first_of, missed_heartbeats
 
 START_TIMEOUT_S = 30.0
+_STARTING = b'{"status":"starting"}'
+"""It is at work on its journal, and may be for as long as that is large."""
 _POLL_S = 0.03
-_ASK_S = 2.0
 
 
 class OrchestratorProcess:
@@ -131,7 +133,11 @@ class OrchestratorProcess:
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
         while True:
-            status, body = await _get(self._connect_host, self.port, path)
+            status, body = await get(self._connect_host, self.port, path)
+            if body == _STARTING:
+                await asyncio.sleep(_POLL_S)
+                deadline = time.monotonic() + timeout_s
+                continue
             if status == 200:
                 return body
             if not self._process.running:
@@ -152,12 +158,6 @@ class OrchestratorProcess:
         return StartFailed(f"{self.name}: {what}:\n{tail(self._log)}\nThe whole log: {self._log}")
 
 
-async def http_status(host: str, port: int, path: str) -> int | None:
-    """Status code of one GET; None when nobody answers."""
-    status, _ = await _get(host, port, path, with_body=False)
-    return status
-
-
 def _instances(body: bytes) -> list[dict[str, str]]:
     """What ``/health/ready`` says of each instance; nothing where it is no such answer."""
     try:
@@ -166,27 +166,3 @@ def _instances(body: bytes) -> list[dict[str, str]]:
     except (ValueError, KeyError, TypeError):
         return []
     return [instance for instance in instances if isinstance(instance, dict)]
-
-
-async def _get(
-    host: str, port: int, path: str, *, with_body: bool = True
-) -> tuple[int | None, bytes]:
-    """Status and, where asked for, body of one GET; no status when nobody answers."""
-    try:
-        async with asyncio.timeout(_ASK_S):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                request = (
-                    f"GET {path} HTTP/1.1\r\nHost: {host_port(host, port)}\r\n"
-                    "Connection: close\r\n\r\n"
-                )
-                writer.write(request.encode())
-                status_line = await reader.readline()
-                rest = await reader.read() if with_body else b""  # to the end of the connection
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        return None, b""
-    parts = status_line.split()
-    status = int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else None
-    return status, rest.partition(b"\r\n\r\n")[2]

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from orchestrator.lanes.tls import SETTING
+from orchestrator.pool.engines.safe_paths import Links
 from orchestrator.pool.engines.triton import (
     TritonInstall,
     TritonPorts,
@@ -26,9 +28,16 @@ from orchestrator.pool.engines.triton import (
     triton_environment,
 )
 from orchestrator.pool.errors import StartFailed
+from orchestrator.pool.process.guardian import SHARED_MEMORY, remove_shared_memory
+from orchestrator.pool.process.http_get import get
 from orchestrator.pool.process.logs import ignore, usable_log, why_triton_ended
 from orchestrator.pool.process.ports import connect_host, host_port
-from orchestrator.pool.process.process import UnitProcess, children_of, is_running
+from orchestrator.pool.process.process import (
+    UnitProcess,
+    children_of,
+    has_ended_child,
+    is_running,
+)
 from orchestrator.pool.supervise import Keeping, first_of, missed_heartbeats
 from orchestrator.pool.units.triton_control import TritonControl
 
@@ -40,6 +49,9 @@ _CRASHED = frozenset(
 )
 """Statuses of a server that failed by itself: no wrong setting ends it so."""
 
+_UNNOTICED_S = 2.0
+"""A model's process has ended for so long: Triton, which usually notices at once, would wait for it
+until the load timeout."""
 _READY_POLL_S = 0.03
 _STUB_POLL_S = 0.1
 _MODEL_POLL_S = 2.0
@@ -117,18 +129,44 @@ class TritonInstance:
             await self._start()
 
     async def _start(self) -> None:
+        await asyncio.to_thread(self._require_tls)
         # unique per start: the old server's regions and answers are never taken for the new one's
         server_id = f"tidegate_{secrets.token_hex(6)}_"
         self._log = usable_log(self._log_path, self._warn)
         compile_models(self._spec)
-        self._process = await self._keeping.start_process(
+        try:
+            self._process = await self._launched(server_id)
+        except BaseException:
+            remove_shared_memory(server_id)  # nobody else is there to do it
+            raise
+        await self._loaded(self._process, server_id)
+
+    async def _launched(self, server_id: str) -> UnitProcess:
+        links = Links(server_id)
+        try:
+            install, spec = links.install(self._install), links.spec(self._spec)
+            env = links.environment(triton_environment(install, spec))
+        except OSError as error:
+            raise StartFailed(
+                f"{self.name}: cannot make links in {SHARED_MEMORY}, which Triton needs since one "
+                f"of its paths is not plain ASCII without spaces: {error.strerror}"
+            ) from error
+        return await self._keeping.start_process(
             self.name,
-            triton_command(self._install, self._spec, self.ports, server_id),
-            env=triton_environment(self._install, self._spec),
+            triton_command(install, spec, self.ports, server_id),
+            env=env,
             log=self._log,
             shm_prefix=server_id,
         )
-        await self._loaded(self._process, server_id)
+
+    def _require_tls(self) -> None:
+        """Raises ``StartFailed`` where nobody could speak to a server that shows what is set."""
+        if self._spec.tls is None:
+            return
+        try:
+            self._spec.tls.check_served(connect_host(self._spec.host))
+        except ValueError as error:
+            raise StartFailed(f"{self.name} cannot serve with {SETTING}: {error}") from None
 
     def attach(self, process: UnitProcess, server_id: str) -> None:
         """Take hold of a server that somebody else has started; ``resume`` is to follow."""
@@ -141,12 +179,19 @@ class TritonInstance:
 
     async def _loaded(self, process: UnitProcess, server_id: str) -> None:
         deadline = time.monotonic() + self._spec.load_timeout_s
-        async with TritonControl(self.grpc_address) as control:
+        dead_since: float | None = None
+        async with TritonControl(self.grpc_address, self._spec.tls) as control:
             while not await self._is_ready(control, server_id):
                 if not process.running:
                     status = await process.wait()
                     kind = _Crashed if status in _CRASHED else StartFailed
                     raise kind(self._told(f"ended with status {status}"))
+                if not has_ended_child(process.pid):
+                    dead_since = None
+                elif (
+                    time.monotonic() - (dead_since := dead_since or time.monotonic()) > _UNNOTICED_S
+                ):
+                    raise StartFailed(self._told("waits for a Python process that has ended"))
                 if time.monotonic() > deadline:
                     what = f"was not ready after {self._spec.load_timeout_s:.0f} s"
                     raise StartFailed(self._told(what))
@@ -155,7 +200,7 @@ class TritonInstance:
 
     async def lost(self) -> str:
         """Wait until it no longer serves; why, in a few words."""
-        async with TritonControl(self.grpc_address) as control:
+        async with TritonControl(self.grpc_address, self._spec.tls) as control:
             return await first_of(
                 self._process_end(),
                 self._stub_end(),
@@ -169,7 +214,7 @@ class TritonInstance:
         if process is None:
             return
         if drain_s > 0 and stubs and process.running:
-            async with TritonControl(self.grpc_address) as control:
+            async with TritonControl(self.grpc_address, self._spec.tls) as control:
                 await asyncio.gather(
                     *(
                         control.drain(model, drain_s, drain_s + 0.5, token=self._spec.lane_token)
@@ -191,7 +236,18 @@ class TritonInstance:
             self._process.order(0.0)
 
     async def _is_ready(self, control: TritonControl, server_id: str) -> bool:
-        return await control.is_server(server_id, _ASK_S) and await self._has_models(control)
+        return (
+            await control.is_server(server_id, _ASK_S)
+            and await self._has_models(control)
+            and await self._tells_metrics()
+        )
+
+    async def _tells_metrics(self) -> bool:
+        """Metrics are what Triton serves last: with them it has all of its ports. One that finds a
+        port taken serves gRPC for a moment before it ends."""
+        host = connect_host(self._spec.host)
+        status, body = await get(host, self.ports.metrics, "/metrics")
+        return status == 200 and b"nv_" in body
 
     async def _has_models(self, control: TritonControl) -> bool:
         return all([await control.is_ready(model, _ASK_S) for model in self._spec.models])

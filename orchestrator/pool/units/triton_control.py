@@ -9,6 +9,7 @@ from types import TracebackType
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from orchestrator.lanes.tls import Tls, open_channel
 from orchestrator.lanes.wire import to_answered_request
 from worker.protocol import Drain
 
@@ -25,11 +26,13 @@ class TritonControl:
     """A connection to one server, for asking and draining. Nothing here raises on a dead server:
     the answer is False."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+    def __init__(self, address: str, tls: Tls | None = None) -> None:
+        self._address = address
+        self._tls = tls
 
     async def __aenter__(self) -> "TritonControl":
+        self._channel = await open_channel(self._address, self._tls, _CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         return self
 
     async def __aexit__(

@@ -202,7 +202,7 @@ class DurableTasks:
             self._flush(entry)
 
     def _flush(self, entry: Entry) -> None:
-        tokens = entry.new_tokens()
+        tokens = entry.new_tokens(self._clock.now())
         if tokens is not None:
             self._writer.put(tokens)
 
@@ -233,7 +233,8 @@ class DurableTasks:
         """What was left to the next process, for there is none: this one goes on. Each with the
         task that it was until then."""
         left, self._left = self._left, []
-        return [(entry.task, entry.unfinished()) for entry in left]
+        now = self._clock.now()
+        return [(entry.task, entry.unfinished(now)) for entry in left]
 
     def _add(self, task: Task, accept: Accept) -> Entry:
         entry = new_entry(task, accept)

@@ -45,16 +45,20 @@ class Entry:
         for call in waiting:
             call()
 
-    def unfinished(self) -> Unfinished:
+    def unfinished(self, now: float) -> Unfinished:
         """As another process would find it."""
         assert self.accept is not None
         transcript = self.task.transcript
         tokens = StoredTokens(b"", [])
         if transcript is not None:
-            tokens = StoredTokens(pack_ids(transcript.ids), list(transcript.texts))
+            tokens = StoredTokens(
+                pack_ids(transcript.ids),
+                list(transcript.texts),
+                self.task.time_spent.seconds(now),
+            )
         return Unfinished(self.accept.row, self.accept.request, tokens)
 
-    def new_tokens(self) -> Tokens | None:
+    def new_tokens(self, now: float) -> Tokens | None:
         """What has come since the last call, as it is handed to the writer; None where nothing."""
         transcript = self.task.transcript
         if transcript is None or not self.keeps_tokens or len(transcript.ids) <= self.tokens:
@@ -62,7 +66,8 @@ class Entry:
         first = self.tokens
         ids, texts = transcript.ids[first:], transcript.texts[first:]
         self.tokens += len(ids)
-        return Tokens(self.n, first, StoredTokens(pack_ids(ids), texts))
+        spent_s = self.task.time_spent.seconds(now)
+        return Tokens(self.n, first, StoredTokens(pack_ids(ids), texts, spent_s))
 
     def decide(self, fault: str) -> None:
         """Its acceptance is on the disk, or ``fault`` says why not."""

@@ -264,7 +264,7 @@ def _request_of(row: TaskRow, body: bytes | None, sealer: Sealer) -> StoredReque
 
 def _tokens_of(db: sqlite3.Connection, n: int, sealer: Sealer) -> StoredTokens:
     """As far as they follow each other without a gap, and can be read."""
-    ids, texts = bytearray(), list[str]()
+    ids, texts, spent_s = bytearray(), list[str](), StoredTokens(b"", []).spent_s
     rows = db.execute("SELECT first, body FROM tokens WHERE n = ? ORDER BY first", (n,))
     for first, body in rows:
         if first < len(texts):  # written again from the beginning, into a new file
@@ -279,4 +279,5 @@ def _tokens_of(db: sqlite3.Connection, n: int, sealer: Sealer) -> StoredTokens:
             break
         ids += batch.ids
         texts += batch.texts
-    return StoredTokens(bytes(ids), texts)
+        spent_s = batch.spent_s
+    return StoredTokens(bytes(ids), texts, spent_s)

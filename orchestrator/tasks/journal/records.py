@@ -40,6 +40,8 @@ class StoredTokens(msgspec.Struct, frozen=True):
 
     ids: bytes
     texts: list[str]
+    spent_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    """See ``TimeSpent.seconds``: when these were handed over."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != _ID_BYTES * len(self.texts):

@@ -16,6 +16,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from worker.extras import pip_install
+
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -128,6 +130,6 @@ def _cipher_of(key: bytes) -> "AESGCM":
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
         raise ValueError(
-            "encryption needs the library cryptography: pip install 'tidegate[journal]'"
+            f"encryption needs the library cryptography: {pip_install('journal')}"
         ) from None
     return AESGCM(key)

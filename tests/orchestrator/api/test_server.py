@@ -12,7 +12,7 @@ import pytest
 from orchestrator.telemetry.log import JsonFormatter, TextFormatter
 from orchestrator.telemetry.narration import INSTANCE_READY, READINESS
 from tests.orchestrator.api.conftest import log_until, start_process
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 
 TASK = {"prompt": "a secret thought", "max_tokens": 10}
@@ -240,7 +240,7 @@ async def test_health_says_draining_of_an_instance_that_an_operator_drained(
     service = await make_service(worker)
     for verb, draining in (("drain", True), ("undrain", False)):
         url = f"/v2/instances/{worker.address}/{verb}"
-        async with service.http.post(url, headers={"X-Tidegate-Admin": "1"}) as response:
+        async with service.http.post(url, headers=OPERATOR) as response:
             assert response.status == 202
         service.parts.health.refresh()
         async with service.http.get("/health") as response:

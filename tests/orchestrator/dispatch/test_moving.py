@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, run, speak, text_of, two
 from tests.support.fake_worker import FakeWorker, Plan
-
-ADMIN = {"X-Tidegate-Admin": "1"}
 
 
 async def begin_text(service: Service, worker: FakeWorker) -> "asyncio.Task[list[Any]]":
@@ -74,16 +72,16 @@ async def test_or14_an_operator_says_until_when_an_instance_is_to_be_free(
     running = await begin_text(service, first)
     url = f"/v2/instances/{first.address}/drain"
     for bad in ({"grace_ms": -1}, {"grace_ms": "soon"}, {"grace": 1}):
-        async with service.http.post(url, json=bad, headers=ADMIN) as response:
+        async with service.http.post(url, json=bad, headers=OPERATOR) as response:
             assert response.status == 400
             assert "grace" in (await response.json())["error"]["message"]
-    async with service.http.post(url, json={"grace_ms": 0}, headers=ADMIN) as response:
+    async with service.http.post(url, json={"grace_ms": 0}, headers=OPERATOR) as response:
         assert (response.status, (await response.json())["draining"]) == (202, True)
     assert text_of(await running) == EXPECTED
     async with service.http.get("/v2/instances") as response:
         jobs = {i["address"]: i["jobs"] for i in (await response.json())["instances"]}
     assert jobs[first.address] == 0
-    async with service.http.post(url.replace("drain", "undrain"), headers=ADMIN) as response:
+    async with service.http.post(url.replace("drain", "undrain"), headers=OPERATOR) as response:
         assert (await response.json())["draining"] is False
 
 
@@ -95,8 +93,8 @@ async def test_or14_an_orchestrator_drains_by_api_and_may_take_work_again(
     held = worker.plan(worker.submits[0])
     body = {"json": {"grace_ms": grace_ms}} if grace_ms else {}
     async with service.http.post("/admin/drain") as response:
-        assert response.status == 403
-    async with service.http.post("/admin/drain", headers=ADMIN, **body) as response:
+        assert response.status == 401
+    async with service.http.post("/admin/drain", headers=OPERATOR, **body) as response:
         told = await response.json()
         assert (response.status, told["status"], told["live_tasks"]) == (202, "draining", 1)
     async with service.http.get("/health/ready") as response:
@@ -106,9 +104,9 @@ async def test_or14_an_orchestrator_drains_by_api_and_may_take_work_again(
     held.release.set()
     assert text_of(await running) == EXPECTED
     await service.until(lambda: service.parts.lifecycle.is_drained)
-    async with service.http.get("/admin/drain", headers=ADMIN) as response:
+    async with service.http.get("/admin/drain", headers=OPERATOR) as response:
         assert (await response.json())["status"] == "drained"
-    async with service.http.post("/admin/undrain", headers=ADMIN) as response:
+    async with service.http.post("/admin/undrain", headers=OPERATOR) as response:
         assert (await response.json())["status"] == "serving"
     worker.plan = lambda submit: Plan(speak=speak)
     assert text_of(await run(service, TASK)) == EXPECTED

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.pausing import AT_ONCE, MOST_PAUSES, Pausing
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.instances.instance import InstanceState
@@ -20,9 +21,16 @@ from tests.orchestrator.dispatch.test_retry import EXPECTED, speak, text_of
 from tests.orchestrator.placement.test_placement import FakeRegistry, candidate, task
 from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import AbortCause, Submit
+from worker.protocol import AbortCause, Outcome, Submit
 
 # ── who ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Waiting(list[Task]):
+    """A queue in this order."""
+
+    def first(self, most: int) -> list[Task]:
+        return self[:most]
 
 
 class Rig:
@@ -43,7 +51,11 @@ class Rig:
     def instance() -> Any:
         stats = SimpleNamespace(kv_blocks_total=100)
         return SimpleNamespace(
-            can_pause=True, has_free_slot=False, stats=stats, concurrency=ConcurrencyLimit(0)
+            can_pause=True,
+            has_free_slot=False,
+            has_waiting=False,
+            stats=stats,
+            concurrency=ConcurrencyLimit(0),
         )
 
     def urgency(self, task: Task, now: float) -> Any:
@@ -58,14 +70,26 @@ class Rig:
     def runs(self, name: str, urgency: float, at: str = "a", **changes: object) -> Task:
         made = self.task(name, urgency, **changes)
         made.stage = Stage.RUNNING
-        made.attempt = SimpleNamespace(task=made, address=at, is_paused=False)
+        made.attempt = SimpleNamespace(
+            task=made, address=at, is_paused=False, has_slot=True, pauses=0, begun_tokens=0
+        )
         self.running.append(made.attempt)
+        return made
+
+    def sent(self, name: str, urgency: float, at: str = "a", **changes: object) -> Task:
+        """It waits for a slot inside the worker, which has none, for half a second."""
+        made = self.runs(name, urgency, at, **changes)
+        made.stage, made.instance = Stage.DISPATCHED, at
+        self.running[-1].has_slot = False
+        self.running[-1].dispatched_at = self.now + 0.5
+        self.instances[at].has_waiting = True
         return made
 
     def victims(self, *waiting: Task) -> list[str]:
         self.now += 1.0
-        chosen = self.pausing.victims(list(waiting), self.running, self.now)
-        return [attempt.task.id for attempt in chosen]
+        queue: Any = Waiting(waiting)
+        chosen = self.pausing.victims(queue, self.running, self.now)
+        return [swap.running.task.id for swap in chosen]
 
 
 def test_dl15_only_a_clearly_more_urgent_task_pauses_another() -> None:
@@ -87,6 +111,45 @@ def test_the_least_urgent_go_first_one_for_each_that_waits() -> None:
     assert rig.victims(*waiting) == ["r3"]
 
 
+def test_dl19_what_waits_inside_a_worker_is_made_room_for() -> None:
+    rig = Rig()
+    for name, urgency, at in (("r1", -5.0, "a"), ("r2", -6.0, "a"), ("r3", -9.0, "b")):
+        rig.runs(name, urgency, at)
+    rig.sent("w", -4.5)
+    assert rig.victims() == ["r2"], "where it is, though another one is less urgent"
+    nobody: Any = Waiting()
+    assert rig.pausing.make_room(nobody, rig.running, rig.now).paused == []  # scanned just now
+
+
+def test_dl19_one_pause_for_each_that_waits_inside_and_the_most_urgent_first() -> None:
+    rig = Rig()
+    for i in range(4):
+        rig.runs(f"r{i}", -9.0 - i)
+    rig.sent("w1", -1.0)
+    rig.sent("w2", 0.0)
+    clearing = rig.instances["a"].concurrency
+    assert rig.victims() == ["r3", "r2"]
+    clearing.pause(InFlightJob(1, 1, 1, False))  # for the most urgent of them
+    assert rig.victims() == ["r3"]
+    clearing.pause(InFlightJob(1, 1, 1, False))
+    assert rig.victims() == []
+    clearing.got_slot()  # by somebody else, it seems
+    assert rig.victims() == ["r3"]
+
+
+def test_nobody_is_paused_for_what_was_sent_a_moment_ago_or_holds_less_than_it_needs() -> None:
+    rig = Rig()
+    rig.runs("r", -9.0)
+    rig.sent("w", 0.0)
+    rig.running[-1].dispatched_at += 0.5
+    assert rig.victims() == []
+    concurrency = rig.instances["a"].concurrency
+    concurrency.add(InFlightJob(1, 1, 100, False), 0)  # that of the one that waits is counted
+    assert rig.victims() == ["r"]
+    concurrency.add(InFlightJob(1, 1, 1, False), 0)
+    assert rig.victims() == []
+
+
 def test_no_more_than_some_are_looked_for() -> None:
     rig = Rig()
     for i in range(20):
@@ -100,6 +163,25 @@ def test_work_without_a_chance_pauses_nobody() -> None:
     waiting = rig.task("w", 0.0)
     waiting.is_background = True
     assert rig.victims(waiting) == []
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_dl19_a_slot_that_is_kept_after_all_is_cleared_for_nobody(has_left: bool) -> None:
+    """Or what waits inside a worker would be taken to have it soon."""
+    lane: Any = SimpleNamespace(address="a", pause=lambda _: None, resume=lambda _: None)
+    owner: Any = None
+    concurrency, job = ConcurrencyLimit(1), InFlightJob(1, 1, 1, is_computing_prompt=False)
+    attempt = Attempt(owner, task(), lane, concurrency, job, 100.0)
+    attempt.has_slot = True
+    attempt.pause()
+    assert concurrency.clearing == 1
+    if has_left:
+        attempt.on_paused()
+    attempt.resume(0)
+    if has_left:
+        assert concurrency.clearing == 1
+        attempt.on_resumed()
+    assert concurrency.clearing == 0
 
 
 def test_dl8_batch_work_pauses_its_like_only() -> None:
@@ -121,7 +203,7 @@ def test_who_is_never_paused(why: str) -> None:
     run = rig.runs("r", -50.0)
     match why:
         case "pauses":
-            run.pauses = MOST_PAUSES
+            rig.running[0].pauses = MOST_PAUSES
         case "paused":
             rig.running[0].is_paused = True
         case "rival":
@@ -129,7 +211,7 @@ def test_who_is_never_paused(why: str) -> None:
         case "is the rival":
             run.attempt = SimpleNamespace()
         case "not begun":
-            run.stage = Stage.DISPATCHED
+            rig.running[0].has_slot = False
         case "promised":
             run.is_promised = True
         case "cannot":
@@ -137,6 +219,19 @@ def test_who_is_never_paused(why: str) -> None:
         case "gone":
             del rig.instances["a"]
     assert rig.victims(rig.task("w", 0.0)) == []
+
+
+def test_a_job_is_paused_again_for_the_tokens_that_its_own_worker_has_made() -> None:
+    """The worker, which ignores more pauses, knows of no others."""
+    rig = Rig()
+    run = rig.runs("r", -50.0)
+    (attempt,) = rig.running
+    attempt.pauses, attempt.begun_tokens, run.completion_tokens = MOST_PAUSES, 100, 115
+    assert rig.victims(rig.task("w", 0.0)) == []
+    run.completion_tokens = 116
+    assert rig.victims(rig.task("w", 0.0)) == ["r"]
+    run.pauses = 20  # elsewhere
+    assert rig.victims(rig.task("w", 0.0)) == ["r"]
 
 
 def test_wk4_nobody_is_paused_for_work_that_memory_does_not_hold() -> None:
@@ -423,6 +518,40 @@ async def test_a_job_is_paused_a_few_times_only(
             assert (await stage.status(urgent))["queue_position"] >= 0
     assert len(stage.worker.pauses) == len(stage.worker.resumes) == MOST_PAUSES
     await stage.ends(*["met"] * (MOST_PAUSES + 3))
+
+
+async def test_dl19_what_waits_inside_a_worker_is_taken_back_for_a_slot_elsewhere(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """Nobody on its own instance may be paused for it: they are as urgent."""
+    workers = [await make_worker(max_running=16, can_pause=True) for _ in range(2)]
+    service = await make_service(*workers)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    stage = Scene(service, workers, 3)
+    pressed, patient = workers
+
+    async def fill(worker: FakeWorker, count: int, **changes: object) -> None:
+        pinned = {"placement": {"mode": "pin", "instances": [worker.address]}}
+        for _ in range(count):
+            await stage.submit(LONG | pinned | changes)
+        await worker.until(lambda: worker.running == count)
+
+    await fill(patient, 17, priority="batch")
+    await fill(pressed, 16, deadline_ms=9_000)
+    held = asyncio.Event()
+    plans = pressed.plan
+    pressed.plan = lambda submit: (
+        Plan(begin=held) if submit.sampling.max_tokens == URGENT["max_tokens"] else plans(submit)
+    )
+    urgent = await stage.submit(URGENT)
+    task = service.orchestrator.store.get(urgent)
+    assert task.instance == pressed.address
+    stage.hurry.set()
+    await service.until(lambda: task.ending is not None)
+    assert task.instance == patient.address and task.ending.outcome is Outcome.MET
+    assert len(patient.pauses) == 1 and not pressed.pauses and len(pressed.cancels) == 1
+    held.set()
+    await stage.ends(*["met"] * 34)
 
 
 async def test_none_is_paused_where_that_is_off(

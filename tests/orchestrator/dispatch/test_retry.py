@@ -16,7 +16,7 @@ from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import InstanceState
 from orchestrator.lifecycle import UPKEEP_EVERY_S
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
-from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.fake_worker import FakeWorker, Plan, saying_goodbye
 from worker.protocol import Code, FinishReason, Sampling
 
 FIRST_ID = 6
@@ -223,6 +223,20 @@ async def test_or10_what_waits_on_a_silent_instance_moves_at_once(
     await first.until(lambda: len(first.cancels) == 1)  # told to stop as soon as it listens
     first.silent = False
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    assert service.outcomes() == ["met"]
+
+
+async def test_or25_a_text_that_outlasts_its_servers_goodbye_goes_on(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    options = saying_goodbye(after_ms=200, grace_ms=100)
+    service, first, second = await two(make_worker, make_service, {"options": options})
+    held = Plan(stall_at=5, speak=speak)
+    first.plan = lambda submit: held
+    second.plan = lambda submit: Plan(speak=speak)
+    events = await run(service, SAMPLED)
+    assert text_of(events) == EXPECTED
+    assert [len(worker.submits) for worker in (first, second)] == [1, 1]
     assert service.outcomes() == ["met"]
 
 

@@ -1,9 +1,17 @@
 """DL-6: clean ends reach their clients in time."""
 
+import random
+
 import pytest
 
+from orchestrator.dispatch.loop_delay import EVERY_S, LoopDelay
+from orchestrator.dispatch.time_limits import TimeLimits
+from orchestrator.instances.instance import Instance
 from tests.orchestrator.conftest import MakeService
+from tests.support.admission import Rig
+from tests.support.clock import ManualClock
 from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import OnDeadline
 
 BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True}
 
@@ -47,3 +55,43 @@ async def test_dl6_without_a_token_there_is_nothing_to_give(
         await response.read()
     assert response.status == 504
     assert float(response.headers["X-Deadline-Exceeded-By-Ms"]) >= 0
+
+
+def test_dl19_the_way_back_of_a_crowded_start_is_soon_forgotten() -> None:
+    """DL-16: round trips of 0.3 s for a minute cost the answers after it a quarter of their time,
+    a hundred of them; within a crowd one slow way in five is no reason to stop early."""
+    rig, instance = Rig(), Instance("a:1")
+    limits, rng = TimeLimits(grace_s=0.02, return_margin_s=0.005), random.Random(3)
+    task = rig.task(1000, on_deadline=OnDeadline.PARTIAL)
+
+    def kept_ms() -> float:
+        return 1000 - limits.budget_ms(task, instance, rig.clock.now())
+
+    for _ in range(200):
+        instance.round_trip_ms.add(rng.uniform(200, 400))
+    assert kept_ms() == pytest.approx(105)  # a tenth, and the client's
+    for _ in range(14):
+        instance.round_trip_ms.add(rng.uniform(2, 4))
+    assert 7 < kept_ms() < 9
+    for i in range(100):
+        instance.round_trip_ms.add(300.0 if i % 5 == 0 else rng.uniform(2, 4))
+    assert 7 < kept_ms() < 9
+
+
+def test_dl16_a_clean_end_allows_for_a_loop_that_is_late() -> None:
+    clock = ManualClock()
+    rig, delay = Rig(), LoopDelay(clock)
+    limits = TimeLimits(grace_s=0.02, return_margin_s=0.005, loop_delay=delay)
+    task = rig.task(1000, on_deadline=OnDeadline.PARTIAL)
+    task.completion_tokens = 5
+    now, at = rig.clock.now(), task.deadline.at
+    assert limits.ends_at(task, now) == pytest.approx(at - 0.005)
+    for delay_s, left_s in ((0.01, 0.025), (0.5, 0.065)):
+        for _ in range(300):
+            delay.watch(clock.now() + EVERY_S)
+            clock._now += EVERY_S + delay_s  # nothing runs meanwhile
+            clock.advance(0.0)
+        assert limits.ends_at(task, now) == pytest.approx(at - left_s)
+        assert limits.budget_ms(task, Instance("a:1"), now) < 1000 * (1 - left_s)
+    plain = rig.task(1000)
+    assert limits.ends_at(plain, now) == plain.deadline.at

@@ -9,11 +9,10 @@ import pytest
 
 from orchestrator.instances.instance import Instance
 from orchestrator.lanes import StreamLane
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from tests.support.fake_worker import FakeWorker, Plan, make_card
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.support.fake_worker import FakeWorker, Plan, make_card, saying_goodbye
 
 TASK = {"prompt": "x", "max_tokens": 10}
-ADMIN = {"X-Tidegate-Admin": "1"}
 
 
 async def submit(service: Service) -> str:
@@ -42,7 +41,7 @@ async def test_or2_an_operator_drains_an_instance_and_takes_it_back(
     await first.until(lambda: first.running == 1)
     for _ in range(2):
         async with service.http.post(
-            f"/v2/instances/{first.address}/drain", headers=ADMIN
+            f"/v2/instances/{first.address}/drain", headers=OPERATOR
         ) as response:
             assert response.status == 202
             assert (await response.json())["draining"] is True
@@ -52,7 +51,7 @@ async def test_or2_an_operator_drains_an_instance_and_takes_it_back(
     await second.until(lambda: second.running == 4)
     assert len(first.submits) == 1
     async with service.http.post(
-        f"/v2/instances/{first.address}/undrain", headers=ADMIN
+        f"/v2/instances/{first.address}/undrain", headers=OPERATOR
     ) as response:
         assert (await response.json())["ready"] is True
     await submit(service)
@@ -65,12 +64,12 @@ async def test_or2_work_waits_for_an_undrain(service: Service, worker: FakeWorke
     plan = Plan(stall_at=0)
     worker.plan = lambda submit: plan
     path = f"/v2/instances/{worker.address}"
-    async with service.http.post(f"{path}/drain", headers=ADMIN) as response:
+    async with service.http.post(f"{path}/drain", headers=OPERATOR) as response:
         assert response.status == 202
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 503
         assert (await response.json())["error"]["code"] == "not_ready"
-    async with service.http.post(f"{path}/undrain", headers=ADMIN) as response:
+    async with service.http.post(f"{path}/undrain", headers=OPERATOR) as response:
         assert response.status == 202
     plan.release.set()
     await submit(service)
@@ -92,7 +91,7 @@ async def test_or2_instances_are_described(service: Service, worker: FakeWorker)
     described = (await listing(service))[worker.address]
     assert described["perf_tokens_per_s"] > 0  # type: ignore[operator]
     assert described["first_token_ms"] > 0  # type: ignore[operator]
-    async with service.http.post("/v2/instances/elsewhere:1/drain", headers=ADMIN) as response:
+    async with service.http.post("/v2/instances/elsewhere:1/drain", headers=OPERATOR) as response:
         assert response.status == 404
         assert worker.address in (await response.json())["error"]["message"]
 
@@ -264,21 +263,23 @@ async def test_pv1_a_registered_instance_gets_work_and_leaves_when_taken_off(
     service = await make_service(listed)
     body = {"address": more.address, "ttl_s": 60}
     for status in (201, 200):
-        async with service.http.post("/v2/instances", json=body, headers=ADMIN) as response:
+        async with service.http.post("/v2/instances", json=body, headers=OPERATOR) as response:
             assert response.status == status
             assert await response.json() == body | {"ttl_s": 60.0, "registered": True}
     registry = service.orchestrator.registry
     await service.until(lambda: all(i.ready for i in registry) and len(registry.instances) == 2)
     url = f"/v2/instances/{more.address}"
     for was_there in (True, False):
-        async with service.http.delete(url, headers=ADMIN) as response:
+        async with service.http.delete(url, headers=OPERATOR) as response:
             assert response.status == 200
             assert (await response.json())["was_registered"] is was_there
     assert registry.instances[more.address].retiring_since is not None
-    async with service.http.delete(f"/v2/instances/{listed.address}", headers=ADMIN) as response:
+    async with service.http.delete(f"/v2/instances/{listed.address}", headers=OPERATOR) as response:
         assert (await response.json())["was_registered"] is False
     assert registry.instances[listed.address].retiring_since is None, "it is listed"
-    async with service.http.post("/v2/instances", json={"address": "x"}, headers=ADMIN) as response:
+    async with service.http.post(
+        "/v2/instances", json={"address": "x"}, headers=OPERATOR
+    ) as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"].startswith("address: ")
 
@@ -296,6 +297,26 @@ async def test_or12_only_an_admin_may_register(
         "/v2/instances/127.0.0.1:9", headers={"Authorization": "Bearer user"}
     ) as response:
         assert response.status == 403
+
+
+async def test_or25_a_lane_whose_server_says_goodbye_is_replaced_before_it_is_cut(
+    make_worker: MakeWorker, make_service: MakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await make_worker(options=saying_goodbye(after_ms=200, grace_ms=600_000))
+    service = await make_service(worker)
+    instance = service.orchestrator.registry.instances[worker.address]
+    (lane,) = instance.lanes
+    plan = Plan(stall_at=1)
+    worker.plan = lambda submit: plan
+    await submit(service)
+    await worker.until(lambda: worker.running == 1)
+    await service.until(lambda: lane.is_relieved)
+    assert lane.load == 1, "its job goes on there"
+    plan.release.set()
+    await service.until(lambda: service.outcomes() == ["met"])
+    await service.until(lambda: lane not in instance.lanes)
+    assert instance.ready and len(worker.submits) == 1
+    assert not [record for record in caplog.records if "lane closed" in record.message]
 
 
 async def test_a_lane_that_has_carried_much_is_replaced_and_its_jobs_end_on_it(

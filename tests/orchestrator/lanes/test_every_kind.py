@@ -364,6 +364,18 @@ async def test_tokens_that_llama_cpp_keeps_to_itself_are_counted(folder: Path) -
     await server.stop()
 
 
+async def test_or24_a_server_that_can_keeps_tenants_prefixes_apart(folder: Path) -> None:
+    server = VllmServer()
+    await server.start()
+    async with lane_to(server.entry(folder)) as (lane, _):
+        for salt in ("", "acme"):
+            job = News()
+            submit(lane, job, cache_salt=salt)
+            await job.until(lambda job=job: job.is_over)  # type: ignore[misc]
+        assert [asked.body.get("cache_salt") for asked in server.asked] == [None, "acme"]
+    await server.stop()
+
+
 async def test_a_key_is_sent_from_its_file(folder: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     await asyncio.to_thread(key.write_text, "s3cret\n")

@@ -10,12 +10,14 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.lanes import grpc_call
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.lanes.http2 import (
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW,
     HEAD,
     HEAD_BYTES,
+    MAX_WINDOW,
     Flag,
     Kind,
     Setting,
@@ -39,6 +41,9 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.sent += data
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def abort(self) -> None:
         self.is_aborted = True
 
@@ -54,22 +59,35 @@ class Wire(asyncio.Transport):
         return frames
 
 
-class Rig:
-    """A call without a socket."""
+def headers(flags: int = 0, **more: str) -> bytes:
+    """The head of an answer as gRPC's own server writes it, or with ``more``."""
+    stated = {":status": "200", "content-type": "application/grpc"}
+    stated |= {name.replace("_", "-"): value for name, value in more.items()}
+    block = Encoder().encode([(name, value) for name, value in stated.items() if value])
+    return frame(Kind.HEADERS, Flag.END_HEADERS | flags, 1, block)
 
-    def __init__(self) -> None:
+
+class Rig:
+    """A call without a socket, which ``received`` the begin of an answer."""
+
+    def __init__(self, received: bytes = settings({}) + headers()) -> None:
         self.got: list[bytes] = []
         self.together: list[int] = []
-        self.call = GrpcCall("host:1", METHOD, self._take)
+        self.leaving = 0
+        self.call = GrpcCall("host:1", METHOD, self._take, self._leave)
         self.wire = Wire()
         self.call.connection_made(self.wire)
         preface = self.wire.sent.index(b"SM\r\n\r\n") + 6
         del self.wire.sent[:preface]
+        self.receive(received)
         self.wire.take()
 
     def _take(self, messages: list[bytes]) -> None:
         self.got += messages
         self.together.append(len(messages))
+
+    def _leave(self) -> None:
+        self.leaving += 1
 
     def receive(self, data: bytes) -> None:
         room = self.call.get_buffer(-1)
@@ -110,6 +128,12 @@ async def test_what_came_together_is_handed_over_together() -> None:
     rig = Rig()
     rig.receive(b"".join(frame(Kind.DATA, 0, 1, message(b"%d" % n)) for n in range(5)))
     assert rig.together == [5]
+
+
+async def test_the_reserved_bit_of_a_stream_means_nothing() -> None:
+    rig = Rig()
+    rig.receive(frame(Kind.DATA, 0, 2**31 | 1, message(b"ab")))
+    assert rig.got == [b"ab"] and not rig.call.ended.done()
 
 
 async def test_padding_is_no_part_of_a_message() -> None:
@@ -167,7 +191,6 @@ async def test_pings_and_settings_are_answered() -> None:
 @pytest.mark.parametrize(
     ("received", "status"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "internal"),
         (frame(Kind.DATA, 0, 1, b"\x01\x00\x00\x00\x01x"), "internal"),
         (frame(Kind.DATA, Flag.PADDED, 1, b"\x09x"), "internal"),
         (frame(Kind.HEADERS, Flag.END_HEADERS, 1, b"\xff\xff\xff\xff\xff"), "internal"),
@@ -177,10 +200,7 @@ async def test_pings_and_settings_are_answered() -> None:
         (frame(Kind.DATA, Flag.END_STREAM, 1), "ok"),
         (frame(Kind.RST_STREAM, 0, 1, b"\x00\x00\x00\x08"), "unavailable"),
         (frame(Kind.GOAWAY, 0, 0, bytes(8) + b"too many"), "unavailable"),
-        (
-            frame(Kind.HEADERS, Flag.END_HEADERS, 1, Encoder().encode([(":status", "503")])),
-            "unavailable",
-        ),
+        (headers(Flag.END_STREAM), "internal"),
     ],
 )
 async def test_whatever_a_peer_does_wrong_ends_the_call(received: bytes, status: str) -> None:
@@ -188,6 +208,108 @@ async def test_whatever_a_peer_does_wrong_ends_the_call(received: bytes, status:
     rig.receive(received)
     assert rig.error().status == status
     assert rig.wire.is_aborted
+
+
+@pytest.mark.parametrize(
+    ("received", "said"),
+    [
+        (frame(Kind.DATA, 0, 3, message(b"x")), "DATA on stream 3, which nobody opened"),
+        (frame(Kind.DATA, 0, 0, message(b"x")), "DATA on stream 0, which nobody opened"),
+        (frame(Kind.RST_STREAM, 0, 2, bytes(4)), "RST_STREAM on stream 2, which nobody opened"),
+        (frame(Kind.PING, 0, 1, bytes(8)), "PING on stream 1, where it has no place"),
+        (frame(Kind.PING, 0, 0, bytes(7)), "PING of 7 bytes instead of 8"),
+        (frame(Kind.GOAWAY, 0, 1, bytes(8)), "GOAWAY on stream 1, where it has no place"),
+        (window_update(5, 1), "WINDOW_UPDATE for stream 5, which nobody opened"),
+        (window_update(0, 0), "a WINDOW_UPDATE of nothing"),
+        (window_update(0, MAX_WINDOW), "a flow control window of 2147549182 bytes"),
+        (window_update(1, MAX_WINDOW), "a flow control window of 2147549182 bytes"),
+        (settings({Setting.INITIAL_WINDOW_SIZE: 2**31}), "a flow control window of 2147483648"),
+        (
+            window_update(1, MAX_WINDOW - DEFAULT_WINDOW)
+            + settings({Setting.INITIAL_WINDOW_SIZE: DEFAULT_WINDOW + 1}),
+            "a flow control window of 2147483648 bytes",
+        ),
+        (settings({Setting.MAX_FRAME_SIZE: 100}), "SETTINGS allow frames of 100 bytes"),
+        (frame(Kind.CONTINUATION, Flag.END_HEADERS, 1), "more headers, of none"),
+        (
+            frame(Kind.HEADERS, 0, 1) + frame(Kind.PING, 0, 0, bytes(8)),
+            "headers that break off",
+        ),
+    ],
+)
+async def test_an_error_of_the_protocol_is_named(received: bytes, said: str) -> None:
+    rig = Rig()
+    rig.receive(received)
+    assert str(rig.error()).startswith(f"internal: not HTTP/2 as expected: {said}")
+    assert rig.wire.is_aborted
+
+
+@pytest.mark.parametrize(
+    ("received", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "unavailable: it speaks HTTP/1; is that the port"),
+        (b"\x15\x03\x01\x00\x02\x02\x46 and more", "unavailable: it speaks TLS: set TIDEGATE_"),
+        (
+            b"SSH-2.0-OpenSSH_9",
+            "internal: not HTTP/2 as expected: it begins with b'SSH-2.0-OpenSSH",
+        ),
+        (frame(Kind.PING, 0, 0, bytes(8)), "internal: not HTTP/2 as expected: it begins with"),
+        (settings({}) + headers(content_type="text/html"), "unavailable: content type 'text/html'"),
+        (settings({}) + headers(content_type=""), "unavailable: content type 'none' instead of"),
+        (settings({}) + headers(**{":status": "503"}), "unavailable: HTTP status 503 instead of"),
+        (
+            settings({}) + frame(Kind.DATA, 0, 1, message(b"x")),
+            "internal: not HTTP/2 as expected: data before the head of an answer",
+        ),
+        (
+            settings({}) + frame(Kind.RST_STREAM, 0, 1, b"\x00\x00\x00\x0b"),
+            "unavailable: the stream was reset (enhance your calm)",
+        ),
+    ],
+)
+async def test_what_is_no_grpc_is_said_so(received: bytes, said: str) -> None:
+    assert str(Rig(received).error()).startswith(said)
+
+
+async def test_an_alert_alone_says_that_it_is_tls() -> None:
+    rig = Rig(b"")
+    rig.receive(b"\x15\x03\x01\x00\x02\x02\x46")
+    rig.call.connection_lost(None)
+    assert str(rig.error()) == "unavailable: it speaks TLS: set TIDEGATE_TRITON_TLS"
+
+
+async def test_a_peer_that_leaves_is_told_of_and_may_finish() -> None:
+    rig = Rig()
+    rig.receive(frame(Kind.GOAWAY, 0, 0, struct.pack(">II", 2**31 - 1, 0) + b"max_age"))
+    assert rig.leaving == 1 and not rig.call.ended.done()
+    rig.receive(frame(Kind.DATA, 0, 1, message(b"the rest")))
+    assert rig.got == [b"the rest"]
+    rig.call.connection_lost(None)
+    assert str(rig.error()) == "unavailable: max_age"
+
+
+async def test_a_message_beyond_the_bound_is_refused_before_it_comes() -> None:
+    rig = Rig()
+    rig.receive(frame(Kind.DATA, 0, 1, struct.pack(">BI", 0, 2**31)))
+    assert str(rig.error()).startswith("resource_exhausted: a message of 2147483648 bytes")
+
+
+async def test_a_peer_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_call, "_MOST_UNSENT_BYTES", 1000)
+    rig = Rig()
+    rig.call.send(bytes(DEFAULT_WINDOW))  # what it has room for is none of it
+    assert not rig.call.ended.done()
+    rig.call.send(bytes(1000))
+    assert str(rig.error()) == "unavailable: it does not read: 1010 bytes wait to be sent"
+    assert rig.wire.is_aborted
+    rig.call.send(b"more")
+    await rig_closed(rig)
+
+
+async def rig_closed(rig: Rig) -> None:
+    """As its connection is lost."""
+    rig.call.connection_lost(None)
+    await rig.call.close()
 
 
 async def test_messages_before_the_end_are_handed_over() -> None:
@@ -208,7 +330,7 @@ async def test_what_the_taker_raises_ends_the_call() -> None:
 
     call, wire = GrpcCall("host:1", METHOD, refuse), Wire()
     call.connection_made(wire)
-    data = frame(Kind.DATA, 0, 1, message(b"x"))
+    data = settings({}) + headers() + frame(Kind.DATA, 0, 1, message(b"x"))
     call.get_buffer(-1)[: len(data)] = data
     call.buffer_updated(len(data))
     with pytest.raises(ValueError, match="promised"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import OPERATOR, MakeService, Service
 from tests.support.other_servers import (
     LETTER_IDS,
     LlamaCppServer,
@@ -118,14 +118,14 @@ async def test_what_a_server_cannot_do_is_refused_and_listed(
     status, answer = await post(service, "/v1/completions", prompt_logprobs=1)
     assert status == 400
     assert "prompt_logprobs" in answer["error"]["message"]
-    async with service.http.get("/v2/instances", headers={"X-Tidegate-Admin": "1"}) as response:
+    async with service.http.get("/v2/instances", headers=OPERATOR) as response:
         (listed,) = (await response.json())["instances"]
     assert listed["address"] == "theirs"
     assert listed["kind"] == server.kind
     assert "prompt_logprobs" in listed["lacks"]
     assert listed["slot"] is None, "nobody looks for clips there"
     drain = "/v2/instances/theirs/drain"
-    async with service.http.post(drain, headers={"X-Tidegate-Admin": "1"}) as response:
+    async with service.http.post(drain, headers=OPERATOR) as response:
         assert response.status == 202
 
 
@@ -234,7 +234,7 @@ async def test_only_our_own_workers_swap_models(folder: Path, make_service: Make
     async with service.http.post(
         "/v2/instances/theirs/swap",
         json={"model": "another"},
-        headers={"X-Tidegate-Admin": "1"},
+        headers=OPERATOR,
     ) as response:
         assert response.status == 400
         assert "another server's" in (await response.json())["error"]["message"]

@@ -22,10 +22,12 @@ from worker.protocol import Sampling
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
-async def ask(service: Service, model: str, timeout_ms: int = 30_000) -> tuple[int, object]:
+async def ask(
+    service: Service, model: str, timeout_ms: int = 30_000, **changes: object
+) -> tuple[int, object]:
     headers = {"X-Timeout-Ms": str(timeout_ms)}
     async with service.http.post(
-        "/v1/chat/completions", json=chat(model), headers=headers
+        "/v1/chat/completions", json=chat(model) | changes, headers=headers
     ) as response:
         return response.status, await response.json()
 
@@ -139,6 +141,27 @@ async def test_dl10_a_client_that_leaves_while_its_model_loads_is_in_the_books(
     await service.until(lambda: service.outcomes() == ["aborted"])
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/completions"])
+async def test_or21_one_that_waits_for_its_model_is_listed_and_stopped_at_once(
+    worker: FakeWorker, make_service: MakeService, path: str
+) -> None:
+    """Also where there can be no task before the model is there."""
+    worker.can_load("other")
+    worker.swap_s = 60.0
+    service = await make_service(worker)
+    body = {"model": "other", "input" if "responses" in path else "prompt": "x"}
+    asked = asyncio.create_task(service.http.post(path, json=body))
+    await service.until(lambda: service.orchestrator.stages.demand.waiting == 1)
+    async with service.http.get("/v2/tasks") as response:
+        (line,) = (await response.json())["tasks"]
+    async with service.http.delete(f"/v2/tasks/{line['correlation_id']}") as response:
+        assert response.status == 202
+    async with await asked as response:
+        assert response.status == 499
+    assert service.outcomes() == ["aborted"]
+    assert service.orchestrator.live_tasks == 0
+
+
 async def test_a_deadline_that_passes_meanwhile_ends_the_wait(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
@@ -247,6 +270,20 @@ async def test_only_so_many_wait_for_loads(worker: FakeWorker, make_service: Mak
     status, body = await ask(service, "other")
     assert status == 429 and "queue_full" in str(body)
     assert (await first)[0] == 200
+
+
+async def test_or24_a_tenant_leaves_places_to_wait_for_loads_to_others(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    worker.can_load("other")
+    worker.swap_s = 0.2
+    service = await make_service(worker, model_load_waiting=4)
+    loud = [asyncio.create_task(ask(service, "other", tenant="loud")) for _ in range(3)]
+    await service.until(lambda: service.orchestrator.stages.demand.waiting == 3)
+    status, body = await ask(service, "other", tenant="loud")
+    assert status == 429 and "3 requests of this tenant" in str(body)
+    assert (await ask(service, "other", tenant="calm"))[0] == 200
+    assert [(await each)[0] for each in loud] == [200] * 3
 
 
 @pytest.mark.parametrize("path", ["/v1/models/other", "/v1/models/fake"])

@@ -10,7 +10,7 @@ from orchestrator.errors import InstanceLost
 from orchestrator.instances.instance import Instance
 from orchestrator.loading.swaps import MOST_GRACE_S, MOVING_GRACE_S
 from orchestrator.prompts.encoder import PromptEncoder
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
@@ -24,7 +24,7 @@ async def swap(
     service: Service, worker: FakeWorker, **body: object
 ) -> tuple[int, dict[str, object]]:
     path = f"/v2/instances/{worker.address}/swap"
-    headers = {"X-Tidegate-Admin": "1"}
+    headers = OPERATOR
     async with service.http.post(path, json=body, headers=headers) as response:
         return response.status, await response.json()
 

@@ -10,7 +10,7 @@ from orchestrator.placement import Requirements
 from orchestrator.placement.features import features_of
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job, PlacementConstraint
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.fake_worker import Plan
 from worker.protocol import Feature, Grammar, GrammarKind, Sampling
 
@@ -175,7 +175,7 @@ async def test_what_engines_lack_is_listed(
         lacks=(Feature.SEED,), abort_ms=12.5, quantization="int8", device_mask=4
     )
     service = await make_service(worker)
-    async with service.http.get("/v2/instances", headers={"X-Tidegate-Admin": "1"}) as response:
+    async with service.http.get("/v2/instances", headers=OPERATOR) as response:
         (listed,) = (await response.json())["instances"]
     assert (listed["lacks"], listed["abort_ms"]) == (["seed"], 12.5)
     assert (listed["quantization"], listed["device_mask"]) == ("int8", 4)

@@ -3,11 +3,13 @@
 import io
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from orchestrator.pool.console import curl_line, open_view
+from orchestrator.pool.operator_key import keep_key, key_file
 from orchestrator.pool.spec import EventKind, LaunchEvent
 
 RUN = [
@@ -27,7 +29,9 @@ RUN = [
 def shown(*, terminal: bool) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=60, color_system=None)
-    with open_view(console, "try it:\n  curl {url}/" + "x" * 100) as view:
+    with open_view(
+        console, "in a browser: {url}/{key}\ntry it:\n  curl {url}/" + "x" * 100
+    ) as view:
         for event in RUN:
             view(event)
     return out.getvalue()
@@ -41,6 +45,7 @@ def test_plain_lines_where_nobody_looks() -> None:
         "triton: gRPC on 127.0.0.1:8001, ready after 2.5 s",
         "orchestrator: HTTP on 127.0.0.1:9000, ready after 2.8 s",
         "serving on http://127.0.0.1:9000 after 2.8 s",
+        "in a browser: http://127.0.0.1:9000/",
         "try it:",
         "  curl http://127.0.0.1:9000/" + "x" * 100,
         "triton: the server ended with status 137; starting again in 0.2 s",
@@ -48,6 +53,16 @@ def test_plain_lines_where_nobody_looks() -> None:
         "ending",
         "ended in 1.2 s, nothing left",
     ]
+
+
+def test_the_operators_key_is_shown_on_a_terminal_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the log of a service manager is not to operate the service."""
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+    key = keep_key(key_file(tmp_path, "127.0.0.1", 9000))
+    assert f"in a browser: http://127.0.0.1:9000/#key={key}\n" in shown(terminal=True)
+    assert "in a browser: http://127.0.0.1:9000/\n" in shown(terminal=False)
 
 
 def test_a_terminal_gets_the_same_with_running_seconds() -> None:

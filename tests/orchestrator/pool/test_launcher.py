@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.pool import launcher as launcher_module
 from orchestrator.pool.engines import triton_fetch
+from orchestrator.pool.engines.catalog import EngineCatalog
 from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from orchestrator.pool.errors import (
     GaveUp,
@@ -26,6 +27,7 @@ from orchestrator.pool.errors import (
 )
 from orchestrator.pool.launcher import Launcher
 from orchestrator.pool.paths import state_dir
+from orchestrator.pool.process import ports
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.spec import EventKind, LaunchEvent, LaunchSpec
 from orchestrator.pool.supervise import RestartPolicy
@@ -231,6 +233,34 @@ async def test_configured_ports_are_kept_apart_by_instance(launch: Launch) -> No
     assert [each.ports.grpc for each in launched.launcher.instances] == [grpc, grpc + 10]
 
 
+async def test_the_server_that_serves_is_in_the_catalog_of_engines(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+    launched = launch(home=tmp_path)
+    await launched.until(EventKind.SERVING)
+    while not (entries := EngineCatalog(tmp_path).entries()):  # noqa: ASYNC110 - a thread writes it
+        await asyncio.sleep(0.01)
+    assert [(each.engine, each.version) for each in entries] == [("triton", install.version)]
+
+
+async def test_clips_have_a_triton_of_their_own_behind_an_orchestrator() -> None:
+    """The process of one model takes its Triton with it, and every other model there."""
+    http, *_ = free_ports(1)
+    asked = {"models": ("llm", "slot"), "log_to_stderr": True, "instances": 2, "port": 0}
+    spec = LaunchSpec(**asked, triton_ports=TritonPorts(http, 0, 0))
+    launcher = Launcher(spec, lambda event: None)
+    launcher._make_units(find_triton(None, state_dir()))
+    served = {each.name: each._spec.models for each in launcher.instances}
+    text, clips = ("llm",), ("slot",)
+    assert served == {"triton-0": text, "triton-1": text, "slots-0": clips, "slots-1": clips}
+    assert [each.ports.http - http for each in launcher.instances] == [0, 10, 20, 30]
+    alone = Launcher(replace(spec, serve=False), lambda event: None)
+    alone._make_units(find_triton(None, state_dir()))
+    assert [each._spec.models for each in alone.instances] == [("llm", "slot")] * 2
+
+
 async def test_a_stop_while_it_starts(launch: Launch) -> None:
     launched = launch()
     await launched.until(EventKind.STARTING)
@@ -248,6 +278,18 @@ async def test_another_port_when_one_was_taken_meanwhile(
         launched = launch()
         assert "port was taken" in (await launched.until(EventKind.LOST)).text
         await launched.until(EventKind.SERVING)
+
+
+async def test_a_port_that_was_asked_for_is_no_other_servers(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of ours that listen on one port would be found out seconds later, or never."""
+    asked, grpc, *free = free_ports(7)
+    monkeypatch.setattr(ports.random, "sample", lambda *_, **__: [grpc, asked, *free])
+    launched = launch(serve=True, port=asked, triton_ports=TritonPorts(0, grpc, 0))
+    await launched.until(EventKind.READY)
+    (instance,) = launched.launcher.instances
+    assert {instance.ports.http, instance.ports.metrics} == set(free[:2])
 
 
 async def test_a_port_that_was_asked_for_is_never_replaced(launch: Launch) -> None:
@@ -271,6 +313,27 @@ async def test_gives_up_on_what_keeps_dying(launch: Launch) -> None:
     with pytest.raises(GaveUp, match="triton failed 3 times in a row"):
         while True:
             os.kill(launched.server_pid, signal.SIGKILL)
+            await launched.until(EventKind.READY)
+
+
+async def test_an_instance_is_given_up_alone(launch: Launch, tmp_path: Path) -> None:
+    launched = launch(instances=2)
+    await launched.until(EventKind.SERVING)
+    first, second = launched.launcher.instances
+    kept = second.describe()["pid"]
+    for _ in range(2):
+        os.kill(launched.server_pid, signal.SIGKILL)
+        await launched.until(EventKind.READY)
+    os.kill(launched.server_pid, signal.SIGKILL)
+    told = await launched.until(EventKind.WARNED)
+    assert told.unit == first.name and "failed 3 times in a row" in told.text
+    assert "goes on: triton-1" in told.text and not launched.task.done()
+    assert second.describe()["pid"] == kept
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert [each["pid"] for each in state["instances"]] == [None, kept]
+    with pytest.raises(GaveUp, match="triton-1 failed 3 times in a row"):
+        while True:
+            os.kill(second.describe()["pid"], signal.SIGKILL)
             await launched.until(EventKind.READY)
 
 

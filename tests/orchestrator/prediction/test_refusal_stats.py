@@ -9,7 +9,7 @@ from orchestrator.prediction.feasibility import RefusalKind, RefusalStats
 from orchestrator.tasks.job import Priority
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_worker import Plan
-from worker.protocol import Code, End, FinishReason, Outcome
+from worker.protocol import Code, Outcome
 
 BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True}
 
@@ -20,14 +20,13 @@ def ended(outcome: Outcome, **fields: object) -> Any:
         refusal_sample=False,
         on_end=[],
         priority=Priority.INTERACTIVE,
-        deadline=SimpleNamespace(left_ms=lambda now: 50.0),
         **fields,
     )
 
 
 def test_dl17_every_kind_of_decision_is_sampled_and_counted() -> None:
     draws = iter([False, True, True])
-    refusals = RefusalStats(lambda task: next(draws))
+    refusals: RefusalStats[Any] = RefusalStats(lambda task: next(draws))
     assert not refusals.is_spared(ended(Outcome.REFUSED), RefusalKind.QUEUE_FULL)
     assert refusals.unserved[RefusalKind.QUEUE_FULL] == 1
     for kind, outcome in ((RefusalKind.QUEUE, Outcome.MET), (RefusalKind.DROPPED, Outcome.MISSED)):
@@ -43,12 +42,13 @@ def test_dl17_every_kind_of_decision_is_sampled_and_counted() -> None:
 
 
 def test_dl17_an_early_stop_is_one_of_them() -> None:
-    refusals = RefusalStats()
-    end = End(1, FinishReason.DEADLINE, 5, 3, 0, 0, 0, 50, code=Code.DEADLINE_EXCEEDED)
-    refusals.stopped(ended(Outcome.MISSED), end, 0.0)
+    refusals: RefusalStats[Any] = RefusalStats()
+    refusals.stopped(ended(Outcome.MISSED), Code.DEADLINE_EXCEEDED, 50.0, spared=False)
     assert refusals.unserved[RefusalKind.STOPPED] == 1
+    refusals.stopped(ended(Outcome.MISSED), Code.DEADLINE_EXCEEDED, 0.0, spared=False)
+    assert refusals.unserved[RefusalKind.STOPPED] == 1, "its deadline stopped it"
     task = ended(Outcome.MET)
-    refusals.stopped(task, End(1, FinishReason.LENGTH, 5, 3, 0, 0, 0, 50, spared=True), 0.0)
+    refusals.stopped(task, None, 50.0, spared=True)
     for call in task.on_end:
         call(task)
     assert refusals.sampled[RefusalKind.STOPPED, True] == 1

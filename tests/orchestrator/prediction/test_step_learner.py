@@ -93,6 +93,67 @@ def test_a_change_of_pace_shows_within_three_windows(factor: float) -> None:
     assert learner.model.epoch > before.epoch
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    factor=st.sampled_from([10.0, 0.1]),
+    windows=st.integers(3, 200),
+    rows=st.integers(1, 32),
+    seed=st.integers(0, 2**32),
+)
+def test_dl19_ten_times_quicker_is_learnt_as_soon_as_ten_times_slower(
+    factor: float, windows: int, rows: int, seed: int
+) -> None:
+    """Whatever was learnt before, and for how long: after three windows of statistics, which come
+    four times a second, the prediction is within 1.5 times the truth."""
+    worker = Steps(rng=random.Random(seed))
+    learner = learnt(worker, windows, seed)
+    worker.base, worker.row, worker.prompt = (
+        factor * c for c in (worker.base, worker.row, worker.prompt)
+    )
+    for _ in range(3):
+        learner.observe(worker.run(8, rows, 0))
+    model = learner.model
+    exact = worker.base + worker.row * rows
+    assert 1 / 1.5 < (model.base_ms + model.row_ms * rows) / exact < 1.5
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.1])
+def test_dl19_jobs_that_took_another_time_are_forgotten_as_soon_either_way(factor: float) -> None:
+    """Steps are as before and jobs are not, where something else takes time: a way, a crowd."""
+    worker, rng = Steps(), random.Random(2)
+    learner, work = learnt(worker), Work(10, 0, 50)
+
+    def finish(count: int, ratio: float) -> None:
+        for _ in range(count):
+            took_ms = ratio * learner.model.finish_ms(work, Load()) / learner.model.mid
+            learner.finished(learner.model, Load(), work, took_ms * math.exp(rng.gauss(0, 0.05)))
+
+    finish(300, 1.0)
+    assert learner.model.mid == pytest.approx(1.0, rel=0.1)
+    finish(14, factor)
+    assert 1 / 1.5 < learner.model.mid / factor < 1.5
+    finish(14, 1.0)
+    assert 1 / 1.5 < learner.model.mid < 1.5
+    assert 1 / 1.5 < learner.model.high < 1.5
+
+
+def test_the_rate_is_what_was_made_and_not_what_more_rows_might() -> None:
+    worker = Steps(base=4.0, row=0.01, noise=0.0)
+    learner = StepLearner(64, 512)
+    learner.observe(worker.run(100, 1, 0))
+    assert learner.model.tokens_per_s == 0.0  # before anybody listened
+    for _ in range(10):
+        learner.observe(worker.run(30, 1, 0))
+    assert learner.model.tokens_per_s == pytest.approx(1000 / 4.01)
+    assert learner.model.under(Load()).tokens_per_s == learner.model.tokens_per_s
+    for _ in range(10):
+        learner.observe(worker.run(30, 32, 0))
+    assert learner.model.tokens_per_s == pytest.approx(32_000 / 4.32)
+    learner.observe(worker.run(30, 1, 0))
+    assert learner.model.tokens_per_s == pytest.approx(32_000 / 4.32)
+    assert (learner.model.steps, learner.model.jobs) == (630, 0)
+
+
 def test_one_pause_of_the_machine_is_no_change_of_pace() -> None:
     worker = Steps()
     learner = learnt(worker)
@@ -159,6 +220,21 @@ def test_dl7_nothing_is_certain_before_steps_have_been_seen() -> None:
     learner.observe(worker.run(8, 1, 0))
     assert learner.model.known
     assert 0 < learner.model.least_ms(work) < 50 * 12.5
+
+
+def test_dl19_what_a_crowd_taught_is_certain_no_more_once_a_step_beats_it() -> None:
+    worker, learner = Steps(noise=0.0), StepLearner(8, 512)
+    worker.base = 100.0
+    for _ in range(20):
+        learner.observe(worker.run(10, 1, 0))
+    assert learner.model.known
+    worker.base = 10.0
+    learner.observe(worker.run(10, 1, 0))
+    assert not learner.model.known
+    assert learner.model.least_ms(Work(1, 0, 100)) == 0.0
+    for _ in range(7):
+        learner.observe(worker.run(10, 1, 0))
+    assert learner.model.least_ms(Work(1, 0, 100)) == pytest.approx(LEAST_SHARE * 1050)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)

@@ -63,6 +63,42 @@ async def test_the_earliest_deadline_goes_first_between_steps(executor: ThreadPo
     assert stage.held_bytes == 0
 
 
+async def test_or24_tenants_go_in_turn_and_each_ones_own_by_deadline(
+    executor: ThreadPoolExecutor,
+) -> None:
+    stage = stage_of(executor)
+    now, log, gate = stage.clock.now(), list[str](), threading.Event()
+    first = asyncio.create_task(stage.run(held(gate), 1, now + FAR_S, tenant="many"))
+    await asyncio.sleep(0)
+    wanted = [("many", 2.0), ("many", 1.0), ("other", 3.0)]
+    asked = [
+        asyncio.create_task(
+            stage.run(counting(1, log, f"{tenant} {due_s:g}"), 1, now + FAR_S + due_s, "", tenant)
+        )
+        for tenant, due_s in wanted
+    ]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(first, *asked)
+    assert log == ["other 3", "many 1", "many 2"]
+
+
+async def test_or24_one_tenant_never_holds_all_bytes(executor: ThreadPoolExecutor) -> None:
+    stage = stage_of(executor, max_bytes=64 * SMALL_BYTES)
+    due, gate = stage.clock.now() + FAR_S, threading.Event()
+    taken, most = list[asyncio.Task[str]](), {"many": 48, "other": 12, "third": 3}
+    for tenant, count in most.items():
+        for _ in range(count):
+            one = stage.run(held(gate), SMALL_BYTES, due, tenant=tenant)
+            taken.append(asyncio.create_task(one))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull, match="prompts of this tenant"):
+            await stage.run(held(gate), SMALL_BYTES, due, tenant=tenant)
+    gate.set()
+    await asyncio.gather(*taken)
+    assert stage.held_bytes == 0
+
+
 async def test_a_long_step_never_takes_the_last_thread(executor: ThreadPoolExecutor) -> None:
     stage = stage_of(executor, threads=2)
     due, gate = stage.clock.now() + FAR_S, threading.Event()
@@ -124,9 +160,9 @@ async def test_bytes_are_bounded_with_some_left_for_small_prompts(
     first = asyncio.create_task(stage.run(held(gate), 7 * SMALL_BYTES, due))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull, match=f"prompts of {7 * SMALL_BYTES} bytes") as refused:
-        await stage.run(held(gate), SMALL_BYTES + 1, due)
+        await stage.run(held(gate), SMALL_BYTES + 1, due, tenant="b")
     assert float(error_headers(refused.value)["Retry-After"]) >= 1
-    small = asyncio.create_task(stage.run(held(gate), SMALL_BYTES, due))
+    small = asyncio.create_task(stage.run(held(gate), SMALL_BYTES, due, tenant="b"))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
         await stage.run(held(gate), 1, due)

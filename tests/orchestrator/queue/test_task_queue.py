@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from orchestrator.queue.fair_share import FAIR_LAG_JOBS
+from orchestrator.fair_share import FAIR_LAG_JOBS
 from orchestrator.queue.order import QueueOrder
 from orchestrator.queue.task_queue import BATCH_EVERY, TaskQueue
 from orchestrator.tasks.deadline import Deadline
@@ -27,6 +27,7 @@ class Item:
     work_ms: float = 100.0
     is_background: bool = False
     paused_on: str = ""
+    holds_place: bool = False
 
 
 def item(name: str, at: float, **changes: object) -> Item:
@@ -120,7 +121,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def oldest_batch(self) -> None:
         batch = [i for i in self.model if i.priority is Priority.BATCH]
-        assert self.queue.oldest_batch() is min(batch, key=lambda i: i.order, default=None)
+        newcomer = item("newcomer", self.now)
+        assert self.queue.oldest_batch(newcomer) is min(batch, key=lambda i: i.order, default=None)
 
     @invariant()
     def agrees_with_the_model(self) -> None:
@@ -175,6 +177,96 @@ def test_dl15_the_background_comes_behind_every_class_and_back_with_a_chance() -
     queue.reorder([lost])
     assert list(queue) == [lost, batch, late]
     assert [queue.position(each) for each in (lost, batch, late)] == [0, 1, 2]
+
+
+class Door:
+    """A full queue of eight places, and who comes to it."""
+
+    def __init__(self, *waiting: Item, order: QueueOrder = QueueOrder.SLACK) -> None:
+        self.queue: TaskQueue[Item] = TaskQueue(len(waiting), order)
+        for each in waiting:
+            self.queue.push(each)
+
+    def takes(self, newcomer: Item) -> str | None:
+        """Whose place it takes, if anybody's; it has it then."""
+        left = self.queue.giving_way(newcomer)
+        if left is not None:
+            self.queue.remove(left)
+            self.queue.push(newcomer)
+        self.queue.check_integrity()
+        return None if left is None else left.id
+
+
+BATCH = {"priority": Priority.BATCH}
+
+
+def several(count: int, name: str, **changes: object) -> list[Item]:
+    """Of the tenant with the name's first letter; the last one is the least urgent."""
+    return [item(f"{name}{i}", 50.0 + i, tenant=name[0], **changes) for i in range(count)]
+
+
+def test_or24_tenants_that_come_to_a_full_queue_get_their_shares_and_no_more() -> None:
+    door = Door(*several(8, "a"))
+    found = [door.takes(new) for new in several(5, "b")]
+    assert found == ["a7", "a6", "a5", "a4", None]
+    assert door.takes(item("more", 10.0, tenant="a")) is None
+    # Of two that hold as much, each gives one up to a third one, down to its share.
+    assert [door.takes(new) for new in several(4, "c")] == ["a3", "b3", None, None]
+
+
+def test_or24_interactive_work_displaces_batch_work_of_its_tenant_and_of_larger_ones() -> None:
+    door = Door(*several(4, "a batch", **BATCH), *several(1, "b batch", **BATCH), *several(3, "c"))
+    assert door.takes(item("a", 10.0, tenant="a")) == "a batch3"
+    (more,) = several(1, "a more batch", **BATCH)
+    assert door.takes(more) is None, "batch work displaces none of its own tenant"
+    assert door.takes(item("c", 10.0, tenant="c")) is None, "it has as many, less one, as anybody"
+    found = [door.takes(item(f"b{i}", 10.0, tenant="b")) for i in range(3)]
+    assert found == ["a batch2", "b batch0", None], "the larger tenant's first, then its own"
+
+
+def test_or24_batch_work_gives_way_first_and_then_what_has_next_to_no_chance() -> None:
+    hopeless = several(1, "a hopeless", is_background=True)
+    door = Door(*several(3, "a"), *hopeless, *several(1, "a batch", **BATCH))
+    found = [door.takes(new) for new in several(3, "b", **BATCH)]
+    assert found == ["a batch0", "a hopeless0", None]
+
+
+def test_or5_nobody_takes_a_place_that_is_held() -> None:
+    durable = several(4, "a durable", **BATCH, holds_place=True)
+    door = Door(*durable, *several(3, "a begun", holds_place=True))
+    assert door.takes(item("new", 10.0, tenant="b")) is None
+    assert not door.queue.lets_in(others=True)
+    door = Door(*several(2, "a batch", **BATCH), *durable)
+    assert door.takes(item("new", 10.0, tenant="b")) == "a batch1"
+
+
+def test_paused_tasks_are_no_places() -> None:
+    """They were let in once, and have begun."""
+    paused = several(6, "a", paused_on="x", holds_place=True)
+    queue: TaskQueue[Item] = TaskQueue(2)
+    for each in (*paused, *several(2, "b")):
+        queue.push(each)
+    queue.check_integrity()
+    assert queue.full and queue.new == 2
+    gives_way = queue.giving_way(item("new", 10.0, tenant="a"))
+    assert gives_way is not None and gives_way.id == "b1"
+
+
+def test_or13_who_would_be_let_in_to_a_full_queue() -> None:
+    interactive = Door(*several(4, "a")).queue
+    assert not interactive.lets_in(others=False), "only its own tenant comes, to whom nobody yields"
+    assert interactive.lets_in(others=True)
+    assert Door(*several(3, "a"), *several(1, "b", **BATCH)).queue.lets_in(others=False)
+    one_each = Door(*(item(name, 9.0, tenant=name) for name in "abcd")).queue
+    assert not one_each.lets_in(others=True)
+    one_each.remove(one_each.tasks()[0])
+    assert one_each.lets_in(others=False)
+
+
+def test_fifo_knows_no_classes_and_no_shares() -> None:
+    door = Door(*several(8, "a", **BATCH), order=QueueOrder.FIFO)
+    assert door.takes(item("new", 10.0, tenant="b")) is None
+    assert not door.queue.lets_in(others=True)
 
 
 @pytest.mark.parametrize("order", [QueueOrder.DEADLINE, QueueOrder.FIFO])

@@ -15,7 +15,7 @@ from tests.orchestrator.api.native.test_slots import (
     submit,
     until_ended,
 )
-from tests.orchestrator.conftest import MakeService, MakeWorker
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker
 from tests.support.fake_slots import FakeSlots, SlotPlan, make_state
 from tests.support.fake_worker import FakeWorker
 from worker.protocol.slot import StageState
@@ -233,7 +233,7 @@ async def test_an_instance_taken_out_of_use_gets_no_slots(
 ) -> None:
     worker = await a_worker(make_worker)
     service = await serving(await make_service(worker))
-    admin = {"X-Tidegate-Admin": "1"}
+    admin = OPERATOR
     for verb, status in (("drain", 503), ("undrain", 202)):
         url = f"/v2/instances/{worker.address}/{verb}"
         async with service.http.post(url, headers=admin) as response:

@@ -8,8 +8,8 @@ from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.metrics import TaskMetrics
-from orchestrator.tasks.settle import Settler, budget_of
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.settle import Settler
+from orchestrator.tasks.task import EarlierText, Task
 from orchestrator.tasks.verdicts import aborted, failed, judge, no_first_token, overdue
 from orchestrator.telemetry.metrics import Metrics
 from tests.support.clock import ManualClock
@@ -79,12 +79,19 @@ S, L, D, C, E = (
         (E, Code.NO_CAPACITY, False, 0, False, "refused", 503),
         (E, Code.INVALID_REQUEST, False, 0, False, "refused", 400),
         (E, Code.CONTEXT_OVERFLOW, False, 0, False, "refused", 400),
+        (D, Code.DEADLINE_EXCEEDED, False, 2, True, "partial", None),
+        (E, Code.QUEUE_FULL, False, 2, False, "failed", 429),
+        (E, Code.NO_CAPACITY, False, 2, True, "partial", None),
         (C, Code.DRAINING, False, 2, False, "failed", 503),
+        (C, Code.DRAINING, False, 2, True, "partial", None),
+        (E, Code.INSTANCE_LOST, False, 2, True, "partial", None),
+        (E, Code.ENGINE_ERROR, False, 2, True, "failed", 502),
         (C, Code.CANCELLED, False, 2, False, "aborted", 499),
         (C, None, False, 2, False, "aborted", 499),
         (C, Code.CLIENT_DISCONNECTED, False, 2, False, "aborted", 499),
         (E, Code.INSTANCE_LOST, False, 2, False, "failed", 503),
         (E, Code.ENGINE_ERROR, False, 2, False, "failed", 502),
+        (E, Code.NOT_FINITE, False, 0, False, "failed", 502),
         (E, None, False, 2, False, "failed", 502),
     ],
 )
@@ -100,6 +107,8 @@ def test_dl10_the_outcome_of_every_ending(
     task = make_task(OnDeadline.PARTIAL if partial else OnDeadline.ERROR, tokens)
     verdict = judge(task, make_end(reason, code), 101.5 if late else 100.5)
     assert verdict.outcome == outcome
+    if code is Code.NOT_FINITE:
+        assert verdict.error is not None and verdict.error.code is code
     assert (verdict.error.status if verdict.error else None) == status
     if status == 504:
         assert verdict.error is not None
@@ -108,9 +117,62 @@ def test_dl10_the_outcome_of_every_ending(
         assert error_headers(verdict.error)["x-should-retry"] == "false"
 
 
-def test_every_code_of_the_protocol_has_a_verdict() -> None:
-    for code in Code:
-        judge(make_task(), make_end(E, code), 100.5)
+@pytest.mark.parametrize("code", Code)
+def test_every_code_of_the_protocol_has_a_verdict(code: Code) -> None:
+    """A client is told what a worker says of its request; what no worker has any business to say is
+    a fault of its engine."""
+    of_the_request = {
+        Code.INVALID_REQUEST: (Outcome.REFUSED, code),
+        Code.CONTEXT_OVERFLOW: (Outcome.REFUSED, code),
+        Code.DEADLINE_EXCEEDED: (Outcome.REFUSED, code),
+        Code.DEADLINE_INFEASIBLE: (Outcome.REFUSED, Code.DEADLINE_EXCEEDED),
+        Code.QUEUE_FULL: (Outcome.REFUSED, code),
+        Code.NO_CAPACITY: (Outcome.REFUSED, code),
+        Code.CANCELLED: (Outcome.ABORTED, code),
+        Code.CLIENT_DISCONNECTED: (Outcome.ABORTED, code),
+        Code.DRAINING: (Outcome.FAILED, code),
+        Code.INSTANCE_LOST: (Outcome.FAILED, code),
+        Code.NOT_FINITE: (Outcome.FAILED, code),
+    }
+    verdict = judge(make_task(), make_end(E, code), 100.5)
+    assert verdict.error is not None
+    told = of_the_request.get(code, (Outcome.FAILED, Code.ENGINE_ERROR))
+    assert (verdict.outcome, verdict.error.code) == told
+    assert (verdict.error.message == "why") is (verdict.outcome is not Outcome.ABORTED)
+    # Nothing to show: a client that takes part of a text gets the same.
+    assert judge(make_task(OnDeadline.PARTIAL), make_end(E, code), 100.5).outcome == told[0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "tokens", "told", "at", "outcome", "finish", "fitted"),
+    [
+        (D, 5, 3, 100.9, "met", L, 5),  # quicker than was foretold
+        (D, 2, 3, 100.9, "met", L, 2),  # slower
+        (D, 5, None, 100.9, "met", L, 5),  # all of it was to fit
+        (D, 5, 3, 101.1, "partial", D, 5),  # too late to be met
+        (L, 5, 3, 100.9, "met", L, 5),  # at its bound
+        (L, 8, None, 100.9, "met", L, None),  # at the client's own
+        (S, 2, 3, 100.9, "met", S, 3),
+        (S, 5, 3, 100.9, "met", S, 5),
+        (S, 5, None, 100.9, "met", S, None),
+    ],
+)
+def test_dl6_an_answer_that_fits_is_met_and_says_how_long_it_could_be(
+    reason: FinishReason,
+    tokens: int,
+    told: int | None,
+    at: float,
+    outcome: str,
+    finish: FinishReason,
+    fitted: int | None,
+) -> None:
+    task = make_task(OnDeadline.FIT, tokens)
+    task.fitted_tokens = told
+    settler = Settler(TaskMetrics(Metrics(), ManualClock()), MemoryJournal(), ManualClock())
+    assert settler.settle(task, judge(task, make_end(reason), at))
+    assert task.ending is not None
+    assert (task.ending.outcome, task.ending.finish_reason) == (outcome, finish)
+    assert task.fitted_tokens == fitted
 
 
 def test_dl10_only_the_first_ending_counts() -> None:
@@ -138,31 +200,10 @@ def test_dl10_only_the_first_ending_counts() -> None:
     assert (metrics.tokens_generated, metrics.tokens_wasted) == (5, 5)
 
 
-def test_dl9_the_budget_adds_up() -> None:
-    """DL-9: received at 100.0, dispatched .1, started .2 after 40 ms in the worker, token .5."""
-    task = make_task()
-    task.marks.dispatched, task.marks.started, task.marks.first_token = 100.1, 100.2, 100.5
-    task.worker_wait_ms = 40.0
-    budget = budget_of(task, None, 100.8)
-    assert str(budget) == "queue=140.0;route=60.0;prefill=300.0;decode=300.0;left=200.0"
-    end = End(0, S, 3, 2, wait_ms=50.0, prefill_ms=290.0, decode_ms=300.0, left_ms=0.0)
-    assert str(budget_of(task, end, 100.8)) == (
-        "queue=150.0;route=60.0;prefill=290.0;decode=300.0;left=200.0"
-    )
-    waiting = make_task()
-    assert str(budget_of(waiting, None, 101.2)) == (
-        "queue=1200.0;route=0.0;prefill=0.0;decode=0.0;left=-200.0"
-    )
-
-
-def test_dl9_a_second_try_does_not_count_the_first_ones_start() -> None:
-    """DL-9: begun at .1, lost, sent again at .4 and not begun since: nothing went into prefill,
-    and no stage took less than nothing."""
+def test_dl10_a_start_that_was_lost_is_in_no_metric() -> None:
+    """Begun at .1, lost, sent again at .4 and not begun since."""
     task = make_task()
     task.marks.queued, task.marks.started, task.marks.dispatched = 100.05, 100.1, 100.4
-    assert str(budget_of(task, None, 100.6)) == (
-        "queue=400.0;route=0.0;prefill=0.0;decode=0.0;left=400.0"
-    )
     metrics = Metrics()
     Settler(TaskMetrics(metrics, ManualClock()), MemoryJournal(), ManualClock()).settle(
         task, failed(TidegateError("x"))
@@ -238,12 +279,22 @@ def test_dl14_an_answer_without_tokens_is_judged_by_its_end() -> None:
         assert make_task(parts=FIRST).missed_at(now) == part
 
 
-def test_dl9_no_part_of_a_budget_is_negative() -> None:
-    """DL-9: a frame's time is taken when it comes, a moment before its ``started`` is told."""
+def test_a_listener_that_fails_at_an_earlier_text_costs_nobody_the_end() -> None:
+    """It is told of that text at the task's end, which may come by a timer: nobody tries again."""
+
+    class Failing:
+        def started(self, task: Task) -> None:
+            raise RuntimeError
+
+        def tokens(self, task: Task, delta: Delta) -> None:
+            raise RuntimeError
+
+        def ended(self, task: Task) -> None:
+            pass
+
     task = make_task()
-    task.stage, task.marks.dispatched = Stage.DISPATCHED, 100.1
-    task.begin(100.200007, 0.0)
-    task.deliver(Delta(0, [1], ["x"]), 100.2)
-    budget = budget_of(task, None, 100.8)
-    assert budget.prefill_ms == 0
-    assert budget.decode_ms == pytest.approx(599.993)
+    task.earlier = EarlierText([7, 8], ["x", "y"], lambda: None)
+    task.listen(Failing())
+    settler = Settler(TaskMetrics(Metrics(), ManualClock()), MemoryJournal(), ManualClock())
+    assert settler.settle(task, aborted(AbortCause.CANCEL))
+    assert task.ending is not None and task.completion_tokens == 2

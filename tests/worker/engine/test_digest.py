@@ -6,10 +6,12 @@ from worker.engine.digest import RESULT_CODE
 NO_SAY = {
     "__init__.py",
     "demo_model",
+    "encoding.py",
     "engine_args.py",
     "engines",  # those of others have digests of their own
     "environment.py",
     "errors.py",
+    "extras.py",
     "kv_disk",
     "loaded.py",
     "log.py",

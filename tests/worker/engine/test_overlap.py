@@ -24,6 +24,11 @@ from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.scheduler import Scheduler
 
 BLOCK_TOKENS = 4
+NAN = 99
+"""In a prompt, this token makes numbers that are not finite."""
+
+
+ENDS_OF_NAN = Code.NOT_FINITE, Code.ENGINE_ERROR, Code.NO_CAPACITY, Code.DRAINING
 
 
 @dataclass
@@ -36,8 +41,10 @@ class Bench:
     def __post_init__(self) -> None:
         self.clock = FakeClock()
         self.device = FakeDevice(self.clock, BLOCK_TOKENS, self.step_s)
+        self.device.not_finite = [NAN]
         self.scheduler = Scheduler(
-            config(block_tokens=BLOCK_TOKENS, **self.limits), BlockPool(self.blocks)
+            config(block_tokens=BLOCK_TOKENS, **self.limits),
+            BlockPool(self.blocks, self.device.clear),
         )
         self.engine = Engine(
             self.scheduler,
@@ -120,6 +127,14 @@ class OverlapMachine(RuleBasedStateMachine):
         self.alive.append(job)
         self.answers[id(job)] = []
 
+    @rule(
+        head=st.lists(st.integers(9, 10), max_size=20),
+        tail=st.lists(st.integers(9, 10), max_size=20),
+    )
+    def submit_what_is_not_finite(self, head: list[int], tail: list[int]) -> None:
+        """WK-12. Its head is like those of others."""
+        self.submit([*head, NAN, *tail], 5, 1e6, OnDeadline.ERROR, True)
+
     @rule(steps=st.integers(1, 4))
     def step(self, steps: int) -> None:
         for _ in range(steps):
@@ -174,6 +189,12 @@ class OverlapMachine(RuleBasedStateMachine):
         sampling = job.sampling
         expected = continuation(job.token_ids, sampling.max_tokens, ignore_eos=sampling.ignore_eos)
         answer = self.answers[id(job)]
+        if NAN in job.token_ids:
+            assert not answer
+            if job.abort is None:
+                assert end.code in ENDS_OF_NAN
+            return
+        assert end.code is not Code.NOT_FINITE
         assert answer == expected[: len(answer)], "not the tokens that it gets without overlap"
         assert end.completion_tokens == len(answer)
         if end.reason is FinishReason.LENGTH or (

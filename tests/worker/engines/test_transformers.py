@@ -194,6 +194,31 @@ def test_a_step_that_fails_ends_its_jobs_and_no_others(
     loaded.engine.stop()
 
 
+def test_a_text_that_is_not_finite_ends_and_no_other(
+    gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WK-12."""
+    loaded = load(gpt2)
+    sound = greedy(prompt(5), 6)
+    expected = ids_of(sound, finish(loaded, [sound]))
+    run_decoder = Decoder.run
+
+    def with_nan(self: Decoder, ids: torch.Tensor, *rest: object) -> object:
+        logits, cache = run_decoder(self, ids, *rest)  # type: ignore[arg-type]
+        if ids.shape[1] == 7:
+            logits = logits.clone()
+            logits[-1, 3] = torch.nan
+        return logits, cache
+
+    monkeypatch.setattr(Decoder, "run", with_nan)
+    sound, spoilt = greedy(prompt(5), 6), greedy(prompt(7), 6)
+    events = finish(loaded, [sound, spoilt])
+    assert end_of(spoilt, events).code is Code.NOT_FINITE and not ids_of(spoilt, events)
+    assert ids_of(sound, events) == expected
+    assert loaded.engine.stats().not_finite_total == 1
+    loaded.engine.stop()
+
+
 def test_an_architecture_of_others_is_pointed_here(gpt2: Path) -> None:
     with pytest.raises(UnsupportedModel, match="TIDEGATE_WORKER_ENGINE=transformers"):
         build_our_engine(settings(gpt2, engine="torch"))
@@ -231,7 +256,7 @@ def test_models_that_translate_are_refused(tmp_path: Path) -> None:
 
 def test_a_missing_library_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(EngineMissing, match=r"pip install 'tidegate\[transformers\]'"):
+    with pytest.raises(EngineMissing, match="pip install 'transformers>=5'"):
         load(DEMO)
 
 

@@ -77,6 +77,26 @@ def test_a_fifth_of_the_disk_stays_free(tmp_path: Path, caplog: pytest.LogCaptur
     assert caplog.text.count("KV is not saved: no room for a block in") == 1
 
 
+def test_what_stays_free_of_a_large_disk_is_bounded(tmp_path: Path) -> None:
+    """WK-5: 46 GB free of 252 are less than a fifth, and room enough."""
+    large = make_store(tmp_path / "large", usage=(46 * 10**9, 252 * 10**9))
+    assert large.write(name(1), content(1))
+    for usage in ((20 * 2**30, 10**12), (19 * 10**9, 100 * 10**9)):
+        full = make_store(tmp_path / str(usage), usage=usage)
+        assert not full.write(name(1), content(1))
+
+
+def test_what_nobody_may_read_is_taken_away(tmp_path: Path) -> None:
+    """WK-12: known as gone at once, and its file soon after; other files stay."""
+    store = make_store(tmp_path)
+    for i in range(3):
+        store.write(name(i), content(i))
+    store.disregard([name(0), name(1), name(7)])
+    assert held(store) == {2}
+    store.remove([name(0), name(1), name(7)])
+    assert held(make_store(tmp_path)) == {2}
+
+
 def test_a_bad_file_is_a_miss_and_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """WK-5: never an error."""
     store = make_store(tmp_path)

@@ -35,6 +35,15 @@ def test_blocks_come_back_elsewhere_bit_by_bit(device: str, dtype: torch.dtype) 
     assert torch.equal(pool[:, untouched], before[:, untouched])
 
 
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_blocks_are_cleared(device: str) -> None:
+    """WK-12: of any number, and nothing else is touched."""
+    pool = torch.full((3, 8, 4, 2, 5), torch.nan, dtype=torch.bfloat16, device=device)
+    memory_of(pool).clear([5, 0])
+    assert not pool[:, [5, 0]].any()
+    assert pool[:, [1, 2, 3, 4, 6, 7]].isnan().all()
+
+
 def test_staging_is_of_its_own(tmp_path: object) -> None:
     memory = memory_of(torch.zeros(2, 3, 4, 2, 5))
     staging = memory.staging(2)

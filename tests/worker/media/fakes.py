@@ -60,7 +60,12 @@ class FakePortrait(FakeStage):
         actor.fill_(0.25)
 
 
+@dataclass
 class FakeVideo(FakeStage):
+    """``each`` hears of the pixels of each frame before that is there."""
+
+    each: Callable[[int], None] = lambda pixels: None
+
     def render(
         self,
         plan: ClipPlan,
@@ -72,6 +77,7 @@ class FakeVideo(FakeStage):
         self._begin(step)
         for number in range(len(video)):
             step(number / len(video))
+            self.each(video.shape[-1] ** 2)
             video[number] = 100
 
 

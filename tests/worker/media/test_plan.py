@@ -55,11 +55,11 @@ def test_a_size_that_buffers_do_not_hold_is_said() -> None:
 
 def test_timeouts_follow_what_is_seen_within_bounds() -> None:
     times = StageTimes(BUDGETS[Stage.VIDEO], units=100.0)
-    assert times.timeout_s(100) == 10 and times.predicted_s(50) == 4
+    assert times.timeout_s(100) == 10 and times.likely_s(50) == 4
     assert times.timeout_s(200) == 20, "twice the work may take twice as long"
     for _ in range(20):
         times.observe(1.0, 100)
-    assert times.predicted_s(100) == pytest.approx(1.0)
+    assert times.likely_s(100) == pytest.approx(1.0)
     assert times.timeout_s(100) == 8, "not below the target"
     for _ in range(64):
         times.observe(30.0, 100)
@@ -69,17 +69,17 @@ def test_timeouts_follow_what_is_seen_within_bounds() -> None:
 
 def test_a_warm_up_says_how_fast_a_stage_is_until_enough_was_seen() -> None:
     times = StageTimes(BUDGETS[Stage.VIDEO], units=4.0)
-    assert times.predicted_s(2.0) == 4.0
+    assert times.likely_s(2.0) == 4.0
     times.observe(9.0, 1.0)
     times.observe(0.1, 1.0)
     times.end_warm_up()
-    assert times.predicted_s(2.0) == pytest.approx(0.4)
+    assert times.likely_s(2.0) == pytest.approx(0.4)
     assert times.finished == 0 and not times.percentiles_ms()
     times.observe(0.5, 1.0)
-    assert times.predicted_s(2.0) == pytest.approx(1.0)
+    assert times.likely_s(2.0) == pytest.approx(1.0)
     for _ in range(20):
         times.observe(0.05, 1.0)
-    assert times.predicted_s(2.0) == pytest.approx(0.1)
+    assert times.likely_s(2.0) == pytest.approx(0.1)
 
 
 def test_backoff_doubles() -> None:
@@ -138,13 +138,13 @@ def test_hardly_any_work_says_little_of_how_fast_a_stage_is() -> None:
     """One recipe of no length had all that came after it refused, until a restart."""
     times = StageTimes(BUDGETS[Stage.SPEECH], units=45.0)
     times.observe(0.02, 1e-9)
-    assert times.predicted_s(45.0) <= 45 * 0.02 / 0.045 + 1e-9
+    assert times.likely_s(45.0) <= 45 * 0.02 / 0.045 + 1e-9
     times.observe(0.02, 1.0)
     times.end_warm_up()
-    assert times.predicted_s(1.0) == pytest.approx(0.04)
+    assert times.likely_s(1.0) == pytest.approx(0.04)
     for _ in range(100):
         times.observe(0.02, 1e-9)
-    assert times.predicted_s(1.0) <= 16 * 0.02
+    assert times.likely_s(1.0) <= 16 * 0.02
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from worker.errors import LoadError
 from worker.media.budgets import Stage
 from worker.media.buffers import BufferPool
 from worker.media.errors import RecipeError
+from worker.media.prediction import LIKELY
 from worker.media.recipe import read_recipe
 from worker.media.settings import read_slot_settings
 from worker.media.stages.providers import load_providers
@@ -31,7 +32,9 @@ async def test_a_recipe_chooses_among_what_is_loaded() -> None:
     for _ in range(8):
         pipeline.times[Stage.PORTRAIT]["other"].observe(500.0, 0.004)
     assert (
-        pipeline.predicted_s(recipe, plan) > 500 > pipeline.predicted_s(read_recipe(RECIPE), plan)
+        pipeline.takes_s(recipe, plan, LIKELY)
+        > 500
+        > pipeline.takes_s(read_recipe(RECIPE), plan, LIKELY)
     )
     pipeline.close()
     assert other.closed and all(fake.closed for fake in rig.fakes.values())

@@ -196,3 +196,25 @@ def test_a_cancelled_slot_is_encoded_no_further(
     assert first.error is not None and first.error[0] == Code.CANCELLED
     monkeypatch.undo()
     served.ask().wait_final()
+
+
+def test_dl17_a_slot_that_keeps_on_is_rendered_though_it_is_sure_to_be_late(
+    served: Served,
+) -> None:
+    for _ in range(2):  # an hour for next to no work
+        served.rig.times[Stage.VIDEO].observe(3600.0, 1e-3)
+    stopped = served.ask(deadline_ms=60_000)
+    stopped.wait_final()
+    assert stopped.error is not None and stopped.error[0] == Code.DEADLINE_EXCEEDED
+    assert "at the least" in stopped.error[1]
+    spared = served.ask(deadline_ms=60_000, keep_on=True)
+    spared.wait_final()
+    assert spared.error is None
+    result = events(spared)[-1]
+    assert result["event"] == "result" and result["spared"] is True and result["deadline_met"]
+    watching = served.ask({}, watch=True)
+    watching.wait(lambda: watching.sent, "a state")
+    watching.cancelled = True
+    watching.wait_final()
+    least = events(watching)[0]["stages"]["video"]["least"]
+    assert set(least) == {"video"} and least["video"] > 0

@@ -32,6 +32,11 @@ VARIANTS: dict[str, dict[str, object]] = {
         "model_type": "qwen2",
         "rope_parameters": YARN | {"mscale": 1.2, "mscale_all_dim": 0.7, "truncate": False},
     },
+    "mistral-yarn-of-its-own": {
+        "model_type": "mistral",
+        "sliding_window": None,
+        "rope_parameters": YARN | {"attention_factor": 0.7, "beta_fast": 9.0, "beta_slow": 2.0},
+    },
     "qwen2-upper-window": {
         "model_type": "qwen2",
         "use_sliding_window": True,

@@ -1,11 +1,13 @@
 """The CUDA runner's logic on the CPU: what a graph would replay is called again instead."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.support.checkpoints import make_checkpoint
@@ -15,6 +17,7 @@ from worker.attention import AttentionStep, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
 from worker.core import Event, Job, JobPaused, JobPrompt, JobTokens
 from worker.engine.engine import Engine, EngineConfig
+from worker.kv_disk.cuda_copies import memory_of
 from worker.models.config import read_config
 from worker.models.model import load_model
 from worker.protocol import AbortCause, Code, FinishReason, Sampling
@@ -120,7 +123,7 @@ def build(path: Path, *, cuda_like: bool, overlap: bool = True, graphs: bool = T
             max_step_tokens=24,
             min_start_budget_s=0.0,
         ),
-        BlockPool(BLOCKS),
+        BlockPool(BLOCKS, memory_of(pool.data).clear),
     )
     return Engine(scheduler, runner, EngineConfig(config.eos_token_ids, overlap=overlap))
 
@@ -185,6 +188,26 @@ def answers(
         )
         for job in todo
     ]
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
+def test_texts_that_are_not_finite_end_as_with_the_plain_runner(
+    tiny: Path, tmp_path: Path, overlap: bool, graphs: bool
+) -> None:
+    """WK-12: in prompts and in decodes, with the next step launched already; and no others do."""
+    poisoned = shutil.copytree(tiny, tmp_path / "poisoned")
+    weights = load_file(poisoned / "model.safetensors")
+    # Two tokens that some of the jobs come to, so that their texts spoil themselves.
+    tokens = [ids[1] for ids, *_ in answers(build(tiny, cuda_like=False))[3:5]]
+    weights["model.embed_tokens.weight"][tokens] = torch.nan
+    save_file(weights, poisoned / "model.safetensors", {"format": "pt"})
+    expected = answers(build(poisoned, cuda_like=False))
+    ends = [reason for _, reason, *_ in expected]
+    assert 2 < ends.count(FinishReason.ERROR) < len(ends) - 2
+    engine = build(poisoned, cuda_like=True, overlap=overlap, graphs=graphs)
+    assert answers(engine) == expected
+    assert engine.stats().not_finite_total == ends.count(FinishReason.ERROR)
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])

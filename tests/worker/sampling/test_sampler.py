@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from worker.core import Job
 from worker.protocol import Sampling, TokenLogprob
-from worker.sampling.sampler import Sampler, uniforms
+from worker.sampling.sampler import NO_TOKEN, Sampler, uniforms
 from worker.scheduler.request import make_request
 
 CPU = torch.device("cpu")
@@ -67,6 +67,40 @@ def chi_square(observed: np.ndarray, probabilities: np.ndarray) -> float:
     assert not observed[~used].any(), "a token of no probability was drawn"
     terms = (observed[used] - expected[used]) ** 2 / expected[used]
     return float(terms.sum() / max(1, used.sum() - 1))
+
+
+WAYS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 2},
+    {"top_p": 0.5},
+    {"top_k": 3, "min_p": 0.1},
+]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("at", [0, 17, 99, slice(None)], ids=str)
+def test_a_row_that_is_not_finite_gets_no_token(at: int | slice, bad: float) -> None:
+    """WK-12: however its token would be chosen; and the other rows get theirs."""
+    logits = torch.randn(2 * len(WAYS), 100)
+    batch = [row(**way) for way in WAYS for _ in range(2)]  # type: ignore[arg-type]
+    expected = sample(logits, batch)
+    broken = logits.clone()
+    broken[::2, at] = bad
+    ids = sample(broken, batch)
+    assert ids[::2] == [NO_TOKEN] * len(WAYS) and ids[1::2] == expected[1::2]
+    for way in WAYS:
+        alone = row(**way)  # type: ignore[arg-type]
+        assert sample(broken[:1], [alone]) == [NO_TOKEN]
+
+
+def test_what_is_barred_by_minus_infinity_is_finite() -> None:
+    """WK-12: the model's own mask, or ours; only a row of nothing else is none."""
+    logits = torch.full((2, 100), -torch.inf)
+    logits[0, [EOS, 41]] = 1.0
+    for temperature in (0.0, 1.0):
+        batch = [row(temperature=temperature, bars_eos=True), row(temperature=temperature)]
+        assert sample(logits, batch) == [41, NO_TOKEN]
 
 
 def test_uniforms_are_uniform_and_below_one() -> None:
@@ -209,9 +243,3 @@ def test_ranks_count_what_is_at_least_as_likely(temperature: float) -> None:
         for chosen, logprobs in zip(ids[:19], expected.tolist(), strict=False)
     ]
     assert max(told) > 5
-
-
-def test_a_broken_model_s_logits_do_not_make_ids_up() -> None:
-    logits = torch.full((2, 8), torch.nan)
-    assert all(0 <= i < 8 for i in sample(logits, rows(2, top_p=0.5)))
-    assert all(0 <= i < 8 for i in sample(logits, rows(2)))

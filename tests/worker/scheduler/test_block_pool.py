@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,7 +21,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(TOTAL)
+        self.pool = BlockPool(TOTAL, self.clear)
+        self.spoilt: set[int] = set()
+        """Used blocks that were said to be, and are not cleared yet."""
         self.held: list[list[int]] = []
         self.content: dict[int, bytes] = {}
         self.kept: list[list[bytes]] = []
@@ -54,6 +58,22 @@ class PoolMachine(RuleBasedStateMachine):
     def free(self, data: st.DataObject) -> None:
         self.pool.free(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        held = {block for blocks in self.held for block in blocks}
+        assert not held.intersection(blocks), "cleared while in use"
+        assert self.spoilt.issuperset(blocks) and len(set(blocks)) == len(blocks)
+        self.spoilt.difference_update(blocks)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def spoil(self, data: st.DataObject) -> None:
+        """WK-12. Whoever shares some of them goes on with them."""
+        blocks = self.held[data.draw(st.integers(0, len(self.held) - 1))]
+        self.pool.spoil(blocks)
+        self.spoilt.update(blocks)
+        for block in blocks:
+            self.content.pop(block, None)
+
     @rule(text=TEXTS)
     def keep(self, text: list[int]) -> None:
         self.kept.append(hashes_of(text))
@@ -85,6 +105,7 @@ class PoolMachine(RuleBasedStateMachine):
         pool.check_integrity()
         held = {block for blocks in self.held for block in blocks}
         assert len(held) == pool.used_count
+        assert self.spoilt <= held, "free, and not cleared"
         assert pool.used_count + pool.free_count == pool.total == TOTAL
         wanted = {block_hash for hashes in self.kept for block_hash in hashes}
         assert pool.kept_hashes == len(wanted)
@@ -98,9 +119,8 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.content[block] == block_hash
 
     def teardown(self) -> None:
-        for blocks in self.held:
-            self.pool.free(blocks)
-        self.held = []
+        while self.held:
+            self.pool.free(self.held.pop())
         self.nothing_leaks_or_overlaps()
 
 

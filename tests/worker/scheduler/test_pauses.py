@@ -124,6 +124,25 @@ def test_pausing_is_idempotent_and_bounded() -> None:
     assert bench.step() == []
 
 
+def test_a_job_that_gets_on_is_paused_again() -> None:
+    """DL-19: a long one makes room once more for every 16 tokens that it has made."""
+    bench = Bench(max_pauses=1)
+    job = bench.submit(max_tokens=40)
+
+    def is_paused() -> bool:
+        bench.engine.pause(job)
+        seen = paused(job, bench.step())
+        bench.engine.resume(job)
+        bench.step()
+        return seen
+
+    bench.step()
+    assert [is_paused(), is_paused()] == [True, False]
+    bench.step(16)
+    assert [is_paused(), is_paused()] == [True, False]
+    assert end_of(job, bench.finish()).reason is FinishReason.LENGTH
+
+
 @pytest.mark.parametrize("cause", [AbortCause.CANCEL, AbortCause.LANE_LOST, AbortCause.DRAIN])
 def test_a_paused_job_is_aborted_like_any(cause: AbortCause) -> None:
     """WP-4, WP-5."""

@@ -37,6 +37,20 @@ def test_long_chunks_weigh_more_than_short_ones() -> None:
     assert step_time.prefill_tokens_per_s == pytest.approx(1000, rel=0.1)
 
 
+def test_an_accident_does_not_cut_the_chunks_that_follow() -> None:
+    """A step that stood still for a second, among steps of 10 ms and 0.1 ms a prompt's token."""
+    step_time = StepTime()
+    decode(step_time, 0.01, 50)
+    for _ in range(30):
+        step_time.prefilled(0.06, 500)
+    usual = step_time.prompt_tokens_within(0.05, 512)
+    step_time.prefilled(1.06, 500)
+    assert step_time.prompt_tokens_within(0.05, 512) > 0.75 * usual
+    for _ in range(20):  # a new speed, and no accident
+        step_time.prefilled(0.61, 500)
+    assert step_time.prompt_token_s == pytest.approx(0.0012, rel=0.35)
+
+
 def test_service_is_prompt_and_answer() -> None:
     step_time = StepTime()
     step_time.prefilled(1.0, 1000)

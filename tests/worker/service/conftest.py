@@ -82,6 +82,7 @@ class Harness:
         self.engine.emit(JobFinished(job, reason, code, "", 2, 0, 0, 0.0, 0.0, 0.0, 0.0, None))
 
     def begin(self, job: Job) -> None:
+        job.has_started = True
         self.engine.emit(JobStarted(job, 1.5))
 
     def deltas(self, handle: int) -> list[Delta]:

@@ -248,6 +248,16 @@ def test_drain_announces_waits_ends_the_rest_and_closes_lanes(harness: Harness) 
     assert frame.error is not None and frame.error.code == Code.DRAINING
 
 
+def test_or14_what_begins_in_the_step_under_way_is_not_handed_back(harness: Harness) -> None:
+    """Its first token is on its way, and another instance may not have its weights any more."""
+    beginning, _ = harness.submit(1)
+    beginning.has_started = True  # as the engine sets it before the step that tells of it
+    waiting, _ = harness.submit(2)
+    harness.send(Drain(grace_ms=60_000.0))
+    harness.wait_end(2)
+    assert harness.engine.cancelled == [(waiting, AbortCause.DRAIN)]
+
+
 def test_or14_a_drain_hands_back_what_has_not_started(harness: Harness) -> None:
     """At once, while what runs has its grace, of which each report tells."""
     running, _ = harness.submit(1)

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from worker.core import Clock, Job
-from worker.engines.backend import BackendLoad, Produced
+from worker.engines.backend import BackendLoad, Produced, not_finite
 from worker.engines.llamacpp.abort import StepWatch
 from worker.engines.llamacpp.model import Context, OutOfCells, Piece, StepAborted
 from worker.engines.llamacpp.sequences import Sequences, Slot
@@ -30,7 +30,7 @@ from worker.errors import ContextOverflow, InvalidCall
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason, TokenLogprob
-from worker.sampling.sampler import Sampler
+from worker.sampling.sampler import NO_TOKEN, Sampler
 from worker.scheduler.request import Request, make_request
 from worker.scheduler.step_time import StepTime
 
@@ -327,6 +327,9 @@ class LlamaBackend:
             # No mask could be made for it: what was drawn is not what it asked for.
             self._end(row)
             return _grammar_failed(row.handle, constraint.error)
+        if token == NO_TOKEN:
+            self._end(row, is_sound=False)
+            return not_finite(row.handle)
         first = request.generated == 0
         request.tokens.append(token)
         end: FinishReason | None = None
@@ -344,12 +347,12 @@ class LlamaBackend:
             cached_tokens=row.cached_tokens if first else 0,
         )
 
-    def _end(self, row: _Running) -> None:
+    def _end(self, row: _Running, *, is_sound: bool = True) -> None:
         del self._running[row.handle]
-        self._release(row.slot)
+        self._release(row.slot, is_sound=is_sound)
 
-    def _release(self, slot: Slot) -> None:
-        if not self._sequences.release(slot):
+    def _release(self, slot: Slot, *, is_sound: bool = True) -> None:
+        if not self._sequences.release(slot, is_sound=is_sound):
             self._context.cut(slot.index, 0)
 
     def _wait(self, wait_s: float) -> None:

@@ -24,10 +24,19 @@ from worker.errors import EngineMissing, LoadError, TokenizerError, UnsupportedM
 from worker.log import model_log
 from worker.models.checkpoint import Checkpoint
 from worker.models.config import ModelConfig, read_config
+from worker.models.decoder import Decoder
 from worker.models.folder import model_name
+from worker.models.model import tied_as_stored
 from worker.models.parameters import Part
 from worker.models.rope import rotary_frequencies
-from worker.models.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
+from worker.models.rope_scaling import (
+    YARN_BETA_FAST,
+    YARN_BETA_SLOW,
+    LinearScaling,
+    Llama3Scaling,
+    YarnScaling,
+    yarn_mscale,
+)
 from worker.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -66,14 +75,14 @@ def convert(folder: Path, file: Path, kind: str = "f16") -> None:
 
     Raises ``EngineMissing`` without the package ``gguf``, ``CheckpointError``, ``TokenizerError``.
     """
+    if kind not in TYPES:
+        raise UnsupportedModel(f"{kind!r} is not written here; it is one of {', '.join(TYPES)}")
+    config = tied_as_stored(folder, read_config(folder))
+    _check(folder, config)
     try:
         from gguf import GGUFWriter
     except ImportError as error:
         raise EngineMissing("writing GGUF needs the package gguf: pip install gguf") from error
-    if kind not in TYPES:
-        raise UnsupportedModel(f"{kind!r} is not written here; it is one of {', '.join(TYPES)}")
-    config = read_config(folder)
-    _check(folder, config)
     unfinished = file.with_name(file.name + ".part")
     writer = GGUFWriter(unfinished, _ARCHITECTURES[config.architecture])
     try:
@@ -99,6 +108,30 @@ def _check(folder: Path, config: ModelConfig) -> None:
             f"{folder}: llama.cpp has no sliding windows for {config.architecture}; set"
             " sliding_window to null in config.json if texts stay shorter"
         )
+    for field, is_lost in _lost_rope_fields(config).items():
+        if is_lost:
+            raise UnsupportedModel(
+                f"{folder}: llama.cpp does not heed {field} of the rope settings in config.json for"
+                f" {config.architecture}, and would give other texts; serve the folder itself with"
+                " TIDEGATE_WORKER_ENGINE=torch"
+            )
+    with Checkpoint(folder) as checkpoint:
+        # llama.cpp finds itself a stand-in for some of what is missing: the embedding for a head.
+        checkpoint.check_fit(Decoder.parameters(config).values(), Decoder.unused(config))
+
+
+def _lost_rope_fields(config: ModelConfig) -> dict[str, bool]:
+    """Settings that llama.cpp has no place for, or reads from no file, and which are used."""
+    match config.rope_scaling:
+        case YarnScaling() as yarn:
+            return {
+                "truncate": not yarn.truncate,
+                "beta_fast": yarn.beta_fast != YARN_BETA_FAST,
+                "beta_slow": yarn.beta_slow != YARN_BETA_SLOW,
+            }
+        case Llama3Scaling():
+            return {"rope_type llama3": _ARCHITECTURES[config.architecture] != "llama"}
+    return {}
 
 
 def _write_model(writer: "GGUFWriter", folder: Path, config: ModelConfig) -> None:
@@ -125,6 +158,9 @@ def _write_model(writer: "GGUFWriter", folder: Path, config: ModelConfig) -> Non
             writer.add_rope_scaling_type(RopeScalingType.YARN)
             writer.add_rope_scaling_factor(yarn.factor)
             writer.add_rope_scaling_orig_ctx_len(yarn.original_max_position_embeddings)
+            # llama.cpp multiplies it by what the paper has for the factor.
+            own = yarn.attention_factor / yarn_mscale(yarn.factor)
+            writer.add_rope_scaling_attn_factors(own)
 
 
 def _write_vocabulary(writer: "GGUFWriter", folder: Path, config: ModelConfig) -> None:

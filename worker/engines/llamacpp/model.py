@@ -4,6 +4,7 @@ Used by one thread, but for ``stop``, which any thread may call.
 """
 
 import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ class LoadedModel:
         params.split_mode = SPLIT_MODES[options.split_mode]
         params.main_gpu = options.main_gpu or 0
         params.use_extra_bufts = options.repack
-        self.handle = library.llama_model_load_from_file(str(file).encode(), params)
+        self.handle = library.llama_model_load_from_file(os.fsencode(file), params)
         if not self.handle:
             raise BrokenCheckpoint(
                 f"llama.cpp cannot load {file}: its own words are in the log above; the file may be"

@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
+from worker.encoding import openable
+
 CACHE_TYPES: Final = {
     "f32": 0,
     "f16": 1,
@@ -95,7 +97,7 @@ def _reader(name: str) -> Callable[[str], Any]:
         case "rope_freq_base" | "rope_freq_scale":
             return _positive
         case "tokenizer":
-            return Path
+            return lambda text: openable(Path(text))
         case "threads" | "threads_batch" | "n_ubatch":
             return lambda text: _whole(text, 1)
         case "main_gpu":

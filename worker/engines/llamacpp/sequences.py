@@ -96,12 +96,14 @@ class Sequences:
         evicted = self._evict(keep=source) if self._unified else []
         return Taken(slot, 0 if source is not None else cut_to, source, copied, evicted)
 
-    def release(self, slot: Slot) -> bool:
-        """The job is over. False: what the slot holds is to be forgotten now."""
+    def release(self, slot: Slot, *, is_sound: bool = True) -> bool:
+        """The job is over. False: what the slot holds is to be forgotten now, as it always is where
+        it is not ``is_sound``."""
         slot.limit = 0
-        if not self._reuse:
+        is_kept = self._reuse and is_sound
+        if not is_kept:
             slot.tokens = []
-        return self._reuse
+        return is_kept
 
     def forget_idle(self) -> list[Slot]:
         """Give up all that idle slots hold; those that held something."""

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from worker.core import Job
-from worker.engines.backend import BackendLoad, Produced
+from worker.engines.backend import BackendLoad, Produced, not_finite
 from worker.engines.transformers.batches import Texts
 from worker.engines.transformers.decoder import Cache, Decoder
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason
-from worker.sampling.sampler import Sampler
+from worker.sampling.sampler import NO_TOKEN, Sampler
 from worker.scheduler.request import Request, make_request
 
 
@@ -200,6 +200,10 @@ class TransformersBackend:
         ids, logprobs = sampled.read()
         made = []
         for row, (text, token) in enumerate(zip(texts, ids, strict=True)):
+            if token == NO_TOKEN:
+                self.abort([text.handle])
+                made.append(not_finite(text.handle))
+                continue
             text.request.tokens.append(token)
             one = None if logprobs is None else logprobs[row]
             made.append(Produced(text.handle, [token], None if one is None else [one]))

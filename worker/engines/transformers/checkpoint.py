@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from worker.errors import BrokenCheckpoint, EngineMissing, LoadError, UnsupportedModel
+from worker.extras import pip_install
 from worker.log import model_log
 from worker.models.config import read_generation_config
 from worker.models.folder import why_unservable
@@ -40,8 +41,8 @@ def read_facts(settings: WorkerSettings) -> Facts:
         from transformers import AutoConfig
     except ImportError as error:
         raise EngineMissing(
-            f"the engine 'transformers' cannot be imported ({error}); pip install"
-            " 'tidegate[transformers]' into the environment that the worker runs in"
+            f"the engine 'transformers' cannot be imported ({error}); where the worker runs:"
+            f" {pip_install('transformers')}"
         ) from error
     if (problem := why_unservable(path)) is not None:
         raise BrokenCheckpoint(problem)

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 import torch
 
+from worker.encoding import openable
 from worker.errors import BrokenCheckpoint, LoadError
+from worker.extras import pip_install
 from worker.media.memory import Resident
 
 Precision = Literal["fp32", "fp16", "bf16"]
@@ -29,7 +31,7 @@ def open_folder(folder: str, setting: str, what: str, files: Sequence[str | Sequ
     """
     if not folder:
         raise LoadError(f"{setting} is not set: it must be a folder with {what}")
-    path = Path(folder).expanduser()
+    path = openable(Path(folder).expanduser())
     if not path.is_dir():
         raise BrokenCheckpoint(f"{setting}: {path} is not a folder; it must have {what}")
     choices = [[each] if isinstance(each, str) else list(each) for each in files]
@@ -64,7 +66,7 @@ def need_all(path: Path, missing: Iterable[str]) -> None:
 
 def not_installed(provider: str, extra: str, error: ImportError) -> LoadError:
     """What to say when a provider's library cannot be imported."""
-    return LoadError(f"the provider {provider} needs {error.name}: pip install 'tidegate[{extra}]'")
+    return LoadError(f"the provider {provider} needs {error.name}: {pip_install(extra)}")
 
 
 def resident(name: str, modules: Iterable[Any], precision: str) -> Resident:

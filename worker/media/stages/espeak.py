@@ -21,12 +21,14 @@ import numpy as np
 import torch
 
 from worker.errors import LoadError
+from worker.extras import pip_install
 from worker.media.errors import RecipeError
 from worker.media.memory import Resident, media_log
 from worker.media.plan import SAMPLE_RATE
 from worker.media.recipe import Recipe
 from worker.media.stages import espeak_child
 from worker.media.stages.base import Step
+from worker.media.stages.scripts import require_sayable
 
 _WORDS_PER_MINUTE = 165
 _MIDDLE_PITCH = 50
@@ -40,6 +42,8 @@ _MOST_CHARACTERS = 100
 ("U.S." 250 times)."""
 _VOICE = re.compile(r"[A-Za-z0-9_-]{1,20}(/[A-Za-z0-9_-]{1,20})?(\+[A-Za-z0-9_-]{1,20})?")
 """A longer name of a variant is written beyond its buffer too."""
+_LONGEST_CODE = 3
+"""Letters of a language's."""
 _SENTENCE_END = re.compile(r"(?<=[.!?;:\n])\s+")
 _SILENT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 """Control characters, of which the first would end the text, and halves of surrogate pairs."""
@@ -58,7 +62,7 @@ class EspeakSpeech:
             import espeakng_loader
         except ImportError:
             raise LoadError(
-                "the speech provider espeak needs espeakng-loader: pip install 'tidegate[slot]'"
+                f"the speech provider espeak needs espeakng-loader: {pip_install('slot')}"
             ) from None
         self._command = [
             *(_python(), "-I", "-S", str(child)),
@@ -91,6 +95,9 @@ class EspeakSpeech:
         """eSpeak's own rate, and int16 samples at it, as many as ``samples`` take at ours."""
         if _VOICE.fullmatch(voice) is None:
             raise _no_voice(voice)
+        language = voice.partition("+")[0].rpartition("/")[2]
+        if len(language.partition("-")[0]) <= _LONGEST_CODE:  # no name, such as Japanese
+            require_sayable(recipe.text, language, voice)
         try:
             rate = self._process.rate(lambda: step(0.0))
             room = int(samples * rate / SAMPLE_RATE) + 1

@@ -21,6 +21,7 @@ from worker.media.recipe import Recipe
 from worker.media.stages.base import Step
 from worker.media.stages.checkpoint import loading, need_all, not_installed, open_folder, resident
 from worker.media.stages.espeak import pieces_of
+from worker.media.stages.scripts import require_sayable
 
 SETTING = "TIDEGATE_SLOT_KOKORO_FOLDER"
 DEFAULT_VOICE = "af_heart"
@@ -97,6 +98,7 @@ class KokoroSpeech:
             )
         name = recipe.voice.name or DEFAULT_VOICE
         voice, phonemes_of = self._voice(name), self._language(LANGUAGES[name[0]])
+        require_sayable(recipe.text, LANGUAGES[name[0]], name)
         pieces = list(pieces_of(recipe.text))
         made = 0
         for number, piece in enumerate(pieces):

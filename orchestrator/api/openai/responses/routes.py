@@ -70,7 +70,8 @@ async def count_tokens(request: web.Request) -> web.Response:
     asked = await read_body(request, _decoder, lambda body: _parse(request, body))
     job = asked.job
     _, prompt = _conversation(request.app[RESPONSES], asked)
-    ids = await request.app[ORCHESTRATOR].tokenize(job.model, prompt, job.deadline, job.key)
+    orchestrator = request.app[ORCHESTRATOR]
+    ids = await orchestrator.tokenize(job.model, prompt, job.deadline, job.key, job.tenant)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 

@@ -2,20 +2,26 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
+from orchestrator.api.http.answer_ids import ID_PREFIXES
 from orchestrator.api.http.responses import task_fields
 from orchestrator.api.openai.errors import error_body
 from orchestrator.api.openai.responses.types import ParsedRequest
 from orchestrator.api.openai.shapes import CHAT, TokenOf
 from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
 from worker.protocol import AbortCause, FinishReason, TokenLogprob
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
 """``deadline`` is ours: only who asks for ``on_deadline`` gets it."""
 
+_encode = msgspec.json.Encoder().encode
+
 
 def response_id(task_id: str) -> str:
-    return f"resp_{task_id}"
+    return ID_PREFIXES[Api.RESPONSES] + task_id
 
 
 def response(
@@ -61,10 +67,10 @@ def status_of(ending: Ending | None, *, has_started: bool = True) -> str:
 def logprobs_of(
     ids: Sequence[int], entries: Sequence[TokenLogprob], token_of: TokenOf
 ) -> list[object]:
-    """As a chat's."""
+    """As a chat's, in JSON already: an answer has thousands, and is written as a whole."""
     content = CHAT.logprobs(ids, (), entries, token_of)["content"]
     assert isinstance(content, list)
-    return content
+    return [msgspec.Raw(_encode(entry)) for entry in content]
 
 
 def usage(task: Task, reasoning_tokens: int) -> dict[str, object]:

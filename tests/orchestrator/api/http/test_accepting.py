@@ -3,9 +3,23 @@
 import asyncio
 import socket
 import struct
+from contextlib import ExitStack
 from pathlib import Path
 
-from orchestrator.api.http.accepting import ACCEPTS_PER_PASS, LISTEN_BACKLOG, widen_backlog
+import pytest
+
+from orchestrator.api.auth import Key, digest_of
+from orchestrator.api.http import accepting
+from orchestrator.api.http.accepting import (
+    ACCEPTS_PER_PASS,
+    LISTEN_BACKLOG,
+    most_connections,
+    widen_backlog,
+)
+from orchestrator.api.server import KEY_SHARES
+from tests.orchestrator.conftest import MakeService
+from tests.support.cases import for_each
+from tests.support.fake_worker import FakeWorker
 
 _MOST_WAITING = struct.Struct("@28xI")
 """``tcpi_sacked`` in ``struct tcp_info``: of a listening socket, how many may wait."""
@@ -27,3 +41,73 @@ async def test_more_may_wait_than_are_accepted_at_a_time() -> None:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_or4_clients_beyond_the_limit_are_told_so_and_not_reset(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, max_connections=32)
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    heads, is_over = list[bytes](), asyncio.Event()
+
+    async def ask() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /v2/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        await is_over.wait()
+        writer.close()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(200):
+            group.create_task(ask())
+        await service.until(lambda: len(heads) == 200)
+        is_over.set()
+    told = [head for head in heads if head.startswith(b"HTTP/1.1 503")]
+    assert len(told) == 200 - 12 and all(b"Retry-After: 1" in head for head in told)
+    assert all(head.startswith(b"HTTP/1.1 200") for head in heads if head not in told)
+
+
+async def test_or4_who_must_make_room_before_it_said_anything_is_told_too(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, max_connections=32)
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(12 + 32 + 5)]
+    for reader, _ in silent[12:17]:  # the first twelve are within the limit of one address
+        assert (await reader.read()).startswith(
+            b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1"
+        )
+    for _, writer in silent:
+        writer.close()
+
+
+@for_each(("files", "most"), [(64, 32), (256, 128), (1024, 768), (65536, 65280)])
+async def test_some_open_files_are_never_connections(
+    monkeypatch: pytest.MonkeyPatch, files: int, most: int
+) -> None:
+    monkeypatch.setattr(accepting, "raise_file_limit", lambda: files)
+    assert most_connections() == most
+
+
+async def test_or24_one_key_leaves_connections_for_the_others(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """From however many addresses; without a second key there is nobody to share with."""
+    keys = {name: {"token": f"sk-{name}"} for name in ("many", "other")}
+    service = await make_service(worker, max_connections=40, keys=keys)
+    app = service.runner.app
+    assert app is not None
+    mine, shares = Key("many", digest_of("sk-many")).fingerprint, app[KEY_SHARES]
+
+    async def status_with(key: str) -> int:
+        headers = {"x-api-key": f"sk-{key}"}
+        async with service.http.get("/v2/tasks", headers=headers) as response:
+            return response.status
+
+    with ExitStack() as under_way:
+        for _ in range(17):
+            under_way.enter_context(shares.counted(mine))
+        assert [await status_with("many"), await status_with("other")] == [200, 200]
+        under_way.enter_context(shares.counted(mine))
+        assert [await status_with("many"), await status_with("other")] == [503, 200]
+    assert await status_with("many") == 200

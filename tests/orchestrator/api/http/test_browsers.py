@@ -9,7 +9,7 @@ from orchestrator.api.config import BrowserConfig
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.errors import Forbidden
 from orchestrator.settings import InvalidSettings, load_settings
-from tests.orchestrator.conftest import MakeService, Service, read_events
+from tests.orchestrator.conftest import OPERATOR, MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker
 from tests.support.lazy import openai
 
@@ -126,11 +126,12 @@ async def test_operators_calls_need_what_no_page_can_send(
     service: Service, worker: FakeWorker
 ) -> None:
     path = f"/v2/instances/{worker.address}/drain"
-    async with service.http.post(path) as response:
-        assert response.status == 403
-        assert "X-Tidegate-Admin: 1" in await error_of(response)
+    for headers in ({}, {"X-Tidegate-Admin": "1"}, {"Authorization": "Bearer guessed"}):
+        async with service.http.post(path, headers=headers) as response:
+            assert response.status == 401
+            assert "the operators' key" in await error_of(response)
     assert not next(iter(service.orchestrator.registry)).cordoned
-    async with service.http.post(path, headers={"X-Tidegate-Admin": "1"}) as response:
+    async with service.http.post(path, headers=OPERATOR) as response:
         assert response.status == 202
 
 
@@ -150,7 +151,7 @@ async def test_a_token_proves_more_than_host_and_origin(
 
 PREFLIGHT = {
     "Access-Control-Request-Method": "POST",
-    "Access-Control-Request-Headers": "authorization, content-type,x-stainless-os,x-tidegate-admin",
+    "Access-Control-Request-Headers": "authorization, content-type,x-stainless-os",
 }
 
 
@@ -211,7 +212,6 @@ async def test_cors_for_all_without_a_key_is_no_way_to_operators_calls(
     async with service.http.options("/v2/instances/x/drain", headers=headers) as response:
         assert response.status == 204
         assert response.headers["Access-Control-Allow-Origin"] == "*"
-        assert "x-tidegate-admin" not in response.headers["Access-Control-Allow-Headers"]
     async with service.http.post("/v2/tasks", json=TASK, headers={"Origin": EVIL}) as response:
         assert response.status == 202
         assert "Access-Control-Allow-Credentials" not in response.headers

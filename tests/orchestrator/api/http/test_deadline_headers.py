@@ -203,6 +203,12 @@ def test_dl1_rfc_3339_has_leap_seconds_and_any_number_of_digits(value: str, seco
     assert left_s(("X-Deadline", value)) == pytest.approx(seconds, abs=1e-5)
 
 
+def test_dl1_epoch_seconds_are_an_error_that_says_what_to_send() -> None:
+    with pytest.raises(InvalidRequest, match=r"epoch seconds: send 1793674549500$"):
+        read_deadline(CIMultiDict({"X-Deadline": "1793674549.5"}), None, NOW, POLICY)
+    assert left_s(("X-Deadline", "5")) < 0  # as milliseconds, which it may be: long past
+
+
 @pytest.mark.parametrize("value", ["2027-01-15T08:00:60Z", "2027-01-15T23:59:61Z"])
 def test_dl1_a_leap_second_is_the_last_of_a_day(value: str) -> None:
     with pytest.raises(InvalidRequest):

@@ -31,6 +31,8 @@ BODIES: dict[str, tuple[type, dict[str, Any]]] = {
     "/v1/completions": (CompletionRequest, {"model": "fake", "prompt": "x", "max_tokens": 1}),
 }
 DIGITS = "7" * 30_000
+NUMBER = "7" * 985
+"""One that can be read as a number."""
 VALUES = [
     json.dumps(LONG),
     json.dumps([LONG]),
@@ -39,8 +41,10 @@ VALUES = [
     json.dumps({LONG: LONG}),
     json.dumps([{LONG: LONG}]),
     DIGITS,
-    f"[{DIGITS}]",
-    f'{{"5": {DIGITS}}}',
+    NUMBER,
+    f"-{NUMBER}",
+    f"[{NUMBER}]",
+    f'{{"5": {NUMBER}}}',
     f"{DIGITS}.5e1",
 ]
 NESTED: dict[str, list[Any]] = {
@@ -84,6 +88,7 @@ def bodies(path: str) -> list[bytes]:
 def assert_brief(answer: bytes, headers: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert len(answer) < 2048, answer[:300]
     assert answer.count(MARK.encode()) < 50
+    assert answer.count(b"7" * 97) == 0, answer
     assert sum(len(name) + len(value) for name, value in headers.items()) < 2048
     for record in caplog.records:
         said = logging.Formatter().format(record) + str(getattr(record, "fields", ""))

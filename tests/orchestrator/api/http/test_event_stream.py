@@ -6,6 +6,10 @@ import socket
 
 import pytest
 
+from orchestrator.api.http import event_stream
+from orchestrator.errors import TidegateError
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.verdicts import failed
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
@@ -32,6 +36,11 @@ async def send(
     await loop.sock_connect(client, (host, port))
     await loop.sock_sendall(client, head.encode() + data)
     return client
+
+
+def fail(service: Service, task: Task) -> None:
+    """As if a fault of ours had ended it."""
+    service.orchestrator.stages.settler.settle(task, failed(TidegateError("a fault")))
 
 
 async def read_to_end(client: socket.socket) -> bytearray:
@@ -222,6 +231,59 @@ async def test_or11_a_silent_stream_says_that_it_lives(
     raw.close()
     between = data[data.index(b"w0") : data.index(b"w1")]
     assert between.count(b": still there") >= 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"model": "fake", "prompt": "x"}),
+        ("/v1/responses", {"model": "fake", "input": "x"}),
+        ("/v1/messages", CHAT),
+        ("/v2/models/fake/generate_stream", {"text_input": "x"}),
+    ],
+)
+@pytest.mark.parametrize("ends", ["well", "in error"])
+async def test_or23_a_stream_that_waits_has_headers_and_then_its_events_or_its_error(
+    service: Service,
+    worker: FakeWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, object],
+    ends: str,
+) -> None:
+    monkeypatch.setattr(event_stream, "HEADERS_WITHIN_S", 0.01)
+    plan = Plan(stall_at=0)
+    worker.plan = lambda submit: plan
+    asked = service.http.post(f"{service.url}{path}", json=body | {"stream": True})
+    async with asked as answer:  # with its headers
+        assert answer.status == 200
+        assert await answer.content.readline() == b": still there\n"
+        await worker.until(lambda: worker.running == 1)
+        if ends == "well":
+            plan.release.set()
+        else:
+            for task in list(service.orchestrator._live):
+                fail(service, task)
+        rest = await answer.content.read()
+    assert (b"a fault" in rest) == (ends == "in error")
+    assert (b"w0" in rest) == (ends == "well")
+    await service.until(lambda: service.outcomes() == ["met" if ends == "well" else "failed"])
+
+
+async def test_or23_what_is_refused_before_the_headers_keeps_its_status(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=0)
+    asked = asyncio.create_task(
+        service.http.post(f"{service.url}/v1/chat/completions", json=CHAT | {"stream": True})
+    )
+    await worker.until(lambda: worker.running == 1)
+    [task] = service.orchestrator._live
+    fail(service, task)
+    async with await asked as answer:
+        assert answer.status == 500
+        assert (await answer.json())["error"]["message"] == "a fault"
 
 
 async def test_http_1_0_gets_its_stream_without_chunks(service: Service) -> None:

@@ -15,7 +15,7 @@ from orchestrator.api.native.types import TaskMessage, TaskRequest
 from orchestrator.api.openai.chats import ChatMessage, TextPart
 from orchestrator.api.openai.types import _ONLY, ChatRequest, CompletionRequest
 from orchestrator.errors import InvalidRequest
-from tests.orchestrator.conftest import Service
+from tests.orchestrator.conftest import MakeService, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
@@ -109,8 +109,40 @@ async def test_the_smallest_goes_first_and_one_that_is_gone_holds_up_nobody() ->
     release.set()
     await asyncio.gather(*(waiting[size] for size in (10, 30, 40)))
     assert log == [10, 30, 40]
-    assert not large._is_busy
+    assert not large.is_busy
     large.close()
+
+
+async def test_or24_large_bodies_of_one_key_keep_no_other_waiting(
+    worker: FakeWorker, make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {name: {"token": f"sk-{name}"} for name in ("many", "other")}
+    service = await make_service(worker, keys=keys)
+    release, log, original = threading.Event(), list[str](), bodies.decode
+
+    def slow(body: bytes, decoder: Any) -> Any:
+        release.wait(20)
+        log.append(original(body, decoder).prompt)
+        return original(body, decoder)
+
+    monkeypatch.setattr(bodies, "decode", slow)
+
+    async def ask(key: str, padding: str) -> int:
+        headers = JSON | {"x-api-key": f"sk-{key}"}
+        data = json.dumps({"prompt": key, "max_tokens": 1}) + padding
+        async with service.http.post("/v2/tasks", data=data, headers=headers) as response:
+            return response.status
+
+    def waiting() -> int:
+        return len(_large(service)._gate)
+
+    asked = [asyncio.create_task(ask("many", LARGE)) for _ in range(3)]
+    await service.until(lambda: waiting() == 2)
+    asked.append(asyncio.create_task(ask("other", 2 * LARGE)))
+    await service.until(lambda: waiting() == 3)
+    release.set()
+    assert await asyncio.gather(*asked) == [202] * 4
+    assert log == ["many", "other", "many", "many"]
 
 
 async def test_a_large_body_is_not_waited_for_beyond_its_deadline() -> None:
@@ -153,8 +185,12 @@ async def test_a_deadline_in_the_headers_holds_while_a_large_body_waits(
 
 
 def _busy(service: Service) -> bool:
-    app = service.runner.app
-    return app is not None and app[bodies.LARGE_BODIES]._is_busy
+    return _large(service).is_busy
+
+
+def _large(service: Service) -> LargeBodies:
+    assert service.runner.app is not None
+    return service.runner.app[bodies.LARGE_BODIES]
 
 
 @for_each(

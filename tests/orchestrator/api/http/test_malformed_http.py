@@ -174,7 +174,7 @@ async def test_connections_that_read_nothing_make_room_too(
     service = await make_service(worker, max_connections=40)
     loop = asyncio.get_running_loop()
     clients = []
-    for _ in range(50):
+    for _ in range(80):
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.setblocking(False)
@@ -184,7 +184,8 @@ async def test_connections_that_read_nothing_make_room_too(
     probe = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert (await exchange(service, probe)).startswith(b"HTTP/1.1 200")
     assert service.runner.server is not None
-    assert len(service.runner.server.connections) <= 40
+    # Three quarters of 24, 16 for operators, and 20 that are being turned away.
+    assert len(service.runner.server.connections) <= 18 + 16 + 20
     for client in clients:
         client.close()
 

@@ -1,8 +1,13 @@
 """``GET /v2/tasks``: what there is, for whom, and no word of it."""
 
+import asyncio
+import itertools
+from typing import Any
+
 import pytest
 
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 
@@ -61,3 +66,117 @@ async def test_a_key_sees_its_own_tasks(worker: FakeWorker, make_service: MakeSe
     assert await listed(service, token="a" * 20) == ([mine], False)
     assert await listed(service, token="b" * 20) == ([theirs], False)
     assert await listed(service, token="c" * 20) == ([theirs, mine], False)
+
+
+SAYING = [{"role": "user", "content": "secret"}]
+CHAT: dict[str, Any] = {"model": "fake", "messages": SAYING, "max_tokens": 5}
+LIVE = {
+    "/v1/chat/completions": (CHAT, "chat", "chatcmpl-"),
+    "/v1/completions": ({"model": "fake", "prompt": "secret"}, "completions", "cmpl-"),
+    "/v1/responses": ({"model": "fake", "input": "secret"}, "responses", "resp_"),
+    "/v1/messages": (CHAT, "messages", "msg_"),
+    "/v2/models/fake/generate": ({"text_input": "secret", "id": "k-1"}, "kserve", ""),
+}
+
+
+NAMES = ("task_id", "answer_id", "correlation_id")
+
+
+@for_each(
+    ("path", "named_by"),
+    [*itertools.product(LIVE, NAMES), ("/v2/models/fake/generate", "k-1")],
+)
+async def test_or21_what_lives_is_listed_and_cancelled_whatever_its_route(
+    service: Service, worker: FakeWorker, path: str, named_by: str
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=1)
+    body, api, prefix = LIVE[path]
+    asked = asyncio.create_task(service.http.post(path, json=body))
+    await service.until_tokens(1)
+    async with service.http.get("/v2/tasks?status=running") as response:
+        text = await response.text()
+        (line,) = (await response.json())["tasks"]
+    assert "secret" not in text
+    assert (line["api"], line["answer_id"]) == (api, prefix + line["task_id"])
+    async with service.http.get(f"/v2/tasks/{line['answer_id']}") as response:
+        told = await response.json()
+        assert (response.status, told["status"]) == (200, "running") and "text" not in told
+    async with service.http.get(f"/v2/tasks/{line['task_id']}/events") as response:
+        assert response.status == 404 and "on_disconnect" in await response.text()
+    async with service.http.delete(f"/v2/tasks/{line.get(named_by, named_by)}") as response:
+        assert (response.status, (await response.json())["task_ids"]) == (202, [line["task_id"]])
+    async with await asked as response:
+        assert response.status == 499, await response.text()
+    assert service.outcomes()[-1] == "aborted"
+    assert await listed(service) == ([], False)
+
+
+async def test_or21_another_key_neither_sees_nor_stops_it(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    keys = {
+        "ann": {"token": "a" * 20},
+        "bob": {"token": "b" * 20},
+        "root": {"token": "c" * 20, "is_admin": True},
+    }
+    service = await make_service(worker, keys=keys)
+    worker.plan = lambda submit: Plan(stall_at=1)
+    headers = {"x-api-key": "a" * 20, "X-Correlation-Id": "ours", "x-request-id": "mine"}
+    asked = asyncio.create_task(
+        service.http.post("/v1/chat/completions", json=CHAT, headers=headers)
+    )
+    await service.until_tokens(1)
+    assert await listed(service, token="b" * 20) == ([], False)
+    ((task,), _) = await listed(service, token="a" * 20)
+    assert await listed(service, token="c" * 20) == ([task], False)
+    for token, name, status in (
+        ("b", task, 404),
+        ("b", f"chatcmpl-{task}", 404),
+        ("b", "ours", 404),
+        ("b", "mine", 404),
+        ("c", "mine", 202),
+    ):
+        sent = {"x-api-key": token * 20}
+        async with service.http.delete(f"/v2/tasks/{name}", headers=sent) as response:
+            assert response.status == status
+    async with await asked as response:
+        assert response.status == 499
+
+
+async def test_or21_choices_go_by_one_name_until_the_last_has_ended(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: Plan(stall_at=1) if len(worker.submits) > 1 else Plan()
+    body = CHAT | {"n": 3}
+    asked = asyncio.create_task(service.http.post("/v1/chat/completions", json=body))
+    await service.until_tokens(1, tasks=2)
+    await service.until(lambda: service.outcomes() == ["met"])
+    async with service.http.get("/v2/tasks") as response:
+        lines = (await response.json())["tasks"]
+    (name,) = {line["answer_id"] for line in lines}
+    assert len(lines) == 2 and all(line["task_id"] not in name for line in lines)
+    async with service.http.delete(f"/v2/tasks/{name}") as response:
+        stopped = (await response.json())["task_ids"]
+        assert (response.status, len(stopped)) == (202, 2)
+    async with await asked as response:
+        assert response.status == 499
+    assert service.outcomes() == ["met", "aborted", "aborted"]
+
+
+async def test_or21_one_that_waits_for_its_prompt_is_stopped_at_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = asyncio.Event()
+
+    async def encode(*_: object) -> None:
+        await never.wait()
+
+    monkeypatch.setattr(service.orchestrator, "_encode", encode)
+    asked = asyncio.create_task(service.http.post("/v1/chat/completions", json=CHAT))
+    await service.until(lambda: service.orchestrator.live_tasks == 1)
+    ((task,), _) = await listed(service, "?status=queued")
+    async with service.http.delete(f"/v2/tasks/{task}") as response:
+        assert response.status == 202
+    async with await asked as response:
+        assert response.status == 499
+    assert service.outcomes() == ["aborted"]

@@ -1,6 +1,7 @@
 """``/v2/tasks``: submit, follow, resume, replay, cancel."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from orchestrator.tasks.job import PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import Task
 from tests.orchestrator.conftest import Event, MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import OnDeadline
+from worker.protocol import OnDeadline, Outcome
 
 ASK = {"prompt": "hello", "max_tokens": 5}
 
@@ -194,6 +195,32 @@ async def test_sessions_and_salts_reach_the_worker(
     assert [(s.session, s.cache_salt) for s in worker.submits] == [("acme/s-1", salt), ("", salt)]
 
 
+@pytest.mark.parametrize(
+    ("stated", "keys", "salts"),
+    [
+        ({}, ["one"], ["", ""]),
+        ({}, ["one", "two"], ["one", "two"]),
+        ({"isolate_tenants": False}, ["one", "two"], ["", ""]),
+        ({"isolate_tenants": True}, ["one"], ["one", "one"]),
+    ],
+)
+async def test_or24_keys_share_no_prefixes_once_there_are_several(
+    worker: FakeWorker,
+    make_service: MakeService,
+    stated: dict[str, bool],
+    keys: list[str],
+    salts: list[str],
+) -> None:
+    settings = {name: {"token": f"sk-{name}"} for name in keys}
+    service = await make_service(worker, keys=settings, **stated)
+    for name in (keys[0], keys[-1]):
+        headers = {"x-api-key": f"sk-{name}"}
+        async with service.http.post("/v2/tasks", json=ASK, headers=headers) as response:
+            assert response.status == 202
+    await worker.until(lambda: len(worker.submits) == 2)
+    assert [submit.cache_salt for submit in worker.submits] == salts
+
+
 async def test_wk9_how_long_a_session_is_kept_reaches_the_worker(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
@@ -302,6 +329,44 @@ async def test_a_job_that_talks_after_its_end_changes_nothing(
     assert len(await follow(service, str(task["events_url"]))) == len(events) == 8
 
 
+async def test_or24_a_key_that_fills_the_queue_takes_no_place_from_another(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """OR-13: and readiness says no only once nobody would be let in."""
+    worker = await make_worker(max_running=1)
+    release = Plan(stall_at=0)
+    worker.plan = lambda submit: release
+    keys = {"loud": {"token": "loud-token"}, "calm": {"token": "calm-token"}}
+    service = await make_service(worker, backlog_per_instance=0, queue_size=4, keys=keys)
+
+    async def post(key: str, **changes: object) -> tuple[int, dict[str, Any]]:
+        headers = {"Authorization": f"Bearer {key}-token"}
+        async with service.http.post("/v2/tasks", json=ASK | changes, headers=headers) as response:
+            if response.status == 429:
+                assert int(response.headers["retry-after-ms"]) > 0
+            return response.status, await response.json()
+
+    async def readiness() -> tuple[int, str]:
+        service.parts.health.refresh()
+        async with service.http.get("/health/ready") as response:
+            return response.status, (await response.json())["status"]
+
+    flood = [await post("loud", priority="batch") for _ in range(8)]
+    assert [status for status, _ in flood] == [202] * 5 + [429] * 3
+    assert await readiness() == (200, "near_exhaustion")
+    assert [(await post("calm"))[0] for _ in range(3)] == [202, 202, 429]
+    store = service.orchestrator.store
+    ended = [store.get(task["task_id"]).ending for status, task in flood if status == 202]
+    assert [ending and ending.outcome for ending in ended].count(Outcome.REFUSED) == 2
+    assert await readiness() == (200, "near_exhaustion"), (
+        "batch work still gives way to its own key"
+    )
+    assert [(await post("loud"))[0] for _ in range(3)] == [202, 202, 429]
+    assert await readiness() == (200, "near_exhaustion"), "to a third key"
+    release.release.set()
+    await service.until(lambda: service.outcomes().count("met") == 5)
+
+
 async def test_waiting_tasks_know_their_place(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
@@ -324,7 +389,7 @@ async def test_waiting_tasks_know_their_place(
     service.parts.health.refresh()
     async with service.http.get("/health/ready") as response:
         assert response.status == 503
-        assert (await response.json())["status"] == "near_exhaustion"
+        assert (await response.json())["status"] == "exhausted"
     async with service.http.delete(f"/v2/tasks/{tasks[1]['task_id']}") as response:
         assert response.status == 202
     assert (await status_of(service, tasks[2]["task_id"]))["queue_position"] == 0

@@ -3,17 +3,24 @@
 import asyncio
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
+from orchestrator.api.openai.shapes import CHAT as CHAT_SHAPE
+from orchestrator.api.openai.shapes import COMPLETION, Shape
 from orchestrator.errors import NotReady
+from orchestrator.instances.prefix_index import PrefixIndex
+from orchestrator.prompts.tokens import Token
+from orchestrator.tasks.task import Task
 from tests.orchestrator.api.openai.asking import CHAT, TEXT, answer_of
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import Code, Submit
+from worker.protocol import Code, Submit, TokenLogprob
 
 
 async def events_of(service: Service, path: str, body: dict[str, Any]) -> list[Any]:
@@ -41,6 +48,52 @@ async def test_n_choices_of_a_chat(service: Service, worker: FakeWorker) -> None
     assert [submit.sampling.seed for submit in worker.submits] == [7, 8, 9]
     assert len({tuple(submit.token_ids) for submit in worker.submits}) == 1
     assert service.outcomes() == ["met"] * 3
+
+
+async def test_or24_a_prompt_is_read_once_for_all_its_choices(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of the blocks of a long one take milliseconds of the event loop, for each choice."""
+    orchestrator, read = service.orchestrator, list[str]()
+    encode = orchestrator._encode
+
+    async def noted(task: Task, *rest: Any) -> Sequence[int]:
+        read.append("encoded")
+        return await encode(task, *rest)
+
+    async def hashes(task: Task, *_: object) -> Sequence[bytes]:
+        read.append("hashed")
+        return [bytes(32)]
+
+    monkeypatch.setattr(orchestrator, "_encode", noted)
+    monkeypatch.setattr(orchestrator, "_prefix_hashes", hashes)
+    monkeypatch.setattr(PrefixIndex, "__bool__", lambda _: True, raising=False)
+    await answer_of(service, "/v1/completions", TEXT | {"prompt": ["a", "b"], "n": 5})
+    assert read == ["encoded", "hashed"] * 2
+
+
+@pytest.mark.parametrize("shape", [CHAT_SHAPE, COMPLETION])
+async def test_or24_many_logprobs_are_written_in_turns_with_others(shape: Shape) -> None:
+    tokens = 300
+    ids, texts = list(range(tokens)), [f"w{at} " for at in range(tokens)]
+    entries = [TokenLogprob(-0.5, ((at, -0.5), (at + 1, -1.0))) for at in ids]
+    args = (ids, texts, entries, lambda at: Token(f"w{at} ", None))
+    turns, is_over = 0, False
+
+    async def other() -> None:
+        nonlocal turns
+        while not is_over:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    told = await shape.logprobs_in_turns(*args)
+    is_over = True
+    await beside
+    assert json.loads(msgspec.json.encode(told)) == json.loads(
+        msgspec.json.encode(shape.logprobs(*args))
+    )
+    assert turns >= 4
 
 
 async def test_the_last_seeds_stay_within_64_bits(service: Service, worker: FakeWorker) -> None:

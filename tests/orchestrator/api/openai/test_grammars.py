@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.admission.grammars import MS_PER_MIN
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
@@ -192,3 +193,54 @@ async def test_a_schema_that_any_json_matches(service: Service, able: FakeWorker
     """JSON Schema has ``true`` for it."""
     async with service.http.post("/v1/chat/completions", json=CHAT | {"guided_json": True}) as got:
         assert got.status == 200, await got.text()
+
+
+async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(
+    service: Service, able: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose turn it is in the one process that tries them out goes by tenant, not by arrival."""
+    check, log, release = service.orchestrator.grammars, list[str](), asyncio.Event()
+
+    async def try_out(grammar: Grammar) -> str:
+        log.append(grammar.text)
+        await release.wait()
+        return ""
+
+    monkeypatch.setattr(check, "_try_out", try_out)
+
+    async def ask(tenant: str, pattern: str) -> int:
+        body = CHAT | {"tenant": tenant, "guided_regex": pattern}
+        async with service.http.post("/v1/chat/completions", json=body) as response:
+            await response.read()
+            return response.status
+
+    live = service.orchestrator
+    asked = [asyncio.create_task(ask("many", f"many{number}")) for number in range(5)]
+    await service.until(lambda: live.live_tasks == 5 and bool(log))
+    asked.append(asyncio.create_task(ask("other", "other")))
+    await service.until(lambda: live.live_tasks == 6)
+    release.set()
+    assert await asyncio.gather(*asked) == [200] * 6
+    assert log[1] == "other"
+
+
+async def test_or24_a_tenant_has_half_of_the_time_for_new_grammars(
+    service: Service, able: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = service.orchestrator.grammars
+
+    async def try_out(grammar: Grammar) -> str:
+        return ""
+
+    monkeypatch.setattr(check, "_try_out", try_out)
+    known, fresh = ({"guided_regex": pattern} for pattern in ("known", "fresh"))
+    body, url = CHAT | {"tenant": "many"}, "/v1/chat/completions"
+    async with service.http.post(url, json=body | known) as response:
+        assert response.status == 200
+    check._charge("many", MS_PER_MIN / 1000 + 10, asyncio.get_running_loop().time())
+    for wish, status in ((body | known, 200), (body | fresh, 429), (CHAT | fresh, 200)):
+        async with service.http.post(url, json=wish) as response:
+            assert response.status == status, await response.text()
+            if status == 429:
+                assert 1 <= int(response.headers["Retry-After"]) <= 60
+                assert "30 s to check" in await response.text()

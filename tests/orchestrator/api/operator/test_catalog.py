@@ -19,7 +19,7 @@ from orchestrator.pool.engines.base import EngineEntry
 from orchestrator.pool.engines.catalog import EngineCatalog
 from orchestrator.pool.engines.triton import find_triton
 from orchestrator.pool.engines.triton_provider import registered
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.pool.engines.test_triton_provider import make_server
 from tests.support.model_files import checkpoint
 from worker.protocol import model_digest as model_digests
@@ -182,7 +182,7 @@ async def test_a_model_is_verified_beside_the_service(service: Service, home: Pa
 
     async def verified() -> dict[str, Any]:
         path = f"/v2/catalog/models/{entry.id}"
-        async with service.http.post(f"{path}/verify", headers={"X-Tidegate-Admin": "1"}) as asked:
+        async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
             assert asked.status == 202
             assert asked.headers["Location"] == f"{path}/state"
         while True:
@@ -216,7 +216,7 @@ async def test_a_verification_leaves_the_other_cores_to_requests(
     entry = await asyncio.to_thread(register_whole, home)
     path = f"/v2/catalog/models/{entry.id}"
     seen.clear()
-    async with service.http.post(f"{path}/verify", headers={"X-Tidegate-Admin": "1"}) as asked:
+    async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
         assert asked.status == 202
     await service.until(lambda: not any(t.name == "tidegate-verify" for t in threading.enumerate()))
     assert seen == {("tidegate-verify", min(19, own + routes.NICENESS))}
@@ -228,7 +228,7 @@ async def test_an_engine_is_verified_beside_the_service(service: Service, home: 
     path = f"/v2/catalog/engines/{entry.catalog_id}"
     for harm, state in ((b"server", "passed"), (b"Server", "failed")):
         await asyncio.to_thread((root / "bin" / "tritonserver").write_bytes, harm)
-        async with service.http.post(f"{path}/verify", headers={"X-Tidegate-Admin": "1"}) as asked:
+        async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
             assert asked.status == 202
         while True:
             told, _ = await get(service, f"/engines/{entry.catalog_id}/state")
@@ -285,7 +285,7 @@ async def test_placements_name_the_entries_of_model_and_engine(
 
     await asyncio.to_thread(fill)
     service = await make_service(worker)
-    with caplog.at_level(logging.DEBUG, "orchestrator.service"):
+    with caplog.at_level(logging.INFO, "orchestrator.service"):  # OR-15
         async with service.http.post("/v2/tasks", json={"prompt": "a", "max_tokens": 2}) as answer:
             assert answer.status == 202
         await service.until(lambda: len(service.journal.records) == 1)
@@ -323,7 +323,7 @@ async def test_problems_have_no_paths_of_the_machine(
     await asyncio.to_thread(server.unlink)
     await asyncio.to_thread(server.mkdir)  # there, and nothing that can be read
     path = f"/v2/catalog/engines/{entry.catalog_id}"
-    async with service.http.post(f"{path}/verify", headers={"X-Tidegate-Admin": "1"}) as asked:
+    async with service.http.post(f"{path}/verify", headers=OPERATOR) as asked:
         assert asked.status == 202
     while True:
         told, _ = await get(service, f"/engines/{entry.catalog_id}/state")
@@ -346,7 +346,7 @@ async def test_a_date_says_that_a_verification_has_not_changed_either(
     _, headers = await get(service, "/models")
     since = {"If-Modified-Since": headers["last-modified"]}
     await get(service, "/models", 304, **since)
-    asking = {"X-Tidegate-Admin": "1"}
+    asking = OPERATOR
     async with service.http.post("/v2/catalog/models/m-1/verify", headers=asking) as asked:
         assert asked.status == 202
     body, _ = await get(service, "/models", 200, **since)

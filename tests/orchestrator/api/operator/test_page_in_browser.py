@@ -9,10 +9,10 @@ from aiohttp import web
 
 from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, Service
 from tests.support.browser import CHROMIUM, CTRL, Tab, open_tab
 from tests.support.fake_worker import FakeWorker, Plan
-from worker.protocol import OnDeadline
+from worker.protocol import FinishReason, OnDeadline
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 
@@ -101,8 +101,9 @@ async def test_a_refusal_says_why_and_what_would_do(
 ) -> None:
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
     async with page(devtools, service) as tab:
-        await tab.click("[data-try=refused]")
-        await set_deadline(tab, 2)  # its own is too short for a busy machine to say why
+        await tab.js("document.querySelector('#max-tokens').value = 400")
+        await tab.click("#exactly")
+        await set_deadline(tab, 2)
         await tab.click("#send")
         assert await ended(tab) == "refused"
         reason = await tab.text("#reason")
@@ -117,16 +118,43 @@ async def test_a_refusal_says_why_and_what_would_do(
 
 
 async def test_cut_to_fit_says_so(devtools: str, service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: Plan(tokens=130, reason=FinishReason.DEADLINE)
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
     async with page(devtools, service) as tab:
-        await tab.click("[data-try=fit]")
+        await tab.js("document.querySelector('#max-tokens').value = 400")
+        await tab.js("document.querySelector('[name=on_deadline][value=fit]').click()")
         await set_deadline(tab, 2.5)
         await tab.click("#send")
         assert await ended(tab) == "fitted"
-        fitted = worker.submits[0].sampling.max_tokens
-        assert fitted < 400
-        assert f"{fitted} tokens of the 400" in await tab.text("#reason")
+        assert "130 tokens of the 400" in await tab.text("#reason")
     assert worker.submits[0].on_deadline is OnDeadline.PARTIAL
+
+
+async def test_a_try_is_sent_at_once(devtools: str, service: Service, worker: FakeWorker) -> None:
+    async with page(devtools, service) as tab:
+        await tab.click("[data-try=met]")
+        assert await ended(tab) == "met"
+    assert service.outcomes() == ["met"]
+    assert worker.submits[0].sampling.max_tokens == 120
+
+
+async def test_the_board_draws_nothing_over_time_that_nobody_watched(
+    devtools: str, service: Service
+) -> None:
+    async with page(devtools, service) as tab:
+        rows = await tab.js(
+            "import('/page/js/feed.js').then(({Feed, rates}) => {"
+            "  const columns = ['unix_ms', 'met'], feed = new Feed();"
+            "  const rows = [[1000, 1], [2000, 3], [60000, 9], [61000, 12]];"
+            "  feed.begin({columns, rows, finishes: []});"
+            "  const seconds = feed.column('unix_ms').map((ms) => ms / 1000);"
+            "  return [feed.rows, rates(feed.column('met'), seconds)];"
+            "})"
+        )
+    assert rows == [
+        [[1000, 1], [2000, 3], [3000, None], [60000, 9], [61000, 12]],
+        [None, 2, None, None, 3],
+    ]
 
 
 async def test_by_keyboard_alone(devtools: str, service: Service, worker: FakeWorker) -> None:
@@ -187,6 +215,21 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab(
         assert not any(KEY in request["url"] for request in tab.requests)
 
 
+async def test_operating_asks_for_the_operators_key(
+    devtools: str, service: Service, worker: FakeWorker
+) -> None:
+    async with page(devtools, service, "/#board") as tab:
+        await tab.until("document.querySelector('#instances button')")
+        await tab.click("#instances button")
+        await tab.until("document.querySelector('#key-dialog').open")
+        assert "the operators' key" in await tab.text("#key-why")
+        await tab.type(OPERATORS_KEY)
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#instances .state').innerText === 'draining'")
+        assert service.orchestrator.registry.instances[worker.address].cordoned
+        tab.console = [line for line in tab.console if "401" not in line]
+
+
 async def test_it_says_that_the_service_drains(devtools: str, service: Service) -> None:
     async with page(devtools, service) as tab:
         await tab.until("document.querySelector('#status').dataset.state === 'ready'")
@@ -203,7 +246,9 @@ async def test_the_board_shows_what_goes_on(
     devtools: str, service: Service, worker: FakeWorker
 ) -> None:
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0)
-    async with page(devtools, service) as tab:
+    # As `tidegate up` prints it.
+    async with page(devtools, service, f"/#key={OPERATORS_KEY}") as tab:
+        assert await tab.js("location.href") == f"{service.url}/"
         await tab.until("document.querySelector('#status').dataset.state === 'ready'")
         await tab.click("#send")
         assert await ended(tab) == "met"

@@ -182,7 +182,11 @@ async def test_a_file_that_would_leave_the_folder_is_refused(
 async def test_pickles_come_only_where_they_are_allowed(
     catalog: ModelCatalog, start_hub: StartHub
 ) -> None:
-    files = {"config.json": b"{}", "pytorch_model.bin": b"\x80" * 2000, "training_args.bin": b"x"}
+    files = {
+        "config.json": b'{"model_type": "x"}',
+        "pytorch_model.bin": b"\x80" * 2000,
+        "training_args.bin": b"x",
+    }
     await start_hub(Hub(files))
     with pytest.raises(StagingFailed, match="pickles and can run any code"):
         await add(catalog)

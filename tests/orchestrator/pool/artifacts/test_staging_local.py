@@ -97,6 +97,8 @@ async def test_catalog_and_folders_are_for_their_owner_only(
         ({"model.safetensors": b"\xff" * 100}, "no safetensors header"),
         ({"model.safetensors": b"\x08" + b"\0" * 7 + b"notjson!"}, "makes no sense"),
         ({"config.json": b"{"}, "it is no JSON"),
+        ({"config.json": b"{}"}, "names neither a model_type"),
+        ({"model.safetensors": safetensors(100, shape=[-10, -10])}, "is of shape"),
         (
             {"model.safetensors.index.json": b'{"weight_map": {"w": "model-00001-of-00001"}}'},
             "in model-00001-of-00001, where it is not",

@@ -81,6 +81,18 @@ def test_a_server_of_another_python(tmp_path: Path, home: Path) -> None:
         find_triton(server_root(tmp_path / "mine", b"libpython3.8.so.1.0"), home)
 
 
+def test_a_stub_that_triton_left_unreadable_is_mended(tmp_path: Path, home: Path) -> None:
+    """It does so when it could not start it; the next one may be another user's run."""
+    for root, found in (
+        (server_root(tmp_path / "mine"), lambda root: find_triton(root, home)),
+        (wheel.wheel_dir(home), lambda _: find_triton(None, home, tmp_path / "ngc")),
+    ):
+        stub = next(root.glob("backends*/python/triton_python_backend_stub"))
+        stub.chmod(0o100)
+        found(root)
+        assert stub.stat().st_mode & 0o777 == 0o555
+
+
 def test_command_line(home: Path, tmp_path: Path) -> None:
     spec = TritonSpec(Path("/models"), ("llm", "slot"), host="127.0.0.2", load_timeout_s=60)
     command = triton_command(

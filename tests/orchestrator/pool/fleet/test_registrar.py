@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -10,6 +11,7 @@ from aiohttp import web
 from orchestrator.instances.discovery import SourceError, WatchedFile
 from orchestrator.pool.fleet import registrar as registrars
 from orchestrator.pool.fleet.registrar import AddressList, CannotTell, HttpTarget, Registrar
+from orchestrator.pool.operator_key import keep_key, key_file
 from tests.orchestrator.conftest import MakeService, MakeWorker
 
 PATIENCE_S = 10.0
@@ -95,6 +97,25 @@ async def test_what_is_ready_is_told_with_the_key_and_what_is_not_is_taken_off(
         await registrar.told(PATIENCE_S)
         assert fake.known == {}
     assert rig.warned == []
+
+
+async def test_or25_without_a_key_it_is_the_one_that_is_kept_on_this_machine(
+    fake: FakeOrchestrator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+    at = urlsplit(fake.url)
+    path = key_file(tmp_path, at.hostname or "", at.port or 0)
+    keys = [await asyncio.to_thread(keep_key, path)]
+    async with Rig().registrar as registrar:
+        target = HttpTarget(fake.url, "", 45.0)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({"a:1"}))
+        await registrar.told(PATIENCE_S)
+        await asyncio.to_thread(path.unlink)  # as of one that was restarted
+        keys.append(await asyncio.to_thread(keep_key, path))
+        registrar.set_ready(frozenset({"b:1"}))
+        await registrar.told(PATIENCE_S)
+    assert fake.keys == {f"Bearer {key}" for key in keys}
 
 
 async def test_one_that_was_restarted_hears_of_all_within_a_renewal(fake: FakeOrchestrator) -> None:

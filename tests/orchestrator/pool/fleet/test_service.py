@@ -217,6 +217,12 @@ async def test_check_says_what_would_start_and_what_stands_against_it(tmp_path: 
     assert "there is no model '/nowhere'" in planned["none"].problem
 
 
+async def test_check_says_that_a_triton_is_none(tmp_path: Path) -> None:
+    file = parse_pool_file('[pool]\ntriton = "/bin/sh"\n' + ONE)
+    (planned,) = await plan(file, tmp_path, FakeGpus())
+    assert "No Triton server at /bin/sh" in planned.problem
+
+
 async def test_a_folder_that_others_may_write_to_is_no_home(running: Running) -> None:
     """Its lock could be a link to anything, and its list of instances anybody's."""
     running.home.mkdir()
@@ -282,7 +288,9 @@ async def test_another_machine_that_would_be_told_our_loopback_is_said(
     running: Running, monkeypatch: pytest.MonkeyPatch, url: str, pool: str, warns: bool
 ) -> None:
     monkeypatch.setenv("TIDEGATE_LANE_TOKEN", "x" * 32)
-    monkeypatch.setattr(service_module, "HttpTarget", lambda url, *_: AddressList(running.folder))
+    monkeypatch.setattr(
+        service_module, "HttpTarget", lambda *_: AddressList(running.folder / "told")
+    )
     running.ask_for(ONE + f'[orchestrators]\nregister = ["{url}"]\n', pool)
     await running.start()
     said = [text for text in running.said(EventKind.WARNED) if "only this machine reaches" in text]

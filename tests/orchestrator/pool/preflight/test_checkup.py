@@ -14,6 +14,7 @@ from orchestrator.pool.errors import MachineUnfit
 from orchestrator.pool.preflight import checkup, cpu, gpu, host, slot
 from orchestrator.pool.preflight.checkup import Finding, Verdict, Wanted, examine
 from tidegate.cli.main import main
+from worker.extras import pip_install
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -72,7 +73,7 @@ def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(metadata, "version", version)
     assert found("torch").verdict is Verdict.FAIL
-    assert found("numba").advice == "pip install 'tidegate[cpu]'"
+    assert found("numba").advice == pip_install("cpu")
     assert found("numba").verdict is Verdict.WARN
     assert found("numba", device="cuda").verdict is Verdict.OK
 
@@ -83,8 +84,8 @@ def test_clips_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name in there or None)
     assert found("slot").verdict is Verdict.WARN
     assert found("slot").found.startswith("av and espeakng-loader not installed")
-    assert found("slot").advice == "pip install 'tidegate[slot]'"
-    with pytest.raises(MachineUnfit, match=r"needs av and espeakng-loader, .*tidegate\[slot\]"):
+    assert found("slot").advice == pip_install("slot")
+    with pytest.raises(MachineUnfit, match=r"needs av and espeakng-loader, .*pip install .av>=14"):
         slot.check_slot()
     there.add("av")
     assert slot.lacking("kokoro, espeak") == ("espeakng-loader",)

@@ -133,5 +133,5 @@ def test_without_the_package_the_way_to_it_is_said(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "pynvml", None)
     reader = NvmlWhenNeeded()
     assert reader.faults() == [], "nobody has asked for a GPU"
-    with pytest.raises(GpuUnavailable, match=r"pip install 'tidegate\[gpu\]'"):
+    with pytest.raises(GpuUnavailable, match="pip install 'nvidia-ml-py>=12'"):
         reader.devices()

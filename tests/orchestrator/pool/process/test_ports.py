@@ -25,6 +25,13 @@ def test_free_ports_are_different_and_can_be_listened_on() -> None:
         require_free("127.0.0.1", port, "")
 
 
+def test_ports_that_others_asked_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, free = free_ports(2)
+    monkeypatch.setattr(ports.random, "sample", lambda *_, **__: [asked, free])
+    assert free_ports(1, but={asked}) == [free]
+    assert asked not in free_ports(3, but={asked, free})
+
+
 def test_no_outgoing_connection_is_given_one_of_them() -> None:
     """A server may listen seconds later."""
     outgoing = range(int(ports._OUTGOING_PORTS.read_text().split()[0]), 65536)

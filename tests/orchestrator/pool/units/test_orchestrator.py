@@ -1,18 +1,38 @@
 """The orchestrator as a child process: what it waits for, and what it does not."""
 
+import asyncio
+import itertools
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.pool.errors import StartFailed
 from orchestrator.pool.launcher import Launcher
+from orchestrator.pool.paths import ROOT
+from orchestrator.pool.process.http_get import get
 from orchestrator.pool.process.ports import free_ports
 from orchestrator.pool.spec import EventKind, LaunchEvent, LaunchSpec
+from orchestrator.pool.units import orchestrator as orchestrator_module
 from orchestrator.pool.units.orchestrator import OrchestratorProcess
 from tests.support.fake_worker import FakeWorker, make_card
 
+SLOW_JOURNAL = """
+import os, sqlite3, time
+
+connect = sqlite3.connect
+
+def connect_later(*args, **kwargs):
+    while not os.path.exists({go_on!r}):
+        time.sleep(0.01)
+    return connect(*args, **kwargs)
+
+sqlite3.connect = connect_later
+"""
+"""A journal is opened once that file is there."""
 StartInFront = Callable[..., Awaitable[OrchestratorProcess]]
 
 
@@ -59,6 +79,52 @@ async def test_what_is_not_served_is_told_when_the_rest_is_and_the_launcher_pass
     await Launcher(LaunchSpec(load_timeout_s=60.0), events.append)._start(process)
     (warning,) = [event.text for event in events if event.kind is EventKind.WARNED]
     assert warning.endswith("'nothing'; plain prompts are served, chats are refused")
+
+
+async def test_one_that_says_that_it_starts_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opens a journal, which may take longer than a start that says nothing."""
+    go_on, health_port = tmp_path / "go on", free_ports(1)[0]
+    (tmp_path / "sitecustomize.py").write_text(SLOW_JOURNAL.format(go_on=str(go_on)))
+    process = OrchestratorProcess(
+        "127.0.0.1",
+        free_ports(1)[0],
+        {
+            "TIDEGATE_INSTANCES": f"127.0.0.1:{free_ports(1)[0]}",
+            "TIDEGATE_TOKEN": "",
+            "TIDEGATE_JOURNAL_PATH": str(tmp_path / "journal"),
+            "TIDEGATE_HEALTH_PORT": str(health_port),
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+        },
+        log=tmp_path / "orchestrator.log",
+    )
+    try:
+        starting = asyncio.create_task(process.start())
+        while (answer := await get("127.0.0.1", process.port, "/health/live"))[0] is None:
+            assert not starting.done(), starting.result()
+        assert answer == (200, b'{"status":"starting"}')
+        async with asyncio.timeout(30.0):
+            while (answer := await get("127.0.0.1", health_port, "/health/live"))[0] is None:
+                pass
+        assert answer == (200, b'{"status":"starting"}')
+        for path, said in (("/health/ready", b"starting"), ("/v1/models", b"not_ready")):
+            status, body = await get("127.0.0.1", process.port, path)
+            assert status == 503 and said in body
+        hours = itertools.count(step=3600.0)
+        monkeypatch.setattr(
+            orchestrator_module, "time", SimpleNamespace(monotonic=lambda: next(hours))
+        )
+        with pytest.raises(TimeoutError):  # and not ``StartFailed``, whatever the clock says
+            await asyncio.wait_for(process.resume(), 0.2)
+        monkeypatch.undo()
+        assert not starting.done()
+        go_on.touch()
+        await starting
+        status, body = await get("127.0.0.1", process.port, "/health/live")
+        assert (status, body) == (200, b'{"status":"live"}')
+    finally:
+        await process.stop(0.0)
 
 
 async def test_who_waits_in_vain_hears_what_for(tmp_path: Path) -> None:

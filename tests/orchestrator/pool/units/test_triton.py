@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -12,7 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.pool import supervise
-from orchestrator.pool.engines.triton import TritonPorts, TritonSpec, find_triton
+from orchestrator.pool.engines.triton import TritonInstall, TritonPorts, TritonSpec, find_triton
 from orchestrator.pool.errors import StartFailed
 from orchestrator.pool.paths import state_dir
 from orchestrator.pool.process.ports import free_ports
@@ -36,18 +38,23 @@ class Run:
     def __init__(self, tmp_path: Path, marked: Marked) -> None:
         self.marked = marked
         self._tmp_path = tmp_path
+        self.repository = tmp_path / "models"
         self._made: list[TritonInstance] = []
         self.warnings: list[str] = []
 
-    @property
-    def repository(self) -> Path:
-        return self._tmp_path / "models"
-
-    def make(self, source: str, *, is_locked: bool = True) -> TritonInstance:
+    def make(
+        self,
+        source: str,
+        *,
+        is_locked: bool = True,
+        install: TritonInstall | None = None,
+        metrics_port: int = 0,
+    ) -> TritonInstance:
         repository = write_model(self.repository, "tiny", source)
+        http, grpc_port, metrics = free_ports(3)
         made = TritonInstance(
             "triton",
-            find_triton(None, state_dir()),
+            install or find_triton(None, state_dir()),
             TritonSpec(
                 repository,
                 ("tiny",),
@@ -55,7 +62,7 @@ class Run:
                 load_timeout_s=60.0,
                 is_locked=is_locked,
             ),
-            TritonPorts(*free_ports(3)),
+            TritonPorts(http, grpc_port, metrics_port or metrics),
             log=self._tmp_path / "triton.log",
             warn=self.warnings.append,
         )
@@ -89,6 +96,53 @@ async def test_a_planned_end_finalizes_and_leaves_nothing(run: Run) -> None:
     await triton.stop(1.0)
     run.marked.wait_gone(regions)
     await triton.stop(1.0)  # idempotent
+
+
+async def test_paths_that_a_shell_would_take_apart_are_served(run: Run, tmp_path: Path) -> None:
+    """Triton starts a model by ``bash -c "exec …"`` and quotes nothing."""
+    strange = tmp_path / "a b ü; $(touch shell)"
+    strange.mkdir()
+    installed = find_triton(None, state_dir())
+    (strange / "backends").symlink_to(installed.backend_dir)
+    run.repository = strange / "models"
+    triton = run.make(QUIET, install=replace(installed, backend_dir=strange / "backends"))
+    await triton.start()
+    regions = run.marked.regions()
+    (prefix,) = {name[: len("tidegate_") + 13] for name in regions}
+    assert os.readlink(f"/dev/shm/{prefix}models") == str(strange / "models")
+    await triton.stop(1.0)
+    run.marked.wait_gone(regions | {f"{prefix}models", f"{prefix}backends"})
+    assert "shell" not in os.listdir()
+
+
+async def test_a_model_whose_process_cannot_be_started_is_told_at_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton would wait for it until the load timeout."""
+    monkeypatch.setattr(instance_module, "_UNNOTICED_S", 0.2)
+    installed = find_triton(None, state_dir())
+    backend = tmp_path / "backends" / "python"
+    backend.mkdir(parents=True)
+    for file in (installed.backend_dir / "python").iterdir():
+        (backend / file.name).symlink_to(file)
+    stub = backend / "triton_python_backend_stub"
+    stub.unlink()
+    stub.write_text("#!/nowhere\n")
+    stub.chmod(0o755)
+    triton = run.make(QUIET, install=replace(installed, backend_dir=tmp_path / "backends"))
+    with pytest.raises(StartFailed, match=r"ended:\na model's .* be started: .*_stub: "):
+        await triton.start()
+    await triton.stop(0.0)
+    run.marked.wait_gone(set())
+
+
+async def test_a_server_that_lacks_one_of_its_ports_was_never_started(run: Run) -> None:
+    """It serves gRPC before it finds the last of its ports taken, and then ends."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        triton = run.make(QUIET, metrics_port=holder.getsockname()[1])
+        with pytest.raises(StartFailed, match=r"(?i)failed to start Metrics service.*in use"):
+            await triton.start()
+        await triton.stop(0.0)
 
 
 async def test_a_model_that_never_finalizes_is_killed(run: Run) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from orchestrator.tasks.journal import writer
-from orchestrator.tasks.journal.operations import Operation
+from orchestrator.tasks.journal.operations import Operation, Tokens
+from orchestrator.tasks.journal.records import StoredTokens
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
-from tests.support.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker, Plan
 
 TASK: dict[str, Any] = {"prompt": "hi", "max_tokens": 6, "durable": True}
 
@@ -45,6 +46,41 @@ async def events_of(service: Service, task_id: str, after: str = "") -> list[Eve
 async def ready_of(service: Service) -> tuple[int, Any]:
     async with service.http.get("/health/ready") as response:
         return response.status, await response.json()
+
+
+async def until_journalled(service: Service, tokens: int) -> None:
+    """So many tokens of the one task that lives are on the disk."""
+    durable = service.orchestrator.stages.durable
+    assert durable is not None
+    await service.until(lambda: [entry.tokens for entry in durable._live.values()] == [tokens])
+    commits = durable.commits
+    durable._writer.put(Tokens(0, 0, StoredTokens(b"", [])))
+    await service.until(lambda: durable.commits > commits)
+
+
+async def running(service: Service, worker: FakeWorker, **changes: object) -> str:
+    """A task, of ten tokens as a rule, four of which are in the journal; it stands still there."""
+    letters = service.orchestrator.model("").tokens
+    plan = Plan(stall_at=4, speak=lambda at: (70 + at, letters.text_of([70 + at])))
+    worker.plan = lambda job: plan
+    terms = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 10}
+    task_id = await task_of(service, **(terms | changes))
+    await until_journalled(service, 4)
+    return task_id
+
+
+def speaking(service: Service, shift: int = 0, **changes: object) -> Plan:
+    letters = service.orchestrator.model("").tokens
+    return Plan(
+        speak=lambda at: (70 + at + shift, letters.text_of([70 + at + shift])),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def recovered(service: Service) -> dict[str, int]:
+    durable = service.orchestrator.stages.durable
+    assert durable is not None
+    return dict(durable.recovered)
 
 
 def hold_writes(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:

@@ -14,8 +14,8 @@ import pytest
 from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.tasks.journal import reader, writer
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
-from orchestrator.tasks.journal.operations import Ended, Tokens
-from orchestrator.tasks.journal.records import StoredTokens, unpack_ids
+from orchestrator.tasks.journal.operations import Ended
+from orchestrator.tasks.journal.records import unpack_ids
 from tests.orchestrator.conftest import MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import (
     Disk,
@@ -23,51 +23,19 @@ from tests.orchestrator.tasks.journal.conftest import (
     events_of,
     hold_writes,
     ready_of,
+    recovered,
+    running,
+    speaking,
     status_of,
     submit,
     task_of,
+    until_journalled,
 )
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.steady_loop import advance
 from worker.protocol import Submit
 
 SECRET = "the password is swordfish"
-
-
-async def until_journalled(service: Service, tokens: int) -> None:
-    """So many tokens of the one task that lives are on the disk."""
-    durable = service.orchestrator.stages.durable
-    assert durable is not None
-    await service.until(lambda: [entry.tokens for entry in durable._live.values()] == [tokens])
-    commits = durable.commits
-    durable._writer.put(Tokens(0, 0, StoredTokens(b"", [])))
-    await service.until(lambda: durable.commits > commits)
-
-
-async def running(service: Service, worker: FakeWorker, **changes: object) -> str:
-    """A task of ten tokens, four of which are in the journal; it stands still there."""
-    letters = service.orchestrator.model("").tokens
-    plan = Plan(stall_at=4, speak=lambda at: (70 + at, letters.text_of([70 + at])))
-    worker.plan = lambda job: plan
-    task_id = await task_of(
-        service, prompt=None, prompt_token_ids=[70, 71, 72], max_tokens=10, **changes
-    )
-    await until_journalled(service, 4)
-    return task_id
-
-
-def speaking(service: Service, shift: int = 0, **changes: object) -> Plan:
-    letters = service.orchestrator.model("").tokens
-    return Plan(
-        speak=lambda at: (70 + at + shift, letters.text_of([70 + at + shift])),
-        **changes,  # type: ignore[arg-type]
-    )
-
-
-def recovered(service: Service) -> dict[str, int]:
-    durable = service.orchestrator.stages.durable
-    assert durable is not None
-    return dict(durable.recovered)
 
 
 @pytest.mark.parametrize("cut", range(4))
@@ -105,6 +73,26 @@ async def test_every_prefix_of_a_life_has_one_end(
     last = (await events_of(third, task_id))[-1]
     assert (last.event, last.data) == (events[-1].event, events[-1].data)
     assert recovered(third) == {} and len(worker.submits) == (1 if cut == 3 else 2)
+
+
+async def test_dl18_what_was_decoding_before_a_restart_is_no_wait_after_it(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    service = await restarts.start(worker)
+    task_id = await running(service, worker)
+    [task] = service.orchestrator._live
+    *_, decode_s = task.time_spent.seconds(service.clock.now())
+    assert decode_s > 0
+    await restarts.die()
+    worker.plan = lambda job: Plan(stall_at=0)
+    again = await restarts.start(worker)
+    [task] = again.orchestrator._live
+    assert task.id == task_id
+    now = again.clock.now()
+    *_, decode_again_s = task.time_spent.seconds(now)
+    # What it had decoded when its tokens were written, and not the time when nobody served it.
+    assert 0 < decode_again_s < decode_s
+    assert sum(task.time_spent.seconds(now)) == pytest.approx(now - task.marks.received)
 
 
 async def test_one_whose_deadline_has_passed_is_closed_as_such(
@@ -321,12 +309,13 @@ async def test_a_planned_end_leaves_durable_tasks_to_the_next_process(
     assert [int(event.id) for event in events] == list(range(6, 13)) and events[-1].event == "end"
 
 
+@pytest.mark.parametrize("on_deadline", ["error", "partial"])
 async def test_a_drain_that_is_taken_back_takes_its_tasks_back(
-    restarts: Restarts, worker: FakeWorker
+    restarts: Restarts, worker: FakeWorker, on_deadline: str
 ) -> None:
     """OR-14: there is no next process then, and nobody else would ever end them."""
     service = await restarts.start(worker)
-    task_id = await running(service, worker)
+    task_id = await running(service, worker, on_deadline=on_deadline)
     lifecycle = service.parts.lifecycle
     await lifecycle.drain(0.0)
     plan = speaking(service)
@@ -336,6 +325,8 @@ async def test_a_drain_that_is_taken_back_takes_its_tasks_back(
     assert [int(event.id) for event in events] == list(range(6, 13)) and events[-1].event == "end"
     assert service.orchestrator.live_tasks == 0 and len(service.orchestrator.store) == 1
     # It was offered once, and met: the drain is in no book.
+    tallies = service.orchestrator.stages.prediction.calibration.tallies.values()
+    assert not any(tally.given for tally in tallies)  # it is of those that went on
     assert [record.task_id for record in service.journal.records] == [task_id]
     assert service.outcomes() == ["met"]
     assert service.metric("tidegate_offered_total", api="tasks") == 1
@@ -368,6 +359,46 @@ async def test_one_whose_only_instance_is_lost_waits_for_it(
     assert again.submits[0].sampling.max_tokens == 10 - tokens
     assert [int(event.id) for event in events] == list(range(13)) and events[-1].event == "end"
     assert service.outcomes() == ["met"]
+
+
+async def test_all_that_a_lost_instance_had_wait_for_it(
+    restarts: Restarts, worker: FakeWorker, make_worker: MakeWorker
+) -> None:
+    """More than the budget of retries would send again."""
+    service = await restarts.start(worker)
+    worker.plan = lambda job: Plan(stall_at=0)
+    ids = [await task_of(service, deadline_ms=60_000) for _ in range(16)]
+    await worker.until(lambda: worker.running == 16)
+    await worker.stop()
+    await service.until(lambda: len(service.orchestrator.queue) == 16 or bool(service.outcomes()))
+    await make_worker(port=worker.port)
+    ends = await asyncio.gather(*(events_of(service, task_id) for task_id in ids))
+    assert [events[-1].event for events in ends] == ["end"] * 16
+
+
+async def test_a_cut_of_all_lanes_costs_one_try(
+    restarts: Restarts, make_worker: MakeWorker
+) -> None:
+    """A text would be sent to one dead lane after the other, until it had no try left."""
+    workers = [await make_worker() for _ in range(2)]
+    service = await restarts.start(*workers, attempts=2)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    for worker in workers:
+        worker.plan = lambda job: speaking(service, stall_at=4)
+    terms = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 10}
+    task_id = await task_of(service, **terms)
+    await service.until_tokens(4)
+    service.hold_time()
+    ((first, other),) = ([w, o] for w, o in (workers, workers[::-1]) if w.running)
+    await first.stop()
+    await service.until(lambda: service.orchestrator.store.get(task_id).attempts == 1)
+    await other.stop()
+    await service.until(lambda: not any(i.ready for i in service.orchestrator.registry))
+    service.leap(1.0)
+    back = await make_worker(port=first.port)
+    back.plan = lambda job: speaking(service)
+    events = await events_of(service, task_id)
+    assert [int(event.id) for event in events] == list(range(13)) and events[-1].event == "end"
 
 
 async def test_the_books_balance_over_a_drain_that_stays(

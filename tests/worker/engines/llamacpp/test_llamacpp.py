@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.checkpoints import DEMO, LLAMA3_ROPE, YARN, make_checkpoint
+from tests.support.checkpoints import DEMO, LLAMA3_ROPE, ROPE, YARN, edit_config, make_checkpoint
 from tests.support.lazy import transformers
 from tests.support.tokenizers_of_all_kinds import _corpus, byte_level
 
@@ -133,9 +133,17 @@ def run(demo_gguf: Path) -> Iterator[Run]:
         ("llama", {}),
         ("llama", {"tie_word_embeddings": True}),
         ("llama", {"rope_parameters": LLAMA3_ROPE}),
+        ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2.5}}),
+        ("llama", {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.5}}),
         ("llama", {"rope_parameters": YARN}),
+        ("llama", {"rope_parameters": YARN | {"attention_factor": 0.7}}),
+        ("llama", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}),
+        ("llama", {"rope_parameters": YARN | {"mscale": 0.7}}),
+        ("mistral", {"sliding_window": None, "rope_parameters": YARN | {"attention_factor": 1.0}}),
         ("qwen2", {}),
+        ("qwen2", {"rope_parameters": YARN | {"attention_factor": 0.7}}),
         ("qwen3", {"head_dim": 16}),
+        ("qwen3", {"head_dim": 16, "rope_parameters": YARN | {"mscale": 1, "mscale_all_dim": 1}}),
     ],
 )
 def test_logits_are_those_of_transformers(
@@ -144,11 +152,25 @@ def test_logits_are_those_of_transformers(
     folder = make_folder(tmp_path / "checkpoint", kind, **changes)
     convert(folder, tmp_path / "m.gguf", "f32")
     context = open_context(tmp_path / "m.gguf")
-    ids = [3, 200, 57, 120, 9, 33, 181, 64, 250, 18]
+    ids = [3, 200, 57, 120, 9, 33, 181, 64, 250, 18] * 10  # beyond what was trained, with YaRN
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         theirs = model(torch.tensor([ids])).logits[0, -1].numpy()
     ours = context.compute([Piece(0, 0, ids, True)])[0].copy()
+    context.close()
+    np.testing.assert_allclose(ours, theirs, atol=2e-3 * float(np.abs(theirs).max()))
+
+
+def test_a_head_that_is_stored_counts_though_it_is_said_to_be_tied(tmp_path: Path) -> None:
+    """As in transformers, where it differs from the embedding."""
+    folder = make_folder(tmp_path / "checkpoint", tie_word_embeddings=False)
+    edit_config(folder, tie_word_embeddings=True)
+    convert(folder, tmp_path / "m.gguf", "f32")
+    context = open_context(tmp_path / "m.gguf")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        theirs = model(torch.tensor([[3, 200, 57]])).logits[0, -1].numpy()
+    ours = context.compute([Piece(0, 0, [3, 200, 57], True)])[0].copy()
     context.close()
     np.testing.assert_allclose(ours, theirs, atol=2e-3 * float(np.abs(theirs).max()))
 

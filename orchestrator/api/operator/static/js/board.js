@@ -204,7 +204,7 @@ class InstanceCard {
     this.kv.show(used ?? 0, total, total ? percent(used / total) : "–");
     const facts = [
       ["tokens/s now", count(this.#pace(instance, seenAt))],
-      ["at full load", count(instance.perf_tokens_per_s)],
+      ["best of late", count(instance.perf_tokens_per_s)],
       ["first token", ms(instance.first_token_ms)],
       ["breaker", instance.breaker],
     ];
@@ -245,7 +245,7 @@ class InstanceCard {
     if (action === "drain" && !confirm(`Give ${this.address} no new work? What runs there finishes.`)) return;
     const path = `/v2/instances/${encodeURIComponent(this.address)}/${action}`;
     try {
-      await call("POST", path, { headers: { "X-Tidegate-Admin": "1" } });
+      await call("POST", path);
     } catch (error) {
       this.what.textContent = error.message;
     }

@@ -6,6 +6,7 @@ const MOST_POINTS = 600;
 const MOST_FINISHES = 200;
 const AGAIN_MS = 1500;
 const SILENT_MS = 10_000;
+const GAP_MS = 5000; // nobody watched for so long: nothing is known of the time between
 
 export class Feed extends EventTarget {
   // Rows as the service names their columns; `change` is fired after each snapshot.
@@ -51,7 +52,7 @@ export class Feed extends EventTarget {
     try {
       for await (const { event, data } of readEvents(response, silent.signal)) {
         heard();
-        if (event === "history") this.#begin(data);
+        if (event === "history") this.begin(data);
         else if (event === "overview") this.#take(data);
       }
     } finally {
@@ -59,9 +60,11 @@ export class Feed extends EventTarget {
     }
   }
 
-  #begin({ columns, rows, finishes }) {
+  // What was known before this page watched.
+  begin({ columns, rows, finishes }) {
     this.columns = columns;
-    this.rows = rows;
+    this.rows = [];
+    for (const row of rows) this.#add(row);
     this.finishes = finishes;
   }
 
@@ -70,11 +73,21 @@ export class Feed extends EventTarget {
     if (this.latest && this.latest.started_unix !== snapshot.started_unix) this.rows = [];
     this.latest = snapshot;
     const row = this.#rowOf(snapshot);
-    if (this.rows.at(-1)?.[0] !== row[0]) this.rows.push(row);
+    if (this.rows.at(-1)?.[0] !== row[0]) this.#add(row);
     this.rows.splice(0, this.rows.length - MOST_POINTS);
     this.finishes.push(...snapshot.finishes);
     this.finishes.splice(0, this.finishes.length - MOST_FINISHES);
     this.dispatchEvent(new Event("change"));
+  }
+
+  // With a row of nothing before it where nobody watched, so that no curve is drawn across.
+  #add(row) {
+    const at = this.columns.indexOf("unix_ms");
+    const before = this.rows.at(-1);
+    if (before && row[at] - before[at] > GAP_MS) {
+      this.rows.push(row.map((_, column) => (column === at ? before[at] + 1000 : null)));
+    }
+    this.rows.push(row);
   }
 
   #rowOf({ unix_ms, totals, queue, instances }) {
@@ -91,10 +104,16 @@ export class Feed extends EventTarget {
   }
 }
 
-// Change per second over the last `span` rows; null where there is no earlier one.
+// Change per second over the last `span` rows; null where there is no earlier one, or where nobody
+// watched in between.
 export function rates(totals, seconds, span = 5) {
+  let begin = 0; // of the rows that follow each other
   return totals.map((total, at) => {
-    const from = Math.max(0, at - span);
+    if (total === null) {
+      begin = at + 1;
+      return null;
+    }
+    const from = Math.max(begin, at - span);
     const passed = seconds[at] - seconds[from];
     return passed > 0 ? Math.max(0, (total - totals[from]) / passed) : null;
   });

@@ -20,6 +20,15 @@ const status = new Status(feed);
 
 // ── the service's key ──────────────────────────────────────────────────────────────────────────
 
+// An address that `tidegate up` prints has the operators' key behind its "#"; it does not stay there.
+function takeKey() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (!given) return;
+  key.set(given);
+  history.replaceState(null, "", location.pathname);
+  $("key-button").hidden = false;
+}
+
 let asking = null;
 onKeyWanted((error, used) => {
   // Somebody else has asked meanwhile, and got one.
@@ -29,9 +38,8 @@ onKeyWanted((error, used) => {
 });
 
 function askForKey(error, used) {
-  $("key-why").textContent = used
-    ? `${error.message}. `
-    : "It is kept in this tab only, and sent to this service only.";
+  const kept = "It is kept in this tab only, and sent to this service only.";
+  $("key-why").textContent = used || error.details.field ? `${error.message}. ${kept}` : kept;
   $("key").value = "";
   $("key-button").hidden = false;
   const dialog = $("key-dialog");
@@ -84,9 +92,11 @@ function show() {
   board.draw();
 }
 addEventListener("hashchange", () => {
+  takeKey();
   show();
   scrollTo(0, 0);
 });
+takeKey();
 show();
 
 // ── keyboard ───────────────────────────────────────────────────────────────────────────────────

@@ -39,7 +39,10 @@ export class Playground {
     });
     $("cancel").addEventListener("click", () => this.cancel());
     for (const button of document.querySelectorAll("[data-try]")) {
-      button.addEventListener("click", () => this.#fill(TRIES[button.dataset.try]));
+      button.addEventListener("click", () => {
+        this.#fill(TRIES[button.dataset.try]);
+        this.submit();
+      });
     }
   }
 

@@ -4,6 +4,7 @@ import { el, ms } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 216;
+const LABEL_WIDTH = 56;
 const EDGE = { left: 52, right: 14, top: 8, bottom: 26 };
 
 function draw(tag, attributes, ...children) {
@@ -37,6 +38,15 @@ function ticks(low, high) {
   return found.length > 6 ? found.filter((tick) => Math.log10(tick) % 1 < 1e-9) : found;
 }
 
+// Which ticks of a row have room for their words.
+function withRoom(ticks, position) {
+  const kept = [];
+  for (const tick of ticks) {
+    if (!kept.length || position(tick) - position(kept.at(-1)) >= LABEL_WIDTH) kept.push(tick);
+  }
+  return kept;
+}
+
 function scaleOf(low, high, from, to) {
   const share = (to - from) / Math.log(high / low);
   return (value) => from + share * Math.log(Math.min(high, Math.max(low, value)) / low);
@@ -55,13 +65,16 @@ export function drawFinishes(box, finishes) {
     ? `${finishes.length} requests; ${near} ended within a factor of 1.5 of what was predicted`
     : "no request has ended yet";
   const plot = canvas(width, label);
-  for (const tick of ticks(low, high)) {
+  const all = ticks(low, high);
+  for (const tick of all) {
     plot.append(
       draw("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: y(tick), y2: y(tick) }),
       draw("line", { class: "grid", x1: x(tick), x2: x(tick), y1: EDGE.top, y2: HEIGHT - EDGE.bottom }),
       text(EDGE.left - 6, y(tick) + 4, tickWords(tick)),
-      text(x(tick), HEIGHT - EDGE.bottom + 17, tickWords(tick), "middle"),
     );
+  }
+  for (const tick of withRoom(all, x)) {
+    plot.append(text(x(tick), HEIGHT - EDGE.bottom + 17, tickWords(tick), "middle"));
   }
   plot.append(draw("line", { class: "even", x1: x(low), y1: y(low), x2: x(high), y2: y(high) }));
   for (const [predicted, actual, deadline, outcome] of finishes) {

@@ -6,6 +6,7 @@ const WORDS = {
   ready: "ready",
   not_ready: "no instance is up yet",
   near_exhaustion: "the queue is almost full",
+  exhausted: "the queue is full: new requests are refused",
   degraded: "no durable tasks: the journal cannot be written",
   draining: "draining: no new work",
   unreachable: "not reachable, trying again",

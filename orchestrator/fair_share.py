@@ -4,12 +4,20 @@ FAIR_LAG_JOBS = 4.0
 _SMOOTHING = 0.05
 _TENANTS = 1024
 """Those that came last are kept: more than wait at a time, so that only idle ones are dropped."""
+SHARE_OF_THE_REST = 3
+"""So many times what is left of something bounded one tenant may hold: one alone three quarters of
+it, two 3/7 each, so that whoever comes next finds room (dynamic thresholds; Choudhury and Hahne,
+1998)."""
 
 
 class FairShares:
-    """What tenants have been served, as virtual time; an idle one saves nothing up."""
+    """What tenants have been served, as virtual time; an idle one saves nothing up.
 
-    def __init__(self) -> None:
+    One that has had up to ``lag_jobs`` mean jobs more than the least served counts as equal to it.
+    """
+
+    def __init__(self, lag_jobs: float = FAIR_LAG_JOBS) -> None:
+        self._lag_jobs = lag_jobs
         self._served_ms: dict[str, float] = {}
         self._floor_ms = 0.0
         self._mean_ms = 0.0
@@ -29,7 +37,7 @@ class FairShares:
 
     @property
     def _lag_ms(self) -> float:
-        return FAIR_LAG_JOBS * self._mean_ms
+        return self._lag_jobs * self._mean_ms
 
     def of(self, tenant: str) -> float:
         return max(self._served_ms.get(tenant, 0.0), self._floor_ms)

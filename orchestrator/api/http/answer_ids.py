@@ -1,0 +1,24 @@
+"""What answers are called in each dialect, made of their task's id, and back."""
+
+from orchestrator.tasks.job import Api
+from orchestrator.tasks.task import Task
+
+ID_PREFIXES = {
+    Api.CHAT: "chatcmpl-",
+    Api.COMPLETIONS: "cmpl-",
+    Api.RESPONSES: "resp_",
+    Api.MESSAGES: "msg_",
+}
+
+
+def answer_id(task: Task) -> str:
+    """What the client's answer is called; a request with several choices has one for all."""
+    return ID_PREFIXES.get(task.job.api, "") + task.leader_id
+
+
+def task_id_of(name: str) -> str:
+    """The task's own id, of that or of its answer's."""
+    for prefix in ID_PREFIXES.values():
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name

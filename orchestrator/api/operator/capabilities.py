@@ -1,0 +1,53 @@
+"""``GET /v2/capabilities``: what this service can do, and within which bounds (OR-2)."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from aiohttp import web
+
+from orchestrator.api.config import CONFIG
+from orchestrator.api.http.context import ORCHESTRATOR
+from orchestrator.api.http.responses import json_response
+from orchestrator.service import Orchestrator
+from orchestrator.tasks.job import Api
+from worker.protocol import Feature, OnDeadline
+
+try:
+    _VERSION = version("tidegate")
+except PackageNotFoundError:  # run from a tree that is not installed
+    _VERSION = "0"
+
+
+async def capabilities(request: web.Request) -> web.Response:
+    """For clients that ask before they send; what an instance alone can do, its own page says."""
+    orchestrator = request.app[ORCHESTRATOR]
+    sessions, room = orchestrator.sessions.config, orchestrator.queue_room
+    return json_response(
+        {
+            "version": _VERSION,
+            "apis": sorted(Api),
+            "on_deadline": sorted(OnDeadline),
+            "models": sorted(orchestrator.models.by_name()),
+            "loadable": sorted(orchestrator.stages.demand.loadable()),
+            "features": _features(orchestrator),
+            "slots": orchestrator.slots.fleet.is_served,
+            "durable": orchestrator.stages.durable is not None,
+            "isolated_prefixes": orchestrator.isolate_tenants,
+            "limits": {
+                "body_bytes": request.app[CONFIG].bodies.max_bytes,
+                "default_deadline_ms": round(1000 * orchestrator.deadlines.default_s),
+                "max_deadline_ms": round(1000 * orchestrator.deadlines.max_s),
+                "max_idle_keep_s": sessions.max_idle_keep_s,
+                "queue": None if room is None else room.bound,
+            },
+        }
+    )
+
+
+def _features(orchestrator: Orchestrator) -> list[str]:
+    """What the engine of at least one instance that is ready can do."""
+    cards = [one.card for one in orchestrator.registry if one.ready and one.card is not None]
+    return [name for name in sorted(Feature) if any(name not in card.lacks for card in cards)]
+
+
+def routes() -> list[web.RouteDef]:
+    return [web.get("/v2/capabilities", capabilities)]

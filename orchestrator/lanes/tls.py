@@ -1,0 +1,185 @@
+"""TLS on the way to Triton, mutual where a certificate of ours is given (OR-25).
+
+The same settings for everything that speaks gRPC to it: lanes, clips, swaps, the plain contract,
+and the questions of whoever starts it.
+"""
+
+import asyncio
+import json
+import re
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SETTING = "TIDEGATE_TRITON_TLS"
+_OTHER_NAME = f"its certificate is for another name: see server_name of {SETTING}"
+_UNTRUSTED = f"its certificate is not trusted: ca of {SETTING} names who signs it"
+_NO_TLS = f"it speaks no TLS: unset {SETTING}, or start Triton with --grpc-use-ssl"
+_ENDED = (
+    f"it ended the TLS handshake: perhaps it asks for a certificate, or refuses ours; see {SETTING}"
+)
+_NAMES = ("Hostname mismatch", "IP address mismatch")
+_TOO_OLD = ssl.TLSVersion.TLSv1_2
+_BY_HASH = re.compile(r"[0-9a-f]{8}\.\d+", re.ASCII)
+"""What OpenSSL looks at in a folder of certificates."""
+
+
+class Tls(BaseModel):
+    """Files are PEM. They are read for each connection, so that renewed certificates count."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ca: Path | None = None
+    """The certificates of those who sign the other side's; those that the system trusts without."""
+    certificate: Path | None = None
+    """What is shown to the other side, with what leads from it to its root."""
+    key: Path | None = None
+    """The private key of ``certificate``, not encrypted."""
+    server_name: str = Field(default="", pattern=r"^[A-Za-z0-9._:-]*$")
+    """The name that Triton's certificate has, where that is not the one of its address."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Tls":
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key go together: give both, or none of them")
+        self.context()
+        return self
+
+    def context(self) -> ssl.SSLContext:
+        """For one connection of ours. Raises ``ValueError`` for files that cannot be used."""
+        try:
+            made = ssl.create_default_context(cafile=self.ca)
+        except OSError as error:  # ssl.SSLError is one
+            raise ValueError(f"ca: cannot use {self.ca}: {_said(error)}") from None
+        made.minimum_version = _TOO_OLD
+        made.set_alpn_protocols(["h2"])
+        if self.certificate is not None and self.key is not None:
+            for name, path in (("certificate", self.certificate), ("key", self.key)):
+                _read(name, path)
+            try:
+                # Without a password of ours OpenSSL would ask whoever sits at the terminal.
+                made.load_cert_chain(self.certificate, self.key, password=lambda: b"")
+            except OSError as error:
+                raise ValueError(
+                    f"certificate: cannot use {self.certificate} with the key {self.key}: "
+                    f"{_said(error)}"
+                ) from None
+        return made
+
+    def check_served(self, host: str) -> None:
+        """Whether a Triton that shows ``certificate`` can be spoken to from here as ``host``, by
+        whoever has the same settings. Raises ``ValueError``.
+        """
+        if self.certificate is None or self.key is None:
+            raise ValueError("a Triton that is started here needs certificate and key")
+        client = self.context()  # reads all files
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(self.certificate, self.key)
+        if self.ca is not None:
+            server.load_verify_locations(self.ca)
+            server.verify_mode = ssl.CERT_REQUIRED
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        asks = client.wrap_bio(to_client, to_server, server_hostname=self.server_name or host)
+        answers = server.wrap_bio(to_server, to_client, server_side=True)
+        try:
+            _shake_hands(asks, answers)
+        except ssl.SSLError as error:
+            raise ValueError(why_no_tls(error)) from None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """The same for gRPC's own client. Raises ``ValueError``."""
+        files = ("ca", self.ca), ("key", self.key), ("certificate", self.certificate)
+        ca, key, certificate = (path and _read(name, path) for name, path in files)
+        return grpc.ssl_channel_credentials(ca or _trusted_by_system(), key, certificate)
+
+
+def stated_tls(text: str) -> object:
+    """What an environment variable says of ``Tls``, in JSON; None for nothing. Raises
+    ``ValueError``.
+    """
+    try:
+        return json.loads(text) if text else None
+    except ValueError as error:
+        raise ValueError(f'expected JSON such as {{"ca": "/path/ca.pem"}}: {error}') from None
+
+
+def spell_tls(tls: Tls | None) -> str:
+    """What ``stated_tls`` reads."""
+    return "" if tls is None else tls.model_dump_json(exclude_defaults=True)
+
+
+async def open_channel(
+    address: str, tls: Tls | None, options: Sequence[tuple[str, str | int]]
+) -> grpc.aio.Channel:
+    """A channel of gRPC's own client to ``host:port``. Raises ``ValueError``."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    credentials = await asyncio.to_thread(tls.credentials)
+    named = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+    return grpc.aio.secure_channel(address, credentials, options=[*options, *named])
+
+
+def why_no_tls(error: Exception) -> str:
+    """What was wrong with a TLS connection, and which setting is about it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        said = error.verify_message or str(error)
+        if said.startswith(_NAMES):
+            return f"{_OTHER_NAME} ({said})"
+        return f"{_UNTRUSTED} ({said})"
+    if isinstance(error, ssl.SSLError):
+        reason = _said(error)
+        return f"{_ENDED if 'alert' in reason else _NO_TLS} ({reason})"
+    return _ENDED
+
+
+def why_no_channel(details: str, tls: Tls | None) -> str:
+    """The same of gRPC's own client, by its words; empty where they are not about TLS."""
+    if "Hostname Verification" in details:
+        return _OTHER_NAME
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return _UNTRUSTED
+    if "WRONG_VERSION_NUMBER" in details:
+        return _NO_TLS
+    if "failed to connect" in details and "Socket closed" in details:
+        return f"it closes connections; if it speaks TLS, set {SETTING}" if tls is None else _ENDED
+    return ""
+
+
+def _trusted_by_system() -> bytes | None:
+    """Whose signatures ``context`` takes without ``ca``; gRPC would take a list of its own. None
+    where the system has none.
+    """
+    paths = ssl.get_default_verify_paths()
+    files = [Path(paths.cafile)] if paths.cafile else []
+    if paths.capath:
+        files += sorted(p for p in Path(paths.capath).iterdir() if _BY_HASH.fullmatch(p.name))
+    return b"\n".join(_read("ca", path) for path in files if path.is_file()) or None
+
+
+def _shake_hands(*ends: ssl.SSLObject) -> None:
+    """Both in turns. Raises ``ssl.SSLError``."""
+    waiting = list(ends)
+    while waiting:
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            if end in waiting:
+                waiting.remove(end)
+
+
+def _read(name: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{name}: cannot read {path}: {error.strerror}") from None
+
+
+def _said(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).replace("_", " ").lower()
+    return error.strerror or str(error)

@@ -1,0 +1,118 @@
+"""Where a task's time goes (DL-9, DL-18).
+
+A task is in exactly one phase at every moment, by the orchestrator's clock, so the parts of its
+budget never overlap and always sum to the time since it was received. What its worker reports only
+divides the time from dispatch to the first token, which the orchestrator cannot see into::
+
+    received ──▶ sent ─────────────▶ started ──▶ first token ──▶ ended
+       WAITING       SENT               PREFILL      DECODE
+    ├─ queue ──┼─ queue in the worker, route, prefill ┼─ decode ─┤
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from orchestrator.tasks.ending import Budget
+from worker.protocol import End
+
+
+class Phase(IntEnum):
+    """What a task is in; those before ``DECODE`` end with its attempt's first token."""
+
+    SENT = 0
+    """A worker was sent it, and has not said that it began."""
+    PREFILL = 1
+    DECODE = 2
+    WAITING = 3
+    """Being admitted, queued, paused, or between two attempts."""
+
+
+class TimeSpent:
+    """One task's time by part. All times are in seconds of the clock."""
+
+    __slots__ = ("_earlier", "_paused_in", "_since", "_spent", "_worker_wait_s", "phase")
+
+    def __init__(self, received: float) -> None:
+        self.phase = Phase.WAITING
+        self._since = received
+        self._spent = [0.0] * len(Phase)
+        """By phase, of the present attempt and of the wait before and in it."""
+        self._earlier = (0.0, 0.0, 0.0, 0.0)
+        """Queue, route, prefill and decode of the attempts before it."""
+        self._worker_wait_s: float | None = None
+        """How long the worker had the attempt in its queue; None until it has begun."""
+        self._paused_in = Phase.DECODE
+
+    def sent(self, now: float) -> None:
+        """An attempt begins."""
+        self._enter(Phase.WAITING, now)
+        self._earlier = self._parts(now, None)
+        self._spent = [0.0] * len(Phase)
+        self._worker_wait_s = None
+        self.phase = Phase.SENT
+
+    def started(self, now: float, wait_ms: float) -> None:
+        """The attempt's worker began, after ``wait_ms`` in its own queue."""
+        if self.phase is Phase.SENT:
+            self._enter(Phase.PREFILL, now)
+            self._worker_wait_s = wait_ms / 1000
+
+    def token(self, now: float) -> None:
+        """A token of the attempt; only the first one changes anything."""
+        if self.phase < Phase.DECODE:
+            self._enter(Phase.DECODE, now)
+
+    def waits(self, now: float) -> None:
+        """It is paused, or its attempt is over and another may follow."""
+        if self.phase is not Phase.WAITING:
+            self._paused_in = self.phase
+            self._enter(Phase.WAITING, now)
+
+    def resumed(self, now: float) -> None:
+        """A paused attempt goes on where it was."""
+        self._enter(self._paused_in, now)
+
+    def restore(self, spent_s: Sequence[float], now: float) -> None:
+        """Count what an earlier process had counted, in the order of ``seconds``; the time between
+        that and now it has waited. Of a clock that was set back meanwhile no part is negative."""
+        total, passed = sum(spent_s), max(0.0, now - self._since)
+        share = min(1.0, passed / total) if total > 0 else 0.0
+        queue, route, prefill, decode = (share * part for part in spent_s)
+        self._earlier = (queue, route, prefill, decode)
+        self._since += queue + route + prefill + decode
+
+    def seconds(self, now: float) -> tuple[float, float, float, float]:
+        """Queue, route, prefill and decode up to now."""
+        return self._parts(now, None)
+
+    def budget(self, now: float, left_ms: float, end: End | None = None) -> Budget:
+        """The parts up to ``now``; ``end`` is the worker's own account of the present attempt."""
+        queue, route, prefill, decode = self._parts(now, end)
+        return Budget(1000 * queue, 1000 * route, 1000 * prefill, 1000 * decode, left_ms)
+
+    def _enter(self, phase: Phase, now: float) -> None:
+        # The time of a frame is taken when it comes, which may be before what was told meanwhile.
+        now = max(now, self._since)
+        self._spent[self.phase] += now - self._since
+        self.phase, self._since = phase, now
+
+    def _parts(self, now: float, end: End | None) -> tuple[float, float, float, float]:
+        spent = self._spent.copy()
+        spent[self.phase] += max(0.0, now - self._since)
+        to_first_token = spent[Phase.SENT] + spent[Phase.PREFILL]
+        if end is not None:
+            wait, prefill = end.wait_ms / 1000, end.prefill_ms / 1000
+        elif self._worker_wait_s is not None:
+            wait, prefill = self._worker_wait_s, spent[Phase.PREFILL]
+        else:  # it has not begun: as far as is known it waits there
+            wait, prefill = to_first_token, 0.0
+        wait = min(max(0.0, wait), to_first_token)
+        prefill = min(max(0.0, prefill), to_first_token - wait)
+        route = to_first_token - wait - prefill
+        queue = spent[Phase.WAITING] + wait
+        return (
+            self._earlier[0] + queue,
+            self._earlier[1] + route,
+            self._earlier[2] + prefill,
+            self._earlier[3] + spent[Phase.DECODE],
+        )

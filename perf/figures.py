@@ -1,0 +1,271 @@
+"""Writes the figures of the documents from the recorded bundles (PF-9).
+
+    python -m perf.figures            writes README.md and docs/performance.md anew
+    python -m perf.figures --check    changes nothing; fails where they would change
+
+A document says what it wants to show in a comment, and has the result right below it::
+
+    <!-- figures
+    | tokens/s beside vLLM, 8 streams | {{ fig("peers-speed", "speed.ratio.8") }} |
+    -->
+    | tokens/s beside vLLM, 8 streams | 1.38 (1.12 … 1.99) |
+
+    - `peers-speed`: its command, commit, day and machine.
+    <!-- end of figures -->
+
+The comment is a Jinja template; ``Figures`` has what it may call. A bundle is marked old once more
+than ``MOST_CHANGED`` of the lines behind its figures have changed since its commit: then it is to
+be recorded anew, by the command that it names.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+import msgspec
+
+from perf.report.bundle import Bundle, Figure, Machine
+from perf.report.recording import RESULTS, ROOT
+from perf.report.table import number
+
+DOCUMENTS: Final = ("README.md", "docs/performance.md")
+BRIEF: Final = ("README.md",)
+"""Those that name their bundles in one line, for the other says more of them."""
+MOST_CHANGED: Final = 0.05
+"""Of the lines of the code that a figure is about, added or removed."""
+SOURCES: Final = {
+    "perf.service": ("orchestrator", "worker", "model_repository", "perf/service"),
+    "perf.engine": ("worker", "perf/engine"),
+    "perf.goodput": ("orchestrator", "worker", "perf/goodput"),
+    "perf.peers": ("orchestrator", "worker", "perf/peers"),
+    "perf.sim": (
+        "orchestrator/admission",
+        "orchestrator/dispatch",
+        "orchestrator/fair_share.py",
+        "orchestrator/placement",
+        "orchestrator/prediction",
+        "orchestrator/queue",
+        "worker/scheduler",
+        "perf/sim",
+    ),
+    "perf.slot": ("worker/media", "orchestrator/slots", "model_repository/slot", "perf/slot"),
+    "perf.swap": ("orchestrator/loading", "worker/service", "worker/engine", "perf/swap"),
+    "perf.chaos": ("orchestrator", "worker/service", "worker/engine", "perf/chaos"),
+    "perf.attack": ("orchestrator/api", "orchestrator/admission", "perf/attack"),
+}
+"""The code that the figures of each benchmark are about."""
+NAMES: Final = {
+    "no-prediction": "Tidegate by earliest deadline",
+    "edf": "earliest deadline first",
+    "fifo": "FIFO",
+    "fifo-hang-up": "FIFO, clients hang up",
+    "jitserve": "JITServe",
+    "qoserve": "QoServe",
+    "slos-serve": "SLOs-Serve",
+}
+"""Policies, as people call what keys spell."""
+_BLOCK: Final = re.compile(
+    r"(<!-- figures\n(?P<template>.*?)\n-->\n).*?(<!-- end of figures -->)", re.S
+)
+
+
+class UnknownFigure(ValueError):
+    """A document asks for a bundle or a key that there is not; the message names it."""
+
+
+class Figures:
+    """What a template may call, and the bundles that it has used."""
+
+    def __init__(self, results: Path, is_old: Callable[[str, str], bool]) -> None:
+        """``is_old``: of a commit and a command, whether the code has changed too much since."""
+        self._results = results
+        self._is_old = is_old
+        self.used: list[str] = []
+
+    def fig(self, bundle: str, key: str, scale: float = 1.0) -> str:
+        """The median and the spread, without the unit: ``1.60 (1.10 … 1.72)``."""
+        figure = self._figure(bundle, key)
+        middle = number(scale * figure.median)
+        if figure.n == 1 or figure.low == figure.high:
+            return middle
+        return f"{middle} ({number(scale * figure.low)} … {number(scale * figure.high)})"
+
+    def mid(self, bundle: str, key: str, scale: float = 1.0) -> str:
+        """The median alone, times ``scale``."""
+        return number(scale * self._figure(bundle, key).median)
+
+    def best(self, bundle: str, pattern: str, *but: str) -> str:
+        """The best of the figures whose keys match, with the name that stands for the one ``*`` of
+        ``pattern``, leaving out the names ``but``: ``18.4 (jitserve)``."""
+        before, _, after = pattern.partition("*")
+        found = {}
+        for key, figure in self._bundle(bundle).figures().items():
+            name = key.removeprefix(before).removesuffix(after)
+            if fnmatchcase(key, pattern) and "." not in name and name not in but:
+                found[name] = figure
+        if not found:
+            raise UnknownFigure(f"{bundle} has no figure like {pattern}")
+        best = (min if next(iter(found.values())).better == "lower" else max)(
+            found, key=lambda name: found[name].median
+        )
+        return f"{number(found[best].median)} ({NAMES.get(best, best)})"
+
+    def rows(self, bundle: str, *patterns: str) -> str:
+        """The figures whose keys match, as a table, in the order of ``patterns``."""
+        parts = [
+            (part.what, figure) for part in self._bundle(bundle).results for figure in part.figures
+        ]
+        lines, of_part = ["| | median (spread) | samples |", "|---|---|---|"], ""
+        for pattern in patterns:
+            matching = [one for one in parts if fnmatchcase(one[1].key, pattern)]
+            if not matching:
+                raise UnknownFigure(f"{bundle} has no figure like {pattern}")
+            for part, figure in matching:
+                if part != of_part:
+                    lines.append(f"| **{part}** | | |")
+                    of_part = part
+                value = f"{self.fig(bundle, figure.key)} {figure.unit}".strip()
+                lines.append(f"| {figure.label} | {value} | {figure.n} |")
+        return "\n".join(lines)
+
+    def raw(self, bundle: str, *path: str) -> Any:
+        """A value of a bundle that is no list of figures, by the names on the way to it."""
+        value: Any = self._read(bundle)
+        for name in path:
+            try:
+                value = value[name]
+            except (KeyError, TypeError):
+                raise UnknownFigure(f"{bundle} has no {' / '.join(path)}") from None
+        return value
+
+    def bundles_in_brief(self) -> str:
+        """Which were used, in one line, the old ones by name."""
+        old = [f"`{name}`" for name in self.used if self._old(self._read(name))]
+        told = "From the bundles " + ", ".join(f"`{name}`" for name in self.used) + "."
+        return f"{told} **Old, the code has changed since: {', '.join(old)}.**" if old else told
+
+    def bundles(self) -> Iterator[str]:
+        """A line about each that was used: which commit, when, where, and whether it is old."""
+        for name in self.used:
+            facts = self._read(name)
+            machine = msgspec.convert(facts["machine"], Machine)
+            where = [f"{machine.cpu}, {machine.cores} cores"]
+            if machine.gpus:
+                where.append(", ".join(machine.gpus))
+            if machine.tier:
+                where.append(f"tier {machine.tier}")
+            where.append(
+                f"load {machine.load_before:g} before"
+                if machine.stolen_percent is None
+                else f"{machine.stolen_percent:g} % of the time stolen"
+            )
+            old = " **Old: the code has changed since.**" if self._old(facts) else ""
+            yield (
+                f"- `{name}`: `{facts['command']}`, commit {facts['commit'][:10]}, "
+                f"{facts['created'][:10]}; {'; '.join(where)}.{old}"
+            )
+
+    def _old(self, facts: dict[str, Any]) -> bool:
+        return self._is_old(facts["commit"], facts["command"])
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self._results / f"{name}.json"
+        if not path.is_file():
+            raise UnknownFigure(f"there is no bundle {name}")
+        if name not in self.used:
+            self.used.append(name)
+        return dict(_decoded(path))
+
+    def _bundle(self, name: str) -> Bundle:
+        return msgspec.convert(self._read(name), Bundle)
+
+    def _figure(self, name: str, key: str) -> Figure:
+        figure = self._bundle(name).figures().get(key)
+        if figure is None:
+            raise UnknownFigure(f"{name} has no figure {key}")
+        return figure
+
+
+@cache
+def _decoded(path: Path) -> dict[str, Any]:
+    return dict(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+
+
+def rendered(
+    text: str, results: Path, is_old: Callable[[str, str], bool], *, brief: bool = False
+) -> str:
+    """A document with all of its blocks written anew. Raises ``UnknownFigure``."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
+
+    def block(match: re.Match[str]) -> str:
+        figures = Figures(results, is_old)
+        names = ("fig", "mid", "best", "rows", "raw")
+        template = environment.from_string(match["template"])
+        body = template.render({name: getattr(figures, name) for name in names}).strip("\n")
+        told = figures.bundles_in_brief() if brief else "\n".join(figures.bundles())
+        return f"{match[1]}{body}\n\n{told}\n{match[3]}"
+
+    return _BLOCK.sub(block, text)
+
+
+def is_old(commit: str, command: str) -> bool:
+    """Whether too much of the code behind a benchmark's figures has changed since ``commit``.
+
+    Raises ``LookupError`` where git does not know: no checkout, or one without its history.
+    """
+    module = command.split()[2].rpartition(".__main__")[0] or command.split()[2]
+    paths = SOURCES[".".join(module.split(".")[:2])]
+    return _share_changed(commit, paths) > MOST_CHANGED
+
+
+@cache
+def _share_changed(commit: str, paths: tuple[str, ...]) -> float:
+    """Lines added or removed since ``commit`` over the lines that there are."""
+    specs = [
+        f":(glob){path}" if path.endswith(".py") else f":(glob){path}/**/*.py" for path in paths
+    ]
+    changes = _git("diff", "--numstat", "--find-renames", commit, "--", *specs)
+    changed = sum(int(count) for line in changes for count in line.split("\t")[:2])
+    lines = sum(int(line.rpartition(":")[2]) for line in _git("grep", "-c", "", "--", *specs))
+    return changed / max(1, lines)
+
+
+def _git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise LookupError(f"git {arguments[0]}: {done.stderr.strip()}")
+    return done.stdout.splitlines()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
+    options = parser.parse_args()
+    differs = False
+    for name in DOCUMENTS:
+        path = ROOT / name
+        text = path.read_text()
+        try:
+            new = rendered(text, ROOT / RESULTS, is_old, brief=name in BRIEF)
+        except (UnknownFigure, LookupError) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 1
+        if new != text:
+            differs = True
+            print(f"{name}: {'differs from its bundles' if options.check else 'written anew'}")
+            if not options.check:
+                path.write_text(new)
+    return int(differs and options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

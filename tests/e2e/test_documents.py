@@ -1,0 +1,210 @@
+"""Every program and command in README.md and docs/ works as it stands, but for its ports and for
+seconds that a busy machine may take for other things. What cannot run here (another machine, a
+hub, Docker) is parsed by the command that it calls, or named below with the reason."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+
+from orchestrator.pool.pool_file import parse_pool_file
+from tests.e2e.conftest import Stack
+from tests.support.stack import Orchestrator, Triton
+from tidegate.cli.commands import tidegate
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PAGES = [CHECKOUT / "README.md", *sorted(CHECKOUT.glob("docs/*.md")), CHECKOUT / "docker/README.md"]
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    page: str
+    kind: str
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        """Its commands, without comments; one that goes on in the next line is one."""
+        joined = re.sub(r"\\\n\s*", " ", self.text)
+        return [line for line in joined.splitlines() if line and not line.startswith("#")]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is a whole program, or calls the service by curl."""
+        return self.kind == "python" or (
+            self.kind == "sh" and "curl " in self.text and "docker " not in self.text
+        )
+
+
+BLOCKS = [
+    Block(str(page.relative_to(CHECKOUT)), *found)
+    for page in PAGES
+    for found in re.findall(r"```(\w+)\n(.*?)```", page.read_text(), re.S)
+]
+RUN = [block for block in BLOCKS if block.is_run]
+COMMANDS = [
+    (block.page, line)
+    for block in BLOCKS
+    if block.kind == "sh" and not block.is_run
+    for line in block.lines
+]
+AGAINST_THE_DEMO = ("tidegate tasks list", "tidegate top --once", "tidegate chat --json")
+"""Commands that need nothing but a service; each begins so."""
+NOT_RUN = {
+    "export LANE_TOKEN": "for the compose file below it",
+    "MODEL=~/models/Qwen3-0.6B": "needs a Docker engine",
+    "curl -N http://127.0.0.1:8080/v1/completions": "to what the compose file serves",
+    "prometheus ": "Prometheus is not installed; tests/observability reads its files",
+    "pip install ": "changes the environment that runs this",
+}
+"""What nothing here runs or parses, by how it begins, and why."""
+
+
+def test_the_pages_have_what_this_tests() -> None:
+    readme = [block for block in RUN if block.page == "README.md"]
+    assert [block.kind for block in readme].count("python") >= 2
+    lines = {line.partition("#")[0].strip() for page, line in COMMANDS if page == "README.md"}
+    assert {"make demo", "make test"} <= lines
+    assert len(RUN) >= 10
+
+
+def here(text: str, url: str, grpc: str) -> str:
+    """``text`` as it is for a service at ``url``."""
+    assert re.search(r"(?:localhost|127\.0\.0\.1):80\d\d", text), "it talks to the demo's ports"
+    changes = {
+        r"http://127\.0\.0\.1:8080": url,
+        r"localhost:8080": url.removeprefix("http://"),
+        r"127\.0\.0\.1:8001": grpc,
+        r'("deadline_ms": )\d+': r"\g<1>50000",
+        r"X-Timeout-Ms: \d+": "X-Timeout-Ms: 50000",
+        r"deadline\((\d+)\)": r"deadline(\g<1>0)",
+    }
+    for theirs, ours in changes.items():
+        text = re.sub(theirs, ours, text)
+    return text
+
+
+def environment(url: str) -> dict[str, str]:
+    return os.environ | {"TIDEGATE_URL": url, "PYTHONPATH": str(CHECKOUT / "client")}
+
+
+@pytest.fixture
+def with_a_journal(demo: Stack, tmp_path: Path) -> Iterator[Orchestrator]:
+    yield from _started(Orchestrator(demo.triton.grpc, journal_path=tmp_path / "journal.db"))
+
+
+@pytest.fixture
+def with_slots(slots: Triton) -> Iterator[Orchestrator]:
+    yield from _started(Orchestrator(slots.grpc))
+
+
+def _started(orchestrator: Orchestrator) -> Iterator[Orchestrator]:
+    orchestrator.start()
+    try:
+        yield orchestrator
+    finally:
+        assert orchestrator.stop() == 0
+
+
+def _url_for(block: Block, request: pytest.FixtureRequest) -> str:
+    """Of a service that has what the block asks for."""
+    if "slots" in block.text:
+        return str(request.getfixturevalue("with_slots").url)
+    if '"durable": true' in block.text:
+        return str(request.getfixturevalue("with_a_journal").url)
+    return str(request.getfixturevalue("demo").url)
+
+
+@pytest.mark.parametrize("block", RUN, ids=[f"{b.page}-{b.kind}" for b in RUN])
+def test_programs_and_curls_do_what_they_say(
+    block: Block, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = _url_for(block, request)
+    grpc = request.getfixturevalue("demo").triton.grpc if "8001" in block.text else ""
+    text = here(block.text, url, grpc)
+    command = [sys.executable, "-c", text] if block.kind == "python" else ["bash", "-ec", text]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(url), capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "error" not in done.stdout, done.stdout
+    if block.kind == "python":
+        assert not done.stderr
+        assert len(done.stdout.split()) >= 2, done.stdout
+    else:
+        assert re.search(r"data: |_id\"", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_commands_are_known_as_the_pages_have_them(
+    request: pytest.FixtureRequest, page: str, line: str
+) -> None:
+    command = line.partition(" #")[0].strip().removeprefix(".venv/bin/")
+    if command.startswith(AGAINST_THE_DEMO):
+        url = str(request.getfixturevalue("demo").url)
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m tidegate {command.removeprefix('tidegate')}"],
+            env=environment(url),
+            input="Hello.\n",
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+    elif command.startswith("make "):
+        _is_known_to_make(command)
+    elif "tidegate " in command:
+        _is_known_to_the_command(shlex.split(command.partition("tidegate ")[2]))
+    else:
+        assert any(command.startswith(begins) for begins in NOT_RUN), (
+            f"{page} has a command that nothing tests: {command}"
+        )
+
+
+def _is_known_to_make(command: str) -> None:
+    """What a target does is tested elsewhere."""
+    done = subprocess.run(
+        ["bash", "-c", command.replace("make ", "make --dry-run ", 1)],
+        cwd=CHECKOUT,
+        env=os.environ | {"MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _is_known_to_the_command(arguments: list[str]) -> None:
+    """Raises ``click.UsageError`` for a command or an option that there is not."""
+    command: click.Command = tidegate
+    context, name = None, "tidegate"
+    while isinstance(command, click.Group):
+        context = command.make_context(name, arguments, parent=context)
+        if not (context._protected_args or context.args):
+            return  # the group says what it does without a command
+        name, found, arguments = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+        assert found is not None and name is not None
+        command = found
+    for parameter in command.params:
+        if isinstance(parameter.type, click.Path):
+            parameter.type.exists = False  # the pages' files are nowhere
+    command.make_context(name, arguments, parent=context)
+
+
+def test_the_pool_file_of_the_page_is_one() -> None:
+    [text] = [
+        block.text for block in BLOCKS if block.page == "docs/pool.md" and block.kind == "toml"
+    ]
+    assert [each.name for each in parse_pool_file(text).instances] == ["chat"]

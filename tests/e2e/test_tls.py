@@ -1,0 +1,51 @@
+"""Mutual TLS with a real Triton: its own checks, lanes, the plain contract (OR-25)."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from orchestrator.lanes.tls import Tls, spell_tls
+from orchestrator.pool.paths import DEMO_CHECKPOINT
+from tests.support.certificates import certificates
+from tests.support.stack import Orchestrator, Triton, running
+from tidegate import SyncClient
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def tls() -> Tls:
+    made = certificates()
+    shown = made.server
+    return Tls(ca=made.ca.certificate, certificate=shown.certificate, key=shown.key)
+
+
+@pytest.fixture(scope="module")
+def triton(tls: Tls) -> Iterator[Triton]:
+    started = Triton(tls=tls, engine="synthetic-free", lane_token="a-lane-token")
+    try:
+        started.start()
+        yield started
+    finally:
+        started.close()
+
+
+def test_lanes_and_the_plain_contract_go_over_it(triton: Triton, tls: Tls) -> None:
+    plain = f"triton+grpc://{triton.grpc}/llm?tokenizer={DEMO_CHECKPOINT}&alias=plain"
+    lanes = Orchestrator(triton.grpc, plain, lane_token="a-lane-token", triton_tls=spell_tls(tls))
+    with running(lanes), SyncClient(lanes.url) as client:
+        for model in ("demo", "plain"):
+            answer = client.generate("hi", model=model, max_tokens=4)
+            assert answer.outcome == "met", answer
+
+
+def test_who_shows_nothing_is_told_nothing(triton: Triton, tls: Tls) -> None:
+    assert tls.ca is not None
+    request = service_pb2.ServerMetadataRequest()
+    one_way = grpc.ssl_channel_credentials(tls.ca.read_bytes())
+    for channel in (grpc.insecure_channel(triton.grpc), grpc.secure_channel(triton.grpc, one_way)):
+        with channel, pytest.raises(grpc.RpcError) as refused:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerMetadata(request, timeout=10)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]

@@ -1,0 +1,99 @@
+"""DL-6: a client that takes part of its text gets what there is when nobody can go on with it."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import Code
+
+BODY = {"model": "", "prompt": "ab", "max_tokens": 50, "ignore_eos": True, "deadline_ms": 60_000}
+FIRST_ID = 6
+"""Of the fake vocabulary, after its special tokens."""
+
+
+def speak(position: int) -> tuple[int, str]:
+    """A text that any instance goes on with alike."""
+    return FIRST_ID + ord("a") - ord("!") + position % 26, chr(ord("a") + position % 26)
+
+
+async def complete(service: Service, **changes: object) -> tuple[int, Any]:
+    """Status and body of a completion that is not streamed."""
+    async with service.http.post("/v1/completions", json=BODY | changes) as response:
+        return response.status, await response.json()
+
+
+async def lose(worker: FakeWorker, service: Service, how: str) -> None:
+    """Take away the only instance, in mid-text."""
+    match how:
+        case "dies":
+            await worker.stop()
+        case "stands still":  # a stopped process: nothing is closed, nothing comes
+            worker.silent = True
+        case "drains":
+            await worker.drain()
+            await worker.hand_back()
+        case _:
+            await service.parts.lifecycle.drain(0.0)
+
+
+@pytest.mark.parametrize("how", ["dies", "stands still", "drains", "the service drains"])
+@pytest.mark.parametrize("on_deadline", ["partial", "fit"])
+async def test_dl6_a_text_whose_last_instance_is_gone_is_partial(
+    make_service: MakeService, worker: FakeWorker, how: str, on_deadline: str
+) -> None:
+    """Streaming and not, long before the deadline; with the usage. Who wants all of it gets the
+    error, and may go elsewhere."""
+    worker.plan = lambda submit: Plan(stall_at=3)
+    service = await make_service(worker, suspect_after_s=0.4, down_after_s=0.5)
+
+    async def stream() -> list[Any]:
+        body = BODY | {"on_deadline": on_deadline, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        async with service.http.post("/v1/completions", json=body) as response:
+            events = [event.data async for event in read_events(response)]
+        return [json.loads(data) for data in events if data not in ("", "[DONE]")]
+
+    asked = [
+        asyncio.create_task(complete(service, on_deadline=on_deadline)),
+        asyncio.create_task(complete(service)),
+    ]
+    streaming = asyncio.create_task(stream())
+    await service.until_tokens(3, tasks=3)
+    await lose(worker, service, how)
+    (status, answer), (other_status, other) = await asyncio.gather(*asked)
+    assert status == 200, answer
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("w0 w1 w2 ", "deadline")
+    assert answer["usage"]["completion_tokens"] == 3
+    *_, last, with_usage = await streaming
+    assert last["choices"][0]["finish_reason"] == "deadline"
+    assert with_usage["usage"]["completion_tokens"] == 3
+    assert other_status == 503 and other["error"]["code"] in ("instance_lost", "draining")
+    assert sorted(service.outcomes()) == ["failed", "partial", "partial"]
+
+
+@pytest.mark.parametrize(
+    "code", [Code.DEADLINE_EXCEEDED, Code.DEADLINE_INFEASIBLE, Code.QUEUE_FULL, Code.NO_CAPACITY]
+)
+@pytest.mark.parametrize("on_deadline", ["partial", "error"])
+async def test_dl6_a_text_that_its_second_instance_will_not_take_is_partial(
+    make_worker: MakeWorker, make_service: MakeService, code: Code, on_deadline: str
+) -> None:
+    """Too little time is left to begin there, or there is no room."""
+    made = [await make_worker(), await make_worker()]
+    first, second = sorted(made, key=lambda worker: worker.address)
+    service = await make_service(first, second)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    first.plan = lambda submit: Plan(die_at=3, speak=speak)
+    second.plan = lambda submit: Plan(refuse=(code, "not here"))
+    status, answer = await complete(service, on_deadline=on_deadline, temperature=0)
+    assert second.submits
+    if on_deadline == "error":
+        assert status in (429, 503, 504) and service.outcomes() in (["failed"], ["missed"])
+    else:
+        assert (status, service.outcomes()) == (200, ["partial"])
+        assert answer["choices"][0]["text"] == "cde"

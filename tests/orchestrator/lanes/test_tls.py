@@ -1,0 +1,378 @@
+"""TLS and mutual TLS on every way to Triton, beside gRPC's own servers (OR-25)."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from orchestrator.lanes.grpc_call import CallEnded, open_call
+from orchestrator.lanes.tls import SETTING, Tls, open_channel, stated_tls
+from orchestrator.pool.engines.triton import (
+    TritonInstall,
+    TritonPorts,
+    TritonSpec,
+    triton_command,
+)
+from orchestrator.pool.errors import PoolFileInvalid, StartFailed
+from orchestrator.pool.fleet.wish import BesideWish, Wish, wishes_of
+from orchestrator.pool.pool_file import parse_pool_file
+from orchestrator.pool.units.triton import TritonInstance
+from orchestrator.settings import InvalidSettings, load_settings
+from tests.orchestrator.api.native.test_slots import serving, submit, until_ended
+from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.support.certificates import SERVER_NAME, Certificates, Pair, certificates, listen
+from tests.support.fake_slots import FakeSlots
+from tests.support.other_servers import model_folder
+from tests.support.plain_triton import PlainTriton
+
+METHOD = "/test.Echo/Talk"
+TASK = {"prompt": "x", "max_tokens": 3}
+
+
+@pytest.fixture
+async def made() -> Certificates:
+    return await asyncio.to_thread(certificates)
+
+
+def as_client(made: Certificates, pair: Pair | None = None, **more: str) -> dict[str, Any]:
+    """As a file has it."""
+    shown = {} if pair is None else {"certificate": str(pair.certificate), "key": str(pair.key)}
+    return {"ca": str(made.ca.certificate), **shown, **more}
+
+
+async def outcome_of(service: Service) -> str:
+    async with service.http.post("/v2/tasks", json=TASK) as response:
+        assert response.status == 202
+    await service.until(lambda: bool(service.outcomes()))
+    return service.outcomes()[0]
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+async def test_lanes_clips_and_swaps_go_over_it(
+    made: Certificates, make_worker: MakeWorker, make_service: MakeService, mutual: bool
+) -> None:
+    worker = await make_worker(credentials=made.credentials(mutual=mutual))
+    worker.slots = FakeSlots()
+    worker.can_load("other")
+    tls = as_client(made, made.client if mutual else None)
+    service = await serving(await make_service(worker, triton_tls=tls))
+    assert await outcome_of(service) == "met"
+    assert (await until_ended(service, await submit(service)))["outcome"] == "met"
+    path = f"/v2/instances/{worker.address}/swap"
+    body = {"model": "other", "wait": True}
+    async with service.http.post(path, json=body, headers=OPERATOR) as response:
+        assert (await response.json())["phase"] == "done"
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+async def test_the_plain_contract_goes_over_it(
+    made: Certificates, make_service: MakeService, tmp_path: Path, mutual: bool
+) -> None:
+    folder = await asyncio.to_thread(model_folder, tmp_path / "model")
+    server = PlainTriton()
+    server.credentials = made.credentials(mutual=mutual)
+    await server.start()
+    try:
+        tls = as_client(made, made.client if mutual else None)
+        service = await make_service(instances=(server.entry(folder),), triton_tls=tls)
+        assert await outcome_of(service) == "met"
+    finally:
+        await server.stop()
+
+
+# ── what does not fit together ───────────────────────────────────────────────────────────────
+
+
+class Echo:
+    """A server, with TLS or without."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self._server: grpc.aio.Server | None = None
+
+    async def talk(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        async for request in requests:
+            await context.write(request)
+
+    async def start(self, tls: grpc.ServerCredentials | None, port: int = 0) -> None:
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handlers = {"Talk": grpc.stream_stream_rpc_method_handler(self.talk)}
+        generic = grpc.method_handlers_generic_handler("test.Echo", handlers)
+        self._server.add_generic_rpc_handlers([generic])
+        self.address = f"127.0.0.1:{listen(self._server, f'127.0.0.1:{port}', tls)}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[Echo]:
+    server = Echo()
+    yield server
+    await server.stop()
+
+
+async def talk(address: str, tls: Tls | None, message: bytes = b"hello") -> None:
+    """Have ``message`` back. Raises ``CallEnded``."""
+    back: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def take(messages: list[bytes]) -> None:
+        back.set_result(b"".join(messages))
+
+    call = await open_call(address, METHOD, take, 60.0, tls)
+    try:
+        call.send(message)
+        await asyncio.wait([back, call.ended], return_when=asyncio.FIRST_COMPLETED)
+        if call.ended.done():
+            await call.ended
+        assert await back == message
+    finally:
+        await call.close()
+
+
+async def why_not(address: str, **settings: Any) -> str:
+    tls = await asyncio.to_thread(lambda: Tls(**settings)) if settings else None
+    with pytest.raises(CallEnded) as failure:
+        await talk(address, tls)
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+async def test_without_ca_grpcs_own_client_trusts_whom_the_system_does(
+    echo: Echo,
+    made: Certificates,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    as_file: bool,
+) -> None:
+    """It would take the list that it brings with it, and none of an operator's own."""
+    trusted = tmp_path / ("trusted.pem" if as_file else "0123abcd.0")
+    await asyncio.to_thread(trusted.write_bytes, made.ca.pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "trusted.pem"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    await echo.start(made.credentials())
+    async with await open_channel(echo.address, Tls(), ()) as channel:
+        call = channel.stream_stream(METHOD)()
+        await call.write(b"hello")
+        assert await call.read() == b"hello"
+
+
+async def test_plain_text_to_a_server_with_tls(echo: Echo, made: Certificates) -> None:
+    await echo.start(made.credentials())
+    said = await why_not(echo.address)
+    assert "TLS" in said and SETTING in said
+
+
+async def test_tls_to_a_server_in_plain_text(echo: Echo, made: Certificates) -> None:
+    await echo.start(None)
+    said = await why_not(echo.address, **as_client(made))
+    assert "speaks no TLS" in said and SETTING in said
+
+
+async def test_a_server_that_is_not_the_one(echo: Echo, made: Certificates) -> None:
+    await echo.start(made.credentials(made.stranger))
+    said = await why_not(echo.address, **as_client(made))
+    assert "its certificate is not trusted" in said and "ca of" in said
+
+
+async def test_a_certificate_for_another_name(echo: Echo, made: Certificates) -> None:
+    await echo.start(made.credentials(made.named))
+    said = await why_not(echo.address, **as_client(made))
+    assert "for another name" in said and "server_name" in said
+    tls = as_client(made, server_name=SERVER_NAME)
+    await talk(echo.address, await asyncio.to_thread(lambda: Tls(**tls)))
+
+
+@pytest.mark.parametrize("shown", ["none", "a stranger's"])
+async def test_a_server_that_asks_for_our_certificate(
+    echo: Echo, made: Certificates, shown: str
+) -> None:
+    await echo.start(made.credentials(mutual=True))
+    pair = None if shown == "none" else made.stranger
+    said = await why_not(echo.address, **as_client(made, pair))
+    assert "asks for a certificate, or refuses ours" in said and SETTING in said
+
+
+async def test_a_certificate_that_was_renewed_counts_from_the_next_connection_on(
+    echo: Echo, made: Certificates, tmp_path: Path
+) -> None:
+    ca = tmp_path / "ca.pem"
+    await asyncio.to_thread(ca.write_bytes, made.stranger.pem)
+    tls = await asyncio.to_thread(lambda: Tls(ca=ca))
+    await echo.start(made.credentials())
+    with pytest.raises(CallEnded, match="not trusted"):
+        await talk(echo.address, tls)
+    await asyncio.to_thread(ca.write_bytes, made.ca.pem)
+    await talk(echo.address, tls, bytes(range(256)) * 8192)
+    await asyncio.to_thread(ca.unlink)
+    with pytest.raises(CallEnded, match=f"ca: cannot use {ca}: No such file"):
+        await talk(echo.address, tls)
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_secure", "said"),
+    [
+        ("server", False, f"if it speaks TLS, set {SETTING}"),
+        ("", True, "it speaks no TLS"),
+        ("stranger", True, "its certificate is not trusted"),
+        ("named", True, "its certificate is for another name"),
+        ("mutual", True, "perhaps it asks for a certificate"),
+    ],
+)
+async def test_the_plain_contract_says_as_much(
+    made: Certificates,
+    make_service: MakeService,
+    tmp_path: Path,
+    shown: str,
+    is_secure: bool,
+    said: str,
+) -> None:
+    folder = await asyncio.to_thread(model_folder, tmp_path / "model")
+    server = PlainTriton()
+    if shown:
+        pair = made.server if shown == "mutual" else getattr(made, shown)
+        server.credentials = made.credentials(pair, mutual=shown == "mutual")
+    await server.start()
+    try:
+        service = await make_service(
+            instances=(server.entry(folder),),
+            triton_tls=as_client(made) if is_secure else None,
+            wait=False,
+        )
+        (instance,) = service.orchestrator.registry
+        await service.until(lambda: said in instance.reason)
+    finally:
+        await server.stop()
+
+
+# ── a Triton that is started with it ─────────────────────────────────────────────────────────
+
+
+def serving_as(made: Certificates, pair: Pair, **more: Any) -> Tls:
+    return Tls(certificate=pair.certificate, key=pair.key, **more)
+
+
+def test_what_a_triton_shows_is_tried_before_it_starts() -> None:
+    made = certificates()
+    ca = made.ca.certificate
+    serving_as(made, made.server, ca=ca).check_served("127.0.0.1")
+    serving_as(made, made.server, ca=ca).check_served("localhost")
+    serving_as(made, made.named, ca=ca, server_name=SERVER_NAME).check_served("10.0.0.7")
+    for tls, host, said in (
+        (Tls(ca=ca), "127.0.0.1", "needs certificate and key"),
+        (serving_as(made, made.server, ca=ca), "10.0.0.7", "for another name"),
+        (serving_as(made, made.named, ca=ca), "127.0.0.1", "for another name"),
+        (serving_as(made, made.stranger, ca=ca), "127.0.0.1", "not trusted"),
+        (serving_as(made, made.server), "127.0.0.1", "not trusted"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tls.check_served(host)
+
+
+async def test_a_start_that_nobody_could_speak_to_is_given_up_at_once(tmp_path: Path) -> None:
+    made = await asyncio.to_thread(certificates)
+    tls = await asyncio.to_thread(serving_as, made, made.named)
+    spec = TritonSpec(tmp_path, ("llm",), tls=tls)
+    never = TritonInstall(tmp_path / "no", tmp_path, (), "0", "path")
+    triton = TritonInstance("triton", never, spec, TritonPorts(1, 2, 3))
+    with pytest.raises(StartFailed, match=f"^triton cannot serve with {SETTING}: its certificate"):
+        await triton.start()
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_triton_is_told_what_to_show_and_whether_to_ask(mutual: bool) -> None:
+    made = certificates()
+    tls = serving_as(made, made.server, ca=made.ca.certificate if mutual else None)
+    install = TritonInstall(Path("/t/bin/tritonserver"), Path("/t/backends"), (), "0", "path")
+    spec = TritonSpec(Path("/models"), ("llm",), tls=tls)
+    command = triton_command(install, spec, TritonPorts(1, 2, 3), "id_")
+    asked = {
+        flag for flag in command if "grpc-use-ssl" in flag or "-cert" in flag or "-key=" in flag
+    }
+    shown = {
+        f"--grpc-server-cert={made.server.certificate}",
+        f"--grpc-server-key={made.server.key}",
+    }
+    if mutual:
+        shown |= {"--grpc-use-ssl-mutual=1", f"--grpc-root-cert={made.ca.certificate}"}
+    else:
+        shown.add("--grpc-use-ssl=1")
+    assert asked == shown
+
+
+def test_a_pool_has_its_tritons_and_its_orchestrator_speak_it() -> None:
+    made = certificates()
+    text = '[orchestrator]\n[[instances]]\nname = "a"\nmodel = "demo"\n'
+    table = (
+        f'[pool.triton_tls]\ncertificate = "{made.server.certificate}"\nkey = "{made.server.key}"\n'
+    )
+    before, after = wishes_of(parse_pool_file(text)), wishes_of(parse_pool_file(table + text))
+    triton, beside = after["a"], after["orchestrator"]
+    assert isinstance(triton, Wish) and isinstance(beside, BesideWish)
+    assert triton.tls == serving_as(made, made.server)
+    assert stated_tls(beside.settings[SETTING]) == {
+        "certificate": str(made.server.certificate),
+        "key": str(made.server.key),
+    }
+    assert [before[name].digest == after[name].digest for name in after] == [False, False]
+    with pytest.raises(PoolFileInvalid, match="certificate and key go together"):
+        parse_pool_file(table.rpartition("key =")[0])
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_settings_come_as_a_table_or_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = certificates()
+    expected = Tls(**as_client(made, made.client, server_name=SERVER_NAME))
+    (tmp_path / "tidegate.toml").write_text(
+        "[triton_tls]\n"
+        + "".join(f'{name} = "{value}"\n' for name, value in expected.model_dump().items())
+    )
+    assert load_settings().triton_tls == expected
+    monkeypatch.setenv(SETTING, json.dumps({"ca": str(made.ca.certificate)}))
+    assert load_settings().triton_tls == Tls(ca=made.ca.certificate)
+    monkeypatch.setenv(SETTING, "{}")
+    assert load_settings().triton_tls == Tls()
+    monkeypatch.setenv(SETTING, "")
+    assert load_settings().triton_tls is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"ca": "none.pem"}, "ca: cannot use none.pem: No such file or directory"),
+        ({"ca": "empty.pem"}, "ca: cannot use empty.pem: no certificate"),
+        ({"certificate": "{server}"}, "certificate and key go together"),
+        ({"certificate": "{server}", "key": "none.key"}, "key: cannot read none.key: No such file"),
+        ({"certificate": "{server}", "key": "{other}"}, "key values mismatch"),
+        ({"certificate": "{server}", "key": "{locked}"}, "with the key locked.key"),
+        ({"server_name": "a b"}, "server_name: String should match"),
+        ({"cert": "x"}, "TIDEGATE_TRITON_TLS: cert: Extra inputs are not permitted"),
+        ("x.pem", 'expected JSON such as {"ca": "/path/ca.pem"}'),
+        ([], "TIDEGATE_TRITON_TLS: Input should be a valid dictionary"),
+    ],
+)
+def test_files_that_cannot_be_used_stop_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: object, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = certificates()
+    (tmp_path / "empty.pem").touch()
+    (tmp_path / "locked.key").write_bytes(made.server.locked_key())
+    spelled = stated if isinstance(stated, str) else json.dumps(stated)
+    spelled = spelled.replace("{server}", str(made.server.certificate))
+    spelled = spelled.replace("{other}", str(made.client.key)).replace("{locked}", "locked.key")
+    monkeypatch.setenv(SETTING, spelled)
+    with pytest.raises(InvalidSettings) as error:
+        load_settings()
+    assert said in str(error.value)

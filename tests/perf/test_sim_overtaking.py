@@ -1,0 +1,72 @@
+"""DL-19 on the simulator: urgent work overtakes batch work, wherever either of them waits."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.tasks.job import Priority
+from perf.sim.arrivals import Arrival
+from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
+from perf.sim.worker import WorkerSpec
+from tests.perf.sim_load import SEED
+from worker.protocol import Outcome
+from worker.runner.synthetic import StepCost
+
+SLOTS = 64
+COST = StepCost(20e-3, 0.0, 0.02e-3)
+SPEC = WorkerSpec(COST, SLOTS, kv_tokens=SLOTS * 2048)
+HALF_AN_HOUR_MS = 1_800_000.0
+
+
+def batch(at_s: float = 0.1, tenant: str = "a", tokens: int = 1500) -> Arrival:
+    """Its length is stated: it is certain to keep its slot for half a minute."""
+    return Arrival(at_s, 20, tokens, tokens, HALF_AN_HOUR_MS, tenant, Priority.BATCH)
+
+
+def urgent(at_s: float, deadline_ms: float = 3000.0, tenant: str = "a") -> Arrival:
+    return Arrival(at_s, 20, 5, 5, deadline_ms, tenant, Priority.INTERACTIVE)
+
+
+def run(arrivals: Sequence[Arrival], fleet: Fleet) -> SimRun:
+    """No refusal is sampled: each verdict is the service's own."""
+    settings = {"REFUSAL_SAMPLE": "0"}
+    return simulate(sorted(arrivals, key=lambda a: a.at_s), fleet, settings, seed=SEED)
+
+
+def urgent_ones(ended: SimRun) -> list[SimResult]:
+    return [r for r in ended.results if r.arrival.priority is Priority.INTERACTIVE]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("more", [0, 3, 90])
+def test_dl19_urgent_requests_overtake_batch_work_that_fills_every_slot(
+    count: int, more: int
+) -> None:
+    """However much of it waits beside them: nowhere, in the worker only, or in the queue too."""
+    arrivals = [batch() for _ in range(SLOTS * count + more)]
+    arrivals += [urgent(1.0 + 0.5 * i, 3000.0 + 1400.0 * i) for i in range(6)]
+    for result in urgent_ones(run(arrivals, Fleet(SPEC, count))):
+        assert result.outcome is Outcome.MET
+        assert result.first_s - result.arrival.at_s < 0.25
+
+
+def test_dl19_long_work_makes_room_again_and_again() -> None:
+    """Each job is paused far more often than the four times that a short one is."""
+    few = Fleet(replace(SPEC, slots=2), count=1)
+    arrivals = [batch(), batch(), *(urgent(1.0 + 0.4 * i) for i in range(40))]
+    ended = run(arrivals, few)
+    assert {result.outcome for result in urgent_ones(ended)} == {Outcome.MET}
+    assert sum(result.pauses for result in ended.results) == 40
+
+
+def test_or24_a_flood_of_one_tenant_delays_no_urgent_work_of_another() -> None:
+    """It has had more interactive work done than the flood's tenant, so it is not its turn."""
+    arrivals = [urgent(1.0 + 0.2 * i, tenant="calm") for i in range(8)]
+    arrivals += [batch(0.1, "loud") for _ in range(160)]
+    flood = [replace(batch(3.0, "loud"), priority=Priority.INTERACTIVE) for _ in range(150)]
+    arrivals += flood + [urgent(4.0 + 0.5 * i, tenant="calm") for i in range(6)]
+    ended = run(arrivals, Fleet(SPEC, count=1))
+    calm = [result for result in ended.results if result.arrival.tenant == "calm"]
+    assert len(calm) == 14 and {result.outcome for result in calm} == {Outcome.MET}
+    assert max(result.first_s - result.arrival.at_s for result in calm) < 0.5

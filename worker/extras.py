@@ -1,0 +1,41 @@
+"""How to install what is optional: by the packages' own names, since Tidegate is in no index whose
+extras ``pip`` could look up, and a checkout's path is not a wheel's.
+
+Standard library only: who lacks packages imports this.
+"""
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "cpu": ("numba>=0.61",),
+    "gpu": ("nvidia-ml-py>=12",),
+    "journal": ("cryptography>=44",),
+    "otel": ("opentelemetry-exporter-otlp-proto-http>=1.30", "opentelemetry-sdk>=1.30"),
+    "slot": ("av>=14", "espeakng-loader>=0.2"),
+    "slot-clip": ("transformers>=5",),
+    "slot-flux": (
+        "accelerate>=1.10",
+        "bitsandbytes>=0.48",
+        "diffusers>=0.38",
+        "transformers>=5",
+    ),
+    "slot-kokoro": ("kokoro>=0.9.4",),
+    "transformers": ("transformers>=5",),
+}
+"""By extra, as in ``pyproject.toml``."""
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs ``extra`` beside what runs this."""
+    named = " ".join(f"'{package}'" for package in PACKAGES[extra])
+    return f"{_python()} -m pip install {named}"
+
+
+def _python() -> str:
+    """This interpreter; Triton's stub is none that could be called."""
+    path = sys.executable or ""
+    return shlex.quote(path) if Path(path).name.startswith("python") else "python"

@@ -1,0 +1,48 @@
+"""Whether what a step made of prompts is finite, where no logits tell.
+
+What is not finite at one token is not finite at any that attends to it, so that the last one of a
+row's tokens tells of them all. Logits tell of rows that sample (``Sampler``); of the others it is
+the last hidden state.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.attention.staging import to_device
+from worker.scheduler.plan import Plan
+
+
+class CheckedRows(NamedTuple):
+    """``rows`` of a step's plan, and which of them are ``finite`` [rows], on the device."""
+
+    rows: list[int]
+    finite: Tensor
+
+    def on_its_way(self, send: Callable[[Tensor], Tensor]) -> "CheckedRows":
+        """A copy that the device is going to write to host memory; see ``Sampled``."""
+        return CheckedRows(self.rows, send(self.finite))
+
+    def read(self) -> list[int]:
+        """Rows that are not finite. Waits for them."""
+        finite = self.finite.tolist()
+        return [row for row, is_finite in zip(self.rows, finite, strict=True) if not is_finite]
+
+
+def check_prompts(plan: Plan, hidden: Tensor) -> CheckedRows | None:
+    """Of a step's ``hidden`` states [tokens, hidden]; None where every row samples."""
+    rows: list[int] = []
+    last_tokens: list[int] = []
+    end = plan.decodes
+    for index in range(plan.decodes, len(plan.rows)):
+        end += plan.rows[index].count
+        if not plan.rows[index].samples:
+            rows.append(index)
+            last_tokens.append(end - 1)
+    if not rows:
+        return None
+    last = hidden[to_device(np.array(last_tokens, np.int64), hidden.device)]
+    return CheckedRows(rows, torch.isfinite(last).all(dim=-1))
