@@ -20,7 +20,7 @@ from orchestrator.instances.registry import Registry
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.settle import Settler
-from orchestrator.tasks.task import Task
+from orchestrator.tasks.task import Loss, Task
 from orchestrator.tasks.verdicts import judge, lost, overdue
 from worker.protocol import AbortCause, Code, End, FinishReason
 
@@ -94,6 +94,8 @@ class Completion:
                 return None
             retry = self._retrier.decide(task, attempt.address, now)
             if retry is not None:
+                if retry.is_try and instance is not None:
+                    task.losses.append(Loss(attempt.address, instance.process_id, now))
                 return retry
         self._settler.settle(task, ending or lost(task, error))
         return None

@@ -12,6 +12,9 @@ urgency like everybody.
 Where no instance is left the client is told, and may go elsewhere, at once. A durable task was
 promised by this journal, and nobody else can end it: it waits for an instance, as it does after a
 restart of the orchestrator, and draws on no budget, or of all that a lane held few would be kept.
+
+Tries are numbered, since a request may be what its workers die of. A worker that is back with the
+process it had was only cut off, and that try does not count.
 """
 
 import random
@@ -169,7 +172,7 @@ class Retrier:
     ) -> RetryDenied | None:
         if not has_somewhere:
             return RetryDenied.NOWHERE
-        if task.attempts + 1 >= self._config.attempts:
+        if task.attempts + 1 - self._survived(task) >= self._config.attempts:
             return RetryDenied.ATTEMPTS
         if task.deadline.left_ms(starts_at) <= self._least_ms(task):
             return RetryDenied.DEADLINE
@@ -178,6 +181,17 @@ class Retrier:
         if self._reopens(failed) and self._config.share:
             return None
         return RetryDenied.BUDGET if self.budget.is_empty else None
+
+    def _survived(self, task: Task) -> int:
+        """How many of the workers that a task was lost with have come back with their process."""
+        instances = self._registry.instances
+        return sum(
+            (instance := instances.get(loss.address)) is not None
+            and bool(loss.process_id)
+            and instance.process_id == loss.process_id
+            and instance.greeted_at > loss.at
+            for loss in task.losses
+        )
 
     def _reopens(self, failed: str) -> bool:
         """Whether jobs were lost because a model was loaded anew: no fault that follows them."""

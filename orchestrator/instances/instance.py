@@ -77,6 +77,10 @@ class Instance:
         """Its lanes are being closed, or are."""
         self.announced_card: ModelCard | None = None
         """The last card that came; ``card`` follows once its tokenizer is ready."""
+        self.process_id = ""
+        """Its worker's, as the last card said; empty where none was said."""
+        self.greeted_at = 0.0
+        """When the last card came, in seconds of the clock."""
         self.is_reading_card = False
         """The announced card's tokenizer is being made ready; until then nothing may use it."""
         self.swap: SwapReport | None = None

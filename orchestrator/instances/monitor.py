@@ -8,6 +8,7 @@ import logging
 import math
 from dataclasses import dataclass
 
+import msgspec
 from prometheus_client import Histogram
 
 from orchestrator.clock import Clock
@@ -238,6 +239,8 @@ class InstanceMonitor:
 
     def _card_received(self, instance: Instance, card: ModelCard) -> None:
         """Make the card's tokenizer usable; the instance is up once that is done."""
+        instance.process_id, instance.greeted_at = card.process_id, self._clock.now()
+        card = msgspec.structs.replace(card, process_id="")  # all that share a model share the rest
         if instance.fault and instance.announced_card == card:  # on another lane
             self._set_state(instance, InstanceState.CONNECTING, instance.fault)
             return

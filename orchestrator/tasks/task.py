@@ -111,6 +111,17 @@ class EarlierText:
     """Ends the task, for what is made again is not the same."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An attempt whose lane was cut, or whose worker died: that shows later."""
+
+    address: str
+    process_id: str
+    """The worker's (``ModelCard.process_id``)."""
+    at: float
+    """In seconds of the clock."""
+
+
 class Task:
     """One offered request."""
 
@@ -147,6 +158,7 @@ class Task:
         "late_part",
         "leader_id",
         "listeners",
+        "losses",
         "marks",
         "model",
         "needs_continue",
@@ -238,6 +250,8 @@ class Task:
         """How often it was sent to an instance that did not finish it."""
         self.failed_on: frozenset[str] = frozenset()
         """Those instances."""
+        self.losses: list[Loss] = []
+        """Of those attempts, the ones that ended with the lane they were on."""
         self.is_resumable = False
         """Another instance could go on with what it has generated, which ``transcript`` keeps."""
         self.begun_by_weights: str | None = None

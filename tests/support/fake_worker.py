@@ -7,6 +7,7 @@ that arrived is kept, so that a test can say what did not.
 import asyncio
 import itertools
 import struct
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -151,6 +152,7 @@ class FakeWorker:
 
     def __init__(self, card: ModelCard | None = None, *, port: int = 0) -> None:
         self.card = card or make_card()
+        self.process_id = uuid.uuid4().hex
         self.plan: Callable[[Submit], Plan] = lambda submit: Plan()
         self.slots: FakeSlots | None = None
         """Its slot model; None: it has none."""
@@ -202,6 +204,11 @@ class FakeWorker:
         return f"127.0.0.1:{self.port}"
 
     @property
+    def own_card(self) -> ModelCard:
+        """The card as lanes send it."""
+        return msgspec.structs.replace(self.card, process_id=self.process_id)
+
+    @property
     def running(self) -> int:
         return sum(len(lane.jobs) for lane in self.lanes)
 
@@ -214,7 +221,8 @@ class FakeWorker:
         self._server = server
 
     async def stop(self) -> None:
-        """As a crash: every stream breaks at once."""
+        """As a crash, or a cut network: every stream breaks at once. Started again it is the
+        process that it was."""
         if self.swapping is not None:
             self.swapping.cancel()
         if self._server is not None:
@@ -279,7 +287,7 @@ class FakeWorker:
         self.card = msgspec.structs.replace(card, serving=serving)
         for lane in self.lanes:
             lane.draining = False
-            await lane.send(swap=end, card=self.card, stats=self.stats(), cache=self.cache())
+            await lane.send(swap=end, card=self.own_card, stats=self.stats(), cache=self.cache())
         await answer.send(swap=end)
 
     async def hand_back(self) -> None:
@@ -477,7 +485,7 @@ class _FakeLane:
                     return
                 self.name = message.lane
                 worker.lanes.append(self)
-                await self.send(card=worker.card, stats=worker.stats(), cache=worker.cache())
+                await self.send(card=worker.own_card, stats=worker.stats(), cache=worker.cache())
                 self._heartbeat = asyncio.create_task(self._beat())
             case Submit():
                 worker.submits.append(message)
@@ -511,7 +519,7 @@ class _FakeLane:
                     going.set()
             case Describe():
                 worker.describes += 1
-                await self.send(card=worker.card, cache=worker.cache())
+                await self.send(card=worker.own_card, cache=worker.cache())
             case Drain():
                 await worker.drain()
             case Swap():

@@ -114,6 +114,9 @@ class ModelCard(msgspec.Struct, frozen=True):
     """How many models this process had before this one: ``Submit.serving`` says it back."""
     loadable: tuple[Loadable, ...] = ()
     """What it can be told to serve instead, by name alone (``Swap``)."""
+    process_id: str = ""
+    """Random, made when the worker's process starts: who sees it again after a lane was lost knows
+    that the process did not die. Empty where nobody knows."""
 
     @property
     def context_note(self) -> str:

@@ -16,6 +16,7 @@ behind. The emitter's thread puts the new model in place, between two of its cyc
 import gc
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -79,6 +80,7 @@ class Swapper:
         self._die = die
         self._load_ms = {name_of(settings): loaded.load_ms.get("total", 0.0)}
         self._number = 0
+        self._process_id = uuid.uuid4().hex
         self._previous: WorkerSettings | None = None
         """What it served before the model that it has."""
         self.serving = self._serving_of(loaded, settings)
@@ -244,7 +246,10 @@ class Swapper:
 
     def _serving_of(self, loaded: LoadedEngine, settings: WorkerSettings) -> Serving:
         card = msgspec.structs.replace(
-            loaded.card, serving=self._number, loadable=loadable(self._started, self._load_ms)
+            loaded.card,
+            serving=self._number,
+            loadable=loadable(self._started, self._load_ms),
+            process_id=self._process_id,
         )
         return Serving.of(loaded, settings, card)
 

@@ -401,6 +401,33 @@ async def test_a_cut_of_all_lanes_costs_one_try(
     assert [int(event.id) for event in events] == list(range(13)) and events[-1].event == "end"
 
 
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_lane_that_flaps_costs_no_try_and_a_worker_that_dies_does(
+    restarts: Restarts, worker: FakeWorker, dies: bool
+) -> None:
+    service = await restarts.start(worker, attempts=2)
+    worker.plan = lambda job: speaking(service, stall_at=2)
+    terms = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 10}
+    task_id = await task_of(service, deadline_ms=60_000, **terms)
+    for attempt in range(1, 4):
+        await service.until_tokens(2 * attempt)
+        await worker.stop()
+        await service.until(lambda: not any(i.ready for i in service.orchestrator.registry))
+        if service.outcomes():
+            break
+        assert service.orchestrator.store.get(task_id).attempts == attempt
+        if dies:
+            worker.process_id = f"another {attempt}"
+        if attempt == 3:
+            worker.plan = lambda job: speaking(service)
+        await worker.start()
+    events = await events_of(service, task_id)
+    if dies:
+        assert attempt == 2 and events[-1].json()["code"] == "instance_lost"
+    else:
+        assert [int(event.id) for event in events] == list(range(13)) and events[-1].event == "end"
+
+
 async def test_the_books_balance_over_a_drain_that_stays(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
