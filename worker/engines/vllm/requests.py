@@ -1,4 +1,10 @@
-"""A job as vLLM's ``SamplingParams`` and ``Request``."""
+"""A job as vLLM's ``SamplingParams`` and ``Request``.
+
+Its front end, which nothing here goes through, checks what its engine core takes on trust: there a
+value that is out of range raises in the middle of a step, and ends the engine with all of its jobs.
+What its front end checks is checked here (``SamplingParams.verify``), and what only its model
+runner minds besides.
+"""
 
 import math
 from collections.abc import Callable, Collection
@@ -10,25 +16,35 @@ from worker.errors import InvalidCall
 
 _HOTTEST: Final = 2.0
 """More is not taken by the constructor, but by the sampler."""
+_NONE: Final = -1
+"""A seed that means none to the constructor, and a number to the sampler."""
+MOST_STOP_TOKENS: Final = 128
+"""That are barred for ``min_tokens``: vLLM's ``MAX_NUM_STOP_TOKEN_IDS``."""
 _NO_DEADLINE: Final = 2**53
 """A priority that comes after every deadline's."""
 
 
 def sampling_values(job: Job, max_tokens: int, eos_token_ids: Collection[int]) -> dict[str, Any]:
     """Arguments of ``SamplingParams``, its temperature apart. End tokens are stop tokens there, so
-    that vLLM needs no tokenizer; stop strings are looked for outside."""
+    that vLLM needs no tokenizer; stop strings are looked for outside. Raises ``InvalidCall``."""
     asked = job.sampling
     ends = dict.fromkeys([*asked.stop_token_ids, *([] if asked.ignore_eos else eos_token_ids)])
     # Where a grammar has the text end and nothing else, it does.
     least = 0 if job.constraint is not None else min(asked.min_tokens, max_tokens)
+    if least and len(ends) > MOST_STOP_TOKENS:
+        own = len(ends) - len(asked.stop_token_ids)
+        raise InvalidCall(
+            f"stop_token_ids: with min_tokens at most {MOST_STOP_TOKENS - own} tokens, got"
+            f" {len(asked.stop_token_ids)}: vLLM bars {MOST_STOP_TOKENS}, the model's own"
+            f" {own} among them"
+        )
     return {
         "max_tokens": max_tokens,
         "min_tokens": least,
         "top_p": asked.top_p,
         "top_k": max(0, asked.top_k),
         "min_p": asked.min_p,
-        # Its -1 means none; torch takes negative ones modulo 2^64.
-        "seed": None if asked.seed is None else asked.seed % 2**64,
+        "seed": None if asked.seed is None else _signed(asked.seed),
         "ignore_eos": True,
         "stop_token_ids": list(ends),
         "logprobs": asked.logprobs,
@@ -40,6 +56,11 @@ def sampling_values(job: Job, max_tokens: int, eos_token_ids: Collection[int]) -
         "detokenize": False,
         "skip_clone": True,
     }
+
+
+def _signed(seed: int) -> int:
+    """The same 64 bits as a signed number, which is what vLLM's arrays hold."""
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 def priority_of(deadline: float) -> int:
@@ -62,15 +83,13 @@ def make_request(
     from vllm.v1.structured_output.request import StructuredOutputRequest
 
     temperature = job.sampling.temperature
+    values = sampling_values(job, max_tokens, eos_token_ids)
     try:
-        params = SamplingParams(
-            **sampling_values(job, max_tokens, eos_token_ids),
-            temperature=min(temperature, _HOTTEST),
-        )
-        if temperature > _HOTTEST:
-            params.temperature = temperature
-        if config.speculative_config is not None:  # then it takes less
-            params.verify(config.model_config, config.speculative_config, None, None)
+        params = SamplingParams(**values, temperature=min(temperature, _HOTTEST))
+        params.temperature = max(params.temperature, temperature)
+        if values["seed"] == _NONE:
+            params.seed = _NONE
+        params.verify(config.model_config, config.speculative_config, None, None)
     except ValueError as error:
         raise InvalidCall(f"vLLM does not take these parameters: {error}") from error
     request = Request(

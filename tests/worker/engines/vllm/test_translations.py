@@ -1,7 +1,9 @@
 """Jobs to vLLM's terms and back: what needs no vLLM."""
 
 import math
+import re
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ from worker.engines.vllm.build import build_engine
 from worker.engines.vllm.card import lacking
 from worker.engines.vllm.grammar import GrammarState, end_mask
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
-from worker.engines.vllm.requests import priority_of, sampling_values
+from worker.engines.vllm.requests import MOST_STOP_TOKENS, priority_of, sampling_values
 from worker.engines.vllm.results import token_logprobs
-from worker.errors import EngineMissing
+from worker.errors import EngineMissing, InvalidCall
 from worker.grammar.constraint import Constraint
 from worker.protocol import Feature, KvReport, Sampling
 from worker.protocol.blocks import block_hashes, prefix_salt
+from worker.protocol.sampling import MAX_LOGIT_BIASES
 from worker.settings import WorkerSettings
 
 EOS = (1, 5)
@@ -46,11 +49,46 @@ def test_end_tokens_are_stop_tokens_unless_they_are_ignored() -> None:
 
 def test_what_vllm_spells_otherwise() -> None:
     assert values_of(top_k=-1)["top_k"] == 0
-    assert values_of(seed=-1)["seed"] == 2**64 - 1  # -1 itself would mean none
-    assert values_of(seed=7)["seed"] == 7
     assert values_of()["seed"] is None
     assert values_of(logit_bias=((3, 1.5),))["logit_bias"] == {3: 1.5}
     assert values_of()["logit_bias"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [(7, 7), (-2, -2), (2**64 - 2, -2), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (-1, -1)],
+)
+def test_every_seed_fits_vllms_arrays_of_int64(asked: int, given: int) -> None:
+    seed = values_of(seed=asked)["seed"]
+    assert seed == given
+    np.zeros(1, np.int64)[0] = seed  # raises for what does not fit, as vLLM's sampler would
+
+
+def test_more_tokens_than_vllm_can_bar_are_refused_by_name() -> None:
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(range(10, 10 + count))
+
+    assert len(values_of(min_tokens=1, stop_token_ids=ids(126))["stop_token_ids"]) == 128
+    assert len(values_of(stop_token_ids=ids(127))["stop_token_ids"]) == 129, "none is barred"
+    with pytest.raises(InvalidCall, match=r"stop_token_ids: with min_tokens at most 126 .* 127"):
+        values_of(min_tokens=1, stop_token_ids=ids(127))
+    assert values_of(min_tokens=1, stop_token_ids=ids(128), ignore_eos=True)
+
+
+def test_the_limits_are_those_of_the_vllm_that_is_installed() -> None:
+    """Read, not imported: its GPU runner's files need its kernels."""
+    try:
+        found = find_spec("vllm")
+    except ImportError:
+        found = None
+    if found is None or found.origin is None:
+        pytest.skip("vLLM is not installed")
+    sampler = Path(found.origin).parent / "v1/worker/gpu/sample"
+    limits = dict(re.findall(r"(MAX_\w+) = (\d+)", (sampler / "logit_bias.py").read_text("utf-8")))
+    assert int(limits["MAX_NUM_STOP_TOKEN_IDS"]) == MOST_STOP_TOKENS
+    assert int(limits["MAX_NUM_LOGIT_BIAS_TOKENS"]) >= MAX_LOGIT_BIASES
+    seeds = re.search(r"self\.seeds = .*", (sampler / "states.py").read_text("utf-8"))
+    assert seeds is not None and "torch.int64" in seeds.group()
 
 
 def test_min_tokens_give_way_to_a_grammar() -> None:
