@@ -17,6 +17,7 @@
     ├── Unauthenticated
     └── WorkerDraining
     MemoryLimitExceeded (MemoryError)
+    DeviceLost (RuntimeError)         nothing more can be computed in this process
     ResponderLost
 
 ``InvalidSampling`` is the protocol's own: orchestrator and worker raise it.
@@ -101,6 +102,10 @@ class WorkerDraining(RequestError):
 
 class MemoryLimitExceeded(MemoryError):
     """The worker takes more than its hard limit; the message says how much and what to change."""
+
+
+class DeviceLost(RuntimeError):
+    """The device computes nothing more for this process: only a new process can use it again."""
 
 
 class ResponderLost(Exception):

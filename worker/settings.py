@@ -57,7 +57,8 @@ class WorkerSettings(EnvironmentSettings):
     synthetic_row_ms: float = Field(default=0.0, ge=0)
     synthetic_prompt_token_ms: float = Field(default=0.0, ge=0)
     synthetic_slow_file: LocalPath | None = None
-    """While this file holds a number, ``synthetic-paced`` steps take that many times as long."""
+    """While this file holds a number, ``synthetic-paced`` steps take that many times as long. With
+    ``lost`` and the id of a worker's process, that process has lost its device."""
     synthetic_lengths: Literal["cap", "prompt"] = "cap"
     """Where a synthetic answer ends: at ``max_tokens``, or by itself, after as many tokens as the
     first two ids of its prompt say (``worker.runner.synthetic``)."""

@@ -1,5 +1,5 @@
-"""An engine that never comes back from a step: its worker's process ends, its streams go on
-elsewhere (OR-6, OR-11)."""
+"""An engine that never comes back from a step, or whose device is lost: its worker's process ends,
+its streams go on elsewhere (OR-6, OR-11)."""
 
 import asyncio
 from pathlib import Path
@@ -18,8 +18,8 @@ FOR_EVER = "1e7"
 """So many times as long as usual."""
 
 
-async def follow(http: aiohttp.ClientSession, slow: Path) -> tuple[str, int]:
-    """How a task ended, and with how many tokens; once it speaks the engine is to hang."""
+async def follow(http: aiohttp.ClientSession, slow: Path, fault: str) -> tuple[str, int]:
+    """How a task ended, and with how many tokens; once it speaks the engine has its ``fault``."""
     async with http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 202
         task = await response.json()
@@ -29,11 +29,14 @@ async def follow(http: aiohttp.ClientSession, slow: Path) -> tuple[str, int]:
             kind = event.kind
             tokens += kind == "token"
             if tokens == 3:
-                slow.write_text(FOR_EVER)  # noqa: ASYNC240
+                slow.write_text(fault)  # noqa: ASYNC240
     return kind, tokens
 
 
-async def test_or6_streams_of_an_engine_that_hangs_go_on_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", [FOR_EVER, "lost"])
+async def test_or6_streams_of_an_engine_that_hangs_or_loses_its_device_go_on_elsewhere(
+    tmp_path: Path, fault: str
+) -> None:
     slow = tmp_path / "slow"
     hangs = Triton(engine="synthetic-paced", synthetic_slow_file=slow, step_timeout_s=2)
     well = Triton(engine="synthetic-paced")
@@ -48,8 +51,9 @@ async def test_or6_streams_of_an_engine_that_hangs_go_on_elsewhere(tmp_path: Pat
             )
             stub = ProcessId.of(hangs.stub_pid)
             assert stub is not None
+            fault = f"lost {stub.pid}" if fault == "lost" else fault
             async with aiohttp.ClientSession(orchestrator.url) as http:
-                ends = await asyncio.gather(*(follow(http, slow) for _ in range(4)))
+                ends = await asyncio.gather(*(follow(http, slow, fault) for _ in range(4)))
             assert ends == [("end", 60)] * 4
             assert orchestrator.metric("tidegate_retries_total") > 0
             eventually(lambda: not stub.is_running, "its process to end")

@@ -16,7 +16,7 @@ from worker.scheduler.request import PENDING, Request
 Text = tuple[object, ...]
 
 
-class DeviceLost(RuntimeError):
+class ReadFailed(RuntimeError):
     pass
 
 
@@ -112,7 +112,7 @@ class FakeDevice:
             self.fail_next_collect = False
             self.run_all()
             self.uncollected.clear()
-            raise DeviceLost("illegal access")
+            raise ReadFailed("once")
         while step.ids is None:
             self.run_one()
         self.clock.now += self.step_s

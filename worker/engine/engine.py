@@ -35,6 +35,7 @@ from worker.engine.executor import Executed, Executor
 from worker.engine.expiry import ExpiryCheck
 from worker.engine.kv_events import KvEventQueue
 from worker.engine.stats import Totals, snapshot
+from worker.errors import DeviceLost
 from worker.kv_disk.base import NoTier, Tier
 from worker.log import engine_log
 from worker.protocol import (
@@ -59,6 +60,7 @@ from worker.scheduler.end_reason import (
     EndReason,
     finished,
     grammar_failed,
+    loss_of,
 )
 from worker.scheduler.pauses import Pauses
 from worker.scheduler.plan import Plan, Row, StepResult
@@ -242,6 +244,9 @@ class Engine:
                 events = self.step()
                 self._step_began_at = None
                 self._publish(events)
+        except DeviceLost as error:
+            self._has_failed = True
+            engine_log.critical("%s: ending all jobs, accepting no more", error, exc_info=error)
         except Exception:
             self._has_failed = True
             engine_log.exception("engine thread failed; ending all jobs, accepting no more")
@@ -538,18 +543,22 @@ class Engine:
             self._inbox.clear()
         events: list[Event] = [self._record(request, DRAINED) for request in inbox]
         scheduler = self.scheduler
+        left = [*scheduler.running, *scheduler.paused, *scheduler.waiting]
         try:
-            self.executor.discard()
-            for request in [*scheduler.running, *scheduler.paused, *scheduler.waiting]:
-                self._finish(request, self._deferred.pop(request, DRAINED), events)
+            if not self._has_failed:
+                self.executor.discard()
+                for request in left:
+                    self._finish(request, self._deferred.pop(request, DRAINED), events)
         except Exception:
-            # The books are what failed: whoever waits is told all the same.
             engine_log.exception("jobs could not be released; their process must end")
             self._has_failed = True
+        if self._has_failed:
+            # Books and device are in no known state: whoever waits is told, and nothing released.
             told = {event.job for event in events}
-            for request in [*scheduler.running, *scheduler.paused, *scheduler.waiting]:
+            for request in left:
                 if request.job not in told:
-                    events.append(self._record(request, DRAINED))
+                    why = self._deferred.get(request, loss_of(request.job))
+                    events.append(self._record(request, why))
         self._publish(events)
         self._tier.close()
         self.executor.runner.close()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from worker.core import Clock
 from worker.engine.bisection import Bisection, step_failed
+from worker.errors import DeviceLost
 from worker.log import engine_log
 from worker.runner.base import OverlappingRunner, Runner, StepInFlight
 from worker.runner.out_of_memory import StepMemory
@@ -75,7 +76,10 @@ class Executor:
         return 0.0 if self.launcher is None else self.launcher.stream_utilization
 
     def run(self, plan: Plan | None) -> Executed | None:
-        """Compute what fits of ``plan``, or launch it and read the step before; None: neither."""
+        """Compute what fits of ``plan``, or launch it and read the step before; None: neither.
+
+        Raises ``DeviceLost``: no request is to blame, and none can go on here.
+        """
         if plan is not None:
             plan = self._bisection.cut(plan)
         if self.launcher is not None and not (self._launch_failed or self._bisection.is_on):
@@ -99,6 +103,8 @@ class Executor:
         started = self._clock()
         try:
             done = self._memory.execute(self.runner, plan)
+        except DeviceLost:
+            raise
         except Exception as error:
             return self._failed(plan.rows, error)
         self._bisection.passed()
@@ -115,6 +121,8 @@ class Executor:
             plan = self._memory.cut(plan)
             try:
                 self._in_flight = StepInFlight(plan, launcher.launch(plan), self._clock())
+            except DeviceLost:
+                raise
             except Exception:
                 engine_log.exception(
                     "step launch of %d rows failed; retrying without overlap", len(plan.rows)
@@ -130,6 +138,8 @@ class Executor:
     def _collect(self, step: StepInFlight) -> Executed:
         try:
             result = step.collect()
+        except DeviceLost:
+            raise
         except Exception as error:
             # The step launched after it had its tokens as inputs.
             after, self._in_flight = self._in_flight, None

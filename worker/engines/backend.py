@@ -70,7 +70,8 @@ class Backend(Protocol):
     def step(self, wait_s: float) -> Sequence[Produced]:
         """Let at most one engine step happen, and say what came of it.
 
-        Empty after ``wait_s`` without one. Raises what makes it unusable for good.
+        Empty after ``wait_s`` without one. Raises what makes it unusable for good, ``DeviceLost``
+        among others.
         """
 
     def interrupt(self) -> None:

@@ -42,7 +42,7 @@ from worker.engine.expiry import ExpiryCheck
 from worker.engines.backend import Backend, BackendLoad, Produced
 from worker.engines.needs import lacking
 from worker.engines.stats import NO_LOAD, BackendTotals, snapshot
-from worker.errors import RequestError
+from worker.errors import DeviceLost, RequestError
 from worker.log import engine_log
 from worker.protocol import AbortCause, Code, Feature, FinishReason, KvReport, WorkerStats
 from worker.scheduler.end_reason import (
@@ -55,6 +55,7 @@ from worker.scheduler.end_reason import (
     EndReason,
     finished,
     grammar_failed,
+    loss_of,
 )
 from worker.scheduler.order import latest_start
 from worker.scheduler.refusal import Limits, refused
@@ -250,6 +251,9 @@ class SteppedEngine:
                 events = self.step()
                 self._entered_at = None
                 self._publish(events)
+        except DeviceLost as error:
+            self._has_failed = True
+            engine_log.critical("%s: ending all jobs, accepting no more", error, exc_info=error)
         except Exception:
             self._has_failed = True
             engine_log.exception("engine thread failed; ending all jobs, accepting no more")
@@ -492,19 +496,26 @@ class SteppedEngine:
             self._stopped = True
             inbox = list(self._inbox)
             self._inbox.clear()
+        if not self._has_failed:
+            self._close()
+        held = [*self._running.values(), *self._waiting, *inbox]
+        why = {one: loss_of(one.job) if self._has_failed else DRAINED for one in held}
+        for request, end in (self._leaving | why).items():
+            self._told(request, end)
+        for jobs in (self._running, self._waiting, self._leaving):
+            jobs.clear()
+        self._stats = self._snapshot(NO_LOAD)
+        self._publish(self._take_events())
+        if self._has_failed:  # last: what has failed may hang as it is closed
+            self._close()
+
+    def _close(self) -> None:
         try:
-            if self._running and not self._has_failed:
+            if self._running:
                 self._backend.abort(list(self._running))
             self._backend.close()
         except Exception:
             engine_log.exception("the engine could not be closed; its process must end")
-        ends = self._leaving | dict.fromkeys([*self._running.values(), *self._waiting], DRAINED)
-        for request, why in (ends | dict.fromkeys(inbox, DRAINED)).items():
-            self._told(request, why)
-        for held in (self._running, self._waiting, self._leaving):
-            held.clear()
-        self._stats = self._snapshot(NO_LOAD)
-        self._publish(self._take_events())
 
     def _publish(self, events: list[Event]) -> None:
         if not events or self._sink is None:

@@ -18,7 +18,7 @@ class Runner(Protocol):
         """Compute one step; a sampling row yields 1 to ``limit_tokens - len(tokens)`` tokens.
 
         Returns, or raises, only when the device no longer touches the rows' blocks: the caller
-        may free them at once (WP-4).
+        may free them at once (WP-4). Raises ``DeviceLost`` where no step will succeed again.
         """
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from worker.attention import PackedBatch
 from worker.attention.staging import to_device
+from worker.errors import DeviceLost
 from worker.grammar.masks import Masks
 from worker.log import model_log
 from worker.runner.cuda_graphs import (
@@ -25,6 +26,7 @@ from worker.runner.cuda_graphs import (
     SlotState,
     batch_sizes,
 )
+from worker.runner.device_probe import DeviceProbe, probe_of
 from worker.runner.forward import BatchForward, Forward
 from worker.runner.torch_runner import (
     SlotLimits,
@@ -70,13 +72,18 @@ class CudaRunner(TorchRunner):
         graphs: DecodeGraphs | None,
         *,
         device: torch.device,
+        probe: DeviceProbe | None = None,
     ) -> None:
-        """Without ``graphs`` decodes are launched kernel by kernel, as chunks of prompts are."""
+        """Without ``graphs`` decodes are launched kernel by kernel, as chunks of prompts are.
+
+        ``probe`` is asked after each error; None is that of ``device``.
+        """
         super().__init__(forward, sampler, limits, device=device)
         self._state: SlotState | None = state
         self._graphs = graphs
         self._latest: LaunchedOnDevice | None = None
         self._cuda = device.type == "cuda"
+        self._probe = probe or probe_of(device)
         self.meter = StreamMeter(_timing_events(device))
 
     @property
@@ -85,7 +92,7 @@ class CudaRunner(TorchRunner):
         return self.meter.utilization
 
     def launch(self, plan: Plan) -> "LaunchedOnDevice":
-        """See ``OverlappingRunner``."""
+        """See ``OverlappingRunner``. Raises ``DeviceLost`` where no step will succeed again."""
         try:
             # The engine's thread may have another current device than the one that loaded.
             with torch.cuda.device(self._device) if self._cuda else nullcontext():
@@ -100,17 +107,17 @@ class CudaRunner(TorchRunner):
 
     def close(self) -> None:
         """Drop model, pool and graphs. Idempotent."""
-        self.settle()
+        with suppress(DeviceLost):  # which touches nothing any more
+            self.settle()
         self._graphs = None
         self._latest = None
         self._state = None
         super().close()
 
     def settle(self) -> None:
-        """Wait until the device is done with everything."""
-        if self._cuda:
-            with suppress(RuntimeError):  # a device that is lost touches nothing any more
-                torch.cuda.synchronize(self._device)
+        """Wait until the device is done with everything. Raises ``DeviceLost``."""
+        if self._probe is not None:
+            self._probe.check()
 
     @torch.inference_mode()
     def _launch(self, plan: Plan) -> "LaunchedOnDevice":
@@ -312,12 +319,15 @@ class LaunchedOnDevice:
         return {self._rows[i].request: max(0, id_) for i, id_ in sampled}
 
     def collect(self) -> StepResult:
-        """See ``LaunchedStep``."""
+        """See ``LaunchedStep``. Raises ``DeviceLost`` where no step will succeed again."""
         try:
             self._done.synchronize()
+            return self._read()
         except Exception:
             self._runner.settle()
             raise
+
+    def _read(self) -> StepResult:
         prompts = None if self._scores is None else self._scores.read()
         if self._sampled is None:
             result = StepResult([[] for _ in self._rows], prompts=prompts)

@@ -9,12 +9,14 @@ The end token is then the last, as a model's would be; with ``ignore_eos`` there
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from worker.core import Clock
+from worker.errors import DeviceLost
 from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.base import BuiltRunner, Runner
 from worker.scheduler.plan import Plan, Row, StepResult
@@ -27,6 +29,7 @@ _FREE_TOKENS_PER_STEP = 8
 CYCLE_WORDS = 64
 _SLOW_FILE_EVERY_S = 0.1
 _LENGTH_RADIX = 256
+_LOST = math.inf
 
 
 def length_ids(tokens: int) -> tuple[int, int]:
@@ -131,7 +134,8 @@ class PacedRunner:
 
     A step that starts late because the engine had nothing to do begins a new schedule; one that
     starts late because the engine was busy catches up, as long as it is less than a step behind.
-    ``slow_file`` may hold a factor for all steps, which tests write to make an engine sick.
+    ``slow_file`` may hold a factor for all steps, which tests write to make an engine sick, or
+    ``lost`` and a process id: in that process every step finds its device lost.
     """
 
     def __init__(
@@ -159,6 +163,8 @@ class PacedRunner:
         if self._slow_file is not None and now >= self._look_at:
             self._look_at = now + _SLOW_FILE_EVERY_S
             self._factor = _read_factor(self._slow_file)
+        if self._factor == _LOST:
+            raise DeviceLost(f"{self._slow_file} has this process lose its device")
         step_s = self._factor * self._cost.of(plan)
         in_step = now < self._last_due + step_s
         due = (self._last_due if in_step else now) + step_s
@@ -209,9 +215,10 @@ def build_synthetic_runner(
 
 
 def _read_factor(file: Path) -> float:
-    """The number in ``file``; 1 while there is none."""
+    """The number in ``file``; 1 while there is none, ``_LOST`` where this process has no device."""
     try:
-        return float(file.read_text())
+        text = file.read_text()
+        return _LOST if text == f"lost {os.getpid()}" else float(text)
     except (OSError, ValueError):
         return 1.0
 

@@ -41,6 +41,11 @@ NOT_FINITE_LOG = (
     "numbers that are not finite after %d tokens: the request ends with not_finite, and its KV is"
     " given up. Where many do, check the weights' files and the device, or compute in float32"
 )
+ENGINE_LOST = EndReason(
+    FinishReason.ERROR,
+    Code.INSTANCE_LOST,
+    "the engine failed as a whole while it worked on this; its process is being replaced",
+)
 DRAINED = EndReason(FinishReason.CANCELLED, Code.DRAINING, "the worker is shutting down")
 
 ABORTED: dict[AbortCause, EndReason] = {
@@ -54,6 +59,11 @@ ABORTED: dict[AbortCause, EndReason] = {
     AbortCause.DRAIN: DRAINED,
     AbortCause.STOP_STRING: STOPPED,
 }
+
+
+def loss_of(job: Job) -> EndReason:
+    """How a job ends whose engine fails as a whole: one that had not begun was no part of that."""
+    return ENGINE_LOST if job.has_started else DRAINED
 
 
 def grammar_failed(why: str) -> EndReason:

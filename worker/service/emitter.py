@@ -40,7 +40,7 @@ from worker.protocol import (
     WorkerStats,
     brief,
 )
-from worker.scheduler.end_reason import DRAINED
+from worker.scheduler.end_reason import loss_of
 from worker.service.call import Responder
 from worker.service.kv_events import KvEvents, KvMirror
 from worker.service.lane import Lane
@@ -351,6 +351,6 @@ class Emitter:
 
 
 def _handed_back(job: Job) -> JobFinished:
-    reason, code, message = DRAINED
+    reason, code, message = loss_of(job)
     prompt = len(job.token_ids)
     return JobFinished(job, reason, code, message, prompt, 0, 0, 0.0, 0.0, 0.0, 0.0, None)

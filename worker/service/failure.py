@@ -28,6 +28,9 @@ TIMES_UNKNOWN: Final = 10.0
 """Or so many times the setting while nothing is measured: a first step may compile something."""
 STUCK_SHARE: Final = 1 / 6
 """After so much of that time whoever sends work here is told."""
+STUCK_ON_GPU_S: Final = 1.0
+"""And after this already on a GPU, where no other process delays a step: or after ``STUCK_SHARE``
+of ``TIMES_USUAL``, where that is longer."""
 LOOK_S: Final = 0.25
 MOST_LOOK_S: Final = 1.0
 """More time between two looks was this whole process's standstill, not its engine's."""
@@ -37,14 +40,16 @@ ENGINE_THREAD: Final = "tidegate-engine"
 class StepWatch:
     """Measures for how long an engine has been in one step, by the looks that it is given."""
 
-    def __init__(self, timeout_s: float, clock: Clock) -> None:
+    def __init__(self, timeout_s: float, clock: Clock, *, on_gpu: bool = False) -> None:
         """``timeout_s``: see ``WorkerSettings.step_timeout_s``; 0: no step has hung, ever."""
         self._timeout_s = timeout_s
         self._clock = clock
+        self._on_gpu = on_gpu
         self._began_at: float | None = None
         self._looked_at = clock()
         self._seen_s = 0.0
         self._limit_s = timeout_s
+        self._stuck_after_s = STUCK_SHARE * timeout_s
 
     def look(self, engine: EngineService) -> None:
         """To be called often; looks every ``LOOK_S`` only."""
@@ -61,11 +66,15 @@ class StepWatch:
         self._seen_s += min(passed_s, MOST_LOOK_S)
         usual = TIMES_USUAL * step.usual_s or TIMES_UNKNOWN * self._timeout_s
         self._limit_s = max(self._timeout_s, usual)
+        self._stuck_after_s = STUCK_SHARE * self._limit_s
+        if self._on_gpu and step.usual_s:
+            of_usual_s = max(STUCK_ON_GPU_S, STUCK_SHARE * usual)
+            self._stuck_after_s = min(self._stuck_after_s, of_usual_s)
 
     @property
     def stuck_s(self) -> float:
         """How long the step has taken, once that is far too long; else 0."""
-        return self._seen_s if self._seen_s > STUCK_SHARE * self._limit_s else 0.0
+        return self._seen_s if self._seen_s > self._stuck_after_s else 0.0
 
     @property
     def has_hung(self) -> bool:
@@ -85,6 +94,7 @@ class FailureWatch:
         die: Callable[[], None],
         *,
         step_timeout_s: float,
+        on_gpu: bool = False,
     ) -> None:
         """``engine`` says which one it is now; ``die`` ends the process."""
         self._engine = engine
@@ -92,7 +102,7 @@ class FailureWatch:
         self._drainer = drainer
         self._clock = clock
         self._die = die
-        self._step = StepWatch(step_timeout_s, clock)
+        self._step = StepWatch(step_timeout_s, clock, on_gpu=on_gpu)
         self._what = ""
         self._noticed_at: float | None = None
         self._is_over = False
@@ -119,7 +129,9 @@ class FailureWatch:
     def _look(self) -> None:
         engine = self._engine()
         self._step.look(engine)
-        self._emitter.stuck_ms = 1000 * self._step.stuck_s
+        was_stuck, self._emitter.stuck_ms = self._emitter.stuck_ms, 1000 * self._step.stuck_s
+        if self._emitter.stuck_ms and not was_stuck:
+            self._emitter.announce()  # not with the next heartbeat: work is still being sent
         if self._drainer.is_swapping:  # puts another engine in its place, or ends the process
             return
         if engine.has_failed:

@@ -103,6 +103,7 @@ class Worker:
             clock,
             die,
             step_timeout_s=settings.step_timeout_s,
+            on_gpu=settings.device == "cuda" and not settings.engine.startswith("synthetic"),
         )
         self._plain = PlainIntake(lambda: self.serving, settings, self._emitter, clock)
 

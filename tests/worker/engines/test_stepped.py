@@ -1,6 +1,7 @@
 """Deadlines, aborts and accounts over an engine that others wrote."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -429,13 +430,15 @@ def test_stop_ends_everything_as_drained(threaded: SteppedBench) -> None:
 def test_a_backend_that_fails_ends_all_jobs_and_no_more_are_taken(
     threaded: SteppedBench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a code that has orchestrators try elsewhere, as our own engine's."""
+    """With codes that have orchestrators try elsewhere, as our own engine's: those that ran with
+    the one that counts, since one of them may be what it failed of."""
     sink = Collector()
     threaded.backend.fails = True
-    threaded.engine.start(sink)
     jobs = submitted(threaded, 6)
+    threaded.engine.start(sink)
     sink.wait_ended(6)
-    assert {end_of(job, sink.events).code for job in jobs} == {Code.DRAINING}
+    codes = [end_of(job, sink.events).code for job in jobs]
+    assert Counter(codes) == {Code.INSTANCE_LOST: 4, Code.DRAINING: 2}
     late = Job([1], Sampling(max_tokens=1), 1e9)
     threaded.engine.submit(late)
     sink.wait_ended(7)

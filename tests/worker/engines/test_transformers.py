@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,15 +10,18 @@ import torch
 from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
 from tests.support.engine import end_of, ids_of
 from tests.support.lazy import transformers
+from tests.worker.engine.test_engine_thread import Collector
 from worker.core import Event, Job
 from worker.engine.build import build_engine as build_our_engine
 from worker.engines import load_engine
 from worker.engines.stepped import SteppedEngine
+from worker.engines.transformers.backend import TransformersBackend
 from worker.engines.transformers.batches import PaddedBatch, SeparateTexts
 from worker.engines.transformers.decoder import Decoder
 from worker.errors import BrokenCheckpoint, EngineMissing, UnsupportedModel
 from worker.loaded import LoadedEngine
 from worker.protocol import AbortCause, Code, Feature, FinishReason, Sampling
+from worker.runner.device_probe import DeviceProbe
 from worker.settings import WorkerSettings
 
 GEMMA = {"query_pre_attn_scalar": 8, "sliding_window": 8, "pad_token_id": None}
@@ -192,6 +196,31 @@ def test_a_step_that_fails_ends_its_jobs_and_no_others(
     assert "could not be read" in caplog.text
     assert end_of(after, finish(loaded, [after])).reason is FinishReason.LENGTH
     loaded.engine.stop()
+
+
+@pytest.mark.parametrize("while_reading", [True, False])
+def test_a_device_that_is_lost_takes_the_engine_with_it(
+    gpt2: Path, monkeypatch: pytest.MonkeyPatch, while_reading: bool
+) -> None:
+    loaded, jobs = load(gpt2), [greedy(prompt(5)), greedy(prompt(6))]
+    engine, sink = loaded.engine, Collector()
+    assert isinstance(engine, SteppedEngine)
+    assert isinstance(engine._backend, TransformersBackend)
+
+    def fail(*args: object) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    engine._backend._probe = DeviceProbe(fail, timeout_s=60.0)
+    for job in jobs:
+        engine.submit(job)
+    if not while_reading:
+        for _ in range(3):
+            sink(engine.step())
+    monkeypatch.setattr(Decoder, "run", fail)
+    engine.start(sink)
+    sink.wait_ended(2)
+    assert engine.has_failed
+    assert {end_of(job, sink.events).code for job in jobs} == {Code.INSTANCE_LOST}
 
 
 def test_a_text_that_is_not_finite_ends_and_no_other(

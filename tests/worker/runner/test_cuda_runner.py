@@ -1,6 +1,7 @@
 """The CUDA runner's logic on the CPU: what a graph would replay is called again instead."""
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine import end_of, ids_of
+from tests.worker.engine.test_engine_thread import Collector
 from tests.worker.engine.test_torch_engine import FAR, prompt
 from worker.attention import AttentionStep, KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention
@@ -24,6 +26,7 @@ from worker.protocol import AbortCause, Code, FinishReason, Sampling
 from worker.runner.base import OverlappingRunner, Runner
 from worker.runner.cuda_graphs import Recording, Step, batch_sizes
 from worker.runner.cuda_runner import CudaRunner, LaunchedOnDevice, build_cuda_runner, warm_up
+from worker.runner.device_probe import DeviceProbe
 from worker.runner.forward import BatchForward
 from worker.runner.torch_runner import SlotLimits, TorchRunner
 from worker.runner.utilization import StreamMeter
@@ -514,3 +517,91 @@ def test_on_cuda_overlap_changes_no_token(tiny: Path) -> None:
         return [ids_of(job, events) for job in todo]
 
     assert texts(True) == texts(False)
+
+
+class DyingDevice:
+    """What a ``CudaRunner`` runs on: ``dies`` says how a step fails from now on, and whether the
+    device answers afterwards."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, engine: Engine) -> None:
+        self._patch = patch
+        self._gate = threading.Event()
+        self._lost: Exception | None = None
+        self._hangs = False
+        runner = engine.executor.runner
+        assert isinstance(runner, CudaRunner)
+        runner._probe = DeviceProbe(self._answer, timeout_s=60.0)
+        self.runner = runner
+
+    def dies(self, way: str) -> None:
+        sticky = RuntimeError("CUDA error: an illegal memory access was encountered")
+        if way == "hangs when it is asked":
+            self._hangs = True
+            self.runner._probe = DeviceProbe(self._answer, timeout_s=0.02)
+        elif way != "is out of memory once":
+            self._lost = sticky
+        if way == "in a step that is read":
+            self._patch.setattr(LaunchedOnDevice, "_read", self._raise)
+        else:
+            self._patch.setattr(CudaRunner, "_launch", self._raise)
+        self._way = way
+
+    def release(self) -> None:
+        self._gate.set()
+
+    def _raise(self, *args: object) -> None:
+        if self._way == "is out of memory once":
+            self._patch.undo()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        raise self._lost or RuntimeError("CUDA error: unspecified launch failure")
+
+    def _answer(self) -> None:
+        if self._hangs:
+            self._gate.wait(60.0)
+        if self._lost is not None:
+            raise self._lost
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    "way", ["when a step is launched", "in a step that is read", "hangs when it is asked"]
+)
+def test_a_device_that_dies_takes_the_engine_with_it_and_blames_no_request(
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    way: str,
+    overlap: bool,
+) -> None:
+    engine, sink = build(tiny, cuda_like=True, overlap=overlap), Collector()
+    device = DyingDevice(monkeypatch, engine)
+    begun = [Job(prompt(4), Sampling(max_tokens=20, ignore_eos=True), FAR) for _ in range(6)]
+    waiting = [Job(prompt(4), Sampling(max_tokens=20, ignore_eos=True), FAR) for _ in range(2)]
+    engine.connect(sink)
+    for job in begun + waiting:
+        engine.submit(job)
+    sink(engine.step() + engine.step())
+    device.dies(way)
+    engine.start(sink)
+    sink.wait_ended(8)
+    assert engine.has_failed
+    for job in begun:
+        assert end_of(job, sink.events).code is Code.INSTANCE_LOST
+    for job in waiting:
+        assert end_of(job, sink.events).code is Code.DRAINING, "these had no part in it"
+    late = Job(prompt(4), Sampling(max_tokens=1), FAR)
+    engine.submit(late)
+    sink.wait_ended(9)
+    assert end_of(late, sink.events).code is Code.DRAINING
+    assert caplog.text.count("ending all jobs, accepting no more") == 1
+    assert "retrying it in halves" not in caplog.text
+    device.release()
+
+
+def test_a_device_that_was_only_full_goes_on(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(tiny, cuda_like=True)
+    DyingDevice(monkeypatch, engine).dies("is out of memory once")
+    todo = jobs()
+    events = run(engine, todo)
+    assert not engine.has_failed
+    assert all(end_of(job, events).code is None for job in todo)

@@ -16,6 +16,7 @@ from worker.engines.transformers.decoder import Cache, Decoder
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason
+from worker.runner.device_probe import DeviceProbe, probe_of
 from worker.sampling.sampler import NO_TOKEN, Sampler
 from worker.scheduler.request import Request, make_request
 
@@ -44,12 +45,19 @@ class TransformersBackend:
     """See ``Backend``. What is given up is free at once; ``step`` computes by itself."""
 
     def __init__(
-        self, decoder: Decoder, texts: Texts, sampler: Sampler, limits: BackendLimits
+        self,
+        decoder: Decoder,
+        texts: Texts,
+        sampler: Sampler,
+        limits: BackendLimits,
+        probe: DeviceProbe | None = None,
     ) -> None:
+        """``probe`` is asked after each error; None is that of the decoder's device."""
         self._decoder = decoder
         self._texts = texts
         self._sampler = sampler
         self._limits = limits
+        self._probe = probe or probe_of(decoder.device)
         self._masks = MaskMaker(sampler.vocab_size, sampler.eos_token_ids)
         self._free_slots = list(range(limits.max_running))
         self._queued: deque[_Text] = deque()
@@ -89,6 +97,7 @@ class TransformersBackend:
             try:
                 read = self._read(text)
             except Exception:
+                self._check_device()
                 engine_log.exception("a prompt could not be read")
                 made += self._fail([text.handle])
             else:
@@ -146,8 +155,14 @@ class TransformersBackend:
         try:
             return handles, self._texts.step(latest)
         except Exception:
+            self._check_device()
             engine_log.exception("a step failed; ending its %d jobs", len(handles))
             return handles, None
+
+    def _check_device(self) -> None:
+        """Raise ``DeviceLost``, from the error at hand, where it is not about one text."""
+        if self._probe is not None:
+            self._probe.check()
 
     def _fail(self, handles: Sequence[int]) -> list[Produced]:
         self.abort(handles)

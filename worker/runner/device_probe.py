@@ -1,0 +1,63 @@
+"""Asks a device whether it still computes.
+
+Some errors end one step: too little memory, a row that is wrong. Others end the CUDA context: after
+an illegal access, a failed assertion in a kernel or an uncorrectable memory error every call fails
+for as long as the process lives. The error itself does not say which, so the device is asked.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from worker.errors import DeviceLost
+from worker.runner.memory import is_out_of_memory
+
+if TYPE_CHECKING:
+    import torch
+
+PROBE_S: Final = 1.0
+"""A device that has not done all that it was given after so long counts as lost, too."""
+
+
+class DeviceProbe:
+    """``check`` may be called from any thread, and waits for ``timeout_s`` at most."""
+
+    def __init__(self, ask: Callable[[], None], timeout_s: float = PROBE_S) -> None:
+        """``ask`` waits for the device, has it compute something, and raises what that raises."""
+        self._ask = ask
+        self._timeout_s = timeout_s
+
+    def check(self) -> None:
+        """Return once the device has done all that it was given. Raises ``DeviceLost``."""
+        problems: list[str] = []
+        # Not on the caller's thread: a driver that hangs never lets it go.
+        thread = threading.Thread(
+            target=self._try, args=(problems,), name="tidegate-probe", daemon=True
+        )
+        thread.start()
+        thread.join(self._timeout_s)
+        if thread.is_alive():
+            raise DeviceLost(f"the device has not answered for {self._timeout_s:g} s")
+        if problems:
+            raise DeviceLost(f"the device computes nothing any more ({problems[0]})")
+
+    def _try(self, problems: list[str]) -> None:
+        try:
+            self._ask()
+        except Exception as error:
+            if not is_out_of_memory(error):  # a full device is a sound one
+                what = f"{error}".partition("\n")[0]
+                problems.append(f"{type(error).__name__}: {what}")
+
+
+def probe_of(device: "torch.device") -> DeviceProbe | None:
+    """For a GPU; None for the CPU, which cannot be lost alone."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    def ask() -> None:
+        torch.cuda.synchronize(device)
+        torch.ones(8, device=device).sum().item()
+
+    return DeviceProbe(ask)
