@@ -131,7 +131,8 @@ class HealthBoard:
     def _status(self) -> str:
         if self._admission.draining:
             return "draining"
-        if not any(instance.ready for instance in self._registry):
+        breakers = self._registry.breakers
+        if not any(i.ready and not breakers.dark_s(i.address) for i in self._registry):
             is_ready = any(is_ready() for is_ready in self.also_ready)
             return "ready" if is_ready else "not_ready"
         queue = self._queue

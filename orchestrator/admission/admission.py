@@ -100,6 +100,13 @@ class Admission:
             if self._registry.any_returning_to(task.model) and self._placer.may_return(task):
                 return
             raise NotReady(f"no instance that serves {task.model!r} is ready; try again shortly")
+        dark_s = self._registry.dark_s(task.model)
+        if dark_s > 0:
+            raise NotReady(
+                f"all instances that serve {task.model!r} fail whatever they are given; they are"
+                f" tried again in {dark_s:.1f} s",
+                retry_after_ms=1000 * dark_s,
+            )
         lacking = self._placer.lacking(task)
         if lacking:
             raise _unable(task, lacking)

@@ -11,7 +11,9 @@ while (DL-11).
 Only what an instance does itself is a failure: an error, or far more time than its own prediction,
 and by far more than its peers exceed theirs. A deadline that was too tight, a cancel or a client
 that left is not. At most a share of an instance's peers is ejected at once, never the last one:
-where none would be left, all are used again.
+where none would be left, all are used again. All but those that fail everything: who has failed
+``BreakerConfig.blackout`` jobs in a row, with none that ended otherwise, gets probes only, whatever
+becomes of the others.
 """
 
 import math
@@ -73,6 +75,8 @@ class BreakerConfig:
     probes: int = 2
     """Jobs at once while half open."""
     probes_to_close: int = 3
+    blackout: int = 8
+    """An instance that has failed so many jobs in a row is ejected even as the last one."""
     max_ejected: float = 0.5
     """Share of an instance's peers, itself included, whose breakers may be open together."""
 
@@ -90,6 +94,8 @@ class _Sample:
     failed: bool
     ratio: float | None
     """Actual over predicted time, where both are known."""
+    is_error: bool = False
+    """It failed of an error, not of slowness."""
 
 
 class Breaker:
@@ -104,6 +110,17 @@ class Breaker:
         self._period = 0
         self._probing = 0
         self._good_probes = 0
+        self._errors = 0
+        """In a row, the latest job's included."""
+
+    @property
+    def is_dark(self) -> bool:
+        """Whether it fails everything that it is given."""
+        return self._errors >= self._config.blackout
+
+    def open_s(self, now: float) -> float:
+        """How long it still gets no work, not even probes."""
+        return self._open_until - now if self.state(now) is BreakerState.OPEN else 0.0
 
     def state(self, now: float) -> BreakerState:
         """As of ``now``: one that is open becomes half open by itself."""
@@ -130,18 +147,24 @@ class Breaker:
     def end(self, probe: int, sample: _Sample | None, now: float, *, may_open: bool) -> bool:
         """A job is over, with a sample if it tells anything. True if the breaker opened."""
         state = self.state(now)
+        was_dark = self.is_dark
+        if sample is not None:
+            self._errors = self._errors + 1 if sample.is_error else 0
         if state is BreakerState.HALF_OPEN:
             return self._end_probe(probe, sample, now)
+        if state is BreakerState.OPEN and self.is_dark and not was_dark:
+            # It was used all the same, since there was no other.
+            self._open_until = now + self._open_s
         if state is BreakerState.OPEN or sample is None:
             return False  # what was sent before it opened tells nothing new
         self._samples.append(sample)
         failures = sum(s.failed for s in self._samples)
-        if (
-            sample.failed
-            and len(self._samples) >= self._config.min_results
-            and failures >= self._config.failure_share * len(self._samples)
-            and may_open
-        ):
+        is_bad = len(
+            self._samples
+        ) >= self._config.min_results and failures >= self._config.failure_share * len(
+            self._samples
+        )
+        if sample.failed and ((is_bad and may_open) or self.is_dark):
             self._open(now, self._config.open_s)
             return True
         return False
@@ -195,10 +218,19 @@ class Breakers:
         return BreakerState.CLOSED if breaker is None else breaker.state(self._now())
 
     def admits(self, instance: str) -> bool:
-        """Whether an instance may be given work: by its breaker, or since no peer's admits any."""
+        """Whether an instance may be given work: by its breaker, or since no peer's admits any and
+        it does not fail everything."""
         if self._admits(instance):
             return True
+        breaker = self._breakers.get(instance)
+        if breaker is not None and breaker.is_dark:
+            return False
         return not any(self._admits(peer) for peer in self._peers(instance))
+
+    def dark_s(self, instance: str) -> float:
+        """How long an instance that fails everything still gets nothing; 0 for any other."""
+        breaker = self._breakers.get(instance)
+        return breaker.open_s(self._now()) if breaker is not None and breaker.is_dark else 0.0
 
     def begin(self, instance: str) -> BreakerToken:
         """A job goes to an instance. Give the token back with ``end``."""
@@ -233,7 +265,7 @@ class Breakers:
             self._lost_at[name] = self._now()
             return _Sample(True, None) if self._now() - before >= _SAME_LOSS_S else None
         if result is JobResult.FAILED:
-            return _Sample(True, None)
+            return _Sample(True, None, is_error=True)
         ratio = actual_ms / predicted_ms if predicted_ms > 0 else None
         slow = (
             ratio is not None
@@ -272,6 +304,7 @@ _RESULTS = {
     Code.ENGINE_ERROR: JobResult.FAILED,
     Code.NOT_FINITE: JobResult.FAILED,
     Code.INTERNAL: JobResult.FAILED,
+    Code.INSTANCE_LOST: JobResult.LOST,
 }
 """Every other code is a refusal: of the request, or for want of room or time."""
 

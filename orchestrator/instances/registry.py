@@ -263,6 +263,12 @@ class Registry:
         """Whether some instance could be given work for ``model`` now."""
         return any(i.ready and i.card is not None and i.card.model == model for i in self)
 
+    def dark_s(self, model: str) -> float:
+        """How long nothing is sent to any instance for ``model``, since all that are ready fail
+        everything; 0 where one may be given work."""
+        serving = [i for i in self if i.ready and i.card is not None and i.card.model == model]
+        return min((self.breakers.dark_s(i.address) for i in serving), default=0.0)
+
     def any_returning_to(self, model: str) -> bool:
         """Whether some instance may serve ``model`` in a moment: after a swap, or a silence that is
         too short for it to be down."""

@@ -19,9 +19,9 @@ from orchestrator.instances.breaker import (
 )
 from orchestrator.instances.instance import Instance
 from orchestrator.prediction import IDLE, Load, StepModel
-from tests.orchestrator.conftest import MakeService, MakeWorker
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.clock import ManualClock
-from tests.support.fake_worker import Plan
+from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause, Code, End, FinishReason
 
 NAMES = ("a:1", "b:1", "c:1", "d:1")
@@ -122,10 +122,41 @@ def test_a_model_that_is_wrong_everywhere_ejects_nobody() -> None:
 def test_at_most_a_share_is_ejected_and_never_the_last() -> None:
     breakers, _ = make(*NAMES)
     for name in NAMES:
-        run(breakers, name, JobResult.FAILED, times=30)
+        run(breakers, name, JobResult.FAILED, times=7)
     assert [is_open(breakers, name) for name in NAMES] == [True, True, False, False]
     alone, _ = make("a:1")
-    assert not run(alone, "a:1", JobResult.FAILED, times=100)
+    for _ in range(30):
+        assert not run(alone, "a:1", JobResult.FAILED, times=7)
+        assert not run(alone, "a:1", JobResult.FINISHED)
+
+
+def test_one_that_fails_everything_is_ejected_even_as_the_last() -> None:
+    breakers, clock = make("a:1")
+    assert run(breakers, "a:1", JobResult.FAILED, times=8)
+    assert not breakers.admits("a:1")
+    assert breakers.dark_s("a:1") == pytest.approx(5.0)
+    run(breakers, "a:1", JobResult.FAILED, times=9)  # what was there when it opened
+    clock.advance(5.1)
+    assert breakers.dark_s("a:1") == 0 and breakers.admits("a:1"), "probes"
+    assert run(breakers, "a:1", JobResult.FAILED)
+    assert breakers.dark_s("a:1") == pytest.approx(10.0)
+    clock.advance(10.1)
+    run(breakers, "a:1", JobResult.FINISHED, times=3)
+    assert breakers.state("a:1") is BreakerState.CLOSED and not breakers.dark_s("a:1")
+
+
+def test_one_that_is_used_although_its_breaker_is_open_is_watched_all_the_same() -> None:
+    clock = ManualClock()
+    ready = ["a:1", "b:1"]
+    breakers = Breakers(lambda name: ready, clock.now)
+    run(breakers, "a:1", JobResult.FAILED, times=5)
+    ready.remove("b:1")
+    clock.advance(4.0)
+    run(breakers, "a:1", JobResult.FAILED, times=2)
+    assert breakers.admits("a:1"), "there is no other"
+    run(breakers, "a:1", JobResult.FAILED)
+    assert not breakers.admits("a:1")
+    assert breakers.dark_s("a:1") == pytest.approx(5.0), "from now on"
 
 
 def test_one_whose_breaker_is_open_is_used_when_its_peers_are_gone() -> None:
@@ -224,7 +255,8 @@ class BreakersMachine(RuleBasedStateMachine):
             self.has_failed |= failed
             peers = len({*self.ready, token.instance})
             if opened and token.instance not in ejected:
-                assert len(ejected & {*self.ready}) + 1 <= math.floor(peers / 2)
+                share = len(ejected & {*self.ready}) + 1 <= math.floor(peers / 2)
+                assert share or self.is_dark(token.instance)
 
     @rule(seconds=st.sampled_from([0.5, 6.0, 70.0]))
     def waits(self, seconds: float) -> None:
@@ -240,9 +272,14 @@ class BreakersMachine(RuleBasedStateMachine):
     def ejected(self) -> set[str]:
         return {n for n in NAMES if self.breakers.state(n) is not BreakerState.CLOSED}
 
+    def is_dark(self, name: str) -> bool:
+        breaker = self.breakers._breakers.get(name)
+        return breaker is not None and breaker.is_dark
+
     @invariant()
-    def somebody_always_works(self) -> None:
-        assert not self.ready or any(self.breakers.admits(name) for name in self.ready)
+    def somebody_always_works_unless_all_fail_everything(self) -> None:
+        lit = [name for name in self.ready if not self.is_dark(name)]
+        assert not lit or any(self.breakers.admits(name) for name in self.ready)
 
     @invariant()
     def the_innocent_are_never_ejected(self) -> None:
@@ -360,6 +397,28 @@ async def test_dl11_an_instance_that_fails_is_ejected_and_the_other_works(
         states = {i["address"]: i["breaker"] for i in (await response.json())["instances"]}
     assert states == {bad.address: "open", good.address: "closed"}
     assert service.outcomes() == ["failed"] * 5 + ["met"] * 5
+
+
+async def test_an_only_instance_that_fails_everything_costs_8_errors_and_then_503s(
+    service: Service, worker: FakeWorker
+) -> None:
+    async def answer() -> tuple[int, float]:
+        async with service.http.post("/v1/completions", json=TASK | {"model": "fake"}) as response:
+            return response.status, float(response.headers.get("Retry-After", "0"))
+
+    worker.plan = lambda submit: Plan(fail_at=0)
+    assert [await answer() for _ in range(8)] == [(502, 0)] * 8
+    for _ in range(3):
+        status, retry_after_s = await answer()
+        assert status == 503 and 1 <= retry_after_s <= 5
+    assert len(worker.submits) == 8
+    service.parts.health.refresh()
+    async with service.http.get("/health/ready") as response:
+        assert response.status == 503
+    worker.plan = lambda submit: Plan()
+    service.leap(5.1)
+    assert [(await answer())[0] for _ in range(3)] == [200] * 3
+    assert service.orchestrator.registry.breakers.state(worker.address) is BreakerState.CLOSED
 
 
 async def test_dl11_tight_deadlines_and_cancels_open_no_breaker(
