@@ -31,7 +31,8 @@
     │   └── InstanceLost                 503 instance_lost
     ├── SwapFailed                       409 swap_failed
     └── EngineError                      502 engine_error
-        └── NotFinite                    502 not_finite
+        ├── NotFinite                    502 not_finite
+        └── PoisonRequest                502 poison_request
 
 A class knows its code, the HTTP status that every dialect answers it with, and whether a retry can
 help; ``details`` are figures that a client may use. How it is spelled is each dialect's own.
@@ -338,6 +339,12 @@ class NotFinite(EngineError):
     """The model's numbers for this text were NaN or infinite."""
 
     code = Code.NOT_FINITE
+
+
+class PoisonRequest(EngineError):
+    """Two workers died with this request on them."""
+
+    code = Code.POISON_REQUEST
 
 
 class SwapFailed(TidegateError):

@@ -12,7 +12,7 @@ from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.metrics import DispatchMetrics
 from orchestrator.dispatch.resume import ending_of_complete_text
-from orchestrator.dispatch.retry import RETRYABLE, Retrier, RetryAfter
+from orchestrator.dispatch.retry import RETRYABLE, Fate, Retrier, RetryAfter, RetryDenied
 from orchestrator.errors import TidegateError
 from orchestrator.instances.breaker import record_end
 from orchestrator.instances.instance import InstanceState
@@ -21,7 +21,7 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Loss, Task
-from orchestrator.tasks.verdicts import judge, lost, overdue
+from orchestrator.tasks.verdicts import judge, lost, overdue, poisonous
 from worker.protocol import AbortCause, Code, End, FinishReason
 
 FAULTS = frozenset({Code.ENGINE_ERROR, Code.NOT_FINITE, Code.INTERNAL})
@@ -63,6 +63,8 @@ class Completion:
         if not is_current:
             return None
         task = attempt.task
+        if end.code is Code.INSTANCE_LOST:
+            self._note_loss(attempt, now, is_death=True)
         can_retry = end.code in RETRYABLE or (end.code in FAULTS and task.hedge is not None)
         if can_retry and self._complete_text(attempt, now) is None:
             if self._hedger.promote(task):
@@ -71,6 +73,8 @@ class Completion:
             retry = self._retrier.decide(task, attempt.address, now, planned=is_planned)
             if retry is not None:
                 return retry
+            if self._end_poisonous(task, now):
+                return None
         stats = self._prediction.feasibility.stats
         stats.stopped(task, end.code, task.deadline.left_ms(now), spared=end.spared)
         self._settler.settle(task, judge(task, end, now), end)
@@ -87,6 +91,7 @@ class Completion:
         record_end(self._registry.breakers, instance, attempt, None, now)
         if not is_current:
             return None
+        self._note_loss(attempt, now)
         task = attempt.task
         ending = self._complete_text(attempt, now)
         if ending is None:
@@ -94,9 +99,9 @@ class Completion:
                 return None
             retry = self._retrier.decide(task, attempt.address, now)
             if retry is not None:
-                if retry.is_try and instance is not None:
-                    task.losses.append(Loss(attempt.address, instance.process_id, now))
                 return retry
+            if self._end_poisonous(task, now):
+                return None
         self._settler.settle(task, ending or lost(task, error))
         return None
 
@@ -118,6 +123,7 @@ class Completion:
             now = self._clock.now()
             retry = self._retrier.decide(task, attempt.address, now, elsewhere=True)
             if retry is not None:
+                self._note_loss(attempt, now)
                 attempt.withdraw()
                 yield attempt, retry
 
@@ -139,6 +145,29 @@ class Completion:
             if retry is not None:
                 attempt.withdraw()
                 yield attempt, retry
+
+    def awaits_fate(self, task: Task) -> bool:
+        """Whether a task that is to be sent again must wait until it is known whether its workers
+        died. Ends it where they did."""
+        now = self._clock.now()
+        return not self._end_poisonous(task, now) and (
+            self._retrier.fate_of(task, now) is Fate.OPEN
+        )
+
+    def _end_poisonous(self, task: Task, now: float) -> bool:
+        if self._retrier.fate_of(task, now) is not Fate.POISON:
+            return False
+        self._retrier.denied[RetryDenied.POISON] += 1
+        self._settler.settle(task, poisonous(task))
+        return True
+
+    def _note_loss(self, attempt: Attempt, now: float, *, is_death: bool = False) -> None:
+        """A worker went away or hangs, and this task may be why."""
+        instance = self._registry.instances.get(attempt.address)
+        # A model that is loaded anew ends a worker that was well.
+        if instance is not None and not instance.is_reopening:
+            loss = Loss(attempt.address, instance.process_id, now, is_death)
+            attempt.task.losses.append(loss)
 
     def first_token(self, attempt: Attempt) -> None:
         """One of a task's two attempts has a token."""

@@ -9,7 +9,7 @@ from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.replan import Replanner
-from orchestrator.dispatch.retry import RetryAfter
+from orchestrator.dispatch.retry import FATE_LOOK_S, RetryAfter
 from orchestrator.errors import QueueFull, TidegateError
 from orchestrator.placement import Choice, Placer, Requirements
 from orchestrator.prediction.feasibility import RefusalKind
@@ -335,13 +335,26 @@ class Dispatcher:
             attempt=task.attempts,
             after_tokens=task.completion_tokens,
         )
-        if retry.delay_s <= 0:
+        if retry.delay_s > 0:
+            self._try_later(task, retry.delay_s)
+        elif self._completion.awaits_fate(task):
+            self._try_later(task, FATE_LOOK_S)
+        else:
             self._queue_again(task)
-            return
-        retry_at = self._clock.now() + retry.delay_s
-        self._clock.call_at(retry_at, lambda: self._queue_again(task, pump=True))
 
-    def _queue_again(self, task: Task, *, pump: bool = False) -> None:
+    def _try_later(self, task: Task, delay_s: float) -> None:
+        self._clock.call_at(self._clock.now() + delay_s, lambda: self._try_again(task))
+
+    def _try_again(self, task: Task) -> None:
+        if task.ending is not None:
+            return
+        if self._completion.awaits_fate(task):
+            self._try_later(task, FATE_LOOK_S)
+        else:
+            self._queue_again(task)
+            self.pump()
+
+    def _queue_again(self, task: Task) -> None:
         if task.ending is not None:
             return
         # A forecast for the whole of it must not cost what it has generated already.
@@ -349,5 +362,3 @@ class Dispatcher:
         self._prediction.forecaster.plan(task, self._clock.now())
         self._queue.push(task)
         self._replanner.wake()
-        if pump:
-            self.pump()

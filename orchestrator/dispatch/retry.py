@@ -14,7 +14,9 @@ promised by this journal, and nobody else can end it: it waits for an instance, 
 restart of the orchestrator, and draws on no budget, or of all that a lane held few would be kept.
 
 Tries are numbered, since a request may be what its workers die of. A worker that is back with the
-process it had was only cut off, and that try does not count.
+process it had was only cut off, and that try does not count. Two that died are enough: the task is
+not sent to a third. Where two went away and it is not known yet whether they died, it waits until
+they are back or ``FATE_S`` are over.
 """
 
 import random
@@ -36,11 +38,20 @@ from orchestrator.instances.registry import Registry
 from orchestrator.placement.features import features_now
 from orchestrator.placement.requirements import Requirements
 from orchestrator.prediction import Work
-from orchestrator.tasks.task import Task
+from orchestrator.tasks.task import Loss, Task
 from worker.protocol import Code
 
 RETRYABLE = frozenset({Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code.QUEUE_FULL})
 """What says something about the instance, and nothing about the request."""
+
+
+DEADLY = 2
+"""A task that so many workers died with ends."""
+FATE_S = 10.0
+"""A worker that is not back after so long died, as far as a task can wait."""
+FATE_DURABLE_S = 60.0
+"""And as far as a durable one can: most workers have loaded their model again by then."""
+FATE_LOOK_S = 0.1
 
 
 class RetryDenied(StrEnum):
@@ -52,6 +63,8 @@ class RetryDenied(StrEnum):
     DEADLINE = "deadline"
     TEXT = "text"
     """It has begun, and cannot be continued exactly."""
+    POISON = "poison"
+    """Two workers died with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,16 @@ class RetryConfig:
     """The first pause, doubled each time; each is drawn from half to one and a half of that."""
     backoff_most_s: float = 1.0
     floor_ms: float = 10.0
+
+
+class Fate(StrEnum):
+    """What became of the workers that a task was lost with."""
+
+    SAFE = "safe"
+    """Fewer than ``DEADLY`` died."""
+    OPEN = "open"
+    """Perhaps so many did: it shows when they are back."""
+    POISON = "poison"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +172,8 @@ class Retrier:
             has_somewhere = bool(ready) or (task.entry is not None and not elsewhere)
             denied = self._denied(task, failed, has_somewhere, now + delay_s)
         if denied is not None:
-            self.denied[denied] += not elsewhere  # what is not lost yet is asked for again
+            # What is not lost yet is asked for again; poison counts where it ends a task.
+            self.denied[denied] += not elsewhere and denied is not RetryDenied.POISON
             return None
         is_free = task.completion_tokens or task.entry is not None or self._reopens(failed)
         if not (planned or is_free):
@@ -170,9 +194,11 @@ class Retrier:
     def _denied(
         self, task: Task, failed: str, has_somewhere: bool, starts_at: float
     ) -> RetryDenied | None:
+        if self.fate_of(task, starts_at) is Fate.POISON:
+            return RetryDenied.POISON
         if not has_somewhere:
             return RetryDenied.NOWHERE
-        if task.attempts + 1 - self._survived(task) >= self._config.attempts:
+        if task.attempts + 1 - self._survived(task, starts_at) >= self._config.attempts:
             return RetryDenied.ATTEMPTS
         if task.deadline.left_ms(starts_at) <= self._least_ms(task):
             return RetryDenied.DEADLINE
@@ -182,16 +208,38 @@ class Retrier:
             return None
         return RetryDenied.BUDGET if self.budget.is_empty else None
 
-    def _survived(self, task: Task) -> int:
-        """How many of the workers that a task was lost with have come back with their process."""
-        instances = self._registry.instances
-        return sum(
-            (instance := instances.get(loss.address)) is not None
-            and bool(loss.process_id)
-            and instance.process_id == loss.process_id
-            and instance.greeted_at > loss.at
-            for loss in task.losses
-        )
+    def fate_of(self, task: Task, now: float) -> Fate:
+        """Whether a task may be what its workers die of."""
+        survivals = [self._survival(loss, now) for loss in task.losses if loss.process_id]
+        died = survivals.count(False)
+        away = survivals.count(None)
+        if died + away < DEADLY:
+            return Fate.SAFE
+        if died < DEADLY:
+            patience_s = FATE_S if task.entry is None else FATE_DURABLE_S
+            nothing_to_lose = task.entry is not None and not self._registry.any_ready(task.model)
+            if nothing_to_lose or now - task.losses[-1].at < patience_s:
+                return Fate.OPEN
+        return Fate.POISON
+
+    def _survived(self, task: Task, now: float) -> int:
+        """How many of the workers that a task was lost with were only cut off, or stood still."""
+        return sum(bool(loss.process_id and self._survival(loss, now)) for loss in task.losses)
+
+    def _survival(self, loss: Loss, now: float) -> bool | None:
+        """Whether a worker lived on; None while that is not known."""
+        if loss.is_death:
+            return False
+        instance = self._registry.instances.get(loss.address)
+        if instance is None:  # whoever has taken its place has another address
+            return False
+        if instance.process_id != loss.process_id:
+            return False
+        if instance.greeted_at > loss.at:
+            return True
+        # It may have been silent only: its lanes are the same.
+        has_spoken = instance.is_up and now - instance.silent_s(now) > loss.at + FATE_LOOK_S
+        return True if has_spoken else None
 
     def _reopens(self, failed: str) -> bool:
         """Whether jobs were lost because a model was loaded anew: no fault that follows them."""

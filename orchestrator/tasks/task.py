@@ -113,13 +113,15 @@ class EarlierText:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An attempt whose lane was cut, or whose worker died: that shows later."""
+    """An attempt whose lane was cut, or whose worker hangs or died: mostly that shows later."""
 
     address: str
     process_id: str
     """The worker's (``ModelCard.process_id``)."""
     at: float
     """In seconds of the clock."""
+    is_death: bool = False
+    """The worker itself said that its engine had failed as a whole."""
 
 
 class Task:
@@ -251,7 +253,7 @@ class Task:
         self.failed_on: frozenset[str] = frozenset()
         """Those instances."""
         self.losses: list[Loss] = []
-        """Of those attempts, the ones that ended with the lane they were on."""
+        """Of those attempts, the ones whose worker went away or hung."""
         self.is_resumable = False
         """Another instance could go on with what it has generated, which ``transcript`` keeps."""
         self.begun_by_weights: str | None = None

@@ -15,6 +15,7 @@ from orchestrator.errors import (
     InvalidRequest,
     NoCapacity,
     NotFinite,
+    PoisonRequest,
     QueueFull,
     TidegateError,
 )
@@ -86,6 +87,17 @@ def lost(task: Task, error: TidegateError) -> Ending:
     """Nobody can go on with a task that was taken on: ``error`` says why. A client that would take
     part of the text at the deadline gets what there is at once (DL-6)."""
     return Ending(Outcome.PARTIAL, FinishReason.DEADLINE) if _takes_part(task) else failed(error)
+
+
+def poisonous(task: Task) -> Ending:
+    """Two workers died while they had it: a third is not risked."""
+    return lost(
+        task,
+        PoisonRequest(
+            "two workers died while they worked on this, so that it may be what they die of; it is"
+            " not sent to a third. Their logs say more; send it again once that is understood"
+        ),
+    )
 
 
 def lost_in_restart(task: Task, why: str) -> Ending:

@@ -287,6 +287,9 @@ _FAILURES = {
     Code.NOT_FINITE: Narration(
         Actor.WORKER, Action.FAIL, "A request failed: its model's numbers were not finite."
     ),
+    Code.POISON_REQUEST: Narration(
+        Actor.ORCHESTRATOR, Action.FAIL, "A request failed: two workers died while they had it."
+    ),
     Code.DRAINING: Narration(
         Actor.ORCHESTRATOR, Action.FAIL, "A request failed: the service went down."
     ),

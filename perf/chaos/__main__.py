@@ -23,6 +23,7 @@ from perf.chaos.disk import NoDisk, small_disk
 from perf.chaos.faults import (
     ROLLING_RESTART,
     Fault,
+    device_faults,
     disk_faults,
     kills,
     network_faults,
@@ -79,9 +80,11 @@ def allowed(folder: Path) -> Iterator[Allowed]:
         yield Allowed(not no_network, disks, skipped)
 
 
-def plan_of(rng: random.Random, only: str, can: Allowed) -> list[Fault]:
+def plan_of(rng: random.Random, only: str, can: Allowed, engine: str) -> list[Fault]:
     """Every fault once, in any order, with the rolling restart last."""
     every = [f for i in (0, 1) for f in (*orchestrator_faults(i), *triton_faults(i))]
+    if engine == "synthetic-paced":
+        every += [fault for i in (0, 1) for fault in device_faults(i)]
     every += [fault for i in can.disks for fault in disk_faults(i)]
     if can.has_network:
         every += [fault for i in (0, 1) for fault in network_faults(i)]
@@ -110,6 +113,7 @@ async def play(
     await load.start(per_kind)
     rows: list[Row] = []
     begun = time.monotonic()
+    has_ended_worker = False
     try:
         number = 0
         while time.monotonic() - begun < seconds if seconds else number < len(faults):
@@ -117,6 +121,9 @@ async def play(
             number += 1
             ledger.round = f"{number} {fault.name}"
             at = time.monotonic()
+            if fault.ends_worker and has_ended_worker:
+                await load.all_answered()
+            has_ended_worker |= fault.ends_worker
             await asyncio.sleep(rng.uniform(0.1, 1.0))
             ledger.memory_prefixes |= world.memory_prefixes()
             await fault.happen(world)
@@ -219,7 +226,9 @@ async def _main(can: Allowed) -> int:
     if args.soak:
         return await _soak(args.soak, args.seed, recording, console)
     pids, rng = set[int](), random.Random(args.seed)
-    plan = plan_of_kills(rng, args.kills) if args.kills else plan_of(rng, args.only, can)
+    plan = (
+        plan_of_kills(rng, args.kills) if args.kills else plan_of(rng, args.only, can, args.engine)
+    )
     if not plan:
         parser.error(f"--only: no fault has {args.only!r} in its name")
     for what in can.skipped:

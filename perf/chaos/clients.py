@@ -98,6 +98,8 @@ class Load:
         """By how many tokens they have, then as ``BODIES``."""
         self._stopping = asyncio.Event()
         self._clients: list[asyncio.Task[None]] = []
+        self._answers: Counter[asyncio.Task[None] | None] = Counter()
+        """By client."""
         self._http: aiohttp.ClientSession | None = None
         self._number = 0
 
@@ -123,6 +125,13 @@ class Load:
         if self._http is not None:
             await self._http.close()
 
+    async def all_answered(self) -> None:
+        """Wait until every client has had another answer: whatever was under way has ended."""
+        known = self._answers.copy()
+        # Each client ends its requests by itself.
+        while any(self._answers[one] == known[one] for one in self._clients):  # noqa: ASYNC110
+            await asyncio.sleep(_PAUSE_S)
+
     async def _ask_on(self, kind: str, seed: int) -> None:
         rng = random.Random(f"{kind} {seed}")
         tokens = LONG_TOKENS if kind == "durable" else MAX_TOKENS
@@ -143,6 +152,7 @@ class Load:
             if kind == "durable" and outcome != "met":
                 self._ledger.fault(f"a durable task came to {outcome}")
             self._ledger.ended(kind, outcome)
+            self._answers[asyncio.current_task()] += 1
             await asyncio.sleep(rng.uniform(0.0, 2 * self.pause_s))
 
     async def _ask(

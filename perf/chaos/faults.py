@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from orchestrator.pool.errors import StartFailed
+from orchestrator.pool.process.process import is_running
 from orchestrator.pool.units.orchestrator import OrchestratorProcess
 from orchestrator.pool.units.triton import TritonInstance
 from perf.chaos import disk, network
@@ -37,6 +38,9 @@ class Fault:
     happen: Callable[[World], Awaitable[None]]
     kills: int = 0
     """Orchestrators that it ends with SIGKILL."""
+    ends_worker: bool = False
+    """A worker dies of it, or may: a task that two die with is not sent to a third, so that no task
+    may live through two such faults."""
 
 
 _NOBODY_NOTICES = frozenset[str]()
@@ -149,12 +153,30 @@ def triton_faults(number: int) -> list[Fault]:
     async def blink(world: World) -> None:
         await _stand_still(stubs_of(world.tritons[number])[0], SHORT_S)
 
-    return [
-        Fault(f"kill -9 Triton {number}", _NOBODY_NOTICES, kill_server),
-        Fault(f"kill -9 worker {number}", _NOBODY_NOTICES, kill_stub),
-        Fault(f"SIGSTOP Triton {number}, {LONG_S:g} s", _NOBODY_NOTICES, pause),
-        Fault(f"SIGSTOP worker {number}, {SHORT_S:g} s", _NOBODY_NOTICES, blink),
-    ]
+    found = {
+        f"kill -9 Triton {number}": kill_server,
+        f"kill -9 worker {number}": kill_stub,
+        f"SIGSTOP Triton {number}, {LONG_S:g} s": pause,
+        f"SIGSTOP worker {number}, {SHORT_S:g} s": blink,
+    }
+    return [Fault(name, _NOBODY_NOTICES, one, ends_worker=True) for name, one in found.items()]
+
+
+def device_faults(number: int) -> list[Fault]:
+    """To the device that one worker computes on, which only the paced synthetic engine can fake."""
+
+    async def lose(world: World) -> None:
+        triton = world.tritons[number]
+        (stub,) = stubs_of(triton)
+        await asyncio.to_thread(world.fault_file.write_text, f"lost {stub}")
+        async with asyncio.timeout(READY_S):
+            while is_running(stub):  # noqa: ASYNC110 - it is no child of this process
+                await asyncio.sleep(0.05)
+        await triton.stop(0.0)
+        await triton.start()
+
+    name = f"the device under worker {number} dies"
+    return [Fault(name, _NOBODY_NOTICES, lose, ends_worker=True)]
 
 
 def disk_faults(number: int) -> list[Fault]:
@@ -199,7 +221,12 @@ def network_faults(number: int) -> list[Fault]:
 
     return [
         Fault(f"nothing reaches Triton {number}, {CUT_S:g} s", _NOBODY_NOTICES, lose_triton),
-        Fault(f"Triton {number} is gone without a FIN", _NOBODY_NOTICES, lose_triton_for_good),
+        Fault(
+            f"Triton {number} is gone without a FIN",
+            _NOBODY_NOTICES,
+            lose_triton_for_good,
+            ends_worker=True,
+        ),
         Fault(f"nothing reaches orchestrator {number}, {CUT_S:g} s", _NOBODY_NOTICES, lose_clients),
         Fault(f"orchestrator {number} is gone without a FIN", _DIES, lose_orchestrator_for_good, 1),
     ]

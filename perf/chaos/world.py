@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -31,6 +31,9 @@ class World:
     """By orchestrator: what its lanes go through; none where they go straight to the Tritons."""
     disks: Mapping[int, Path] = field(default_factory=dict)
     """By orchestrator: the small disk that its journal is on, where it is on one."""
+    fault_file: Path = Path("/nonexistent")
+    """What it says becomes of workers with the paced synthetic engine
+    (``WorkerSettings.synthetic_slow_file``)."""
 
     def pids(self) -> set[int]:
         """Of everything that runs now."""
@@ -97,17 +100,21 @@ async def orchestrating(
 @asynccontextmanager
 async def running(spec: StackSpec, disks: Mapping[int, Path] | None = None) -> AsyncIterator[World]:
     """Two of each. Raises ``ProvisionError`` when one cannot be started."""
-    async with tritons(spec, 2) as instances:
-        targets = [one.grpc_address for one in instances]
-        async with (
-            Gate(targets) as first,
-            Gate(targets) as second,
-            orchestrating([first.addresses, second.addresses], disks=disks) as (
-                orchestrators,
-                journals,
-            ),
-        ):
-            yield World(instances, orchestrators, journals, [first, second], disks or {})
+    with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as folder:
+        file = Path(folder) / "fault"
+        env = {"TIDEGATE_WORKER_SYNTHETIC_SLOW_FILE": str(file)}
+        async with tritons(replace(spec, more={**spec.more, **env}), 2) as instances:
+            targets = [one.grpc_address for one in instances]
+            async with (
+                Gate(targets) as first,
+                Gate(targets) as second,
+                orchestrating([first.addresses, second.addresses], disks=disks) as (
+                    orchestrators,
+                    journals,
+                ),
+            ):
+                gates = [first, second]
+                yield World(instances, orchestrators, journals, gates, disks or {}, file)
 
 
 def alive(pid: int | None) -> int:

@@ -82,4 +82,6 @@ class Code(StrEnum):
     ENGINE_ERROR = "engine_error"
     NOT_FINITE = "not_finite"
     """The model's numbers for this text were NaN or infinite."""
+    POISON_REQUEST = "poison_request"
+    """Two workers died while they worked on this: it is tried no more."""
     INTERNAL = "internal"

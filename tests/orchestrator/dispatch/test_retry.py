@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.dispatch.resume import is_resumable, looks_back, with_seed
-from orchestrator.dispatch.retry import Retrier, RetryAfter, RetryConfig, RetryDenied
+from orchestrator.dispatch.retry import FATE_S, Retrier, RetryAfter, RetryConfig, RetryDenied
 from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import InstanceState
 from orchestrator.lifecycle import UPKEEP_EVERY_S
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan, saying_goodbye
-from worker.protocol import Code, FinishReason, Sampling
+from worker.protocol import Code, FinishReason, Sampling, Submit
 
 FIRST_ID = 6
 """Of the fake vocabulary, after its special tokens: one id per byte from here on."""
@@ -362,6 +362,85 @@ async def test_or10_a_text_survives_two_deaths(
     second.plan = lambda submit: Plan(speak=speak, die_at=5, step_s=0.05)
     assert text_of(await run(service, TASK)) == EXPECTED
     assert (len(first.submits), len(second.submits)) == (2, 1)
+
+
+# ── what workers die of ──────────────────────────────────────────────────────────────────────────
+
+
+async def three(
+    make_worker: MakeWorker, make_service: MakeService, **changes: object
+) -> tuple[Service, list[FakeWorker]]:
+    workers = [await make_worker() for _ in range(3)]
+    service = await make_service(*workers, **changes)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
+    return service, workers
+
+
+def fail_all(workers: list[FakeWorker], way: str) -> None:
+    """Each fails of the first job that it is given."""
+
+    def plan_of(worker: FakeWorker) -> Callable[[Submit], Plan]:
+        def plan(submit: Submit) -> Plan:
+            if len(worker.submits) > 1:
+                return Plan(speak=speak)
+            if way == "the worker says so":
+                return Plan(refuse=(Code.INSTANCE_LOST, "the engine failed as a whole"))
+            if way == "it is back as another process":
+                worker.process_id += " and another"
+            return Plan(speak=speak, die_at=0)
+
+        return plan
+
+    for worker in workers:
+        worker.plan = plan_of(worker)
+
+
+@pytest.mark.parametrize("way", ["the worker says so", "it is back as another process"])
+async def test_a_request_that_two_workers_died_with_is_not_sent_to_a_third(
+    make_worker: MakeWorker,
+    make_service: MakeService,
+    way: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service, workers = await three(make_worker, make_service)
+    fail_all(workers, way)
+    with caplog.at_level("INFO"):
+        events = await run(service, TASK)
+    end = events[-1].json()
+    assert (events[-1].event, end["code"], end["retryable"]) == ("error", "poison_request", False)
+    assert sum(len(worker.submits) for worker in workers) == 2
+    assert service.metric("tidegate_retries_denied_total", why="poison") == 1
+    assert "two workers died while they had it" in caplog.text
+    assert kinds_of(await run(service, TASK))[-1] == "end", "the third is well"
+    assert service.outcomes() == ["failed", "met"]
+
+
+async def test_a_request_whose_workers_were_only_cut_off_is_sent_to_a_third(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    service, workers = await three(make_worker, make_service, attempts=4)
+    fail_all(workers, "the network")
+    assert text_of(await run(service, TASK)) == EXPECTED
+    assert service.metric("tidegate_retries_denied_total", why="poison") == 0
+
+
+async def test_workers_that_do_not_come_back_died(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """A task waits for them as long as that is worth it, and no third one is risked."""
+    service, workers = await three(make_worker, make_service)
+    for worker in workers:
+        worker.plan = lambda submit: Plan(stall_at=0)
+    running = asyncio.create_task(run(service, TASK | {"deadline_ms": 600_000}))
+    for lost in range(2):
+        await service.until(lambda lost=lost: sum(len(w.submits) for w in workers) == lost + 1)  # type: ignore[misc]
+        (holder,) = [worker for worker in workers if worker.running]
+        await holder.stop()
+    await asyncio.sleep(0.3)
+    assert not running.done() and sum(len(worker.submits) for worker in workers) == 2
+    service.leap(FATE_S)
+    assert (await running)[-1].json()["code"] == "poison_request"
+    assert sum(len(worker.submits) for worker in workers) == 2
 
 
 async def test_or10_many_texts_go_on_when_an_instance_dies(
