@@ -2,7 +2,7 @@
 
 Only what is around and beneath them is not there: HTTP and gRPC, Triton and the model.
 
-- ``__main__``   one policy after the other; on traces the ``campaign``, with ``rivals``
+- ``__main__``   one policy after the other, or the ``campaign``: ``scenes`` and ``rivals``
 - ``simulate``   arrivals through orchestrator and workers, and what became of each
 - ``arrivals``   who asks for what, and when
 - ``worker``     the real worker without Triton and a model, ``lane`` the way to it; ``loop`` time

@@ -11,6 +11,9 @@ from perf.load.workload import Sizes, Speed
 from worker.protocol import OnDeadline
 
 PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
+VOCABULARY = 2**20
+_FIRST_OWN_ID = 2**18
+"""From here on ids are of one prompt alone."""
 ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
 
 
@@ -31,6 +34,20 @@ class Arrival:
     on_deadline: OnDeadline = OnDeadline.ERROR
     first_token_ms: float = math.inf
     token_gap_ms: float = math.inf
+    kind: str = ""
+    """What a cell's table tells apart; the orchestrator does not hear of it."""
+    opening: tuple[int, ...] = ()
+    """How the prompt begins, at most as long as the prompt: what requests have in common. The rest
+    of it is like no other's."""
+    session: str = ""
+    """The conversation that it is a turn of."""
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Token ids. The last is the answer's length, for the worker; none before it tells it."""
+        own = _FIRST_OWN_ID + round(1e5 * self.at_s) % (VOCABULARY - _FIRST_OWN_ID)
+        ids = self.opening[: self.prompt_tokens - 1]
+        return ids + (own,) * (self.prompt_tokens - 1 - len(ids)) + (self.length,)
 
     @property
     def is_open(self) -> bool:
@@ -38,16 +55,14 @@ class Arrival:
         return self.length != self.max_tokens
 
 
-def trace_arrivals(
-    load: TraceLoad, per_s: float, seconds: float, seed: int, *, known: bool = False
-) -> Iterator[Arrival]:
-    """A trace's requests; with ``known`` each states its true length, which no client can."""
+def trace_arrivals(load: TraceLoad, per_s: float, seconds: float, seed: int) -> Iterator[Arrival]:
+    """A trace's requests."""
     cap_tokens = load.cap_tokens  # looks at the whole trace
     for request in load.requests(per_s, seconds, seed):
         yield Arrival(
             at_s=request.at_s,
             prompt_tokens=request.prompt_tokens,
-            max_tokens=request.answer_tokens if known else cap_tokens,
+            max_tokens=cap_tokens,
             length=request.answer_tokens,
             deadline_ms=request.deadline_ms,
             tenant="",

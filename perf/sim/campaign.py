@@ -1,42 +1,39 @@
-"""Policies compared on real traces: cells of trace × arrivals × deadlines × load × policy × seed.
+"""Policies compared cell by cell (``scenes``), over seeds.
 
 Ours run as the real orchestrator and workers (``simulate``), the rivals on the same step costs
 (``rivals``). Every answer's length is hidden but for the ceiling, which is given it. What a client
 meets is judged by its own clock, and clients of every policy hang up when what they asked for is
 out of reach.
+
+``ours`` decides how many rows run at once, up to the engine's slots. Every policy runs with fixed
+numbers of rows too, ``fifo@16``: the best of them cell by cell is what nobody could have chosen
+before.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
-from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, Row, TraceLoad, read_trace
-from perf.load.workload import Speed
-from perf.report.bundle import Figure
-from perf.report.stats import percentile
-from perf.sim.arrivals import Arrival, trace_arrivals
-from perf.sim.rivals.fleet import Machine, RivalFleet
-from perf.sim.rivals.policies import RIVALS
-from perf.sim.simulate import Fleet, simulate
-from perf.sim.worker import WorkerSpec
-from worker.protocol import Outcome
-from worker.runner.synthetic import StepCost
+import msgspec
 
-# perf.engine.fit_step_time on the demo model, 2 cores, slowed five times as in perf.goodput.
-STEP_COST = StepCost(6.4e-3, 0.635e-3, 0.44e-3)
-SLOTS = 8
-INSTANCES = 2
-# Token counts and fixed deadlines are scaled, so is the least that a worker starts with.
-SPEC = WorkerSpec(STEP_COST, SLOTS, kv_tokens=SLOTS * 1024, min_start_s=0.1 / ANSWER_SCALE)
-FLEET = Fleet(SPEC, INSTANCES)
-SPEED = Speed(1000 * STEP_COST.prompt_token_s, 1000 * (STEP_COST.step_s + STEP_COST.row_s * SLOTS))
-MACHINE = Machine(SLOTS, STEP_COST.prompt_token_s, STEP_COST.step_s + STEP_COST.row_s * SLOTS)
+from orchestrator.settings import Settings
+from perf.report.bundle import Better, Figure
+from perf.report.stats import median
+from perf.sim.arrivals import Arrival
+from perf.sim.rivals.fleet import RivalFleet
+from perf.sim.rivals.policies import RIVALS
+from perf.sim.scenes import Scene
+from perf.sim.simulate import simulate
+from worker.protocol import Outcome
+
+ROWS = (4, 8, 16, 32, 64)
+"""Fixed numbers of rows."""
 WARM_S = 8.0
 _LINGER_S = 20.0
-_FLOOD = 600
 
 OURS, KNOWN, UNPREDICTED = "ours", "known", "no-prediction"
 LABELS = {
@@ -45,201 +42,222 @@ LABELS = {
     UNPREDICTED: "Tidegate without prediction",
     **{name: label for name, (label, _) in RIVALS.items()},
 }
-_SETTINGS = {
-    OURS: {},
-    KNOWN: {},
+_SETTINGS: dict[str, Mapping[str, str]] = {
     UNPREDICTED: {"QUEUE_ORDER": "deadline", "ADMISSION": "off"},
 }
+_FIXED = {"ROW_POLICY": "fixed"} if "row_policy" in Settings.model_fields else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """``rows`` at once at most, whatever the slots; None leaves it to the policy."""
+
+    name: str
+    rows: int | None = None
+
+    @property
+    def key(self) -> str:
+        return self.name if self.rows is None else f"{self.name}@{self.rows}"
+
+    @property
+    def label(self) -> str:
+        return LABELS[self.name] + ("" if self.rows is None else f", {self.rows} rows")
+
+
+class CellRun(msgspec.Struct, frozen=True):
+    """What one run came to; shares are 0 to 1. ``focus`` is NaN where a cell has none."""
+
+    goodput: float
+    attainment: float
+    waste: float
+    tokens_per_s: float
+    refused: float
+    focus: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class CellSpec:
-    """One run."""
+    """One run to be made."""
 
-    trace: Path
-    arrivals: str
-    """``poisson`` or ``trace``."""
-    manner: Manner
-    load: float
-    policy: str
+    scene: Scene
+    policy: Policy
     seed: int
     seconds: float
-    capacity: float
 
-
-@dataclass(frozen=True, slots=True)
-class CellRun:
-    """What one run came to; shares are 0 to 1."""
-
-    goodput: float
-    attainment: float
-    waste: float
-    refused: float
-    started: float
+    @property
+    def key(self) -> str:
+        return f"{self.scene.key} {self.policy.key} seed {self.seed}, {self.seconds:g} s"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A policy at a load over all seeds: means, and the lowest and highest goodput."""
+    """A policy in a cell, over all seeds."""
 
-    trace: str
-    arrivals: str
-    manner: str
-    load: float
-    policy: str
-    label: str
-    capacity: float
-    goodput: float
-    low: float
-    high: float
-    attainment: float
-    waste: float
-    refused: float
-    runs: tuple[float, ...]
-    """Goodput seed by seed: policies pair by seed."""
+    scene: Scene
+    policy: Policy
+    runs: tuple[CellRun, ...]
+    """Policies pair by seed."""
+
+    def values(self, metric: str) -> list[float]:
+        """Of ``CellRun``, seed by seed."""
+        return [getattr(run, metric) for run in self.runs]
+
+    def median(self, metric: str) -> float:
+        return median(self.values(metric))
 
     def figures(self) -> list[Figure]:
-        key = f"{self.trace}.{self.arrivals}.{self.manner}.{self.load:g}x.{self.policy}"
-        what = f"{self.label}, {self.trace}, {self.arrivals}, {self.manner}, {self.load:g} ×"
-        n = len(self.runs)
-
-        def plain(name: str, label: str, value: float) -> Figure:
-            return Figure(
-                key=f"{key}.{name}",
-                label=f"{what}: {label}",
-                unit="",
-                median=value,
-                low=value,
-                high=value,
-                spread="min–max",
-                n=n,
-                better="neither",
+        def figure(name: str, metric: str, unit: str, better: Better) -> Figure:
+            return Figure.of(
+                f"{self.scene.key}.{self.policy.key}.{name}",
+                f"{self.policy.label}, {self.scene}: {name.replace('_', ' ')}",
+                unit,
+                self.values(metric),
+                better=better,
             )
 
-        goodput = Figure.of(
-            f"{key}.goodput_per_s",
-            f"{what}: goodput",
-            "requests/s",
-            list(self.runs),
-            better="higher",
-        )
-        return [
-            goodput,
-            plain("attainment", "attainment", self.attainment),
-            plain("waste", "waste", self.waste),
-            plain("refused", "refused", self.refused),
+        figures = [
+            figure("goodput_per_s", "goodput", "requests/s", "higher"),
+            figure("attainment", "attainment", "", "higher"),
+            figure("waste", "waste", "", "neither"),
+            figure("tokens_per_s", "tokens_per_s", "tokens/s", "neither"),
+            figure("refused", "refused", "", "neither"),
         ]
+        if self.scene.focus:
+            figures.append(figure(f"attainment_{self.scene.focus}", "focus", "", "higher"))
+        return figures
 
 
-def load_of(trace: Path, arrivals: str, manner: Manner) -> TraceLoad:
-    """The requests of a trace file; those of code completion are known by its name."""
-    rows = _ROWS.get(trace)
-    if rows is None:
-        rows = _ROWS[trace] = tuple(read_trace(trace))
-    applications = CODE if "code" in trace.stem else CHAT
-    return TraceLoad(rows, SPEED, manner, arrivals == "poisson", applications)
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """What became of one request, whoever served it."""
 
-
-_ROWS: dict[Path, tuple[Row, ...]] = {}
-
-
-def capacity_of(trace: Path) -> float:
-    """Requests per second with every slot full: the middle of a flood without deadlines."""
-    load = load_of(trace, "poisson", Manner.PROPORTIONAL)
-    flood = [
-        replace(arrival, deadline_ms=math.inf)
-        for arrival in trace_arrivals(load, _FLOOD / 0.6, 0.6, seed=1)
-    ]
-    _, fifo = RIVALS["fifo"]
-    jobs = RivalFleet(SPEC, INSTANCES, fifo(MACHINE), seed=1).run(flood)
-    ends = [job.ended_at for job in jobs]
-    return 0.7 * len(ends) / (percentile(ends, 85) - percentile(ends, 15))
+    arrival: Arrival
+    met: bool
+    tokens: int
+    refused: bool = False
 
 
 def run_cell(spec: CellSpec) -> CellRun:
     """One run, on this process."""
-    load = load_of(spec.trace, spec.arrivals, spec.manner)
-    arrivals = list(
-        trace_arrivals(
-            load,
-            spec.load * spec.capacity,
-            spec.seconds + WARM_S,
-            spec.seed,
-            known=spec.policy == KNOWN,
-        )
-    )
-    if spec.policy in RIVALS:
-        return _run_rival(spec, arrivals)
-    settings = {"QUEUE_SIZE": "-1"} | _SETTINGS[spec.policy]
-    run = simulate(arrivals, FLEET, settings, seed=spec.seed, linger_s=_LINGER_S)
-    results = [result for result in run.results if result.arrival.at_s >= WARM_S]
-    made = sum(result.tokens for result in results)
-    kept = sum(result.tokens for result in results if result.met)
-    met = sum(result.met for result in results)
+    arrivals = spec.scene.source.arrivals(spec.seconds + WARM_S, spec.seed)
+    fates = (_run_rival if spec.policy.name in RIVALS else _run_ours)(spec, arrivals)
+    fates = [fate for fate in fates if fate.arrival.at_s >= WARM_S]
+    made = sum(fate.tokens for fate in fates)
+    kept = sum(fate.tokens for fate in fates if fate.met)
+    met = sum(fate.met for fate in fates)
+    focus = [fate.met for fate in fates if fate.arrival.kind == spec.scene.focus]
     return CellRun(
-        met / spec.seconds,
-        met / len(results),
-        1 - kept / made if made else 0.0,
-        sum(result.outcome is Outcome.REFUSED for result in results) / len(results),
-        sum(result.first_s > 0 for result in results) / len(results),
+        goodput=met / spec.seconds,
+        attainment=met / len(fates),
+        waste=1 - kept / made if made else 0.0,
+        tokens_per_s=made / spec.seconds,
+        refused=sum(fate.refused for fate in fates) / len(fates),
+        focus=sum(focus) / len(focus) if spec.scene.focus else math.nan,
     )
 
 
-def _run_rival(spec: CellSpec, arrivals: list[Arrival]) -> CellRun:
-    _, policy = RIVALS[spec.policy]
-    fleet = RivalFleet(SPEC, INSTANCES, policy(MACHINE), spec.seed)
-    jobs = [job for job in fleet.run(arrivals) if job.arrived >= WARM_S]
-    made = sum(job.made for job in jobs)
-    kept = sum(job.made for job in jobs if job.met)
-    met = sum(job.met for job in jobs)
-    started = sum(job.made > 0 for job in jobs) / len(jobs)
-    waste = 1 - kept / made if made else 0.0
-    return CellRun(met / spec.seconds, met / len(jobs), waste, 0.0, started)
+def _run_ours(spec: CellSpec, arrivals: list[Arrival]) -> list[_Fate]:
+    policy, fleet = spec.policy, spec.scene.engine.fleet
+    settings = {"QUEUE_SIZE": "-1", **_SETTINGS.get(policy.name, {})}
+    if policy.rows is not None:
+        settings |= _FIXED
+        fleet = spec.scene.engine.with_rows(policy.rows).fleet
+    if policy.name == KNOWN:
+        arrivals = [replace(arrival, max_tokens=arrival.length) for arrival in arrivals]
+    run = simulate(arrivals, fleet, settings, seed=spec.seed, linger_s=_LINGER_S)
+    return [
+        _Fate(result.arrival, result.met, result.tokens, result.outcome is Outcome.REFUSED)
+        for result in run.results
+    ]
+
+
+def _run_rival(spec: CellSpec, arrivals: list[Arrival]) -> list[_Fate]:
+    engine = spec.scene.engine
+    if spec.policy.rows is not None:
+        engine = engine.with_rows(spec.policy.rows)
+    _, rival = RIVALS[spec.policy.name]
+    fleet = RivalFleet(engine.fleet.spec, engine.fleet.count, rival(engine.machine), spec.seed)
+    return [_Fate(job.arrival, job.met, job.made) for job in fleet.run(arrivals)]
+
+
+class SavedRuns:
+    """Runs of earlier campaigns, in a file: rivals do not change while ours are worked on."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._runs: dict[str, CellRun] = {}
+        if path is not None and path.exists():
+            self._runs = msgspec.json.decode(path.read_bytes(), type=dict[str, CellRun])
+
+    def __contains__(self, spec: CellSpec) -> bool:
+        return spec.key in self._runs
+
+    def __getitem__(self, spec: CellSpec) -> CellRun:
+        return self._runs[spec.key]
+
+    def put(self, spec: CellSpec, run: CellRun) -> None:
+        self._runs[spec.key] = run
+
+    def save(self) -> None:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_bytes(msgspec.json.encode(self._runs))
+
+
+def policies_of(names: Iterable[str], rows: Sequence[int], scene: Scene) -> list[Policy]:
+    """Those of a cell, by name as they are and with fixed numbers of rows.
+
+    Ours decides how many of the slots it uses, rivals use them all; ceilings and ablations have no
+    fixed rows.
+    """
+    slots = scene.engine.slots
+    fewer = sorted(each for each in set(rows) if each < slots)
+    found = []
+    for name in names:
+        found.append(Policy(name))
+        if name in RIVALS or name == OURS:
+            found += [Policy(name, each) for each in fewer]
+        if name == OURS and rows:
+            found.append(Policy(name, slots))
+    return found
 
 
 def run_campaign(
-    traces: Sequence[Path],
+    scenes: Sequence[Scene],
     *,
-    arrivals: Sequence[str],
-    manners: Sequence[Manner],
-    loads: Sequence[float],
-    policies: Sequence[str],
+    only: Sequence[str],
+    rows: Sequence[int],
     seeds: Sequence[int],
     seconds: float,
     processes: int,
+    saved: SavedRuns,
 ) -> Iterable[Cell]:
-    """All cells, one after the other as they are done."""
+    """All cells, one after the other as they are done.
+
+    ``only`` are policies to run, by name or key (``ours@16``); of the others, what ``saved`` has is
+    shown beside them.
+    """
+    make = partial(_specs, seeds=seeds, seconds=seconds)
+    cells = []
+    wanted = []
+    for scene in scenes:
+        for policy in policies_of(LABELS, rows, scene):
+            specs = make(scene, policy)
+            if {policy.name, policy.key} & set(only):
+                wanted += specs
+            elif not all(spec in saved for spec in specs):
+                continue
+            cells.append((scene, policy))
     with ProcessPoolExecutor(processes) as pool:
-        capacities = dict(zip(traces, pool.map(capacity_of, traces), strict=True))
-        keys = list(product(traces, arrivals, manners, loads, policies))
-        specs = [
-            CellSpec(trace, arrival, manner, load, policy, seed, seconds, capacities[trace])
-            for trace, arrival, manner, load, policy in keys
-            for seed in seeds
-        ]
-        runs = pool.map(run_cell, specs)
-        for trace, arrival, manner, load, policy in keys:
-            own = [next(runs) for _ in seeds]
-            goodput = [run.goodput for run in own]
-            yield Cell(
-                trace=_short(trace),
-                arrivals=arrival,
-                manner=manner.value,
-                load=load,
-                policy=policy,
-                label=LABELS[policy],
-                capacity=capacities[trace],
-                goodput=sum(goodput) / len(own),
-                low=min(goodput),
-                high=max(goodput),
-                attainment=sum(run.attainment for run in own) / len(own),
-                waste=sum(run.waste for run in own) / len(own),
-                refused=sum(run.refused for run in own) / len(own),
-                runs=tuple(goodput),
-            )
+        runs = zip(wanted, pool.map(run_cell, wanted), strict=True)
+        for scene, policy in cells:
+            specs = make(scene, policy)
+            if {policy.name, policy.key} & set(only):
+                for spec, run in islice(runs, len(specs)):
+                    saved.put(spec, run)
+            yield Cell(scene, policy, tuple(saved[spec] for spec in specs))
+    saved.save()
 
 
-def _short(trace: Path) -> str:
-    return (
-        "code" if "code" in trace.stem else "conversation" if "conv" in trace.stem else trace.stem
-    )
+def _specs(scene: Scene, policy: Policy, *, seeds: Sequence[int], seconds: float) -> list[CellSpec]:
+    return [CellSpec(scene, policy, seed, seconds) for seed in seeds]

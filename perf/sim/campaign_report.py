@@ -1,8 +1,8 @@
-"""What a campaign came to: a table against the best rival, and a bundle."""
+"""What a campaign came to: a table with a row for each cell, and a bundle."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import fmean, stdev
 
 from msgspec.structs import replace
 from rich.console import Console
@@ -10,84 +10,98 @@ from rich.table import Table
 
 from perf.report.bundle import BenchResult
 from perf.report.recording import Recording
-from perf.sim.campaign import KNOWN, OURS, Cell
+from perf.sim.campaign import OURS, Cell
+from perf.sim.rivals.policies import RIVALS
+from perf.sim.scenes import Scene
 
-_ALONE = "trace,arrivals,deadlines,load,policy,met/s,least,most,attainment,waste"
-_WHAT = "trace,arrivals,deadlines,load,ours,best other,by,ours ÷ best,± noise,÷ known,waste"
+_COMPARED = (
+    "cell,met %,lowest … highest,met/s,waste %,tokens/s,÷ FIFO,÷ own best,÷ best rival,focus"
+)
+_ALONE = "cell,policy,met %,lowest … highest,met/s,waste %,tokens/s,focus"
 
 
-def show(cells: Sequence[Cell], console: Console) -> None:
-    """Ours beside the best of the others, cell by cell; what is below it comes first. Each cell by
-    itself where nothing is to be compared.
+def show(cells: Sequence[Cell], console: Console, *, every: bool = False) -> None:
+    """Ours beside the others, cell by cell, medians over seeds; where ours loses most comes first.
 
-    Noise is the standard error of the difference, paired by seed, over the best other.
+    ``÷ own best`` is beside ours with the best fixed number of rows of that cell, ``÷ best rival``
+    beside the best rival with its best number of rows, ``÷ FIFO`` beside first come, first served
+    with every slot. In brackets is what the best fixed number of rows of ours meets of the cell's
+    ``focus``. ``every``: a row for each policy beside that.
     """
-    groups: dict[tuple[str, str, str, float], dict[str, Cell]] = defaultdict(dict)
+    scenes: dict[Scene, list[Cell]] = defaultdict(list)
     for cell in cells:
-        groups[cell.trace, cell.arrivals, cell.manner, cell.load][cell.policy] = cell
+        scenes[cell.scene].append(cell)
     rows = []
-    for key, by_policy in groups.items():
-        others = [c for name, c in by_policy.items() if name not in (OURS, KNOWN)]
-        if OURS not in by_policy or not others:
-            continue
-        ours, best = by_policy[OURS], max(others, key=lambda c: c.goodput)
-        ratio = ours.goodput / best.goodput if best.goodput else float("inf")
-        noise = _noise(ours, best)
-        known = by_policy.get(KNOWN)
-        of_known = ours.goodput / known.goodput if known and known.goodput else float("nan")
-        rows.append((ratio, noise, key, ours, best, of_known))
-    if not rows:
-        _show_alone(cells, console)
-        return
-    table = Table(title="met per second; below the best other first", title_justify="left")
-    for column in _WHAT.split(","):
-        table.add_column(column, justify="right" if column not in ("by",) else "left")
-    for ratio, noise, (trace, arrivals, manner, load), ours, best, of_known in sorted(
-        rows, key=lambda row: row[0]
-    ):
-        table.add_row(
-            trace,
-            arrivals,
-            manner,
-            f"{load:g}",
-            f"{ours.goodput:.2f}",
-            f"{best.goodput:.2f}",
-            best.label,
-            f"{ratio:.3f}",
-            f"{noise:.3f}",
-            f"{of_known:.2f}",
-            f"{100 * ours.waste:.1f} %",
-        )
+    for own in scenes.values():
+        ours = [cell for cell in own if cell.policy.key == OURS]
+        if ours and len(own) > 1:
+            rows.append(_compared(ours[0], own))
+    if every or not rows:
+        _print("met in time, by policy", _ALONE, [_alone(cell) for cell in cells], console)
+    if rows:
+        rows.sort(key=lambda row: row[0])
+        _print("ours; where it loses most first", _COMPARED, [row[1] for row in rows], console)
+        lost = sum(least < 1 for least, _ in rows)
+        console.print(f"{lost} of {len(rows)} cells are below a rival or ours with fixed rows")
+
+
+def _compared(ours: Cell, cells: Sequence[Cell]) -> tuple[float, list[str]]:
+    """The least of its ratios, and its row."""
+    fixed = [c for c in cells if c.policy.name == OURS and c is not ours]
+    rivals = [c for c in cells if c.policy.name in RIVALS]
+    fifo = [c for c in rivals if c.policy.key == "fifo"]
+    compared = [_ratio(ours, beside) for beside in (fifo, fixed, rivals)]
+    shown = [f"{ratio:.2f} {best.policy.key}" if best else "" for ratio, best in compared]
+    ratios = [ratio for ratio, _ in compared]
+    focus = _focus(ours)
+    if focus and fixed:
+        best = max(fixed, key=_of_focus)
+        ratios.append(_of_focus(ours) / (_of_focus(best) or math.nan))
+        focus += f" ({100 * _of_focus(best):.0f} % {best.policy.key})"
+    least = min((ratio for ratio in ratios if not math.isnan(ratio)), default=math.inf)
+    return least, [str(ours.scene), *_figures(ours), *shown, focus]
+
+
+def _ratio(ours: Cell, others: Sequence[Cell]) -> tuple[float, Cell | None]:
+    """Of the best of them, by what is met; NaN of none."""
+    if not others:
+        return math.nan, None
+    best = max(others, key=lambda cell: cell.median("goodput"))
+    if not best.median("goodput"):
+        return math.inf, best
+    return ours.median("goodput") / best.median("goodput"), best
+
+
+def _alone(cell: Cell) -> list[str]:
+    return [str(cell.scene), cell.policy.label, *_figures(cell), _focus(cell)]
+
+
+def _figures(cell: Cell) -> list[str]:
+    met = cell.values("attainment")
+    return [
+        f"{100 * cell.median('attainment'):.1f}",
+        f"{100 * min(met):.1f} … {100 * max(met):.1f}",
+        f"{cell.median('goodput'):.2f}",
+        f"{100 * cell.median('waste'):.1f}",
+        f"{cell.median('tokens_per_s'):.0f}",
+    ]
+
+
+def _of_focus(cell: Cell) -> float:
+    return cell.median("focus")
+
+
+def _focus(cell: Cell) -> str:
+    return f"{cell.scene.focus} {100 * _of_focus(cell):.0f} %" if cell.scene.focus else ""
+
+
+def _print(title: str, columns: str, rows: Sequence[Sequence[str]], console: Console) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in columns.split(","):
+        table.add_column(column, justify="left" if column in ("cell", "policy") else "right")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
-    lost = sum(ratio + 2 * noise < 1 for ratio, noise, *_ in rows)
-    console.print(f"{lost} of {len(rows)} cells are below the best other beyond twice the noise")
-
-
-def _show_alone(cells: Sequence[Cell], console: Console) -> None:
-    table = Table(title="met per second", title_justify="left")
-    for column in _ALONE.split(","):
-        table.add_column(column, justify="right" if column != "policy" else "left")
-    for cell in cells:
-        table.add_row(
-            cell.trace,
-            cell.arrivals,
-            cell.manner,
-            f"{cell.load:g}",
-            cell.label,
-            f"{cell.goodput:.2f}",
-            f"{cell.low:.2f}",
-            f"{cell.high:.2f}",
-            f"{100 * cell.attainment:.1f} %",
-            f"{100 * cell.waste:.1f} %",
-        )
-    console.print(table)
-
-
-def _noise(ours: Cell, best: Cell) -> float:
-    gaps = [a - b for a, b in zip(ours.runs, best.runs, strict=True)]
-    if len(gaps) < 2 or not best.goodput:
-        return float("nan")
-    return float(stdev(gaps) / len(gaps) ** 0.5 / fmean(best.runs))
 
 
 def save(cells: Sequence[Cell], seconds: float, recording: Recording) -> None:

@@ -1,37 +1,29 @@
 """The plot of a campaign: goodput by load, for every trace and manner of deadlines."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class Cell(Protocol):
-    """One policy at one load, over seeds. ``goodput`` is the mean, ``low`` and ``high`` its spread,
-    as met requests per second; so is ``capacity``, of the trace and not of the policy."""
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One policy at one load, over seeds: the median of ``goodput`` with its spread, in met
+    requests per second; so is ``capacity``, of the trace and not of the policy."""
 
-    @property
-    def trace(self) -> str: ...
-    @property
-    def arrivals(self) -> str: ...
-    @property
-    def manner(self) -> str: ...
-    @property
-    def load(self) -> float: ...
-    @property
-    def policy(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def goodput(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-    @property
-    def capacity(self) -> float: ...
+    trace: str
+    arrivals: str
+    manner: str
+    load: float
+    policy: str
+    label: str
+    goodput: float
+    low: float
+    high: float
+    capacity: float
 
 
 class _Style(NamedTuple):
@@ -64,7 +56,7 @@ _TITLES = {
 """By manner."""
 
 
-def draw(cells: Sequence[Cell], stem: Path) -> list[Path]:
+def draw(cells: Sequence[Point], stem: Path) -> list[Path]:
     """Write ``stem``.png and ``stem``.svg; their paths.
 
     A row of panels for each trace and its arrivals, a column for each manner. Goodput is in units
@@ -130,7 +122,7 @@ def _styles(policies: Sequence[str]) -> dict[str, _Style]:
     return _STYLES | dict(zip(rivals, _RIVALS, strict=False))
 
 
-def _panel(axes: "Axes", cells: Sequence[Cell], styles: dict[str, _Style]) -> None:
+def _panel(axes: "Axes", cells: Sequence[Point], styles: dict[str, _Style]) -> None:
     loads = sorted({cell.load for cell in cells})
     if loads:
         # What could be met if every request were met until the engines are full.

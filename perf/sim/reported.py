@@ -22,8 +22,8 @@ from perf.load.workload import Sizes
 from perf.report.stats import percentile
 from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
 from perf.sim.arrivals import Arrival, Scenario
-from perf.sim.campaign import STEP_COST
 from perf.sim.loop import VirtualClock, VirtualLoop
+from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from perf.sim.worker import WorkerSpec
 from worker.protocol import Delta, OnDeadline, Outcome

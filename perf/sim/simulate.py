@@ -19,14 +19,13 @@ from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.task import Task
-from perf.sim.arrivals import Arrival
+from perf.sim.arrivals import VOCABULARY, Arrival
 from perf.sim.lane import SimLane
 from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.worker import SimWorker, WorkerSpec
 from worker.protocol import Delta, ModelCard, Outcome, Sampling
 
 MODEL = "sim"
-_VOCABULARY = 2**20
 _TOKENIZER = (
     b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"},'
     b'"decoder":{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":false,"use_regex":false}}'
@@ -186,8 +185,9 @@ def new_job(arrival: Arrival, now: float, budget_ms: float) -> tuple[Job, tuple[
         on_deadline=arrival.on_deadline,
         priority=arrival.priority,
         tenant=arrival.tenant,
+        session_id=arrival.session,
     )
-    return job, (arrival.length,) + (1,) * (arrival.prompt_tokens - 1)
+    return job, arrival.prompt
 
 
 def _parts(arrival: Arrival, now: float) -> Parts:
@@ -266,7 +266,7 @@ def _card(fleet: Fleet) -> ModelCard:
     return ModelCard(
         model=MODEL,
         context_tokens=fleet.context_tokens,
-        vocab_size=_VOCABULARY,
+        vocab_size=VOCABULARY,
         tokenizer_json=_TOKENIZER,
         chat_template="",
         special_tokens={},

@@ -68,9 +68,10 @@ class _Runner:
         ids: list[list[int]] = []
         for row in plan.rows:
             request = row.request
-            made = len(request.tokens) - request.prompt_tokens + 1
-            # The first token id is how long the answer is by itself.
-            is_over = made >= request.tokens[0] and not request.job.sampling.ignore_eos
+            asked = request.prompt_tokens - request.job.begun_tokens
+            made = len(request.tokens) - asked + 1
+            # The last token id that the client sent is how long the answer is by itself.
+            is_over = made >= request.tokens[asked - 1] and not request.job.sampling.ignore_eos
             ids.append([_END if is_over else _TOKEN] if row.samples else [])
         return StepResult(ids)
 

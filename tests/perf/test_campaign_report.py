@@ -1,43 +1,54 @@
-"""The campaign's table has a row for whatever was run."""
+"""The campaign's table has a row for each cell, and says where ours loses."""
 
+import re
+
+import pytest
 from rich.console import Console
 
-from perf.sim.campaign import LABELS, OURS, Cell
+from perf.sim.campaign import OURS, Cell, CellRun, Policy
 from perf.sim.campaign_report import show
+from perf.sim.scenes import Scene, drawn_scenes
+
+FLOOD, LONG = (
+    next(scene for scene in drawn_scenes() if scene.name == name)
+    for name in ("flood", "long-prompts")
+)
 
 
-def cell(policy: str, goodput: float) -> Cell:
-    return Cell(
-        trace="code",
-        arrivals="poisson",
-        manner="tight",
-        load=1.5,
-        policy=policy,
-        label=LABELS[policy],
-        capacity=4.0,
-        goodput=goodput,
-        low=goodput,
-        high=goodput,
-        attainment=0.5,
-        waste=0.25,
-        refused=0.0,
-        runs=(goodput, goodput),
-    )
+def cell(scene: Scene, policy: Policy, met: float, focus: float = 0.5) -> Cell:
+    run = CellRun(20 * met, met, waste=0.25, tokens_per_s=900.0, refused=0.0, focus=focus)
+    return Cell(scene, policy, (run,) * 3)
 
 
-def shown(*cells: Cell) -> str:
-    console = Console(width=200)
+def shown(*cells: Cell, every: bool = False) -> str:
+    console = Console(width=220)
     with console.capture() as capture:
-        show(cells, console)
+        show(cells, console, every=every)
     return capture.get()
 
 
 def test_ours_alone_has_its_row() -> None:
-    text = shown(cell(OURS, 2.125))
-    assert "Tidegate" in text and "2.12" in text and "25.0 %" in text
+    text = shown(cell(FLOOD, Policy(OURS), 0.5))
+    assert re.search(r"flood, .*Tidegate.* 50\.0 .*10\.00.* 25\.0 .*900.*small 50 %", text)
 
 
-def test_ours_beside_a_rival_is_compared_with_it() -> None:
-    rival = next(name for name in LABELS if not LABELS[name].startswith("Tidegate"))
-    text = shown(cell(OURS, 3.0), cell(rival, 2.0))
-    assert "1.500" in text and "0 of 1 cells" in text
+@pytest.mark.parametrize("every", [False, True])
+def test_ours_is_compared_with_the_best_of_each_kind_and_where_it_loses_comes_first(
+    every: bool,
+) -> None:
+    text = shown(
+        cell(LONG, Policy(OURS), 0.6),
+        cell(LONG, Policy("fifo"), 0.5),
+        cell(FLOOD, Policy(OURS), 0.6),
+        cell(FLOOD, Policy(OURS, 16), 0.8, focus=0.9),
+        cell(FLOOD, Policy("fifo"), 0.3),
+        cell(FLOOD, Policy("fifo", 8), 0.4),
+        cell(FLOOD, Policy("edf", 16), 0.5),
+        every=every,
+    )
+    assert ("FIFO, clients hang up, 8 rows" in text) == every
+    compared = text[text.index("loses most") :]
+    assert compared.index("flood") < compared.index("long-prompts")
+    for words in ("2.00 fifo ", "0.75 ours@16", "1.20 edf@16", "small 50 % (90 % ours@16)"):
+        assert words in compared
+    assert "1.20 fifo" in compared and "1 of 2 cells" in compared

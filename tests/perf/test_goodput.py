@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -306,23 +306,11 @@ def test_pf2_the_plot_has_every_policy(tmp_path: Path) -> None:
     assert all(str(scene) in text for scene in scenes)
 
 
-@dataclass(frozen=True)
-class SimCell:
-    trace: str
-    arrivals: str
-    manner: str
-    load: float
-    policy: str
-    label: str
-    goodput: float = 20.0
-    low: float = 19.0
-    high: float = 22.0
-    capacity: float = 30.0
-
-
 def test_a_campaign_s_plot_has_a_panel_for_each_trace_and_manner(tmp_path: Path) -> None:
     cells = [
-        SimCell(trace, "trace", manner, load, policy, f"label of {policy}")
+        sim_plot.Point(
+            trace, "trace", manner, load, policy, f"label of {policy}", 20.0, 19.0, 22.0, 30.0
+        )
         for trace in ("conversation", "code")
         for manner in Manner
         for load in (1.0, 2.0)

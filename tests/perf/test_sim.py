@@ -9,8 +9,8 @@ import pytest
 from orchestrator.tasks.job import Priority
 from perf.goodput.policies import FIFO, OURS, POLICIES, UNPREDICTED, Policy
 from perf.sim.__main__ import FLEET, capacity_per_s, run_policy
-from perf.sim.campaign import STEP_COST
 from perf.sim.loop import Deadlock, VirtualClock, VirtualLoop
+from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
 from perf.sim.summary import Summary
 from perf.sim.worker import SimWorker

@@ -3,12 +3,15 @@
 import heapq
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from perf.sim.arrivals import Arrival
 from perf.sim.worker import WorkerSpec
+
+_BLOCK_TOKENS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +23,8 @@ class Job:
     first_by: float
     gap_s: float
     computed: int = 0
+    cached: int = 0
+    """Tokens of its prompt that the prefix cache had."""
     made: int = 0
     instance: int = -1
     """Where its KV is; -1 before it has begun."""
@@ -39,7 +44,41 @@ class Job:
 
     @property
     def kv_tokens(self) -> int:
-        return self.arrival.prompt_tokens + self.arrival.max_tokens
+        """What it needs for itself."""
+        return self.arrival.prompt_tokens + self.arrival.max_tokens - self.cached
+
+
+class _PrefixCache:
+    """Blocks of what one instance has computed; those used last stay."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def cached(self, ids: Sequence[int]) -> int:
+        """Tokens that need no computing; the last one always does."""
+        found = 0
+        for block in _blocks_of(ids[:-1]):
+            if block not in self._blocks:
+                break
+            self._blocks.move_to_end(block)
+            found += _BLOCK_TOKENS
+        return found
+
+    def add(self, ids: Sequence[int], room_tokens: int) -> None:
+        """Keep these, and of the others what there is room for."""
+        for block in _blocks_of(ids):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) * _BLOCK_TOKENS > max(0, room_tokens):
+            self._blocks.popitem(last=False)
+
+
+def _blocks_of(ids: Sequence[int]) -> Iterator[int]:
+    """Whole blocks, each named after all that is up to its end."""
+    name = 0
+    for start in range(0, len(ids) - _BLOCK_TOKENS + 1, _BLOCK_TOKENS):
+        name = hash((name, *ids[start : start + _BLOCK_TOKENS]))
+        yield name
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +117,7 @@ class RivalFleet:
         self._running: list[list[Job]] = [[] for _ in range(count)]
         self._busy = [False] * count
         self._waiting: list[Job] = []
+        self._caches = [_PrefixCache() for _ in range(count)]
         self._stall_tokens = max(16, int(spec.max_stall_s / max(spec.cost.prompt_token_s, 1e-9)))
 
     def run(self, arrivals: Iterable[Arrival]) -> list[Job]:
@@ -129,7 +169,8 @@ class RivalFleet:
         out = [job for job in running if job not in picked]
         self._waiting = [job for job in self._waiting if job not in picked] + out
         for job in chosen:
-            job.instance = instance
+            if job.instance < 0:
+                self._begin(job, instance)
         self._running[instance] = chosen
         decodes = sum(not job.prompt_left for job in chosen)
         budget = self._spec.step_tokens - decodes
@@ -142,6 +183,19 @@ class RivalFleet:
                 chunks[job] = chunk
                 budget -= chunk
         return chosen, chunks
+
+    def _begin(self, job: Job, instance: int) -> None:
+        job.instance = instance
+        if self._spec.prefix_cache:
+            job.computed = job.cached = self._caches[instance].cached(job.arrival.prompt)
+
+    def _keep(self, job: Job) -> None:
+        """In the prefix cache: of its prompt what is computed, and what it has said so far."""
+        if self._spec.prefix_cache and job.computed:
+            held = (*self._running[job.instance], *self._waiting)
+            kv = sum(each.kv_tokens for each in held if each.instance == job.instance)
+            ids = (job.arrival.prompt + (1,) * job.made)[: job.computed + job.made]
+            self._caches[job.instance].add(ids, self._spec.kv_tokens - kv)
 
     def _step_s(self, rows: Sequence[Job], chunks: dict[Job, int]) -> float:
         cost = self._spec.cost
@@ -161,6 +215,7 @@ class RivalFleet:
                 continue
             job.made += 1
             if job.made == 1:
+                self._keep(job)
                 job.first_at = now
                 job.kept_parts = now <= job.first_by
             elif now > _token_due(job):
@@ -176,6 +231,7 @@ class RivalFleet:
 
     def _end(self, job: Job, now: float, *, met: bool) -> None:
         job.ended_at, job.met = now, met
+        self._keep(job)
         if job.instance < 0 or job in self._waiting:
             self._waiting.remove(job)
         self._policy.answered(job)

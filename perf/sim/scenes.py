@@ -1,0 +1,366 @@
+"""The cells of a campaign: which requests come, at which rate, to which engine.
+
+Two kinds of engine. ``slow`` is the demo model slowed five times, two instances of eight slots, as
+in ``perf.goodput``. The others are one instance of the demo model with 16, 32 or 64 slots, beside
+a server and its clients on the same two cores: 6 ms a step with 16 rows, 16.5 ms with 64.
+
+Of the cells that are drawn, ``facts-and-stories`` at 25 requests per second is at capacity: the
+greatest rate at which first come, first served with every slot of 64 meets 95 %.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.tasks.job import Priority
+from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, Row, TraceLoad, read_trace
+from perf.load.workload import Sizes, Speed
+from perf.report.stats import percentile
+from perf.sim.arrivals import Arrival, trace_arrivals
+from perf.sim.rivals.fleet import Machine, RivalFleet
+from perf.sim.rivals.policies import Fifo
+from perf.sim.simulate import Fleet
+from perf.sim.worker import WorkerSpec
+from worker.runner.synthetic import StepCost
+
+_FLOOD = 600
+_CAP_TOKENS = 512
+_OPENING_TOKENS = 16
+_NEWS = Sizes(median=48, sigma=0.6, least=16, most=200)
+_REPLIES = Sizes(median=32, sigma=0.7, least=4, most=160)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What serves a cell."""
+
+    name: str
+    fleet: Fleet
+
+    @property
+    def slots(self) -> int:
+        return self.fleet.spec.slots
+
+    @property
+    def speed(self) -> Speed:
+        """Of a full engine, in ms."""
+        machine = self.machine
+        return Speed(1000 * machine.prompt_token_s, 1000 * machine.token_s)
+
+    @property
+    def machine(self) -> Machine:
+        cost = self.fleet.spec.cost
+        step_s = cost.step_s + cost.row_s * self.slots
+        return Machine(self.slots, cost.prompt_token_s, step_s)
+
+    def with_rows(self, rows: int) -> "Engine":
+        """The same, with at most so many rows at once; its memory stays."""
+        spec = replace(self.fleet.spec, slots=rows)
+        return replace(self, fleet=replace(self.fleet, spec=spec))
+
+
+# perf.engine.fit_step_time on the demo model, 2 cores, slowed five times as in perf.goodput.
+STEP_COST = StepCost(6.4e-3, 0.635e-3, 0.44e-3)
+# Token counts and fixed deadlines of traces are scaled, so is the least that a worker starts with.
+SLOW = Engine(
+    "slow", Fleet(WorkerSpec(STEP_COST, 8, kv_tokens=8192, min_start_s=0.1 / ANSWER_SCALE), 2)
+)
+DEMO_COST = StepCost(2.5e-3, 0.219e-3, 0.15e-3)
+"""Of the demo engine, fitted to its steps under load: 6 ms with 16 rows, 16.5 ms with 64."""
+_DEMO_KV_TOKENS = 64 * 2048
+
+
+def demo(slots: int) -> Engine:
+    spec = WorkerSpec(DEMO_COST, slots, _DEMO_KV_TOKENS, min_start_s=0.1 / ANSWER_SCALE)
+    return Engine(str(slots), Fleet(spec, 1))
+
+
+ENGINES = {engine.name: engine for engine in (SLOW, demo(16), demo(32), demo(64))}
+
+
+class Source(Protocol):
+    """Where a cell's requests come from."""
+
+    def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
+        """In order of time; the same for a seed every time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One cell. ``focus`` is the kind of request that its table tells apart, if any."""
+
+    name: str
+    load: str
+    """For people: ``54/s``, or ``2x`` the capacity."""
+    engine: Engine
+    source: Source
+    focus: str = ""
+
+    @property
+    def key(self) -> str:
+        """Of figures: the slow engine's cells have none of its name."""
+        engine = "" if self.engine.name == SLOW.name else f".{self.engine.name}"
+        return f"{self.name}{engine}.{self.load.replace('/', '_per_')}"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.load}, {self.engine.slots} slots"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Requests of one kind, which begin alike. They come by chance, ``per_s`` on average, within
+    the first ``on_s`` of every ``every_s``. Each has one of the deadlines."""
+
+    kind: str
+    per_s: float
+    prompts: Sizes
+    answers: Sizes
+    deadlines_ms: tuple[float, ...]
+    tenant: str = "all"
+    priority: Priority = Priority.INTERACTIVE
+    on_s: float = 1.0
+    every_s: float = 1.0
+
+    def arrivals(self, seconds: float, rng: random.Random) -> Iterator[Arrival]:
+        word = 1 + sum(self.kind.encode())
+        at_s = 0.0
+        while (at_s := at_s + rng.expovariate(self.per_s)) < seconds:
+            if at_s % self.every_s > self.on_s:
+                continue
+            yield Arrival(
+                at_s=at_s,
+                prompt_tokens=self.prompts.draw(rng),
+                max_tokens=_CAP_TOKENS,
+                length=self.answers.draw(rng),
+                deadline_ms=rng.choice(self.deadlines_ms),
+                tenant=self.tenant,
+                priority=self.priority,
+                kind=self.kind,
+                opening=(word,) * _OPENING_TOKENS,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Several kinds of requests side by side."""
+
+    streams: tuple[Stream, ...]
+
+    def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
+        many = [
+            arrival
+            for number, stream in enumerate(self.streams)
+            for arrival in stream.arrivals(seconds, random.Random(1000 * seed + number))
+        ]
+        return sorted(many, key=lambda arrival: arrival.at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """Conversations of agents: each turn's prompt is all that was said, and something new.
+
+    All begin with the same instructions. A conversation is over after ``turns``; then its agent
+    begins another one. Where a load begins, each is somewhere in the first half of its own.
+    """
+
+    agents: int
+    turns: int = 40
+    instructions: int = 512
+    news: Sizes = _NEWS
+    answers: Sizes = _REPLIES
+    every_s: tuple[float, float] = (1.0, 2.0)
+    """From one turn to the next, at least and at most: tools, and the answer before."""
+    deadlines_ms: tuple[float, ...] = (500.0, 1000.0, 2000.0)
+
+    @property
+    def per_s(self) -> float:
+        return 2 * self.agents / sum(self.every_s)
+
+    @property
+    def context_tokens(self) -> int:
+        """Of the longest conversation, and some room."""
+        return self.instructions + (self.turns + 2) * (self.news.most + self.answers.most)
+
+    def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
+        many = [
+            arrival
+            for number in range(self.agents)
+            for arrival in self._agent(number, seconds, random.Random(1000 * seed + number))
+        ]
+        return sorted(many, key=lambda arrival: arrival.at_s)
+
+    def _agent(self, number: int, seconds: float, rng: random.Random) -> Iterator[Arrival]:
+        at_s, turn, conversation = -rng.random(), rng.randrange(self.turns // 2), 0
+        said = self._said(number, conversation, turn, rng)
+        while (at_s := at_s + rng.uniform(*self.every_s)) < seconds:
+            length = self.answers.draw(rng)
+            said += (100 * (2 + number) + turn,) * self.news.draw(rng)
+            asked = Arrival(
+                at_s=at_s,
+                prompt_tokens=len(said),
+                max_tokens=_CAP_TOKENS,
+                length=length,
+                deadline_ms=rng.choice(self.deadlines_ms),
+                tenant="agents",
+                priority=Priority.INTERACTIVE,
+                kind="turn",
+                opening=said,
+                session=f"{number}/{conversation}",
+            )
+            yield asked
+            turn += 1
+            if turn == self.turns:
+                turn, conversation = 0, conversation + 1
+                said = self._said(number, conversation, 0, rng)
+            else:
+                said = asked.prompt + (1,) * length
+
+    def _said(
+        self, number: int, conversation: int, turns: int, rng: random.Random
+    ) -> tuple[int, ...]:
+        drawn = sum(self.news.draw(rng) + self.answers.draw(rng) for _ in range(turns))
+        return (1,) * self.instructions + (100_000 + 100 * number + conversation,) * drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A trace's requests, at so many times the capacity of the engine that is to serve them."""
+
+    trace: Path
+    arrivals_by: str
+    """``poisson`` or ``trace``."""
+    manner: Manner
+    load: float
+    capacity: float
+    """Requests per second."""
+    speed: Speed
+
+    def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
+        load = load_of(self.trace, self.arrivals_by, self.manner, self.speed)
+        return list(trace_arrivals(load, self.load * self.capacity, seconds, seed))
+
+
+_ROWS: dict[Path, tuple[Row, ...]] = {}
+
+
+def load_of(trace: Path, arrivals: str, manner: Manner, speed: Speed) -> TraceLoad:
+    """The requests of a trace file; those of code completion are known by its name."""
+    rows = _ROWS.get(trace)
+    if rows is None:
+        rows = _ROWS[trace] = tuple(read_trace(trace))
+    applications = CODE if "code" in trace.stem else CHAT
+    return TraceLoad(rows, speed, manner, arrivals == "poisson", applications)
+
+
+def capacity_of(trace: Path, engine: Engine) -> float:
+    """Requests per second with every slot full: the middle of a flood without deadlines."""
+    load = load_of(trace, "poisson", Manner.PROPORTIONAL, engine.speed)
+    flood = [
+        replace(arrival, deadline_ms=math.inf)
+        for arrival in trace_arrivals(load, _FLOOD / 0.6, 0.6, seed=1)
+    ]
+    fleet = engine.fleet
+    jobs = RivalFleet(fleet.spec, fleet.count, Fifo(engine.machine), seed=1).run(flood)
+    ends = [job.ended_at for job in jobs]
+    return 0.7 * len(ends) / (percentile(ends, 85) - percentile(ends, 15))
+
+
+def trace_scenes(
+    trace: Path,
+    engine: Engine,
+    *,
+    arrivals: Sequence[str],
+    manners: Sequence[Manner],
+    loads: Sequence[float],
+) -> list[Scene]:
+    """The cells of a trace on an engine. Raises ``TraceError``."""
+    capacity = capacity_of(trace, engine)
+    stem = trace.stem
+    name = "code" if "code" in stem else "conversation" if "conv" in stem else stem
+    return [
+        Scene(
+            f"{name}.{arrival}.{manner}",
+            f"{load:g}x",
+            engine,
+            Traced(trace, arrival, manner, load, capacity, engine.speed),
+        )
+        for arrival in arrivals
+        for manner in manners
+        for load in loads
+    ]
+
+
+_WISHES = Sizes(median=28, sigma=0.25, least=12, most=60)
+FACT = Stream("facts", 1.0, _WISHES, Sizes(18, 0.4, 4, 48), (2000.0,))
+STORY = Stream("stories", 1.0, _WISHES, Sizes(170, 0.22, 60, 320), (2000.0,))
+CAPACITY_PER_S = 25.0
+"""Of facts and stories, half and half; see the module."""
+
+
+def _both(per_s: float, deadlines_ms: tuple[float, ...] = (2000.0,), **changes: object) -> Streams:
+    """Half facts, half stories."""
+    both = (
+        replace(each, per_s=per_s / 2, deadlines_ms=deadlines_ms, **changes)  # type: ignore[arg-type]
+        for each in (FACT, STORY)
+    )
+    return Streams(tuple(both))
+
+
+_SMALL = Stream("small", 4.0, _WISHES, Sizes(60, 0.6, 10, 200), (2000.0,), tenant="small")
+_LONG = Stream("long", 1.0, Sizes(1500, 0.01, 1400, 1600), FACT.answers, (4000.0,))
+_SHORT = Stream("short", 12.0, _WISHES, Sizes(40, 0.3, 12, 80), (250.0,))
+_BATCH = replace(STORY, kind="batch", per_s=24.0, priority=Priority.BATCH, deadlines_ms=(10_000.0,))
+_ASKED = replace(STORY, kind="interactive", per_s=8.0, deadlines_ms=(1500.0,))
+
+
+def drawn_scenes() -> list[Scene]:
+    """The cells that come from no trace; ``QUICK`` names those that a quick look takes."""
+    full = ENGINES["64"]
+    at, twice = CAPACITY_PER_S, 2 * CAPACITY_PER_S
+    scenes = [
+        Scene("facts-and-stories", f"{per_s:g}/s", engine, _both(per_s))
+        for engine in map(ENGINES.__getitem__, ("16", "32", "64"))
+        for per_s in (at / 2, at, twice)
+    ]
+    bursts = _both(3 * at, on_s=4.0, every_s=8.0)
+    agents = Agents(36)
+    agents_engine = replace(
+        full,
+        fleet=replace(
+            full.fleet,
+            spec=replace(full.fleet.spec, prefix_cache=True),
+            context_tokens=agents.context_tokens,
+        ),
+    )
+    return [
+        *scenes,
+        Scene("bursts", f"{3 * at:g}/s", full, bursts),
+        Scene("tight", f"{twice:g}/s", full, _both(twice, (700.0, 1200.0, 2000.0))),
+        Scene(
+            "flood",
+            "66.5/s",
+            full,
+            Streams((*_both(2.5 * at, tenant="big").streams, _SMALL)),
+            "small",
+        ),
+        Scene("flood-alone", "4/s", full, Streams((_SMALL,)), "small"),
+        Scene("batch", "32/s", full, Streams((_BATCH, _ASKED)), "interactive"),
+        Scene("long-prompts", "13/s", full, Streams((_LONG, _SHORT)), "short"),
+        Scene("agents", f"{agents.per_s:g}/s", agents_engine, agents),
+    ]
+
+
+QUICK = (
+    "facts-and-stories.64.25_per_s",
+    "facts-and-stories.64.50_per_s",
+    "bursts.64.75_per_s",
+    "tight.64.50_per_s",
+    "flood.64.66.5_per_s",
+    "batch.64.32_per_s",
+    "long-prompts.64.13_per_s",
+    "agents.64.24_per_s",
+)
+"""Keys of the drawn cells that a quick look takes."""
