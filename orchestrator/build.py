@@ -481,6 +481,8 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
             settings.keep_responses, settings.keep_responses_s, settings.keep_responses_bytes
         ),
         FormatConfig(settings.tool_format, settings.reasoning_format),
+        settings.strict_fields,
+        settings.model_aliases,
     )
 
 

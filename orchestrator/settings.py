@@ -137,6 +137,14 @@ class Settings(BaseSettings):
     """What the bodies that are still arriving may take together; a full budget refuses with 503."""
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client has this long to send its body."""
+    strict_fields: bool = False
+    """Fields that are not known are refused on every route; else those of the OpenAI, Anthropic and
+    KServe routes are passed over and named in ``x-tidegate-ignored``. ``/v2/tasks``, ``/v2/slots``,
+    ``/v2/sessions`` and operators' routes refuse them either way."""
+    model_aliases: Annotated[dict[str, str], NoDecode] = {}
+    """Other names of models, as clients have them built in: ``gpt-4o=demo,claude-*=demo``, or
+    ``[model_aliases]`` in tidegate.toml. A ``*`` at the end stands for every name that begins so
+    and that no model has."""
     max_encoding_bytes: int = Field(default=64 * 2**20, ge=2**20)
     """Prompts that wait to become tokens, all together."""
     special_tokens_in_prompts: bool = False
@@ -372,6 +380,24 @@ class Settings(BaseSettings):
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("model_aliases", mode="before")
+    @classmethod
+    def _split_aliases(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        return {alias.strip(): model.strip() for alias, _, model in pairs}
+
+    @field_validator("model_aliases")
+    @classmethod
+    def _check_aliases(cls, value: dict[str, str]) -> dict[str, str]:
+        for alias, model in value.items():
+            if not (alias and model) or "*" in alias[:-1]:
+                raise ValueError(
+                    f"expected ALIAS=MODEL, with * at the end of ALIAS only, got {alias}={model}"
+                )
         return value
 
     @field_validator("triton_tls", mode="before")

@@ -1,6 +1,7 @@
 """What an operator may set of the API; built of the settings, read by handlers and connections."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -75,6 +76,10 @@ class ApiConfig:
     responses: ResponseStoreConfig
     formats: FormatConfig
     """In which models write tool calls and what they think."""
+    strict_fields: bool = False
+    """Fields that nobody here knows are refused in every dialect."""
+    model_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of models; one that ends with ``*`` stands for all that begin so."""
 
 
 CONFIG = web.AppKey("config", ApiConfig)

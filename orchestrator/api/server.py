@@ -27,6 +27,7 @@ from orchestrator.api.http.context import (
     read_correlation_id,
 )
 from orchestrator.api.http.deadlines import default_deadline, stated_deadline
+from orchestrator.api.http.ignored import IGNORED_FIELDS, IgnoredFields
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
 from orchestrator.api.http.runner import Runner
@@ -125,6 +126,7 @@ def build_app(
     )
     for status in ALERTED_STATUSES:
         app[HTTP_RESPONSES].labels(status)
+    app[IGNORED_FIELDS] = IgnoredFields(orchestrator.metrics)
     app[BODIES] = BodyBudget(config.bodies.all_bytes)
     app[AUTH] = Authenticator(config.keys)
     app[BROWSERS] = Browsers(config.browsers)

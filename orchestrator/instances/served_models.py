@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from concurrent.futures import Executor
 
-from orchestrator.errors import ModelNotFound, NotReady
+from orchestrator.errors import InvalidRequest, ModelNotFound, NotReady
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.provenance import UNKNOWN, Provenance, provenance_of
 from orchestrator.instances.registry import Registry
@@ -41,7 +41,8 @@ class ServedModels:
     def resolve(self, model: str) -> PromptEncoder:
         """The model of that name, or the only one when the name is empty.
 
-        Raises ``NotReady`` while no instance has sent a usable card, else ``ModelNotFound``.
+        Raises ``NotReady`` while no instance has sent a usable card, ``InvalidRequest`` for no name
+        where there are several, else ``ModelNotFound``.
         """
         known = self.by_name()
         if not known:
@@ -55,7 +56,9 @@ class ServedModels:
             return known[model]
         names = ", ".join(sorted(known))
         if not model:
-            raise ModelNotFound(f"several models are served, name one: {names}", field="model")
+            raise InvalidRequest(
+                f"model is required: several are served, name one: {names}", field="model"
+            )
         raise ModelNotFound(
             f"the model {model[:128]!r} is not served here; there is: {names}", field="model"
         )

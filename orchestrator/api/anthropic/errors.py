@@ -42,4 +42,6 @@ def error_body(error: TidegateError, request_id: str) -> dict[str, object]:
     }
 
 
-ANTHROPIC = Dialect("/v1/messages", error_body, status_of, request_id_header="request-id")
+ANTHROPIC = Dialect(
+    "/v1/messages", error_body, status_of, request_id_header="request-id", is_tolerant=True
+)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import msgspec
 from aiohttp import web
 
 from orchestrator.api.anthropic.events import MessageEvents, ParsedMessageEvents
@@ -19,8 +18,10 @@ from orchestrator.api.anthropic.types import (
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import read_deadline
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
+from orchestrator.api.http.model_names import served_name
 from orchestrator.api.http.one_answer import WholeAnswer, stream_answer, whole_answer
 from orchestrator.api.http.outputs import TaskOutput, format_of, output_of, with_tools
 from orchestrator.api.http.responses import json_response, task_fields, task_headers
@@ -30,8 +31,8 @@ from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
 from orchestrator.tasks.task import Listener, Task
 from worker.protocol import Delta
 
-_message_decoder = msgspec.json.Decoder(MessagesRequest)
-_count_decoder = msgspec.json.Decoder(CountTokensRequest)
+_message_reader = Reader(MessagesRequest)
+_count_reader = Reader(CountTokensRequest)
 _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
@@ -48,7 +49,7 @@ class ParsedRequest(NamedTuple):
 async def messages(request: web.Request) -> web.StreamResponse:
     """The next message of a conversation, or the rest of one that the client began."""
     check_version(request.headers)
-    parsed = await read_body(request, _message_decoder, lambda body: _parse(request, body))
+    parsed = await read_body(request, _message_reader, lambda body: _parse(request, body))
     job, output = await _with_output(request, parsed)
     if parsed.is_streamed:
         name = request[CONTEXT].answer_id
@@ -96,9 +97,9 @@ async def count_tokens(request: web.Request) -> web.Response:
     def parse(body: CountTokensRequest) -> tuple[str, Prompt]:
         context.field_names = {"prompt": "messages"}
         refuse_unsupported(body)
-        return body.model, chat_of(body)[0]
+        return served_name(request, body.model), chat_of(body)[0]
 
-    model, prompt = await read_body(request, _count_decoder, parse)
+    model, prompt = await read_body(request, _count_reader, parse)
     key = context.key
     ids = await orchestrator.tokenize(model, prompt, deadline, key.fingerprint, key.tenant)
     return json_response({"input_tokens": len(ids)})
@@ -126,8 +127,7 @@ def _parse(request: web.Request, body: MessagesRequest) -> ParsedRequest:
     keep = body.on_disconnect is OnDisconnect.CONTINUE
     job = read_job_of(request, body, Api.MESSAGES, keep=keep)
     prompt, use = chat_of(body)
-    must_think = bool(thinking_of(body).get("enable_thinking"))
-    return ParsedRequest(job, prompt, use, bool(body.stream), must_think)
+    return ParsedRequest(job, prompt, use, bool(body.stream), thinking_of(body).is_required)
 
 
 async def _with_output(

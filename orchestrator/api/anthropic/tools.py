@@ -1,26 +1,35 @@
 """Tools as Anthropic's bodies state them, which may or must be called, and how much to think."""
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from orchestrator.api.http.decode import decode_part
-from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.fields import NULL, Unused
+from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import read_tool, require_bounds, require_known
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import TemplateArgument
+from worker.protocol import excerpt
+
+_OF_CLIENTS = ("bash_", "computer_", "memory_", "text_editor_")
 
 
 class ToolBody(msgspec.Struct, frozen=True):
-    """The only kind of tool that is served: the client's own."""
+    """A tool. The client's own, which has a schema, is the only kind that is served."""
 
-    name: str
+    name: str = ""
     input_schema: msgspec.Raw = NULL
     description: str | None = None
-    type: Literal["custom"] | None = None
+    type: str | None = None
     strict: bool | None = None
+    allowed_callers: Unused = NULL
+    cache_control: Unused = NULL
+    defer_loading: Unused = NULL
+    eager_input_streaming: Unused = NULL
+    input_examples: Unused = NULL
 
 
 class ChoiceBody(msgspec.Struct, frozen=True):
@@ -33,6 +42,8 @@ class ThinkingBody(msgspec.Struct, frozen=True):
     """A budget of its own is not kept: ``max_tokens`` holds for all."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Unused = NULL
+    display: Unused = NULL
 
 
 class StatesTools(Protocol):
@@ -46,24 +57,21 @@ class StatesTools(Protocol):
     def thinking(self) -> msgspec.Raw: ...
 
 
-_tools_decoder: msgspec.json.Decoder[list[ToolBody] | None] = msgspec.json.Decoder(
-    list[ToolBody] | None
-)
-_choice_decoder: msgspec.json.Decoder[ChoiceBody | None] = msgspec.json.Decoder(ChoiceBody | None)
-_thinking_decoder: msgspec.json.Decoder[ThinkingBody | None] = msgspec.json.Decoder(
-    ThinkingBody | None
-)
+_tools_reader: Reader[list[ToolBody] | None] = Reader(list[ToolBody] | None)
+_choice_reader: Reader[ChoiceBody | None] = Reader(ChoiceBody | None)
+_thinking_reader: Reader[ThinkingBody | None] = Reader(ThinkingBody | None)
 
 
 def tool_use_of(body: StatesTools) -> ToolUse | None:
     """None where no tool may be called. Raises ``InvalidRequest``."""
     require_bounds(body.tools)
     require_bounds(body.tool_choice, "tool_choice")
-    choice: ChoiceBody | None = decode_part(body.tool_choice, _choice_decoder, "tool_choice")
-    stated: list[ToolBody] | None = decode_part(body.tools, _tools_decoder, "tools")
+    choice: ChoiceBody | None = decode_part(body.tool_choice, _choice_reader, "tool_choice")
+    stated: list[ToolBody] | None = decode_part(body.tools, _tools_reader, "tools")
     tools = tuple(
         read_tool(tool.name, tool.description, tool.input_schema, tool.strict, f"tools[{at}]")
         for at, tool in enumerate(stated or ())
+        if _is_served(tool, f"tools[{at}].type")
     )
     kind = "auto" if choice is None else choice.type
     if not tools and kind in ("any", "tool"):
@@ -79,9 +87,37 @@ def tool_use_of(body: StatesTools) -> ToolUse | None:
     return use
 
 
-def thinking_of(body: StatesTools) -> Mapping[str, TemplateArgument]:
-    """What a template that can do both is told; nothing where the client leaves it to the model.
-    Raises ``InvalidRequest``."""
+def _is_served(tool: ToolBody, where: str) -> bool:
+    """Whether it can be called. Tools of Anthropic's servers, which nobody has here, are passed
+    over. Raises ``InvalidRequest`` for those that a client runs and whose schemas Anthropic's
+    models know by heart: without them it would wait for calls in vain."""
+    if tool.type in (None, "custom") or tool.input_schema != NULL:
+        return True
+    kind = excerpt(str(tool.type), 64)
+    refusal = InvalidRequest(
+        f"{where}: {kind} is not served here; send tools of your own, with an input_schema",
+        field=where,
+    )
+    if kind.startswith(_OF_CLIENTS):
+        raise refusal
+    pass_over("tools[]", f"type={kind}", refusal)
+    return False
+
+
+class Thinking(NamedTuple):
+    """How much a model is to think."""
+
+    arguments: Mapping[str, TemplateArgument]
+    """What a template that can do both is told."""
+    is_required: bool
+    """It is refused of a model that cannot; else it is a hint."""
+
+
+def thinking_of(body: StatesTools) -> Thinking:
+    """Raises ``InvalidRequest``."""
     require_bounds(body.thinking, "thinking")
-    stated: ThinkingBody | None = decode_part(body.thinking, _thinking_decoder, "thinking")
-    return {} if stated is None else {"enable_thinking": stated.type != "disabled"}
+    stated: ThinkingBody | None = decode_part(body.thinking, _thinking_reader, "thinking")
+    if stated is None:
+        return Thinking({}, is_required=False)
+    thinks = {"enable_thinking": stated.type != "disabled"}
+    return Thinking(thinks, is_required=stated.type == "enabled")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Message
@@ -19,6 +19,8 @@ class TextBlock(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=Fa
     """Prefixes are cached whether or not a ``cache_control`` asks for it."""
 
     text: str
+    cache_control: Unused = NULL
+    citations: Unused = NULL
 
 
 Content = str | tuple[TextBlock, ...]
@@ -28,12 +30,17 @@ class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking", tag_field="type
     """What the model thought in an earlier turn."""
 
     thinking: str = ""
+    signature: Unused = NULL
+    cache_control: Unused = NULL
 
 
 class RedactedThinkingBlock(
     msgspec.Struct, frozen=True, tag="redacted_thinking", tag_field="type", gc=False
 ):
     """The same where nobody may read it: nothing to us."""
+
+    data: Unused = NULL
+    cache_control: Unused = NULL
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use", tag_field="type", gc=False):
@@ -42,14 +49,17 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use", tag_field="type"
     id: str = ""
     name: str = ""
     input: msgspec.Raw = NULL
+    cache_control: Unused = NULL
+    caller: Unused = NULL
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result", tag_field="type", gc=False):
     """What came of a call. Templates have no word for one that failed: its content says so."""
 
     tool_use_id: str = ""
-    content: Content = ""
+    content: Content | None = ""
     is_error: bool | None = None
+    cache_control: Unused = NULL
 
 
 Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
@@ -58,7 +68,7 @@ Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolR
 class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One turn. A body may have so many that the collector would be the dearest part."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | tuple[Block, ...]
 
 
@@ -77,7 +87,7 @@ def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[
         if role == "assistant":
             turns.append(_said(group, names))
         else:
-            turns += _asked(group, names)
+            turns += _asked(role, group, names)
     last = turns[-1]
     if last.role == "assistant":
         if last.calls:
@@ -92,7 +102,7 @@ def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[
                 field="messages",
             )
         turns[-1] = msgspec.structs.replace(last, is_open=True)
-    instructions = "" if system is None else _text_of(system)
+    instructions = _text_of(system)
     return (Message("system", instructions), *turns) if instructions else tuple(turns)
 
 
@@ -119,8 +129,7 @@ def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> M
                     if not (block.id and block.name):
                         raise InvalidRequest(f"{where}: a tool_use needs id and name", field=where)
                     names[block.id] = block.name
-                    data = b"" if block.input is NULL else bytes(block.input)
-                    calls.append(read_call(block.id, block.name, data, f"{where}.input"))
+                    calls.append(read_call(block.id, block.name, block.input, f"{where}.input"))
                 case _:
                     raise InvalidRequest(f"{where}: a tool_result is the user's", field=where)
         texts.append(text)
@@ -131,8 +140,10 @@ def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> M
     return Message("assistant", content, calls=tuple(calls), reasoning=reasoning)
 
 
-def _asked(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> list[Message]:
-    """The user's turn, with what came of calls before it."""
+def _asked(
+    role: str, group: Iterable[tuple[int, InputMessage]], names: dict[str, str]
+) -> list[Message]:
+    """The user's turn, with what came of calls before it; or the system's."""
     texts: list[str] = []
     results: list[Message] = []
     for at, message in group:
@@ -164,8 +175,10 @@ def _asked(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> 
             texts.append(text)
     if not texts:
         return results
-    return [*results, Message("user", _BETWEEN_TURNS.join(texts))]
+    return [*results, Message(role, _BETWEEN_TURNS.join(texts))]
 
 
-def _text_of(content: Content) -> str:
-    return content if isinstance(content, str) else "".join([block.text for block in content])
+def _text_of(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join([block.text for block in content])

@@ -3,14 +3,13 @@
 What a body may say beyond its API is the same as in every other dialect (``GenerationRequest``).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
 from orchestrator.api.anthropic.tools import thinking_of, tool_use_of
 from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
-from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, refuse_unserved
+from orchestrator.api.http.fields import NULL, GenerationRequest, Served, Unused, refuse_unserved
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Chat, Prompt
 
@@ -24,7 +23,6 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MessagesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/messages``."""
 
-    model: str
     messages: list[InputMessage]
     max_tokens: int
     system: Content | None = None
@@ -65,7 +63,7 @@ class MessagesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True
 class CountTokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/messages/count_tokens``."""
 
-    model: str
+    model: str | None = None
     messages: list[InputMessage]
     system: Content | None = None
 
@@ -92,7 +90,7 @@ def refuse_unsupported(body: MessagesRequest | CountTokensRequest) -> None:
 
 def chat_of(body: "MessagesRequest | CountTokensRequest") -> tuple[Prompt, ToolUse | None]:
     """The conversation, and the tools in it that may be called. Raises ``InvalidRequest``."""
-    use, thinking = tool_use_of(body), thinking_of(body)
+    use, thinking = tool_use_of(body), thinking_of(body).arguments
     turns = turns_of(body.system, body.messages)
     if use is None and not thinking:
         return turns, None
@@ -103,11 +101,16 @@ def _nothing(value: object) -> bool:
     return not value
 
 
-_ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "mcp_servers": (_nothing, "tools are not served"),
-    "container": (_nothing, "tools are not served"),
-    "output_config": (_nothing, "only text is served"),
-    "output_format": (_nothing, "only text is served"),
-    "speed": (lambda value: value == "standard", "there is one speed, standard"),
+def _states_no_format(config: object) -> bool:
+    """Effort and budgets are hints."""
+    return isinstance(config, dict) and not config.get("format")
+
+
+_ONLY = {
+    "mcp_servers": Served(_nothing, "tools of servers are not served", is_hint=True),
+    "container": Served(_nothing, "tools of servers are not served", is_hint=True),
+    "output_config": Served(_states_no_format, "only text is served"),
+    "output_format": Served(_nothing, "only text is served"),
+    "speed": Served(lambda value: value == "standard", "there is one, standard", is_hint=True),
 }
-"""Fields of which one value is served: the test for it, and what to say otherwise."""
+"""Fields of which few values are served."""

@@ -1,18 +1,18 @@
 """JSON bodies, read within bounds and decoded."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-import msgspec
 from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body_budget import BodyBudget, BodyShare
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import stated_deadline
-from orchestrator.api.http.decode import decode
+from orchestrator.api.http.decode import Reader, decode
+from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, passing_over
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.errors import (
     BodyTooLarge,
@@ -33,10 +33,8 @@ INLINE_BYTES = 64 * 1024
 LARGE_BODIES = web.AppKey("large_bodies", LargeBodies)
 
 
-async def read_body(
-    request: web.Request, decoder: msgspec.json.Decoder[T], make: Callable[[T], R]
-) -> R:
-    """What ``make`` makes of the request's body as ``decoder``'s type; nothing else of it stays.
+async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T], R]) -> R:
+    """What ``make`` makes of the request's body as ``reader``'s type; nothing else of it stays.
 
     For a large body both happen on a thread. Raises ``InvalidRequest`` or a kind of it, and
     ``DeadlineExceeded`` when the deadline of the headers passes meanwhile.
@@ -65,14 +63,34 @@ async def read_body(
 
     with request.app[BODIES].share(give_up) as share:
         body = await _read(request, share, patience)
-        if len(body) <= INLINE_BYTES:
-            return make(decode(body, decoder))
-        policy, arrival = request.app[ORCHESTRATOR].deadlines, request[CONTEXT].arrival
-        stated = stated_deadline(request.headers, arrival, policy)
-        due_at = arrival.mono + policy.default_s if stated is None else stated.at
-        return await request.app[LARGE_BODIES].work(
-            lambda: make(decode(body, decoder)), len(body), due_at, request[CONTEXT].key.tenant
-        )
+        with _ignored_by(request) as ignored:
+
+            def work() -> R:
+                with passing_over(ignored):
+                    return make(decode(body, reader))
+
+            if len(body) <= INLINE_BYTES:
+                return work()
+            policy, arrival = request.app[ORCHESTRATOR].deadlines, request[CONTEXT].arrival
+            stated = stated_deadline(request.headers, arrival, policy)
+            due_at = arrival.mono + policy.default_s if stated is None else stated.at
+            tenant = request[CONTEXT].key.tenant
+            return await request.app[LARGE_BODIES].work(work, len(body), due_at, tenant)
+
+
+@contextmanager
+def _ignored_by(request: web.Request) -> Iterator[Ignored | None]:
+    """What is passed over while the request is read; told afterwards, also of one that is refused.
+    None where nothing is to be passed over."""
+    context, route = request[CONTEXT], request.match_info.route.resource
+    if request.app[CONFIG].strict_fields or not context.dialect.is_tolerant or route is None:
+        yield None
+        return
+    context.ignored = ignored = Ignored()
+    try:
+        yield ignored
+    finally:
+        request.app[IGNORED_FIELDS].tell(route.canonical, ignored)
 
 
 async def _read(request: web.Request, share: BodyShare, patience: asyncio.Timeout) -> bytes:

@@ -9,6 +9,7 @@ from aiohttp import web
 from prometheus_client import Counter
 
 from orchestrator.api.auth import ANYBODY, Key
+from orchestrator.api.http.ignored import Ignored
 from orchestrator.clock import Clock, Instant, instant
 from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.health import HealthBoard
@@ -43,6 +44,9 @@ class Dialect:
     """Its rate limit headers tell of the queue too, which is what they run into first."""
     aliases: frozenset[str] = frozenset()
     """Paths of its own elsewhere."""
+    is_tolerant: bool = False
+    """Its clients are other people's: what they say that means nothing here is passed over, unless
+    the operator wants it refused (``TIDEGATE_STRICT_FIELDS``)."""
 
     def serves(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/") or path in self.aliases
@@ -72,6 +76,8 @@ class Context:
     deadline: Deadline | None = None
     field_names: Mapping[str, str] = field(default_factory=dict)
     """What this client calls fields that have another name with us."""
+    ignored: Ignored | None = None
+    """What of it was passed over; None where nothing may be."""
     task: Task | None = None
     """Once it is admitted."""
 

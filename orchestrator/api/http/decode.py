@@ -2,24 +2,79 @@
 
 import re
 from collections.abc import Iterator
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 import msgspec.inspect as types
 
+from orchestrator.api.http.ignored import passed_over
+from orchestrator.api.http.message_types import with_unknown_fields
+from orchestrator.api.http.unknown_fields import put_down_unknown
 from orchestrator.errors import InvalidRequest
 from worker.protocol import excerpt
 
 T = TypeVar("T")
 
 _AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`")
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
+_INDEX = re.compile(r"\[\d+\]")
 _STEP = re.compile(r"[^.\[\]]+")
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Bytes as ``decoder``'s type. Raises ``InvalidRequest`` naming the field that is wrong."""
+class Reader(Generic[T]):
+    """Reads JSON as a type: to the letter, or, where the request is read tolerantly
+    (``passing_over``), past fields that the type has not and with numbers in strings.
+
+    The second costs nothing for a text that has no such field: the same decoding tells.
+    """
+
+    @overload
+    def __init__(self, kind: type[T], *, strict: bool = True) -> None: ...
+    @overload
+    def __init__(self, kind: Any, *, strict: bool = True) -> None: ...
+    def __init__(self, kind: Any, *, strict: bool = True) -> None:
+        """``strict`` is msgspec's: whether a number must not stand in a string."""
+        self.type = kind
+        self._exact: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind, strict=strict)
+
+    def read(self, text: str | msgspec.Raw, place: str = "") -> T:
+        """``text``, which stands at ``place`` in a body. Raises ``msgspec.DecodeError``."""
+        ignored = passed_over()
+        if ignored is None:
+            return self._exact.decode(text)
+        try:
+            return self._closed.decode(text)
+        except msgspec.ValidationError as error:
+            unknown = _UNKNOWN_FIELD.search(str(error))
+            if unknown is None:
+                raise
+            at = _AT.search(str(error))
+        value = self._open.decode(text)
+        if not put_down_unknown(text, self._shape, place, ignored):
+            ignored.add(_joined(place, _INDEX.sub("[]", at[1]) if at else ""), unknown[1])
+            ignored.has_more = True
+        return value
+
+    @cached_property
+    def _closed(self) -> "msgspec.json.Decoder[T]":
+        """What is lenient about unknown fields by its type would not tell of them."""
+        kind = with_unknown_fields(self.type, forbidden=True)
+        return msgspec.json.Decoder(kind, strict=False)
+
+    @cached_property
+    def _open(self) -> "msgspec.json.Decoder[T]":
+        kind = with_unknown_fields(self.type, forbidden=False)
+        return msgspec.json.Decoder(kind, strict=False)
+
+    @cached_property
+    def _shape(self) -> types.Type:
+        return types.type_info(self.type)
+
+
+def decode(body: bytes, reader: Reader[T]) -> T:
+    """Bytes as ``reader``'s type. Raises ``InvalidRequest`` naming the field that is wrong."""
     if not body.strip():
         raise InvalidRequest("the body is empty; expected a JSON object")
     try:
@@ -27,29 +82,35 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
     try:
-        return decoder.decode(text)
+        return reader.read(text)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), decoder.type) from None
+        raise _invalid(str(error), reader.type) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
 
 
-def decode_part(part: msgspec.Raw, decoder: msgspec.json.Decoder[T], field: str) -> T:
-    """The same for what was left raw of a body, at ``field``."""
+def decode_part(part: msgspec.Raw, reader: Reader[T], field: str) -> T:
+    """What was left raw of a body, at ``field``, as ``reader``'s type."""
     try:
-        return decoder.decode(part)
+        return reader.read(part, field)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), decoder.type, field) from None
+        raise _invalid(str(error), reader.type, field) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{field} is not valid JSON: {error}", field=field) from None
     except RecursionError:
         raise InvalidRequest(f"{field} is nested too deeply", field=field) from None
+
+
+def _joined(outer: str, inner: str) -> str:
+    return f"{outer}.{inner}" if outer and inner and inner[0] != "[" else outer + inner
 
 
 def _invalid(message: str, expected: type, inside: str = "") -> InvalidRequest:
     where = _AT.search(message)
     own = where[1] if where else ""
-    path = f"{inside}.{own}" if inside and own and own[0] != "[" else inside + own
+    path = _joined(inside, own)
     message = _AT.sub("", message)
     path = excerpt(path)
     for pattern, wording in (

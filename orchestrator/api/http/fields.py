@@ -9,6 +9,8 @@ from aiohttp import web
 
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, trace_of
 from orchestrator.api.http.deadlines import read_deadline, read_parts
+from orchestrator.api.http.ignored import pass_over
+from orchestrator.api.http.model_names import served_name
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.candidate import read_capability
 from orchestrator.sessions.config import SessionConfig
@@ -55,7 +57,9 @@ _MOST_BIAS_BYTES = 64 * 1024
 
 class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``instances`` are named as ``/v2/instances`` names them, which also says what each has of the
-    rest."""
+    rest. All of it is ours, so that a field with another name is a mistake in every dialect."""
+
+    has_fields_of_ours: ClassVar[bool] = True
 
     mode: PlacementMode = PlacementMode.AUTO
     instances: list[str] = []
@@ -63,6 +67,17 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_vram_gib: float = 0.0
     min_compute_capability: str = ""
     capabilities: list[Feature] = []
+
+
+class Served(NamedTuple):
+    """What is served of a field."""
+
+    fits: Callable[[Any], bool]
+    """Whether a value is."""
+    otherwise: str
+    """What to say of one that is not."""
+    is_hint: bool = False
+    """Without it the answer is as good, so that clients that do not go by the letter get one."""
 
 
 class StatedGrammar(NamedTuple):
@@ -78,10 +93,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     default_max_tokens: ClassVar[int | None] = None
     """How many tokens an API generates unless asked; None leaves it to the operator."""
 
-    model: str = ""
+    model: str | None = None
     max_tokens: int | None = None
-    min_tokens: int = 0
-    ignore_eos: bool = False
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -161,13 +176,13 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     session_id = _session_id(request.headers, body)
     return Job(
         api=api,
-        model=body.model,
+        model=served_name(request, body.model),
         sampling=Sampling(
             max_tokens=max_tokens or 0,
-            min_tokens=body.min_tokens,
+            min_tokens=body.min_tokens or 0,
             seed=body.seed,
             stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-            ignore_eos=body.ignore_eos,
+            ignore_eos=bool(body.ignore_eos),
             logprobs=body.wanted_logprobs(),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
@@ -199,15 +214,10 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     )
 
 
-def refuse_unserved(
-    body: msgspec.Struct, served: Mapping[str, tuple[Callable[[Any], bool], str]]
-) -> None:
-    """Raise ``InvalidRequest`` for the first field that asks for what is not served.
-
-    ``served`` has, for fields of which few values are served, the test for them and what to say
-    otherwise.
-    """
-    for field, (fits, expected) in served.items():
+def refuse_unserved(body: msgspec.Struct, served: Mapping[str, Served]) -> None:
+    """Raise ``InvalidRequest`` for the first field that asks for what is not served, by
+    ``served``."""
+    for field, (fits, expected, is_hint) in served.items():
         value = getattr(body, field, None)
         if isinstance(value, msgspec.Raw):
             is_short = len(memoryview(value)) <= _MOST_LOOKED_AT
@@ -216,7 +226,10 @@ def refuse_unserved(
             except msgspec.DecodeError:  # a number without end, half a surrogate pair
                 value = ...
         if value is not None and not fits(value):
-            raise InvalidRequest(f"{field} is not supported here: {expected}", field=field)
+            refusal = InvalidRequest(f"{field} is not supported here: {expected}", field=field)
+            if not is_hint:
+                raise refusal
+            pass_over("", field, refusal)
 
 
 def _name(field: str, value: str | None) -> str | None:

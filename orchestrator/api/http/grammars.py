@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import NULL, GenerationRequest, StatedGrammar, Unused
 from orchestrator.errors import InvalidRequest
 from worker.protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar, excerpt
@@ -49,6 +50,8 @@ class GrammarRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True,
 
 
 class _JsonSchema(msgspec.Struct):
+    name: Unused = NULL
+    description: Unused = NULL
     schema: msgspec.Raw = NULL
     strict: bool | None = None
 
@@ -58,6 +61,10 @@ class _ResponseFormat(msgspec.Struct):
     json_schema: _JsonSchema | None = None
     schema: msgspec.Raw = NULL
     """llama.cpp's spelling, beside ``json_object``."""
+    format: Unused = NULL
+    structures: Unused = NULL
+    triggers: Unused = NULL
+    """Those of a structural tag, which is read as a whole."""
 
 
 class _StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,15 +81,13 @@ class _StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Read(NamedTuple):
-    format: msgspec.json.Decoder[_ResponseFormat]
-    outputs: msgspec.json.Decoder[_StructuredOutputs]
-    schema: msgspec.json.Decoder[_JsonSchema]
+    format: Reader[_ResponseFormat]
+    outputs: Reader[_StructuredOutputs]
 
 
 _READ = _Read(
-    msgspec.json.Decoder(_ResponseFormat),
-    msgspec.json.Decoder(_StructuredOutputs),
-    msgspec.json.Decoder(_JsonSchema),
+    Reader(_ResponseFormat),
+    Reader(_StructuredOutputs),
 )
 
 
@@ -154,11 +159,11 @@ def _checked(field: str, kind: GrammarKind, text: str, *, lenient: bool = False)
     return grammar
 
 
-def _decode(field: str, value: msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+def _decode(field: str, value: msgspec.Raw, reader: Reader[T]) -> T:
     if len(memoryview(value)) > MAX_GRAMMAR_BYTES + _ROOM_BYTES:
         raise _unfit(field, f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes")
     try:
-        return decoder.decode(value)
+        return reader.read(value, field)
     except msgspec.DecodeError as error:
         raise _unfit(field, excerpt(str(error), _MOST_ERROR_CHARS)) from None
     except RecursionError:
@@ -173,7 +178,7 @@ def _unfit(field: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: {why}", field=field)
 
 
-_strings = msgspec.json.Decoder(str)
+_strings = Reader(str)
 _READERS: dict[str, Callable[[str, msgspec.Raw], Grammar | None]] = {
     "response_format": response_format,
     "structured_outputs": _structured_outputs,

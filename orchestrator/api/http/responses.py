@@ -8,6 +8,7 @@ from aiohttp import web
 
 from orchestrator.admission.rate_limits import Standing
 from orchestrator.api.http.context import CORRELATION_HEADER, REQUEST_ID_HEADER, Context
+from orchestrator.api.http.ignored import IGNORED_HEADER
 from orchestrator.errors import (
     DeadlineExceeded,
     DeadlineInfeasible,
@@ -66,10 +67,12 @@ def error_headers(error: TidegateError) -> dict[str, str]:
 
 
 def name_response(response: web.StreamResponse, context: Context) -> None:
-    """Put the request's name on its answer."""
+    """Put the request's name on its answer, and what was passed over of it."""
     response.headers[CORRELATION_HEADER] = context.correlation_id
     for header in {REQUEST_ID_HEADER, context.dialect.request_id_header}:
         response.headers[header] = context.answer_id
+    if context.ignored is not None and context.ignored.places:
+        response.headers[IGNORED_HEADER] = context.ignored.header()
 
 
 def rate_limit_headers(

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.ignored import passed_over
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing.tool_use import ToolUse
 from orchestrator.tasks.tools import JsonObject, Tool, ToolCall
@@ -16,6 +18,10 @@ MOST_TOOL_BYTES = 512 * 1024
 MOST_DEPTH = 64
 """Levels of a schema or of arguments: whoever walks them calls itself for each."""
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
+UNREADABLE = "INVALID_JSON"
+"""Under which arguments that are no JSON object stand: the name that Anthropic's documentation
+gives it (fine-grained tool streaming)."""
+_string_reader = Reader(str)
 _object_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -36,12 +42,28 @@ def read_tool(
     return Tool(name, description or "", parameters, bool(strict), chars)
 
 
-def read_call(call_id: str, name: str, arguments: str | bytes, where: str) -> ToolCall:
-    """A call of an earlier turn; empty arguments are none. Raises ``InvalidRequest``."""
-    if not arguments.strip():
+def read_call(call_id: str, name: str, arguments: str | msgspec.Raw, where: str) -> ToolCall:
+    """A call of an earlier turn. Its arguments are an object or a string that holds one; null and
+    nothing are none.
+
+    What the model wrote as arguments and is no JSON object, it is shown as it wrote it, unless
+    requests are read to the letter. Raises ``InvalidRequest``.
+    """
+    if isinstance(arguments, str):
+        text = arguments
+    elif bytes(memoryview(arguments)[:1]) == b'"':
+        text = decode_part(arguments, _string_reader, where)
+    else:
+        text = bytes(memoryview(arguments)).decode()
+    if text.strip() in ("", "null"):
         return ToolCall(call_id, name, {}, len(name))
-    stated = read_object(arguments, where, where)
-    return ToolCall(call_id, name, stated, len(name) + len(arguments))
+    try:
+        stated = read_object(text, where, where)
+    except InvalidRequest:
+        if passed_over() is None:
+            raise
+        stated = {UNREADABLE: text}
+    return ToolCall(call_id, name, stated, len(name) + len(text))
 
 
 def read_object(data: str | bytes, what: str, where: str) -> JsonObject:

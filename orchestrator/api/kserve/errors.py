@@ -8,4 +8,4 @@ def error_body(error: TidegateError, request_id: str = "") -> dict[str, str]:
     return {"error": f"{error.code}: {error.message}"}
 
 
-KSERVE = (Dialect("/v2/models", error_body), Dialect("/v2/health", error_body))
+KSERVE = (Dialect("/v2/models", error_body, is_tolerant=True), Dialect("/v2/health", error_body))

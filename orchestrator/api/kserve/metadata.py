@@ -5,10 +5,10 @@ from importlib.metadata import PackageNotFoundError, version
 from aiohttp import web
 
 from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
+from orchestrator.api.http.model_names import served_name
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import NotFound
 from orchestrator.prompts.encoder import PromptEncoder
-from orchestrator.service import Orchestrator
 from orchestrator.slots.job import MODEL as SLOT_MODEL
 from orchestrator.slots.job import OUTPUTS as FILES
 from orchestrator.slots.wire import EVENT, RECIPE
@@ -38,14 +38,15 @@ OUTPUTS = {
 """Tensors and their types, as ``model_repository/llm/config.pbtxt`` has them."""
 
 
-def model_of(orchestrator: Orchestrator, match: web.UrlMappingMatchInfo) -> PromptEncoder:
+def model_of(request: web.Request) -> PromptEncoder:
     """The model that a path names; Triton's own name for it means the only one there is.
 
     Raises ``NotReady`` or ``ModelNotFound``, and ``NotFound`` for a version that there is not.
     """
+    orchestrator, match = request.app[ORCHESTRATOR], request.match_info
     if match.get("version", MODEL_VERSION) != MODEL_VERSION:
         raise NotFound(f"a model has one version, {MODEL_VERSION}")
-    name = match["model"]
+    name = served_name(request, match["model"])
     is_alias = name == names.MODEL_NAME and name not in orchestrator.models.by_name()
     return orchestrator.model("" if is_alias else name)
 
@@ -80,7 +81,7 @@ async def model(request: web.Request) -> web.Response:
                 "outputs": _described({EVENT: "BYTES", **dict.fromkeys(FILES, "UINT8")}),
             }
         )
-    encoder = model_of(request.app[ORCHESTRATOR], request.match_info)
+    encoder = model_of(request)
     return json_response(
         {
             "name": encoder.card.model,
@@ -97,7 +98,7 @@ async def model_ready(request: web.Request) -> web.Response:
     orchestrator = request.app[ORCHESTRATOR]
     if _is_slot_model(request):
         return web.Response(status=200 if orchestrator.slots.fleet.ready() else 503)
-    card = model_of(orchestrator, request.match_info).card
+    card = model_of(request).card
     is_ready = any(
         instance.ready and instance.card is not None and instance.card.model == card.model
         for instance in orchestrator.registry

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import read_job
 from orchestrator.api.http.one_answer import stream_answer, whole_answer
 from orchestrator.api.http.responses import json_response, task_fields, task_headers
@@ -21,8 +22,8 @@ from orchestrator.tasks.job import Api, Job, OnDisconnect, Prompt
 from orchestrator.tasks.task import Task
 from worker.protocol import tensors as names
 
-_generate_decoder = msgspec.json.Decoder(GenerateRequest)
-_infer_decoder = msgspec.json.Decoder(InferRequest)
+_generate_reader = Reader(GenerateRequest)
+_infer_reader = Reader(InferRequest)
 
 
 class ParsedRequest(NamedTuple):
@@ -65,13 +66,13 @@ async def generate_stream(request: web.Request) -> web.StreamResponse:
 
 async def infer(request: web.Request) -> web.Response:
     """The whole answer, by tensor."""
-    encoder = model_of(request.app[ORCHESTRATOR], request.match_info)
+    encoder = model_of(request)
 
     def parse(body: InferRequest) -> ParsedRequest:
         wanted = tuple(output.name for output in body.outputs or ())
         return _parse(request, body.fields(), encoder)._replace(wanted=wanted)
 
-    parsed = await read_body(request, _infer_decoder, parse)
+    parsed = await read_body(request, _infer_reader, parse)
     _refuse_stream(parsed)
     task, outputs = await _answer(request, parsed)
     tensors = as_tensors(outputs, parsed.wanted)
@@ -87,8 +88,8 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _read_generate(request: web.Request) -> ParsedRequest:
-    encoder = model_of(request.app[ORCHESTRATOR], request.match_info)
-    return await read_body(request, _generate_decoder, lambda body: _parse(request, body, encoder))
+    encoder = model_of(request)
+    return await read_body(request, _generate_reader, lambda body: _parse(request, body, encoder))
 
 
 def _parse(request: web.Request, body: GenerateRequest, encoder: PromptEncoder) -> ParsedRequest:

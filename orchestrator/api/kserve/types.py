@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import NULL
 from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.api.kserve.metadata import INPUTS, OUTPUTS
@@ -136,7 +137,7 @@ class StatedRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         return {"prompt": names.TEXT_INPUT}
 
 
-_decoder = msgspec.json.Decoder(StatedRequest, strict=False)
+_reader = Reader(StatedRequest, strict=False)
 _object_decoder = msgspec.json.Decoder(dict[str, Any] | None)
 
 
@@ -175,7 +176,7 @@ def _convert(source: Mapping[str, Any]) -> StatedRequest:
         priority = source.get("priority")
         if isinstance(priority, str) and not priority.isdigit():  # a number is Triton's own
             stated["priority"] = priority
-        return _decoder.decode(msgspec.json.encode(stated))
+        return _reader.read(msgspec.json.encode(stated).decode(), "parameters")
     except UnsupportedParameter as error:
         raise InvalidRequest(str(error), field="parameters") from None
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:

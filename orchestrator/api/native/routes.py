@@ -11,6 +11,7 @@ from aiohttp import web
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import ORCHESTRATOR
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job
 from orchestrator.api.http.responses import (
@@ -45,7 +46,7 @@ from orchestrator.tasks.task import Task
 
 SUBMISSIONS = web.AppKey("submissions", Submissions[Task])
 
-_decoder = msgspec.json.Decoder(TaskRequest)
+_reader = Reader(TaskRequest)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
@@ -53,9 +54,7 @@ async def submit(request: web.Request) -> web.Response:
     """Take a task on: 202 with where to follow it."""
     orchestrator = request.app[ORCHESTRATOR]
     name = read_idempotency_key(request)
-    job, prompt, digest = await read_body(
-        request, _decoder, lambda body: _read(request, body, name)
-    )
+    job, prompt, digest = await read_body(request, _reader, lambda body: _read(request, body, name))
     is_repeated = False
     goes_on = is_session(job.session_id)
     submit_job = orchestrator.continue_session if goes_on else orchestrator.submit

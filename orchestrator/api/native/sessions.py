@@ -2,11 +2,11 @@
 
 import re
 
-import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import read_idle_keep_s
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.native.types import SessionRequest
@@ -17,7 +17,7 @@ from orchestrator.tasks.job import Message
 
 PAGE, MOST = 20, 100
 _NUMBER = re.compile(r"\d{1,15}", re.ASCII)
-_decoder = msgspec.json.Decoder(SessionRequest)
+_reader = Reader(SessionRequest)
 
 
 async def create(request: web.Request) -> web.Response:
@@ -26,7 +26,7 @@ async def create(request: web.Request) -> web.Response:
     config = orchestrator.sessions.config
     with orchestrator.limits.counted(key):
         model, history, idle_keep_s = await read_body(
-            request, _decoder, lambda body: (body.model, body.history(), body.idle_keep_s)
+            request, _reader, lambda body: (body.model, body.history(), body.idle_keep_s)
         )
         keep_s = config.idle_keep_s
         if idle_keep_s is not None:

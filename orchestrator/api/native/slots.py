@@ -9,6 +9,7 @@ from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, trace_of
 from orchestrator.api.http.deadlines import read_deadline
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.files import send_file
 from orchestrator.api.http.responses import deadline_headers, json_response
@@ -29,7 +30,7 @@ from worker.protocol import excerpt
 
 SLOT_SUBMISSIONS = web.AppKey("slot_submissions", Submissions[Slot])
 
-_decoder = msgspec.json.Decoder(SlotRequest)
+_reader = Reader(SlotRequest)
 
 
 async def submit(request: web.Request) -> web.Response:
@@ -38,7 +39,7 @@ async def submit(request: web.Request) -> web.Response:
     slots, name = orchestrator.slots, read_idempotency_key(request)
     job, digest = await read_body(
         request,
-        _decoder,
+        _reader,
         lambda body: (
             _job(request, body),
             b"" if name is None else hashlib.sha256(msgspec.json.encode(body)).digest(),

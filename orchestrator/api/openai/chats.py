@@ -6,52 +6,65 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Chat, Message, TemplateArgument
 from orchestrator.tasks.tools import Tool
+from worker.protocol import excerpt
 
 _MOST_ARGUMENT_BYTES = 4096
 _arguments_decoder = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
 _WORD = re.compile(r"[A-Za-z0-9 _.,:+-]{0,64}")
 """What a template may be told: no special token is spelled so."""
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 
 
-class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
-    """The only kind of content part that is served."""
+class ContentPart(msgspec.Struct, frozen=True, gc=False):
+    """A part of a message, of any type; only text is served, whatever an SDK calls it."""
 
-    text: str
+    type: str | None = None
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
+    annotations: Unused = NULL
+    cache_control: Unused = NULL
+    """Prefixes are cached whether or not it asks for it."""
 
 
 class CalledFunction(msgspec.Struct, frozen=True, gc=False):
     name: str
-    arguments: str = ""
-    """A JSON object."""
+    arguments: msgspec.Raw = NULL
+    """A JSON object, as one or in a string."""
 
 
 class MessageToolCall(msgspec.Struct, frozen=True, gc=False):
     """What the model called in an earlier turn, as it was sent to the client."""
 
     function: CalledFunction
-    id: str = ""
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = None
+    index: Unused = NULL
+    """Of a stream's delta, which some clients keep as it came."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One turn of a chat. A body may have so many that the collector would be the dearest part."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | tuple[TextPart, ...] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | tuple[str | ContentPart, ...] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: None = None
+    refusal: str | None = None
     tool_calls: tuple[MessageToolCall, ...] | None = None
     tool_call_id: str | None = None
-    function_call: None = None
+    function_call: CalledFunction | None = None
+    """What calls were before there were several."""
     audio: None = None
-    annotations: list[None] | None = None
+    annotations: Unused = NULL
+    cache_control: Unused = NULL
 
 
 class StatesChat(Protocol):
@@ -92,44 +105,89 @@ def chat_of(body: StatesChat, tools: tuple[Tool, ...] = ()) -> Chat:
 def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
     """What a model was thinking is left out, as templates do with earlier turns, unless it called
     tools then: it goes on from there. ``called`` are the names of calls so far, by id."""
-    content = message.content
-    if content is None:
-        if message.role != "assistant":
-            where = f"messages[{at}].content"
-            raise InvalidRequest(
-                f"{where} is required: a string, or a list of text parts", field=where
-            )
-        content = ""
-    elif not isinstance(content, str):
-        content = "".join(part.text for part in content)
-    if message.role == "tool":
-        call_id = message.tool_call_id
-        if not call_id:
-            where = f"messages[{at}].tool_call_id"
-            raise InvalidRequest(f"{where} is required: which call this came of", field=where)
-        return Message(
-            "tool", content, call_id=call_id, name=message.name or called.get(call_id, "")
-        )
-    if not message.tool_calls:
+    content = _text_of(message, f"messages[{at}].content")
+    if message.role in ("tool", "function"):
+        return _result(message, content, f"messages[{at}].tool_call_id", called)
+    calls = message.tool_calls or ()
+    if message.function_call is not None:
+        calls = (*calls, MessageToolCall(message.function_call, f"call_{at}"))
+    if not calls:
         return Message("system" if message.role == "developer" else message.role, content)
     if message.role != "assistant":
         where = f"messages[{at}].tool_calls"
         raise InvalidRequest(f"{where}: only an assistant's message has tool calls", field=where)
-    for call in message.tool_calls:
-        called[call.id] = call.function.name
+    for call in calls:
+        called[call.id or ""] = call.function.name
     return Message(
         "assistant",
         content,
         calls=tuple(
             read_call(
-                call.id,
+                call.id or "",
                 call.function.name,
                 call.function.arguments,
                 f"messages[{at}].tool_calls[{n}].function.arguments",
             )
-            for n, call in enumerate(message.tool_calls)
+            for n, call in enumerate(calls)
         ),
-        reasoning=message.reasoning_content or message.reasoning or "",
+        reasoning=message.reasoning_content or message.reasoning or _thoughts_of(message.content),
+    )
+
+
+def _result(message: ChatMessage, content: str, where: str, called: Mapping[str, str]) -> Message:
+    """What came of a call: of the last one, where a function's result does not say."""
+    call_id = message.tool_call_id or ""
+    if not call_id and message.role == "function":
+        call_id = next(reversed(called), "call_0")  # type: ignore[arg-type]
+    if not call_id:
+        raise InvalidRequest(f"{where} is required: which call this came of", field=where)
+    return Message("tool", content, call_id=call_id, name=message.name or called.get(call_id, ""))
+
+
+def _text_of(message: ChatMessage, where: str) -> str:
+    """What a message says. Without any it may call tools, or be what came of a call; anybody else's
+    content must be there, or it stands under another name, which is passed over."""
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role not in ("assistant", "tool", "function"):
+            raise InvalidRequest(
+                f"{where} is required: a string, or a list of text parts", field=where
+            )
+        return message.refusal or ""
+    return "".join(
+        [
+            part if isinstance(part, str) else _text_in(part, f"{where}[{n}]")
+            for n, part in enumerate(content)
+        ]
+    )
+
+
+def _text_in(part: ContentPart, where: str) -> str:
+    kind = part.type or "text"
+    if kind in _THOUGHTS:
+        return ""
+    text = part.refusal if kind == "refusal" else part.text
+    if kind not in _TEXTS:
+        raise InvalidRequest(
+            f"{where}.type: the model reads text only, got {excerpt(kind, 64)!r}; expected one "
+            f"of: {', '.join(_TEXTS)}",
+            field=f"{where}.type",
+        )
+    if text is None:
+        missing = f"{where}.{'refusal' if kind == 'refusal' else 'text'}"
+        raise InvalidRequest(f"{missing} is required", field=missing)
+    return text
+
+
+def _thoughts_of(content: str | tuple[str | ContentPart, ...] | None) -> str:
+    if content is None or isinstance(content, str):
+        return ""
+    return "".join(
+        part.thinking or part.text or ""
+        for part in content
+        if isinstance(part, ContentPart) and part.type in _THOUGHTS
     )
 
 

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, read_job_of
 from orchestrator.api.http.responses import json_response, task_fields, task_headers
 from orchestrator.api.openai.choices import Choices
@@ -51,7 +52,6 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
 
     default_max_tokens: ClassVar[int | None] = 1
 
-    model: str
     input: Unused
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -59,7 +59,7 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
 
     def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for the first field that means nothing here."""
-        plain = EmbeddingRequest(model="", input=NULL)
+        plain = EmbeddingRequest(input=NULL)
         for field in _FOR_TEXT:
             if getattr(self, field, None) != getattr(plain, field, None):
                 raise InvalidRequest(f"{field} is not for embeddings: leave it out", field=field)
@@ -108,13 +108,13 @@ class _Done:
             self._over.set()
 
 
-_decoder = msgspec.json.Decoder(EmbeddingRequest)
+_reader = Reader(EmbeddingRequest)
 
 
 async def embed(request: web.Request) -> web.Response:
     """A vector for each input, in that order."""
     orchestrator = request.app[ORCHESTRATOR]
-    parsed, as_bytes = await read_body(request, _decoder, lambda body: _parse(request, body))
+    parsed, as_bytes = await read_body(request, _reader, lambda body: _parse(request, body))
     if (await orchestrator.loaded_model(parsed.job)).card.pooling is None:
         raise InvalidRequest(
             f"the model {parsed.job.model!r} makes no embeddings: its engine has no model, or is "

@@ -35,4 +35,5 @@ OPENAI = Dialect(
     time_header="openai-processing-ms",
     tells_queue=True,
     aliases=frozenset({"/tokenize", "/detokenize"}),
+    is_tolerant=True,
 )

@@ -6,14 +6,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-import msgspec
 from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
+from orchestrator.api.http.model_names import listed_aliases, served_name
 from orchestrator.api.http.outputs import TaskOutput, format_of, output_of, with_tools
 from orchestrator.api.http.responses import (
     deadline_headers,
@@ -39,20 +40,20 @@ from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.transcript import Transcript
 from worker.protocol import Delta
 
-_chat_decoder = msgspec.json.Decoder(ChatRequest)
-_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+_chat_reader = Reader(ChatRequest)
+_completion_reader = Reader(CompletionRequest)
 
 
 async def chat(request: web.Request) -> web.StreamResponse:
     """One answer to a chat."""
-    parsed = await read_body(request, _chat_decoder, lambda body: _parse(request, body, Api.CHAT))
+    parsed = await read_body(request, _chat_reader, lambda body: _parse(request, body, Api.CHAT))
     return await _complete(request, parsed, CHAT)
 
 
 async def completion(request: web.Request) -> web.StreamResponse:
     """The continuation of a text."""
     parsed = await read_body(
-        request, _completion_decoder, lambda body: _parse(request, body, Api.COMPLETIONS)
+        request, _completion_reader, lambda body: _parse(request, body, Api.COMPLETIONS)
     )
     return await _complete(request, parsed, COMPLETION)
 
@@ -60,16 +61,23 @@ async def completion(request: web.Request) -> web.StreamResponse:
 async def models(request: web.Request) -> web.Response:
     """Every model that is served, or that would be loaded if it were asked for."""
     demand = request.app[ORCHESTRATOR].stages.demand
-    data = [_model(request, name) for name in sorted(demand.states())]
+    states = demand.states()
+    data = [_model(request, name) for name in sorted(states)]
+    data += [
+        _model(request, name) | {"id": alias}
+        for alias, name in sorted(listed_aliases(request.app).items())
+        if name in states and alias not in states
+    ]
     return json_response({"object": "list", "data": data})
 
 
 async def model(request: web.Request) -> web.Response:
     """One model by name."""
     orchestrator = request.app[ORCHESTRATOR]
-    name = request.match_info["model"]
+    stated = request.match_info["model"]
+    name = served_name(request, stated)
     orchestrator.require_known(name)
-    return json_response(_model(request, name))
+    return json_response(_model(request, name) | {"id": stated})
 
 
 def routes() -> list[web.RouteDef]:

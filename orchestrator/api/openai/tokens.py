@@ -9,7 +9,9 @@ from aiohttp import web
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import read_deadline
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.model_names import served_name
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.api.openai.tools import stated_tools
@@ -21,7 +23,7 @@ from orchestrator.tasks.job import Prompt
 class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Exactly one of ``prompt`` and ``messages``."""
 
-    model: str = ""
+    model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
@@ -50,7 +52,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Token ids to be text again."""
 
-    model: str = ""
+    model: str | None = None
     tokens: list[int]
 
 
@@ -62,15 +64,15 @@ class _Asked(NamedTuple):
     with_spelling: bool
 
 
-_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+_tokenize_reader = Reader(TokenizeRequest)
+_detokenize_reader = Reader(DetokenizeRequest)
 
 
 async def tokenize(request: web.Request) -> web.Response:
     """The token ids of a prompt, just as a request would have them."""
     orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
     key = request[CONTEXT].key
-    asked = await read_body(request, _tokenize_decoder, lambda body: _asked(request, body))
+    asked = await read_body(request, _tokenize_reader, lambda body: _asked(request, body))
     ids = await orchestrator.tokenize(
         asked.model, asked.prompt, deadline, key.fingerprint, key.tenant
     )
@@ -94,9 +96,9 @@ async def detokenize(request: web.Request) -> web.Response:
     """The text that token ids stand for."""
     orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
     key = request[CONTEXT].key
-    body = await read_body(request, _detokenize_decoder, lambda body: body)
+    body = await read_body(request, _detokenize_reader, lambda body: body)
     text = await orchestrator.detokenize(
-        body.model, body.tokens, deadline, key.fingerprint, key.tenant
+        served_name(request, body.model), body.tokens, deadline, key.fingerprint, key.tenant
     )
     return json_response({"prompt": text})
 
@@ -113,7 +115,7 @@ def _asked(request: web.Request, body: TokenizeRequest) -> _Asked:
     if body.messages is not None:
         request[CONTEXT].field_names = {"prompt": "messages"}
     return _Asked(
-        body.model,
+        served_name(request, body.model),
         body.prompt_of(),
         is_bare=body.prompt is not None and body.add_special_tokens is False,
         with_spelling=bool(body.return_token_strs),

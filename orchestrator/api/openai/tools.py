@@ -4,8 +4,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from orchestrator.api.http.decode import decode_part
-from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.tools import read_tool, require_bounds, require_known
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing.tool_use import ToolUse
@@ -24,6 +24,7 @@ class ToolBody(msgspec.Struct, frozen=True):
 
     type: Literal["function"]
     function: FunctionBody
+    cache_control: Unused = NULL
 
 
 class _ChosenFunction(msgspec.Struct, frozen=True):
@@ -48,18 +49,14 @@ class StatesTools(Protocol):
     def parallel_tool_calls(self) -> bool | None: ...
 
 
-_tools_decoder: msgspec.json.Decoder[list[ToolBody] | None] = msgspec.json.Decoder(
-    list[ToolBody] | None
-)
-_choice_decoder: msgspec.json.Decoder[str | ChosenTool | None] = msgspec.json.Decoder(
-    str | ChosenTool | None
-)
+_tools_reader: Reader[list[ToolBody] | None] = Reader(list[ToolBody] | None)
+_choice_reader: Reader[str | ChosenTool | None] = Reader(str | ChosenTool | None)
 
 
 def stated_tools(stated: msgspec.Raw) -> tuple[Tool, ...]:
     """A body's ``tools``. Raises ``InvalidRequest``."""
     require_bounds(stated)
-    tools: list[ToolBody] | None = decode_part(stated, _tools_decoder, "tools")
+    tools: list[ToolBody] | None = decode_part(stated, _tools_reader, "tools")
     return tuple(
         read_tool(
             tool.function.name,
@@ -75,7 +72,7 @@ def stated_tools(stated: msgspec.Raw) -> tuple[Tool, ...]:
 def tool_use_of(body: StatesTools) -> ToolUse | None:
     """None where no tool may be called. Raises ``InvalidRequest``."""
     require_bounds(body.tool_choice, "tool_choice")
-    choice = decode_part(body.tool_choice, _choice_decoder, "tool_choice")
+    choice = decode_part(body.tool_choice, _choice_reader, "tool_choice")
     tools = stated_tools(body.tools)
     only = choice.function.name if isinstance(choice, ChosenTool) else ""
     mode = choice if isinstance(choice, str) else None

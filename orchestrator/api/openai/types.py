@@ -7,13 +7,14 @@
 with ``extra_body``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from orchestrator.api.http.fields import NULL, Unused, refuse_unserved
+from orchestrator.api.http.fields import NULL, Served, Unused, refuse_unserved
 from orchestrator.api.http.grammars import GrammarRequest
+from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.api.openai.tools import tool_use_of
 from orchestrator.errors import InvalidRequest
@@ -34,6 +35,52 @@ _prompts_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Prompts)
 _prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Decoder(
     str | tuple[int, ...]
 )
+
+
+def _nothing(value: object) -> bool:
+    return not value
+
+
+_SERVED = {
+    "allowed_token_ids": Served(_nothing, "send structured_outputs or logit_bias"),
+    "bad_words": Served(_nothing, "send logit_bias, or look for them in the answer"),
+    "detokenize": Served(lambda value: value is True, "answers have text"),
+    "early_stopping": Served(_nothing, "it belongs to beam search, which is not served"),
+    "length_penalty": Served(lambda value: value == 1, "it belongs to beam search"),
+    "logits_processors": Served(_nothing, "send structured_outputs or logit_bias"),
+    "return_tokens_as_token_ids": Served(_nothing, "send return_token_ids"),
+    "truncate_prompt_tokens": Served(
+        _nothing, "what does not fit the context is refused, not cut; send a shorter prompt"
+    ),
+    "use_beam_search": Served(_nothing, "answers are sampled; send n or best_of"),
+}
+"""Of both kinds of completion. An answer without what they ask for would be another one."""
+_SERVED_OF_CHATS = {
+    **_SERVED,
+    "add_special_tokens": Served(_nothing, "the chat template has its own"),
+    "audio": Served(_nothing, "only text is served"),
+    "best_of": Served(lambda value: value == 1, "it belongs to /v1/completions; send n"),
+    "chat_template": Served(
+        _nothing, "the model's own is used; send chat_template_kwargs, or a prompt to completions"
+    ),
+    "documents": Served(_nothing, "send them as text in messages"),
+    "echo": Served(_nothing, "it belongs to /v1/completions"),
+    "function_call": Served(
+        lambda value: value in ("none", "auto"), "send tool_choice, which took its place"
+    ),
+    "functions": Served(_nothing, "send tools, which took its place"),
+    "modalities": Served(lambda value: value == ["text"], "only text is served"),
+    "prediction": Served(_nothing, "predicted outputs are not served", is_hint=True),
+    "web_search_options": Served(lambda value: False, "web search is not served", is_hint=True),
+}
+_SERVED_OF_TEXTS = {
+    **_SERVED,
+    "add_special_tokens": Served(
+        bool, "a prompt gets the model's own; send token ids, which get none"
+    ),
+    "prompt_embeds": Served(_nothing, "send a prompt, or token ids"),
+    "suffix": Served(_nothing, "it must be empty"),
+}
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,7 +129,6 @@ class ParsedRequest(NamedTuple):
 class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of completion have in common."""
 
-    model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -95,6 +141,16 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Unused = NULL
+    add_special_tokens: bool | None = None
+    allowed_token_ids: Unused = NULL
+    bad_words: Unused = NULL
+    detokenize: Unused = NULL
+    early_stopping: Unused = NULL
+    length_penalty: Unused = NULL
+    logits_processors: Unused = NULL
+    return_tokens_as_token_ids: Unused = NULL
+    truncate_prompt_tokens: Unused = NULL
+    use_beam_search: Unused = NULL
 
     # harmless
     user: Unused = NULL
@@ -105,9 +161,12 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     prompt_cache_key: Unused = NULL
     prompt_cache_retention: Unused = NULL
 
+    served: ClassVar[Mapping[str, Served]] = {}
+    """Fields of which few values are served."""
+
     def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
-        refuse_unserved(self, _ONLY)
+        refuse_unserved(self, self.served)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
         if self.prompt_logprobs is not None and self.stream:
@@ -169,6 +228,8 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
 class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/chat/completions``."""
 
+    served: ClassVar[Mapping[str, Served]] = _SERVED_OF_CHATS
+
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -178,6 +239,10 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Unused = NULL
+    chat_template: Unused = NULL
+    documents: Unused = NULL
+    echo: bool | None = None
+    best_of: int | None = None
 
     tools: Unused = NULL
     tool_choice: Unused = NULL
@@ -195,10 +260,11 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
         if self.max_completion_tokens is None:
             return self.max_tokens
         if self.max_tokens not in (None, self.max_completion_tokens):
-            raise InvalidRequest(
+            refusal = InvalidRequest(
                 "max_tokens and max_completion_tokens differ; send one of them",
                 field="max_completion_tokens",
             )
+            pass_over("", "max_tokens", refusal)
         return self.max_completion_tokens
 
     def field_names(self) -> Mapping[str, str]:
@@ -224,6 +290,7 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
 class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/completions``."""
 
+    served: ClassVar[Mapping[str, Served]] = _SERVED_OF_TEXTS
     default_max_tokens: ClassVar[int | None] = 16
 
     prompt: Unused
@@ -232,6 +299,7 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
+    prompt_embeds: Unused = NULL
 
     def wanted_logprobs(self) -> int | None:
         return 0 if self.logprobs is None and self._chooses else self.logprobs
@@ -301,19 +369,3 @@ def read_prompts(stated: msgspec.Raw, field: str) -> tuple[Prompt, ...]:
 
 def _too_many(field: str, what: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: at most {MOST_CHOICES} {what}", field=field)
-
-
-def _nothing(value: object) -> bool:
-    return not value
-
-
-_ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "suffix": (_nothing, "it must be empty"),
-    "functions": (_nothing, "send tools, which took its place"),
-    "function_call": (lambda value: value in ("none", "auto"), "send tool_choice instead"),
-    "modalities": (lambda value: value == ["text"], "only text is served"),
-    "audio": (_nothing, "only text is served"),
-    "prediction": (_nothing, "predicted outputs are not served"),
-    "web_search_options": (lambda value: False, "web search is not served"),
-}
-"""Fields of which one value is served: the test for it, and what to say otherwise."""

@@ -8,15 +8,14 @@ SDKs describe in full, and are not spelled out a second time here.
 import asyncio
 import re
 from collections.abc import Iterable, Mapping
-from functools import reduce
-from operator import or_
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import DIALECTS, Dialect
+from orchestrator.api.http.message_types import mapped, redefined, with_unknown_fields
 from orchestrator.api.openapi.operations import JSON, OPERATIONS, Operation
 from orchestrator.errors import TidegateError
 
@@ -56,14 +55,17 @@ def document_of(app: web.Application) -> dict[str, Any]:
                 f"{method} {path} is served and not described: add it to OPERATIONS in "
                 "orchestrator.api.openapi.operations.py"
             )
-    bodies = {one.body for one in OPERATIONS.values() if one.body is not None}
+    operations = {
+        (method, path): _as_read(OPERATIONS[f"{method} {path}"], _dialect_of(app, path), app)
+        for method, path, _ in found
+    }
+    bodies = {one.body for one in operations.values() if one.body is not None}
     plain = _Plain()
     refs, components = _schemas({body: plain.of(body) for body in bodies})
     statuses = sorted({kind.status for kind in _kinds(TidegateError)} | {500})
     paths: dict[str, dict[str, Any]] = {}
     for method, path, handler in found:
-        operation = OPERATIONS[f"{method} {path}"]
-        dialect = next((one for one in app[DIALECTS] if one.serves(path)), app[DIALECTS][-1])
+        operation, dialect = operations[method, path], _dialect_of(app, path)
         told = _told(operation, path, refs)
         told["summary"] = (handler.__doc__ or "").strip().partition("\n")[0]
         told["operationId"] = method.lower() + _NO_WORD.sub("_", path)
@@ -88,6 +90,17 @@ def document_of(app: web.Application) -> dict[str, Any]:
         },
         "security": [{}, {"bearer": []}, {"key": []}],
     }
+
+
+def _dialect_of(app: web.Application, path: str) -> Dialect:
+    return next((one for one in app[DIALECTS] if one.serves(path)), app[DIALECTS][-1])
+
+
+def _as_read(operation: Operation, dialect: Dialect, app: web.Application) -> Operation:
+    """Its body may have fields that are not told of where they are passed over."""
+    if operation.body is None or app[CONFIG].strict_fields or not dialect.is_tolerant:
+        return operation
+    return operation._replace(body=with_unknown_fields(operation.body, forbidden=False))
 
 
 def _told(operation: Operation, path: str, refs: Mapping[type, Any]) -> dict[str, Any]:
@@ -163,35 +176,25 @@ class _Plain:
 
     def of(self, kind: Any) -> Any:
         """``kind``, or what stands for it."""
-        if kind is msgspec.Raw:
-            return Any
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            if kind not in self._made:
-                self._made[kind] = self._struct(kind)
-            return self._made[kind]
-        origin, parts = get_origin(kind), get_args(kind)
-        if origin is None or origin is Literal or not parts:
-            return kind
-        if origin is Annotated:
-            return Annotated[(self.of(parts[0]), *parts[1:])]
-        inner = tuple(part if part is ... else self.of(part) for part in parts)
-        if origin in (Union, UnionType):
-            return Any if Any in inner else reduce(or_, inner)
-        return origin[inner]
+        return mapped(kind, self._leaf)
+
+    def _leaf(self, kind: Any) -> Any:
+        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+            return Any if kind is msgspec.Raw else kind
+        if kind not in self._made:
+            self._made[kind] = self._struct(kind)
+        return self._made[kind]
 
     def _struct(self, kind: type[msgspec.Struct]) -> Any:
         config = kind.__struct_config__
-        fields: list[Any] = []
-        for field in msgspec.structs.fields(kind):
-            default: Any = field.default
-            if isinstance(default, msgspec.Raw):
-                default = None
-            made = (
-                msgspec.field(name=field.encode_name, default_factory=field.default_factory)
-                if field.default_factory is not msgspec.NODEFAULT
-                else msgspec.field(name=field.encode_name, default=default)
+        fields = [
+            redefined(
+                field,
+                self.of(field.type),
+                None if isinstance(field.default, msgspec.Raw) else field.default,
             )
-            fields.append((field.name, self.of(field.type), made))
+            for field in msgspec.structs.fields(kind)
+        ]
         return msgspec.defstruct(
             kind.__name__,
             fields,

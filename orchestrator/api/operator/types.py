@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
+from orchestrator.api.http.decode import Reader
 from orchestrator.errors import InvalidRequest
 
 MAX_GRACE_MS = 24 * 3_600_000.0
@@ -27,7 +28,7 @@ class RegisterRequest(msgspec.Struct, forbid_unknown_fields=True):
     ttl_s: float = 45.0
 
 
-_registrations = msgspec.json.Decoder(RegisterRequest)
+_registrations = Reader(RegisterRequest)
 
 
 class SwapRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,8 +56,8 @@ class AskedSwap:
     wait: bool
 
 
-_decoder = msgspec.json.Decoder(DrainRequest)
-_swap_decoder = msgspec.json.Decoder(SwapRequest)
+_reader = Reader(DrainRequest)
+_swap_reader = Reader(SwapRequest)
 MAX_SETTINGS = 64
 
 
@@ -64,13 +65,13 @@ async def read_grace_s(request: web.Request, default_s: float) -> float:
     """Of a drain, whose body may be left out. Raises ``InvalidRequest``."""
     if not request.body_exists:
         return default_s
-    asked = (await read_body(request, _decoder, _same)).grace_ms
+    asked = (await read_body(request, _reader, _same)).grace_ms
     return default_s if asked is None else _checked_grace_s(asked)
 
 
 async def read_swap(request: web.Request) -> AskedSwap:
     """What to swap to. Raises ``InvalidRequest``."""
-    return await read_body(request, _swap_decoder, _asked_swap)
+    return await read_body(request, _swap_reader, _asked_swap)
 
 
 def _asked_swap(body: SwapRequest) -> AskedSwap:

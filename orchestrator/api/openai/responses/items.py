@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import structs
 
+from orchestrator.api.http.fields import NULL, Unused
+from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Message
@@ -18,6 +20,14 @@ from orchestrator.tasks.tools import ToolCall
 from worker.protocol import excerpt
 
 _BETWEEN_INSTRUCTIONS = "\n\n"
+_WITHOUT_CONTENT = (
+    "file_search_call",
+    "mcp_list_tools",
+    "tool_search_call",
+    "tool_search_output",
+    "web_search_call",
+)
+"""What somebody else's server did; the message after it says what came of it."""
 _SERVED = "message, function_call, function_call_output, reasoning, item_reference"
 
 
@@ -25,12 +35,15 @@ class InputText(msgspec.Struct, frozen=True, tag="input_text", tag_field="type",
     """Text of anybody's."""
 
     text: str
+    cache_control: Unused = NULL
 
 
 class OutputText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type", gc=False):
     """Text of the assistant's."""
 
     text: str
+    annotations: Unused = NULL
+    logprobs: Unused = NULL
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal", tag_field="type", gc=False):
@@ -45,13 +58,20 @@ class ReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text", tag_field
     text: str
 
 
+class PlainText(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
+    """Text as chats have it."""
+
+    text: str
+    cache_control: Unused = NULL
+
+
 class SummaryText(msgspec.Struct, frozen=True, tag="summary_text", tag_field="type", gc=False):
     """What a model was thinking, in short."""
 
     text: str
 
 
-Part = InputText | OutputText | Refusal | ReasoningText | SummaryText
+Part = InputText | OutputText | PlainText | Refusal | ReasoningText | SummaryText
 
 
 class InputItem(msgspec.Struct, frozen=True, gc=False):
@@ -60,14 +80,18 @@ class InputItem(msgspec.Struct, frozen=True, gc=False):
     A message may come without its ``type``.
     """
 
-    type: str = "message"
+    type: str | None = None
     id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | tuple[Part, ...] | None = None
     call_id: str = ""
     name: str = ""
     arguments: str = ""
-    output: str | tuple[Part, ...] = ""
+    output: str | tuple[Part, ...] | None = ""
+    status: Unused = NULL
+    phase: Unused = NULL
+    summary: Unused = NULL
+    encrypted_content: Unused = NULL
 
 
 class Reference(NamedTuple):
@@ -131,25 +155,28 @@ class _Reader:
             self._called[item.call_id] = item.name
             return
         self.end_calls()
-        match item.type:
+        match item.type or "message":
             case "message":
                 self.turns.append(_message(item, at))
             case "function_call_output":
                 self._result(item)
             case "reasoning":
                 # Left out, as templates do with earlier turns, unless the model called tools then.
-                self._thought = _text_of(item.content or ())
+                self._thought = _text_of(item.content)
                 return
             case "item_reference":
                 self.has_references = True
                 self.turns.append(Reference(item.id or ""))
             case _:
                 where = f"input[{at}].type"
-                raise InvalidRequest(
-                    f"{where}: {excerpt(item.type, 64)} is not served here; expected one of: "
+                refusal = InvalidRequest(
+                    f"{where}: {excerpt(item.type or '', 64)} is not served here; expected one of: "
                     f"{_SERVED}",
                     field=where,
                 )
+                if item.type not in _WITHOUT_CONTENT:
+                    raise refusal
+                pass_over("input[]", f"type={item.type}", refusal)
         if item.role != "assistant":
             self._thought = ""
 
@@ -239,7 +266,7 @@ def _message(item: InputItem, at: int) -> Message:
     return Message(role, _text_of(item.content))
 
 
-def _text_of(content: str | tuple[Part, ...]) -> str:
-    if isinstance(content, str):
-        return content
+def _text_of(content: str | tuple[Part, ...] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
     return "".join([part.refusal if isinstance(part, Refusal) else part.text for part in content])

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.one_answer import stream_answer, until_answered
 from orchestrator.api.http.outputs import output_of, with_tools
@@ -26,12 +27,12 @@ from orchestrator.tasks.task import Task
 
 RESPONSES = web.AppKey("responses", ResponseStore)
 
-_decoder = msgspec.json.Decoder(ResponsesRequest)
+_reader = Reader(ResponsesRequest)
 
 
 async def create(request: web.Request) -> web.StreamResponse:
     """The next turn of a conversation."""
-    asked = await read_body(request, _decoder, lambda body: _parse(request, body))
+    asked = await read_body(request, _reader, lambda body: _parse(request, body))
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
     if asked.is_background and not store.keeps_any:
         raise InvalidRequest(
@@ -67,7 +68,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 async def count_tokens(request: web.Request) -> web.Response:
     """How many tokens a request would have as a prompt."""
-    asked = await read_body(request, _decoder, lambda body: _parse(request, body))
+    asked = await read_body(request, _reader, lambda body: _parse(request, body))
     job = asked.job
     _, prompt = _conversation(request.app[RESPONSES], asked)
     orchestrator = request.app[ORCHESTRATOR]

@@ -4,8 +4,9 @@ from typing import Literal
 
 import msgspec
 
-from orchestrator.api.http.decode import decode_part
-from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.decode import Reader, decode_part
+from orchestrator.api.http.fields import NULL, Unused
+from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import read_tool, require_bounds
 from orchestrator.api.openai.tools import use_of
 from orchestrator.errors import InvalidRequest
@@ -21,6 +22,7 @@ class FunctionTool(msgspec.Struct, frozen=True):
     description: str | None = None
     parameters: msgspec.Raw = NULL
     strict: bool | None = None
+    output_schema: Unused = NULL
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -32,12 +34,8 @@ class Choice(msgspec.Struct, frozen=True):
     tools: tuple[FunctionTool, ...] = ()
 
 
-_tools_decoder: msgspec.json.Decoder[list[FunctionTool] | None] = msgspec.json.Decoder(
-    list[FunctionTool] | None
-)
-_choice_decoder: msgspec.json.Decoder[str | Choice | None] = msgspec.json.Decoder(
-    str | Choice | None
-)
+_tools_reader: Reader[list[FunctionTool] | None] = Reader(list[FunctionTool] | None)
+_choice_reader: Reader[str | Choice | None] = Reader(str | Choice | None)
 
 
 def tool_use_of(
@@ -46,20 +44,22 @@ def tool_use_of(
     """None where no tool may be called. Raises ``InvalidRequest``."""
     require_bounds(tools)
     require_bounds(tool_choice, "tool_choice")
-    stated: list[FunctionTool] | None = decode_part(tools, _tools_decoder, "tools")
-    for at, tool in enumerate(stated or ()):
-        _require_function(tool.type, f"tools[{at}].type")
+    stated: list[FunctionTool] | None = decode_part(tools, _tools_reader, "tools")
     known = tuple(
         read_tool(tool.name, tool.description, tool.parameters, tool.strict, f"tools[{at}]")
         for at, tool in enumerate(stated or ())
+        if _is_served(tool.type, f"tools[{at}].type")
     )
-    choice: str | Choice | None = decode_part(tool_choice, _choice_decoder, "tool_choice")
+    choice: str | Choice | None = decode_part(tool_choice, _choice_reader, "tool_choice")
     if not isinstance(choice, Choice):
         return use_of(known, choice, "", is_parallel=is_parallel)
     if choice.type != "allowed_tools":
-        _require_function(choice.type, "tool_choice.type")
+        if choice.type != "function":
+            raise _unserved(choice.type, "tool_choice.type")
         return use_of(known, None, choice.name, is_parallel=is_parallel)
-    allowed = {tool.name for tool in choice.tools}
+    allowed = {
+        tool.name for tool in choice.tools if _is_served(tool.type, "tool_choice.tools[].type")
+    }
     if unknown := allowed - {tool.name for tool in known}:
         raise InvalidRequest(
             f"tool_choice.tools: tools has no {excerpt(min(unknown), 64)!r}",
@@ -69,8 +69,16 @@ def tool_use_of(
     return use_of(some, choice.mode, "", is_parallel=is_parallel)
 
 
-def _require_function(kind: str, field: str) -> None:
-    if kind != "function":
-        raise InvalidRequest(
-            f"{field}: {excerpt(kind, 64)} is not served here, only function", field=field
-        )
+def _is_served(kind: str, field: str) -> bool:
+    """Whether a tool can be called: functions of the client's are. Of others the model is not told,
+    so that it answers without."""
+    if kind == "function":
+        return True
+    pass_over("tools[]", f"type={excerpt(kind, 64)}", _unserved(kind, field))
+    return False
+
+
+def _unserved(kind: str, field: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field}: {excerpt(kind, 64)} is not served here, only function", field=field
+    )

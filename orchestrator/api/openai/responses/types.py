@@ -3,21 +3,22 @@
 What it may say beyond its API is the same as in every other dialect (``GenerationRequest``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from orchestrator.api.http.decode import decode_part
+from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import (
     NULL,
     GenerationRequest,
+    Served,
     StatedGrammar,
     Unused,
     refuse_unserved,
 )
 from orchestrator.api.http.grammars import json_schema
+from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.openai.responses.items import InputItem, Turns
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
@@ -45,6 +46,8 @@ class TextFormat(msgspec.Struct, frozen=True):
     """What the text is to be. A schema's own text goes to the worker as it came."""
 
     type: str = "text"
+    name: Unused = NULL
+    description: Unused = NULL
     schema: msgspec.Raw = NULL
     strict: bool | None = None
 
@@ -56,13 +59,12 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verbosity: Unused = NULL
 
 
-_text_decoder: msgspec.json.Decoder[TextOptions | None] = msgspec.json.Decoder(TextOptions | None)
+_text_reader: Reader[TextOptions | None] = Reader(TextOptions | None)
 
 
 class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/responses``."""
 
-    model: str
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -102,10 +104,11 @@ class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
         if self.max_output_tokens is None:
             return self.max_tokens
         if self.max_tokens not in (None, self.max_output_tokens):
-            raise InvalidRequest(
+            refusal = InvalidRequest(
                 "max_tokens and max_output_tokens differ; send one of them",
                 field="max_output_tokens",
             )
+            pass_over("", "max_tokens", refusal)
         return self.max_output_tokens
 
     def wanted_logprobs(self) -> int | None:
@@ -143,7 +146,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
             raise InvalidRequest(
                 f"text must have at most {_MOST_TEXT_BYTES} bytes", field="text.format"
             )
-        options: TextOptions | None = decode_part(self.text, _text_decoder, "text")
+        options: TextOptions | None = decode_part(self.text, _text_reader, "text")
         stated = options.format if options is not None else None
         if stated is None or stated.type == "text":
             return None
@@ -222,14 +225,14 @@ def _nothing(value: object) -> bool:
     return not value
 
 
-_ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "truncation": (
+_ONLY = {
+    "truncation": Served(
         lambda value: value == "disabled",
         "what does not fit the context is refused, not cut; leave it out, or send disabled",
     ),
-    "conversation": (_nothing, "send previous_response_id, or the items themselves"),
-    "prompt": (_nothing, "stored prompts are not served; send instructions and input"),
-    "moderation": (_nothing, "no moderation is served"),
-    "context_management": (_nothing, "nothing is compacted here"),
+    "conversation": Served(_nothing, "send previous_response_id, or the items themselves"),
+    "prompt": Served(_nothing, "stored prompts are not served; send instructions and input"),
+    "moderation": Served(_nothing, "no moderation is served"),
+    "context_management": Served(_nothing, "nothing is compacted here", is_hint=True),
 }
-"""Fields of which few values are served: the test for it, and what to say otherwise."""
+"""Fields of which few values are served."""

@@ -49,7 +49,7 @@ async def run(
     [
         ({}, {"first_token_ms": 0}, "first_token_ms"),
         ({}, {"token_gap_ms": -1}, "token_gap_ms"),
-        ({}, {"token_gap_ms": "5"}, "token_gap_ms"),
+        ({}, {"token_gap_ms": "soon"}, "token_gap_ms"),
         ({"X-First-Token-Timeout-Ms": "soon"}, {}, "X-First-Token-Timeout-Ms"),
         ({"x-llm-d-slo-ttft-ms": "0"}, {}, "x-llm-d-slo-ttft-ms"),
         ({"x-llm-d-slo-tpot-ms": "x"}, {}, "x-llm-d-slo-tpot-ms"),

@@ -213,7 +213,6 @@ async def test_which_tools_may_be_called(service: Service, worker: FakeWorker) -
     await ask(service, asked | {"tool_choice": "none"})
     assert "other" not in prompt_of(service, worker)
     for change, word in (
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type: web_search"),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "function", "name": "none"}}, "tool_choice"),
         ({"tool_choice": {"type": "file_search"}}, "file_search"),
@@ -221,10 +220,6 @@ async def test_which_tools_may_be_called(service: Service, worker: FakeWorker) -
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": "required"}, "cannot be forced"),  # its worker knows no grammars
-        (
-            {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "x"}]},
-            "[0]",
-        ),
         (
             {"tool_choice": some | {"tools": [{"type": "function", "name": "x"}]}},
             "tool_choice.tools",
@@ -254,7 +249,6 @@ async def test_the_form_of_the_text(make_worker: MakeWorker, make_service: MakeS
         ({"format": {"type": "grammar"}}, "json_schema"),
         ({"format": schema | {"schema": {"type": "none"}}}, "cannot be used"),
         ({"format": schema | {"schema": {"x": "y" * 300_000}}}, "bytes"),
-        ({"form": {}}, "text.form"),
     ):
         error = (await ask(service, plain | {"text": bad}, 400))["error"]
         assert word in error["message"] and error["param"].startswith("text"), error

@@ -287,35 +287,6 @@ async def test_markers_that_are_special_tokens(
             },
             "messages[0].tool_calls",
         ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"function": {"name": "f", "arguments": "x"}}],
-                    }
-                ]
-            },
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [
-                            {
-                                "function": {
-                                    "name": "f",
-                                    "arguments": '{"a":' + "[" * 70 + "]" * 70 + "}",
-                                }
-                            }
-                        ],
-                    }
-                ]
-            },
-            "messages[0].tool_calls[0].function.arguments",
-        ),
     ],
 )
 async def test_what_is_wrong_with_tools_is_told(

@@ -1,0 +1,120 @@
+"""What requests say that means nothing here: passed over rather than refused, and told.
+
+Clients send new fields every month, most of which change nothing about an answer. Each is named in
+a header of the answer, once in the log, and counted by route and place.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from aiohttp import web
+from prometheus_client import Counter
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.telemetry.log import fields, service_log
+from orchestrator.telemetry.metrics import Metrics
+
+IGNORED_HEADER = "x-tidegate-ignored"
+MOST_NAMES = 32
+"""That are told of one request."""
+MOST_LOGGED = 500
+"""Names that are kept, so that each is logged once."""
+_MOST_NAME_CHARS = 64
+_MOST_HEADER_CHARS = 1024
+_AND_MORE = "..."
+_UNFIT = re.compile(r"[^A-Za-z0-9_.$@/:+=-]", re.ASCII)
+"""For a header, and for a log that is read as a table."""
+
+
+class Ignored:
+    """What was passed over of one request, by name."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, str] = {}
+        """Where each name is, as the type of the body has it; such as ``messages[]``."""
+        self.has_more = False
+        """Others are not named."""
+
+    def add(self, place: str, name: str) -> None:
+        name = _UNFIT.sub("?", name[:_MOST_NAME_CHARS])
+        path = f"{place}.{name}" if place else name
+        if path in self.places:
+            return
+        if len(self.places) >= MOST_NAMES:
+            self.has_more = True
+            return
+        self.places[path] = place
+
+    def header(self) -> str:
+        """Empty where nothing was passed over."""
+        told = ""
+        for name in self.places:
+            longer = f"{told}, {name}" if told else name
+            if len(longer) > _MOST_HEADER_CHARS:
+                return f"{told}, {_AND_MORE}"
+            told = longer
+        return f"{told}, {_AND_MORE}" if self.has_more else told
+
+
+class IgnoredFields:
+    """Logs and counts what is passed over."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._counter: Counter = metrics.counter(
+            "ignored_fields",
+            "fields",
+            "What requests said that means nothing here, by route and place in the body",
+            "route",
+            "place",
+        )
+        self._logged: set[tuple[str, str]] = set()
+
+    def tell(self, route: str, ignored: Ignored) -> None:
+        """Of a request to ``route``, as the router has it."""
+        for name, place in ignored.places.items():
+            self._counter.labels(route, place or "body").inc()
+            if (route, name) in self._logged or len(self._logged) >= MOST_LOGGED:
+                continue
+            self._logged.add((route, name))
+            service_log.info(
+                "a client sends what means nothing here; it is passed over, and not logged again "
+                "(TIDEGATE_STRICT_FIELDS=true refuses it)",
+                extra=fields(route=route, ignored=name),
+            )
+            if len(self._logged) == MOST_LOGGED:
+                service_log.info(
+                    "no more ignored fields are logged; answers still name them",
+                    extra=fields(header=IGNORED_HEADER),
+                )
+
+
+IGNORED_FIELDS = web.AppKey("ignored_fields", IgnoredFields)
+
+_current: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
+
+
+@contextmanager
+def passing_over(ignored: Ignored | None) -> Iterator[None]:
+    """While a request is read: what means nothing is put down in ``ignored``; with None it is
+    refused."""
+    token = _current.set(ignored)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def pass_over(place: str, name: str, otherwise: InvalidRequest) -> None:
+    """Put ``name`` at ``place`` down as ignored. Raises ``otherwise`` where requests are read to
+    the letter."""
+    ignored = _current.get()
+    if ignored is None:
+        raise otherwise
+    ignored.add(place, name)
+
+
+def passed_over() -> Ignored | None:
+    """Of the request that is being read; None where nothing is passed over."""
+    return _current.get()

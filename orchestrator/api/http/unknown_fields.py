@@ -1,0 +1,110 @@
+"""Names of the fields in a JSON text that its type has not, by the place where they stand.
+
+The text is taken apart along its type only: what is in an unknown field, and what the type leaves
+raw, is not looked at.
+"""
+
+from functools import cache
+
+import msgspec
+import msgspec.inspect as types
+
+from orchestrator.api.http.ignored import Ignored
+
+_MOST_BYTES = 2**20
+"""Of a longer text one name is told: to take it apart would need some twenty times its size."""
+_MOST_OBJECTS = 10_000
+"""Are taken apart, at a microsecond or two each."""
+_objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_arrays = msgspec.json.Decoder(list[msgspec.Raw])
+_raw = msgspec.json.Decoder(msgspec.Raw)
+
+
+def put_down_unknown(
+    text: str | msgspec.Raw, shape: types.Type, place: str, ignored: Ignored
+) -> bool:
+    """Add to ``ignored`` what ``shape`` does not know in ``text``, which stands at ``place`` of a
+    body and has been read as that already. Whether that could be told, of a text of that length."""
+    length = len(text) if isinstance(text, str) else len(memoryview(text))
+    if length > _MOST_BYTES:
+        return False
+    try:
+        _Search(ignored).look(_raw.decode(text), shape, place)
+    except msgspec.DecodeError:  # a name that is no text, such as half a surrogate pair
+        return False
+    return True
+
+
+class _Search:
+    def __init__(self, ignored: Ignored) -> None:
+        self._ignored = ignored
+        self._left = _MOST_OBJECTS
+
+    def look(self, value: msgspec.Raw, shape: types.Type, place: str) -> None:
+        """Look through ``value``, which has that shape."""
+        first = bytes(memoryview(value)[:1])
+        if first == b"{":
+            self._object(value, shape, place)
+        elif first == b"[" and (items := _items_of(shape)) is not None:
+            for inner in _arrays.decode(value):
+                self.look(inner, items, f"{place}[]")
+
+    def _object(self, value: msgspec.Raw, shape: types.Type, place: str) -> None:
+        if self._ignored.has_more or self._left <= 0:
+            return
+        self._left -= 1
+        stated = _objects.decode(value)
+        message = _message_of(shape, stated)
+        if message is None:
+            return
+        known = _fields_of(message.cls)
+        for name, inner in stated.items():
+            if name not in known:
+                if name != message.tag_field:
+                    self._ignored.add(place, name)
+            elif (field := known[name]) is not None:
+                self.look(inner, field, f"{place}.{name}" if place else name)
+
+
+def _alternatives(shape: types.Type) -> tuple[types.Type, ...]:
+    return shape.types if isinstance(shape, types.UnionType) else (shape,)
+
+
+def _items_of(shape: types.Type) -> types.Type | None:
+    """What a list holds, if that may be messages."""
+    for one in _alternatives(shape):
+        if isinstance(one, types.ListType | types.VarTupleType) and _has_messages(one):
+            return one.item_type
+    return None
+
+
+def _message_of(shape: types.Type, stated: dict[str, msgspec.Raw]) -> types.StructType | None:
+    """Which of several an object is, its tag says."""
+    messages = [one for one in _alternatives(shape) if isinstance(one, types.StructType)]
+    if len(messages) < 2:
+        return messages[0] if messages else None
+    for one in messages:
+        tag = stated.get(one.tag_field or "")
+        if tag is not None and msgspec.json.decode(tag) == one.tag:
+            return one
+    return None
+
+
+@cache
+def _fields_of(message: type) -> dict[str, types.Type | None]:
+    """By name: the type where there is something to look for in it."""
+    info = types.type_info(message)
+    assert isinstance(info, types.StructType)
+    return {
+        field.encode_name: field.type if _has_messages(field.type) else None
+        for field in info.fields
+    }
+
+
+def _has_messages(shape: types.Type) -> bool:
+    for one in _alternatives(shape):
+        if isinstance(one, types.StructType):
+            return True
+        if isinstance(one, types.ListType | types.VarTupleType) and _has_messages(one.item_type):
+            return True
+    return False
