@@ -17,6 +17,8 @@ def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> Non
     if left < 1:
         raise ContextOverflow.of_prompt(prompt, context, card.context_note)
     asked = task.job.max_tokens
+    if asked is not None and asked > left and task.job.cuts_max_tokens:
+        asked = left
     if asked is not None and asked > left:
         raise ContextOverflow(
             f"max_tokens is {asked}, but this model's maximum context length is {context} tokens, "

@@ -29,6 +29,7 @@ from orchestrator.prompts.turns import (
     turns_of,
     uses_tools,
     with_short_ids,
+    without_later_systems,
 )
 from orchestrator.tasks.job import Chat, Prompt
 from worker.protocol import ModelCard, block_hashes, excerpt, prefix_salt
@@ -301,6 +302,9 @@ class PromptEncoder:
                 raise Refused("it leaves out the last one, with which the model is to go on")
             return text
         except Refused as error:
+            allowed = without_later_systems(chat)
+            if allowed is not chat:
+                return self._render(allowed)
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {excerpt(error, 200)}",
                 field="messages",

@@ -6,7 +6,7 @@ Those may be anywhere: in a message, in a tool's description, in the arguments o
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import NamedTuple
 
 import msgspec
@@ -86,6 +86,23 @@ def _short_id(call_id: str) -> str:
     if len(call_id) == _SHORT and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT]
+
+
+def without_later_systems(chat: Chat) -> Chat:
+    """The same where system turns beyond the beginning are the user's, joined with those beside
+    them; for templates that refuse others."""
+    messages = chat.messages
+    first = next((at for at, m in enumerate(messages) if m.role != "system"), len(messages))
+    if all(message.role != "system" for message in messages[first:]):
+        return chat
+    turns = list(messages[:first])
+    for asks, group in groupby(messages[first:], lambda turn: turn.role in ("system", "user")):
+        said = list(group)
+        if asks:
+            content = "\n\n".join(message.content for message in said)
+            said = [msgspec.structs.replace(said[-1], role="user", content=content)]
+        turns += said
+    return replace(chat, messages=tuple(turns))
 
 
 def tools_of(chat: Chat) -> list[JsonObject] | None:

@@ -137,6 +137,8 @@ class Job:
     """Deadlines for parts of the answer (DL-14)."""
     default_max_tokens: int | None = None
     """How many are generated where ``max_tokens`` is None; None leaves that to the operator."""
+    cuts_max_tokens: bool = False
+    """``max_tokens`` is cut to what the context holds, rather than refused."""
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     keep: bool = False

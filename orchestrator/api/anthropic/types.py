@@ -4,12 +4,14 @@ What a body may say beyond its API is the same as in every other dialect (``Gene
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import msgspec
 
 from orchestrator.api.anthropic.tools import thinking_of, tool_use_of
 from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
 from orchestrator.api.http.fields import NULL, GenerationRequest, Served, Unused, refuse_unserved
+from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Chat, Prompt
 
@@ -23,6 +25,8 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MessagesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/messages``."""
 
+    cuts_max_tokens: ClassVar[bool] = True
+
     messages: list[InputMessage]
     max_tokens: int
     system: Content | None = None
@@ -33,6 +37,7 @@ class MessagesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True
     tools: Unused = NULL
     tool_choice: Unused = NULL
     thinking: Unused = NULL
+    chat_template_kwargs: Unused = NULL
 
     # served in one way only
     mcp_servers: Unused = NULL
@@ -70,6 +75,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     tools: Unused = NULL
     tool_choice: Unused = NULL
     thinking: Unused = NULL
+    chat_template_kwargs: Unused = NULL
 
     # served in one way only
     mcp_servers: Unused = NULL
@@ -90,11 +96,12 @@ def refuse_unsupported(body: MessagesRequest | CountTokensRequest) -> None:
 
 def chat_of(body: "MessagesRequest | CountTokensRequest") -> tuple[Prompt, ToolUse | None]:
     """The conversation, and the tools in it that may be called. Raises ``InvalidRequest``."""
-    use, thinking = tool_use_of(body), thinking_of(body).arguments
+    use = tool_use_of(body)
+    arguments = {**thinking_of(body).arguments, **template_arguments(body.chat_template_kwargs)}
     turns = turns_of(body.system, body.messages)
-    if use is None and not thinking:
+    if use is None and not arguments:
         return turns, None
-    return Chat(turns, template_arguments=thinking, tools=use.tools if use else ()), use
+    return Chat(turns, template_arguments=arguments, tools=use.tools if use else ()), use
 
 
 def _nothing(value: object) -> bool:

@@ -92,6 +92,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     default_max_tokens: ClassVar[int | None] = None
     """How many tokens an API generates unless asked; None leaves it to the operator."""
+    cuts_max_tokens: ClassVar[bool] = False
+    """A ``max_tokens`` that the context cannot hold means as many as it can: of an API in which it
+    must be stated, so that clients state the most that a model of its own could."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -193,6 +196,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         unstated=unstated_of(body),
         max_tokens=max_tokens,
         default_max_tokens=body.default_max_tokens,
+        cuts_max_tokens=body.cuts_max_tokens,
         deadline=deadline,
         correlation_id=context.correlation_id,
         request_id=context.request_id,

@@ -1,22 +1,18 @@
 """A chat as OpenAI's bodies have it, and what vLLM's add for its template."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
 
 from orchestrator.api.http.fields import NULL, Unused
+from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.job import Chat, Message, TemplateArgument
+from orchestrator.tasks.job import Chat, Message
 from orchestrator.tasks.tools import Tool
 from worker.protocol import excerpt
 
-_MOST_ARGUMENT_BYTES = 4096
-_arguments_decoder = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
-_WORD = re.compile(r"[A-Za-z0-9 _.,:+-]{0,64}")
-"""What a template may be told: no special token is spelled so."""
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 
@@ -97,7 +93,7 @@ def chat_of(body: StatesChat, tools: tuple[Tool, ...] = ()) -> Chat:
     return Chat(
         tuple(messages),
         add_generation_prompt=body.add_generation_prompt is not False,
-        template_arguments=_arguments(body.chat_template_kwargs),
+        template_arguments=template_arguments(body.chat_template_kwargs),
         tools=tools,
     )
 
@@ -189,23 +185,3 @@ def _thoughts_of(content: str | tuple[str | ContentPart, ...] | None) -> str:
         for part in content
         if isinstance(part, ContentPart) and part.type in _THOUGHTS
     )
-
-
-def _arguments(stated: msgspec.Raw) -> Mapping[str, TemplateArgument]:
-    if stated is NULL:
-        return {}
-    field = "chat_template_kwargs"
-    if len(memoryview(stated)) > _MOST_ARGUMENT_BYTES:
-        raise InvalidRequest(f"{field} must have at most {_MOST_ARGUMENT_BYTES} bytes", field=field)
-    unfit = InvalidRequest(
-        f"{field} must be an object of true, false, numbers or words of up to 64 characters, "
-        'such as {"enable_thinking": false}',
-        field=field,
-    )
-    try:
-        arguments = _arguments_decoder.decode(stated) or {}
-    except msgspec.DecodeError:
-        raise unfit from None
-    if any(isinstance(value, str) and not _WORD.fullmatch(value) for value in arguments.values()):
-        raise unfit
-    return arguments

@@ -56,6 +56,7 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: Unused = NULL
+    chat_template_kwargs: Unused = NULL
 
     def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for the first field that means nothing here."""

@@ -141,6 +141,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Unused = NULL
+    chat_template_kwargs: Unused = NULL
     add_special_tokens: bool | None = None
     allowed_token_ids: Unused = NULL
     bad_words: Unused = NULL
@@ -238,7 +239,6 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Unused = NULL
     chat_template: Unused = NULL
     documents: Unused = NULL
     echo: bool | None = None

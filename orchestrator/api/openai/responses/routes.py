@@ -13,6 +13,7 @@ from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.one_answer import stream_answer, until_answered
 from orchestrator.api.http.outputs import output_of, with_tools
 from orchestrator.api.http.responses import json_response, task_headers
+from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.api.openai.responses.answer import Answer
 from orchestrator.api.openai.responses.events import ResponseEvents
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
@@ -119,6 +120,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedRequest:
         tools=tool_use_of(
             body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False
         ),
+        template_arguments=template_arguments(body.chat_template_kwargs),
         previous_id=body.previous_response_id,
         is_streamed=bool(body.stream),
         is_background=bool(body.background),
@@ -163,7 +165,11 @@ def _conversation(store: ResponseStore, asked: ParsedRequest) -> tuple[tuple[Mes
     messages = conversation(asked.instructions, history)
     if not messages:
         raise InvalidRequest("input is empty; it needs at least one message", field="input")
-    return history, Chat(messages, tools=() if asked.tools is None else asked.tools.tools)
+    return history, Chat(
+        messages,
+        template_arguments=asked.template_arguments,
+        tools=() if asked.tools is None else asked.tools.tools,
+    )
 
 
 def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:

@@ -22,7 +22,7 @@ from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.openai.responses.items import InputItem, Turns
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
-from orchestrator.tasks.job import Job
+from orchestrator.tasks.job import Job, TemplateArgument
 from worker.protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 _MOST_METADATA_BYTES = 64 * 1024
@@ -81,6 +81,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
     tools: msgspec.Raw = NULL
     tool_choice: msgspec.Raw = NULL
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: msgspec.Raw = NULL
 
     # served in one way only
     truncation: Unused = NULL
@@ -173,6 +174,7 @@ class ParsedRequest:
     instructions: str | None
     turns: Turns
     tools: ToolUse | None
+    template_arguments: Mapping[str, TemplateArgument]
     previous_id: str | None
     is_streamed: bool
     is_background: bool

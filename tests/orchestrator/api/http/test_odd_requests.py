@@ -1,0 +1,398 @@
+"""Kinds of requests that clients really send beyond the letter of an API: what each is answered.
+
+Of each the change to a plain request, then what its answer names as passed over (``""``: nothing),
+or a part of the refusal.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from orchestrator.api.http.ignored import IGNORED_HEADER
+from tests.orchestrator.api.http.test_tolerant_reader import (
+    BODIES,
+    CHAT,
+    COUNT,
+    GENERATE,
+    HI,
+    MESSAGES,
+    RESPONSES,
+    TEXT,
+    sent,
+)
+from tests.orchestrator.api.tools import CARD, SCHEMA, says
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
+from tests.support.cases import for_each
+from tests.support.fake_worker import FakeWorker
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+
+
+class Refused(NamedTuple):
+    """With 400 and this in the message."""
+
+    why: str
+
+
+ANY: dict[str, Any] = {"type": "ephemeral"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+OWN = {"name": "f", "input_schema": SCHEMA}
+
+
+def said(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [*messages]}
+
+
+def called(arguments: object, **more: object) -> dict[str, Any]:
+    """A chat in which the model has called ``f``."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "1", "content": "x"}
+    return said(HI, {"role": "assistant", "content": None, "tool_calls": [call], **more}, result)
+
+
+def used(block: dict[str, Any], **more: object) -> dict[str, Any]:
+    """The same as Anthropic's blocks."""
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "x", **more}
+    return said(
+        HI, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}
+    )
+
+
+def item(*items: dict[str, Any]) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": "hi"}, *items]}
+
+
+ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
+    # settings of other servers and SDKs
+    (CHAT, {"provider": {"order": ["x"]}, "transforms": []}, "provider, transforms"),
+    (
+        CHAT,
+        {"enable_thinking": False, "thinking": {"type": "disabled"}},
+        "enable_thinking, thinking",
+    ),
+    (CHAT, {"logprob_token_ids": [1, 2]}, "logprob_token_ids"),
+    (
+        CHAT,
+        {"cache_salt": "x", "request_id": "r", "vllm_xargs": {}},
+        "cache_salt, request_id, vllm_xargs",
+    ),
+    (CHAT, {"num_ctx": 4096, "options": {"num_predict": 4}}, "num_ctx, options"),
+    (CHAT, {"include_reasoning": True, "mirostat": 0}, "include_reasoning, mirostat"),
+    (
+        CHAT,
+        {"stream_options": {"include_obfuscation": True, "x": 1}, "stream": True},
+        "stream_options.x",
+    ),
+    (CHAT, {"metadata": {"a": 1}, "store": True, "user": "u", "service_tier": "auto"}, ""),
+    (CHAT, {"reasoning_effort": "low", "verbosity": "low"}, ""),
+    (CHAT, {"guided_decoding_backend": "xgrammar"}, ""),
+    (TEXT, {"frequency": 1, "logprob_token_ids": [1]}, "frequency, logprob_token_ids"),
+    (TEXT, {"chat_template_kwargs": {"enable_thinking": False}}, ""),
+    (RESPONSES, {"client_metadata": {"a": "b"}, "prompt_cache_key": "k"}, "client_metadata"),
+    (RESPONSES, {"chat_template_kwargs": {"thinks": False}}, ""),
+    (RESPONSES, {"text": {"verbosity": "low", "tone": "x"}}, "text.tone"),
+    (MESSAGES, {"chat_template_kwargs": {"thinks": False}, "stop": ["x"]}, "stop"),
+    (MESSAGES, {"metadata": {"user_id": "u", "team": "t"}}, "metadata.team"),
+    (
+        COUNT,
+        {"max_tokens": 4, "stream": False, "temperature": 1},
+        "max_tokens, stream, temperature",
+    ),
+    (
+        GENERATE,
+        {"parameters": {"max_tokens": 4, "new": 1}, "exclude": True},
+        "exclude, parameters.new",
+    ),
+    # null, and numbers in strings
+    (CHAT, dict.fromkeys(("temperature", "top_p", "stop", "n", "tools", "seed", "logit_bias")), ""),
+    (
+        CHAT,
+        dict.fromkeys(("min_tokens", "ignore_eos", "max_tokens", "user", "stream", "model")),
+        "",
+    ),
+    (CHAT, {"temperature": "0.5", "max_tokens": "4", "top_k": "3", "seed": 1.0}, ""),
+    (MESSAGES, dict.fromkeys(("system", "tools", "thinking", "metadata", "top_k")), ""),
+    (RESPONSES, dict.fromkeys(("instructions", "tools", "text", "include", "metadata")), ""),
+    # which model
+    (CHAT, {"model": ""}, ""),
+    (MESSAGES, {"model": None}, ""),
+    # what is meant is clear
+    (CHAT, {"max_completion_tokens": 5}, "max_tokens"),
+    (RESPONSES, {"max_tokens": 5}, "max_tokens"),
+    (MESSAGES, {"max_tokens": 64_000}, ""),
+    # histories
+    (CHAT, called("{"), ""),
+    (CHAT, called({"city": "x"}), ""),
+    (CHAT, called(None), ""),
+    (CHAT, called("[1]"), ""),
+    (CHAT, called("{}", reasoning_content="hm"), ""),
+    (CHAT, called("{}", reasoning_details=[{"type": "x"}]), "messages[].reasoning_details"),
+    (
+        CHAT,
+        called("{}", provider_specific_fields={}, thinking_blocks=[]),
+        "messages[].provider_specific_fields, messages[].thinking_blocks",
+    ),
+    (
+        CHAT,
+        said(HI, {"role": "assistant", "content": "x", "annotations": [{"type": "url"}]}, HI),
+        "",
+    ),
+    (CHAT, said(HI, {"role": "assistant", "content": None, "refusal": "no"}, HI), ""),
+    (CHAT, said(HI, {"role": "system", "content": "be brief"}, HI), ""),
+    (CHAT, said(HI, {"role": "developer", "content": "be brief"}), ""),
+    (CHAT, said(HI | {"cache_control": ANY}), ""),
+    (
+        CHAT,
+        said(
+            {"role": "user", "content": ["a", {"type": "text", "text": "b", "cache_control": ANY}]}
+        ),
+        "",
+    ),
+    (
+        CHAT,
+        said({"role": "user", "content": [{"type": "input_text", "text": "a"}, {"text": "b"}]}),
+        "",
+    ),
+    (
+        CHAT,
+        said(HI, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}, HI),
+        "",
+    ),
+    (
+        CHAT,
+        said(
+            HI,
+            {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "x"},
+        ),
+        "",
+    ),
+    (
+        CHAT,
+        said(HI | {"content": [{"type": "text", "text": "a", "x": 1}]}),
+        "messages[].content[].x",
+    ),
+    (MESSAGES, said(HI, {"role": "system", "content": "be brief"}), ""),
+    (
+        MESSAGES,
+        used({"type": "tool_use", "id": "1", "name": "f", "input": {}, "cache_control": ANY}),
+        "",
+    ),
+    (MESSAGES, used({"type": "tool_use", "id": "1", "name": "f", "input": "{"}), ""),
+    (MESSAGES, used({"type": "tool_use", "id": "1", "name": "f", "input": {}}, content=None), ""),
+    (MESSAGES, said(HI | {"id": "x"}), "messages[].id"),
+    (RESPONSES, item({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}), ""),
+    (RESPONSES, item({"type": "web_search_call", "id": "ws_1"}), "input[].type=web_search_call"),
+    (RESPONSES, item({"type": "reasoning", "summary": [], "encrypted_content": None}), ""),
+    (
+        RESPONSES,
+        item({"type": None, "role": "user", "content": [{"type": "text", "text": "x"}]}),
+        "",
+    ),
+    (
+        RESPONSES,
+        item({"role": "developer", "content": "x"}, {"role": "user", "content": "y", "z": 1}),
+        "input[].z",
+    ),
+    # tools
+    (CHAT, {"tools": [TOOL | {"cache_control": ANY}]}, ""),
+    (CHAT, {"tools": [TOOL | {"x": 1}]}, "tools[].x"),
+    (MESSAGES, {"tools": [OWN | {"cache_control": ANY, "eager_input_streaming": True}]}, ""),
+    (
+        MESSAGES,
+        {"tools": [OWN, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]},
+        "tools[].max_uses, tools[].type=web_search_20250305",
+    ),
+    (
+        MESSAGES,
+        {"tools": [{"type": "code_execution_20250825", "name": "code_execution"}]},
+        "tools[].type=code_execution_20250825",
+    ),
+    (MESSAGES, {"mcp_servers": [{"type": "url", "url": "https://x.example"}]}, "mcp_servers"),
+    (
+        RESPONSES,
+        {
+            "tools": [
+                {"type": "web_search"},
+                {"type": "local_shell"},
+                {"type": "custom", "name": "p"},
+            ]
+        },
+        "tools[].type=web_search, tools[].type=local_shell, tools[].type=custom",
+    ),
+    # hints
+    (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    (CHAT, {"web_search_options": {}}, "web_search_options"),
+    (MESSAGES, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, ""),
+    (MESSAGES, {"context_management": {"edits": []}, "speed": "fast"}, "speed"),
+    (RESPONSES, {"context_management": [{"type": "compaction"}]}, "context_management"),
+    # another answer
+    (CHAT, said({"role": "user", "content": [{"type": "image_url"}]}), Refused("'image_url'")),
+    (CHAT, said({"role": "user", "content": [{"type": "input_audio"}]}), Refused("'input_audio'")),
+    (CHAT, said({"role": "user", "contents": "x"}), Refused("messages[0].content is required")),
+    (CHAT, {"response_format": {"type": "xml"}}, Refused("response_format: type 'xml'")),
+    (CHAT, {"n": 129}, Refused("n must be 1 to 128")),
+    (CHAT, {"functions": [{"name": "f"}]}, Refused("functions")),
+    (CHAT, {"modalities": ["text", "audio"]}, Refused("modalities")),
+    (CHAT, {"chat_template": "{{ x }}"}, Refused("chat_template")),
+    (CHAT, {"documents": [{"text": "x"}]}, Refused("documents")),
+    (CHAT, {"allowed_token_ids": [1]}, Refused("allowed_token_ids")),
+    (CHAT, {"bad_words": ["x"]}, Refused("bad_words")),
+    (CHAT, {"use_beam_search": True}, Refused("use_beam_search")),
+    (CHAT, {"truncate_prompt_tokens": 4}, Refused("truncate_prompt_tokens")),
+    (CHAT, {"echo": True}, Refused("echo")),
+    (CHAT, {"tools": [{"type": "custom", "custom": {"name": "p"}}]}, Refused("tools[0].type")),
+    (CHAT, {"structured_outputs": {"jsonn": {}}}, Refused("exactly one of")),
+    (TEXT, {"suffix": "x"}, Refused("suffix")),
+    (TEXT, {"prompt_embeds": "AA=="}, Refused("prompt_embeds")),
+    (TEXT, {"add_special_tokens": False}, Refused("add_special_tokens")),
+    (RESPONSES, {"conversation": "conv_1"}, Refused("conversation")),
+    (RESPONSES, {"prompt": {"id": "p"}}, Refused("prompt")),
+    (
+        RESPONSES,
+        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+        Refused("no tools"),
+    ),
+    (RESPONSES, item({"type": "computer_call"}), Refused("computer_call")),
+    (MESSAGES, said({"role": "user", "content": [{"type": "image"}]}), Refused("'image'")),
+    (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, Refused("bash_20250124")),
+    (MESSAGES, {"thinking": {"type": "sometimes"}}, Refused("thinking.type")),
+    (GENERATE, {"parameters": {"length_penalty": 2}}, Refused("length_penalty")),
+]
+
+
+@pytest.fixture
+async def worker(make_worker: MakeWorker) -> FakeWorker:
+    return await make_worker(**CARD | {"grammars": "llguidance", "block_tokens": 1024})
+
+
+@for_each(("path", "change", "expected"), ODD)
+async def test_odd_requests(
+    service: Service, path: str, change: dict[str, Any], expected: str | Refused
+) -> None:
+    body = BODIES[path] | change
+    if body.get("stream"):
+        async with service.http.post(path, json=body) as response:
+            assert (response.status, response.headers[IGNORED_HEADER]) == (200, expected)
+            return
+    status, told, answer = await sent(service, path, body)
+    if isinstance(expected, Refused):
+        assert status == 400 and expected.why in answer, answer
+    else:
+        assert status == 200, answer
+        assert sorted(told.split(", ")) == sorted(expected.split(", "))
+
+
+def prompt_of(service: Service, worker: FakeWorker) -> str:
+    encoder = service.orchestrator.model("fake")
+    return "".join(encoder.tokens.token_text(i) for i in worker.submits[-1].token_ids)
+
+
+async def test_broken_arguments_are_shown_as_they_were_written(
+    service: Service, worker: FakeWorker
+) -> None:
+    deep = '{"a":' + "[" * 70 + "]" * 70 + "}"
+    for arguments, shown in (
+        ('{"city": "Ko', 'INVALID_JSON="{\\"city\\": \\"Ko"'),
+        ("[1]", 'INVALID_JSON="[1]"'),
+        (deep, "INVALID_JSON="),
+        ('{"city": "x"}', 'city="x"'),
+        ({"city": "x"}, 'city="x"'),
+    ):
+        status, _, answer = await sent(service, CHAT, BODIES[CHAT] | called(arguments))
+        assert status == 200, answer
+        assert f"<tool_call>f {shown}" in prompt_of(service, worker)
+
+
+async def test_a_max_tokens_that_must_be_stated_is_cut(
+    service: Service, worker: FakeWorker
+) -> None:
+    await sent(service, MESSAGES, BODIES[MESSAGES] | {"max_tokens": 64_000})
+    submit = worker.submits[-1]
+    assert submit.sampling.max_tokens == 8192 - len(submit.token_ids)
+    status, _, message = await sent(service, CHAT, BODIES[CHAT] | {"max_tokens": 64_000})
+    assert status == 400 and "maximum context length is 8192" in message
+
+
+async def test_a_template_that_refuses_later_system_turns(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """They are the user's then."""
+    check = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"
+    )
+    worker = await make_worker(**CARD | {"chat_template": check + CARD["chat_template"]})
+    service = await make_service(worker)
+    later = {"role": "system", "content": "be brief"}
+    for path in (CHAT, MESSAGES):
+        status, _, answer = await sent(service, path, BODIES[path] | said(HI, later, HI))
+        assert status == 200, answer
+        assert "<|user|>hi\n\nbe brief\n\nhi<|end|>" in prompt_of(service, worker)
+
+
+async def test_a_model_that_is_left_out_or_has_an_alias(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    aliases = {"gpt-4o": "fake", "claude-*": "fake", "o*": "other"}
+    one, other = await make_worker(), await make_worker(model="other")
+    service = await make_service(one, other, model_aliases=aliases)
+    await service.until(lambda: len(service.orchestrator.models.by_name()) == 2)
+    for path in (CHAT, MESSAGES, RESPONSES, COUNT, TEXT, "/v1/tokenize"):
+        body = {name: value for name, value in BODIES[path].items() if name != "model"}
+        status, _, message = await sent(service, path, body)
+        assert status == 400 and "name one: fake, other" in message
+        for model, served in (
+            ("gpt-4o", "fake"),
+            ("claude-opus-4-8", "fake"),
+            ("o3", "other"),
+            ("other", "other"),
+        ):
+            status, _, answer = await sent(service, path, body | {"model": model})
+            assert status == 200, answer
+            assert answer.get("model", served) == served
+        status, _, message = await sent(service, path, body | {"model": "gpt-4"})
+        assert status == 404 and "'gpt-4' is not served" in message
+    async with service.http.get("/v1/models") as response:
+        listed = {one["id"]: one["root"] for one in (await response.json())["data"]}
+    assert listed == {"fake": "fake", "other": "other", "gpt-4o": "fake"}
+    async with service.http.get("/v1/models/claude-x") as response:
+        assert (await response.json())["root"] == "fake"
+    async with service.http.get("/v2/models/gpt-4o") as response:
+        assert (await response.json())["name"] == "fake"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("*.json")))
+async def test_what_agents_send_is_answered(
+    make_worker: MakeWorker, make_service: MakeService, name: str
+) -> None:
+    """From their start to the second turn of a tool loop, as recorded on loopback; long texts
+    and half of the tools are left out."""
+    recorded = json.loads(await asyncio.to_thread((RECORDED / f"{name}.json").read_text))
+    card = CARD | {"grammars": "llguidance", "context_tokens": 65_536, "block_tokens": 1024}
+    worker = await make_worker(**card)
+    service = await make_service(worker, model_aliases={"claude-*": "fake", "gpt-*": "fake"})
+    worker.plan = lambda submit: says("Done.", size=8)
+    for asked in recorded["requests"]:
+        async with service.http.request(
+            asked["method"], asked["path"], json=asked.get("body"), headers=asked["headers"]
+        ) as response:
+            assert response.status == 200, await response.text()
+            if asked["method"] == "HEAD":
+                continue
+            told = response.headers.get(IGNORED_HEADER, "")
+            events = [event async for event in read_events(response)]
+        assert told == EXPECTED[recorded["client"]]
+        assert events[-1].event in ("message_stop", "response.completed")
+        assert "Done." in "".join(event.data for event in events)
+    assert "Read a.py" in prompt_of(service, worker)
+
+
+EXPECTED = {
+    "claude-code": "",
+    "codex": "client_metadata, tools[].tools, tools[].external_web_access, tools[].type=namespace, "
+    "tools[].type=web_search",
+}
