@@ -13,8 +13,8 @@ from orchestrator.api.http.ignored import Ignored
 
 _MOST_BYTES = 2**20
 """Of a longer text one name is told: to take it apart would need some twenty times its size."""
-_MOST_OBJECTS = 10_000
-"""Are taken apart, at a microsecond or two each."""
+_MOST_OBJECTS = 1_000
+"""Are taken apart, at some microseconds each: clients send the same names in all of them."""
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _arrays = msgspec.json.Decoder(list[msgspec.Raw])
 _raw = msgspec.json.Decoder(msgspec.Raw)
@@ -24,15 +24,16 @@ def put_down_unknown(
     text: str | msgspec.Raw, shape: types.Type, place: str, ignored: Ignored
 ) -> bool:
     """Add to ``ignored`` what ``shape`` does not know in ``text``, which stands at ``place`` of a
-    body and has been read as that already. Whether that could be told, of a text of that length."""
+    body and has been read as that already. Whether any was found: a long text is not searched."""
     length = len(text) if isinstance(text, str) else len(memoryview(text))
     if length > _MOST_BYTES:
         return False
+    before = len(ignored.places)
     try:
         _Search(ignored).look(_raw.decode(text), shape, place)
     except msgspec.DecodeError:  # a name that is no text, such as half a surrogate pair
         return False
-    return True
+    return len(ignored.places) > before
 
 
 class _Search:
@@ -50,7 +51,9 @@ class _Search:
                 self.look(inner, items, f"{place}[]")
 
     def _object(self, value: msgspec.Raw, shape: types.Type, place: str) -> None:
-        if self._ignored.has_more or self._left <= 0:
+        if self._left <= 0:
+            self._ignored.has_more = True
+        if self._ignored.has_more:
             return
         self._left -= 1
         stated = _objects.decode(value)

@@ -263,7 +263,7 @@ async def test_instances_with_different_models(
             assert (await response.json())["model"] == name
         assert len(worker.submits) == 1
     async with service.http.post("/v2/tasks", json=TASK) as response:
-        assert response.status == 404
+        assert response.status == 400
         assert "one, two" in (await response.json())["error"]["message"]
 
 

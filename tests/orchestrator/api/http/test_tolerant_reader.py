@@ -111,6 +111,13 @@ async def test_they_are_counted_by_place_and_logged_once(
     assert (count("body"), count("messages[]")) == (3, 3)
 
 
+async def test_one_name_is_told_of_what_is_not_looked_through(service: Service) -> None:
+    """Of many messages only the last has it."""
+    body = BODIES[CHAT] | {"messages": [HI] * 3000, "max_tokens": None}
+    body["messages"] = [*body["messages"], HI | {"new": 1}]
+    assert (await sent(service, CHAT, body))[1] == "messages[].new, ..."
+
+
 async def test_what_is_kept_of_names_is_bounded(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
