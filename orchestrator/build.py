@@ -483,6 +483,7 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
         FormatConfig(settings.tool_format, settings.reasoning_format),
         settings.strict_fields,
         settings.model_aliases,
+        frozenset(settings.batch_objectives),
     )
 
 

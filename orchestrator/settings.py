@@ -226,9 +226,9 @@ class Settings(BaseSettings):
     # deadlines (DL-1, DL-3)
     default_deadline_s: float = Field(default=300.0, gt=0)
     max_deadline_s: float = Field(default=1800.0, gt=0)
-    sdk_timeouts: bool = False
-    """The timeout that the SDKs of OpenAI and Anthropic send (``x-stainless-…``) is a deadline of
-    requests that are not streamed. Theirs is 600 s unless their user sets another."""
+    sdk_timeouts: bool = True
+    """The timeout that the SDKs of OpenAI and Anthropic send (``x-stainless-…``) ends requests that
+    are not streamed: nobody waits for them any more. It never makes a deadline later."""
     admission_floor_ms: float = Field(default=10.0, ge=0)
     deadline_grace_ms: float = Field(default=20.0, ge=0)
     """A worker has this long past a deadline to report it; then the orchestrator ends the task."""
@@ -262,6 +262,10 @@ class Settings(BaseSettings):
     refusal_sample: float = Field(default=0.01, ge=0, le=1)
     """This share of such refusals, and of every other decision that ends a request unserved, is not
     carried out, to measure how many are wrong (DL-17)."""
+    batch_objectives: Annotated[tuple[str, ...], NoDecode] = ("batch",)
+    """Requests wait as batch work when their gateway names one of these, comma-separated, as their
+    objective (``x-llm-d-inference-objective``); what a request states itself (``priority``,
+    ``service_tier``) goes before that."""
     drop_infeasible: bool = True
     """With ``admission = enforce``: drop waiting work once it is certain to miss, not only at its
     deadline."""
@@ -375,7 +379,9 @@ class Settings(BaseSettings):
         file = Path(os.environ.get(CONFIG_VARIABLE, CONFIG_FILE))
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file)
 
-    @field_validator("instances", "allowed_hosts", "cors_origins", mode="before")
+    @field_validator(
+        "instances", "allowed_hosts", "cors_origins", "batch_objectives", mode="before"
+    )
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):

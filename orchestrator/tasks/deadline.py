@@ -4,11 +4,16 @@
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from orchestrator.errors import DeadlineExceeded
+
+DEFAULT: Final = "default"
+"""The source of a deadline that the operator's settings made."""
+RUN: Final = "run"
+"""The source of one that an earlier call of the same run stated."""
 
 
 class Part(StrEnum):
@@ -25,8 +30,8 @@ class DeadlineConfig:
 
     default_s: float
     max_s: float
-    reads_sdk_timeouts: bool = False
-    """How long a client's SDK waits is a deadline, where the answer comes in one piece."""
+    reads_sdk_timeouts: bool = True
+    """How long a client's SDK waits bounds the default, where the answer comes in one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,22 @@ class Deadline:
     clamped_ms: float | None = None
     """The maximum, where the client asked for more than that."""
     is_default: bool = False
-    """The client stated none."""
+    """The client stated none. Somebody on the way may wait for less time than the default."""
+    source: str = ""
+    """The header or field that it was read from, ``default`` or ``run``; empty where that is not
+    known any more."""
+    unbounded: "Deadline | None" = None
+    """What the client stated, or the default, where somebody on the way waits for less than that:
+    a gateway, an SDK."""
 
     def left_ms(self, now: float) -> float:
         """Milliseconds that remain at ``now``; negative once it is past."""
         return (self.at - now) * 1000
+
+    def moved(self, by_s: float) -> "Deadline":
+        """The same on a clock that is so far ahead."""
+        unbounded = None if self.unbounded is None else self.unbounded.moved(by_s)
+        return replace(self, at=self.at + by_s, unbounded=unbounded)
 
     def require(self, floor_ms: float, now: float) -> None:
         """Raise ``DeadlineExceeded`` unless more than ``floor_ms`` remain."""

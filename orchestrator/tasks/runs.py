@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from orchestrator.clock import Clock
-from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.deadline import RUN, Deadline
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 
@@ -70,14 +70,20 @@ class Runs:
         run = self._find(names)
         if run is None:
             if job.calls_left and names:
-                self._remember(names, _Run(job.deadline, 1 + job.calls_left))
+                stated = job.deadline.unbounded or job.deadline
+                self._remember(names, _Run(stated, 1 + job.calls_left))
             return job
         if job.calls_left is not None:
             run.calls = 1 + job.calls_left
         if not job.deadline.is_default:
-            run.deadline = job.deadline
+            run.deadline = job.deadline.unbounded or job.deadline
         self._remember(names, run)
-        return replace(job, deadline=run.deadline, calls_left=max(0, run.calls - 1))
+        deadline = job.deadline
+        if deadline.is_default:
+            bound, deadline = deadline, replace(run.deadline, source=RUN)
+            if bound.unbounded is not None and bound.at < deadline.at:
+                deadline = replace(bound, is_default=deadline.is_default, unbounded=deadline)
+        return replace(job, deadline=deadline, calls_left=max(0, run.calls - 1))
 
     def follow(self, task: Task) -> None:
         """Count the call once it has ended well."""

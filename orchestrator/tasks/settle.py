@@ -83,6 +83,7 @@ class Settler:
                 ttft_ms=_ms(marks.received, marks.first_token),
                 total_ms=_ms(marks.received, marks.ended),
                 budget=str(ending.budget),
+                deadline_source=task.deadline.source or None,
                 key=task.job.key or None,
             ),
         )

@@ -90,7 +90,12 @@ async def count_tokens(request: web.Request) -> web.Response:
     check_version(request.headers)
     orchestrator, context = request.app[ORCHESTRATOR], request[CONTEXT]
     deadline = read_deadline(
-        request.headers, None, context.arrival, orchestrator.deadlines, in_one_piece=True
+        request.headers,
+        None,
+        context.arrival,
+        orchestrator.deadlines,
+        in_one_piece=True,
+        ignored=context.ignored_headers,
     )
     context.deadline = deadline
 

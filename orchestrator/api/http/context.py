@@ -21,6 +21,7 @@ from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
 """OpenAI's name for the same, which proxies use too."""
+IGNORED_HEADERS = "x-tidegate-ignored-headers"
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 
@@ -78,6 +79,9 @@ class Context:
     """What this client calls fields that have another name with us."""
     ignored: Ignored | None = None
     """What of it was passed over; None where nothing may be."""
+    ignored_headers: list[str] = field(default_factory=list)
+    """Headers of gateways and SDKs that could not be read, or may not count; the answer names them.
+    """
     task: Task | None = None
     """Once it is admitted."""
 

@@ -1,52 +1,62 @@
 """A client's deadlines: read in every spelling, converted once to the monotonic clock (DL-1, DL-2).
 
-For the whole request; the earliest of all wins:
+For the whole request; the earliest of all wins, and the answer names it (DL-20):
 
-=============================  ===========================================  ===========
-``X-Deadline``                 RFC 3339 with offset, or epoch milliseconds  absolute
-``grpc-timeout``               1 to 8 digits and one of ``H M S m u n``     relative
-``X-Timeout-Ms``               milliseconds                                 relative
-``deadline_ms``                milliseconds, in the body                    relative
-``x-request-timeout-seconds``  seconds                                      relative
-``x-litellm-timeout``          seconds; LiteLLM's                           relative
-``x-stainless-read-timeout``   seconds; the Python SDKs'                    relative
-``x-stainless-timeout``        whole seconds; the JavaScript SDKs'          relative
-=============================  ===========================================  ===========
+==================================  ===========================================  ===========
+``X-Deadline``                      RFC 3339 with offset, or epoch milliseconds  absolute
+``grpc-timeout``                    1 to 8 digits and one of ``H M S m u n``     relative
+``X-Timeout-Ms``                    milliseconds                                 relative
+``deadline_ms``                     milliseconds, in the body                    relative
+``x-request-timeout-seconds``       seconds                                      relative
+``x-litellm-timeout``               seconds; LiteLLM's                           relative
+``x-request-timeout``               seconds, or a Go duration (``1m30s``)        relative
+``Request-Timeout``                 seconds, or a Go duration                    relative
+``x-envoy-expected-rq-timeout-ms``  milliseconds; Envoy's                        a bound
+``x-stainless-read-timeout``        seconds; the Python SDKs'                    a bound
+``x-stainless-timeout``             seconds; the other SDKs'                     a bound
+==================================  ===========================================  ===========
 
-The last two say how long the SDK waits for an answer in one piece, or between two pieces of one:
-they count for the former only, and where an operator wants them (``sdk_timeouts``).
+A bound says how long somebody between us and the user waits for this exchange. It makes a deadline
+earlier and never later, and means nothing for a task that goes on without its client. The last two
+say how long an SDK waits for an answer in one piece, or between two pieces of one: they count for
+the former only, unless the operator has them passed over (``sdk_timeouts``). ``x-request-timeout``
+has no standard: without a unit it means seconds, and more than 3600 of them are passed over, for
+they are probably milliseconds.
 
 For parts of the answer (DL-14), none negative; the smallest of all wins:
 
-==============================  =======================  ============  ================
-``first_token_ms``              milliseconds             in the body   ends the request
-``X-First-Token-Timeout-Ms``    milliseconds                           ends the request
-``x-llm-d-inference-ttl``       Go duration (``1m30s``)  llm-d's       ends the request
-``x-llm-d-slo-ttft-ms``         milliseconds             llm-d's       a target
-``token_gap_ms``                milliseconds             in the body   a target
-``x-llm-d-slo-tpot-ms``         milliseconds             llm-d's       a target
-==============================  =======================  ============  ================
+========================================  =======================  ============  ================
+``first_token_ms``                        milliseconds             in the body   ends the request
+``X-First-Token-Timeout-Ms``              milliseconds                           ends the request
+``x-llm-d-inference-ttl``                 Go duration (``1m30s``)  llm-d's       ends the request
+``x-llm-d-slo-ttft-ms``, ``x-slo-…``      milliseconds             llm-d's       a target
+``token_gap_ms``                          milliseconds             in the body   a target
+``x-llm-d-slo-tpot-ms``, ``x-slo-…``      milliseconds             llm-d's       a target
+========================================  =======================  ============  ================
 
 llm-d's router bounds the wait in its queue by ``x-llm-d-inference-ttl``: what has begun goes on.
-There, and so here, 0 states nothing.
 
 A part that is missed makes the outcome ``missed``. Without a first token by a deadline that is no
 target, the request ends there; a target that is missed stops nothing.
 
-Relative ones count from the arrival of the request's head.
+Relative ones count from the arrival of the request's head. What cannot be read of ``X-…``,
+``grpc-timeout`` and the body, which clients write themselves, is an error. What gateways and SDKs
+add never refuses a request: 0 states nothing, what cannot be read is passed over and
+its header named (``ignored``). Where a proxy has joined several with commas, each counts.
 """
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from orchestrator.clock import Instant
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.deadline import NO_PARTS, Deadline, DeadlineConfig, Parts
+from orchestrator.tasks.deadline import DEFAULT, NO_PARTS, Deadline, DeadlineConfig, Parts
 
 Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
@@ -64,6 +74,20 @@ _GO_STEP = re.compile(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})(ns|us|µs|μs|ms|s|m|
 _GO_DURATION = re.compile(rf"[+-]?(?:0|(?:{_GO_STEP.pattern})+)", re.ASCII)
 _GO_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 _GO_UNIT_S |= {"m": 60.0, "h": 3600.0}
+_MOST_BARE_S = 3600.0
+"""Of a header that some write in seconds and some in milliseconds, more without a unit is unclear.
+"""
+
+
+_Read = Callable[[str], float | None]
+"""A header's value as a number, in the header's own unit; None where it cannot be read."""
+
+
+class _Limit(NamedTuple):
+    """Seconds from the arrival on, and who says so."""
+
+    budget_s: float
+    source: str
 
 
 class StatesParts(Protocol):
@@ -81,18 +105,41 @@ def read_deadline(
     arrival: Instant,
     policy: DeadlineConfig,
     *,
+    is_awaited: bool = True,
     in_one_piece: bool = False,
+    ignored: MutableSequence[str] | None = None,
 ) -> Deadline:
     """The deadline of a request, whose answer comes ``in_one_piece`` or bit by bit.
 
-    Raises ``InvalidRequest`` for one that cannot be read.
+    ``is_awaited``: the client waits for it on this connection, so that bounds count. Headers of
+    others that cannot be read are added to ``ignored``. Raises ``InvalidRequest`` for
+    what a client states itself and cannot be read.
     """
-    stated = list(_budgets_s(headers, arrival))
-    if in_one_piece and policy.reads_sdk_timeouts:
-        stated += _sdk_timeouts_s(headers)
+    passed_over: MutableSequence[str] = [] if ignored is None else ignored
+    stated = list(_budgets(headers, arrival))
+    for name, read in _DEADLINES_OF_OTHERS.items():
+        stated += _limits_of_others(headers, name, read, passed_over)
     if body_ms is not None:
-        stated.append(body_ms / 1000)
-    budget = max(min(stated, default=policy.default_s), _LEAST_S)
+        stated.append(_Limit(body_ms / 1000, "deadline_ms"))
+    own = min(stated, default=_Limit(policy.default_s, DEFAULT))
+    deadline = _deadline(own, arrival, policy, is_default=not stated)
+    if not is_awaited:
+        return deadline
+    bounds = list(_limits_of_others(headers, _ENVOY, _amount, passed_over, 1e-3))
+    if in_one_piece and policy.reads_sdk_timeouts:
+        for name in _SDKS:
+            bounds += _limits_of_others(headers, name, _amount, passed_over)
+    bound = min(bounds, default=own)
+    if bound >= own:
+        return deadline
+    bounded = _deadline(bound, arrival, policy, is_default=not stated)
+    return replace(bounded, unbounded=deadline)
+
+
+def _deadline(
+    limit: _Limit, arrival: Instant, policy: DeadlineConfig, *, is_default: bool
+) -> Deadline:
+    budget = max(limit.budget_s, _LEAST_S)
     clamped = budget > policy.max_s
     if clamped:
         budget = policy.max_s
@@ -100,7 +147,8 @@ def read_deadline(
         at=arrival.mono + budget,
         unix_ms=round((arrival.unix + budget) * 1000),
         clamped_ms=policy.max_s * 1000 if clamped else None,
-        is_default=not stated,
+        is_default=is_default,
+        source=limit.source,
     )
 
 
@@ -110,7 +158,7 @@ def stated_deadline(headers: Headers, arrival: Instant, policy: DeadlineConfig) 
         deadline = read_deadline(headers, None, arrival, policy)
     except InvalidRequest:
         return None
-    return None if deadline.is_default else deadline
+    return None if deadline.source == DEFAULT else deadline
 
 
 def default_deadline(arrival: Instant, policy: DeadlineConfig) -> Deadline:
@@ -118,17 +166,30 @@ def default_deadline(arrival: Instant, policy: DeadlineConfig) -> Deadline:
     return read_deadline(CIMultiDict(), None, arrival, policy)
 
 
-def read_parts(headers: Headers, body: StatesParts, arrival: Instant) -> Parts:
-    """The deadlines for parts of an answer. Raises ``InvalidRequest`` for one that is no use."""
+def read_parts(
+    headers: Headers,
+    body: StatesParts,
+    arrival: Instant,
+    ignored: MutableSequence[str] | None = None,
+) -> Parts:
+    """The deadlines for parts of an answer. Raises ``InvalidRequest`` for one that is no use and
+    that the client states itself; the headers of others are added to ``ignored`` then."""
+    passed_over: MutableSequence[str] = [] if ignored is None else ignored
+
+    def of_others(unit_s: float, read: _Read, *names: str) -> Iterator[float]:
+        for name in names:
+            for limit in _limits_of_others(headers, name, read, passed_over, unit_s):
+                yield 1000 * limit.budget_s
+
     timeouts = [
         *_positive_ms("first_token_ms", body.first_token_ms),
         *_positive_headers_ms(headers, "X-First-Token-Timeout-Ms"),
-        *_ttls_ms(headers),
+        *of_others(1.0, _go_duration_s, "x-llm-d-inference-ttl"),
     ]
-    targets = list(_positive_headers_ms(headers, "x-llm-d-slo-ttft-ms"))
+    targets = list(of_others(1e-3, _amount, "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"))
     gaps = [
         *_positive_ms("token_gap_ms", body.token_gap_ms),
-        *_positive_headers_ms(headers, "x-llm-d-slo-tpot-ms"),
+        *of_others(1e-3, _amount, "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
     ]
     if not (timeouts or targets or gaps):
         return NO_PARTS
@@ -155,38 +216,54 @@ def _positive_ms(field: str, value: float | None) -> Iterator[float]:
     yield value
 
 
-def _ttls_ms(headers: Headers) -> Iterator[float]:
-    for value in headers.getall("x-llm-d-inference-ttl", ()):
-        seconds = _go_duration_s(value.strip())
-        if seconds < 0:
-            raise _unreadable("x-llm-d-inference-ttl", value, "a duration that is not negative")
-        if seconds:
-            yield 1000 * seconds
-
-
-def _budgets_s(headers: Headers, arrival: Instant) -> Iterator[float]:
+def _budgets(headers: Headers, arrival: Instant) -> Iterator[_Limit]:
     for value in headers.getall("X-Deadline", ()):
-        yield _absolute_s(value.strip()) - arrival.unix
+        yield _Limit(_absolute_s(value.strip()) - arrival.unix, "X-Deadline")
     for value in headers.getall("grpc-timeout", ()):
-        yield _grpc_timeout_s(value.strip())
+        yield _Limit(_grpc_timeout_s(value.strip()), "grpc-timeout")
     for value in headers.getall("X-Timeout-Ms", ()):
         if not _NUMBER.fullmatch(value.strip()):
             raise _unreadable("X-Timeout-Ms", value, "milliseconds, such as 1500")
-        yield float(value) / 1000
-    for name in ("x-request-timeout-seconds", "x-litellm-timeout"):
-        for value in headers.getall(name, ()):
-            if not _NUMBER.fullmatch(value.strip()):
-                raise _unreadable(name, value, "seconds, such as 1.5")
-            yield float(value)
+        yield _Limit(float(value) / 1000, "X-Timeout-Ms")
 
 
-def _sdk_timeouts_s(headers: Headers) -> Iterator[float]:
-    """What is no number is for the SDK to know: nobody has written it by hand."""
-    for name in ("x-stainless-read-timeout", "x-stainless-timeout"):
-        for value in headers.getall(name, ()):
-            # JavaScript's cuts off the fraction: 0 is any timeout below a second.
-            if _NUMBER.fullmatch(value.strip()) and float(value) > 0:
-                yield float(value)
+def _limits_of_others(
+    headers: Headers,
+    name: str,
+    read: _Read,
+    ignored: MutableSequence[str],
+    unit_s: float = 1.0,
+) -> Iterator[_Limit]:
+    """What a header of somebody else's states; nothing for 0, by which they mean no limit."""
+    for value in headers.getall(name, ()):
+        for part in value.split(","):
+            stated = read(part.strip())
+            if stated is None or stated < 0:
+                if name not in ignored:
+                    ignored.append(name)
+            elif stated:
+                yield _Limit(stated * unit_s, name)
+
+
+def _amount(value: str) -> float | None:
+    return float(value) if _NUMBER.fullmatch(value) else None
+
+
+def _seconds_or_duration(value: str) -> float | None:
+    stated = _amount(value)
+    if stated is None:
+        return _go_duration_s(value)
+    return stated if stated <= _MOST_BARE_S else None
+
+
+_DEADLINES_OF_OTHERS: Mapping[str, _Read] = {
+    "x-request-timeout-seconds": _amount,
+    "x-litellm-timeout": _amount,
+    "x-request-timeout": _seconds_or_duration,
+    "Request-Timeout": _seconds_or_duration,
+}
+_ENVOY = "x-envoy-expected-rq-timeout-ms"
+_SDKS = ("x-stainless-read-timeout", "x-stainless-timeout")
 
 
 def _absolute_s(value: str) -> float:
@@ -227,12 +304,10 @@ def _grpc_timeout_s(value: str) -> float:
     return int(match[1]) * _GRPC_UNIT_S[match[2]]
 
 
-def _go_duration_s(value: str) -> float:
+def _go_duration_s(value: str) -> float | None:
     """As Go's ``time.ParseDuration`` reads it, which is what llm-d's router does."""
     if not _GO_DURATION.fullmatch(value):
-        raise _unreadable(
-            "x-llm-d-inference-ttl", value, "a Go duration, such as 1500ms, 2s or 1m30s"
-        )
+        return None
     seconds = sum(float(count) * _GO_UNIT_S[unit] for count, unit in _GO_STEP.findall(value))
     return -seconds if value.startswith("-") else seconds
 

@@ -46,7 +46,8 @@ class EventStream:
         self, request: web.Request, headers: Mapping[str, str], config: StreamConfig
     ) -> None:
         self._request = request
-        self._headers = {**SSE_HEADERS, **headers}
+        self.headers = {**SSE_HEADERS, **headers}
+        """As they are when the stream is served."""
         self._config = config
         self._backlog = bytearray()
         self._woken = asyncio.Event()
@@ -155,7 +156,7 @@ class EventStream:
         if self._refusal is not None:
             raise self._refusal
         self._is_begun = True
-        response = web.StreamResponse(headers=self._headers)
+        response = web.StreamResponse(headers=self.headers)
         await response.prepare(self._request)
         transport = self._request.transport
         if transport is None:

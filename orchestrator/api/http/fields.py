@@ -1,14 +1,15 @@
 """What a body may say of a generation that means the same in every dialect (OR-2, DL-1)."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, trace_of
-from orchestrator.api.http.deadlines import read_deadline, read_parts
+from orchestrator.api.config import CONFIG
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR, Context, trace_of
+from orchestrator.api.http.deadlines import Headers, read_deadline, read_parts
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.model_names import served_name
 from orchestrator.errors import InvalidRequest
@@ -40,6 +41,13 @@ MAX_INSTANCES = 64
 MAX_INSTANCE_CHARS = 256
 """A host's name has at most 253; what is stated is kept with the task."""
 SESSION_HEADER = "X-Session-Id"
+FLEX = "flex"
+"""OpenAI's ``service_tier`` for work that may wait."""
+OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+"""llm-d's router's, and their older names in the Gateway API Inference Extension."""
+NO_FAIRNESS_ID = "default-flow"
+"""What that router calls a request that names none."""
 CALLS_LEFT_HEADER = "X-Chain-Calls-Left"
 NULL = msgspec.Raw(b"null")
 Unused = msgspec.Raw
@@ -116,7 +124,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     token_gap_ms: float | None = None
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
-    priority: Priority = Priority.INTERACTIVE
+    priority: Priority | int | None = None
     tenant: str | None = None
     session_id: str | None = None
     idle_keep_s: float | None = None
@@ -147,6 +155,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         """Whether the client waits for all of the answer at once."""
         return False
 
+    def is_awaited(self) -> bool:
+        """Whether the answer is of no use once the client is gone."""
+        return self.on_disconnect is OnDisconnect.CANCEL
+
+    def stated_tier(self) -> str | None:
+        """How the API spells what ``priority`` says; None for nothing."""
+        return None
+
     def field_names(self) -> Mapping[str, str]:
         """What the client calls fields that have another name here, for errors."""
         return {}
@@ -172,7 +188,9 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         body.deadline_ms,
         context.arrival,
         policy,
+        is_awaited=body.is_awaited(),
         in_one_piece=body.wants_one_piece(),
+        ignored=context.ignored_headers,
     )
     context.deadline = deadline
     max_tokens = body.token_limit()
@@ -201,13 +219,13 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         correlation_id=context.correlation_id,
         request_id=context.request_id,
         arrived=context.arrival.mono,
-        parts=read_parts(request.headers, body, context.arrival),
+        parts=read_parts(request.headers, body, context.arrival, context.ignored_headers),
         on_deadline=body.on_deadline,
         on_disconnect=body.on_disconnect,
         keep=keep,
         key=context.key.fingerprint,
-        priority=body.priority,
-        tenant=context.key.tenant_for(_name("tenant", body.tenant)),
+        priority=class_of(request.headers, body, request.app[CONFIG].batch_objectives),
+        tenant=_tenant(request.headers, body.tenant, context),
         session_id=session_id,
         calls_left=_calls_left(request.headers, body.calls_left),
         states_idle_keep=body.idle_keep_s is not None,
@@ -234,6 +252,42 @@ def refuse_unserved(body: msgspec.Struct, served: Mapping[str, Served]) -> None:
             if not is_hint:
                 raise refusal
             pass_over("", field, refusal)
+
+
+def class_of(
+    headers: Headers, body: GenerationRequest, batch_objectives: Collection[str]
+) -> Priority:
+    """The class that a request waits in: by its ``priority``, else by its API's own word for it,
+    else by the objective that a gateway names.
+
+    An integer is vLLM's, where less is earlier and 0 usual: what is above waits as batch work.
+    """
+    if isinstance(body.priority, Priority):
+        return body.priority
+    if body.priority is not None:
+        return Priority.BATCH if body.priority > 0 else Priority.INTERACTIVE
+    tier = body.stated_tier()
+    if tier is not None:
+        return Priority.BATCH if tier == FLEX else Priority.INTERACTIVE
+    objectives = (headers.get(name) for name in OBJECTIVE_HEADERS)
+    is_batch = any(objective in batch_objectives for objective in objectives)
+    return Priority.BATCH if is_batch else Priority.INTERACTIVE
+
+
+def _tenant(headers: Headers, stated: str | None, context: Context) -> str:
+    """Whose share to use. A gateway's word for it counts only with a key that may name tenants,
+    and is passed over otherwise: anybody can write a header."""
+    key = context.key
+    if stated is not None:
+        return key.tenant_for(_name("tenant", stated))
+    for header in FAIRNESS_HEADERS:
+        named = headers.get(header, "").strip()
+        if named in ("", NO_FAIRNESS_ID):
+            continue
+        if _NAME.fullmatch(named) and (key.names_tenants or named == key.tenant):
+            return named
+        context.ignored_headers.append(header)
+    return key.tenant
 
 
 def _name(field: str, value: str | None) -> str | None:

@@ -20,9 +20,10 @@ async def stream_answer(
 ) -> web.StreamResponse:
     """Submit a job; ``listen`` makes the listener that writes its answer to a stream."""
     orchestrator = request.app[ORCHESTRATOR]
-    stream = EventStream(request, deadline_headers(job.deadline), request.app[CONFIG].streams)
+    stream = EventStream(request, {}, request.app[CONFIG].streams)
     listener = listen(stream)
     request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [listener])
+    stream.headers |= deadline_headers(task.deadline)
     stream.on_behind = lambda: orchestrator.mark_reading(task, not stream.is_behind)
     try:
         return await stream.run()

@@ -7,7 +7,12 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.admission.rate_limits import Standing
-from orchestrator.api.http.context import CORRELATION_HEADER, REQUEST_ID_HEADER, Context
+from orchestrator.api.http.context import (
+    CORRELATION_HEADER,
+    IGNORED_HEADERS,
+    REQUEST_ID_HEADER,
+    Context,
+)
 from orchestrator.api.http.ignored import IGNORED_HEADER
 from orchestrator.errors import (
     DeadlineExceeded,
@@ -45,6 +50,7 @@ def error_response(error: TidegateError, context: Context, now: float) -> web.Re
         due_at = context.deadline.at if error.due_at is None else error.due_at
         left_ms = 1000 * (due_at - now)
         headers["X-Deadline-Budget"] = str(Budget(queue_ms=waited_ms, left_ms=left_ms))
+        headers |= deadline_headers(context.deadline)
     dialect = context.dialect
     body = dialect.error_body(error, context.answer_id)
     return json_response(body, status=dialect.status_of(error), headers=headers)
@@ -73,6 +79,8 @@ def name_response(response: web.StreamResponse, context: Context) -> None:
         response.headers[header] = context.answer_id
     if context.ignored is not None and context.ignored.places:
         response.headers[IGNORED_HEADER] = context.ignored.header()
+    if context.ignored_headers:
+        response.headers[IGNORED_HEADERS] = ", ".join(context.ignored_headers)
 
 
 def rate_limit_headers(
@@ -117,10 +125,14 @@ def task_headers(task: Task, now: float) -> dict[str, str]:
 
 
 def deadline_headers(deadline: Deadline) -> dict[str, str]:
-    """Says so when the client's deadline was cut (DL-1)."""
-    if deadline.clamped_ms is None:
-        return {}
-    return {"X-Deadline-Clamped-Ms": f"{deadline.clamped_ms:.0f}"}
+    """Which of those that were stated counts (DL-20), and the maximum where the client asked for
+    more (DL-1)."""
+    headers = {}
+    if deadline.source:
+        headers["X-Deadline-Source"] = deadline.source
+    if deadline.clamped_ms is not None:
+        headers["X-Deadline-Clamped-Ms"] = f"{deadline.clamped_ms:.0f}"
+    return headers
 
 
 def task_fields(task: Task) -> dict[str, object]:

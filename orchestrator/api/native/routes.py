@@ -101,6 +101,7 @@ async def status(request: web.Request) -> web.Response:
         "usage": usage(task),
         **task_fields(task),
         "deadline_unix_ms": task.deadline.unix_ms,
+        "deadline_source": task.deadline.source or None,
         "events_url": f"/v2/tasks/{task.id}/events",
     }
     if ending is None:

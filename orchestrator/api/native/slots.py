@@ -162,7 +162,14 @@ def _job(request: web.Request, body: SlotRequest) -> SlotJob:
     """What a body asks for. Raises ``InvalidRequest``, ``ModelNotFound``."""
     context = request[CONTEXT]
     policy = request.app[ORCHESTRATOR].deadlines
-    deadline = read_deadline(request.headers, body.deadline_ms, context.arrival, policy)
+    deadline = read_deadline(
+        request.headers,
+        body.deadline_ms,
+        context.arrival,
+        policy,
+        is_awaited=False,
+        ignored=context.ignored_headers,
+    )
     context.deadline = deadline
     if body.model != MODEL:
         raise ModelNotFound(

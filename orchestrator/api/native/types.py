@@ -42,6 +42,9 @@ class TaskRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_on
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
+    def is_awaited(self) -> bool:
+        return False
+
     def field_names(self) -> Mapping[str, str]:
         return {"prompt": next(iter(_given(self)), "prompt")}
 

@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.api.openai.echo import require_few_numbers, require_short_echo
 from orchestrator.api.openai.shapes import usage
-from orchestrator.api.openai.types import ParsedRequest
+from orchestrator.api.openai.types import ParsedRequest, tier_of
 from orchestrator.service import Orchestrator, Reading
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Listener, Task
@@ -109,6 +109,12 @@ class Choices:
     def usage(self) -> dict[str, object]:
         """Of all, once they have ended."""
         return usage(self.tasks, self.request.n)
+
+    def told_tier(self) -> dict[str, object]:
+        """``service_tier`` for a client that asked for one."""
+        if not self.request.options.tier:
+            return {}
+        return {"service_tier": tier_of(self.request.job.priority)}
 
     async def _read(self) -> None:
         """Encode all prompts before the first begins: what it says could not be sent before the

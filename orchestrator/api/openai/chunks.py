@@ -180,6 +180,7 @@ class ChunkStream:
         """``made``: of this choice's tokens, how many there are with this chunk."""
         chunk = self._shape.head(self._choices.first or task, self._created, chunk=True)
         chunk["choices"] = choices
+        chunk |= self._choices.told_tier()
         if self._options.running_usage:
             chunk["usage"] = token_counts(task.prompt_tokens, made)
         elif self._options.usage:

@@ -132,7 +132,7 @@ async def _stream(
     request: web.Request, choices: Choices, shape: Shape, created: int
 ) -> web.StreamResponse:
     orchestrator, job = request.app[ORCHESTRATOR], choices.request.job
-    stream = EventStream(request, deadline_headers(job.deadline), request.app[CONFIG].streams)
+    stream = EventStream(request, {}, request.app[CONFIG].streams)
 
     def listener_of(index: int) -> Listener:
         new_stream: Callable[..., ChunkStream] = ChunkStream
@@ -148,6 +148,8 @@ async def _stream(
         )
 
     async with submitted(request, choices, listener_of, stream):
+        assert choices.first is not None
+        stream.headers |= deadline_headers(choices.first.deadline)
         stream.on_behind = lambda: choices.mark_reading(not stream.is_behind)
         try:
             return await stream.run()
@@ -183,6 +185,7 @@ async def _answer(
     body = shape.head(tasks[0], created, chunk=False) | {
         "choices": told,
         "usage": choices.usage(),
+        **choices.told_tier(),
         **task_fields(last),
     }
     if shape.is_chat and choices.request.options.token_ids:

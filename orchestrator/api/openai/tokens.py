@@ -125,6 +125,11 @@ def _asked(request: web.Request, body: TokenizeRequest) -> _Asked:
 def _deadline(request: web.Request) -> Deadline:
     context, policy = request[CONTEXT], request.app[ORCHESTRATOR].deadlines
     context.deadline = read_deadline(
-        request.headers, None, context.arrival, policy, in_one_piece=True
+        request.headers,
+        None,
+        context.arrival,
+        policy,
+        in_one_piece=True,
+        ignored=context.ignored_headers,
     )
     return context.deadline

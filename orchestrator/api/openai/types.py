@@ -12,14 +12,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from orchestrator.api.http.fields import NULL, Served, Unused, refuse_unserved
+from orchestrator.api.http.fields import FLEX, NULL, Served, Unused, refuse_unserved
 from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.api.openai.tools import tool_use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing.tool_use import ToolUse
-from orchestrator.tasks.job import Job, Prompt
+from orchestrator.tasks.job import Job, Priority, Prompt
 from worker.protocol import OnDeadline
 
 MOST_CHOICES = 128
@@ -83,6 +83,11 @@ _SERVED_OF_TEXTS = {
 }
 
 
+def tier_of(priority: Priority) -> str:
+    """The ``service_tier`` that a request is served in: there are two, none above the usual."""
+    return FLEX if priority is Priority.BATCH else "default"
+
+
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a streamed answer."""
 
@@ -108,6 +113,8 @@ class AnswerOptions(NamedTuple):
     """Of a prompt's choices, how many the client gets: the likeliest. None for all."""
     hides_logprobs: bool = False
     """They are for us, to find the likeliest."""
+    tier: bool = False
+    """The ``service_tier`` that it was served in."""
 
     @property
     def needs_prompt_ids(self) -> bool:
@@ -157,7 +164,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     user: Unused = NULL
     metadata: Unused = NULL
     store: Unused = NULL
-    service_tier: Unused = NULL
+    service_tier: str | None = None
     safety_identifier: Unused = NULL
     prompt_cache_key: Unused = NULL
     prompt_cache_retention: Unused = NULL
@@ -196,6 +203,9 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     def wants_one_piece(self) -> bool:
         return not self.stream
 
+    def stated_tier(self) -> str | None:
+        return self.service_tier
+
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
         """Each has choices of its own; the model is told of the tools that it may ``use``. Raises
         ``InvalidRequest`` for what is not served."""
@@ -223,6 +233,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
             token_ids=bool(self.return_token_ids),
             stop_in_text=bool(self.include_stop_str_in_output),
             prompt_logprobs=self.prompt_logprobs,
+            tier=self.service_tier is not None,
         )
 
 

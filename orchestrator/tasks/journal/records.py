@@ -192,7 +192,7 @@ def live_task(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> 
     job = replace(
         job,
         arrived=job.arrived + shift,
-        deadline=replace(deadline, at=deadline.at + shift),
+        deadline=deadline.moved(shift),
         parts=NO_PARTS
         if parts == NO_PARTS
         else Parts(parts.first_token_at + shift, parts.token_gap_s, parts.cut_at + shift),

@@ -125,7 +125,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedRequest:
         is_streamed=bool(body.stream),
         is_background=bool(body.background),
         is_stored=body.store is not False,
-        echo=echo_of(body),
+        echo=echo_of(body, job.priority),
     )
 
 

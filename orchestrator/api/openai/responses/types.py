@@ -20,9 +20,10 @@ from orchestrator.api.http.fields import (
 from orchestrator.api.http.grammars import json_schema
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.openai.responses.items import InputItem, Turns
+from orchestrator.api.openai.types import tier_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
-from orchestrator.tasks.job import Job, TemplateArgument
+from orchestrator.tasks.job import Job, Priority, TemplateArgument
 from worker.protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 _MOST_METADATA_BYTES = 64 * 1024
@@ -94,7 +95,7 @@ class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
     max_tool_calls: Unused = NULL
     reasoning: Unused = NULL
     user: Unused = NULL
-    service_tier: Unused = NULL
+    service_tier: str | None = None
     safety_identifier: Unused = NULL
     prompt_cache_key: Unused = NULL
     prompt_cache_options: Unused = NULL
@@ -119,6 +120,12 @@ class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
 
     def wants_one_piece(self) -> bool:
         return not self.stream and not self.background
+
+    def stated_tier(self) -> str | None:
+        return self.service_tier
+
+    def is_awaited(self) -> bool:
+        return super().is_awaited() and not self.background
 
     def field_names(self) -> Mapping[str, str]:
         names = {"prompt": "input", "logprobs": "top_logprobs"}
@@ -183,7 +190,7 @@ class ParsedRequest:
     """What the answer repeats of it."""
 
 
-def echo_of(body: ResponsesRequest) -> dict[str, object]:
+def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
     """What an answer repeats of its request, and nothing that would keep its body."""
     return {
         "background": bool(body.background),
@@ -194,7 +201,7 @@ def echo_of(body: ResponsesRequest) -> dict[str, object]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
-        "service_tier": "default",
+        "service_tier": tier_of(priority),
         "store": body.store is not False,
         "text": {"format": {"type": "text"}} if body.text == NULL else body.text.copy(),
         "tool_choice": "auto" if body.tool_choice == NULL else body.tool_choice.copy(),

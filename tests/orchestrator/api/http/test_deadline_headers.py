@@ -40,6 +40,12 @@ def left_s(*headers: tuple[str, str], body_ms: float | None = None) -> float:
         ("X-Request-Timeout-Seconds", "2.5", 2.5),
         ("x-request-timeout-seconds", " 30 ", 30),
         ("x-litellm-timeout", "1.5", 1.5),
+        ("x-request-timeout", "30", 30),
+        ("x-request-timeout", "500ms", 0.5),
+        ("X-Request-Timeout", "2h", 1800),
+        ("request-timeout", " 2.5 ", 2.5),
+        ("Request-Timeout", "1m30s", 90),
+        ("Request-Timeout", "0", 300),
         ("X-Deadline", "2020-01-01T00:00:00Z", 1577836800 - 1_800_000_000),
     ],
 )
@@ -65,10 +71,6 @@ def test_dl1_every_spelling(header: str, value: str, seconds: float) -> None:
         ("X-Timeout-Ms", "-"),
         ("X-Timeout-Ms", "1500ms"),
         ("X-Timeout-Ms", "inf"),
-        ("x-request-timeout-seconds", "5s"),
-        ("x-request-timeout-seconds", ""),
-        ("x-litellm-timeout", "soon"),
-        ("x-litellm-timeout", "nan"),
     ],
 )
 def test_dl1_unreadable_is_an_error_that_names_the_header(header: str, value: str) -> None:
@@ -126,6 +128,8 @@ def test_dl14_every_spelling_of_a_part() -> None:
     assert parts(("X-LLM-D-SLO-TTFT-MS", "500")) == Parts(50.5, math.inf, math.inf)
     assert parts(body=Body(token_gap_ms=50)) == Parts(math.inf, 0.05)
     assert parts(("x-llm-d-slo-tpot-ms", "0.5")) == Parts(math.inf, 0.0005)
+    assert parts(("x-slo-ttft-ms", "500")) == Parts(50.5, math.inf, math.inf)
+    assert parts(("x-slo-tpot-ms", "20, 10"), ("x-slo-tpot-ms", "0")) == Parts(math.inf, 0.01)
 
 
 def test_dl14_the_smallest_wins_and_a_wish_does_not_cut() -> None:
@@ -141,13 +145,9 @@ def test_dl14_the_smallest_wins_and_a_wish_does_not_cut() -> None:
     assert lax == Parts(first_token_at=51.0, token_gap_s=0.03, cut_at=51.0)
 
 
-@pytest.mark.parametrize(
-    "header", ["X-First-Token-Timeout-Ms", "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"]
-)
 @pytest.mark.parametrize("value", ["soon", "", "0", "-5", "5ms", "nan", "1e3", "inf"])
-def test_dl14_a_part_that_is_no_use_is_an_error_that_names_the_header(
-    header: str, value: str
-) -> None:
+def test_dl14_a_part_that_is_no_use_is_an_error_that_names_the_header(value: str) -> None:
+    header = "X-First-Token-Timeout-Ms"
     with pytest.raises(InvalidRequest, match=header) as caught:
         parts((header, value))
     assert caught.value.field == header
@@ -183,11 +183,114 @@ def test_dl14_llm_ds_time_to_live_bounds_the_wait_for_the_first_token(
     assert left_s(("x-llm-d-inference-ttl", value)) == 300
 
 
-@pytest.mark.parametrize("value", ["2", "2 s", "s", "1d", "", "-1s", "-" + 99 * "999999999999999h"])
-def test_dl14_a_time_to_live_that_is_no_use_is_an_error_that_names_it(value: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        parts(("x-llm-d-inference-ttl", value))
-    assert caught.value.field == "x-llm-d-inference-ttl"
+# ── what gateways and SDKs add by themselves ─────────────────────────────────────────────────────
+
+
+_NO_DURATIONS = ["2 s", "s", "1d", "", "-1s", "-" + 99 * "999999999999999h"]
+_NO_NUMBERS = ["soon", "", "-5", "5 ms", "nan", "1e3", "inf", "9" * 20, "٣٠"]
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        *(("x-llm-d-inference-ttl", value) for value in ["2", *_NO_DURATIONS]),
+        *(
+            (header, value)
+            for header in ("x-request-timeout", "request-timeout")
+            for value in [*_NO_NUMBERS, *_NO_DURATIONS, "120000", "3600.5"]
+        ),
+        *(
+            (header, value)
+            for header in (
+                "x-envoy-expected-rq-timeout-ms",
+                "x-request-timeout-seconds",
+                "x-litellm-timeout",
+                "x-stainless-timeout",
+                "x-stainless-read-timeout",
+                "x-llm-d-slo-ttft-ms",
+                "x-slo-tpot-ms",
+            )
+            for value in _NO_NUMBERS
+        ),
+    ],
+)
+def test_dl20_what_others_add_and_cannot_be_read_refuses_nothing_and_is_named(
+    header: str, value: str
+) -> None:
+    headers, ignored = CIMultiDict({header: value, "x-slo-ttft-ms": "0"}), list[str]()
+    deadline = read_deadline(headers, None, NOW, POLICY, in_one_piece=True, ignored=ignored)
+    assert (deadline.at, deadline.source) == (NOW.mono + 300, "default")
+    assert read_parts(headers, Body(), NOW, ignored) is NO_PARTS
+    assert [name.lower() for name in ignored] == [header]
+
+
+@pytest.mark.parametrize(
+    ("stated", "seconds", "source"),
+    [
+        ({}, 300, "default"),
+        ({"x-envoy-expected-rq-timeout-ms": "15000"}, 15, "x-envoy-expected-rq-timeout-ms"),
+        ({"x-envoy-expected-rq-timeout-ms": "600000"}, 300, "default"),
+        ({"x-envoy-expected-rq-timeout-ms": "0"}, 300, "default"),
+        ({"x-envoy-expected-rq-timeout-ms": "15000,9000"}, 9, "x-envoy-expected-rq-timeout-ms"),
+        ({"x-envoy-expected-rq-timeout-ms": "15000", "grpc-timeout": "5S"}, 5, "grpc-timeout"),
+        ({"x-envoy-expected-rq-timeout-ms": "15000", "x-timeout-ms": "60000"}, 15, "x-envoy"),
+        ({"x-stainless-read-timeout": "600"}, 300, "default"),
+        ({"x-stainless-timeout": "20", "x-stainless-read-timeout": "7.5"}, 7.5, "x-stainless-read"),
+        ({"x-stainless-timeout": "0", "X-Timeout-Ms": "1e"}, None, ""),
+        ({"Request-Timeout": "9", "x-request-timeout": "8s"}, 8, "x-request-timeout"),
+        ({"x-request-timeout": "900"}, 900, "x-request-timeout"),
+        ({"X-Deadline": "1800000002000", "grpc-timeout": "3S"}, 2, "X-Deadline"),
+    ],
+)
+def test_dl20_the_earliest_wins_is_named_and_nobody_on_the_way_makes_it_later(
+    stated: dict[str, str], seconds: float | None, source: str
+) -> None:
+    if seconds is None:
+        with pytest.raises(InvalidRequest):  # the client's own stay strict
+            read_deadline(CIMultiDict(stated), None, NOW, POLICY, in_one_piece=True)
+        return
+    deadline = read_deadline(CIMultiDict(stated), None, NOW, POLICY, in_one_piece=True)
+    assert deadline.at - NOW.mono == pytest.approx(seconds)
+    assert deadline.source.startswith(source)
+
+
+def test_dl20_bounds_count_where_somebody_waits() -> None:
+    """Not for a task that goes on by itself, nor an SDK's for a stream, nor where it is off."""
+    headers = CIMultiDict(
+        {"x-envoy-expected-rq-timeout-ms": "15000", "x-stainless-read-timeout": "7"}
+    )
+    deaf = DeadlineConfig(default_s=300, max_s=1800, reads_sdk_timeouts=False)
+    for policy, options, seconds in (
+        (POLICY, {"in_one_piece": True}, 7),
+        (POLICY, {}, 15),
+        (POLICY, {"is_awaited": False, "in_one_piece": True}, 300),
+        (deaf, {"in_one_piece": True}, 15),
+    ):
+        deadline = read_deadline(headers, None, NOW, policy, **options)
+        assert deadline.at - NOW.mono == seconds
+        assert deadline.is_default
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "x-envoy-expected-rq-timeout-ms",
+                "x-request-timeout",
+                "Request-Timeout",
+                "x-litellm-timeout",
+                "x-stainless-timeout",
+                "x-llm-d-inference-ttl",
+                "x-slo-ttft-ms",
+            ]
+        ),
+        st.text(max_size=24),
+    )
+)
+def test_dl20_no_value_of_theirs_raises(headers: dict[str, str]) -> None:
+    deadline = read_deadline(CIMultiDict(headers), None, NOW, POLICY, in_one_piece=True)
+    assert 0 < deadline.at - NOW.mono <= POLICY.max_s
+    read_parts(CIMultiDict(headers), Body(), NOW)
 
 
 @pytest.mark.parametrize(

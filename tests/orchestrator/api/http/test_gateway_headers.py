@@ -1,0 +1,189 @@
+"""DL-20: what gateways, SDKs and other servers' clients say beside the body, over HTTP."""
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from orchestrator.tasks.job import Priority
+from orchestrator.tasks.task import Task
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support.fake_worker import FakeWorker
+
+CHAT: dict[str, Any] = {
+    "model": "fake",
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 4,
+}
+TASK: dict[str, Any] = {"model": "fake", "prompt": "x", "max_tokens": 4}
+RESPONSE: dict[str, Any] = {"model": "fake", "input": "x", "max_output_tokens": 4}
+ENVOY = {"x-envoy-expected-rq-timeout-ms": "15000"}
+KEYS = {
+    "gateway": {"token": "g", "names_tenants": True},
+    "acme": {"token": "a"},
+}
+
+
+def offered(service: Service) -> list[Task]:
+    """Tasks as they are let in from now on."""
+    tasks: list[Task] = []
+    service.orchestrator.on_offered.append(tasks.append)
+    return tasks
+
+
+async def answered(
+    service: Service, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> aiohttp.ClientResponse:
+    async with service.http.post(path, json=body, headers=headers) as response:
+        await response.read()
+        return response
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", CHAT | {"stream": True}),
+        ("/v1/completions", TASK),
+        ("/v1/messages", CHAT),
+        ("/v1/messages", CHAT | {"stream": True}),
+        ("/v1/responses", RESPONSE),
+    ],
+)
+async def test_dl20_the_answer_names_the_deadline_that_won(
+    service: Service, worker: FakeWorker, path: str, body: dict[str, Any]
+) -> None:
+    for headers, source, budget_ms in (
+        ({}, "default", 300_000),
+        (ENVOY, "x-envoy-expected-rq-timeout-ms", 15_000),
+        (ENVOY | {"grpc-timeout": "5S"}, "grpc-timeout", 5_000),
+        ({"Request-Timeout": "7"}, "Request-Timeout", 7_000),
+    ):
+        response = await answered(service, path, body, headers)
+        assert response.status == 200
+        assert response.headers["X-Deadline-Source"] == source
+        assert "x-tidegate-ignored-headers" not in response.headers
+        assert 0.5 * budget_ms < worker.submits[-1].budget_ms <= budget_ms
+    unread = ENVOY | {"x-request-timeout": "soon", "x-llm-d-slo-ttft-ms": "-1"}
+    response = await answered(service, path, body, unread)
+    assert response.status == 200
+    told = response.headers["x-tidegate-ignored-headers"]
+    assert told == "x-request-timeout, x-llm-d-slo-ttft-ms"
+
+
+async def test_dl20_a_tasks_status_its_log_and_an_error_name_it_too(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nobody on the way ends a task that goes on by itself."""
+    with caplog.at_level("INFO"):
+        async with service.http.post(
+            "/v2/tasks", json=TASK, headers=ENVOY | {"X-Timeout-Ms": "60000"}
+        ) as response:
+            assert response.headers["X-Deadline-Source"] == "X-Timeout-Ms"
+            task_id = (await response.json())["task_id"]
+        await service.until(lambda: service.outcomes() == ["met"])
+    async with service.http.get(f"/v2/tasks/{task_id}") as response:
+        assert (await response.json())["deadline_source"] == "X-Timeout-Ms"
+    (source,) = {
+        record.__dict__["fields"]["deadline_source"]
+        for record in caplog.records
+        if "budget" in record.__dict__.get("fields", {})
+    }
+    assert source == "X-Timeout-Ms"
+    late = await answered(service, "/v1/completions", TASK, {"x-litellm-timeout": "0.001"})
+    assert (late.status, late.headers["X-Deadline-Source"]) == (504, "x-litellm-timeout")
+
+
+async def test_dl20_a_later_call_of_a_run_has_the_runs(service: Service) -> None:
+    """Bounded by who waits for that call alone, which says nothing of the run."""
+    tasks = offered(service)
+    session = {"session_id": "s", "stream": True}
+    first = CHAT | session | {"deadline_ms": 60_000, "calls_left": 3}
+    for body, headers, source in (
+        (first, ENVOY, "x-envoy-expected-rq-timeout-ms"),
+        (CHAT | session, {}, "run"),
+        (CHAT | session, ENVOY, "x-envoy-expected-rq-timeout-ms"),
+    ):
+        response = await answered(service, "/v1/chat/completions", body, headers)
+        assert response.headers["X-Deadline-Source"] == source
+    lefts = [task.deadline.at - task.job.arrived for task in tasks]
+    assert lefts[0] == pytest.approx(15)
+    assert 20 < lefts[1] <= 60
+    assert lefts[2] == pytest.approx(15)
+
+
+@pytest.mark.parametrize(
+    ("more", "headers", "expected"),
+    [
+        ({}, {}, Priority.INTERACTIVE),
+        ({"service_tier": "flex"}, {}, Priority.BATCH),
+        ({"service_tier": "priority"}, {"x-llm-d-inference-objective": "batch"}, "interactive"),
+        ({"service_tier": "auto"}, {}, "interactive"),
+        ({"service_tier": "default", "priority": "batch"}, {}, "batch"),
+        ({"priority": 0}, {"x-gateway-inference-objective": "batch"}, "interactive"),
+        ({"priority": -3}, {}, "interactive"),
+        ({"priority": 10}, {}, "batch"),
+        ({}, {"x-llm-d-inference-objective": "batch"}, "batch"),
+        ({}, {"x-gateway-inference-objective": "nightly"}, "batch"),
+        ({}, {"x-gateway-inference-objective": "critical"}, "interactive"),
+    ],
+)
+async def test_dl20_service_tiers_priorities_and_objectives_are_classes(
+    make_service: MakeService,
+    worker: FakeWorker,
+    more: dict[str, Any],
+    headers: dict[str, str],
+    expected: str,
+) -> None:
+    service = await make_service(worker, batch_objectives="batch, nightly")
+    tasks = offered(service)
+    tier = "flex" if expected == "batch" else "default"
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSE)):
+        async with service.http.post(path, json=body | more, headers=headers) as response:
+            assert response.status == 200
+            answer = await response.json()
+        assert tasks[-1].job.priority == expected
+        if "service_tier" in more or path == "/v1/responses":
+            assert answer["service_tier"] == tier
+        else:
+            assert "service_tier" not in answer
+    body = CHAT | more | {"stream": True}
+    async with service.http.post("/v1/chat/completions", json=body, headers=headers) as response:
+        events = (await response.text()).split("\n\n")[:-2]
+    told = {json.loads(event[6:]).get("service_tier") for event in events}
+    assert told == ({tier} if "service_tier" in more else {None})
+
+
+@pytest.mark.parametrize(
+    ("token", "header", "named", "tenant"),
+    [
+        ("g", "x-llm-d-inference-fairness-id", "zeta", "zeta"),
+        ("g", "x-gateway-inference-fairness-id", "zeta", "zeta"),
+        ("g", "x-gateway-inference-fairness-id", "default-flow", "gateway"),
+        ("g", "x-llm-d-inference-fairness-id", "no name", None),
+        ("a", "x-llm-d-inference-fairness-id", "acme", "acme"),
+        ("a", "x-llm-d-inference-fairness-id", "zeta", None),
+        ("a", "x-gateway-inference-fairness-id", "gateway", None),
+    ],
+)
+async def test_dl20_a_fairness_id_is_a_tenant_for_who_may_name_one(
+    make_service: MakeService,
+    worker: FakeWorker,
+    token: str,
+    header: str,
+    named: str,
+    tenant: str | None,
+) -> None:
+    """Nobody else poses as another tenant by it, and nobody is refused for it."""
+    service = await make_service(worker, keys=KEYS)
+    tasks = offered(service)
+    headers = {"Authorization": f"Bearer {token}", header: named}
+    response = await answered(service, "/v1/chat/completions", CHAT, headers)
+    assert response.status == 200
+    own = {"g": "gateway", "a": "acme"}[token]
+    assert tasks[-1].job.tenant == (tenant or own)
+    assert response.headers.get("x-tidegate-ignored-headers") == (None if tenant else header)
+    body = CHAT | {"tenant": own}
+    response = await answered(service, "/v1/chat/completions", body, headers)
+    assert tasks[-1].job.tenant == own, "what the body says goes before"
