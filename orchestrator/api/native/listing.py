@@ -6,12 +6,13 @@ from aiohttp import web
 
 from orchestrator.api.http.answer_ids import answer_id
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.api.http.finding import status_of
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest
 from orchestrator.service import Orchestrator
 from orchestrator.slots.job import MODEL
 from orchestrator.slots.slot import Slot
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
 
 USUAL_LIMIT = 100
 MOST = 1000
@@ -45,13 +46,6 @@ def _newest_first(orchestrator: Orchestrator) -> Iterator[Task | Slot]:
     live: list[Task | Slot] = [*orchestrator.live(), *orchestrator.slots.store.running()]
     yield from sorted(live, key=lambda one: one.marks.received, reverse=True)
     yield from orchestrator.store.ended()
-
-
-def status_of(task: Task | Slot) -> str:
-    """How far it got, in the words of this API."""
-    if isinstance(task, Task) and task.stage <= Stage.QUEUED:
-        return "queued"
-    return task.stage.name.lower()
 
 
 def _line(task: Task, now: float) -> dict[str, object]:

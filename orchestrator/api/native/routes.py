@@ -1,6 +1,5 @@
 """``/v2/tasks``: submit, ask, follow, cancel."""
 
-import asyncio
 import hashlib
 import re
 from dataclasses import replace
@@ -10,10 +9,12 @@ from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
+from orchestrator.api.http.cancelling import cancel_routes, recorded
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job
+from orchestrator.api.http.finding import find_task, is_kept, status_of, submitted_before
 from orchestrator.api.http.responses import (
     deadline_headers,
     json_response,
@@ -28,16 +29,9 @@ from orchestrator.api.native.events import (
     read_last_event_id,
     usage,
 )
-from orchestrator.api.native.finding import (
-    find_slots,
-    find_task,
-    find_tasks,
-    is_kept,
-    submitted_before,
-)
-from orchestrator.api.native.listing import listing, status_of
+from orchestrator.api.native.listing import listing
 from orchestrator.api.native.types import TaskRequest
-from orchestrator.errors import Draining, InvalidRequest, NotFound
+from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.service import Orchestrator
 from orchestrator.sessions.store import is_session
 from orchestrator.tasks.job import Api, Job, Prompt
@@ -90,7 +84,7 @@ async def status(request: web.Request) -> web.Response:
     """A task as it stands."""
     orchestrator = request.app[ORCHESTRATOR]
     task = await find_task(request)
-    await _recorded(task)
+    await recorded(task)
     ending = task.ending
     answer: dict[str, object] = {
         "task_id": task.id,
@@ -128,7 +122,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     after = read_last_event_id(request.headers.get("Last-Event-ID"))
     last = last_number(task)
     if last is not None:
-        await _recorded(task)
+        await recorded(task)
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
     config = request.app[CONFIG].streams
@@ -151,37 +145,14 @@ async def events(request: web.Request) -> web.StreamResponse:
             orchestrator.disconnected(task, too_slow=stream.too_slow)
 
 
-async def cancel(request: web.Request) -> web.Response:
-    """Stop what goes by that name; 202 whether it ran, had ended or was cancelled before (WP-2)."""
-    orchestrator, slots = request.app[ORCHESTRATOR], find_slots(request)
-    for slot in slots:
-        orchestrator.slots.cancel(slot)
-    try:
-        tasks = await find_tasks(request)
-    except NotFound:
-        if not slots:
-            raise
-        tasks = []
-    for task in tasks:
-        orchestrator.cancel(task)
-    for task in tasks:
-        await _recorded(task)
-    stopped = [(task.id, status_of(task), task.correlation_id) for task in tasks]
-    stopped += [(slot.id, "ended", slot.job.correlation_id) for slot in slots]
-    task_id, status, correlation_id = stopped[0]
-    answer = {"task_id": task_id, "status": status, "correlation_id": correlation_id}
-    return json_response(answer | {"task_ids": [each[0] for each in stopped]}, status=202)
-
-
 def routes() -> list[web.RouteDef]:
     return [
         web.post("/v2/tasks", submit),
         web.get("/v2/tasks", listing),
         web.get("/v2/tasks/{task_id}", status),
-        web.delete("/v2/tasks/{task_id}", cancel),
         # Its bytes go straight to the socket, where an answer to HEAD must have none.
         web.get("/v2/tasks/{task_id}/events", events, allow_head=False),
-        web.post("/v2/tasks/{task_id}/cancel", cancel),
+        *cancel_routes("/v2/tasks"),
     ]
 
 
@@ -219,17 +190,6 @@ def _text(task: Task) -> dict[str, object]:
     if not is_kept(task):
         return {}
     return {"text": task.record().text() + ("" if task.ending is None else task.ending.tail)}
-
-
-async def _recorded(task: Task) -> None:
-    """Wait until what became of a durable task is on the disk, before anybody is told. Raises
-    ``Draining`` where that is left to the next process."""
-    if task.entry is not None and task.ending is not None:
-        if task.entry.is_left:
-            raise Draining("the service is going down; the task goes on when it is back")
-        recorded = asyncio.Event()
-        task.entry.when_recorded(recorded.set)
-        await recorded.wait()
 
 
 def _durability(orchestrator: Orchestrator, task: Task) -> dict[str, object]:

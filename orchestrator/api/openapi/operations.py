@@ -43,6 +43,11 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/chat/completions": Operation(ChatRequest, _BOTH),
     "POST /v1/completions": Operation(CompletionRequest, _BOTH),
     "POST /v1/embeddings": Operation(EmbeddingRequest),
+    **{
+        call: Operation(statuses=(202,))
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v2/tasks")
+        for call in (f"DELETE {path}/{{task_id}}", f"POST {path}/{{task_id}}/cancel")
+    },
     "GET /v1/models": _PLAIN,
     "GET /v1/models/{model}": _PLAIN,
     **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},
@@ -57,9 +62,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /v2/tasks": Operation(TaskRequest, statuses=(202,)),
     "GET /v2/tasks": Operation(parameters=("status", "limit")),
     "GET /v2/tasks/{task_id}": _PLAIN,
-    "DELETE /v2/tasks/{task_id}": _PLAIN,
     "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),
-    "POST /v2/tasks/{task_id}/cancel": _PLAIN,
     "POST /v2/slots": Operation(SlotRequest, statuses=(202,)),
     "GET /v2/slots": Operation(parameters=("status", "limit")),
     "GET /v2/slots/{slot_id}": _PLAIN,

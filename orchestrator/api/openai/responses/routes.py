@@ -7,6 +7,7 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
+from orchestrator.api.http.cancelling import cancel_tasks
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import read_job_of
@@ -17,7 +18,7 @@ from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.api.openai.responses.answer import Answer
 from orchestrator.api.openai.responses.events import ResponseEvents
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
-from orchestrator.api.openai.responses.shapes import response_id
+from orchestrator.api.openai.responses.shapes import response_id, status_of
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openai.responses.tools import tool_use_of
 from orchestrator.api.openai.responses.types import ParsedRequest, ResponsesRequest, echo_of
@@ -87,8 +88,15 @@ async def retrieve(request: web.Request) -> web.Response:
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """End one that is made in the background."""
-    return _answer(request.app[RESPONSES].cancel(*_named(request)))
+    """End one, whether it is made in the background or somebody waits for it (OR-21)."""
+    key, name = _named(request)
+    try:
+        return _answer(request.app[RESPONSES].cancel(key, name))
+    except NotFound:
+        (task, *_) = await cancel_tasks(request, name)
+    status = status_of(task.ending)
+    body = {"id": response_id(task.id), "object": "response", "status": status, "model": task.model}
+    return json_response(body)
 
 
 async def delete(request: web.Request) -> web.Response:

@@ -16,18 +16,18 @@ from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.reader import Found
 from orchestrator.tasks.journal.records import TaskRow, ended_task
 from orchestrator.tasks.store import no_such_task
-from orchestrator.tasks.task import Task
+from orchestrator.tasks.task import Stage, Task
 
 
 async def find_task(request: web.Request) -> Task:
     """The task that a path names, for its own key or an admin's. Raises ``NotFound``."""
-    return (await find_tasks(request))[0]
+    return (await find_tasks(request, request.match_info["task_id"]))[0]
 
 
-async def find_tasks(request: web.Request) -> list[Task]:
-    """What a path names by any id that was shown: a task, all choices of one answer, or whatever
-    runs under a correlation id. For its own key or an admin's. Raises ``NotFound``."""
-    stated, key = request.match_info["task_id"], request[CONTEXT].key
+async def find_tasks(request: web.Request, stated: str) -> list[Task]:
+    """What goes by any id that was shown: a task, all choices of one answer, or whatever runs under
+    a correlation id. For its own key or an admin's. Raises ``NotFound``."""
+    key = request[CONTEXT].key
     orchestrator, task_id = request.app[ORCHESTRATOR], task_id_of(stated)
 
     def mine(tasks: Iterable[Task]) -> list[Task]:
@@ -54,16 +54,23 @@ async def find_tasks(request: web.Request) -> list[Task]:
     return found
 
 
-def find_slots(request: web.Request) -> list[Slot]:
-    """Clips that have not ended and that a path names by their id or correlation id, for their own
-    key or an admin's."""
-    name, key = request.match_info["task_id"], request[CONTEXT].key
+def find_slots(request: web.Request, name: str) -> list[Slot]:
+    """Clips that have not ended and that go by that id or correlation id, for their own key or an
+    admin's."""
+    key = request[CONTEXT].key
     return [
         slot
         for slot in request.app[ORCHESTRATOR].slots.store.running()
         if name in (slot.id, slot.job.correlation_id)
         and (key.is_admin or slot.job.key == key.fingerprint)
     ]
+
+
+def status_of(task: Task | Slot) -> str:
+    """How far it got, in the native API's words."""
+    if isinstance(task, Task) and task.stage <= Stage.QUEUED:
+        return "queued"
+    return task.stage.name.lower()
 
 
 def is_kept(task: Task) -> bool:

@@ -1,0 +1,60 @@
+"""Cancelling by any id that was shown, on whichever route shows it (OR-21, WP-2)."""
+
+import asyncio
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from orchestrator.api.http.context import ORCHESTRATOR
+from orchestrator.api.http.finding import find_slots, find_tasks, status_of
+from orchestrator.api.http.responses import json_response
+from orchestrator.errors import Draining, NotFound
+from orchestrator.tasks.task import Task
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """Stop what goes by that name; 202 whether it ran, had ended or was cancelled before (WP-2)."""
+    name, orchestrator = request.match_info["task_id"], request.app[ORCHESTRATOR]
+    slots = find_slots(request, name)
+    for slot in slots:
+        orchestrator.slots.cancel(slot)
+    try:
+        tasks = await cancel_tasks(request, name)
+    except NotFound:
+        if not slots:
+            raise
+        tasks = []
+    stopped = [(task.id, status_of(task), task.correlation_id) for task in tasks]
+    stopped += [(slot.id, "ended", slot.job.correlation_id) for slot in slots]
+    task_id, status, correlation_id = stopped[0]
+    answer = {"task_id": task_id, "status": status, "correlation_id": correlation_id}
+    return json_response(answer | {"task_ids": [each[0] for each in stopped]}, status=202)
+
+
+async def cancel_tasks(request: web.Request, name: str) -> Sequence[Task]:
+    """Stop the tasks that go by ``name``, for their own key or an admin's. Raises ``NotFound``."""
+    tasks = await find_tasks(request, name)
+    for task in tasks:
+        request.app[ORCHESTRATOR].cancel(task)
+    for task in tasks:
+        await recorded(task)
+    return tasks
+
+
+async def recorded(task: Task) -> None:
+    """Wait until what became of a durable task is on the disk, before anybody is told. Raises
+    ``Draining`` where that is left to the next process."""
+    if task.entry is not None and task.ending is not None:
+        if task.entry.is_left:
+            raise Draining("the service is going down; the task goes on when it is back")
+        written = asyncio.Event()
+        task.entry.when_recorded(written.set)
+        await written.wait()
+
+
+def cancel_routes(path: str) -> list[web.RouteDef]:
+    """For what is shown at ``path``."""
+    return [
+        web.post(f"{path}/{{task_id}}/cancel", cancel),
+        web.delete(f"{path}/{{task_id}}", cancel),
+    ]
