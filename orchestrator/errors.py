@@ -99,6 +99,18 @@ class ContextOverflow(InvalidRequest):
             f"the prompt has {least}{prompt} tokens, but this model's maximum context length is "
             f"{context} tokens, which must hold it and at least one more: shorten the prompt{note}",
             field="prompt",
+            details={"prompt_tokens": prompt, "context_tokens": context},
+        )
+
+    @classmethod
+    def of_answer(cls, prompt: int, asked: int, context: int, note: str = "") -> Self:
+        """For a ``max_tokens`` of ``asked`` that is more than the prompt leaves; all in tokens."""
+        left = context - prompt
+        return cls(
+            f"max_tokens is {asked}, but this model's maximum context length is {context} tokens, "
+            f"which leaves {left} after a prompt of {prompt}: ask for at most {left}{note}",
+            field="max_tokens",
+            details={"prompt_tokens": prompt, "max_tokens": asked, "context_tokens": context},
         )
 
 

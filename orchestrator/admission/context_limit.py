@@ -20,12 +20,7 @@ def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> Non
     if asked is not None and asked > left and task.job.cuts_max_tokens:
         asked = left
     if asked is not None and asked > left:
-        raise ContextOverflow(
-            f"max_tokens is {asked}, but this model's maximum context length is {context} tokens, "
-            f"which leaves {left} after a prompt of {prompt}: ask for at most {left}"
-            f"{card.context_note}",
-            field="max_tokens",
-        )
+        raise ContextOverflow.of_answer(prompt, asked, context, card.context_note)
     defaults = card.sampling_defaults
     sampling = defaults.fill(task.sampling, task.job.unstated)
     wanted = asked

@@ -141,7 +141,7 @@ def _worker_failure(task: Task, end: End) -> Ending:
         case Code.INVALID_REQUEST:
             return refused(InvalidRequest(message))
         case Code.CONTEXT_OVERFLOW:
-            return refused(ContextOverflow(message))
+            return refused(ContextOverflow(message, field="prompt"))
         case Code.QUEUE_FULL:
             return _turned_away(task, QueueFull(message))
         case Code.NO_CAPACITY:

@@ -97,6 +97,6 @@ def _check_length(prompt: str, serving: Serving) -> None:
     card = serving.card
     if len(prompt) > card.context_tokens * serving.tokenizer.longest_token_bytes:
         raise ContextOverflow(
-            f"the prompt has {len(prompt)} characters, more than this model's context of "
-            f"{card.context_tokens} tokens can stand for{card.context_note}"
+            f"the prompt has {len(prompt)} characters, but this model's maximum context length is "
+            f"{card.context_tokens} tokens, which cannot stand for as many{card.context_note}"
         )

@@ -67,15 +67,17 @@ class PlainRequest:
         asked, room = self.sampling, context_tokens - prompt_tokens
         if room < 1:
             raise ContextOverflow(
-                f"the prompt has {prompt_tokens} tokens; at most {context_tokens - 1} leave room"
-                f" for a token of the answer{card.context_note}"
+                f"the prompt has {prompt_tokens} tokens, but this model's maximum context length is"
+                f" {context_tokens} tokens, which must hold it and at least one more"
+                f"{card.context_note}"
             )
         if asked.max_tokens <= room:
             return asked
         if self.states_max_tokens or asked.min_tokens > room:
             raise ContextOverflow(
-                f"max_tokens is {asked.max_tokens}, but the context of {context_tokens} tokens"
-                f" leaves {room} after a prompt of {prompt_tokens}: ask for at most {room}"
+                f"max_tokens is {asked.max_tokens}, but this model's maximum context length is"
+                f" {context_tokens} tokens, which leaves {room} after a prompt of {prompt_tokens}:"
+                f" ask for at most {room}"
                 f"{card.context_note}"
             )
         return msgspec.structs.replace(asked, max_tokens=room)

@@ -27,9 +27,7 @@ def error_body(error: TidegateError, request_id: str) -> dict[str, object]:
     """Beside Anthropic's fields it has our ``code``, and the figures that belong to it."""
     status = status_of(error)
     other = "invalid_request_error" if status < 499 else "api_error"
-    message = error.message
-    if error.code is Code.CONTEXT_OVERFLOW and error.field in ("prompt", "messages"):
-        message = f"prompt is too long: {message}"  # the words that agents shorten it for
+    message = f"{_overflow(error)}{error.message}"
     return {
         "type": "error",
         "error": {
@@ -45,3 +43,23 @@ def error_body(error: TidegateError, request_id: str) -> dict[str, object]:
 ANTHROPIC = Dialect(
     "/v1/messages", error_body, status_of, request_id_header="request-id", is_tolerant=True
 )
+
+
+def _overflow(error: TidegateError) -> str:
+    """What Anthropic says first of what does not fit: agents go by these words and figures, and
+    shorten the conversation or the answer by them."""
+    if error.code is not Code.CONTEXT_OVERFLOW:
+        return ""
+    told = error.details
+    if "max_tokens" in told:
+        sums = f"{told['prompt_tokens']} + {told['max_tokens']} > {told['context_tokens']}"
+        return f"input length and `max_tokens` exceed context limit: {sums}; "
+    if error.field not in ("prompt", "messages"):
+        return ""
+    figures = ""
+    if "prompt_tokens" in told:
+        figures = f"{told['prompt_tokens']} tokens > {told['context_tokens']} maximum; "
+    return f"prompt is too long: {figures}"
+
+
+ANTHROPIC = Dialect("/v1/messages", error_body, status_of, request_id_header="request-id")

@@ -84,7 +84,8 @@ def test_the_context_bounds_the_answer_and_refuses_the_prompt() -> None:
     assert end_of(fits, events).completion_tokens == 4
     end = end_of(long, events)
     assert end.code is Code.CONTEXT_OVERFLOW
-    assert "at most 63 leave room" in end.message and "own context is 128" in end.message
+    assert "maximum context length is 64 tokens" in end.message
+    assert "own context is 128" in end.message
 
 
 def test_no_more_run_than_may_and_no_more_wait_than_may() -> None:

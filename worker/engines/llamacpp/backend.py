@@ -106,8 +106,8 @@ class LlamaBackend:
         longest = min(self._sequences.longest, self._context.sequence_cells)
         if request.limit_tokens > longest:
             raise ContextOverflow(
-                f"prompt and answer come to {request.limit_tokens} tokens, and one text can have"
-                f" {longest} KV cells"
+                f"prompt and answer come to {request.limit_tokens} tokens, but this model's maximum"
+                f" context length is {longest} tokens: as many KV cells can one text have"
             )
         ends = set(job.sampling.stop_token_ids)
         if not job.sampling.ignore_eos:

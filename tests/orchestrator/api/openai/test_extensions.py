@@ -76,7 +76,8 @@ async def test_clients_find_the_words_of_a_context_overflow(
     for wrong in (long, {"max_tokens": 600}):
         error = (await answer_of(service, path, body | wrong, status=400))["error"]
         assert error["code"] == "context_length_exceeded"
-        assert "maximum context length is 512 tokens" in error["message"]
+        assert "this model's maximum context length is 512 tokens" in error["message"]
+        assert error["context_tokens"] == 512
 
 
 @BOTH
