@@ -16,7 +16,7 @@ from orchestrator.api.anthropic.types import (
     refuse_unsupported,
 )
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.cancelling import cancel_routes
+from orchestrator.api.http.cancelling import cancel
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.decode import Reader
@@ -125,7 +125,7 @@ def routes() -> list[web.RouteDef]:
     return [
         web.post("/v1/messages", messages),
         web.post("/v1/messages/count_tokens", count_tokens),
-        *cancel_routes("/v1/messages"),
+        web.post("/v1/messages/{task_id}/cancel", cancel),
     ]
 
 

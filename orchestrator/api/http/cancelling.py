@@ -50,11 +50,3 @@ async def recorded(task: Task) -> None:
         written = asyncio.Event()
         task.entry.when_recorded(written.set)
         await written.wait()
-
-
-def cancel_routes(path: str) -> list[web.RouteDef]:
-    """For what is shown at ``path``."""
-    return [
-        web.post(f"{path}/{{task_id}}/cancel", cancel),
-        web.delete(f"{path}/{{task_id}}", cancel),
-    ]

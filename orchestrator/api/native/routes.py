@@ -9,7 +9,7 @@ from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.cancelling import cancel_routes, recorded
+from orchestrator.api.http.cancelling import cancel, recorded
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
@@ -152,7 +152,8 @@ def routes() -> list[web.RouteDef]:
         web.get("/v2/tasks/{task_id}", status),
         # Its bytes go straight to the socket, where an answer to HEAD must have none.
         web.get("/v2/tasks/{task_id}/events", events, allow_head=False),
-        *cancel_routes("/v2/tasks"),
+        web.post("/v2/tasks/{task_id}/cancel", cancel),
+        web.delete("/v2/tasks/{task_id}", cancel),
     ]
 
 

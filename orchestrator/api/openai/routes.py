@@ -10,7 +10,7 @@ from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.cancelling import cancel_routes
+from orchestrator.api.http.cancelling import cancel
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
@@ -85,8 +85,8 @@ def routes() -> list[web.RouteDef]:
     return [
         web.post("/v1/chat/completions", chat),
         web.post("/v1/completions", completion),
-        *cancel_routes("/v1/chat/completions"),
-        *cancel_routes("/v1/completions"),
+        web.post("/v1/chat/completions/{task_id}/cancel", cancel),
+        web.post("/v1/completions/{task_id}/cancel", cancel),
         web.get("/v1/models", models),
         web.get("/v1/models/{model:.+}", model),
         *tokens.routes(),

@@ -44,10 +44,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/completions": Operation(CompletionRequest, _BOTH),
     "POST /v1/embeddings": Operation(EmbeddingRequest),
     **{
-        call: Operation(statuses=(202,))
+        f"POST {path}/{{task_id}}/cancel": Operation(statuses=(202,))
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v2/tasks")
-        for call in (f"DELETE {path}/{{task_id}}", f"POST {path}/{{task_id}}/cancel")
     },
+    "DELETE /v2/tasks/{task_id}": Operation(statuses=(202,)),
     "GET /v1/models": _PLAIN,
     "GET /v1/models/{model}": _PLAIN,
     **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},

@@ -78,6 +78,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     """From its arrival to its start; None where it never started."""
     first_id_free: int
     """See ``Task.first_id_free``."""
+    deadline_source: str = ""
 
     def __post_init__(self) -> None:
         _check_ids(self.ids)
@@ -181,6 +182,7 @@ def result_of(task: Task) -> StoredResult:
         clamped_ms=task.deadline.clamped_ms,
         start_wait_s=marks.started - marks.received if marks.started else None,
         first_id_free=task.first_id_free,
+        deadline_source=task.deadline.source,
     )
 
 
@@ -217,7 +219,7 @@ def _arrived(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> f
     return now - max(clock.unix() - arrived_unix, 0.0)
 
 
-def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None) -> Job:
+def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None, source: str = "") -> Job:
     """What is left of a job whose request is gone."""
     offset = clock.unix() - clock.now()
     return Job(
@@ -226,7 +228,10 @@ def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None) -> Job
         sampling=Sampling(max_tokens=1),
         max_tokens=None,
         deadline=Deadline(
-            row.deadline_unix_ms / 1000 - offset, row.deadline_unix_ms, clamped_ms=clamped_ms
+            row.deadline_unix_ms / 1000 - offset,
+            row.deadline_unix_ms,
+            clamped_ms=clamped_ms,
+            source=source,
         ),
         correlation_id=row.correlation_id,
         arrived=row.accepted_unix - offset,
@@ -239,7 +244,10 @@ def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None) -> Job
 def ended_task(row: TaskRow, result: StoredResult | None, clock: Clock) -> Task:
     """A task that has ended; without ``result`` its text is gone."""
     assert row.ended_unix is not None and row.outcome is not None
-    task = Task(row.id, bare_job(row, clock, result.clamped_ms if result else None))
+    job = bare_job(row, clock)
+    if result is not None:
+        job = bare_job(row, clock, result.clamped_ms, result.deadline_source)
+    task = Task(row.id, job)
     task.model = row.model
     task.prompt_tokens = row.prompt_tokens
     task.completion_tokens = row.completion_tokens or 0

@@ -51,11 +51,6 @@ async def run(
         ({}, {"token_gap_ms": -1}, "token_gap_ms"),
         ({}, {"token_gap_ms": "soon"}, "token_gap_ms"),
         ({"X-First-Token-Timeout-Ms": "soon"}, {}, "X-First-Token-Timeout-Ms"),
-        ({"x-llm-d-slo-ttft-ms": "0"}, {}, "x-llm-d-slo-ttft-ms"),
-        ({"x-llm-d-slo-tpot-ms": "x"}, {}, "x-llm-d-slo-tpot-ms"),
-        ({"x-llm-d-inference-ttl": "5"}, {}, "x-llm-d-inference-ttl"),
-        ({"x-request-timeout-seconds": "1s"}, {}, "x-request-timeout-seconds"),
-        ({"x-litellm-timeout": ""}, {}, "x-litellm-timeout"),
     ],
 )
 async def test_dl14_unreadable_is_a_400_that_names_it(
