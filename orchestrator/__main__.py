@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", help="port to listen on (default 8080, 0: any free one)")
     parser.add_argument("--instances", help="gRPC endpoints of Triton: host:port,host:port")
+    parser.add_argument(
+        "--cors-origins", help="web pages that may use the service: https://ui.example,… or *"
+    )
     given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
     try:
         settings = load_settings(**given)

@@ -149,7 +149,7 @@ class Authenticator:
         )
 
 
-_OPEN_PATHS = ("/health", "/v2/health", "/metrics")
+_OPEN_PATHS = ("/health", "/v1/health", "/v2/health", "/ping", "/metrics")
 """Probes and scrapers need no token, and learn nothing that one would protect. A scraper with an
 operator's is told of tenants too."""
 

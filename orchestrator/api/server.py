@@ -50,6 +50,7 @@ from orchestrator.api.operator import (
     capabilities,
     catalog,
     instances,
+    neighbours,
     overview,
     page,
     probes,
@@ -143,7 +144,7 @@ def build_app(
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
         control.follow_keys(app[AUTH])
-    operating = (instances, capabilities, catalog, overview, openapi, probes, page)
+    operating = (instances, capabilities, catalog, overview, openapi, probes, neighbours, page)
     for edge in (*dialects, kserve, metadata, *operating):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)

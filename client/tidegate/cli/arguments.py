@@ -11,6 +11,7 @@ MOST_INSTANCES = 128
 """On one machine."""
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+CORS_HELP = "web pages that may use it: https://ui.example,… or * for all (TIDEGATE_CORS_ORIGINS)"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _F = TypeVar("_F", bound=Callable[..., object])

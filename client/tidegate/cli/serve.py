@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from tidegate.cli.arguments import PORT, Command, option
+from tidegate.cli.arguments import CORS_HELP, PORT, Command, option
 from tidegate.cli.runtime import environment
 
 DESCRIPTION = """\
@@ -24,9 +24,17 @@ Start the orchestrator alone, for Tritons that run elsewhere.
     metavar="HOST:PORT,…",
     help="gRPC addresses of the Tritons (TIDEGATE_INSTANCES, 127.0.0.1:8001)",
 )
-def serve(host: str | None, port: int | None, instances_at: str | None) -> int:
+@option("--cors-origins", metavar="ORIGIN,…", help=CORS_HELP)
+def serve(
+    host: str | None, port: int | None, instances_at: str | None, cors_origins: str | None
+) -> int:
     """Does not return: the orchestrator's exit status is this process's."""
-    given = {"--host": host, "--port": port, "--instances": instances_at}
+    given = {
+        "--host": host,
+        "--port": port,
+        "--instances": instances_at,
+        "--cors-origins": cors_origins,
+    }
     options = [
         word for name, value in given.items() if value is not None for word in (name, str(value))
     ]

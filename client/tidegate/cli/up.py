@@ -1,5 +1,6 @@
 """``tidegate up`` and ``tidegate worker``: their arguments."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -7,7 +8,16 @@ from typing import Any, TypeVar
 import click
 
 from tidegate.cli import runtime
-from tidegate.cli.arguments import PORT, SECONDS, Choice, Command, Instances, Words, option
+from tidegate.cli.arguments import (
+    CORS_HELP,
+    PORT,
+    SECONDS,
+    Choice,
+    Command,
+    Instances,
+    Words,
+    option,
+)
 from tidegate.cli.interrupt import importing
 from tidegate.cli.options import LaunchOptions
 
@@ -200,9 +210,12 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
     short_help="start everything on this machine",
 )
 @_listening
+@option("--cors-origins", metavar="ORIGIN,…", help=CORS_HELP)
 @_worker_options
 @_triton_options(ports=(0, 0, 0))
-def up(**given: Any) -> int:
+def up(cors_origins: str | None, **given: Any) -> int:
+    if cors_origins is not None:
+        os.environ["TIDEGATE_CORS_ORIGINS"] = cors_origins  # the orchestrator inherits it
     return _launch(LaunchOptions(**given))
 
 

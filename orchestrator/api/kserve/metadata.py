@@ -1,12 +1,11 @@
 """What there is: the server, its models, and whether they are ready (KServe v2)."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from aiohttp import web
 
 from orchestrator.api.http.context import HEALTH, ORCHESTRATOR
 from orchestrator.api.http.model_names import served_name
 from orchestrator.api.http.responses import json_response
+from orchestrator.api.http.version import VERSION
 from orchestrator.errors import NotFound
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.slots.job import MODEL as SLOT_MODEL
@@ -56,7 +55,7 @@ async def server(request: web.Request) -> web.Response:
     extensions = ["generate"]
     if request.app[ORCHESTRATOR].slots.fleet.is_served:
         extensions.append("slots")
-    return json_response({"name": "tidegate", "version": _VERSION, "extensions": extensions})
+    return json_response({"name": "tidegate", "version": VERSION, "extensions": extensions})
 
 
 async def live(request: web.Request) -> web.Response:
@@ -130,16 +129,6 @@ def routes() -> list[web.RouteDef]:
 def paths(end: str = "") -> tuple[str, str]:
     """Of a model, without and with its version."""
     return f"/v2/models/{{model}}{end}", f"/v2/models/{{model}}/versions/{{version}}{end}"
-
-
-def _own_version() -> str:
-    try:
-        return version("tidegate")
-    except PackageNotFoundError:  # run from a folder that nobody installed
-        return ""
-
-
-_VERSION = _own_version()
 
 
 def _described(tensors: dict[str, str]) -> list[dict[str, object]]:

@@ -34,6 +34,6 @@ OPENAI = Dialect(
     lambda error, request_id: error_body(error),
     time_header="openai-processing-ms",
     tells_queue=True,
-    aliases=frozenset({"/tokenize", "/detokenize"}),
     is_tolerant=True,
+    aliases=frozenset({"/tokenize", "/detokenize", "/tokenizer_info", "/version", "/load"}),
 )

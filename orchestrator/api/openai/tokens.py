@@ -1,4 +1,4 @@
-"""``/v1/tokenize`` and ``/v1/detokenize``, as vLLM's server has them."""
+"""``/v1/tokenize``, ``/v1/detokenize`` and ``/v1/tokenizer_info``, as vLLM's server has them."""
 
 import asyncio
 from typing import NamedTuple
@@ -103,11 +103,33 @@ async def detokenize(request: web.Request) -> web.Response:
     return json_response({"prompt": text})
 
 
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """What a model's tokenizer is like, by the names of ``tokenizer_config.json``, for clients that
+    render its chats themselves."""
+    card = request.app[ORCHESTRATOR].model(request.query.get("model", "")).card
+    return json_response(
+        {
+            "model": card.model,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": card.context_tokens,
+            "vocab_size": card.vocab_size,
+            **card.special_tokens,
+            "bos_token_id": card.bos_token_id,
+            "eos_token_ids": card.eos_token_ids,
+            "chat_template": card.chat_template or None,
+        }
+    )
+
+
 def routes() -> list[web.RouteDef]:
     return [
-        web.post(prefix + path, handler)
-        for path, handler in (("/tokenize", tokenize), ("/detokenize", detokenize))
+        route
         for prefix in ("/v1", "")
+        for route in (
+            web.post(f"{prefix}/tokenize", tokenize),
+            web.post(f"{prefix}/detokenize", detokenize),
+            web.get(f"{prefix}/tokenizer_info", tokenizer_info),
+        )
     ]
 
 

@@ -1,20 +1,14 @@
 """``GET /v2/capabilities``: what this service can do, and within which bounds (OR-2)."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
+from orchestrator.api.http.version import VERSION
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api
 from worker.protocol import Feature, OnDeadline
-
-try:
-    _VERSION = version("tidegate")
-except PackageNotFoundError:  # run from a tree that is not installed
-    _VERSION = "0"
 
 
 async def capabilities(request: web.Request) -> web.Response:
@@ -23,7 +17,7 @@ async def capabilities(request: web.Request) -> web.Response:
     sessions, room = orchestrator.sessions.config, orchestrator.queue_room
     return json_response(
         {
-            "version": _VERSION,
+            "version": VERSION,
             "apis": sorted(Api),
             "on_deadline": sorted(OnDeadline),
             "models": sorted(orchestrator.models.by_name()),

@@ -1,0 +1,13 @@
+"""This program's version, for whoever asks."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def _installed() -> str:
+    try:
+        return version("tidegate")
+    except PackageNotFoundError:  # run from a tree that is not installed
+        return "0"
+
+
+VERSION = _installed()
