@@ -27,8 +27,9 @@ class Limits:
             return refused(
                 Code.CONTEXT_OVERFLOW,
                 f"the prompt has {request.prompt_tokens} tokens, but this model's maximum"
-                f" context length is {self.capacity_tokens} tokens, which must hold it and at least"
-                " one more" + context_note(self.capacity_tokens, self.context_tokens),
+                f" context length is {self.capacity_tokens} tokens: at most"
+                f" {self.capacity_tokens - 1} leave room for a token of the answer"
+                + context_note(self.capacity_tokens, self.context_tokens),
             )
         if min(request.tokens) < 0 or max(request.tokens) >= self.vocab_size:
             return refused(

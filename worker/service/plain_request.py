@@ -68,8 +68,8 @@ class PlainRequest:
         if room < 1:
             raise ContextOverflow(
                 f"the prompt has {prompt_tokens} tokens, but this model's maximum context length is"
-                f" {context_tokens} tokens, which must hold it and at least one more"
-                f"{card.context_note}"
+                f" {context_tokens} tokens: at most {context_tokens - 1} leave room for a token of"
+                f" the answer{card.context_note}"
             )
         if asked.max_tokens <= room:
             return asked
