@@ -483,7 +483,8 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
         FormatConfig(settings.tool_format, settings.reasoning_format),
         settings.strict_fields,
         settings.model_aliases,
-        frozenset(settings.batch_objectives),
+        vllm_metrics=settings.vllm_metrics,
+        batch_objectives=frozenset(settings.batch_objectives),
     )
 
 

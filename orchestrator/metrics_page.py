@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
 from orchestrator.api.server import build_app
 from orchestrator.build import build
 from orchestrator.clock import LoopClock
@@ -53,6 +54,13 @@ them, with the buckets laid down there.
 
 {standard}
 
+## Under vLLM's names
+
+With `TIDEGATE_VLLM_METRICS=true`, for endpoint pickers and autoscalers that read vLLM's
+([gateways.md](gateways.md)); `/metrics/vllm` has these alone.
+
+{vllm}
+
 ## Each instance
 
 With the label `instance`, the address of its gRPC endpoint. What a worker counts or measures itself
@@ -83,9 +91,11 @@ def page(declared: Iterable[Declared]) -> str:
     pool = [row for row in rows if row.name in of_pools]
     rows = [row for row in rows if row.name not in of_pools]
     ours = [row for row in rows if row.name.startswith(PREFIX)]
+    others = [row for row in rows if not row.name.startswith(PREFIX)]
     return _PAGE.format(
         service=_table([row for row in ours if "instance" not in row.labels]),
-        standard=_table([row for row in rows if not row.name.startswith(PREFIX)]),
+        standard=_table([row for row in others if not row.name.startswith(VLLM_PREFIX)]),
+        vllm=_table([row for row in others if row.name.startswith(VLLM_PREFIX)]),
         instances=_table([row for row in ours if "instance" in row.labels]),
         pool=_table(pool),
         tenants=MOST_TENANTS,
@@ -98,7 +108,7 @@ def page(declared: Iterable[Declared]) -> str:
 
 async def declared() -> list[Declared]:
     """The metrics of a service with every part that any setting brings, and of a pool manager."""
-    settings = Settings.model_construct(placement_policy="0")
+    settings = Settings.model_construct(placement_policy="0", vllm_metrics=True)
     clock = LoopClock(asyncio.get_running_loop())
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory)
     config = JournalConfig(Path(folder.name) / "journal.db")

@@ -361,6 +361,9 @@ class Settings(BaseSettings):
     interrupt_grace_s: float = Field(default=2.0, ge=0)
     """The same for Ctrl-C."""
 
+    vllm_metrics: bool = False
+    """``/metrics`` also has what endpoint pickers and autoscalers read of vLLM, under its names
+    (``vllm:num_requests_waiting`` …); ``/metrics/vllm`` has these alone."""
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
     """Where traces go, by OTLP over HTTP, such as http://localhost:4318; none are made without.
     It needs the extra ``otel``."""

@@ -80,6 +80,8 @@ class ApiConfig:
     """Fields that nobody here knows are refused in every dialect."""
     model_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of models; one that ends with ``*`` stands for all that begin so."""
+    vllm_metrics: bool = False
+    """``/metrics`` has some under vLLM's names too."""
     batch_objectives: frozenset[str] = frozenset()
     """Of what a gateway calls a request's objective, what means batch work."""
 

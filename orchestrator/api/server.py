@@ -56,6 +56,7 @@ from orchestrator.api.operator import (
     probes,
 )
 from orchestrator.api.operator.admin import Control
+from orchestrator.api.operator.vllm_metrics import VLLM, VLLM_PREFIX
 from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
@@ -125,6 +126,8 @@ def build_app(
     app[HTTP_RESPONSES] = orchestrator.metrics.counter(
         "http_responses", "responses", "Responses, but for health and metrics", "status"
     )
+    if config.vllm_metrics:
+        orchestrator.metrics.watch(orchestrator, VLLM, VLLM_PREFIX)
     for status in ALERTED_STATUSES:
         app[HTTP_RESPONSES].labels(status)
     app[IGNORED_FIELDS] = IgnoredFields(orchestrator.metrics)

@@ -67,7 +67,8 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.declared: list[Declared] = []
-        self._collectors: list[tuple[Collector, bool]] = []
+        self._collectors: list[tuple[Collector, bool, str]] = []
+        """Each with whether it names tenants, and how its metrics' names begin."""
 
     def counter(self, name: str, unit: str, text: str, *labels: str) -> Counter:
         self._declare("counter", name, unit, text, labels)
@@ -88,23 +89,28 @@ class Metrics:
         made = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
         return self._added(made, labels)
 
-    def watch(self, source: S, rows: Sequence[Row[S]]) -> None:
-        """Read ``rows`` from ``source`` at every scrape."""
+    def watch(self, source: S, rows: Sequence[Row[S]], prefix: str = PREFIX) -> None:
+        """Read ``rows`` from ``source`` at every scrape. Their names begin with ``prefix``."""
         for row in rows:
-            self._declare(row.type, row.name, row.unit, row.text, row.labels)
+            self.declared.append(
+                Declared(row.type, prefix + row.name, row.unit, row.text, row.labels)
+            )
         labels = {label for row in rows for label in row.labels}
-        self.registry.register(self._added(_Watch(source, rows), labels))
+        self.registry.register(self._added(_Watch(source, rows, prefix), labels, prefix))
 
-    async def exposition(self, accept: str = "", *, tenants: bool = True) -> tuple[bytes, str]:
+    async def exposition(
+        self, accept: str = "", *, tenants: bool = True, prefix: str = ""
+    ) -> tuple[bytes, str]:
         """What Prometheus scrapes, and its content type: OpenMetrics, which has exemplars, where
-        ``accept`` asks for that. Without ``tenants`` it leaves out what would name them.
+        ``accept`` asks for that. Without ``tenants`` it leaves out what would name them; with a
+        ``prefix`` it has only what was added with that.
 
         All of it takes some ms; in between, tokens go on being relayed.
         """
         encode, content_type = choose_encoder(accept)
         parts = []
-        for collector, names_tenants in self._collectors:
-            if names_tenants and not tenants:
+        for collector, names_tenants, begins in self._collectors:
+            if (names_tenants and not tenants) or (prefix and begins != prefix):
                 continue
             parts.append(encode(collector).removesuffix(_EOF))
             await asyncio.sleep(0)
@@ -112,8 +118,8 @@ class Metrics:
             parts.append(_EOF)
         return b"".join(parts), content_type
 
-    def _added(self, collector: C, labels: Iterable[str]) -> C:
-        self._collectors.append((collector, TENANT in labels))
+    def _added(self, collector: C, labels: Iterable[str], prefix: str = PREFIX) -> C:
+        self._collectors.append((collector, TENANT in labels, prefix))
         return collector
 
     def _declare(
@@ -128,14 +134,15 @@ def exemplar_of(trace: TraceContext | None) -> dict[str, str] | None:
 
 
 class _Watch(Collector, Generic[S]):
-    def __init__(self, source: S, rows: Sequence[Row[S]]) -> None:
+    def __init__(self, source: S, rows: Sequence[Row[S]], prefix: str) -> None:
         self._source = source
         self._rows = rows
+        self._prefix = prefix
 
     def collect(self) -> Iterable[Metric]:
         for row in self._rows:
             family = CounterMetricFamily if row.type == "counter" else GaugeMetricFamily
-            metric = family(PREFIX + row.name, row.text, labels=row.labels)
+            metric = family(self._prefix + row.name, row.text, labels=row.labels)
             read = row.read(self._source)
             for labels, value in [((), read)] if isinstance(read, float | int) else read:
                 metric.add_metric(labels, value)

@@ -127,6 +127,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v1/metadata": _PLAIN,
     "GET /v1/version": _PLAIN,
     "GET /metrics": Operation(gives=(TEXT,)),
+    "GET /metrics/vllm": Operation(gives=(TEXT,)),
     "GET /openapi.json": _PLAIN,
     "GET /": Operation(gives=(HTML,)),
     "GET /page/{name}": Operation(gives=("*/*",), statuses=(200, 304)),

@@ -2,7 +2,10 @@
 
 from aiohttp import web
 
+from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT, HEALTH, ORCHESTRATOR
+from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
+from orchestrator.errors import NotFound
 from orchestrator.health import PreparedResponse
 
 
@@ -33,9 +36,20 @@ async def overall(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
+    return await _exposition(request)
+
+
+async def vllm_metrics(request: web.Request) -> web.Response:
+    """For endpoint pickers, which ask many times a second: what has vLLM's names, and no more."""
+    if not request.app[CONFIG].vllm_metrics:
+        raise NotFound("there are no metrics under vLLM's names: TIDEGATE_VLLM_METRICS is not set")
+    return await _exposition(request, VLLM_PREFIX)
+
+
+async def _exposition(request: web.Request, prefix: str = "") -> web.Response:
     accept = request.headers.get("Accept", "")
     body, content_type = await request.app[ORCHESTRATOR].metrics.exposition(
-        accept, tenants=request[CONTEXT].key.sees_tenants
+        accept, tenants=request[CONTEXT].key.sees_tenants, prefix=prefix
     )
     return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -47,4 +61,5 @@ def routes() -> list[web.RouteDef]:
         web.get("/health/ready", ready),
         web.get("/health/startup", startup),
         web.get("/metrics", metrics),
+        web.get("/metrics/vllm", vllm_metrics),
     ]

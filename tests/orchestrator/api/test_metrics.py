@@ -145,3 +145,51 @@ async def test_pf4_utilization_and_health_failures(
     await worker.stop()
     await service.until(lambda: service.metric(failures, instance=worker.address) > 3)
     assert service.metric("tidegate_utilization") == 0
+
+
+async def test_or22_what_endpoint_pickers_read_of_vllm(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    """Where it is asked for, on a page of its own too, without a key."""
+    worker = await make_worker(max_running=1)
+    service = await make_service(worker, vllm_metrics=True, token="t", backlog_per_instance=0)
+    worker.plan = lambda submit: Plan(stall_at=1)
+    for _ in range(3):
+        headers = {"Authorization": "Bearer t"}
+        async with service.http.post("/v2/tasks", json=TASK, headers=headers) as response:
+            assert response.status == 202
+    await service.until_tokens(1)
+    instance = next(iter(service.orchestrator.registry))
+    await service.until(lambda: instance.stats is not None)
+    stats, card = instance.stats, instance.card
+    assert stats is not None and card is not None and stats.kv_blocks_total
+    async with service.http.get("/metrics/vllm") as response:
+        assert response.status == 200
+        text = await response.text()
+    found = {
+        sample.name: (sample.labels, sample.value)
+        for family in text_string_to_metric_families(text + "# EOF\n")
+        for sample in family.samples
+    }
+    model = {"model_name": "fake"}
+    usage = stats.kv_blocks_used / stats.kv_blocks_total
+    cache = {"block_size": str(card.block_tokens), "num_gpu_blocks": str(stats.kv_blocks_total)}
+    loras = found.pop("vllm:lora_requests_info")
+    assert found == {
+        "vllm:num_requests_running": (model, 1),
+        "vllm:num_requests_waiting": (model, 2),
+        "vllm:kv_cache_usage_perc": (model, usage),
+        "vllm:gpu_cache_usage_perc": (model, usage),
+        "vllm:cache_config_info": (model | cache, 1),
+    }
+    assert loras[0] == {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    async with service.http.get("/metrics") as response:
+        everything = await response.text()
+    assert "\nvllm:num_requests_waiting{" in everything and "\ntidegate_offered" in everything
+
+
+async def test_or22_vllms_names_are_there_by_setting_alone(service: Service) -> None:
+    async with service.http.get("/metrics") as response:
+        assert "vllm:" not in await response.text()
+    async with service.http.get("/metrics/vllm") as response:
+        assert response.status == 404 and "TIDEGATE_VLLM_METRICS" in await response.text()

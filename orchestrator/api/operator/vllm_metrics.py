@@ -1,0 +1,118 @@
+"""What endpoint pickers and autoscalers read of a model server, under vLLM's names.
+
+The Gateway API Inference Extension's "model server protocol", which llm-d's router follows: queue,
+running requests, KV cache and LoRA adapters (https://github.com/kubernetes-sigs/
+gateway-api-inference-extension/tree/main/docs/proposals/003-model-server-protocol).
+"""
+
+from collections.abc import Callable, Collection, Iterator
+
+from orchestrator.instances.instance import Instance
+from orchestrator.service import Orchestrator
+from orchestrator.tasks.task import Stage
+from orchestrator.telemetry.metrics import Row, Samples
+
+VLLM_PREFIX = "vllm:"
+
+
+def _tasks(stages: Collection[Stage]) -> Callable[[Orchestrator], Samples]:
+    """Tasks that got so far, by model; 0 for a served one that has none."""
+
+    def read(orchestrator: Orchestrator) -> Samples:
+        counts = dict.fromkeys(orchestrator.models.by_name(), 0)
+        for task in orchestrator.live():
+            model = task.model or task.job.model
+            if model in counts and task.stage in stages:
+                counts[model] += 1
+        return (((model,), count) for model, count in counts.items())
+
+    return read
+
+
+def _instances(orchestrator: Orchestrator) -> Iterator[tuple[str, list[Instance]]]:
+    """By model, those that have told of their KV cache."""
+    for model in orchestrator.models.by_name():
+        of_model = [
+            instance
+            for instance in orchestrator.registry
+            if instance.card is not None and instance.card.model == model
+        ]
+        told = [one for one in of_model if one.stats is not None and one.stats.kv_blocks_total]
+        if told:
+            yield model, told
+
+
+def _blocks(instances: list[Instance]) -> tuple[int, int]:
+    """Used ones and all of them."""
+    stats = [one.stats for one in instances if one.stats is not None]
+    return sum(of.kv_blocks_used for of in stats), sum(of.kv_blocks_total for of in stats)
+
+
+def _kv_usage(orchestrator: Orchestrator) -> Samples:
+    for model, instances in _instances(orchestrator):
+        used, total = _blocks(instances)
+        yield (model,), used / total
+
+
+def _cache_config(orchestrator: Orchestrator) -> Samples:
+    for model, instances in _instances(orchestrator):
+        card = instances[0].card
+        assert card is not None
+        yield (model, str(card.block_tokens), str(_blocks(instances)[1])), 1.0
+
+
+def _loras(orchestrator: Orchestrator) -> Samples:
+    return [(("0", "", ""), orchestrator.clock.unix())]
+
+
+_WAITING = (Stage.RECEIVED, Stage.QUEUED, Stage.DISPATCHED)
+_MODEL = ("model_name",)
+
+VLLM: tuple[Row[Orchestrator], ...] = (
+    Row(
+        "gauge",
+        "num_requests_running",
+        "requests",
+        "Requests whose answer is being made",
+        _tasks((Stage.RUNNING,)),
+        _MODEL,
+    ),
+    Row(
+        "gauge",
+        "num_requests_waiting",
+        "requests",
+        "Requests that wait, here or on an instance",
+        _tasks(_WAITING),
+        _MODEL,
+    ),
+    *(
+        Row(
+            "gauge",
+            name,
+            "share",
+            f"KV blocks in use, of all instances of the model together{note}",
+            _kv_usage,
+            _MODEL,
+        )
+        for name, note in (
+            ("kv_cache_usage_perc", "; 1 is all, and cached ones are free"),
+            ("gpu_cache_usage_perc", ", by its older name"),
+        )
+    ),
+    Row(
+        "gauge",
+        "cache_config_info",
+        "1",
+        "Tokens of a KV block, and how many there are",
+        _cache_config,
+        ("model_name", "block_size", "num_gpu_blocks"),
+    ),
+    Row(
+        "gauge",
+        "lora_requests_info",
+        "s",
+        "LoRA adapters, of which there are none; the value is the time since 1970",
+        _loras,
+        ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    ),
+)
