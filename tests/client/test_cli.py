@@ -67,6 +67,15 @@ def test_up_serves_the_demo_model_unless_told_otherwise(launched: list[Any]) -> 
     assert "{url}/v1/chat/completions" in hint and '"model": "demo"' in hint
 
 
+def test_up_lets_web_pages_in_by_an_option(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The orchestrator that it starts has this process's environment."""
+    monkeypatch.setenv("TIDEGATE_CORS_ORIGINS", "https://other.example")
+    main(["up", "--device", "cpu", "--cors-origins", "https://ui.example"])
+    assert os.environ["TIDEGATE_CORS_ORIGINS"] == "https://ui.example"
+
+
 def test_a_model_of_ones_own_is_called_by_its_directory(
     launched: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,12 +300,11 @@ def test_serve_becomes_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setenv("PYTHONPATH", "/ours")
-    main(["serve", "--port", "9000", "--instances-at", "a:1,b:2"])
+    main(["serve", "--port", "9000", "--instances-at", "a:1,b:2", "--cors-origins", "*"])
     assert signal.SIGINT in masks[0]  # until the orchestrator can handle it
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert executed == [
-        [sys.executable, "-P", "-m", "orchestrator", "--port", "9000", "--instances", "a:1,b:2"]
-    ]
+    options = ["--port", "9000", "--instances", "a:1,b:2", "--cors-origins", "*"]
+    assert executed == [[sys.executable, "-P", "-m", "orchestrator", *options]]
     assert paths == [f"{ROOT}{os.pathsep}/ours"]
 
 
