@@ -47,7 +47,6 @@ from typing import ClassVar, Self
 from worker.protocol import Code, brief, excerpt
 
 Detail = str | int | float | bool | None
-_MOST_TOKENS = 2**31
 
 
 class TidegateError(Exception):
@@ -107,14 +106,11 @@ class ContextOverflow(InvalidRequest):
     def of_answer(cls, prompt: int, asked: int, context: int, note: str = "") -> Self:
         """For a ``max_tokens`` of ``asked`` that is more than the prompt leaves; all in tokens."""
         left = context - prompt
-        details: dict[str, Detail] = {"prompt_tokens": prompt, "context_tokens": context}
-        if asked < _MOST_TOKENS:  # a number may have any length
-            details["max_tokens"] = asked
         return cls(
             f"max_tokens is {asked}, but this model's maximum context length is {context} tokens, "
             f"which leaves {left} after a prompt of {prompt}: ask for at most {left}{note}",
             field="max_tokens",
-            details=details,
+            details={"prompt_tokens": prompt, "context_tokens": context},
         )
 
 

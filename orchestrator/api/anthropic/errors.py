@@ -40,26 +40,17 @@ def error_body(error: TidegateError, request_id: str) -> dict[str, object]:
     }
 
 
-ANTHROPIC = Dialect(
-    "/v1/messages", error_body, status_of, request_id_header="request-id", is_tolerant=True
-)
-
-
 def _overflow(error: TidegateError) -> str:
     """What Anthropic says first of what does not fit: agents go by these words and figures, and
-    shorten the conversation or the answer by them."""
-    if error.code is not Code.CONTEXT_OVERFLOW:
+    shorten the conversation by them."""
+    if error.code is not Code.CONTEXT_OVERFLOW or error.field not in ("prompt", "messages"):
         return ""
-    told = error.details
-    if "max_tokens" in told:
-        sums = f"{told['prompt_tokens']} + {told['max_tokens']} > {told['context_tokens']}"
-        return f"input length and `max_tokens` exceed context limit: {sums}; "
-    if error.field not in ("prompt", "messages"):
-        return ""
-    figures = ""
+    told, figures = error.details, ""
     if "prompt_tokens" in told:
         figures = f"{told['prompt_tokens']} tokens > {told['context_tokens']} maximum; "
     return f"prompt is too long: {figures}"
 
 
-ANTHROPIC = Dialect("/v1/messages", error_body, status_of, request_id_header="request-id")
+ANTHROPIC = Dialect(
+    "/v1/messages", error_body, status_of, request_id_header="request-id", is_tolerant=True
+)

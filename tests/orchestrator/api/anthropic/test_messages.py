@@ -189,10 +189,6 @@ async def test_tokens_are_counted_as_they_are_computed(
     # Claude Code shortens by these figures: /prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)/
     figures = f"prompt is too long: {error['prompt_tokens']} tokens > 512 maximum; "
     assert error["message"].startswith(figures)
-    status, error = await error_of(service, HI | {"max_tokens": 600})
-    assert status == 400
-    figures = f"input length and `max_tokens` exceed context limit: {error['prompt_tokens']} + 600"
-    assert error["message"].startswith(f"{figures} > 512; max_tokens is 600, but this model's ")
     assert len(worker.submits) == 1
 
 
