@@ -15,11 +15,9 @@ NEUTRAL: Mapping[str, object] = {
     "length_penalty": 1,
     "use_beam_search": False,
     "early_stopping": False,
-    "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "include_stop_str_in_output": False,
     "detokenize": True,
-    "stop_token_ids": [],
     "bad_words": [],
 }
 """vLLM parameters that are accepted at the value that changes nothing, and refused otherwise."""

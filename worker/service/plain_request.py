@@ -100,6 +100,8 @@ class _Stated(msgspec.Struct, forbid_unknown_fields=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] | None = None
+    stop_token_ids: list[int] | None = None
+    skip_special_tokens: bool = True
     deadline_ms: float | None = None
     deadline_unix_ms: float | None = None
     first_token_ms: float | None = None
@@ -147,6 +149,8 @@ def parse_plain(
         presence_penalty=stated.presence_penalty,
         frequency_penalty=stated.frequency_penalty,
         logit_bias=read_logit_bias(stated.logit_bias),
+        stop_token_ids=tuple(stated.stop_token_ids or ()),
+        skip_special_tokens=stated.skip_special_tokens,
         **stated_of(stated),
     )
     if defaults is not None:

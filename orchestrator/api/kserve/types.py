@@ -123,12 +123,20 @@ class StatedRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
 
     text_input: str
     logprobs: int | None = None
+    stop_token_ids: list[int] | None = None
+    skip_special_tokens: bool = True
     deadline_unix_ms: float | None = None
     guided_decoding: msgspec.Raw = NULL
     """As Triton's vLLM backend has it: what ``structured_outputs`` says, in a string."""
 
     def prompt_of(self) -> Prompt:
         return self.text_input
+
+    def own_sampling(self) -> Mapping[str, Any]:
+        return {
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "skip_special_tokens": self.skip_special_tokens,
+        }
 
     def wanted_logprobs(self) -> int | None:
         return self.logprobs

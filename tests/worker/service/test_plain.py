@@ -214,10 +214,16 @@ def test_parameters_of_the_request_count_when_there_is_no_json() -> None:
 def test_neutral_vllm_parameters_are_accepted() -> None:
     parse(sampling_parameters='{"n": 1, "best_of": "1", "length_penalty": 1.0, "min_p": null}')
     parse(sampling_parameters='{"detokenize": true, "stop_token_ids": [], "bad_words": []}')
-    with pytest.raises(InvalidCall, match="stop_token_ids"):
-        parse(sampling_parameters='{"stop_token_ids": [3]}')
     with pytest.raises(InvalidCall, match="length_penalty"):
         parse(sampling_parameters='{"length_penalty": 0.5}')
+
+
+def test_stop_tokens_and_special_tokens_are_vllms() -> None:
+    stated = '{"stop_token_ids": [3, "4"], "skip_special_tokens": "false"}'
+    sampling = parse(sampling_parameters=stated).sampling
+    assert (sampling.stop_token_ids, sampling.skip_special_tokens) == ((3, 4), False)
+    with pytest.raises(InvalidSampling, match="stop_token_ids"):
+        parse(sampling_parameters='{"stop_token_ids": [256]}')
 
 
 def test_penalties_and_biases_are_vllms() -> None:

@@ -62,6 +62,8 @@ async def test_sampling_parameters_are_vllms(service: Service, worker: FakeWorke
         "stop": "x",
         "n": 1,
         "use_beam_search": False,
+        "stop_token_ids": [3],
+        "skip_special_tokens": False,
     }
     body = {
         "text_input": "hi",
@@ -72,6 +74,8 @@ async def test_sampling_parameters_are_vllms(service: Service, worker: FakeWorke
     submit = worker.submits[0]
     assert (submit.sampling.max_tokens, submit.sampling.temperature) == (3, 0.5)
     assert submit.sampling.stop == ("x",)
+    assert submit.sampling.stop_token_ids == (3,)
+    assert submit.sampling.skip_special_tokens is False
     assert submit.budget_ms <= 5000
     await post(service, {"text_input": "hi"})
     assert worker.submits[1].sampling.max_tokens == 16
