@@ -79,13 +79,13 @@ class IgnoredFields:
                 continue
             self._logged.add((route, name))
             service_log.info(
-                "a client sends what means nothing here; it is passed over, and not logged again "
-                "(TIDEGATE_STRICT_FIELDS=true refuses it)",
+                "A client sends what means nothing here: it is passed over, and not logged again "
+                "(TIDEGATE_STRICT_FIELDS=true refuses it).",
                 extra=fields(route=route, ignored=name),
             )
             if len(self._logged) == MOST_LOGGED:
                 service_log.info(
-                    "no more ignored fields are logged; answers still name them",
+                    "No more ignored fields are logged; answers still name them.",
                     extra=fields(header=IGNORED_HEADER),
                 )
 
