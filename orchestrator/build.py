@@ -15,6 +15,7 @@ from orchestrator.api.config import (
     BodyConfig,
     BrowserConfig,
     ConnectionConfig,
+    GrammarConfig,
     ResponseStoreConfig,
     StreamConfig,
 )
@@ -481,6 +482,7 @@ def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
             settings.keep_responses, settings.keep_responses_s, settings.keep_responses_bytes
         ),
         FormatConfig(settings.tool_format, settings.reasoning_format),
+        GrammarConfig(settings.open_objects, settings.spaced_json),
         settings.strict_fields,
         settings.model_aliases,
         vllm_metrics=settings.vllm_metrics,

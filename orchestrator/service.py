@@ -5,7 +5,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
@@ -325,6 +325,11 @@ class Orchestrator:
             task.token_ids, task.prefix_hashes = reading.token_ids, reading.prefix_hashes
         else:
             task.token_ids = await self._encode(task, encoder, prompt)
+        thought = task.job.begun_thought
+        if thought is not None:
+            prompt_end = encoder.tokens.end_of(task.token_ids).rstrip()
+            if prompt_end.endswith(thought.tag):
+                task.job = replace(task.job, grammar=thought.grammar)
         task.prompt_tokens = len(task.token_ids)
         task.block_tokens = encoder.card.block_tokens
         if (

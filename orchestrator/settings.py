@@ -150,10 +150,27 @@ class Settings(BaseSettings):
     special_tokens_in_prompts: bool = False
     """What looks like a special token in a plain prompt (``/v1/completions``, ``prompt``) is one,
     for clients that render chat templates themselves. In chats it never is."""
-    tool_format: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
+    tool_format: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "llama3",
+        "mistral",
+        "qwen3_coder",
+        "glm45",
+        "deepseek",
+        "harmony",
+    ] = "auto"
     """How the models write tool calls; ``auto``: told from each one's chat template."""
     reasoning_format: Literal["auto", "none", "think", "think_brackets"] = "auto"
     """The tags that the models think in, ``<think>`` or ``[THINK]``; ``none``: all is content."""
+    open_objects: bool = False
+    """An object in structured output or a forced tool call may have properties that its schema does
+    not name, as JSON Schema has it. Otherwise only where the schema allows them
+    (``additionalProperties``): a model makes them up."""
+    spaced_json: bool = False
+    """Structured output may have white space between its JSON tokens: up to 16 characters at a
+    time. Otherwise it has none, which spares those tokens."""
     max_connections: int = Field(default=4096, ge=32)
     """Open at a time; fewer where the process may not open so many files. Three quarters of them
     may come from one address, and the last 16 are for health checks and operators."""

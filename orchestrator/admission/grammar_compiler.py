@@ -1,8 +1,8 @@
 """A process that tries grammars out: the library takes hours for some of a few kilobytes, in code
 that no thread can be called back from.
 
-It is asked and answers on its standard streams: a length of four bytes, then a grammar as msgpack
-or what is wrong with it as UTF-8. One that takes too long ends it, and so does the input's end.
+It is asked and answers on its standard streams: a length of four bytes, then a ``Grammar`` or what
+was found, as msgpack. One that takes too long ends it, and so does the input's end.
 """
 
 import resource
@@ -21,6 +21,15 @@ MOST_BYTES = 2 * 2**30
 """Of address space, the interpreter's own included."""
 
 
+class Finding(msgspec.Struct, frozen=True):
+    """Of one grammar."""
+
+    problem: str = ""
+    """Why it cannot be used; empty for nothing."""
+    passed_over: tuple[str, ...] = ()
+    """The keywords of a schema that cannot be enforced."""
+
+
 def main() -> None:
     with suppress(OSError, ValueError):  # not every system bounds it
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
@@ -30,14 +39,14 @@ def main() -> None:
         grammar = decoder.decode(read(int.from_bytes(size, "big")))
         signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)  # nobody handles it: it ends us
         try:
-            check_source(grammar)
-            problem = b""
+            found = Finding(passed_over=tuple(check_source(grammar)))
         except InvalidGrammar as error:
-            problem = str(error).encode(errors="replace")
+            found = Finding(str(error).encode(errors="replace").decode())
         except Exception as error:  # the library's own, of which nothing may be logged
-            problem = f"the grammar cannot be used: {type(error).__name__}".encode()
+            found = Finding(f"the grammar cannot be used: {type(error).__name__}")
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        write.write(len(problem).to_bytes(4, "big") + problem)
+        answer = msgspec.msgpack.encode(found)
+        write.write(len(answer).to_bytes(4, "big") + answer)
         write.flush()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.admission.grammar_compiler import Finding
 from orchestrator.admission.rate_limits import Rate
 from orchestrator.errors import InvalidRequest, RateLimited, TidegateError
 from orchestrator.fair_gate import FairGate
@@ -27,6 +28,8 @@ _GAVE_UP = (-signal.SIGPROF, -signal.SIGABRT)
 """How the process ends over a grammar that takes too much time, or memory."""
 MS_PER_MIN = 30_000
 """Of the process's time, what one tenant may take: half of it, so that nobody keeps a core busy."""
+_NOTHING = Finding()
+_finding_decoder = msgspec.msgpack.Decoder(Finding)
 _KEPT = 256
 _KEPT_CHARS = 4 * 2**20
 
@@ -36,7 +39,7 @@ class GrammarCheck:
     be ended, and whose time tenants share equally."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[Grammar, str] = OrderedDict()
+        self._found: OrderedDict[Grammar, Finding] = OrderedDict()
         self._chars = 0
         self._gate = FairGate()
         self._spent: dict[str, Rate] = {}
@@ -60,10 +63,14 @@ class GrammarCheck:
                 "a grammar says where the text ends: it does not go with ignore_eos",
                 field="ignore_eos",
             )
-        problem = self._found.get(grammar, "")
-        if problem:
+        found = self._found.get(grammar, _NOTHING)
+        if found.problem:
             self._found.move_to_end(grammar)
-            raise InvalidRequest(problem, field="grammar")
+            raise InvalidRequest(found.problem, field="grammar")
+
+    def passed_over(self, grammar: Grammar) -> tuple[str, ...]:
+        """The keywords of its schema that the text is not held to, as far as is known."""
+        return self._found.get(grammar, _NOTHING).passed_over
 
     async def find(self, grammar: Grammar, tenant: str) -> None:
         """Have it known. Raises ``RateLimited`` for a tenant that has used up its time."""
@@ -103,8 +110,7 @@ class GrammarCheck:
                 process.kill()
             await process.wait()
 
-    async def _try_out(self, grammar: Grammar) -> str:
-        """What is wrong with it, empty for nothing."""
+    async def _try_out(self, grammar: Grammar) -> Finding:
         try:
             if self._process is None or self._process.returncode is not None:
                 self._process = await _start()
@@ -113,28 +119,35 @@ class GrammarCheck:
                 "no process to check grammars in; workers check them",
                 extra=fields(reason=error.strerror),
             )
-            return ""
+            return _NOTHING
         process, is_over = self._process, False
         assert process.stdin is not None and process.stdout is not None
         try:
             asked = msgspec.msgpack.encode(grammar)
             process.stdin.write(len(asked).to_bytes(4, "big") + asked)
             size = int.from_bytes(await process.stdout.readexactly(4), "big")
-            problem = (await process.stdout.readexactly(size)).decode()
+            found = _finding_decoder.decode(await process.stdout.readexactly(size))
             is_over = True
         except (asyncio.IncompleteReadError, ConnectionError):
             if await process.wait() in _GAVE_UP:
-                return _TOO_LONG
+                return Finding(_TOO_LONG)
             raise TidegateError("the grammar could not be checked; try again") from None
         finally:
             if not is_over:  # an answer that nobody waits for would be taken for the next one's
                 self._process = None
                 if process.returncode is None:
                     process.kill()
-        return problem
+        return found
 
-    def _keep(self, grammar: Grammar, problem: str) -> None:
-        self._found[grammar] = problem
+    def _keep(self, grammar: Grammar, found: Finding) -> None:
+        if found.passed_over:
+            # Formats are the client's own words.
+            names = sorted({name.partition(":")[0] for name in found.passed_over})
+            service_log.info(
+                "keywords of a schema cannot be enforced, and are passed over",
+                extra=fields(keywords=" ".join(names)),
+            )
+        self._found[grammar] = found
         self._chars += len(grammar.text)
         while len(self._found) > _KEPT or self._chars > _KEPT_CHARS:
             oldest, _ = self._found.popitem(last=False)

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 from aiohttp import web
 
 from orchestrator.api.auth import Key
 from orchestrator.parsing import FormatConfig
+from worker.protocol import Grammar
 
 ANY = "*"
 """Any host, or any origin."""
@@ -65,6 +67,22 @@ class ResponseStoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarConfig:
+    """What JSON is held to that a schema does not say."""
+
+    open_objects: bool = False
+    """Objects may have properties that their schema does not name."""
+    spaced: bool = False
+    """JSON may have white space between its tokens."""
+
+    def of(self, grammar: Grammar) -> Grammar:
+        """What a client states, held to that."""
+        if not (self.open_objects or self.spaced):
+            return grammar
+        return msgspec.structs.replace(grammar, open_objects=self.open_objects, spaced=self.spaced)
+
+
+@dataclass(frozen=True, slots=True)
 class ApiConfig:
     """All of it. Without ``keys`` everybody is let in."""
 
@@ -76,6 +94,7 @@ class ApiConfig:
     responses: ResponseStoreConfig
     formats: FormatConfig
     """In which models write tool calls and what they think."""
+    grammars: GrammarConfig = GrammarConfig()
     strict_fields: bool = False
     """Fields that nobody here knows are refused in every dialect."""
     model_aliases: Mapping[str, str] = field(default_factory=dict)

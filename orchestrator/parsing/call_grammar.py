@@ -2,80 +2,48 @@
 tools whose arguments must match their schema whenever the model calls them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 
-from orchestrator.parsing.calls import HermesReader, MistralReader
+from orchestrator.parsing import harmony
+from orchestrator.parsing.calls import DeepSeekCall, DeepSeekReader, HermesReader, MistralReader
 from orchestrator.parsing.formats import CallFormat, OutputFormat
+from orchestrator.parsing.rules import Rules, quoted
+from orchestrator.parsing.tagged_call import GLM45, QWEN3_CODER, TagSyntax
+from orchestrator.parsing.tagged_grammar import TaggedRules
 from orchestrator.parsing.tool_use import ToolUse
-from orchestrator.tasks.tools import JsonObject, Tool
 from worker.protocol import Grammar, GrammarKind
 
 MOST_CALLS = 16
 """In one answer that must have some: a weak model would not stop by itself."""
-_JSON_AS_WRITTEN = {
-    "x-guidance": {
-        "whitespace_flexible": False,
-        "item_separator": ", ",
-        "key_separator": ": ",
-    }
-}
-"""One way to space JSON, as the templates do: else a weak model goes on with spaces for ever."""
-_NOTES = ("description", "title", "$comment", "$schema")
-_VALUES = ("const", "enum", "default", "examples")
-"""Keys whose values are no schemas."""
+_SPACE = r'("\n" | "\n\n")?'
+"""Between what is thought and the calls."""
 
 
-def forced_calls(use: ToolUse, format: OutputFormat, special: Mapping[int, str]) -> Grammar:
+def forced_calls(
+    use: ToolUse, format: OutputFormat, rules: Rules, *, is_thinking: bool = False
+) -> Grammar:
     """One that only calls match: one, or several where the request and the format allow that.
+    Before them the model may think, where its format has tags for that.
 
-    ``special`` are the ids of the format's markers that are special tokens.
+    ``rules`` are those of a new grammar. ``is_thinking``: the prompt ends within the model's
+    thoughts. Raises ``InvalidGrammar`` for a tool that cannot be as strict as it says.
     """
-    tools = [tool for tool in use.tools if not use.only or tool.name == use.only]
-    ids = {marker: f"<[{token_id}]>" for token_id, marker in special.items()}
-
-    def marker(text: str, before: str = "", behind: str = "") -> str:
-        if text in ids:
-            around = [ids[text]]
-            around[:0] = [_quoted(before)] if before else []
-            around += [_quoted(behind)] if behind else []
-            return " ".join(around)
-        return _quoted(before + text + behind)
-
-    more = 0 if use.only_one_call else MOST_CALLS - 1
-    rules = [f"args_{n}: %json {_schema(tool)}" for n, tool in enumerate(tools)]
-    bodies = " | ".join(f"tool_{n}" for n in range(len(tools)))
-    match format.calls:
-        case CallFormat.HERMES:
-            start = f'call ("\\n" call){{0,{more}}}' if more else "call"
-            open, close = marker(HermesReader.OPEN, behind="\n"), marker(HermesReader.CLOSE, "\n")
-            rules += [f"start: {start}", f"call: {open} body {close}"]
-            rules += _objects(tools, "arguments")
-        case CallFormat.LLAMA3:
-            rules += ["start: body", *_objects(tools, "parameters")]
-        case CallFormat.MISTRAL if format.names_first:
-            start = f"call{{1,{more + 1}}}" if more else "call"
-            rules += [f"start: {start}", f"call: {marker(MistralReader.MARK)} body"]
-            rules += [
-                f"tool_{n}: {_quoted(tool.name)} {marker(MistralReader.ARGS)} args_{n}"
-                for n, tool in enumerate(tools)
-            ]
-        case _:
-            calls = f'body (", " body){{0,{more}}}' if more else "body"
-            rules += [f'start: {marker(MistralReader.MARK, behind="[")} {calls} "]"']
-            rules += _objects(tools, "arguments")
-    rules.append(f"body: {bodies}")
-    return Grammar(GrammarKind.LARK, "\n".join(rules) + "\n")
+    calls = _Calls(use, format, rules).rule()
+    rules.add("start", f"{_thought(format, rules, is_thinking)}{calls}")
+    return Grammar(GrammarKind.LARK, "\n".join(rules.lines) + "\n")
 
 
-def strict_calls(use: ToolUse, format: OutputFormat, special: Mapping[int, str]) -> Grammar | None:
+def strict_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> Grammar | None:
     """One in which text is free, and calls are well-formed: those of strict tools match their
     schemas. None where no tool is strict, or a format has no text that a call begins with."""
-    if format.calls is not CallFormat.HERMES or special or not any(t.strict for t in use.tools):
+    if format.calls is not CallFormat.HERMES or not any(tool.strict for tool in use.tools):
+        return None
+    if not rules.is_all_text(HermesReader.OPEN, HermesReader.CLOSE):
         return None
     structures = [
         {
             "begin": f'{HermesReader.OPEN}\n{{"name": {json.dumps(tool.name)}, "arguments": ',
-            "schema": json.loads(_schema(tool)) if tool.strict else {"type": "object"},
+            "schema": rules.schema_of(tool) if tool.strict else {"type": "object"},
             "end": f"}}\n{HermesReader.CLOSE}",
         }
         for tool in use.tools
@@ -84,34 +52,97 @@ def strict_calls(use: ToolUse, format: OutputFormat, special: Mapping[int, str])
     return Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(stated, ensure_ascii=False))
 
 
-def _objects(tools: list[Tool], key: str) -> list[str]:
-    return [
-        f"tool_{n}: " + _quoted(f'{{"name": {json.dumps(tool.name)}, "{key}": ') + f' args_{n} "}}"'
-        for n, tool in enumerate(tools)
-    ]
+class _Calls:
+    """Rules for the calls of a request's tools."""
+
+    def __init__(self, use: ToolUse, format: OutputFormat, rules: Rules) -> None:
+        self._format = format
+        self._rules = rules
+        self._tools = use.callable
+        self._more = 0 if use.only_one_call else MOST_CALLS - 1
+
+    def rule(self) -> str:
+        """A term for all of them."""
+        spelled = self._rules.spelled
+        open, close = HermesReader.OPEN, HermesReader.CLOSE
+        match self._format.calls:
+            case CallFormat.HERMES:
+                return self._several((open, "\n"), self._objects("arguments"), ("\n", close), "\n")
+            case CallFormat.LLAMA3:
+                return self._objects("parameters")
+            case CallFormat.QWEN3_CODER:
+                return self._several((open, "\n"), self._tagged(QWEN3_CODER), ("\n", close), "\n")
+            case CallFormat.GLM45:
+                return self._several((open,), self._tagged(GLM45), (), "\n")
+            case CallFormat.DEEPSEEK:
+                return self._deepseek()
+            case CallFormat.HARMONY:  # one: with its end the output ends
+                to = f"commentary to={harmony.FUNCTIONS}"
+                behind = (" ", harmony.CONSTRAIN, "json", harmony.MESSAGE)
+                return self._named((harmony.CHANNEL, to), behind)
+            case CallFormat.MISTRAL if self._format.names_first:
+                return self._several((), self._named((MistralReader.MARK,), (MistralReader.ARGS,)))
+            case _:
+                calls = self._several((), self._objects("arguments"), (), ", ")
+                return f'{spelled(MistralReader.MARK, "[")} {calls} "]"'
+
+    def _deepseek(self) -> str:
+        before, behind = [DeepSeekCall.CALL], [DeepSeekCall.SEPARATOR]
+        tail, between = [DeepSeekReader.CLOSE], ""
+        if self._format.in_fences:
+            before, behind = [*before, "function", *behind], [f"\n{DeepSeekCall.FENCE}\n"]
+            tail, between = ["\n```", *tail], "\n"
+        calls = self._several((), self._named(before, behind), tail, between)
+        spelled = self._rules.spelled
+        return f"{spelled(DeepSeekReader.BEGIN)} {calls} {spelled(DeepSeekReader.END)}"
+
+    def _objects(self, key: str) -> str:
+        """An object with a name and, at ``key``, the arguments."""
+        heads = [f'{{"name": {json.dumps(tool.name)}, "{key}": ' for tool in self._tools]
+        return self._any_of(
+            f'{quoted(head)} {self._arguments(n)} "}}"' for n, head in enumerate(heads)
+        )
+
+    def _named(self, before: Sequence[str], behind: Sequence[str]) -> str:
+        """A name between those, and then the arguments."""
+        return self._any_of(
+            f"{self._rules.spelled(*before, tool.name, *behind)} {self._arguments(n)}"
+            for n, tool in enumerate(self._tools)
+        )
+
+    def _tagged(self, syntax: TagSyntax) -> str:
+        """A name, and then each argument in tags."""
+        tagged = TaggedRules(syntax, self._rules)
+        return self._any_of(tagged.call(tool, f"args_{n}") for n, tool in enumerate(self._tools))
+
+    def _arguments(self, n: int) -> str:
+        return self._rules.add(f"args_{n}", self._rules.arguments(self._tools[n]))
+
+    def _any_of(self, calls: Iterable[str]) -> str:
+        """The call of one tool, each by a rule of its own."""
+        names = [self._rules.add(f"tool_{n}", call) for n, call in enumerate(calls)]
+        return self._rules.add("body", " | ".join(names))
+
+    def _several(
+        self, head: Sequence[str], body: str, tail: Sequence[str] = (), between: str = ""
+    ) -> str:
+        """One ``body`` between ``head`` and ``tail``, or as many as there may be."""
+        parts = [self._rules.spelled(*head), body, self._rules.spelled(*tail)]
+        call = self._rules.add("call", " ".join(filter(None, parts)))
+        if not self._more:
+            return call
+        return f"{call} ({quoted(between) if between else ''} {call}){{0,{self._more}}}"
 
 
-def _schema(tool: Tool) -> str:
-    """Of its arguments: an object, whatever else."""
-    stated: JsonObject = tool.parameters or {}
-    schema = {**_without_notes(stated), "type": "object", **_JSON_AS_WRITTEN}
-    return json.dumps(schema, ensure_ascii=False)
-
-
-def _without_notes(schema: JsonObject) -> dict[str, object]:
-    """What decides nothing is left out: a grammar's size is bounded, and any text may be in it."""
-    kept: dict[str, object] = {}
-    for key, value in schema.items():
-        if key in _NOTES and isinstance(value, str):
-            continue
-        if key not in _VALUES and isinstance(value, Mapping):
-            value = _without_notes(value)
-        elif key not in _VALUES and isinstance(value, list):
-            value = [_without_notes(one) if isinstance(one, Mapping) else one for one in value]
-        kept[key] = value
-    return kept
-
-
-def _quoted(text: str) -> str:
-    """A literal of Lark's."""
-    return json.dumps(text, ensure_ascii=False)
+def _thought(format: OutputFormat, rules: Rules, is_thinking: bool) -> str:
+    """What the model may think before its calls."""
+    if format.reasoning is None:
+        return ""
+    if format.calls is CallFormat.HARMONY:
+        open, again = (harmony.CHANNEL, "analysis", harmony.MESSAGE), (harmony.START, "assistant")
+        thought = rules.text_up_to("thought", harmony.END)
+        return f"({rules.spelled(*open)} {thought} {rules.spelled(*again)})? "
+    thought = rules.text_up_to("thought", format.reasoning.close)
+    if is_thinking:
+        return f"{thought} {_SPACE} "
+    return f"({rules.spelled(format.reasoning.open)} {thought} {_SPACE})? "

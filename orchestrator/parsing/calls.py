@@ -5,10 +5,12 @@ around calls is left out, so that an answer of nothing else has no content.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from orchestrator.parsing.json_call import WHITESPACE, JsonCall, NamedCall, Wrong
-from orchestrator.parsing.markers import certain, has_too_much_space, without_space
+from orchestrator.parsing.marked_call import MarkedCall
+from orchestrator.parsing.markers import certain, first_of, has_too_much_space, without_space
 from orchestrator.parsing.pieces import (
     CallArguments,
     CallBegins,
@@ -17,23 +19,45 @@ from orchestrator.parsing.pieces import (
     Content,
     Piece,
 )
+from orchestrator.parsing.tagged_call import GLM45, QWEN3_CODER, TaggedCall
+from orchestrator.tasks.tools import JsonObject
+
+Schemas = Mapping[str, JsonObject | None]
+"""Of the arguments of the tools that may be called, by the tools' names."""
+
+
+class WrittenCall(Protocol):
+    """One call, read as the model writes it."""
+
+    @property
+    def name(self) -> str:
+        """Empty until it is known."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def feed(self, text: str) -> int:
+        """How much of ``text`` belongs to it. Raises ``Wrong``."""
+
+    def take(self) -> str:
+        """What is new of the arguments, as JSON."""
 
 
 class CallReader(ABC):
     """Splits the calls off the text of an answer."""
 
-    def __init__(self, names: Container[str], *, only_one: bool = False) -> None:
-        """``names`` are those of the tools. With ``only_one``, what follows a call is left out."""
+    def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
+        """With ``only_one``, what follows a call is left out."""
         self.made = 0
         """Calls that are complete."""
-        self._names = names
+        self._tools = tools
         self._only_one = only_one
         self._read: Callable[[str], str] = self._begin
         self._out: list[Piece] = []
         self._held = ""
         """May be part of a marker, or white space in front of one."""
         self._index = 0
-        self._call: JsonCall | NamedCall = JsonCall()
+        self._call: WrittenCall = JsonCall()
         self._raw: list[str] = []
         """All that the model wrote of the call that it is at."""
         self._is_told = False
@@ -47,10 +71,15 @@ class CallReader(ABC):
         out, self._out = self._out, []
         return out
 
-    def finish(self) -> list[Piece]:
-        """The output has ended."""
-        if self._read == self._in_call:
-            self._end_badly(is_cut=True)
+    def finish(self, *, is_cut: bool = False, forced: str = "") -> list[Piece]:
+        """The output has ended. ``is_cut``: not by the model's will; where a call of the tool
+        ``forced`` had to be made, that is what has been cut, however little there is of it."""
+        is_calling = self._read == self._in_call
+        if is_cut and forced and not self._index and not self._is_told:
+            raw = "".join(self._raw) if is_calling else self._held
+            self._out += [CallBegins(0, forced), CallFails(0, raw, is_cut)]
+        elif is_calling:
+            self._end_badly(is_cut=is_cut)
         elif self._held and not (self._follows_call and self._is_idle(self._held)):
             self._out.append(Content(self._held))
         self._held = ""
@@ -77,15 +106,20 @@ class CallReader(ABC):
 
     # for all of them
 
-    def _find(self, marker: str, found: Callable[[str], None], text: str) -> str:
-        """Pass content on up to ``marker``; ``found`` gets what belongs to the call."""
-        if not self._held and marker[0] not in text and text[-1] not in WHITESPACE:
-            self._follows_call = False
-            self._out.append(Content(text))  # nearly always
-            return ""
+    def _find(self, markers: tuple[str, ...], found: Callable[[str], str], text: str) -> str:
+        """Pass content on up to the first of ``markers``. ``found`` gets what belongs to the call,
+        space and marker, and returns what of it is to be read again."""
+        if not self._held and text[-1] not in WHITESPACE:
+            for marker in markers:
+                if marker[0] in text:
+                    break
+            else:
+                self._follows_call = False
+                self._out.append(Content(text))  # nearly always
+                return ""
         text = self._held + text
-        at = text.find(marker)
-        end = certain(text, marker) if at < 0 else without_space(text, at)
+        at, behind = first_of(text, markers)
+        end = certain(text, *markers) if at < 0 else without_space(text, at)
         self._held = ""
         if end:
             self._follows_call = False
@@ -93,11 +127,27 @@ class CallReader(ABC):
         if at < 0:
             self._held = text[end:]
             return ""
-        behind = at + len(marker)
-        found(text[end:behind])
-        return text[behind:]
+        return found(text[end:behind]) + text[behind:]
 
-    def _begin_call(self, call: JsonCall | NamedCall, raw: str = "") -> None:
+    def _skip(self, markers: tuple[str, ...], text: str) -> str | None:
+        """What follows those of ``markers`` that ``text`` begins with, white space before each;
+        None: all of it may still belong to one, and is held."""
+        text = self._held + text
+        self._held = ""
+        while True:
+            start = text.lstrip(WHITESPACE)
+            if has_too_much_space(text, start):
+                return text
+            marker = next((marker for marker in markers if start.startswith(marker)), "")
+            if not marker:
+                break
+            text = start[len(marker) :]
+        if any(marker.startswith(start) for marker in markers):
+            self._held = text
+            return None
+        return text
+
+    def _begin_call(self, call: WrittenCall, raw: str = "") -> None:
         self._call = call
         self._raw = [raw]
         self._is_told = False
@@ -139,10 +189,6 @@ class CallReader(ABC):
     def _ignore(self, text: str) -> str:
         return ""
 
-    def _pass_on(self, text: str) -> str:
-        self._out.append(Content(text))
-        return ""
-
 
 class HermesReader(CallReader):
     """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes, Qwen 2.5 and 3."""
@@ -151,23 +197,18 @@ class HermesReader(CallReader):
     CLOSE = "</tool_call>"
 
     def _begin(self, text: str) -> str:
-        return self._find(self.OPEN, self._found, text)
+        return self._find((self.OPEN,), self._found, text)
 
-    def _found(self, raw: str) -> None:
+    def _found(self, raw: str) -> str:
         self._begin_call(JsonCall(), raw)
+        return ""
 
     def _behind_call(self, text: str) -> str:
-        text = self._held + text
-        self._held = ""
-        close = text.lstrip(WHITESPACE)
-        if has_too_much_space(text, close):
-            self._resume()
-            return text
-        if self.CLOSE.startswith(close) and close != self.CLOSE:
-            self._held = text
+        rest = self._skip((self.CLOSE,), text)
+        if rest is None:
             return ""
         self._resume()
-        return close.removeprefix(self.CLOSE) if close.startswith(self.CLOSE) else text
+        return rest
 
     def _resume(self) -> None:
         self._read = self._begin
@@ -179,38 +220,38 @@ class HermesReader(CallReader):
 class Llama3Reader(CallReader):
     """``{"name": …, "parameters": {…}}``, ``<|python_tag|>`` before it or not: Llama 3.1 to 3.3.
 
-    Only a whole answer can be calls, separated by ``;`` where there are several: an answer that
-    begins otherwise is text. So is an object with another name than a tool's.
+    Calls may follow text, with ``;`` between them where there are several. An object with another
+    name than a tool's is text.
     """
 
     TAG = "<|python_tag|>"
     _BETWEEN = WHITESPACE + ";,"
 
     def _begin(self, text: str) -> str:
+        return self._find((self.TAG, "{"), self._found, text)
+
+    def _found(self, raw: str) -> str:
+        before = raw.removesuffix("{")
+        self._begin_call(JsonCall(self._tools), before)
+        return raw[len(before) :]
+
+    def _behind_call(self, text: str) -> str:
         text = self._held + text
         self._held = ""
-        start = text.lstrip(self._BETWEEN if self._follows_call else WHITESPACE)
-        if has_too_much_space(text, start):
-            self._resume()
-            return text
-        if start.startswith(self.TAG):
-            behind = start[len(self.TAG) :]
-            self._begin_call(JsonCall(self._names), text[: len(text) - len(behind)])
-            return behind
-        if start.startswith("{"):
-            self._begin_call(JsonCall(self._names), text[: len(text) - len(start)])
-            return start
-        if self.TAG.startswith(start):
-            self._held = text
-            return ""
+        start = text.lstrip(self._BETWEEN)
+        if not has_too_much_space(text, start):
+            if not start or (self.TAG.startswith(start) and start != self.TAG):
+                self._held = text
+                return ""
+            if start.startswith(("{", self.TAG)):
+                size = len(text) - len(start) + (0 if start[0] == "{" else len(self.TAG))
+                self._begin_call(JsonCall(self._tools), text[:size])
+                return text[size:]
         self._resume()
         return text
 
-    def _behind_call(self, text: str) -> str:
-        return self._begin(text)
-
     def _resume(self) -> None:
-        self._read = self._pass_on
+        self._read = self._begin
 
     def _is_idle(self, text: str) -> bool:
         return not text.strip(self._BETWEEN)
@@ -227,11 +268,12 @@ class MistralReader(CallReader):
     _is_list = False
 
     def _begin(self, text: str) -> str:
-        return self._find(self.MARK, self._found, text)
+        return self._find((self.MARK,), self._found, text)
 
-    def _found(self, raw: str) -> None:
+    def _found(self, raw: str) -> str:
         self._held = raw
         self._read = self._form
+        return ""
 
     def _form(self, text: str) -> str:
         """Whether it is a list, an object or a name."""
@@ -265,3 +307,139 @@ class MistralReader(CallReader):
 
     def _resume(self) -> None:
         self._read = self._begin
+
+
+class QwenCoderReader(CallReader):
+    """``<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>``:
+    Qwen3-Coder, which now and then leaves out the outer tags."""
+
+    OPEN = HermesReader.OPEN
+    CLOSE = HermesReader.CLOSE
+    FUNCTION = QWEN3_CODER.name[0]
+
+    def _begin(self, text: str) -> str:
+        return self._find((self.OPEN, self.FUNCTION), self._found, text)
+
+    def _found(self, raw: str) -> str:
+        before = raw.removesuffix(self.FUNCTION)
+        self._begin_call(TaggedCall(QWEN3_CODER, self._tools), before)
+        return raw[len(before) :]
+
+    def _behind_call(self, text: str) -> str:
+        rest = self._skip((self.CLOSE,), text)
+        if rest is None:
+            return ""
+        self._resume()
+        return rest
+
+    def _resume(self) -> None:
+        self._read = self._begin
+
+    def _is_idle(self, text: str) -> bool:
+        return self.CLOSE.startswith(text.strip(WHITESPACE))
+
+
+class GlmReader(CallReader):
+    """``<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value></tool_call>``: GLM 4.5 to
+    4.7."""
+
+    def _begin(self, text: str) -> str:
+        return self._find((HermesReader.OPEN,), self._found, text)
+
+    def _found(self, raw: str) -> str:
+        self._begin_call(TaggedCall(GLM45, self._tools), raw)
+        return ""
+
+    def _behind_call(self, text: str) -> str:
+        self._resume()
+        return text
+
+    def _resume(self) -> None:
+        self._read = self._begin
+
+
+class DeepSeekCall(MarkedCall):
+    """``NAME<｜tool▁sep｜>{…}``, or ``function<｜tool▁sep｜>NAME`` and the object in a fence."""
+
+    CALL = "<｜tool▁call▁begin｜>"
+    SEPARATOR = "<｜tool▁sep｜>"
+    FENCE = "```json"
+
+    def __init__(self, *, is_open: bool) -> None:
+        """``is_open``: behind its first mark."""
+        super().__init__()
+        self._type = ""
+        if is_open:
+            self._read = self._in_type
+
+    def _begin(self, text: str, at: int) -> int:
+        at, mark = self._tag(text, at, (self.CALL,))
+        if mark:
+            self._read = self._in_type
+        return at
+
+    def _in_type(self, text: str, at: int) -> int:
+        at, word = self._word_up_to(text, at, "<")
+        if word is not None:
+            self._type = self._checked(word, at)
+            self._read = self._behind_type
+        return at
+
+    def _behind_type(self, text: str, at: int) -> int:
+        at, mark = self._tag(text, at, (self.SEPARATOR,))
+        if mark:
+            self._read = self._form
+        return at
+
+    def _form(self, text: str, at: int) -> int:
+        at = self._behind_space(text, at)
+        if at < len(text):
+            if text[at] == "{" or self._type != "function":
+                self.name = self._type
+                self._read = self._object
+            else:
+                self._read = self._in_name
+        return at
+
+    def _in_name(self, text: str, at: int) -> int:
+        at, name = self._word_up_to(text, at, "\n")
+        if name is not None:
+            self.name = self._checked(name, at)
+            self._read = self._behind_name
+        return at
+
+    def _behind_name(self, text: str, at: int) -> int:
+        at, mark = self._tag(text, at, (self.FENCE,))
+        if mark:
+            self._read = self._object
+        return at
+
+
+class DeepSeekReader(CallReader):
+    """DeepSeek V3, R1 and V3.1: all calls between marks, and marks around each."""
+
+    BEGIN = "<｜tool▁calls▁begin｜>"
+    CLOSE = "<｜tool▁call▁end｜>"
+    END = "<｜tool▁calls▁end｜>"
+    _BEHIND = ("```", CLOSE, END)
+
+    def _begin(self, text: str) -> str:
+        return self._find((self.BEGIN, DeepSeekCall.CALL), self._found, text)
+
+    def _found(self, raw: str) -> str:
+        self._begin_call(DeepSeekCall(is_open=raw.endswith(DeepSeekCall.CALL)), raw)
+        return ""
+
+    def _behind_call(self, text: str) -> str:
+        rest = self._skip(self._BEHIND, text)
+        if rest is None:
+            return ""
+        self._resume()
+        return rest
+
+    def _resume(self) -> None:
+        self._read = self._begin
+
+    def _is_idle(self, text: str) -> bool:
+        left = text.strip(WHITESPACE)
+        return any(mark.startswith(left) for mark in self._BEHIND)

@@ -1,12 +1,23 @@
 """Which formats a model speaks: told from its chat template, unless the operator says."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from orchestrator.parsing.calls import CallReader, HermesReader, Llama3Reader, MistralReader
+from orchestrator.parsing import harmony
+from orchestrator.parsing.calls import (
+    CallReader,
+    DeepSeekCall,
+    DeepSeekReader,
+    GlmReader,
+    HermesReader,
+    Llama3Reader,
+    MistralReader,
+    QwenCoderReader,
+)
 from orchestrator.parsing.reasoning import Tags
+from orchestrator.parsing.tagged_call import GLM45
 
 
 class CallFormat(StrEnum):
@@ -15,21 +26,37 @@ class CallFormat(StrEnum):
     HERMES = "hermes"
     LLAMA3 = "llama3"
     MISTRAL = "mistral"
+    QWEN3_CODER = "qwen3_coder"
+    GLM45 = "glm45"
+    DEEPSEEK = "deepseek"
+    HARMONY = "harmony"
 
 
 READERS: Mapping[CallFormat, type[CallReader]] = {
     CallFormat.HERMES: HermesReader,
     CallFormat.LLAMA3: Llama3Reader,
     CallFormat.MISTRAL: MistralReader,
+    CallFormat.QWEN3_CODER: QwenCoderReader,
+    CallFormat.GLM45: GlmReader,
+    CallFormat.DEEPSEEK: DeepSeekReader,
+    CallFormat.HARMONY: harmony.HarmonyReader,
 }
 _CALL_MARKERS: Mapping[CallFormat, tuple[str, ...]] = {
     CallFormat.HERMES: (HermesReader.OPEN, HermesReader.CLOSE),
     CallFormat.LLAMA3: (Llama3Reader.TAG,),
     CallFormat.MISTRAL: (MistralReader.MARK, "[CALL_ID]", MistralReader.ARGS),
+    CallFormat.QWEN3_CODER: (HermesReader.OPEN, HermesReader.CLOSE),
+    CallFormat.GLM45: (HermesReader.OPEN, HermesReader.CLOSE, *GLM45.key, *GLM45.value),
+    CallFormat.DEEPSEEK: (
+        *(DeepSeekReader.BEGIN, DeepSeekCall.CALL, DeepSeekCall.SEPARATOR),
+        *(DeepSeekReader.CLOSE, DeepSeekReader.END),
+    ),
+    CallFormat.HARMONY: harmony.MARKS,
 }
 TAGS: Mapping[str, Tags] = {
     "think": Tags("<think>", "</think>"),
     "think_brackets": Tags("[THINK]", "[/THINK]"),
+    "harmony": Tags(harmony.ANALYSIS, harmony.END),
 }
 """What models think in, by name."""
 
@@ -44,6 +71,8 @@ class OutputFormat:
     """None: it does not think in tags."""
     names_first: bool = False
     """Of Mistral's: a call is a name and then its arguments, rather than one object."""
+    in_fences: bool = False
+    """Of DeepSeek's: arguments stand in a fenced block, as V3 and R1 have them."""
 
     @property
     def reasoning_name(self) -> str | None:
@@ -55,6 +84,8 @@ class OutputFormat:
         """What its output is told apart by. Some models have special tokens for them, which no text
         shows."""
         calls = () if self.calls is None else _CALL_MARKERS[self.calls]
+        if self.calls is CallFormat.HARMONY:
+            return calls
         return (*calls, *(self.reasoning or ()))
 
 
@@ -75,7 +106,7 @@ class FormatConfig:
             calls = None if self.tool_calls == "none" else CallFormat(self.tool_calls)
         if self.reasoning != "auto":
             reasoning = None if self.reasoning == "none" else TAGS[self.reasoning]
-        return OutputFormat(calls, reasoning, told.names_first)
+        return replace(told, calls=calls, reasoning=reasoning)
 
 
 _AUTO = FormatConfig()
@@ -84,16 +115,28 @@ _AUTO = FormatConfig()
 @lru_cache(maxsize=64)
 def format_of(chat_template: str) -> OutputFormat:
     """The format that a template writes earlier turns in, and asks for."""
-    names_first = MistralReader.ARGS in chat_template
-    return OutputFormat(_calls_in(chat_template), _tags_in(chat_template), names_first)
+    calls = _calls_in(chat_template)
+    if calls is CallFormat.HARMONY:
+        return OutputFormat(calls, TAGS["harmony"])
+    return OutputFormat(
+        calls,
+        _tags_in(chat_template),
+        names_first=MistralReader.ARGS in chat_template,
+        in_fences=calls is CallFormat.DEEPSEEK and DeepSeekCall.FENCE in chat_template,
+    )
 
 
 def _calls_in(template: str) -> CallFormat | None:
+    if harmony.CHANNEL in template and harmony.MESSAGE in template:
+        return CallFormat.HARMONY
+    if DeepSeekReader.BEGIN in template:
+        return CallFormat.DEEPSEEK
     if MistralReader.MARK in template:
         return CallFormat.MISTRAL
     if HermesReader.OPEN in template:
-        # The same tags with XML between them are another format.
-        return None if "<function=" in template or "<arg_key>" in template else CallFormat.HERMES
+        if QwenCoderReader.FUNCTION in template:
+            return CallFormat.QWEN3_CODER
+        return CallFormat.GLM45 if GLM45.key[0] in template else CallFormat.HERMES
     if Llama3Reader.TAG in template:
         return CallFormat.LLAMA3
     if "<|start_header_id|>" in template and '"parameters"' in template:
@@ -102,7 +145,7 @@ def _calls_in(template: str) -> CallFormat | None:
 
 
 def _tags_in(template: str) -> Tags | None:
-    for tags in TAGS.values():
-        if tags.close in template:
-            return tags
+    for name in ("think", "think_brackets"):
+        if TAGS[name].close in template:
+            return TAGS[name]
     return None

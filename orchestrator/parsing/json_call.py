@@ -22,7 +22,7 @@ _HEAD = re.compile(
     r"\s*+([A-Za-z0-9_.:-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?(?:\[ARGS\]\s*+)?", re.ASCII
 )
 """It never goes back: spaces that each part could have would be tried in every way."""
-_MOST_SHORT = 256
+MOST_SHORT = 256
 """Characters of a key, a name or another short value; more is no call."""
 _decode = msgspec.json.Decoder().decode
 
@@ -82,6 +82,10 @@ class Arguments:
         self._is_string: bool | None = None
         self._held: list[str] = []
         self.is_over = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self._is_string is not None
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
         """What may be told of them, and where ``text`` goes on. Raises ``Wrong``."""
@@ -243,7 +247,7 @@ class JsonCall:
 
     def _bound_short(self, stop: int) -> None:
         """The same limit however the text was cut."""
-        over = len(self._short) - _MOST_SHORT
+        over = len(self._short) - MOST_SHORT
         if over > 0:
             raise Wrong(stop - over + 1)
 
@@ -270,7 +274,7 @@ class NamedCall:
             brace = text.find("{")
             at = len(text) if brace < 0 else brace
             self._head += text[:at]
-            over = len(self._head) - _MOST_SHORT
+            over = len(self._head) - MOST_SHORT
             if over > 0:
                 raise Wrong(at - over + 1)
             if brace < 0:

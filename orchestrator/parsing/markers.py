@@ -1,5 +1,7 @@
 """Where a marker begins in a text that comes a piece at a time."""
 
+from collections.abc import Iterable
+
 from orchestrator.parsing.json_call import WHITESPACE
 
 MOST_SPACE = 64
@@ -16,9 +18,15 @@ def begun(text: str, marker: str) -> int:
     return 0
 
 
-def certain(text: str, marker: str) -> int:
-    """Up to where ``text`` neither can belong to ``marker`` nor is space in front of it."""
-    return without_space(text, len(text) - begun(text, marker))
+def certain(text: str, *markers: str) -> int:
+    """Up to where ``text`` neither can belong to one of ``markers`` nor is space in front of it."""
+    return without_space(text, len(text) - max(begun(text, marker) for marker in markers))
+
+
+def first_of(text: str, markers: Iterable[str]) -> tuple[int, int]:
+    """Where the first of ``markers`` in ``text`` begins and ends; (-1, -1): there is none."""
+    found = [(at, at + len(marker)) for marker in markers if (at := text.find(marker)) >= 0]
+    return min(found, default=(-1, -1))
 
 
 def without_space(text: str, end: int) -> int:

@@ -1,9 +1,10 @@
 """A model's output as it grows: reasoning, content, tool calls."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.parsing.formats import READERS, OutputFormat
+from orchestrator.parsing.calls import Schemas
+from orchestrator.parsing.formats import READERS, CallFormat, OutputFormat
 from orchestrator.parsing.json_call import WHITESPACE
 from orchestrator.parsing.pieces import (
     CallArguments,
@@ -19,28 +20,32 @@ from orchestrator.parsing.reasoning import ReasoningReader
 class OutputParser:
     """Reads one output. However it is cut into pieces of text, it comes to the same."""
 
-    __slots__ = ("_calls", "_reasoning")
+    __slots__ = ("_calls", "_forced", "_reasoning")
 
     def __init__(
         self,
         format: OutputFormat,
         *,
-        tools: Container[str] | None = None,
+        tools: Schemas | None = None,
         only_one_call: bool = False,
+        forced: str = "",
         prompt_end: str = "",
     ) -> None:
-        """``tools`` are the names of those that may be called; None: there are no calls.
+        """``tools`` are those that may be called; None: there are no calls. ``forced`` is the one
+        that must be.
 
         ``prompt_end`` is the last text of the prompt, which tells whether the template has begun
         the reasoning.
         """
+        self._forced = forced
         self._reasoning = None
-        if format.reasoning is not None:
+        is_harmony = format.calls is CallFormat.HARMONY
+        if format.reasoning is not None and not is_harmony:
             is_open = prompt_end.rstrip(WHITESPACE).endswith(format.reasoning.open)
             self._reasoning = ReasoningReader(format.reasoning, is_open=is_open)
         self._calls = None
-        if tools is not None and format.calls is not None:
-            self._calls = READERS[format.calls](tools, only_one=only_one_call)
+        if format.calls is not None and (tools is not None or is_harmony):
+            self._calls = READERS[format.calls](tools or {}, only_one=only_one_call)
 
     @property
     def calls_made(self) -> int:
@@ -60,14 +65,16 @@ class OutputParser:
             return out
         return (Content(text),) if self._calls is None else self._calls.feed(text)
 
-    def finish(self, tail: str = "") -> Sequence[Piece]:
-        """The output has ended, with ``tail``."""
+    def finish(self, tail: str = "", *, is_cut: bool = False) -> Sequence[Piece]:
+        """The output has ended, with ``tail``; ``is_cut``: by a limit, not by the model's will."""
         out = list(self.feed(tail))
+        forced = self._forced
         if self._reasoning is not None:
             reasoning, self._reasoning = self._reasoning, None
+            forced = "" if reasoning.has_begun else forced
             out += self.feed(reasoning.finish(out))
         if self._calls is not None:
-            out += self._calls.finish()
+            out += self._calls.finish(is_cut=is_cut, forced=forced)
         return out
 
 
@@ -78,6 +85,8 @@ class Call:
     name: str
     arguments: str = ""
     """A JSON object, as the model wrote it."""
+    is_cut: bool = False
+    """That is the beginning of one."""
 
 
 @dataclass(slots=True)
@@ -90,7 +99,8 @@ class Output:
 
 
 def collect(pieces: Iterable[Piece]) -> Output:
-    """The whole of what ``feed`` and ``finish`` gave. A call that failed is content."""
+    """The whole of what ``feed`` and ``finish`` gave. A call that failed is content, unless it was
+    cut."""
     output = Output()
     calls: dict[int, Call] = {}
     for piece in pieces:
@@ -103,6 +113,8 @@ def collect(pieces: Iterable[Piece]) -> Output:
                 calls[index] = Call(name)
             case CallArguments(index, json):
                 calls[index].arguments += json
+            case CallFails(index, _, is_cut=True):
+                calls[index].is_cut = True
             case CallFails(index, text):
                 del calls[index]
                 output.content += text

@@ -38,7 +38,8 @@ class CallEnds(msgspec.Struct, frozen=True, gc=False):
 class CallFails(msgspec.Struct, frozen=True, gc=False):
     """A call that has begun is none after all: ``text`` is all that the model wrote of it.
 
-    ``is_cut`` where the output ended in the middle of it.
+    ``is_cut`` where it is one, and was cut by a limit of the answer's: its arguments are the
+    beginning of a JSON object.
     """
 
     index: int

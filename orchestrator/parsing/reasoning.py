@@ -31,6 +31,11 @@ class ReasoningReader:
         if is_open:
             self._read = self._think
 
+    @property
+    def has_begun(self) -> bool:
+        """The output ends in it, were it to end now."""
+        return self._read == self._think
+
     def feed(self, text: str, out: list[Piece]) -> str:
         """Adds to ``out``; returns what follows once it ``is_over``."""
         while text and not self.is_over:

@@ -8,6 +8,9 @@ from tokenizers import Tokenizer
 
 from worker.protocol.token_bytes import TokenPieces, token_bytes_of
 
+_LOOKED_AT = 16
+"""Tokens at the end of a prompt: no tag has more."""
+
 
 class Token(NamedTuple):
     """What one token stands for. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
@@ -39,6 +42,11 @@ class TokenTexts:
         self._special = {token.content: i for i, token in by_id.items() if token.special}
         self.token_text = lru_cache(maxsize=65536)(self._decode_one)
         self.token = lru_cache(maxsize=65536)(self._look_up)
+
+    def end_of(self, ids: Sequence[int]) -> str:
+        """The last text of a prompt, in which a template may begin what the model thinks; special
+        tokens as they are written."""
+        return "".join(map(self.token_text, ids[-_LOOKED_AT:]))
 
     def all_bytes(self) -> Sequence[bytes]:
         """What each token stands for, special and other added ones as they are written; empty

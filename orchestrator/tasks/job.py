@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -113,6 +114,14 @@ Prompt = str | tuple[int, ...] | tuple[Message, ...] | Chat
 """Text, token ids, or a chat."""
 
 
+class BegunThought(NamedTuple):
+    """What an answer must match that begins within what the model thinks."""
+
+    tag: str
+    """With which the prompt ends then."""
+    grammar: Grammar
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What a client asks for, the same from every dialect; all but the prompt itself.
@@ -163,6 +172,8 @@ class Job:
     """Its prompt's embedding is asked for, and no text."""
     grammar: Grammar | None = None
     """What the whole text of the answer must match, from its first token on."""
+    begun_thought: BegunThought | None = None
+    """What it must match instead, where the prompt leaves the model in its thoughts."""
     durable: bool = False
     """It is written down before it is taken on, and outlives the orchestrator (OR-5)."""
     idempotent: bool = False

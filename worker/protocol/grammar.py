@@ -45,6 +45,11 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     text: str = ""
     lenient: bool = False
     """Of a schema, keywords that cannot be enforced are passed over; else they are an error."""
+    open_objects: bool = False
+    """Of a schema, objects may have properties that it does not name, as JSON Schema has it; else
+    only where it says so (``additionalProperties``)."""
+    spaced: bool = False
+    """JSON may have white space between its tokens; else it has none."""
 
     def check_with(self, sampling: Sampling) -> None:
         """Raise ``InvalidGrammar`` where ``sampling`` contradicts it."""

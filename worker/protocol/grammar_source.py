@@ -9,15 +9,31 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from worker.protocol.closed_schema import closed
 from worker.protocol.excerpt import excerpt
 from worker.protocol.grammar import Grammar, GrammarKind, InvalidGrammar
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
+    from llguidance._lib import JsonCompileOptions
 
-_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{0,16}"
+_SPACED: Final["JsonCompileOptions"] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,16}"}
 """Between JSON's tokens, enough to indent four levels by four. Without a bound a model that is fond
 of blanks never gets to a value."""
+_COMPACT: Final["JsonCompileOptions"] = {
+    "whitespace_flexible": False,
+    "item_separator": ",",
+    "key_separator": ":",
+}
+_LOOK_AROUND: Final = re.compile(r"\(\?<?[=!]|\\[1-9]")
+"""What patterns of other languages have and the library's have not; back references too."""
+_VALUES: Final = ("const", "enum", "default", "examples")
+"""Of a schema, keys whose values are no schemas."""
+_NOT_ENFORCED: Final = re.compile(
+    r"Unimplemented keys: \[(?P<keywords>.*)\]|Unknown (?P<format>format: .{1,64})|(?P<word>[\w/]+)"
+)
+"""What the library says of what it passes over: keywords, a format, or a sentence that begins with
+the keyword."""
 _MOST_STATES: Final = 4096
 """That ``multipleOf`` may cost: as many as the least common multiple of all that a schema has."""
 _MOST_ERROR_CHARS: Final = 240
@@ -59,9 +75,9 @@ def source_of(grammar: Grammar) -> str:
     grammar.check()
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
-            return _json_source({"type": "object"}, lenient=False)
+            return _json_source({"type": "object"}, grammar)
         case GrammarKind.JSON_SCHEMA:
-            return _json_source(_schema(grammar.text), lenient=grammar.lenient)
+            return _json_source(_schema(grammar.text), grammar)
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.CHOICE:
@@ -73,12 +89,12 @@ def source_of(grammar: Grammar) -> str:
         case GrammarKind.LARK:
             return LLMatcher.grammar_from_lark(_lark(grammar.text))
         case GrammarKind.STRUCTURAL_TAG:
-            return LLMatcher.grammar_from_lark(_structural_tag(grammar.text))
+            return LLMatcher.grammar_from_lark(_structural_tag(grammar))
 
 
-def check_source(grammar: Grammar) -> None:
-    """Raise ``InvalidGrammar`` where llguidance would not take it. Milliseconds, for a large one
-    hundreds: not on an event loop."""
+def check_source(grammar: Grammar) -> list[str]:
+    """What of it cannot be enforced and is passed over, by keyword. Raises ``InvalidGrammar`` where
+    llguidance would not take it. Milliseconds, for a large one hundreds: not on an event loop."""
     from llguidance import LLMatcher
 
     try:
@@ -92,6 +108,13 @@ def check_source(grammar: Grammar) -> None:
     is_error, messages = LLMatcher.validate_grammar_with_warnings(source, limits=parser_limits())
     if is_error:
         raise InvalidGrammar(problem(messages[0] if messages else ""))
+    found: dict[str, None] = {}
+    for told in filter(None, map(_NOT_ENFORCED.match, messages)):
+        names = (
+            told["keywords"].split(",") if told["keywords"] else [told["format"] or told["word"]]
+        )
+        found |= dict.fromkeys(name.strip(' "') for name in names)
+    return list(found)
 
 
 def problem(message: str) -> str:
@@ -106,15 +129,35 @@ def problem(message: str) -> str:
     return f"the grammar cannot be used: {excerpt(said, _MOST_ERROR_CHARS)}"
 
 
-def _json_source(schema: Any, *, lenient: bool) -> str:
+def _json_source(schema: Any, grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
+    if grammar.lenient:
+        schema = without_look_around(schema)
+    if not grammar.open_objects:
+        schema = closed(schema)
     return LLMatcher.grammar_from_json_schema(
         json.dumps(schema, ensure_ascii=False),
-        defaults={"whitespace_pattern": _WHITESPACE},
+        defaults=_SPACED if grammar.spaced else _COMPACT,
         # A oneOf whose branches may overlap is then read as anyOf.
-        overrides={"lenient": lenient, "coerce_one_of": lenient},
+        overrides={"lenient": grammar.lenient, "coerce_one_of": grammar.lenient},
     )
+
+
+def without_look_around(schema: Any) -> Any:
+    """A copy without the patterns that no grammar can have. In place of one stands a format that
+    the library passes over, so that it is named like all that is."""
+    if isinstance(schema, list):
+        return [without_look_around(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "pattern" and isinstance(value, str) and _LOOK_AROUND.search(value):
+            kept.setdefault("format", "pattern with look-around")
+        else:
+            kept[key] = value if key in _VALUES else without_look_around(value)
+    return kept
 
 
 def _schema(text: str) -> Any:
@@ -183,10 +226,11 @@ def _lark(text: str) -> str:
         raise InvalidGrammar(problem(f"{error} (read as GBNF, for its ::=)")) from None
 
 
-def _structural_tag(text: str) -> str:
+def _structural_tag(grammar: Grammar) -> str:
     from llguidance import StructTag
 
-    tag = _json(text, "the structural tag")
+    tag = _json(grammar.text, "the structural tag")
+    options = {"x-guidance": _SPACED if grammar.spaced else _COMPACT}
     try:
         triggers, tags = tag["triggers"], []
         for structure in tag["structures"]:
@@ -194,8 +238,11 @@ def _structural_tag(text: str) -> str:
             trigger = next(one for one in triggers if one and begin.startswith(one))
             schema = structure.get("schema") or {}
             _check_multiples(schema)
+            if not grammar.open_objects:
+                schema = closed(schema)
+            stated = {**options, **schema}
             tags.append(
-                StructTag(trigger=trigger, begin=begin, grammar=dict(schema), end=structure["end"])
+                StructTag(trigger=trigger, begin=begin, grammar=stated, end=structure["end"])
             )
         return StructTag.to_grammar(tags, assume_special=False)
     except InvalidGrammar:

@@ -122,7 +122,7 @@ class ParsedMessageEvents(MessageEvents):
 
     def _rest(self, task: Task, ending: Ending) -> list[bytes]:
         events = [self._begin(task, has_text=False)]
-        events += self._events_of(self._output.finish(ending.tail))
+        events += self._events_of(self._output.finish(ending.tail, ending))
         return events + self._close()
 
     def _stop(self, ending: Ending) -> dict[str, str | None]:
@@ -149,7 +149,7 @@ class ParsedMessageEvents(MessageEvents):
                     events += self._close()
                 case CallFails(_, text, is_cut):
                     events += self._close()
-                    if not is_cut:  # the client cannot read what it has of the call
+                    if not is_cut:  # what the client has of the call is none
                         events += self._in_block("text", {"text": ""})
                         events.append(self._delta("text_delta", "text", text))
         return events

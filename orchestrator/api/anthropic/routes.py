@@ -67,7 +67,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
         said = Output(content=answer.text() + task.ending.tail)
     else:
         pieces = output.feed(Delta(0, answer.ids, answer.texts))
-        said = collect([*pieces, *output.finish(task.ending.tail)])
+        said = collect([*pieces, *output.finish(task.ending.tail, task.ending)])
     is_calling = output is not None and output.is_calling(task.ending)
     body = message(task, task.ending, blocks_of(said), is_calling=is_calling) | task_fields(task)
     now = request.app[ORCHESTRATOR].clock.now()

@@ -3,9 +3,10 @@
 import uuid
 
 import msgspec
+import pydantic_core
 
 from orchestrator.api.http.answer_ids import answer_id
-from orchestrator.parsing import Output
+from orchestrator.parsing import Call, Output
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.task import Task
 from worker.protocol import FinishReason
@@ -30,11 +31,22 @@ def blocks_of(output: Output) -> list[object]:
             "type": "tool_use",
             "id": new_call_id(),
             "name": call.name,
-            "input": msgspec.Raw(call.arguments.encode()),
+            "input": _input(call),
         }
         for call in output.calls
     ]
     return blocks
+
+
+def _input(call: Call) -> object:
+    """The arguments; of a call that was cut, as far as they go."""
+    if not call.is_cut:
+        return msgspec.Raw(call.arguments.encode())
+    try:
+        begun = pydantic_core.from_json(call.arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        begun = None
+    return begun if isinstance(begun, dict) else {"INVALID_JSON": call.arguments}
 
 
 def new_call_id() -> str:

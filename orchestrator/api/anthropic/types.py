@@ -8,9 +8,17 @@ from typing import ClassVar
 
 import msgspec
 
+from orchestrator.api.anthropic.forms import stated_form
 from orchestrator.api.anthropic.tools import thinking_of, tool_use_of
 from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
-from orchestrator.api.http.fields import NULL, GenerationRequest, Served, Unused, refuse_unserved
+from orchestrator.api.http.fields import (
+    NULL,
+    GenerationRequest,
+    Served,
+    StatedGrammar,
+    Unused,
+    refuse_unserved,
+)
 from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Chat, Prompt
@@ -38,12 +46,12 @@ class MessagesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True
     tool_choice: Unused = NULL
     thinking: Unused = NULL
     chat_template_kwargs: Unused = NULL
+    output_config: msgspec.Raw = NULL
+    output_format: msgspec.Raw = NULL
 
     # served in one way only
     mcp_servers: Unused = NULL
     container: Unused = NULL
-    output_config: Unused = NULL
-    output_format: Unused = NULL
     speed: Unused = NULL
 
     # harmless
@@ -57,6 +65,9 @@ class MessagesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True
 
     def wanted_logprobs(self) -> int | None:
         return None
+
+    def stated_grammar(self) -> StatedGrammar | None:
+        return stated_form(self.output_config, self.output_format)
 
     def wants_one_piece(self) -> bool:
         return not self.stream
@@ -79,10 +90,10 @@ class CountTokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     # served in one way only
     mcp_servers: Unused = NULL
-    output_config: Unused = NULL
-    output_format: Unused = NULL
     speed: Unused = NULL
 
+    output_config: Unused = NULL
+    output_format: Unused = NULL
     cache_control: Unused = NULL
     context_management: Unused = NULL
     user_profile_id: Unused = NULL
@@ -108,16 +119,9 @@ def _nothing(value: object) -> bool:
     return not value
 
 
-def _states_no_format(config: object) -> bool:
-    """Effort and budgets are hints."""
-    return isinstance(config, dict) and not config.get("format")
-
-
 _ONLY = {
     "mcp_servers": Served(_nothing, "tools of servers are not served", is_hint=True),
     "container": Served(_nothing, "tools of servers are not served", is_hint=True),
-    "output_config": Served(_states_no_format, "only text is served"),
-    "output_format": Served(_nothing, "only text is served"),
     "speed": Served(lambda value: value == "standard", "there is one, standard", is_hint=True),
 }
 """Fields of which few values are served."""

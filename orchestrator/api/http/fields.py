@@ -231,7 +231,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         states_idle_keep=body.idle_keep_s is not None,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].sessions.config, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
-        grammar=None if stated is None else stated.grammar,
+        grammar=None if stated is None else request.app[CONFIG].grammars.of(stated.grammar),
         trace=trace_of(request),
     )
 

@@ -114,12 +114,12 @@ def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
 
 
 def json_schema(field: str, schema: msgspec.Raw, strict: bool | None) -> Grammar:
-    """A schema, or a string that holds one. Where ``strict`` is stated to be false, what cannot be
-    enforced of it is passed over. Raises ``InvalidRequest``."""
+    """A schema, or a string that holds one. What cannot be enforced of it is passed over, unless it
+    is ``strict``. Raises ``InvalidRequest``."""
     text = _text(schema)
     if text.startswith('"'):
         text = str(_decode(field, schema, _strings))
-    return _checked(field, GrammarKind.JSON_SCHEMA, text, lenient=strict is False)
+    return _checked(field, GrammarKind.JSON_SCHEMA, text, lenient=not strict)
 
 
 def _structured_outputs(field: str, value: msgspec.Raw) -> Grammar | None:

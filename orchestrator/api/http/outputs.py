@@ -8,16 +8,14 @@ from aiohttp import web
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT
 from orchestrator.errors import InvalidRequest
-from orchestrator.parsing import OutputFormat, OutputParser, Piece, ToolUse
+from orchestrator.parsing import CallFormat, OutputFormat, OutputParser, Piece, ToolUse
 from orchestrator.parsing.call_grammar import forced_calls, strict_calls
+from orchestrator.parsing.rules import Rules
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import Job
+from orchestrator.tasks.job import BegunThought, Job
 from orchestrator.tasks.task import Task
 from worker.protocol import Delta, FinishReason, Grammar, GrammarKind, InvalidGrammar
-
-_LOOKED_AT = 16
-"""Last tokens of a prompt, in which a template may begin the model's reasoning."""
 
 _AT_ONCE = 256
 """Tokens whose text is read together: each call in it copies what is left of it."""
@@ -39,8 +37,7 @@ class TaskOutput:
     def begin(self, task: Task) -> None:
         """The worker has begun, so that the prompt is known."""
         if self._format.reasoning is not None:
-            last = task.token_ids[-_LOOKED_AT:]
-            self._parser = self._new_parser("".join(map(self._encoder.tokens.token_text, last)))
+            self._parser = self._new_parser(self._encoder.tokens.end_of(task.token_ids))
 
     def feed(self, delta: Delta) -> Sequence[Piece]:
         """What new tokens come to; some text may be held back."""
@@ -58,9 +55,9 @@ class TaskOutput:
         """The same for one token."""
         return self._parser.feed(self._text_of(token_id, text))
 
-    def finish(self, tail: str) -> Sequence[Piece]:
+    def finish(self, tail: str, ending: Ending) -> Sequence[Piece]:
         """The task has ended well, with ``tail`` behind its last token."""
-        return self._parser.finish(tail)
+        return self._parser.finish(tail, is_cut=ending.finish_reason is not FinishReason.STOP)
 
     def is_calling(self, ending: Ending) -> bool:
         """Whether it has ended with tool calls, rather than been cut after some."""
@@ -77,8 +74,9 @@ class TaskOutput:
         tools = self._tools
         return OutputParser(
             self._format,
-            tools=None if tools is None else tools.names,
+            tools=None if tools is None else tools.schemas,
             only_one_call=tools is not None and tools.only_one_call,
+            forced="" if tools is None else tools.forced,
             prompt_end=prompt_end,
         )
 
@@ -93,10 +91,11 @@ def output_of(
 ) -> TaskOutput | None:
     """For one task; None where all that it says is content."""
     format = format_of(app, encoder)
-    if job.grammar is not None and job.grammar.kind is not GrammarKind.STRUCTURAL_TAG:
+    may_think = job.grammar is None or job.grammar.kind is GrammarKind.STRUCTURAL_TAG
+    if not may_think and not (tools is not None and tools.must_call):
         # It holds from the first token on, so that there is no reasoning.
         format = replace(format, reasoning=None)
-    if tools is None:
+    if tools is None and format.calls is not CallFormat.HARMONY:
         format = replace(format, calls=None)
     if format.calls is None and format.reasoning is None:
         return None
@@ -122,32 +121,35 @@ def with_tools(request: web.Request, encoder: PromptEncoder, job: Job, use: Tool
             field="tools",
         )
     special = encoder.tokens.special_ids(format.markers)
-    if not use.must_call:
-        if job.grammar is None and encoder.card.grammars:
-            grammar = strict_calls(use, format, special)
-            return job if grammar is None else _with_grammar(request, job, grammar)
-        return job
-    if not encoder.card.grammars:
+
+    def rules() -> Rules:
+        return Rules(special, open_objects=request.app[CONFIG].grammars.open_objects)
+
+    if use.must_call and not encoder.card.grammars:
         raise InvalidRequest(
             f"tool calls of {name!r} cannot be forced: its worker enforces no grammars; "
             "tool_choice must be auto or none",
             field="tool_choice",
         )
-    if job.grammar is not None:
-        raise InvalidRequest(
-            "an answer cannot be both tool calls and text of a stated form: tool_choice must be "
-            "auto or none",
-            field="tool_choice",
-        )
-    return _with_grammar(request, job, forced_calls(use, format, special))
-
-
-def _with_grammar(request: web.Request, job: Job, grammar: Grammar) -> Job:
-    """What is wrong with it is wrong with the client's ``tools``."""
-    context = request[CONTEXT]
-    context.field_names = {**context.field_names, "grammar": "tools"}
     try:
-        grammar.check()
+        if not use.must_call:
+            if job.grammar is None and encoder.card.grammars:
+                grammar = strict_calls(use, format, rules())
+                return job if grammar is None else replace(job, grammar=_checked(request, grammar))
+            return job
+        # It goes before a form of the text that is asked for, too: of a call there is no text.
+        job = replace(job, grammar=_checked(request, forced_calls(use, format, rules())))
+        if format.reasoning is None or format.calls is CallFormat.HARMONY:
+            return job
+        begun = _checked(request, forced_calls(use, format, rules(), is_thinking=True))
     except InvalidGrammar as error:
         raise InvalidRequest(f"tools: {error}", field="tools") from None
-    return replace(job, grammar=grammar)
+    return replace(job, begun_thought=BegunThought(format.reasoning.open, begun))
+
+
+def _checked(request: web.Request, grammar: Grammar) -> Grammar:
+    """What is wrong with it is wrong with the client's ``tools``. Raises ``InvalidGrammar``."""
+    context = request[CONTEXT]
+    context.field_names = {**context.field_names, "grammar": "tools"}
+    grammar.check()
+    return grammar

@@ -239,7 +239,7 @@ class ParsedChunkStream(ChunkStream):
         return _event(self._chunk(task, [choice]))
 
     def _last(self, ending: Ending, tail: str) -> dict[str, object]:
-        said = delta_of(self._output.finish(tail))
+        said = delta_of(self._output.finish(tail, ending))
         reason = "tool_calls" if self._output.is_calling(ending) else ending.finish_reason.value
         return self._shape.delta(self._index, None, None, reason) | {"delta": said}
 

@@ -259,7 +259,8 @@ class _Text(Transcript):
         if self.output is None:
             choice = shape.choice(index, self.text() + tail, logprobs, reason)
         else:
-            pieces = [*self.output.feed(Delta(0, self.ids, self.texts)), *self.output.finish(tail)]
+            pieces = [*self.output.feed(Delta(0, self.ids, self.texts))]
+            pieces += self.output.finish(tail, ending)
             reason = "tool_calls" if self.output.is_calling(ending) else reason
             choice = shape.message(index, collect(pieces), logprobs, reason)
         choice["stop_reason"] = stop_reason(ending)

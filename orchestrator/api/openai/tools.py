@@ -1,5 +1,6 @@
 """Tools as OpenAI's chat bodies state them, and which of them may or must be called."""
 
+from collections.abc import Set
 from typing import Literal, Protocol
 
 import msgspec
@@ -10,6 +11,7 @@ from orchestrator.api.http.tools import read_tool, require_bounds, require_known
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing.tool_use import ToolUse
 from orchestrator.tasks.tools import Tool
+from worker.protocol import excerpt
 
 
 class FunctionBody(msgspec.Struct, frozen=True):
@@ -31,11 +33,22 @@ class _ChosenFunction(msgspec.Struct, frozen=True):
     name: str
 
 
-class ChosenTool(msgspec.Struct, frozen=True):
-    """The one tool that must be called."""
-
+class _AllowedTool(msgspec.Struct, frozen=True):
     type: Literal["function"]
     function: _ChosenFunction
+
+
+class _AllowedTools(msgspec.Struct, frozen=True):
+    tools: tuple[_AllowedTool, ...]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class ChosenTool(msgspec.Struct, frozen=True):
+    """The one tool that must be called, or those that may or must be."""
+
+    type: Literal["function", "allowed_tools"]
+    function: _ChosenFunction | None = None
+    allowed_tools: _AllowedTools | None = None
 
 
 class StatesTools(Protocol):
@@ -74,9 +87,26 @@ def tool_use_of(body: StatesTools) -> ToolUse | None:
     require_bounds(body.tool_choice, "tool_choice")
     choice = decode_part(body.tool_choice, _choice_reader, "tool_choice")
     tools = stated_tools(body.tools)
-    only = choice.function.name if isinstance(choice, ChosenTool) else ""
-    mode = choice if isinstance(choice, str) else None
-    return use_of(tools, mode, only, is_parallel=body.parallel_tool_calls is not False)
+    is_parallel = body.parallel_tool_calls is not False
+    if not isinstance(choice, ChosenTool):
+        return use_of(tools, choice, "", is_parallel=is_parallel)
+    if choice.type == "allowed_tools":
+        if choice.allowed_tools is None:
+            raise _missing("allowed_tools")
+        names = {tool.function.name for tool in choice.allowed_tools.tools}
+        some = allowed_of(tools, names, "tool_choice.allowed_tools.tools")
+        return use_of(some, choice.allowed_tools.mode, "", is_parallel=is_parallel)
+    if choice.function is None:
+        raise _missing("function")
+    return use_of(tools, None, choice.function.name, is_parallel=is_parallel)
+
+
+def allowed_of(tools: tuple[Tool, ...], names: Set[str], field: str) -> tuple[Tool, ...]:
+    """Those of ``tools`` that ``tool_choice`` allows. The model is shown no others, for it could
+    call what it knows. Raises ``InvalidRequest``."""
+    if unknown := names - {tool.name for tool in tools}:
+        raise InvalidRequest(f"{field}: tools has no {excerpt(min(unknown), 64)!r}", field=field)
+    return tuple(tool for tool in tools if tool.name in names)
 
 
 def use_of(
@@ -104,3 +134,7 @@ def use_of(
     )
     require_known(use)
     return use
+
+
+def _missing(field: str) -> InvalidRequest:
+    return InvalidRequest(f"tool_choice.{field} is required", field=f"tool_choice.{field}")

@@ -1,29 +1,34 @@
 """What must be called is called in the model's own format, and read as it was meant (OR-3)."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.parsing import (
     CallFormat,
+    Output,
     OutputFormat,
     OutputParser,
     ToolUse,
     collect,
 )
 from orchestrator.parsing.call_grammar import forced_calls, strict_calls
+from orchestrator.parsing.formats import TAGS
+from orchestrator.parsing.rules import Rules
 from orchestrator.tasks.tools import Tool
 from tests.support.fake_worker import tokenizer_json
-from worker.protocol import GrammarKind
+from worker.protocol import GrammarKind, InvalidGrammar
 
-HERMES, LLAMA3, MISTRAL = CallFormat
+HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, DEEPSEEK, HARMONY = CallFormat
+THINK = TAGS["think"]
 SCHEMA = {
     "properties": {"city": {"type": "string", "description": 'see http://x "there"\n'}},
     "required": ["city"],
-    "additionalProperties": False,
 }
 TOOLS = (Tool("get_weather", "", SCHEMA), Tool("add"))
 ONE, OTHER = '{"city": "Köln // Bonn"}', '{"a": {"b": [1, null]}}'
+PLAIN = '{"a": "1 < 2"}'
 
 
 def call(name: str, arguments: str, key: str = "arguments") -> str:
@@ -34,51 +39,170 @@ def tagged(*calls: str) -> str:
     return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
 
 
+def qwen(name: str, **arguments: str) -> str:
+    values = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in arguments.items())
+    return f"<function={name}>\n{values}</function>"
+
+
+def glm(name: str, **arguments: str) -> str:
+    pairs = "".join(
+        f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in arguments.items()
+    )
+    return f"<tool_call>{name}\n{pairs}</tool_call>"
+
+
+D_ONE, D_CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+D_BEGIN, D_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+D_ALL = [(name, args) for name, args in (("get_weather", ONE), ("add", OTHER))]
 ALL = [
-    (OutputFormat(HERMES), tagged(call("get_weather", ONE), call("add", OTHER)), 2),
-    (OutputFormat(LLAMA3), call("get_weather", ONE, "parameters"), 1),
+    (OutputFormat(HERMES), tagged(call("get_weather", ONE), call("add", OTHER)), [ONE, OTHER]),
+    (OutputFormat(LLAMA3), call("get_weather", ONE, "parameters"), [ONE]),
     (
         OutputFormat(MISTRAL),
         f"[TOOL_CALLS][{call('get_weather', ONE)}, {call('add', OTHER)}]",
-        2,
+        [ONE, OTHER],
     ),
     (
         OutputFormat(MISTRAL, names_first=True),
         f"[TOOL_CALLS]get_weather[ARGS]{ONE}[TOOL_CALLS]add[ARGS]{OTHER}",
-        2,
+        [ONE, OTHER],
+    ),
+    (
+        OutputFormat(QWEN3_CODER),
+        tagged(qwen("get_weather", city="Köln // Bonn"), qwen("add", a="1 < 2")),
+        [ONE, PLAIN],
+    ),
+    (
+        OutputFormat(GLM45),
+        f"{glm('get_weather', city='Köln // Bonn')}\n{glm('add', a='1 < 2')}",
+        [ONE, PLAIN],
+    ),
+    (
+        OutputFormat(DEEPSEEK),
+        D_BEGIN
+        + "".join(f"{D_ONE}{name}<｜tool▁sep｜>{args}{D_CLOSE}" for name, args in D_ALL)
+        + D_END,
+        [ONE, OTHER],
+    ),
+    (
+        OutputFormat(DEEPSEEK, in_fences=True),
+        D_BEGIN
+        + "\n".join(
+            f"{D_ONE}function<｜tool▁sep｜>{name}\n```json\n{args}\n```{D_CLOSE}"
+            for name, args in D_ALL
+        )
+        + D_END,
+        [ONE, OTHER],
+    ),
+    (
+        OutputFormat(HARMONY),
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + ONE,
+        [ONE],
     ),
 ]
 
 
-@pytest.mark.parametrize(("format", "text", "calls"), ALL)
-def test_forced_calls(format: OutputFormat, text: str, calls: int) -> None:
-    """The grammar takes what the parser reads, and nothing else."""
+def takes(text: str, use: ToolUse, format: OutputFormat, **options: bool) -> bool:
     llguidance = pytest.importorskip("llguidance", reason="the engine of grammars")
     tokenizer = llguidance.LLTokenizer(tokenizer_json().decode())
+    is_thinking = options.pop("is_thinking", False)
+    special = {5: "<|end|>"}  # of this tokenizer's, the only one that a format has too
+    rules = forced_calls(use, format, Rules(special, **options), is_thinking=is_thinking)
+    grammar = llguidance.LLMatcher.grammar_from_lark(rules.text)
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    assert not matcher.get_error()
+    return bool(matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting())
+
+
+def read(text: str, format: OutputFormat, use: ToolUse, prompt_end: str = "") -> Output:
+    parser = OutputParser(format, tools=use.schemas, prompt_end=prompt_end)
+    return collect([*parser.feed(text), *parser.finish()])
+
+
+@pytest.mark.parametrize(("format", "text", "arguments"), ALL)
+def test_forced_calls(format: OutputFormat, text: str, arguments: list[str]) -> None:
+    """The grammar takes what the parser reads, and nothing else."""
     use = ToolUse(TOOLS, must_call=True)
-
-    def takes(use: ToolUse, text: str) -> bool:
-        grammar = llguidance.LLMatcher.grammar_from_lark(forced_calls(use, format, {}).text)
-        matcher = llguidance.LLMatcher(tokenizer, grammar)
-        assert not matcher.get_error()
-        return bool(matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting())
-
-    assert takes(use, text)
-    parser = OutputParser(format, tools=use.names)
-    output = collect([*parser.feed(text), *parser.finish()])
-    assert not output.content and len(output.calls) == calls
-    assert [call.name for call in output.calls] == ["get_weather", "add"][:calls]
-    assert [call.arguments for call in output.calls] == [ONE, OTHER][:calls]
+    assert takes(text, use, format)
+    output = read(text, format, use)
+    assert not output.content
+    assert [call.name for call in output.calls] == ["get_weather", "add"][: len(arguments)]
+    assert [call.arguments for call in output.calls] == arguments
 
     for wrong in ("", f"Well: {text}", text.replace("city", "town"), text[:-1], f"{text} "):
-        assert not takes(use, wrong)
-    assert takes(ToolUse(TOOLS, must_call=True, only_one_call=True), text) is (calls == 1)
-    assert not takes(ToolUse(TOOLS, must_call=True, only="add", only_one_call=True), text)
+        assert not takes(wrong, use, format)
+    one = ToolUse(TOOLS, must_call=True, only_one_call=True)
+    assert takes(text, one, format) is (len(arguments) == 1)
+    assert not takes(text, ToolUse(TOOLS, must_call=True, only="add", only_one_call=True), format)
+
+
+@pytest.mark.parametrize(("format", "text", "arguments"), ALL)
+def test_a_model_may_think_before_it_calls(
+    format: OutputFormat, text: str, arguments: list[str]
+) -> None:
+    """Where the prompt has begun it, it must end it; else it may."""
+    use = ToolUse(TOOLS, must_call=True)
+    if format.calls is HARMONY:
+        format = replace(format, reasoning=TAGS["harmony"])
+        thought = f"<|channel|>analysis<|message|>Hm <|end|><|start|>assistant{text}"
+    else:
+        format = replace(format, reasoning=THINK)
+        thought = f"<think>\nHm </thin>\n</think>\n\n{text}"
+        begun = thought.removeprefix("<think>\n")
+        assert takes(begun, use, format, is_thinking=True)
+        assert not takes(text, use, format, is_thinking=True)
+        assert read(begun, format, use, "<think>").reasoning == "Hm </thin>"
+    assert takes(text, use, format) and takes(thought, use, format)
+    assert not takes(thought[:-5], use, format)
+    output = read(thought, format, use)
+    assert output.reasoning.startswith("Hm ") and not output.content
+    assert [call.arguments for call in output.calls] == arguments
+
+
+def test_objects_are_closed_unless_they_say_otherwise() -> None:
+    more = '{"city": "Köln", "town": "Bonn"}'
+    text, format = tagged(call("get_weather", more)), OutputFormat(HERMES)
+    said = (Tool("get_weather", "", {**SCHEMA, "additionalProperties": True}),)
+    assert not takes(text, ToolUse(TOOLS), format)
+    assert takes(text, ToolUse(said), format)
+    assert takes(text, ToolUse(TOOLS), format, open_objects=True)
+
+
+@pytest.mark.parametrize("format", [QWEN3_CODER, GLM45])
+def test_values_in_tags(format: CallFormat) -> None:
+    """JSON but for strings, which are any text or one of the words that there are."""
+    schema = {
+        "$defs": {"Point": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+        "properties": {
+            "n": {"type": "integer"},
+            "at": {"type": "object", "$ref": "#/$defs/Point"},
+            "unit": {"enum": ["°C", "°F"]},
+            "note": {"type": ["string", "null"], "maxLength": 3},
+        },
+        "required": ["n"],
+    }
+    use = ToolUse((Tool("f", "", schema),), only_one_call=True)
+
+    def taken(**arguments: str) -> bool:
+        text = glm("f", **arguments) if format is GLM45 else tagged(qwen("f", **arguments))
+        fits = takes(text, use, OutputFormat(format))
+        if fits:
+            (made,) = read(text, OutputFormat(format), use).calls
+            assert set(json.loads(made.arguments)) == set(arguments)
+        return fits
+
+    assert taken(n="1") and taken(n="1", at='{"x": 2}', unit="°C", note="any\ntext")
+    for wrong in ({}, {"n": "x"}, {"n": "1", "at": "{}"}, {"n": "1", "unit": "K"}, {"m": "1"}):
+        assert not taken(**wrong)
+    strict = ToolUse((Tool("f", "", schema, strict=True),))
+    with pytest.raises(InvalidGrammar, match="maxLength of 'note'"):
+        forced_calls(strict, OutputFormat(format), Rules({}))
 
 
 def test_markers_that_are_special_tokens_are_named_by_id() -> None:
     format = OutputFormat(MISTRAL, names_first=True)
-    text = forced_calls(ToolUse(TOOLS), format, {4: "[TOOL_CALLS]", 5: "[ARGS]"}).text
+    rules = Rules({4: "[TOOL_CALLS]", 5: "[ARGS]"})
+    text = forced_calls(ToolUse(TOOLS), format, rules).text
     assert "<[4]>" in text and "<[5]>" in text and "[ARGS]" not in text
 
 
@@ -92,13 +216,7 @@ def test_what_decides_nothing_is_left_out() -> None:
         },
         "anyOf": [{"description": "x", "required": ["title"]}],
     }
-    use = ToolUse((Tool("f", "", schema),))
-    (rule,) = [
-        line.partition("%json ")[2]
-        for line in forced_calls(use, OutputFormat(HERMES), {}).text.split("\n")
-        if line.startswith("args_0")
-    ]
-    left = json.loads(rule)
+    left = dict(Rules({}, open_objects=True).schema_of(Tool("f", "", schema)))
     left.pop("x-guidance")
     assert left == {
         "type": "object",
@@ -112,11 +230,11 @@ def test_what_decides_nothing_is_left_out() -> None:
 
 def test_strict_tools_leave_text_free() -> None:
     strict = (Tool("get_weather", "", SCHEMA, strict=True), Tool("add", "", {"type": "object"}))
-    grammar = strict_calls(ToolUse(strict), OutputFormat(HERMES), {})
+    grammar = strict_calls(ToolUse(strict), OutputFormat(HERMES), Rules({}))
     assert grammar is not None and grammar.kind is GrammarKind.STRUCTURAL_TAG
     stated = json.loads(grammar.text)
     assert stated["triggers"] == ["<tool_call>"]
     first, second = stated["structures"]
     assert first["schema"]["required"] == ["city"] and second["schema"] == {"type": "object"}
-    assert strict_calls(ToolUse(TOOLS), OutputFormat(HERMES), {}) is None
-    assert strict_calls(ToolUse(strict), OutputFormat(LLAMA3), {}) is None
+    assert strict_calls(ToolUse(TOOLS), OutputFormat(HERMES), Rules({})) is None
+    assert strict_calls(ToolUse(strict), OutputFormat(LLAMA3), Rules({})) is None

@@ -27,7 +27,18 @@ from orchestrator.parsing import (
 from orchestrator.parsing.formats import Tags
 
 THINK = Tags("<think>", "</think>")
-TOOLS = frozenset({"get_weather", "add"})
+TOOLS = {
+    "get_weather": {
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "tags": {"type": ["array", "null"]},
+            "unit": {"anyOf": [{"$ref": "#/$defs/Unit"}, {"type": "null"}]},
+        },
+        "$defs": {"Unit": {"enum": ["°C", "°F", "1"]}},
+    },
+    "add": None,
+}
 WEATHER = Call("get_weather", '{"city": "Köln"}')
 ADD = Call("add", '{"a": 1, "b": [2, "}"]}')
 
@@ -62,7 +73,65 @@ L = '{"name": "get_weather", "parameters": {"city": "Köln"}}'
 L_ADD = '{"type": "function", "name": "add", "parameters": {"a": 1, "b": [2, "}"]}}'
 M_ADD = '{"name": "add", "arguments": {"a": 1, "b": [2, "}"]}, "id": "123456789"}'
 M = '{"name": "get_weather", "arguments": {"city": "Köln"}}'
-HERMES, LLAMA3, MISTRAL = CallFormat
+HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, DEEPSEEK, HARMONY = CallFormat
+Q = """<tool_call>
+<function=get_weather>
+<parameter=city>
+Köln
+</parameter>
+</function>
+</tool_call>"""
+Q_ALL = """<tool_call>
+<function=get_weather>
+<parameter=city>
+
+a "b" <c>\n\\
+</parameter>
+<parameter=days>
+ 3
+</parameter>
+<parameter=tags>
+["x", {"y": null}]
+</parameter>
+<parameter=unit>
+1
+</parameter>
+<parameter=other>
+1
+</parameter>
+</function>
+</tool_call>"""
+ALL = Call(
+    "get_weather",
+    '{"city": "\\na \\"b\\" <c>\\n\\\\", "days": 3, "tags": ["x", {"y": null}], '
+    '"unit": "1", "other": "1"}',
+)
+G = """<tool_call>get_weather
+<arg_key>city</arg_key>
+<arg_value>Köln</arg_value>
+</tool_call>"""
+G_ALL = (
+    "<tool_call>\nget_weather<arg_key>tags</arg_key><arg_value>None</arg_value>"
+    "<arg_key>days</arg_key><arg_value>three</arg_value>"
+    "<arg_key>city</arg_key><arg_value>\n</arg_value></tool_call>"
+)
+D3 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    '{"city": "Köln"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n'
+    '```json\n{"a": 1, "b": [2, "}"]}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
+D31 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Köln"}'
+    '<｜tool▁call▁end｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1, "b": [2, "}"]}'
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
+MESSAGE = (
+    "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    '{"city": "Köln"}<|call|>'
+)
+MESSAGE_ADD = ' to=functions.add<|channel|>commentary json<|message|>{"a": 1, "b": [2, "}"]}'
+AGAIN = "<|start|>assistant"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +162,32 @@ HERMES, LLAMA3, MISTRAL = CallFormat
             [WEATHER, ADD],
         ),
         (MISTRAL, f"[TOOL_CALLS]add[CALL_ID]a1b2[ARGS]{ADD.arguments}", "", [ADD]),
+        (
+            LLAMA3,
+            f'I {{see}}: {{"a": 1}}\n\n{L}; {L_ADD} So.',
+            'I {see}: {"a": 1} So.',
+            [WEATHER, ADD],
+        ),
+        (LLAMA3, f"Hm.\n<|python_tag|>{L}", "Hm.", [WEATHER]),
+        (QWEN3_CODER, f"So:\n{Q}\n{Q_ALL}\n", "So:", [WEATHER, ALL]),
+        (QWEN3_CODER, f"{Q.partition(chr(10))[2]} and", " and", [WEATHER]),
+        (QWEN3_CODER, "<tool_call><function=add></function>", "", [Call("add", "{}")]),
+        (GLM45, f"So:\n{G}\n{G}", "So:", [WEATHER, WEATHER]),
+        (GLM45, G_ALL, "", [Call("get_weather", '{"tags": null, "days": "three", "city": "\\n"}')]),
+        (GLM45, "<tool_call>add\n</tool_call>!", "!", [Call("add", "{}")]),
+        (DEEPSEEK, f"So:\n\n{D3}", "So:", [WEATHER, ADD]),
+        (DEEPSEEK, f"{D31}\n!", "\n!", [WEATHER, ADD]),
+        (DEEPSEEK, D31.removeprefix("<｜tool▁calls▁begin｜>")[:-30], "", [WEATHER, ADD]),
+        (HARMONY, MESSAGE, "", [WEATHER]),
+        (HARMONY, f"{MESSAGE}{AGAIN}{MESSAGE_ADD}", "", [WEATHER, ADD]),
+        (HARMONY, MESSAGE_ADD, "", [ADD]),
+        (HARMONY, f"{MESSAGE.partition('{')[0]}<|call|>", "", [Call("get_weather", "{}")]),
+        (
+            HARMONY,
+            f"<|channel|>commentary<|message|>So:<|end|>{AGAIN}{MESSAGE}{AGAIN}<|channel|>final<|message|>Yes.",
+            "So:\n\nYes.",
+            [WEATHER],
+        ),
     ],
 )
 def test_calls(format: CallFormat, text: str, content: str, calls: list[Call] | int) -> None:
@@ -123,7 +218,7 @@ def test_calls(format: CallFormat, text: str, content: str, calls: list[Call] | 
         (HERMES, "<tool_call>" + "[" * 10_000),
         (HERMES, '<tool_call>{"name": "x", "arguments": {"a":' + "[" * 5000 + "]" * 5000 + "}}"),
         (HERMES, '<tool_call>{"name": "x", "arguments": {"a": "\ud83d"}}'.replace("\ud83d", "\\")),
-        (LLAMA3, 'He said {"name": "get_weather", "parameters": {}}'),
+        (LLAMA3, 'He said {"name": "Rosa", "parameters": {}}'),
         (LLAMA3, '{"name": "Rosa", "parameters": {}}'),
         (LLAMA3, '{"city": "Köln"} is JSON'),
         (LLAMA3, "<|python_tag|>print(1)"),
@@ -133,6 +228,22 @@ def test_calls(format: CallFormat, text: str, content: str, calls: list[Call] | 
         (MISTRAL, "[TOOL_CALLS][]"),
         (MISTRAL, "[TOOL_CALLS]no call at all"),
         (MISTRAL, "[TOOL_CALLS]what is this? {}"),
+        (QWEN3_CODER, H),
+        (QWEN3_CODER, "<tool_call>\n<function=a b></function>"),
+        (QWEN3_CODER, "<function=add><parameter=a>1</function>"),
+        (QWEN3_CODER, "<function=add><parameter=" + "a" * 300),
+        (QWEN3_CODER, "<tool_call>\n<func"),
+        (GLM45, H),
+        (GLM45, "<tool_call>add <b>"),
+        (GLM45, "<tool_call>add\n<arg_key>a</arg_key>\n</tool_call>"),
+        (DEEPSEEK, "<｜tool▁calls▁begin｜>get_weather"),
+        (DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n{}"),
+        (DEEPSEEK, "<｜tool▁call▁begin｜>add<｜tool▁sep｜>[1]"),
+        (HARMONY, '{"city": "Köln"}'),
+        (HARMONY, " to be"),
+        (HARMONY, f"{MESSAGE.partition('{')[0]}city"),
+        (HARMONY, "to=add " + "a" * 300),
+        (HARMONY, "<|channel|> that is a channel"),
     ],
 )
 def test_what_is_no_call_is_content(format: CallFormat, text: str) -> None:
@@ -157,12 +268,33 @@ def test_reasoning(text: str, prompt_end: str, expected: Output) -> None:
     assert both_ways(text, HERMES, tags=THINK, prompt_end=prompt_end) == expected
 
 
-def test_calls_are_told_as_they_are_written() -> None:
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{THOUGHT}{AGAIN}<|channel|>final<|message|>No.<|return|>", Output("Hm.", "No.")),
+        (f"{THOUGHT}{AGAIN}{MESSAGE}", Output("Hm.", "", [WEATHER])),
+        (f"{THOUGHT}{AGAIN}{THOUGHT}", Output("Hm.\n\nHm.")),
+        ("<|channel|>analysis<|message|>Hm. <|", Output("Hm. <|")),
+        (f"{THOUGHT}{AGAIN}<|channel|>fin", Output("Hm.")),
+        ("<|channel|>commentary to=browser.open<|message|>x", Output("", "x")),
+    ],
+)
+def test_channels(text: str, expected: Output) -> None:
+    assert both_ways(text, HARMONY) == expected
+    untold = OutputParser(OutputFormat(HARMONY))
+    said = collect([*untold.feed(text), *untold.finish()])
+    assert said.reasoning == expected.reasoning and not said.calls
+
+
+@pytest.mark.parametrize(
+    ("format", "text"), [(HERMES, H), (QWEN3_CODER, Q), (GLM45, G), (HARMONY, MESSAGE)]
+)
+def test_calls_are_told_as_they_are_written(format: CallFormat, text: str) -> None:
     """The name first, then the arguments bit by bit."""
-    pieces = parse([H[:35], H[35:55], H[55:62], H[62:]], HERMES)
+    pieces = parse(text, format)
     assert pieces[0] == CallBegins(0, "get_weather")
     arguments = [piece.json for piece in pieces if isinstance(piece, CallArguments)]
-    assert len(arguments) > 1 and "".join(arguments) == WEATHER.arguments
+    assert len(arguments) > 4 and "".join(arguments) == WEATHER.arguments
     assert pieces[-1] == CallEnds(0)
 
 
@@ -170,7 +302,34 @@ def test_a_call_that_fails_after_it_has_begun() -> None:
     broken = '<tool_call>{"name": "add", "arguments": {"a": }'
     pieces = parse([*broken, "\n", *H], HERMES)
     assert CallFails(0, broken) in pieces and pieces[-1] == CallEnds(1)
-    assert parse(broken[:-1], HERMES)[-1] == CallFails(0, broken[:-1], is_cut=True)
+    assert parse(broken[:-1], HERMES)[-1] == CallFails(0, broken[:-1])
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        *((HERMES, H), (LLAMA3, L), (MISTRAL, f"[TOOL_CALLS]{M}"), (QWEN3_CODER, Q)),
+        *((GLM45, G), (DEEPSEEK, D31), (HARMONY, MESSAGE)),
+    ],
+)
+def test_a_call_that_a_limit_cuts(format: CallFormat, text: str) -> None:
+    """It is a call from its name on; from the first token on where it is the only one there may
+    be."""
+    for forced in ("", "get_weather"):
+        for end in range(text.index("Köln") + 1):
+            parser = OutputParser(OutputFormat(format), tools=TOOLS, forced=forced)
+            pieces = [*parser.feed(text[:end]), *parser.finish(is_cut=True)]
+            output = collect(pieces)
+            if forced or any(isinstance(piece, CallBegins) for piece in pieces):
+                (call,) = output.calls
+                assert call.name == "get_weather" and call.is_cut and not output.content
+                assert WEATHER.arguments.startswith(call.arguments.rstrip('}"'))
+            else:
+                assert format is HARMONY or output == Output(content=text[:end])
+    thought = "<|channel|>analysis<|message|>Hm" if format is HARMONY else "<think>Hm"
+    parser = OutputParser(OutputFormat(format, THINK), tools=TOOLS, forced="get_weather")
+    said = collect([*parser.feed(thought), *parser.finish(is_cut=True)])
+    assert said == Output(reasoning="Hm")
 
 
 def test_only_one_call() -> None:
@@ -185,6 +344,23 @@ def test_without_tools_a_call_is_text() -> None:
 
 
 PARTS = [
+    *(
+        Q,
+        Q_ALL,
+        G,
+        G_ALL,
+        D3,
+        D31,
+        THOUGHT,
+        MESSAGE,
+        MESSAGE_ADD,
+        AGAIN,
+        "<function=add>",
+        "<parameter=a>",
+    ),
+    *("</parameter>", "</function>", "<function=", "<arg_key>a</arg_key>", "<arg_value>", "add"),
+    *("</arg_value>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json", "```", "<|channel|>"),
+    *("<｜tool▁call▁end｜>", "<|message|>", "<|end|>", "<|call|>", " to=functions.add"),
     *(H, H_ADD, L, L_ADD, f"[TOOL_CALLS][{M},{M_ADD}]", "[TOOL_CALLS]add[ARGS]{}", "[TOOL_CALLS]"),
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", ";", "[", "]", "{"),
     *("}", '"', "\\", "\\u00e9", ",", ":", " ", "\n", '{"name": "add"', '"arguments": {', "null"),
@@ -209,7 +385,7 @@ PARTS = [
 @given(
     st.lists(st.sampled_from(PARTS), max_size=12).map("".join),
     st.data(),
-    st.sampled_from([HERMES, LLAMA3, MISTRAL, None]),
+    st.sampled_from([*CallFormat, None]),
     st.sampled_from([None, THINK]),
     st.booleans(),
 )
@@ -223,23 +399,25 @@ def test_any_cut_comes_to_the_same(
     for way in (cuts, list(text)):
         pieces = parse(way, format, tags=tags, only_one_call=only_one)
         assert collect(pieces) == whole
-        check_order(pieces)
+        check_order(pieces, is_harmony=format is HARMONY)
     for call in whole.calls:
         assert isinstance(json.loads(call.arguments), dict)
-    if not whole.calls and (tags is None or not text.lstrip().startswith(tags.open)):
+    is_plain = tags is None or not text.lstrip().startswith(tags.open)
+    if not whole.calls and is_plain and format is not HARMONY:
         assert whole.content == text
 
 
-def check_order(pieces: Sequence[Piece]) -> None:
-    """Reasoning first; a call begins once, has arguments, ends once, and the next has the next
-    index."""
+def check_order(pieces: Sequence[Piece], *, is_harmony: bool) -> None:
+    """Reasoning first, but for Harmony's; a call begins once, has arguments, ends once, and the
+    next has the next index."""
     kinds = "".join(
         {Reasoning: "r", Content: "c", CallBegins: "(", CallArguments: "a", CallEnds: ")"}.get(
             type(piece), "!"
         )
         for piece in pieces
     )
-    assert re.fullmatch(r"r*(c|\(a*[)!])*", kinds), kinds
+    pattern = r"([rc]|\(a*[)!])*" if is_harmony else r"r*(c|\(a*[)!])*"
+    assert re.fullmatch(pattern, kinds), kinds
     begun = [piece.index for piece in pieces if isinstance(piece, CallBegins)]
     assert begun == list(range(len(begun)))
     assert all(piece.text for piece in pieces if isinstance(piece, Reasoning | Content))
@@ -249,7 +427,12 @@ def test_the_format_is_told_from_the_template() -> None:
     qwen = "{% if tools %}<tools></tools> <tool_call></tool_call>{% endif %}"
     assert format_of(qwen) == OutputFormat(HERMES)
     assert format_of(qwen + "<think>\n\n</think>") == OutputFormat(HERMES, THINK)
-    assert format_of(qwen + "<function=example>") == OutputFormat()
+    assert format_of(qwen + "<function=example>") == OutputFormat(QWEN3_CODER)
+    assert format_of(qwen + "<arg_key>{{ k }}</arg_key></think>") == OutputFormat(GLM45, THINK)
+    deepseek = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+    assert format_of(deepseek) == OutputFormat(DEEPSEEK)
+    assert format_of(f"{deepseek}```json") == OutputFormat(DEEPSEEK, in_fences=True)
+    assert format_of("<|channel|>analysis<|message|>").calls is HARMONY
     llama = '<|start_header_id|> {"name": function name, "parameters": dictionary}'
     assert format_of(llama) == OutputFormat(LLAMA3)
     assert format_of("[AVAILABLE_TOOLS][TOOL_CALLS]") == OutputFormat(MISTRAL)

@@ -71,7 +71,7 @@ class Answer:
         self._items.begin(task.id)
         if ending.error is None:
             if self._output is not None:
-                self._add(self._output.finish(ending.tail))
+                self._add(self._output.finish(ending.tail, ending))
             elif ending.tail:
                 self._say(ending.tail)
             self._items.finish(status_of(ending), self._logprobs)

@@ -8,7 +8,7 @@ from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.http.tools import read_tool, require_bounds
-from orchestrator.api.openai.tools import use_of
+from orchestrator.api.openai.tools import allowed_of, use_of
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import ToolUse
 from worker.protocol import excerpt
@@ -60,12 +60,7 @@ def tool_use_of(
     allowed = {
         tool.name for tool in choice.tools if _is_served(tool.type, "tool_choice.tools[].type")
     }
-    if unknown := allowed - {tool.name for tool in known}:
-        raise InvalidRequest(
-            f"tool_choice.tools: tools has no {excerpt(min(unknown), 64)!r}",
-            field="tool_choice.tools",
-        )
-    some = tuple(tool for tool in known if tool.name in allowed)
+    some = allowed_of(known, allowed, "tool_choice.tools")
     return use_of(some, choice.mode, "", is_parallel=is_parallel)
 
 

@@ -96,7 +96,10 @@ async def test_what_is_no_call_is_text(service: Service, worker: FakeWorker) -> 
     assert starts == ["tool_use", "text"]
 
     worker.plan = lambda submit: says(CALL[:60], reason=FinishReason.LENGTH)
-    assert (await answer_of(service, ASK))["stop_reason"] == "max_tokens"
+    answer = await answer_of(service, ASK)
+    (call,) = answer["content"]
+    assert (call["type"], call["input"]) == ("tool_use", {"city": "K"})  # as far as it goes
+    assert answer["stop_reason"] == "max_tokens"
     events = [event.json() for event in await events_of(service, ASK)]
     assert events[-2]["delta"]["stop_reason"] == "max_tokens"
 
@@ -147,6 +150,25 @@ async def test_the_choice_of_a_tool(make_worker: MakeWorker, make_service: MakeS
     assert worker.submits[-1].grammar is None
     (text,) = (await answer_of(service, ASK | {"tool_choice": {"type": "none"}}))["content"]
     assert text["type"] == "text" and "get_weather" not in prompt_of(service, worker)
+
+
+async def test_text_of_a_stated_form(make_worker: MakeWorker, make_service: MakeService) -> None:
+    worker = await make_worker(grammars="llguidance")
+    service = await make_service(worker)
+    form = {"type": "json_schema", "schema": SCHEMA}
+    for stated in ({"output_config": {"format": form, "effort": "low"}}, {"output_format": form}):
+        await answer_of(service, HI | stated)
+        grammar = worker.submits[-1].grammar
+        assert grammar is not None and json.loads(grammar.text) == SCHEMA and grammar.lenient
+    await answer_of(service, HI | {"output_config": {"effort": "high"}, "output_format": None})
+    assert worker.submits[-1].grammar is None
+    for wrong, word in (
+        ({"output_format": {"type": "xml"}}, "output_format: type 'xml'"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "needs schema"),
+        ({"output_config": {"format": 1}}, "output_config.format"),
+    ):
+        status, error = await error_of(service, HI | wrong)
+        assert status == 400 and word in error["message"], error
 
 
 async def test_thinking_is_told_to_the_template(

@@ -3,10 +3,12 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
+from orchestrator.admission.grammar_compiler import Finding
 from orchestrator.admission.grammars import MS_PER_MIN
 from tests.orchestrator.conftest import Service
 from tests.support.cases import for_each
@@ -32,8 +34,13 @@ async def service(make_service: MakeService, able: FakeWorker) -> Service:
     return await make_service(able)
 
 
-def as_json(value: object, **more: bool) -> Grammar:
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value), **more)
+def as_json(value: object, *, lenient: bool = True) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value), lenient)
+
+
+def strictly(schema: object) -> dict[str, Any]:
+    stated = {"schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": stated}}
 
 
 @for_each(
@@ -50,8 +57,8 @@ def as_json(value: object, **more: bool) -> Grammar:
         ),
         (
             "response_format",
-            {"type": "json_schema", "json_schema": {"strict": False, "schema": SCHEMA}},
-            as_json(SCHEMA, lenient=True),
+            {"type": "json_schema", "json_schema": {"strict": True, "schema": SCHEMA}},
+            as_json(SCHEMA, lenient=False),
         ),
         (
             "response_format",
@@ -101,7 +108,9 @@ async def test_what_is_asked_for_reaches_the_worker(
         ({"response_format": {"type": "xml"}}, "'xml' is not supported", "response_format"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema", "response_format"),
         ({"response_format": {"type": "json_object", "schema": {"type": "x"}}}, "x", None),
-        ({"guided_json": {"type": "array", "uniqueItems": True}}, "uniqueItems", "guided_json"),
+        (strictly({"type": "array", "uniqueItems": True}), "uniqueItems", "response_format"),
+        (strictly({"type": "string", "format": "zip"}), "Unknown format: zip", "response_format"),
+        (strictly({"type": "string", "pattern": "(?=a)b"}), "look-around", "response_format"),
         ({"guided_json": "{"}, "not JSON", "guided_json"),
         ({"guided_json": {"type": "integer", "multipleOf": 99991}}, "multipleOf", "guided_json"),
         ({"guided_json": "false"}, "no text matches", "guided_json"),
@@ -132,6 +141,39 @@ async def test_what_cannot_be_is_refused_before_it_is_sent(
         assert response.status == 400 and message in error["message"]
         assert param is None or error["param"] == param
     assert not able.submits
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs the engine of grammars")
+async def test_what_cannot_be_enforced_is_passed_over_and_logged(
+    service: Service, able: FakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By its name, but for the client's own words."""
+    caplog.set_level("INFO", "orchestrator.service")
+    schema = {
+        "properties": {
+            "a": {"type": "array", "uniqueItems": True},
+            "b": {"type": "string", "format": "my secret"},
+            "c": {"type": "string", "pattern": "^(?!\\.)x"},
+            "d": {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]},
+        }
+    }
+    for _ in range(2):  # the second time it is known
+        body = CHAT | {"guided_json": schema}
+        async with service.http.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+    (record,) = [record for record in caplog.records if "passed over" in record.message]
+    assert "format oneOf uniqueItems" in str(vars(record)) and "secret" not in str(vars(record))
+
+
+async def test_the_operator_may_open_objects_and_allow_white_space(
+    make_service: MakeService, able: FakeWorker
+) -> None:
+    service = await make_service(able, open_objects=True, spaced_json=True)
+    body = CHAT | {"guided_json": SCHEMA}
+    async with service.http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+    grammar = able.submits[-1].grammar
+    assert grammar is not None and grammar.open_objects and grammar.spaced
 
 
 async def test_one_that_would_take_hours_is_given_up(service: Service, able: FakeWorker) -> None:
@@ -201,10 +243,10 @@ async def test_or24_many_new_grammars_of_one_tenant_keep_no_other_waiting(
     """Whose turn it is in the one process that tries them out goes by tenant, not by arrival."""
     check, log, release = service.orchestrator.grammars, list[str](), asyncio.Event()
 
-    async def try_out(grammar: Grammar) -> str:
+    async def try_out(grammar: Grammar) -> Finding:
         log.append(grammar.text)
         await release.wait()
-        return ""
+        return Finding()
 
     monkeypatch.setattr(check, "_try_out", try_out)
 
@@ -229,8 +271,8 @@ async def test_or24_a_tenant_has_half_of_the_time_for_new_grammars(
 ) -> None:
     check = service.orchestrator.grammars
 
-    async def try_out(grammar: Grammar) -> str:
-        return ""
+    async def try_out(grammar: Grammar) -> Finding:
+        return Finding()
 
     monkeypatch.setattr(check, "_try_out", try_out)
     known, fresh = ({"guided_regex": pattern} for pattern in ("known", "fresh"))

@@ -236,7 +236,10 @@ async def test_the_form_of_the_text(make_worker: MakeWorker, make_service: MakeS
     plain = {"model": "fake", "input": "hi", "max_output_tokens": 4}
     schema = {"type": "json_schema", "name": "a", "schema": SCHEMA}
     for stated, expected in (
-        ({"format": schema, "verbosity": "low"}, Grammar(GrammarKind.JSON_SCHEMA, dumps(SCHEMA))),
+        (
+            {"format": schema, "verbosity": "low"},
+            Grammar(GrammarKind.JSON_SCHEMA, dumps(SCHEMA), True),
+        ),
         ({"format": {"type": "json_object"}}, Grammar(GrammarKind.JSON_OBJECT)),
         ({"format": {"type": "text"}}, None),
         (None, None),

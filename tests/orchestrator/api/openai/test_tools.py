@@ -103,11 +103,33 @@ async def test_what_is_no_call_is_content(
         assert not answer.choices[0].message.tool_calls
 
 
-async def test_a_call_that_is_cut(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: says(CALL[:60], reason=FinishReason.LENGTH)
-    (choice,) = (await answer_of(service, PATH, ASK))["choices"]
-    assert choice["finish_reason"] == "length"
-    assert choice["message"]["content"] == CALL[:60] and "tool_calls" not in choice["message"]
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_cut(
+    make_worker: MakeWorker, make_service: MakeService, stream: bool
+) -> None:
+    """It is one all the same, streamed or not; before its name only where it is the only one."""
+    worker = await make_worker(**CARD | {"grammars": "llguidance"})
+    service = await make_service(worker)
+    for size, choice, name in ((65, "auto", True), (20, "auto", False), (20, "required", True)):
+        text = CALL[:size]
+        worker.plan = lambda submit, text=text: says(text, reason=FinishReason.LENGTH)  # type: ignore[misc]
+        body = ASK | {"tool_choice": choice, "stream": stream}
+        async with service.http.post(PATH, json=body) as response:
+            if stream:
+                events = (await response.text()).split("\n\n")[:-2]
+                choices = [json.loads(event[6:])["choices"][0] for event in events]
+                messages = [choice["delta"] for choice in choices]
+            else:
+                choices = (await response.json())["choices"]
+                messages = [choice["message"] for choice in choices]
+        assert choices[-1]["finish_reason"] == "length"
+        calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+        content = "".join(message.get("content") or "" for message in messages)
+        assert content == ("" if name else text)
+        assert [call["name"] for call in calls if "name" in call] == ["get_weather"] * name
+        written = "".join(call.get("arguments", "") for call in calls)
+        assert written == (ARGUMENTS[: len(written)] if size == 65 else "")
+        assert len(written) > 5 or size == 20
 
 
 @pytest.mark.parametrize("change", [{"tools": None}, {"tool_choice": "none"}])
@@ -277,6 +299,17 @@ async def test_markers_that_are_special_tokens(
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"tools": [{"type": "function", "function": {"name": "x"}}]},
+                }
+            },
+            "tool_choice.allowed_tools.tools",
+        ),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (
@@ -313,10 +346,10 @@ FORCED: list[Any] = ["required", {"type": "function", "function": {"name": "get_
 async def test_a_call_that_must_be_made(
     make_worker: MakeWorker, make_service: MakeService, choice: object
 ) -> None:
-    """By a grammar of the model's own format; nothing is thought before it."""
+    """By a grammar of the model's own format, which leaves it to think before."""
     worker = await make_worker(**CARD | {"grammars": "llguidance"})
     service = await make_service(worker)
-    worker.plan = lambda submit: says(CALL)
+    worker.plan = lambda submit: says(f"Hm.\n</think>\n\n{CALL}")
     other = {"type": "function", "function": {"name": "other"}}
     body = ASK | {
         "tools": [TOOL, other],
@@ -325,9 +358,44 @@ async def test_a_call_that_must_be_made(
     }
     (answer,) = (await answer_of(service, PATH, body))["choices"]
     assert answer["finish_reason"] == "tool_calls" and len(answer["message"]["tool_calls"]) == 1
+    assert answer["message"]["reasoning_content"] == "Hm."
     grammar = worker.submits[-1].grammar
     assert grammar is not None and grammar.kind == "lark"
     assert ("other" in grammar.text) is (choice == "required")
+    assert "start: thought " in grammar.text  # the prompt has begun it
+
+    worker.plan = lambda submit: says(CALL)
+    for thinks in (True, False):
+        body["chat_template_kwargs"] = {} if thinks else {"thinks": False}
+        (answer,) = (await answer_of(service, PATH, body))["choices"]
+        assert len(answer["message"]["tool_calls"]) == 1
+        grammar = worker.submits[-1].grammar
+        assert grammar is not None and 'start: ("<think>" thought ' in grammar.text
+
+
+@for_each(
+    ("choice", "names"),
+    [
+        ({"mode": "required", "tools": ["other"]}, ["other"]),
+        ({"mode": "auto", "tools": ["get_weather", "other"]}, []),
+        ({"tools": ["get_weather"]}, []),
+    ],
+)
+async def test_allowed_tools(
+    make_worker: MakeWorker, make_service: MakeService, choice: dict[str, Any], names: list[str]
+) -> None:
+    """OpenAI's way to show only some of the tools."""
+    worker = await make_worker(**CARD | {"grammars": "llguidance"})
+    service = await make_service(worker)
+    tools = [TOOL, {"type": "function", "function": {"name": "other"}}]
+    allowed = [{"type": "function", "function": {"name": name}} for name in choice["tools"]]
+    stated = {"type": "allowed_tools", "allowed_tools": choice | {"tools": allowed}}
+    await answer_of(service, PATH, ASK | {"tools": tools, "tool_choice": stated})
+    prompt, grammar = prompt_of(service, worker), worker.submits[-1].grammar
+    for name in ("get_weather", "other"):
+        assert (f'"{name}"' in prompt) is (name in choice["tools"])
+    assert (grammar is not None) is bool(names)
+    assert grammar is None or all(name in grammar.text for name in names)
 
 
 async def test_strict_tools(make_worker: MakeWorker, make_service: MakeService) -> None:
@@ -353,12 +421,16 @@ async def test_schemas_that_no_grammar_takes(
 ) -> None:
     worker = await make_worker(**CARD | {"grammars": "llguidance"})
     service = await make_service(worker)
-    schema = {"properties": {"a": {"not": {"type": "integer"}}}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    body = ASK | {"tools": [tool], "tool_choice": "required"}
-    error = (await answer_of(service, PATH, body, status=400))["error"]
-    assert error["param"] == "tools" and "not" in error["message"]
-    assert not worker.submits
+    """They are refused where the tool is strict; else what cannot be enforced is passed over."""
+    schema = {"properties": {"a": {"not": {"type": "integer"}, "pattern": "(?!x)y"}}}
+    for strict in (True, False):
+        function = {"name": "f", "parameters": schema, "strict": strict}
+        body = ASK | {"tools": [{"type": "function", "function": function}]}
+        body["tool_choice"] = "required"
+        answer = await answer_of(service, PATH, body, status=400 if strict else 200)
+        if strict:
+            assert answer["error"]["param"] == "tools" and "not" in answer["error"]["message"]
+    assert len(worker.submits) == 1
 
 
 async def test_text_of_a_stated_form_is_no_reasoning(
@@ -374,6 +446,7 @@ async def test_text_of_a_stated_form_is_no_reasoning(
     }
     (choice,) = (await answer_of(service, PATH, body))["choices"]
     assert choice["message"]["content"] == '{"a": 1}'
-    body |= {"tool_choice": "required"}
-    error = (await answer_of(service, PATH, body, status=400))["error"]
-    assert error["param"] == "tool_choice"
+    # A call that must be made goes before it.
+    worker.plan = lambda submit: says(f"</think>{CALL}")
+    (choice,) = (await answer_of(service, PATH, body | {"tool_choice": "required"}))["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None

@@ -1,0 +1,171 @@
+"""Harmony, the format of gpt-oss: an output is a row of messages, each with a header::
+
+    <|channel|>analysis<|message|>THOUGHT<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
+    <|start|>assistant<|channel|>final<|message|>ANSWER<|return|>
+
+The prompt ends behind ``<|start|>assistant``. An output that begins without a header, such as one
+that a grammar holds to its form from the first token on, is text.
+"""
+
+import re
+from collections.abc import Callable
+
+from orchestrator.parsing.calls import CallReader, Schemas
+from orchestrator.parsing.json_call import WHITESPACE
+from orchestrator.parsing.marked_call import MarkedCall
+from orchestrator.parsing.markers import begun, first_of, has_too_much_space
+from orchestrator.parsing.pieces import Content, Piece, Reasoning
+
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+CONSTRAIN = "<|constrain|>"
+MESSAGE = "<|message|>"
+END = "<|end|>"
+CALL = "<|call|>"
+RETURN = "<|return|>"
+MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
+"""How the model begins to think."""
+_ENDS = (END, CALL, RETURN)
+_OPENS = (START, CHANNEL, "to=")
+"""How a header may begin, the last of them behind what the prompt has of it."""
+_MOST_HEADER = 256
+"""Characters; what is more is text."""
+_RECIPIENT = re.compile(r"(?:^|[\s>])to=([A-Za-z0-9_.:-]+)", re.ASCII)
+FUNCTIONS = "functions."
+_BEGUN = re.compile(
+    r"\s*(<\|start\|>\w*)?\s*(to=[\w.:-]*)?(<\|channel\|>\w*)?\s*(to=[\w.:-]*)?\s*"
+    r"(<\|constrain\|>\w*)?\s*(<[a-z|]*)?",
+    re.ASCII,
+)
+"""A header of which the end is missing."""
+
+
+class HarmonyCall(MarkedCall):
+    """The arguments of a call whose header has named the tool; none at all are an empty object."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def _begin(self, text: str, at: int) -> int:
+        at = self._behind_space(text, at)
+        if at < len(text):
+            self._read = self._nothing if text[at] == "<" else self._object
+        return at
+
+    def _nothing(self, text: str, at: int) -> int:
+        at, mark = self._tag(text, at, _ENDS)
+        if mark:
+            self._untold = "{}"
+            self.is_over = True
+        return at
+
+
+class HarmonyReader(CallReader):
+    """Splits calls and reasoning off an output."""
+
+    def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
+        super().__init__(tools, only_one=only_one)
+        self._piece: Callable[[str], Piece] = Content
+        """What the message that it is in consists of."""
+        self._told: set[Callable[[str], Piece]] = set()
+        self._is_new = False
+        """Nothing of that message has been told."""
+
+    def finish(self, *, is_cut: bool = False, forced: str = "") -> list[Piece]:
+        """The output has ended."""
+        held = self._held
+        if self._read == self._in_header and _BEGUN.fullmatch(held):
+            self._held = ""
+        elif self._read == self._in_message:
+            self._held = forced = ""
+            self._tell(held)
+        return super().finish(is_cut=is_cut, forced=forced)
+
+    # what an output is made of
+
+    def _begin(self, text: str) -> str:
+        """At the beginning of a message."""
+        text = self._held + text
+        self._held = ""
+        start = text.lstrip(WHITESPACE)
+        if not has_too_much_space(text, start):
+            if any(mark.startswith(start) and mark != start for mark in _OPENS):
+                self._held = text
+                return ""
+            if start.startswith(_OPENS):
+                self._read = self._in_header
+                return text
+        self._resume()
+        return text
+
+    def _in_header(self, text: str) -> str:
+        text = self._held + text
+        self._held = ""
+        at = text.find(MESSAGE)
+        if at > _MOST_HEADER or (at < 0 and len(text) >= _MOST_HEADER + len(MESSAGE)):
+            start = text.lstrip(WHITESPACE)
+            mark = next(mark for mark in _OPENS if start.startswith(mark))
+            self._resume()
+            size = len(text) - len(start) + len(mark)
+            self._tell(text[:size])
+            return text[size:]
+        if at < 0:
+            self._held = text
+            return ""
+        header, behind = text[:at], at + len(MESSAGE)
+        recipient = _RECIPIENT.search(header)
+        name = "" if recipient is None else recipient[1].removeprefix(FUNCTIONS)
+        is_function = recipient is not None and recipient[1] != name
+        if name and (name in self._tools or (is_function and self._tools)):
+            self._begin_call(HarmonyCall(name), text[:behind])
+        else:
+            self._begin_message(Reasoning if f"{CHANNEL}analysis" in header else Content)
+        return text[behind:]
+
+    def _in_message(self, text: str) -> str:
+        text = self._held + text
+        self._held = ""
+        at, behind = first_of(text, (*_ENDS, START, CHANNEL))
+        if at < 0:
+            certain = len(text) - max(begun(text, mark) for mark in MARKS)
+            self._held = text[certain:]
+            self._tell(text[:certain])
+            return ""
+        self._tell(text[:at])
+        self._read = self._begin
+        return text[behind if text[at:behind] in _ENDS else at :]
+
+    def _behind_call(self, text: str) -> str:
+        rest = self._skip(_ENDS, text)
+        if rest is None:
+            return ""
+        self._read = self._begin
+        return rest
+
+    def _resume(self) -> None:
+        self._begin_message(Content)
+
+    def _is_idle(self, text: str) -> bool:
+        left = text.strip(WHITESPACE)
+        return any(mark.startswith(left) for mark in (*_ENDS, *_OPENS))
+
+    # inside
+
+    def _begin_message(self, piece: Callable[[str], Piece]) -> None:
+        self._piece = piece
+        self._is_new = True
+        self._read = self._in_message
+
+    def _tell(self, text: str) -> None:
+        """More of the message; the second one of its kind is a paragraph of its own."""
+        if not text:
+            return
+        if self._is_new and self._piece in self._told:
+            text = f"\n\n{text}"
+        self._is_new = False
+        self._told.add(self._piece)
+        self._follows_call = False
+        self._out.append(self._piece(text))

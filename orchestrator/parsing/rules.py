@@ -1,0 +1,96 @@
+"""What grammars of tool calls are made of: rules as Lark has them, and schemas of arguments."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.tasks.tools import JsonObject, Tool
+from worker.protocol.closed_schema import closed
+from worker.protocol.grammar_source import without_look_around
+
+_JSON_AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One way to space JSON, as the templates do: else a weak model goes on with spaces for ever."""
+_NOTES = ("description", "title", "$comment", "$schema")
+_VALUES = ("const", "enum", "default", "examples")
+"""Keys whose values are no schemas."""
+
+
+class Rules:
+    """The rules of one grammar, and how texts and markers are spelled in them."""
+
+    def __init__(self, special: Mapping[int, str], *, open_objects: bool = False) -> None:
+        """``special`` are the ids of markers that are special tokens. ``open_objects``: an object
+        may have properties that its schema does not name, unless the schema says otherwise."""
+        self.lines: list[str] = []
+        self._ids = {marker: f"<[{token_id}]>" for token_id, marker in special.items()}
+        self._open_objects = open_objects
+
+    def add(self, name: str, rule: str) -> str:
+        """Returns the name."""
+        self.lines.append(f"{name}: {rule}")
+        return name
+
+    def spelled(self, *parts: str) -> str:
+        """Texts and markers, one behind the other; empty for nothing."""
+        terms: list[str] = []
+        text = ""
+        for part in parts:
+            if part in self._ids:
+                terms += [quoted(text)] if text else []
+                terms.append(self._ids[part])
+                text = ""
+            else:
+                text += part
+        return " ".join([*terms, quoted(text)] if text else terms)
+
+    def text_up_to(self, name: str, *end: str) -> str:
+        """A rule for any text and what stands behind it."""
+        if any(part in self._ids for part in end):
+            return self.add(name, f"/(?s:.*)/ {self.spelled(*end)}")
+        self.lines.append(f"{name}[suffix={quoted(''.join(end))}]: /(?s:.*)/")
+        return name
+
+    def is_all_text(self, *markers: str) -> bool:
+        """Whether none of those is a special token."""
+        return not any(marker in self._ids for marker in markers)
+
+    def json(self, schema: JsonObject, *, lenient: bool) -> str:
+        """A term for JSON of a schema; ``lenient``: what of it cannot be enforced is passed
+        over."""
+        return f"%json {json.dumps(self._prepared(schema, lenient), ensure_ascii=False)}"
+
+    def arguments(self, tool: Tool) -> str:
+        """The same for a tool's arguments."""
+        return f"%json {json.dumps(self.schema_of(tool), ensure_ascii=False)}"
+
+    def schema_of(self, tool: Tool) -> JsonObject:
+        """The schema of a tool's arguments, as a grammar has it: an object, whatever else."""
+        return self._prepared({**(tool.parameters or {}), "type": "object"}, not tool.strict)
+
+    def _prepared(self, schema: JsonObject, lenient: bool) -> JsonObject:
+        stated: Any = without_notes(schema)
+        if lenient:
+            stated = without_look_around(stated)
+        if not self._open_objects:
+            stated = closed(stated)
+        options = {**_JSON_AS_WRITTEN, "lenient": lenient, "coerce_one_of": lenient}
+        return {**stated, "x-guidance": options}
+
+
+def without_notes(schema: JsonObject) -> dict[str, object]:
+    """What decides nothing is left out: a grammar's size is bounded, and any text may be in it."""
+    kept: dict[str, object] = {}
+    for key, value in schema.items():
+        if key in _NOTES and isinstance(value, str):
+            continue
+        if key not in _VALUES and isinstance(value, Mapping):
+            value = without_notes(value)
+        elif key not in _VALUES and isinstance(value, list):
+            value = [without_notes(one) if isinstance(one, Mapping) else one for one in value]
+        kept[key] = value
+    return kept
+
+
+def quoted(text: str) -> str:
+    """A literal."""
+    return json.dumps(text, ensure_ascii=False)

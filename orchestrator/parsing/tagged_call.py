@@ -1,0 +1,230 @@
+"""A call whose arguments stand in tags, one by one, rather than in a JSON object::
+
+    <function=NAME>
+    <parameter=KEY>
+    VALUE
+    </parameter>
+    </function>
+
+What the tags are spelled as, a ``TagSyntax`` says. A value is text where the tool's schema allows
+nothing else, and is told as it comes; another is JSON, told once it is whole. What is neither is
+told as text, so that nothing of it is lost.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from orchestrator.parsing.json_call import WHITESPACE
+from orchestrator.parsing.marked_call import MarkedCall
+from orchestrator.parsing.markers import begun
+from orchestrator.tasks.tools import JsonObject
+from worker.protocol.closed_schema import resolved
+
+_decode = msgspec.json.Decoder().decode
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_MOST_REFERENCES = 8
+"""From one schema to the next, until one says what it is of."""
+
+
+class TagSyntax(NamedTuple):
+    """How a family of models spells a call. Before each tag there may be white space."""
+
+    name: tuple[str, str]
+    """Around the tool's name."""
+    key: tuple[str, str]
+    """Around an argument's."""
+    value: tuple[str, str]
+    """Around its value; the first is empty where that follows the key at once."""
+    end: str
+    on_lines: bool
+    """A value has lines of its own: a line break at each of its ends is none of it."""
+
+
+QWEN3_CODER = TagSyntax(
+    ("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>", True
+)
+GLM45 = TagSyntax(
+    ("", ""),
+    ("<arg_key>", "</arg_key>"),
+    ("<arg_value>", "</arg_value>"),
+    "</tool_call>",
+    False,
+)
+
+
+class TaggedCall(MarkedCall):
+    """Reads one; an unknown tool's arguments are text."""
+
+    def __init__(self, syntax: TagSyntax, tools: Mapping[str, JsonObject | None]) -> None:
+        super().__init__()
+        self._syntax = syntax
+        self._tools = tools
+        self._key = ""
+        self._value = ""
+        """What of it is held back."""
+        self._is_text = False
+        self._has_value = False
+        """Some of the value has been told."""
+        self._count = 0
+
+    def _begin(self, text: str, at: int) -> int:
+        before = self._syntax.name[0]
+        if before:
+            at, mark = self._tag(text, at, (before,))
+        else:
+            at = self._behind_space(text, at)
+            mark = text[at:]
+        if mark:
+            self._read = self._in_name
+        return at
+
+    def _in_name(self, text: str, at: int) -> int:
+        behind = self._syntax.name[1]
+        at, name = self._word_up_to(text, at, behind[0] if behind else "\n<")
+        if name is not None:
+            self.name = self._checked(name, at)
+            self._read = self._behind_name if behind else self._before_key
+        return at
+
+    def _behind_name(self, text: str, at: int) -> int:
+        at, mark = self._tag(text, at, (self._syntax.name[1],))
+        if mark:
+            self._read = self._before_key
+        return at
+
+    def _before_key(self, text: str, at: int) -> int:
+        at, mark = self._tag(text, at, (self._syntax.key[0], self._syntax.end))
+        if mark == self._syntax.end:
+            self._untold += "}" if self._count else "{}"
+            self.is_over = True
+        elif mark:
+            self._read = self._in_key
+        return at
+
+    def _in_key(self, text: str, at: int) -> int:
+        at, key = self._word_up_to(text, at, self._syntax.key[1][0])
+        if key is not None:
+            self._key = key
+            self._read = self._behind_key
+        return at
+
+    def _behind_key(self, text: str, at: int) -> int:
+        at, mark = self._tag(text, at, (self._syntax.key[1],))
+        if mark:
+            self._read = self._before_value
+            if not self._syntax.value[0]:
+                self._begin_value()
+        return at
+
+    def _before_value(self, text: str, at: int) -> int:
+        at, mark = self._tag(text, at, (self._syntax.value[0],))
+        if mark:
+            self._begin_value()
+        return at
+
+    def _begin_value(self) -> None:
+        self._value = ""
+        self._has_value = False
+        types = types_of(self._tools.get(self.name), self._key)
+        self._is_text = types <= {"string"}
+        self._untold += "{" if not self._count else ", "
+        self._untold += f"{json.dumps(self._key, ensure_ascii=False)}: "
+        if self._is_text:
+            self._untold += '"'
+        self._count += 1
+        self._read = self._in_value
+
+    def _in_value(self, text: str, at: int) -> int:
+        close = self._syntax.value[1]
+        value = self._value + text[at:]
+        end = value.find(close)
+        if end < 0:
+            certain = len(value) - begun(value, close)
+            if self._syntax.on_lines and value[:certain].endswith("\n"):
+                certain -= 1
+            if self._is_text and (certain > 1 or (certain and value[0] != "\n")):
+                self._tell_text(value[:certain])
+                value = value[certain:]
+            self._value = value
+            return len(text)
+        whole = value[:end]
+        if self._syntax.on_lines:
+            whole = whole.removesuffix("\n")
+        if self._is_text:
+            self._tell_text(whole)
+            self._untold += '"'
+        else:
+            if self._syntax.on_lines:
+                whole = whole.removeprefix("\n")
+            self._untold += as_json(whole, types_of(self._tools.get(self.name), self._key))
+        self._read = self._before_key
+        return at + end + len(close) - len(self._value)
+
+    def _tell_text(self, text: str) -> None:
+        if self._syntax.on_lines and not self._has_value:
+            text = text.removeprefix("\n")
+        self._has_value = True
+        self._untold += json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def types_of(schema: JsonObject | None, key: str) -> set[str]:
+    """What JSON types the schema of some arguments allows the one called ``key``; none where it
+    does not say."""
+    properties = (schema or {}).get("properties")
+    stated = properties.get(key) if isinstance(properties, Mapping) else None
+    return _types_in(stated, schema or {}, _MOST_REFERENCES)
+
+
+def _types_in(stated: object, root: JsonObject, left: int) -> set[str]:
+    if not isinstance(stated, Mapping) or not left:
+        return set()
+    types: set[str] = set()
+    match stated.get("type"):
+        case str() as one:
+            types = {one}
+        case list() as several:
+            types = {one for one in several if isinstance(one, str)}
+    if types:
+        return types
+    if "const" in stated:
+        types = {_type_of(stated["const"])}
+    elif isinstance(values := stated.get("enum"), list):
+        types = {_type_of(value) for value in values}
+    elif reference := stated.get("$ref"):
+        types = _types_in(resolved(root, reference), root, left - 1)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if isinstance(branches := stated.get(keyword), list):
+            types = types.union(*(_types_in(branch, root, left - 1) for branch in branches))
+    return types
+
+
+def _type_of(value: object) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case None:
+            return "null"
+        case list():
+            return "array"
+    return "object"
+
+
+def as_json(written: str, types: set[str]) -> str:
+    """A value that may be of one of ``types``, as JSON: what is none of them is a string."""
+    stripped = written.strip(WHITESPACE)
+    stripped = _PYTHON.get(stripped, stripped)
+    try:
+        kind = _type_of(_decode(stripped))
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        kind = ""
+    kinds = {"number", "integer"} if kind == "number" else {kind}
+    if kind and ("string" not in types or kinds & types):
+        return stripped
+    return json.dumps(written, ensure_ascii=False)

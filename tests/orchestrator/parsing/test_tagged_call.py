@@ -1,0 +1,57 @@
+"""Values that stand in tags become JSON of the type that their schema says."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.parsing.tagged_call import as_json, types_of
+
+ROOT: Any = {
+    "$defs": {"Word": {"enum": ["a", "b"]}, "Loop": {"$ref": "#/$defs/Loop"}},
+    "properties": {
+        "plain": {"type": "string"},
+        "several": {"type": ["integer", "null"]},
+        "either": {"anyOf": [{"$ref": "#/$defs/Word"}, {"type": "null"}]},
+        "loop": {"$ref": "#/$defs/Loop"},
+        "constant": {"const": 1.5},
+        "wrong": 5,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "types"),
+    [
+        ("plain", {"string"}),
+        ("several", {"integer", "null"}),
+        ("either", {"string", "null"}),
+        ("loop", set()),
+        ("constant", {"number"}),
+        ("wrong", set()),
+        ("missing", set()),
+    ],
+)
+def test_types(key: str, types: set[str]) -> None:
+    assert types_of(ROOT, key) == types
+    assert types_of(None, key) == types_of({"properties": []}, key) == set()
+
+
+@pytest.mark.parametrize(
+    ("written", "types", "expected"),
+    [
+        (" 5 ", {"integer"}, "5"),
+        ("5", {"string", "integer"}, "5"),
+        ("5", {"string", "null"}, '"5"'),
+        ("null", {"string", "null"}, "null"),
+        ("None", {"integer", "null"}, "null"),
+        ("True", {"boolean"}, "true"),
+        ("true", {"string", "array"}, '"true"'),
+        ('{"a": [1]}', {"object"}, '{"a": [1]}'),
+        ("{'a': 1}", {"object"}, "\"{'a': 1}\""),
+        ("[" * 5000, {"array"}, f'"{"[" * 5000}"'),
+        ("NaN", {"number"}, '"NaN"'),
+        ("", {"integer"}, '""'),
+    ],
+)
+def test_values(written: str, types: set[str], expected: str) -> None:
+    assert as_json(written, types) == expected

@@ -1,0 +1,150 @@
+"""JSON Schemas whose objects have no other properties than those that are named.
+
+By JSON Schema an object may have any further properties unless ``additionalProperties`` says
+otherwise. Hardly anybody who writes a schema for a model means that, and a model makes them up. So
+an object that names its properties and says nothing of others is closed, as it is with xgrammar.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+_BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Objects of schemas."""
+_LISTS: Final = ("allOf", "anyOf", "oneOf")
+_CONDITIONS: Final = ("if", "then", "else")
+_INSIDE: Final = (
+    *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
+    *("additionalProperties", "unevaluatedProperties"),
+)
+"""A schema or a list of them, for what is inside a value."""
+
+
+def closed(schema: Any) -> Any:
+    """A copy with its objects closed. What several schemas say of one object (``allOf``, or
+    ``properties`` beside ``anyOf``) is closed as a whole, to the properties that any of them
+    names. Raises ``RecursionError`` where it is nested too deeply."""
+    return _Closing(schema).copy(schema)
+
+
+def resolved(root: Any, reference: object) -> Any:
+    """What ``#/…`` names within a schema; None for nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    value = root
+    for part in reference[1:].split("/")[1:]:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(part.replace("~1", "/").replace("~0", "~"))
+    return value
+
+
+@dataclass(slots=True)
+class _Named:
+    """What the schemas of one object name together."""
+
+    properties: dict[str, Any] = field(default_factory=dict)
+    patterns: dict[str, Any] = field(default_factory=dict)
+    is_any: bool = False
+    """One of them names properties, be it none."""
+    is_stated: bool = False
+    """One of them says what others there may be."""
+
+
+class _Closing:
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._partial: set[int] = set()
+        """Schemas, by ``id``, that say only a part of what an object may be."""
+        self._marked: set[tuple[int, bool]] = set()
+        self._mark(root, is_partial=False)
+
+    def copy(self, schema: Any) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        result: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in _BY_NAME and isinstance(value, dict):
+                value = {name: self.copy(one) for name, one in value.items()}
+            elif key in _LISTS or key in _INSIDE or key in _CONDITIONS:
+                value = (
+                    [self.copy(o) for o in value] if isinstance(value, list) else self.copy(value)
+                )
+            result[key] = value
+        if id(schema) not in self._partial and not _is_transparent(schema):
+            self._close(schema, result)
+        return result
+
+    def _close(self, schema: dict[str, Any], result: dict[str, Any]) -> None:
+        named = _Named()
+        self._gather(schema, named, set())
+        if named.is_stated or not named.is_any:
+            return
+        result["properties"] = named.properties | result.get("properties", {})
+        if named.patterns:
+            result["patternProperties"] = named.patterns | result.get("patternProperties", {})
+        result.pop("unevaluatedProperties", None)
+        result["additionalProperties"] = False
+
+    def _gather(self, schema: dict[str, Any], named: _Named, seen: set[int]) -> None:
+        if id(schema) in seen:
+            return
+        seen.add(id(schema))
+        if (
+            "additionalProperties" in schema
+            or schema.get("unevaluatedProperties", False) is not False
+        ):
+            named.is_stated = True
+        for key, names in (("properties", named.properties), ("patternProperties", named.patterns)):
+            if isinstance(stated := schema.get(key), dict):
+                named.is_any = True
+                names.update(dict.fromkeys(stated, True))
+        if isinstance(required := schema.get("required"), list):
+            named.properties.update({name: True for name in required if isinstance(name, str)})
+        for part in self._parts(schema):
+            self._gather(part, named, seen)
+
+    def _mark(self, schema: Any, *, is_partial: bool) -> None:
+        if not isinstance(schema, dict) or (id(schema), is_partial) in self._marked:
+            return
+        self._marked.add((id(schema), is_partial))
+        if is_partial:
+            self._partial.add(id(schema))
+        for part in self._parts(schema):
+            self._mark(part, is_partial=is_partial or not _is_transparent(schema))
+        for inner in _inside(schema):
+            self._mark(inner, is_partial=False)
+
+    def _parts(self, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Schemas of the same value."""
+        parts = [schema.get(key) for key in _CONDITIONS]
+        parts.append(resolved(self._root, schema.get("$ref")))
+        for key in _LISTS:
+            if isinstance(some := schema.get(key), list):
+                parts += some
+        if isinstance(some := schema.get("dependentSchemas"), dict):
+            parts += some.values()
+        return (part for part in parts if isinstance(part, dict))
+
+
+def _is_transparent(schema: dict[str, Any]) -> bool:
+    """Whether it leaves to one other schema, or to one of several, what an object may be."""
+    of_its_own = ("properties", "patternProperties", "dependentSchemas", "if")
+    kinds = [key for key in (*_LISTS, "$ref") if key in schema]
+    if len(kinds) != 1 or any(key in schema for key in of_its_own):
+        return False
+    some = schema[kinds[0]]
+    return kinds != ["allOf"] or not isinstance(some, list) or len(some) == 1
+
+
+def _inside(schema: dict[str, Any]) -> Iterator[Any]:
+    """Schemas of what is inside a value, and those that others refer to."""
+    for key in _BY_NAME:
+        if key != "dependentSchemas" and isinstance(some := schema.get(key), dict):
+            yield from some.values()
+    for key in _INSIDE:
+        value = schema.get(key)
+        if isinstance(value, list):
+            yield from value
+        else:
+            yield value
