@@ -17,7 +17,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: help setup setup-dev demo test test-avx2 test-clients lint wheel clean \
-  figures bench bench-quick bench-engine bench-goodput bench-peers bench-slot bench-swap soak-slot sim attack chaos soak fuzz
+  figures bench bench-quick bench-engine bench-goodput bench-rows bench-peers bench-slot bench-swap soak-slot sim attack chaos soak fuzz
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -30,6 +30,7 @@ help:
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--minutes 10"'
+	@echo 'make bench-rows    the same on the demo engine, by how many rows run at once; an hour'
 	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
 	@echo '                   ARGS="--trace FILE --deadlines constant parts", ARGS="--engine demo"'
 	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
@@ -92,6 +93,9 @@ bench: setup-dev
 
 bench-quick: setup-dev
 	$(BIN)/python -m perf.service --quick $(ARGS)
+
+bench-rows: setup-dev
+	$(BIN)/python -m perf.goodput.rows --json build/goodput-rows.json --allow-dirty $(ARGS)
 
 bench-goodput: setup-dev
 	$(BIN)/python -m perf.goodput --json build/goodput.json --allow-dirty --plot build/goodput $(ARGS)

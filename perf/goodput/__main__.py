@@ -28,11 +28,9 @@ exist in the simulator only (``perf.sim``).
 """
 
 import argparse
-import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,19 +50,19 @@ from perf.goodput.load import (
     source_of,
     story_load,
 )
+from perf.goodput.offer import offer, services
 from perf.goodput.plot import draw
 from perf.goodput.policies import COMPARED, EVERY, HANG_UP, KNOWN, OURS, Policy
 from perf.load.connection import HOST
-from perf.load.drive import apply_open_loop
 from perf.load.lane import open_lane
-from perf.load.open_loop import NEVER_MS, Ask, OpenLoopPlan, Result
+from perf.load.open_loop import NEVER_MS, Ask, Result
 from perf.load.trace import Manner
 from perf.load.workload import Speed
 from perf.report.bundle import BenchResult
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import percentile
 from perf.stack.scrape import Scrape, scrape
-from perf.stack.stack import StackSpec, orchestrating, tritons
+from perf.stack.stack import StackSpec, tritons
 from worker.protocol import ModelCard
 
 SLOTS = 8
@@ -75,7 +73,6 @@ STEP_MS, ROW_MS, PROMPT_TOKEN_MS = 1.28 * SLOWER, 0.127 * SLOWER, 0.088 * SLOWER
 FULL_STEP_MS = STEP_MS + ROW_MS * SLOTS + PROMPT_TOKEN_MS * 16
 """Of a busy engine: every slot decodes, and a third of a prompt comes beside."""
 SPEED = Speed(PROMPT_TOKEN_MS, FULL_STEP_MS)
-_IDLE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +160,8 @@ async def run(choices: Choices, console: Console) -> Measured:
                 load = choices.load(source, manner, card)
                 policies = [p for p in EVERY if p in choices.policies or p is HANG_UP]
                 # New ones for each scene: what they learnt from another would not be theirs.
-                async with _services(policies, addresses) as services:
-                    contest = _Contest(scene, load, choices, services)
+                async with services([(policy, addresses) for policy in policies]) as ready:
+                    contest = _Contest(scene, load, choices, ready)
                     if source.name not in capacities:
                         capacities[source.name] = await contest.capacity()
                     capacity = capacities[source.name]
@@ -175,20 +172,6 @@ async def run(choices: Choices, console: Console) -> Measured:
                             console.print(cell.line(), style="dim")
                             cells.append(cell)
     return Measured(cells, capacities, card)
-
-
-@asynccontextmanager
-async def _services(
-    policies: Sequence[Policy], addresses: Sequence[str]
-) -> AsyncIterator[dict[str, OrchestratorProcess]]:
-    """One orchestrator per policy in front of the same instances, by the policy's name."""
-    async with AsyncExitStack() as stack:
-        yield {
-            policy.name: await stack.enter_async_context(
-                orchestrating(addresses, policy.env(), f"goodput-{policy.name}")
-            )
-            for policy in policies
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,27 +230,7 @@ class _Contest:
         return policy.knows_lengths or self.choices.knows_lengths
 
     async def _offer(self, policy: Policy, asks: list[Ask], linger_s: float) -> list[Result]:
-        """Run a load against a service, and wait until its workers have nothing left of it."""
-        service = self.services[policy.name]
-        results = await apply_open_loop(
-            OpenLoopPlan(
-                HOST,
-                service.port,
-                self.load.path,
-                asks,
-                policy.states_deadline,
-                linger_s,
-                hang_up=policy.hangs_up,
-            )
-        )
-        end = time.monotonic() + _IDLE_S
-        while not (await scrape(HOST, service.port)).is_idle:
-            if time.monotonic() > end:
-                raise RuntimeError(
-                    f"{policy.label}: work was left {_IDLE_S:.0f} s after its clients"
-                )
-            await asyncio.sleep(0.1)
-        return results
+        return await offer(self.services[policy.name], policy, self.load.path, asks, linger_s)
 
 
 def _patience_s(ask: Ask) -> float:

@@ -7,6 +7,8 @@ they exist in the simulator only: ``perf.sim.rivals``.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from orchestrator.settings import Settings
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -25,6 +27,11 @@ class Policy:
         values = {"QUEUE_SIZE": "-1", "LOG_LEVEL": "warning"} | dict(self.settings)
         return {f"TIDEGATE_{name}": value for name, value in values.items()}
 
+
+FIXED_ROWS: Mapping[str, str] = (
+    {"ROW_POLICY": "fixed"} if "row_policy" in Settings.model_fields else {}
+)
+"""As many rows as an instance has slots, whatever that does to their chances."""
 
 _FIFO = {"QUEUE_ORDER": "fifo", "ADMISSION": "off"}
 

@@ -127,10 +127,11 @@ def scenes_of(args: argparse.Namespace) -> list[Scene]:
     ]
     if args.cells is None:
         return scenes
-    drawn = [scene for scene in drawn_scenes()]
-    wanted = args.cells or QUICK
-    if wanted != ["all"]:
-        drawn = [s for s in drawn if s.key in wanted or s.name in wanted]
+    drawn = drawn_scenes()
+    if not args.cells:
+        drawn = [s for s in drawn if s.name in QUICK and s.engine.slots == max(ROWS)]
+    elif args.cells != ["all"]:
+        drawn = [s for s in drawn if {s.key, s.name} & set(args.cells)]
     return drawn + scenes
 
 
@@ -209,6 +210,10 @@ def main() -> int:
     args = parser.parse_args()
     is_campaign = bool(args.trace) or args.cells is not None
     known = list(LABELS) if is_campaign else [p.name for p in POLICIES]
+    names = {name for scene in drawn_scenes() for name in (scene.key, scene.name)}
+    for name in args.cells or ():
+        if name not in names | {"all"}:
+            parser.error(f"there is no cell {name!r}; there is: all, {', '.join(sorted(names))}")
     for name in args.only or ():
         if name.partition("@")[0] not in known:
             parser.error(f"there is no policy {name!r} here; there is: {', '.join(known)}")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.settings import Settings
+from perf.goodput.policies import FIXED_ROWS
 from perf.report.bundle import Better, Figure
 from perf.report.stats import median
 from perf.sim.arrivals import Arrival
@@ -45,7 +45,6 @@ LABELS = {
 _SETTINGS: dict[str, Mapping[str, str]] = {
     UNPREDICTED: {"QUEUE_ORDER": "deadline", "ADMISSION": "off"},
 }
-_FIXED = {"ROW_POLICY": "fixed"} if "row_policy" in Settings.model_fields else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ def _run_ours(spec: CellSpec, arrivals: list[Arrival]) -> list[_Fate]:
     policy, fleet = spec.policy, spec.scene.engine.fleet
     settings = {"QUEUE_SIZE": "-1", **_SETTINGS.get(policy.name, {})}
     if policy.rows is not None:
-        settings |= _FIXED
+        settings |= FIXED_ROWS
         fleet = spec.scene.engine.with_rows(policy.rows).fleet
     if policy.name == KNOWN:
         arrivals = [replace(arrival, max_tokens=arrival.length) for arrival in arrivals]

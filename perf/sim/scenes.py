@@ -4,8 +4,7 @@ Two kinds of engine. ``slow`` is the demo model slowed five times, two instances
 in ``perf.goodput``. The others are one instance of the demo model with 16, 32 or 64 slots, beside
 a server and its clients on the same two cores: 6 ms a step with 16 rows, 16.5 ms with 64.
 
-Of the cells that are drawn, ``facts-and-stories`` at 25 requests per second is at capacity: the
-greatest rate at which first come, first served with every slot of 64 meets 95 %.
+Cells are drawn (``perf.load.cells``, and agents with long conversations) or of a trace.
 """
 
 import math
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.tasks.job import Priority
+from perf.load.cells import CAP_TOKENS, Mix, mixes
 from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, Row, TraceLoad, read_trace
 from perf.load.workload import Sizes, Speed
 from perf.report.stats import percentile
@@ -27,7 +27,6 @@ from perf.sim.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 _FLOOD = 600
-_CAP_TOKENS = 512
 _OPENING_TOKENS = 16
 _NEWS = Sizes(median=48, sigma=0.6, least=16, most=200)
 _REPLIES = Sizes(median=32, sigma=0.7, least=4, most=160)
@@ -110,52 +109,26 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """Requests of one kind, which begin alike. They come by chance, ``per_s`` on average, within
-    the first ``on_s`` of every ``every_s``. Each has one of the deadlines."""
+class Drawn:
+    """A mix of several kinds; prompts of a kind begin alike."""
 
-    kind: str
-    per_s: float
-    prompts: Sizes
-    answers: Sizes
-    deadlines_ms: tuple[float, ...]
-    tenant: str = "all"
-    priority: Priority = Priority.INTERACTIVE
-    on_s: float = 1.0
-    every_s: float = 1.0
-
-    def arrivals(self, seconds: float, rng: random.Random) -> Iterator[Arrival]:
-        word = 1 + sum(self.kind.encode())
-        at_s = 0.0
-        while (at_s := at_s + rng.expovariate(self.per_s)) < seconds:
-            if at_s % self.every_s > self.on_s:
-                continue
-            yield Arrival(
-                at_s=at_s,
-                prompt_tokens=self.prompts.draw(rng),
-                max_tokens=_CAP_TOKENS,
-                length=self.answers.draw(rng),
-                deadline_ms=rng.choice(self.deadlines_ms),
-                tenant=self.tenant,
-                priority=self.priority,
-                kind=self.kind,
-                opening=(word,) * _OPENING_TOKENS,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """Several kinds of requests side by side."""
-
-    streams: tuple[Stream, ...]
+    mix: Mix
 
     def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
-        many = [
-            arrival
-            for number, stream in enumerate(self.streams)
-            for arrival in stream.arrivals(seconds, random.Random(1000 * seed + number))
+        return [
+            Arrival(
+                at_s=wish.at_s,
+                prompt_tokens=wish.prompt_tokens,
+                max_tokens=CAP_TOKENS,
+                length=wish.answer_tokens,
+                deadline_ms=wish.deadline_ms,
+                tenant=wish.tenant,
+                priority=wish.priority,
+                kind=wish.kind,
+                opening=(1 + sum(wish.kind.encode()),) * _OPENING_TOKENS,
+            )
+            for wish in self.mix.wishes(seconds, seed)
         ]
-        return sorted(many, key=lambda arrival: arrival.at_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +174,7 @@ class Agents:
             asked = Arrival(
                 at_s=at_s,
                 prompt_tokens=len(said),
-                max_tokens=_CAP_TOKENS,
+                max_tokens=CAP_TOKENS,
                 length=length,
                 deadline_ms=rng.choice(self.deadlines_ms),
                 tenant="agents",
@@ -293,74 +266,27 @@ def trace_scenes(
     ]
 
 
-_WISHES = Sizes(median=28, sigma=0.25, least=12, most=60)
-FACT = Stream("facts", 1.0, _WISHES, Sizes(18, 0.4, 4, 48), (2000.0,))
-STORY = Stream("stories", 1.0, _WISHES, Sizes(170, 0.22, 60, 320), (2000.0,))
 CAPACITY_PER_S = 25.0
-"""Of facts and stories, half and half; see the module."""
-
-
-def _both(per_s: float, deadlines_ms: tuple[float, ...] = (2000.0,), **changes: object) -> Streams:
-    """Half facts, half stories."""
-    both = (
-        replace(each, per_s=per_s / 2, deadlines_ms=deadlines_ms, **changes)  # type: ignore[arg-type]
-        for each in (FACT, STORY)
-    )
-    return Streams(tuple(both))
-
-
-_SMALL = Stream("small", 4.0, _WISHES, Sizes(60, 0.6, 10, 200), (2000.0,), tenant="small")
-_LONG = Stream("long", 1.0, Sizes(1500, 0.01, 1400, 1600), FACT.answers, (4000.0,))
-_SHORT = Stream("short", 12.0, _WISHES, Sizes(40, 0.3, 12, 80), (250.0,))
-_BATCH = replace(STORY, kind="batch", per_s=24.0, priority=Priority.BATCH, deadlines_ms=(10_000.0,))
-_ASKED = replace(STORY, kind="interactive", per_s=8.0, deadlines_ms=(1500.0,))
+"""Of the engine with 64 slots, in facts and stories: see ``perf.load.cells``."""
 
 
 def drawn_scenes() -> list[Scene]:
-    """The cells that come from no trace; ``QUICK`` names those that a quick look takes."""
+    """The cells that come from no trace."""
     full = ENGINES["64"]
-    at, twice = CAPACITY_PER_S, 2 * CAPACITY_PER_S
-    scenes = [
-        Scene("facts-and-stories", f"{per_s:g}/s", engine, _both(per_s))
-        for engine in map(ENGINES.__getitem__, ("16", "32", "64"))
-        for per_s in (at / 2, at, twice)
-    ]
-    bursts = _both(3 * at, on_s=4.0, every_s=8.0)
     agents = Agents(36)
-    agents_engine = replace(
-        full,
-        fleet=replace(
-            full.fleet,
-            spec=replace(full.fleet.spec, prefix_cache=True),
-            context_tokens=agents.context_tokens,
-        ),
-    )
+    spec = replace(full.fleet.spec, prefix_cache=True)
+    fleet = replace(full.fleet, spec=spec, context_tokens=agents.context_tokens)
     return [
-        *scenes,
-        Scene("bursts", f"{3 * at:g}/s", full, bursts),
-        Scene("tight", f"{twice:g}/s", full, _both(twice, (700.0, 1200.0, 2000.0))),
-        Scene(
-            "flood",
-            "66.5/s",
-            full,
-            Streams((*_both(2.5 * at, tenant="big").streams, _SMALL)),
-            "small",
+        *(
+            Scene(mix.name, f"{mix.per_s:g}/s", engine, Drawn(mix), mix.focus)
+            for mix in mixes(CAPACITY_PER_S)
+            for engine in (ENGINES["16"], ENGINES["32"], full)
+            if engine is full or mix.name in _OF_EVERY_ENGINE
         ),
-        Scene("flood-alone", "4/s", full, Streams((_SMALL,)), "small"),
-        Scene("batch", "32/s", full, Streams((_BATCH, _ASKED)), "interactive"),
-        Scene("long-prompts", "13/s", full, Streams((_LONG, _SHORT)), "short"),
-        Scene("agents", f"{agents.per_s:g}/s", agents_engine, agents),
+        Scene("agents", f"{agents.per_s:g}/s", replace(full, fleet=fleet), agents),
     ]
 
 
-QUICK = (
-    "facts-and-stories.64.25_per_s",
-    "facts-and-stories.64.50_per_s",
-    "bursts.64.75_per_s",
-    "tight.64.50_per_s",
-    "flood.64.66.5_per_s",
-    "batch.64.32_per_s",
-    "long-prompts.64.13_per_s",
-    "agents.64.24_per_s",
-)
-"""Keys of the drawn cells that a quick look takes."""
+_OF_EVERY_ENGINE = ("half-capacity", "capacity", "twice")
+QUICK = ("capacity", "twice", "bursts", "tight", "flood", "batch", "long-prompts", "agents")
+"""The cells that a quick look takes, with 64 slots."""

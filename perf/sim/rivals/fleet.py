@@ -103,6 +103,9 @@ class Rival(Protocol):
         The fleet takes as many as have a slot and KV memory.
         """
 
+    def stall_s(self, now: float, decodes: Sequence[Job]) -> float | None:
+        """How long a prompt may hold up these in the next step; None leaves it to the engine."""
+
     def answered(self, job: Job) -> None:
         """An answer came to its own end, or its client hung up."""
 
@@ -118,7 +121,6 @@ class RivalFleet:
         self._busy = [False] * count
         self._waiting: list[Job] = []
         self._caches = [_PrefixCache() for _ in range(count)]
-        self._stall_tokens = max(16, int(spec.max_stall_s / max(spec.cost.prompt_token_s, 1e-9)))
 
     def run(self, arrivals: Iterable[Arrival]) -> list[Job]:
         """All jobs, ended. A client hangs up when what it asked for can no longer be met."""
@@ -172,10 +174,10 @@ class RivalFleet:
             if job.instance < 0:
                 self._begin(job, instance)
         self._running[instance] = chosen
-        decodes = sum(not job.prompt_left for job in chosen)
-        budget = self._spec.step_tokens - decodes
+        decodes = [job for job in chosen if not job.prompt_left]
+        budget = self._spec.step_tokens - len(decodes)
         if decodes:
-            budget = min(budget, self._stall_tokens)
+            budget = min(budget, self._stall_tokens(now, decodes))
         chunks = {}
         for job in chosen:
             chunk = min(job.prompt_left, budget)
@@ -183,6 +185,13 @@ class RivalFleet:
                 chunks[job] = chunk
                 budget -= chunk
         return chosen, chunks
+
+    def _stall_tokens(self, now: float, decodes: Sequence[Job]) -> int:
+        stall_s = self._policy.stall_s(now, decodes)
+        if stall_s is None:
+            stall_s = self._spec.max_stall_s
+        tokens = stall_s / max(self._spec.cost.prompt_token_s, 1e-9)
+        return max(16, int(min(tokens, self._spec.step_tokens)))
 
     def _begin(self, job: Job, instance: int) -> None:
         job.instance = instance

@@ -5,8 +5,9 @@
 ``edf``        Earliest deadline first with expiry: llm-d's flow control by TTL, Dynamo's queues.
 ``jitserve``   Gain over remaining work at the 0.95 quantile of the length, re-planned every few
                dozen steps, preemptive (JITServe, NSDI 2026).
-``qoserve``    Deadline plus remaining prefill; what will miss is relegated once and never dropped
-               (Niyama 2025, QoServe, ASPLOS 2026).
+``qoserve``    Deadline plus remaining prefill; what will miss is relegated once and never dropped;
+               prompts in pieces as large as the slack of what decodes allows (Niyama 2025,
+               QoServe, ASPLOS 2026).
 ``slos-serve`` The most requests whose deadlines fit, by dynamic program; the others get what is
                left (SLOs-Serve 2025, as JITServe restates it).
 =============  =====================================================================================
@@ -59,6 +60,9 @@ class _Learning:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._lengths = _Lengths()
+
+    def stall_s(self, now: float, decodes: Sequence[Job]) -> float | None:
+        return None
 
     def answered(self, job: Job) -> None:
         if job.made >= job.arrival.length:
@@ -137,10 +141,16 @@ class QoServe(_Learning):
         self, now: float, running: Sequence[Job], waiting: Sequence[Job], instance: int
     ) -> list[Job]:
         for job in waiting:
-            if not job.is_relegated:
-                tokens = self._lengths.mean_left(job.made, job.arrival.max_tokens)
-                job.is_relegated = now + self._work_s(job, tokens) > self._due(job)
+            job.is_relegated = job.is_relegated or self._slack_s(job, now) < 0
         return [*running, *sorted(waiting, key=self._key)]
+
+    def stall_s(self, now: float, decodes: Sequence[Job]) -> float | None:
+        kept = [job for job in decodes if not job.is_relegated]
+        return min((self._slack_s(job, now) for job in kept), default=math.inf)
+
+    def _slack_s(self, job: Job, now: float) -> float:
+        tokens = self._lengths.mean_left(job.made, job.arrival.max_tokens)
+        return self._due(job) - now - self._work_s(job, tokens)
 
     def _key(self, job: Job) -> tuple[bool, float]:
         prefill_s = job.prompt_left * self._machine.prompt_token_s

@@ -1,0 +1,34 @@
+"""The cells on the real engine: what is asked for, and how a cell's row reads."""
+
+from perf.goodput.rows import POLICIES, Cell, Run, asks_of
+from perf.load.cells import mixes
+
+MIXES = {mix.name: mix for mix in mixes(18.0)}
+
+
+def test_chats_come_as_the_cell_says_and_state_no_length() -> None:
+    mix = MIXES["flood"]
+    asks, again = (asks_of(mix, 4.0, 1, "demo") for _ in range(2))
+    assert asks == again
+    wishes = mix.wishes(4.0, 1)
+    assert [ask.at_s for ask in asks] == [wish.at_s for wish in wishes]
+    assert [ask.body["tenant"] for ask in asks] == [wish.tenant for wish in wishes]
+    assert {ask.body["max_tokens"] for ask in asks} == {512}
+    batch = asks_of(MIXES["batch"], 4.0, 1, "demo")
+    assert {ask.body["priority"] for ask in batch} == {"batch", "interactive"}
+    longest = max(
+        len(str(ask.body["messages"])) for ask in asks_of(MIXES["long-prompts"], 4.0, 1, "demo")
+    )
+    assert longest > 4000
+
+
+def test_a_cell_s_row_and_figures_are_medians_over_seeds() -> None:
+    policy, _ = POLICIES[0]
+    runs = tuple(Run(met, 100, met / 10, 0.25, 900.0, 0.5) for met in (40, 50, 60))
+    cell = Cell(MIXES["flood"], policy, runs)
+    assert cell.row()[1:] == ["Tidegate", "50.0 (40.0 … 60.0)", "5.0", "25.0", "900", "small 50 %"]
+    figures = {figure.key: figure for figure in cell.figures()}
+    met = figures["flood.ours.attainment"]
+    assert (met.median, met.low, met.high, met.n) == (0.5, 0.4, 0.6, 3)
+    assert figures["flood.ours.attainment_small"].median == 0.5
+    assert len({name for name in (policy.name for policy, _ in POLICIES)}) == 4
