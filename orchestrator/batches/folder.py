@@ -1,0 +1,138 @@
+"""The folder of files and batches: each has a record, and a file also its data, in frames.
+
+Everything here blocks, and is called on one thread. ``OSError`` is raised where the disk fails, and
+where the folder is at its bound.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from orchestrator.atomic import write_atomically
+from orchestrator.batches.config import BatchConfig
+from orchestrator.batches.frames import FrameWriter, read_frames
+from orchestrator.batches.records import StoredBatch, StoredFile
+from orchestrator.tasks.journal.sealing import Sealer, WrongKey
+from orchestrator.telemetry.log import fields, service_log
+
+_RECORD, _DATA = ".record", ".data"
+FILE_PREFIX = "file-"
+_OUTCOMES_SHARE = 0.1
+"""Of the folder's bound, what uploads leave to the outcomes of batches."""
+
+R = TypeVar("R", StoredFile, StoredBatch)
+
+
+class Contents(NamedTuple):
+    """What an earlier process left."""
+
+    files: dict[str, StoredFile]
+    batches: dict[str, StoredBatch]
+
+
+class Folder:
+    """``open`` before anything else."""
+
+    def __init__(self, config: BatchConfig, sealer: Sealer) -> None:
+        self.path = config.folder
+        self.used_bytes = 0
+        """By data; records are small and few."""
+        self.sealer = sealer
+        self._bound = config.folder_bytes
+
+    def open(self) -> Contents:
+        """Read all records, and remove the data that belongs to none of them."""
+        contents = Contents({}, {})
+        if not self.path.exists():
+            return contents
+        for path in sorted(self.path.glob(f"*{_RECORD}")):
+            name = path.stem
+            if name.startswith(FILE_PREFIX):
+                self._load(path, StoredFile, contents.files)
+            else:
+                self._load(path, StoredBatch, contents.batches)
+        wanted = set(contents.files)
+        for batch in contents.batches.values():
+            wanted |= {batch.input_id, batch.output_id, batch.errors_id}
+        for path in self.path.glob(f"*{_DATA}"):
+            # The record of one that cannot be read is there still.
+            if path.stem in wanted or path.with_suffix(_RECORD).exists():
+                self.used_bytes += path.stat().st_size
+            else:  # an upload that was cut short
+                path.unlink()
+        return contents
+
+    def save(self, record: StoredFile | StoredBatch) -> None:
+        """Have a record on the disk, in place of the one before."""
+        self._make()
+        blob = self.sealer.seal(msgspec.json.encode(record), record.id)
+        write_atomically(self.path / f"{record.id}{_RECORD}", blob)
+
+    def remove(self, name: str) -> None:
+        """Forget a file or a batch. Idempotent."""
+        with suppress(FileNotFoundError):
+            (self.path / f"{name}{_RECORD}").unlink()
+        data = self.data(name)
+        with suppress(FileNotFoundError):
+            size = data.stat().st_size
+            data.unlink()
+            self.used_bytes -= size
+
+    def data(self, name: str) -> Path:
+        return self.path / f"{name}{_DATA}"
+
+    def writer(self, name: str, end: int = 0) -> "Appender":
+        """Appends to a file's data, from byte ``end`` on."""
+        self._make()
+        return Appender(self, name, end)
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """The content of a file, bit by bit. Raises ``WrongKey`` too."""
+        for frame in read_frames(self.data(name), self.sealer):
+            yield frame.payload
+
+    def require_room(self, size: int, *, is_upload: bool) -> None:
+        """Raises ``OSError`` where so many bytes more are above the bound."""
+        bound = self._bound * (1 - _OUTCOMES_SHARE if is_upload else 1)
+        if self.used_bytes + size > bound:
+            raise OSError(
+                errno.EDQUOT, "the folder of batches is at its bound (TIDEGATE_BATCH_FOLDER_BYTES)"
+            )
+
+    def _make(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _load(self, path: Path, kind: type[R], into: dict[str, R]) -> None:
+        try:
+            blob = self.sealer.open(path.read_bytes(), path.stem)
+            into[path.stem] = msgspec.json.decode(blob, type=kind)
+        except (msgspec.DecodeError, WrongKey, OSError):
+            service_log.exception(
+                "a file or batch cannot be read; it is left where it is",
+                extra=fields(record=str(path)),
+            )
+
+
+class Appender:
+    """One file's writer; ``Folder.require_room`` is its caller's to ask."""
+
+    def __init__(self, folder: Folder, name: str, end: int) -> None:
+        path = folder.data(name)
+        before = os.stat(path).st_size if path.exists() else 0
+        self._folder = folder
+        self._writer = FrameWriter(path, folder.sealer, end=end)
+        folder.used_bytes += end - before
+
+    def append(self, number: int, kind: int, payload: bytes) -> None:
+        self._folder.used_bytes += self._writer.append(number, kind, payload)
+
+    def sync(self) -> None:
+        self._writer.sync()
+
+    def close(self) -> None:
+        self._writer.close()

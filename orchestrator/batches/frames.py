@@ -1,0 +1,90 @@
+"""Append-only files of numbered frames. What was appended survives a kill; a torn end is cut off.
+
+::
+
+    length(4) checksum(4) number(4) kind(1) payload(length)
+
+The checksum (CRC-32) is of all that stands behind it. A payload is sealed as the journal's rows
+are, bound to its file and its place in it.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from orchestrator.atomic import write_all
+from orchestrator.tasks.journal.sealing import Sealer
+
+_SUMMED = struct.Struct("<IB")
+_HEAD = struct.Struct("<II")
+_HEAD_BYTES = _HEAD.size + _SUMMED.size
+_BUFFER_BYTES = 2**18
+
+
+class Frame(NamedTuple):
+    """``number`` and ``kind`` mean what the file's writer wants them to."""
+
+    number: int
+    kind: int
+    payload: bytes
+    end: int
+    """Where the next one begins, in bytes."""
+
+
+class FrameWriter:
+    """Appends to one file, made where there is none. Blocks; every method may raise ``OSError``."""
+
+    def __init__(self, path: Path, sealer: Sealer, *, end: int = 0) -> None:
+        """Goes on at byte ``end``; what the file has behind it is cut off."""
+        self.end = end
+        self._name = path.name
+        self._sealer = sealer
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        os.ftruncate(self._file, end)
+
+    def append(self, number: int, kind: int, payload: bytes) -> int:
+        """Returns the bytes that it took. What could not be written in whole is not there."""
+        sealed = self._sealer.seal(payload, f"{self._name} {self.end}")
+        summed = _SUMMED.pack(number, kind)
+        checksum = zlib.crc32(sealed, zlib.crc32(summed))
+        frame = _HEAD.pack(len(sealed), checksum) + summed + sealed
+        os.lseek(self._file, self.end, os.SEEK_SET)
+        try:
+            write_all(self._file, frame)
+        except OSError:
+            os.ftruncate(self._file, self.end)
+            raise
+        self.end += len(frame)
+        return len(frame)
+
+    def sync(self) -> None:
+        """Have it on the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Idempotent."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+def read_frames(path: Path, sealer: Sealer) -> Iterator[Frame]:
+    """All up to the first that is not whole. Blocks. Raises ``OSError``, and ``WrongKey`` for what
+    is sealed with a key that is not there."""
+    with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+        size, at = os.fstat(file.fileno()).st_size, 0
+        while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
+            length, checksum = _HEAD.unpack_from(head)
+            end = at + _HEAD_BYTES + length
+            if end > size:
+                return
+            sealed = file.read(length)
+            summed = head[_HEAD.size :]
+            if len(sealed) < length or zlib.crc32(sealed, zlib.crc32(summed)) != checksum:
+                return
+            number, kind = _SUMMED.unpack(summed)
+            yield Frame(number, kind, sealer.open(sealed, f"{path.name} {at}"), end)
+            at = end

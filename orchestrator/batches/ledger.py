@@ -1,0 +1,64 @@
+"""What came of each line of a batch. Its two files are the record: a line is done once its entry is
+in one of them, so that no kill loses or doubles one.
+
+Everything here blocks, and is called on one thread.
+"""
+
+from collections import Counter
+
+from orchestrator.batches.folder import Folder
+from orchestrator.batches.frames import read_frames
+from orchestrator.batches.records import Kind, StoredBatch
+
+
+class Ledger:
+    """Open it, put what comes, close it. Raises ``OSError`` and ``WrongKey``."""
+
+    def __init__(self, folder: Folder, batch: StoredBatch) -> None:
+        """Reads what an earlier process wrote; an entry that it was cut short at is not there."""
+        self.counts: Counter[Kind] = Counter()
+        self.bytes = dict.fromkeys((batch.output_id, batch.errors_id), 0)
+        """Of the entries, by file."""
+        self._folder = folder
+        self._batch = batch
+        self._done = bytearray()
+        self._writers = {}
+        for name in self.bytes:
+            end = self._read(folder, name)
+            self._writers[name] = folder.writer(name, end)
+
+    def _read(self, folder: Folder, name: str) -> int:
+        end, path = 0, folder.data(name)
+        if path.exists():
+            for frame in read_frames(path, folder.sealer):
+                self._mark(frame.number, Kind(frame.kind), name, len(frame.payload))
+                end = frame.end
+        return end
+
+    def is_done(self, number: int) -> bool:
+        """Whether the line of that number is over."""
+        return number < len(self._done) and bool(self._done[number])
+
+    def put(self, number: int, kind: Kind, entry: bytes) -> None:
+        """Write down what came of a line, once. That it expired or was cancelled is short, and is
+        written beyond the folder's bound too."""
+        if kind in (Kind.SUCCEEDED, Kind.ERRORED):
+            self._folder.require_room(len(entry), is_upload=False)
+        assert not self.is_done(number), f"line {number} would have two entries"
+        batch = self._batch
+        name = batch.output_id if kind is Kind.SUCCEEDED else batch.errors_id
+        self._writers[name].append(number, kind, entry)
+        self._mark(number, kind, name, len(entry))
+
+    def close(self) -> None:
+        """Have all of it on the disk."""
+        for writer in self._writers.values():
+            writer.sync()
+            writer.close()
+
+    def _mark(self, number: int, kind: Kind, name: str, size: int) -> None:
+        if number >= len(self._done):
+            self._done.extend(bytes(number + 1 - len(self._done)))
+        self._done[number] = 1
+        self.counts[kind] += 1
+        self.bytes[name] += size

@@ -1,0 +1,171 @@
+"""The lines of a batch's input: split, read, checked, never all in memory."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from orchestrator.batches.records import Line, LineError
+from worker.protocol import excerpt
+
+MOST_ERRORS = 100
+"""Told of one file; whoever has more errors has one kind of them."""
+_MOST_ID_CHARS = 512
+
+
+class BadLine(ValueError):
+    """A line that is no request of a batch."""
+
+    def __init__(self, code: str, message: str, param: str | None, line: int) -> None:
+        super().__init__(message)
+        self.error = LineError(code, f"line {line}: {message}", param, line)
+
+
+class RawLine(NamedTuple):
+    number: int
+    """From 1."""
+    text: bytes
+
+
+class _Stated(msgspec.Struct, frozen=True):
+    """What else a line has is passed over."""
+
+    custom_id: str | None = None
+    method: str | None = None
+    url: str | None = None
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decoder = msgspec.json.Decoder(_Stated)
+
+
+def split_lines(pieces: Iterable[bytes], most_bytes: int) -> Iterator[RawLine]:
+    """Those that are not blank. Raises ``BadLine`` for one that is longer than ``most_bytes``."""
+    number, rest = 0, b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for text in whole:
+            number += 1
+            yield from _line(number, text, most_bytes)
+        if len(rest) > most_bytes:
+            break
+    yield from _line(number + 1, rest, most_bytes)
+
+
+def _line(number: int, text: bytes, most_bytes: int) -> Iterator[RawLine]:
+    if len(text) > most_bytes:
+        raise BadLine(
+            "line_too_long",
+            f"it has more than {most_bytes} bytes (TIDEGATE_MAX_BODY_BYTES)",
+            None,
+            number,
+        )
+    if text.strip():
+        yield RawLine(number, text)
+
+
+def read_line(raw: RawLine) -> Line:
+    """Raises ``BadLine`` for one that is not ``{"custom_id", "method", "url", "body"}``."""
+    number = raw.number
+    try:
+        stated = _decoder.decode(raw.text.decode())
+    except msgspec.ValidationError as error:
+        raise BadLine("invalid_request", str(error), None, number) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadLine("invalid_json_line", "it is not a JSON object", None, number) from None
+    if not stated.custom_id or len(stated.custom_id) > _MOST_ID_CHARS:
+        raise BadLine(
+            "missing_required_parameter",
+            f"custom_id must be a text of 1 to {_MOST_ID_CHARS} characters",
+            "custom_id",
+            number,
+        )
+    body = bytes(stated.body)
+    if body[:1] != b"{":
+        raise BadLine("missing_required_parameter", "body must be an object", "body", number)
+    return Line(number, stated.custom_id, stated.method or "", stated.url or "", body)
+
+
+class Check:
+    """Looks at every line of a file before the first one runs, some at a time."""
+
+    def __init__(self, lines: Iterator[RawLine], endpoint: str, most_lines: int) -> None:
+        self.total = 0
+        self.errors: list[LineError] = []
+        self._lines = lines
+        self._endpoint = endpoint
+        self._most_lines = most_lines
+        self._ids: set[bytes] = set()
+        """Digests of the custom ids so far: 16 bytes each, however long they are."""
+
+    def step(self, count: int) -> bool:
+        """Look at so many more; False once all, or enough that are wrong, have been looked at."""
+        for _ in range(count):
+            try:
+                raw = next(self._lines, None)
+                if raw is None:
+                    break
+                self._look(raw)
+            except BadLine as bad:
+                self.errors.append(bad.error)
+                if bad.error.code == "line_too_long" or len(self.errors) >= MOST_ERRORS:
+                    return False
+            if self.total > self._most_lines:
+                self.errors.append(
+                    LineError(
+                        "too_many_requests",
+                        f"the file has more than {self._most_lines} requests "
+                        "(TIDEGATE_BATCH_MAX_LINES): split it",
+                    )
+                )
+                return False
+        else:
+            return True
+        if not self.total and not self.errors:
+            self.errors.append(LineError("empty_file", "the file has no requests"))
+        return False
+
+    def _look(self, raw: RawLine) -> None:
+        line = read_line(raw)
+        self.total += 1
+        if line.method != "POST":
+            raise BadLine("invalid_method", "method must be POST", "method", line.number)
+        if line.url != self._endpoint:
+            raise BadLine(
+                "mismatched_endpoint",
+                f"url is {excerpt(line.url)}, and the batch's endpoint {self._endpoint}",
+                "url",
+                line.number,
+            )
+        digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
+        if digest in self._ids:
+            raise BadLine(
+                "duplicate_custom_id",
+                f"custom_id {excerpt(line.custom_id)} is another line's too",
+                "custom_id",
+                line.number,
+            )
+        self._ids.add(digest)
+
+
+class Unfinished:
+    """The lines that have no outcome yet, some at a time."""
+
+    def __init__(self, lines: Iterator[RawLine], is_done: Callable[[int], bool]) -> None:
+        self._lines = lines
+        self._is_done = is_done
+
+    def some(self, most: int, most_bytes: int) -> list[Line]:
+        """The next ones, up to ``most`` and about ``most_bytes``; none once there are no more.
+        Raises ``BadLine`` where the file is not the one that was checked."""
+        found: list[Line] = []
+        size = 0
+        while len(found) < most and size < most_bytes:
+            raw = next(self._lines, None)
+            if raw is None:
+                break
+            if not self._is_done(raw.number):
+                found.append(read_line(raw))
+                size += len(raw.text)
+        return found

@@ -1,0 +1,331 @@
+"""One batch's life, from the check of its lines to its end::
+
+    validating ─▶ in_progress ─▶ finalizing ─▶ completed, expired
+        │              └─▶ cancelling ─▶ cancelled
+        └─▶ failed
+
+A process that dies at any point leaves the next one the batch's record and its ledger, which goes
+on with the lines that have no entry. A line that was under way then is served again from its
+beginning: nobody has seen anything of it.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from orchestrator.batches.ledger import Ledger
+from orchestrator.batches.lines import BadLine, Check, Unfinished, split_lines
+from orchestrator.batches.records import (
+    Answer,
+    Kind,
+    Line,
+    LineError,
+    Status,
+    StoredBatch,
+    StoredFile,
+)
+from orchestrator.batches.shop import Server, Shop
+from orchestrator.batches.window import Place
+from orchestrator.tasks.journal.sealing import WrongKey
+from orchestrator.telemetry.log import fields, service_log
+
+_CHECKED_AT_ONCE = 500
+_READ_AT_ONCE, _BYTES_AT_ONCE = 64, 2**20
+_SWEPT_AT_ONCE = 500
+_GRACE_S = 1.0
+"""For lines that are under way at the batch's deadline, which is theirs too, to say so."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+"""Between tries of a line that there is no room for, or of what the disk does not take."""
+
+T = TypeVar("T")
+
+
+class Run:
+    """A batch that is not over. ``go`` once."""
+
+    def __init__(self, batch: StoredBatch, shop: Shop) -> None:
+        self.batch = batch
+        self._shop = shop
+        clock = shop.time.clock
+        self._due_at = clock.now() + batch.window_s - shop.time.age_s(batch.made)
+        self._ledger: Ledger | None = None
+        self._why: Kind | None = None
+        """Why lines that have not begun never will; None while they will."""
+        self._next: Place | None = None
+        """Of the line that is to begin next."""
+        self._stopped = asyncio.Event()
+        self._failing = False
+        self._saving = asyncio.Lock()
+
+    def told(self) -> StoredBatch:
+        """The batch, with what came of its lines until now."""
+        if self._ledger is None or self.batch.status.is_over:
+            return self.batch
+        counts = {int(kind): count for kind, count in self._ledger.counts.items()}
+        return msgspec.structs.replace(self.batch, counts=counts)
+
+    async def cancel(self) -> None:
+        """Begin no more lines, and end those that are under way. Idempotent."""
+        if self.batch.status in (Status.VALIDATING, Status.IN_PROGRESS):
+            await self._become(Status.CANCELLING)
+            self._stop(Kind.CANCELLED)
+
+    async def go(self) -> None:
+        """Until the batch is over; cancelled when the process ends."""
+        clock = self._shop.time.clock
+        timer = clock.call_at(self._due_at, lambda: self._stop(Kind.EXPIRED))
+        try:
+            if self.batch.status is Status.CANCELLING:
+                self._stop(Kind.CANCELLED)
+            elif self._due_at <= clock.now():
+                self._stop(Kind.EXPIRED)
+            if not self.batch.total and not await self._check():
+                return
+            await self._end(await self._serve_all())
+        except (BadLine, FileNotFoundError, WrongKey) as error:
+            await self._fail("input_unreadable", f"the batch cannot go on: {_told(error)}")
+        except Exception:
+            service_log.exception("a batch failed", extra=fields(batch=self.batch.id))
+            await self._fail("internal", "an internal error occurred; the service's log has it")
+        finally:
+            timer.cancel()
+
+    async def _check(self) -> bool:
+        """Whether all lines are requests of this batch; else it has failed."""
+        shop, batch = self._shop, self.batch
+        pieces = shop.folder.pieces(batch.input_id)
+        lines = split_lines(pieces, shop.config.line_bytes)
+        check = Check(lines, batch.endpoint, shop.config.max_lines)
+        while await shop.block(check.step, _CHECKED_AT_ONCE):
+            pass
+        if check.errors:
+            await self._end(Status.FAILED, errors=check.errors)
+            return False
+        await self._become(Status.IN_PROGRESS, total=check.total)
+        return True
+
+    async def _serve_all(self) -> Status:
+        """Until every line has its one entry, as the files say that have them: what the batch has
+        come to."""
+        shop = self._shop
+        while True:
+            self._ledger = ledger = await self._insist(lambda: Ledger(shop.folder, self.batch))
+            try:
+                if self._why is None:
+                    await self._serve(ledger)
+                if self._why is not None:
+                    await self._sweep(ledger, self._why)
+            except BaseException:
+                with suppress(OSError):
+                    await shop.block(ledger.close)
+                raise
+            await self._insist(ledger.close)
+            # Read anew: what is told is what is there.
+            self._ledger = again = await self._insist(lambda: Ledger(shop.folder, self.batch))
+            await self._insist(again.close)
+            if again.counts.total() == self.batch.total:
+                break
+            service_log.error(
+                "entries of a batch are missing from its files; their lines are served again",
+                extra=fields(batch=self.batch.id, missing=self.batch.total - again.counts.total()),
+            )
+            await asyncio.sleep(_LONGEST_PAUSE_S)
+        await self._become(Status.FINALIZING)
+        await self._publish(again)
+        if self._why is Kind.CANCELLED:
+            return Status.CANCELLED
+        # What was done before the deadline came is complete, whenever this is said.
+        return Status.EXPIRED if again.counts[Kind.EXPIRED] else Status.COMPLETED
+
+    async def _serve(self, ledger: Ledger) -> None:
+        """Serve the lines that have no entry, until there are no more or none is to begin."""
+        shop = self._shop
+        lines = self._unfinished(ledger)
+        working: set[asyncio.Task[None]] = set()
+        try:
+            while some := await shop.block(lines.some, _READ_AT_ONCE, _BYTES_AT_ONCE):
+                for line in some:
+                    place = await self._place()
+                    if place is None:
+                        break
+                    task = asyncio.create_task(self._one(ledger, line, place), name="batch line")
+                    working.add(task)
+                    task.add_done_callback(working.discard)
+                    # Not by the task itself: one that is cancelled at once never begins.
+                    task.add_done_callback(partial(_leave, place))
+                if self._why is not None:
+                    break
+            await self._until_idle(working)
+        finally:
+            left = list(working)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    def _unfinished(self, ledger: Ledger) -> Unfinished:
+        shop = self._shop
+        pieces = shop.folder.pieces(self.batch.input_id)
+        return Unfinished(split_lines(pieces, shop.config.line_bytes), ledger.is_done)
+
+    async def _place(self) -> Place | None:
+        """Wait for a place in the window; None where no line is to begin any more."""
+        if self._why is not None:
+            return None
+        self._next = place = Place(self._shop.window, self.batch.owner, self._due_at)
+        try:
+            await place.take()
+        except asyncio.CancelledError:
+            place.leave()
+            this = asyncio.current_task()
+            if this is not None and this.cancelling():
+                raise
+            return None
+        finally:
+            self._next = None
+        return place
+
+    async def _until_idle(self, working: set[asyncio.Task[None]]) -> None:
+        """Until the lines that are under way are over, or are to be ended."""
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            while working and not stopped.done():
+                await asyncio.wait({stopped, *working}, return_when=asyncio.FIRST_COMPLETED)
+            if working and self._why is Kind.EXPIRED:
+                await asyncio.wait(working, timeout=_GRACE_S)
+        finally:
+            stopped.cancel()
+
+    async def _one(self, ledger: Ledger, line: Line, place: Place) -> None:
+        """Serve one line, which has its place, and write down what came of it."""
+        server = self._shop.server
+        assert server is not None
+        answer = await self._answer(server, line, place)
+        entry = server.entry(self.batch, line, answer.kind, answer)
+        await self._insist(lambda: ledger.put(line.number, answer.kind, entry))
+
+    async def _answer(self, server: Server, line: Line, place: Place) -> Answer:
+        """What is final, however many tries it takes until the batch's deadline."""
+        losses, pause = 0, _FIRST_PAUSE_S
+        while True:
+            answer = await server.serve(self.batch, line, self._due_at)
+            if answer.retry_after_s is None:
+                return answer
+            losses += answer.is_loss
+            if losses >= self._shop.config.attempts:
+                return answer
+            place.rest()
+            await asyncio.sleep(max(answer.retry_after_s, pause * random.uniform(0.5, 1.0)))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            await place.take()
+
+    async def _sweep(self, ledger: Ledger, kind: Kind) -> None:
+        """Say of every line without an entry that it never came to one."""
+        lines, server = self._unfinished(ledger), self._shop.server
+        assert server is not None
+
+        def some() -> bool:
+            found = lines.some(_SWEPT_AT_ONCE, _BYTES_AT_ONCE)
+            for line in found:
+                if not ledger.is_done(line.number):  # not at an earlier try
+                    entry = server.entry(self.batch, line, kind, None)
+                    ledger.put(line.number, kind, entry)
+            return bool(found)
+
+        while await self._insist(some):
+            pass
+
+    async def _publish(self, ledger: Ledger) -> None:
+        """What there is of the batch's files can be asked for from now on."""
+        batch, shop = self.batch, self._shop
+        for name, what in ((batch.output_id, "output"), (batch.errors_id, "errors")):
+            if not ledger.bytes[name]:
+                await shop.block(shop.folder.remove, name)
+                continue
+            file = StoredFile(
+                id=name,
+                owner=batch.owner,
+                name=f"{batch.id}_{what}.jsonl",
+                purpose="batch_output",
+                bytes=ledger.bytes[name],
+                made=shop.time.stamp(),
+                keep_s=batch.keep_s,
+            )
+            await self._insist(partial(shop.folder.save, file))
+            shop.files[name] = file
+
+    def _stop(self, why: Kind) -> None:
+        if self._why is None:
+            self._why = why
+            self._stopped.set()
+            if self._next is not None:
+                self._next.give_up()
+
+    async def _fail(self, code: str, message: str) -> None:
+        """It cannot go on; what is done of it can be asked for."""
+        if self._ledger is not None:
+            await self._publish(self._ledger)
+        await self._end(Status.FAILED, errors=[LineError(code, message)])
+
+    async def _end(self, status: Status, **changes: object) -> None:
+        stamp = self._shop.time.stamp()
+        await self._become(status, counts=self.told().counts, over=stamp, **changes)
+        service_log.info(
+            "a batch is over",
+            extra=fields(
+                batch=self.batch.id,
+                status=status.value,
+                lines=self.batch.total,
+                succeeded=self.batch.count(Kind.SUCCEEDED),
+            ),
+        )
+
+    async def _become(self, status: Status, **changes: object) -> None:
+        """As the disk has it before anybody is told. One that is being cancelled stays so until its
+        end."""
+        async with self._saving:
+            before = self.batch
+            if before.status is Status.CANCELLING and not status.is_over:
+                status = Status.CANCELLING
+            now = int(self._shop.time.clock.unix())
+            times = {**before.times, status.value: before.times.get(status.value, now)}
+            batch = msgspec.structs.replace(before, status=status, times=times, **changes)
+            await self._insist(lambda: self._shop.folder.save(batch))
+            self.batch = batch
+
+    async def _insist(self, call: Callable[[], T]) -> T:
+        """Have the thread do what writes to the disk, again and again while the disk fails."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                done = await self._shop.block(call)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if not self._failing:
+                    service_log.error(
+                        "a batch waits for the disk",
+                        extra=fields(batch=self.batch.id, error=error.strerror or str(error)),
+                    )
+                self._failing = True
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            else:
+                self._failing = False
+                return done
+
+
+def _leave(place: Place, _: object) -> None:
+    place.leave()
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "its input file was removed"
+    if isinstance(error, BadLine):
+        return f"its input file has changed: {error.error.message}"
+    return str(error)

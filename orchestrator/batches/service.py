@@ -1,0 +1,309 @@
+"""Files and batches of one orchestrator, for APIs to ask and to change."""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from itertools import islice
+
+import msgspec
+
+from orchestrator.batches.config import (
+    MOST_BATCHES_PER_KEY,
+    MOST_FILES_PER_KEY,
+    MOST_UNFINISHED_PER_KEY,
+    MOST_WINDOW_S,
+    BatchConfig,
+)
+from orchestrator.batches.folder import FILE_PREFIX, Folder
+from orchestrator.batches.records import Kind, Status, StoredBatch, StoredFile, Time
+from orchestrator.batches.run import Run
+from orchestrator.batches.shop import Shop
+from orchestrator.batches.upload import Upload
+from orchestrator.batches.window import Window
+from orchestrator.clock import Boot, Clock
+from orchestrator.errors import InvalidRequest, NotFound, NotReady, RateLimited, TidegateError
+from orchestrator.tasks.journal.sealing import Sealer
+from orchestrator.telemetry.log import fields, service_log
+
+PRUNE_EVERY_S = 60.0
+OPEN_WITHIN_S = 5.0
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_PIECES_AT_ONCE = 16
+"""Of a file that is read, from the thread to the loop: some hundred KiB of lines."""
+
+
+class Batches:
+    """``start`` and everything else on the event loop; ``shop.server`` is set before."""
+
+    def __init__(self, config: BatchConfig, sealer: Sealer, clock: Clock, boot: Boot) -> None:
+        self.config = config
+        self._runs: dict[str, Run] = {}
+        self._over: dict[str, StoredBatch] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._upkeep: asyncio.Task[None] | None = None
+        self._is_open = asyncio.Event()
+        self.shop = Shop(
+            config=config,
+            folder=Folder(config, sealer),
+            time=Time(clock, boot),
+            thread=ThreadPoolExecutor(1, thread_name_prefix="tidegate-batches"),
+            window=Window(config.window, self._most_of),
+            files={},
+        )
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Go on with what an earlier process left. Whoever serves the lines is known by then."""
+        self._upkeep = asyncio.create_task(self._keep_up(), name="batches")
+
+    async def close(self) -> None:
+        """Leave what is not over to the next process. Idempotent."""
+        tasks = [*self._tasks, *([self._upkeep] if self._upkeep else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.shop.thread.shutdown(wait=False)
+
+    @property
+    def unfinished(self) -> int:
+        """Batches that are not over."""
+        return len(self._runs)
+
+    @property
+    def under_way(self) -> int:
+        """Lines that are being served, or wait to be tried again."""
+        window = self.shop.window
+        return window.under_way.total() + window.resting.total()
+
+    @property
+    def folder_bytes(self) -> int:
+        """What the data of all files takes."""
+        return self.shop.folder.used_bytes
+
+    def outcomes(self) -> Counter[Kind]:
+        """Lines that are over, of all batches that are kept."""
+        counts: Counter[Kind] = Counter()
+        for batch in self._all():
+            counts.update({Kind(kind): count for kind, count in batch.counts.items()})
+        return counts
+
+    async def _keep_up(self) -> None:
+        while not self._is_open.is_set():
+            try:
+                await self._open()
+            except OSError as error:
+                service_log.error("the folder of batches cannot be read; will retry: %s", error)
+                await asyncio.sleep(OPEN_WITHIN_S)
+        while True:
+            await asyncio.sleep(PRUNE_EVERY_S)
+            try:
+                await self.prune()
+            except TidegateError as error:
+                service_log.warning("old batches cannot be removed: %s", error.message)
+
+    async def _open(self) -> None:
+        contents = await self.shop.block(self.shop.folder.open)
+        self.shop.files.update(contents.files)
+        for batch in contents.batches.values():
+            if batch.status.is_over:
+                self._over[batch.id] = batch
+            else:
+                self._begin(batch)
+        if self._runs:
+            service_log.info(
+                "batches of an earlier process go on", extra=fields(batches=len(self._runs))
+            )
+        self._is_open.set()
+
+    async def _opened(self) -> None:
+        """Wait for what an earlier process left to be read. Raises ``NotReady``."""
+        try:
+            async with asyncio.timeout(OPEN_WITHIN_S):
+                await self._is_open.wait()
+        except TimeoutError:
+            raise NotReady("files and batches are still being read: try again") from None
+
+    def _begin(self, batch: StoredBatch) -> None:
+        run = self._runs[batch.id] = Run(batch, self.shop)
+        task = asyncio.create_task(self._follow(run), name=f"batch {batch.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self, run: Run) -> None:
+        await run.go()
+        self._over[run.batch.id] = run.batch
+        del self._runs[run.batch.id]
+
+    def _most_of(self, owner: str) -> int:
+        assert self.shop.server is not None
+        return self.shop.server.most_at_once(owner)
+
+    async def prune(self) -> None:
+        """Remove files and batches whose time is over."""
+        time = self.shop.time
+        for batch in list(self._over.values()):
+            if batch.over is not None and time.age_s(batch.over) >= batch.keep_s:
+                await self._forget(batch)
+        in_use = {run.batch.input_id for run in self._runs.values()}
+        for file in list(self.shop.files.values()):
+            if file.id not in in_use and time.age_s(file.made) >= file.keep_s:
+                await self._remove_file(file.id)
+
+    async def _forget(self, batch: StoredBatch) -> None:
+        await self.shop.disk(self.shop.folder.remove, batch.id)
+        self._over.pop(batch.id, None)
+        for name in (batch.output_id, batch.errors_id):
+            await self._remove_file(name)
+        if batch.input_id not in self.shop.files:  # one that no file stands for
+            await self.shop.disk(self.shop.folder.remove, batch.input_id)
+
+    async def _remove_file(self, name: str) -> None:
+        await self.shop.disk(self.shop.folder.remove, name)
+        self.shop.files.pop(name, None)
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    @asynccontextmanager
+    async def upload(self, owner: str) -> AsyncIterator[Upload]:
+        """Take in a file. Without its ``finish`` within the body nothing of it stays."""
+        await self._opened()
+        own = sum(file.owner == owner for file in self.shop.files.values())
+        if own >= MOST_FILES_PER_KEY:
+            raise RateLimited(
+                f"this key has {own} files, which is the most: delete some", retryable=False
+            )
+        upload = Upload(self.shop, owner)
+        try:
+            yield upload
+        finally:
+            await upload.close()
+
+    async def files(self, owner: str) -> list[StoredFile]:
+        """All of an owner's, the newest first."""
+        await self._opened()
+        own = [file for file in self.shop.files.values() if file.owner == owner]
+        return sorted(own, key=lambda file: (file.made.unix, file.id), reverse=True)
+
+    async def file(self, owner: str, name: str) -> StoredFile:
+        """Raises ``NotFound``."""
+        await self._opened()
+        file = self.shop.files.get(name)
+        if file is None or file.owner != owner:
+            raise NotFound(f"there is no file {name[:64]!r}; they are kept for a while only")
+        return file
+
+    async def delete_file(self, owner: str, name: str) -> None:
+        """Raises ``NotFound``, and ``InvalidRequest`` while a batch reads it."""
+        file = await self.file(owner, name)
+        for run in self._runs.values():
+            if run.batch.input_id == file.id:
+                raise InvalidRequest(
+                    f"the batch {run.batch.id} reads this file: cancel it first, or wait",
+                    field="file_id",
+                )
+        await self._remove_file(file.id)
+
+    async def content(self, name: str) -> AsyncIterator[bytes]:
+        """What is in a file, bit by bit. Raises ``TidegateError`` where it cannot be read."""
+        pieces = self.shop.folder.pieces(name)
+        while piece := await self.shop.disk(_some, pieces):
+            yield piece
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────────
+
+    async def create(self, batch: StoredBatch) -> StoredBatch:
+        """Take on a batch that ``new_batch`` made. On the disk before this returns."""
+        await self._opened()
+        own = [one for one in self._all() if one.owner == batch.owner]
+        unfinished = sum(not one.status.is_over for one in own)
+        if unfinished >= MOST_UNFINISHED_PER_KEY:
+            raise RateLimited(
+                f"{unfinished} batches of this key are under way, which is the most: wait for one"
+            )
+        if len(own) >= MOST_BATCHES_PER_KEY:
+            raise RateLimited(
+                f"{len(own)} batches of this key are kept, which is the most (they go after "
+                "TIDEGATE_BATCH_KEEP_S)",
+                retryable=False,
+            )
+        await self.shop.disk(self.shop.folder.save, batch)
+        self._begin(batch)
+        return batch
+
+    async def batches(self, owner: str, dialect: str) -> list[StoredBatch]:
+        """All of an owner's, the newest first."""
+        await self._opened()
+        own = [one for one in self._all() if one.owner == owner and one.dialect == dialect]
+        return sorted(own, key=lambda one: (one.made.unix, one.id), reverse=True)
+
+    async def batch(self, owner: str, dialect: str, name: str) -> StoredBatch:
+        """Raises ``NotFound``."""
+        await self._opened()
+        run = self._runs.get(name)
+        batch = self._over.get(name) if run is None else run.told()
+        if batch is None or (batch.owner, batch.dialect) != (owner, dialect):
+            raise NotFound(f"there is no batch {name[:64]!r}; they are kept for a while only")
+        return batch
+
+    async def cancel(self, owner: str, dialect: str, name: str) -> StoredBatch:
+        """Begin no more of its lines. Raises ``NotFound``, and ``InvalidRequest`` for one that is
+        over."""
+        batch = await self.batch(owner, dialect, name)
+        run = self._runs.get(name)
+        if run is None:
+            raise InvalidRequest(f"the batch is {batch.status.value}: it cannot be cancelled")
+        await run.cancel()
+        return run.told()
+
+    async def delete(self, owner: str, dialect: str, name: str) -> None:
+        """Forget one that is over, with its results. Raises ``NotFound``, ``InvalidRequest``."""
+        batch = await self.batch(owner, dialect, name)
+        if not batch.status.is_over:
+            raise InvalidRequest("the batch is under way: cancel it first")
+        await self._forget(batch)
+
+    def _all(self) -> Iterator[StoredBatch]:
+        yield from self._over.values()
+        for run in self._runs.values():
+            yield run.told()
+
+
+def new_id(prefix: str) -> str:
+    """One that nobody can guess."""
+    return f"{prefix}{secrets.token_hex(16)}"
+
+
+def new_batch(time: Time, **stated: object) -> StoredBatch:
+    """A batch with files of its own; ``stated`` is all that it does not come by itself."""
+    output, errors = new_id(FILE_PREFIX), new_id(FILE_PREFIX)
+    made = time.stamp()
+    times = {Status.VALIDATING.value: int(made.unix)}
+    return msgspec.convert(
+        {**stated, "made": made, "output_id": output, "errors_id": errors, "times": times},
+        StoredBatch,
+    )
+
+
+def read_window(text: str, field: str = "completion_window") -> float:
+    """A ``completion_window`` in seconds: ``24h``, ``90m``, ``30s``, ``7d``. Raises
+    ``InvalidRequest``."""
+    number, unit = text[:-1], text[-1:]
+    seconds = 0.0
+    if number.isascii() and number.isdigit() and len(number) < 9 and unit in _UNIT_S:
+        seconds = int(number) * _UNIT_S[unit]
+    if not 0 < seconds <= MOST_WINDOW_S:
+        raise InvalidRequest(
+            f"{field} must be a number and one of s m h d, such as 24h, and at most 7d: the batch "
+            "is to be done within it",
+            field=field,
+        )
+    return seconds
+
+
+def _some(pieces: Iterator[bytes]) -> bytes:
+    """The next bits of a file together; nothing at its end."""
+    return b"".join(islice(pieces, _PIECES_AT_ONCE))

@@ -1,0 +1,66 @@
+"""What all batches share: the folder, the one thread that blocks, the window, who serves lines."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeVar
+
+from orchestrator.batches.config import BatchConfig
+from orchestrator.batches.folder import Folder
+from orchestrator.batches.records import Answer, Kind, Line, StoredBatch, StoredFile, Time
+from orchestrator.batches.window import Window
+from orchestrator.errors import JournalUnavailable, NotFound
+from orchestrator.tasks.journal.sealing import WrongKey
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Server(Protocol):
+    """What serves lines, and words what came of them: an API."""
+
+    async def serve(self, batch: StoredBatch, line: Line, due_at: float) -> Answer:
+        """Serve a line until ``due_at`` (seconds of the clock). Never raises ``TidegateError``."""
+
+    def entry(self, batch: StoredBatch, line: Line, kind: Kind, answer: Answer | None) -> bytes:
+        """What the batch's client reads of a line: JSON with a newline behind it. Without an
+        ``answer`` it was not served."""
+
+    def most_at_once(self, owner: str) -> int:
+        """How many lines of an owner may be under way."""
+
+
+@dataclass(slots=True)
+class Shop:
+    """What all runs share."""
+
+    config: BatchConfig
+    folder: Folder
+    time: Time
+    thread: Executor
+    """One thread, for all that blocks."""
+    window: Window
+    files: dict[str, StoredFile]
+    server: Server | None = None
+
+    async def block(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Have the one thread do it."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.thread, lambda: call(*args, **kwargs))
+
+    async def disk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for a client who waits: raises ``TidegateError`` for what the disk, or a key
+        that is not there, does to it."""
+        try:
+            return await self.block(call, *args, **kwargs)
+        except FileNotFoundError:
+            raise NotFound("the file's content was removed from the service's disk") from None
+        except OSError as error:
+            raise _unavailable(error.strerror or "the disk failed") from error
+        except WrongKey as error:
+            raise _unavailable(str(error)) from error
+
+
+def _unavailable(why: str) -> JournalUnavailable:
+    return JournalUnavailable(f"files and batches cannot be read or written now: {why}")

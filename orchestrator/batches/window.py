@@ -1,0 +1,113 @@
+"""How many lines of all batches are under way at once, and whose is next: pure, on the loop."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum, auto
+from heapq import heappop, heappush
+from itertools import count
+
+
+class _State(Enum):
+    OUT = auto()
+    WAITING = auto()
+    IN = auto()
+    RESTING = auto()
+
+
+class Window:
+    """Lets ``size`` lines in: next from the owner with the fewest under way, in turns, and of its
+    own the one whose batch is due first. ``most_of`` says how many an owner may have at once, those
+    that rest included."""
+
+    def __init__(self, size: int, most_of: Callable[[str], int]) -> None:
+        self.under_way: Counter[str] = Counter()
+        """Lines by owner."""
+        self.resting: Counter[str] = Counter()
+        """Those that wait for another try: others have their places meanwhile."""
+        self._size = size
+        self._most_of = most_of
+        self._waiting: dict[str, list[tuple[float, int, Place]]] = {}
+        self._served: dict[str, int] = {}
+        """By owner, of which there are as many as keys: when its last line was let in."""
+        self._numbers = count()
+
+    def wait(self, place: "Place") -> None:
+        """Let it in when it is its turn."""
+        own = self._waiting.setdefault(place.owner, [])
+        heappush(own, (place.due_at, next(self._numbers), place))
+        self.admit()
+
+    def admit(self) -> None:
+        """Let in whom there is room for."""
+        while self.under_way.total() < self._size and (owner := self._next()) is not None:
+            _, _, place = heappop(self._waiting[owner])
+            self._served[owner] = next(self._numbers)
+            self.under_way[owner] += 1
+            place.let_in()
+
+    def _next(self) -> str | None:
+        """Whose line is next; None where nobody's is."""
+        eligible = []
+        for owner, own in list(self._waiting.items()):
+            while own and not own[0][2].is_waiting:
+                heappop(own)
+            if not own:
+                del self._waiting[owner]
+                continue
+            under_way = self.under_way[owner]
+            if under_way + self.resting[owner] < min(self._size, self._most_of(owner)):
+                eligible.append((under_way, self._served.get(owner, -1), owner))
+        return min(eligible)[2] if eligible else None
+
+
+class Place:
+    """One line's place in the window. ``leave`` is to follow, however far it came."""
+
+    def __init__(self, window: Window, owner: str, due_at: float) -> None:
+        self.owner = owner
+        self.due_at = due_at
+        self._window = window
+        self._state = _State.OUT
+        self._turn: asyncio.Future[None] | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._state is _State.WAITING and self._turn is not None and not self._turn.done()
+
+    async def take(self) -> None:
+        """Wait for it, also after a ``rest``. Raises ``CancelledError`` after ``give_up``."""
+        if self._state is _State.RESTING:
+            self._window.resting[self.owner] -= 1
+        self._state = _State.WAITING
+        self._turn = asyncio.get_running_loop().create_future()
+        self._window.wait(self)
+        await self._turn
+
+    def let_in(self) -> None:
+        """It is this line's turn."""
+        assert self._turn is not None
+        self._state = _State.IN
+        self._turn.set_result(None)
+
+    def give_up(self) -> None:
+        """Wait no longer."""
+        if self._turn is not None:
+            self._turn.cancel()
+
+    def rest(self) -> None:
+        """Let others have it until the next ``take``."""
+        assert self._state is _State.IN
+        self._state = _State.RESTING
+        self._window.under_way[self.owner] -= 1
+        self._window.resting[self.owner] += 1
+        self._window.admit()
+
+    def leave(self) -> None:
+        """The line is over, or never began."""
+        if self._state is _State.IN:
+            self._window.under_way[self.owner] -= 1
+        elif self._state is _State.RESTING:
+            self._window.resting[self.owner] -= 1
+        self._state = _State.OUT
+        self._window.admit()
