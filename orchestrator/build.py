@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
@@ -19,6 +20,9 @@ from orchestrator.api.config import (
     ResponseStoreConfig,
     StreamConfig,
 )
+from orchestrator.batches.config import BatchConfig
+from orchestrator.batches.metrics import BATCHES
+from orchestrator.batches.service import Batches
 from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import AttemptsInFlight
 from orchestrator.dispatch.completion import Completion
@@ -321,6 +325,7 @@ def build(
         swaps=swaps,
         demand=demand,
         durable=durable,
+        batches=None if file is None else _batches(settings, file, clock),
         slots=slots,
     )
     service = ServiceConfig(
@@ -330,6 +335,8 @@ def build(
     )
     tracing = open_tracing(settings.otlp_endpoint, clock)
     orchestrator = Orchestrator(stages, service, metrics, clock, rng, tracing)
+    if stages.batches is not None:
+        metrics.watch(stages.batches, BATCHES)
     recovery = None
     if file is not None and durable is not None:
         metrics.watch(durable, JOURNAL)
@@ -414,6 +421,21 @@ def journal_config(settings: Settings) -> JournalConfig | None:
         keep_s=settings.journal_keep_s,
         keys=() if key is None else read_keys(key.get_secret_value()),
     )
+
+
+def _batches(settings: Settings, file: JournalFile, clock: Clock) -> Batches:
+    """In a folder beside the journal, under its locks and its keys."""
+    config = BatchConfig(
+        Path(f"{file.config.path}.batches"),
+        window=settings.batch_window,
+        max_lines=settings.batch_max_lines,
+        line_bytes=settings.max_body_bytes,
+        file_bytes=settings.batch_file_bytes,
+        folder_bytes=settings.batch_folder_bytes,
+        keep_s=settings.batch_keep_s,
+        attempts=settings.attempts,
+    )
+    return Batches(config, file.sealer, clock, file.boot)
 
 
 def _admission(settings: Settings) -> AdmissionConfig:

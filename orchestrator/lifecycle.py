@@ -68,6 +68,8 @@ class Lifecycle:
         self._stages.registry.start(self._monitor)
         self._discovery.start()
         self._stages.slots.start()
+        if self._stages.batches is not None:
+            self._stages.batches.start()
         self._upkeep = asyncio.create_task(self._keep_up())
 
     def refuse_new_work(self) -> None:
@@ -170,6 +172,8 @@ class Lifecycle:
         await self._orchestrator.grammars.close()
         if self._orchestrator.tracing is not None:
             await self._orchestrator.tracing.close()
+        if self._stages.batches is not None:
+            await self._stages.batches.close()
         if self._stages.durable is not None:
             await self._stages.durable.close()
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -13,6 +13,7 @@ import msgspec
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.admission.rate_limits import Limiter
+from orchestrator.batches.service import Batches
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.errors import (
@@ -75,6 +76,8 @@ class Stages:
     """Clips, which share the first of these and nothing else."""
     durable: DurableTasks | None = None
     """The journal; without one no task can be durable."""
+    batches: Batches | None = None
+    """Beside the journal."""
 
 
 @dataclass(frozen=True, slots=True)

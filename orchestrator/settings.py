@@ -364,6 +364,21 @@ class Settings(BaseSettings):
     the extra ``journal``. Of several, with commas between them, the first one encrypts and all of
     them open, so that a key can be replaced."""
 
+    # files and batches (docs/batches.md), in the folder JOURNAL.batches beside the journal
+    batch_window: int = Field(default=32, ge=1, le=10_000)
+    """Lines of all batches that are under way at once. As many as instances can run keep them
+    busy; more wait in the queue, where interactive work goes before them."""
+    batch_max_lines: int = Field(default=100_000, ge=1, le=10_000_000)
+    """Requests of one batch."""
+    batch_file_bytes: int = Field(default=256 * 2**20, ge=1024)
+    """What one file may have."""
+    batch_folder_bytes: int = Field(default=4 * 2**30, ge=2**20)
+    """What all files may take on the disk. Uploads leave a tenth of it to the outcomes of batches,
+    which wait where that is full too."""
+    batch_keep_s: float = Field(default=7 * 86_400.0, ge=0)
+    """A file is kept so long after it was uploaded, a batch and its results so long after its end.
+    """
+
     # slots (docs/slot.md)
     slots_queue_size: int = Field(default=100, ge=0)
     """Slots waiting for an instance."""

@@ -173,6 +173,11 @@ class Limiter:
                     retry_after_ms=1000 * wait_s,
                 )
 
+    def concurrent_of(self, key: str) -> int:
+        """How many requests of a key may be in progress; 0 where nothing limits them."""
+        limits = [account.concurrent for account, _ in self._accounts_of(key)]
+        return min((limit for limit in limits if limit), default=0)
+
     def begin(self, task: Task) -> None:
         """Count a request in, until its end. Raises ``RateLimited``."""
         self._enter(task.job.key)

@@ -118,6 +118,16 @@ class Authenticator:
             raise Unauthenticated("the token is not the right one")
         return found
 
+    def key_with(self, fingerprint: str) -> Key | None:
+        """The key of that fingerprint; None where there is none, or none any more."""
+        if not self._keys:
+            return ANYBODY
+        if self._operators and not self.has_admin:
+            operator = Key("operator", self._operators, is_admin=True)
+            if operator.fingerprint == fingerprint:
+                return operator
+        return next((key for key in self._keys if key.fingerprint == fingerprint), None)
+
     def key_or_nobody(self, headers: Mapping[str, str]) -> Key:
         """Whose token came, where none is asked for."""
         try:

@@ -7,10 +7,12 @@ from contextlib import suppress
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from orchestrator.api.anthropic import batches as message_batches
 from orchestrator.api.anthropic import routes as anthropic
 from orchestrator.api.anthropic.errors import ANTHROPIC
 from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, is_page
 from orchestrator.api.config import CONFIG, ApiConfig
+from orchestrator.api.http.batch_lines import BatchLines
 from orchestrator.api.http.body import BODIES, LARGE_BODIES
 from orchestrator.api.http.body_budget import BodyBudget
 from orchestrator.api.http.browsers import Browsers
@@ -39,7 +41,7 @@ from orchestrator.api.native import routes as native
 from orchestrator.api.native import sessions
 from orchestrator.api.native import slots as slot_routes
 from orchestrator.api.native.errors import NATIVE
-from orchestrator.api.openai import embeddings
+from orchestrator.api.openai import batches, embeddings, files
 from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
 from orchestrator.api.openai.responses import routes as responses
@@ -142,7 +144,12 @@ def build_app(
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     app[slot_routes.SLOT_SUBMISSIONS] = Submissions(orchestrator.slots.store)
     app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
-    dialects = (native, sessions, slot_routes, openai, embeddings, responses, anthropic)
+    if orchestrator.stages.batches is not None:
+        orchestrator.stages.batches.shop.server = BatchLines(
+            app, app[AUTH], {edge.DIALECT: edge.entry for edge in (batches, message_batches)}
+        )
+    of_openai = (openai, embeddings, responses, files, batches)
+    dialects = (native, sessions, slot_routes, *of_openai, anthropic, message_batches)
     if control is not None:
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())

@@ -17,6 +17,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -250,7 +251,10 @@ class Launcher:
         path = self._journal(self.orchestrator.port)
         for file in path.parent.glob(f"{path.name}*"):
             with contextlib.suppress(OSError):
-                file.unlink()
+                if file.is_dir():
+                    shutil.rmtree(file)
+                else:
+                    file.unlink()
 
     def _require_guard(self) -> None:
         """Raise ``PortsUnguarded`` when others could reach a Triton that asks for no token."""

@@ -39,21 +39,7 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
     For a large body both happen on a thread. Raises ``InvalidRequest`` or a kind of it, and
     ``DeadlineExceeded`` when the deadline of the headers passes meanwhile.
     """
-    if request.content_type != "application/json" and not request.content_type.endswith("+json"):
-        # Nothing else may pass for JSON: a web page may send some kinds of body without asking.
-        # aiohttp reports a missing header as application/octet-stream.
-        got = excerpt(request.content_type) if "Content-Type" in request.headers else "none"
-        raise UnsupportedMediaType(
-            f"expected Content-Type: application/json, got {got}; "
-            "with curl add -H 'Content-Type: application/json'",
-            field="Content-Type",
-        )
-    for encoding in request.headers.getall("Content-Encoding", ()):
-        if encoding.strip().lower() not in ("", "identity"):
-            raise UnsupportedMediaType(
-                f"expected a body without Content-Encoding, got {excerpt(encoding)}",
-                field="Content-Encoding",
-            )
+    require_json(request)
     patience = asyncio.timeout(request.app[CONFIG].bodies.timeout_s)
 
     def give_up() -> None:
@@ -91,6 +77,25 @@ def _ignored_by(request: web.Request) -> Iterator[Ignored | None]:
         yield ignored
     finally:
         request.app[IGNORED_FIELDS].tell(route.canonical, ignored)
+
+
+def require_json(request: web.Request) -> None:
+    """Raise ``UnsupportedMediaType`` unless the body is plain JSON by its own account."""
+    if request.content_type != "application/json" and not request.content_type.endswith("+json"):
+        # Nothing else may pass for JSON: a web page may send some kinds of body without asking.
+        # aiohttp reports a missing header as application/octet-stream.
+        got = excerpt(request.content_type) if "Content-Type" in request.headers else "none"
+        raise UnsupportedMediaType(
+            f"expected Content-Type: application/json, got {got}; "
+            "with curl add -H 'Content-Type: application/json'",
+            field="Content-Type",
+        )
+    for encoding in request.headers.getall("Content-Encoding", ()):
+        if encoding.strip().lower() not in ("", "identity"):
+            raise UnsupportedMediaType(
+                f"expected a body without Content-Encoding, got {excerpt(encoding)}",
+                field="Content-Encoding",
+            )
 
 
 async def _read(request: web.Request, share: BodyShare, patience: asyncio.Timeout) -> bytes:

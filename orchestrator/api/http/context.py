@@ -15,6 +15,7 @@ from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.health import HealthBoard
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
 
@@ -84,6 +85,8 @@ class Context:
     """
     task: Task | None = None
     """Once it is admitted."""
+    adapt: Callable[[Job], Job] | None = None
+    """What the service makes of the job of a request that it sends itself."""
 
     @property
     def answer_id(self) -> str:

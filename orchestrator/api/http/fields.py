@@ -195,7 +195,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     context.deadline = deadline
     max_tokens = body.token_limit()
     session_id = _session_id(request.headers, body)
-    return Job(
+    job = Job(
         api=api,
         model=served_name(request, body.model),
         sampling=Sampling(
@@ -234,6 +234,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         grammar=None if stated is None else request.app[CONFIG].grammars.of(stated.grammar),
         trace=trace_of(request),
     )
+    return job if context.adapt is None else context.adapt(job)
 
 
 def refuse_unserved(body: msgspec.Struct, served: Mapping[str, Served]) -> None:

@@ -119,6 +119,9 @@ def _told(operation: Operation, path: str, refs: Mapping[type, Any]) -> dict[str
             "required": not operation.body_is_optional,
             "content": {JSON: {"schema": refs[operation.body]}},
         }
+    if operation.takes is not None:
+        content = {"multipart/form-data": {"schema": operation.takes}}
+        told["requestBody"] = {"required": True, "content": content}
     if parameters:
         told["parameters"] = parameters
     return told

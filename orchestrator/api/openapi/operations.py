@@ -6,10 +6,12 @@ By method and path as the router has it. Errors are not here: they follow from t
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from orchestrator.api.anthropic.batches import MessageBatchRequest
 from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.kserve.types import GenerateRequest, InferRequest
 from orchestrator.api.native.slot_types import SlotRequest
 from orchestrator.api.native.types import SessionRequest, TaskRequest
+from orchestrator.api.openai.batches import BatchRequest
 from orchestrator.api.openai.embeddings import EmbeddingRequest
 from orchestrator.api.openai.responses.types import ResponsesRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
@@ -31,8 +33,18 @@ class Operation(NamedTuple):
     parameters: tuple[str, ...] = ()
     """In the query."""
     body_is_optional: bool = False
+    takes: Mapping[str, object] | None = None
+    """The schema of a body of ``multipart/form-data``."""
 
 
+FORM: Mapping[str, object] = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch"]},
+    },
+    "required": ["file", "purpose"],
+}
 _PLAIN = Operation()
 _BOTH = (JSON, EVENTS)
 _PROBE = Operation(statuses=(200, 503))
@@ -48,6 +60,21 @@ OPERATIONS: Mapping[str, Operation] = {
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v2/tasks")
     },
     "DELETE /v2/tasks/{task_id}": Operation(statuses=(202,)),
+    "POST /v1/files": Operation(takes=FORM),
+    "GET /v1/files": Operation(parameters=("purpose", "limit", "order", "after")),
+    "GET /v1/files/{file_id}": _PLAIN,
+    "DELETE /v1/files/{file_id}": _PLAIN,
+    "GET /v1/files/{file_id}/content": Operation(gives=("application/jsonl",)),
+    "POST /v1/batches": Operation(BatchRequest),
+    "GET /v1/batches": Operation(parameters=("limit", "after")),
+    "GET /v1/batches/{batch_id}": _PLAIN,
+    "POST /v1/batches/{batch_id}/cancel": _PLAIN,
+    "POST /v1/messages/batches": Operation(MessageBatchRequest),
+    "GET /v1/messages/batches": Operation(parameters=("limit", "after_id", "before_id")),
+    "GET /v1/messages/batches/{batch_id}": _PLAIN,
+    "DELETE /v1/messages/batches/{batch_id}": _PLAIN,
+    "POST /v1/messages/batches/{batch_id}/cancel": _PLAIN,
+    "GET /v1/messages/batches/{batch_id}/results": Operation(gives=("application/x-jsonl",)),
     "GET /v1/models": _PLAIN,
     "GET /v1/models/{model}": _PLAIN,
     **{f"POST {at}/tokenize": Operation(TokenizeRequest) for at in ("", "/v1")},

@@ -100,7 +100,9 @@ def dead_copy(path: Path, to: Path) -> Path:
     """The files of a journal as a process leaves them that is killed now."""
     to.mkdir()
     for file in path.parent.glob(f"{path.name}*"):
-        if not file.name.endswith((".lock", "-shm")):
+        if file.is_dir():
+            shutil.copytree(file, to / file.name)
+        elif not file.name.endswith((".lock", "-shm")):
             shutil.copy(file, to / file.name)
     return to / path.name
 

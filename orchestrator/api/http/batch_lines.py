@@ -1,0 +1,156 @@
+"""Lines of batches, served by the handlers of the live routes as batch-class work."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.api.auth import NOBODY, Authenticator
+from orchestrator.api.http import own_requests
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
+from orchestrator.batches.records import Answer, Kind, Line, StoredBatch
+from orchestrator.batches.service import Batches
+from orchestrator.clock import instant
+from orchestrator.errors import (
+    DeadlineExceeded,
+    InstanceLost,
+    InvalidRequest,
+    ModelNotFound,
+    TidegateError,
+    Unauthenticated,
+    Unavailable,
+)
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.job import Job, OnDisconnect, Priority
+
+FIRST_CARDS_S = 60.0
+"""So long after its start the service may not know yet which models its instances serve."""
+_ASK_AGAIN_S = 1.0
+
+Entry = Callable[[StoredBatch, Line, Kind, Answer | None], bytes]
+"""What the client of a dialect reads of a line (``batches.shop.Server.entry``)."""
+
+
+def batches_of(request: web.Request) -> Batches:
+    """Raises ``InvalidRequest`` where the service has none."""
+    batches = request.app[ORCHESTRATOR].stages.batches
+    if batches is None:
+        raise InvalidRequest(
+            "files and batches need a journal, and this service has none: its operator sets "
+            "TIDEGATE_JOURNAL_PATH"
+        )
+    return batches
+
+
+def owner_of(request: web.Request) -> str:
+    """Whose files and batches a request may see."""
+    return request[CONTEXT].key.fingerprint
+
+
+class _Modes(msgspec.Struct, frozen=True):
+    """What a line cannot ask for, for it has one answer in one piece."""
+
+    stream: bool | None = None
+    background: bool | None = None
+
+
+_modes = msgspec.json.Decoder(_Modes)
+
+
+class BatchLines:
+    """The ``batches.shop.Server`` of an application."""
+
+    def __init__(
+        self, app: web.Application, auth: Authenticator, entries: Mapping[str, Entry]
+    ) -> None:
+        self._app = app
+        self._auth = auth
+        self._entries = entries
+        self._began = app[ORCHESTRATOR].clock.now()
+
+    def entry(self, batch: StoredBatch, line: Line, kind: Kind, answer: Answer | None) -> bytes:
+        return self._entries[batch.dialect](batch, line, kind, answer)
+
+    def most_at_once(self, owner: str) -> int:
+        """Half of what the key may have in progress: the rest is for its other requests."""
+        orchestrator = self._app[ORCHESTRATOR]
+        limit = orchestrator.limits.concurrent_of(owner)
+        batches = orchestrator.stages.batches
+        assert batches is not None
+        return max(1, limit // 2) if limit else batches.config.window
+
+    async def serve(self, batch: StoredBatch, line: Line, due_at: float) -> Answer:
+        name = f"{batch.id}/{line.number}"
+        orchestrator = self._app[ORCHESTRATOR]
+        key = self._auth.key_with(batch.owner)
+        is_own = False
+
+        def adapt(job: Job) -> Job:
+            nonlocal is_own
+            is_own = not job.deadline.is_default and job.deadline.at < due_at
+            left_s, now = due_at - orchestrator.clock.now(), instant(orchestrator.clock)
+            whole = Deadline(due_at, round((now.unix + left_s) * 1000))
+            return replace(
+                job,
+                deadline=job.deadline if is_own else whole,
+                priority=Priority.BATCH,
+                # Nobody comes back for a line that its batch has given up.
+                on_disconnect=OnDisconnect.CANCEL,
+                keep=False,
+            )
+
+        reply = await own_requests.send(
+            self._app,
+            batch.endpoint,
+            line.body,
+            key=key or NOBODY,
+            name=name,
+            adapt=adapt,
+            refusal=_withdrawn() if key is None else _unserved(line.body),
+        )
+        kind = Kind.SUCCEEDED if reply.error is None else Kind.ERRORED
+        if isinstance(reply.error, DeadlineExceeded) and not is_own:
+            kind = Kind.EXPIRED
+        return Answer(
+            kind,
+            reply.status,
+            name,
+            reply.body,
+            None if reply.error is None else self._retry_after_s(reply.error),
+            isinstance(reply.error, InstanceLost),
+        )
+
+    def _retry_after_s(self, error: TidegateError) -> float | None:
+        """None for an error that another try would not change."""
+        if isinstance(error, Unavailable) and error.retryable:
+            return error.retry_after_ms / 1000
+        if isinstance(error, ModelNotFound) and self._is_beginning():
+            return _ASK_AGAIN_S
+        return None
+
+    def _is_beginning(self) -> bool:
+        """Whether an instance that has not been reached yet may serve what nobody else does."""
+        orchestrator = self._app[ORCHESTRATOR]
+        if orchestrator.clock.now() > self._began + FIRST_CARDS_S:
+            return False
+        return any(instance.card is None for instance in orchestrator.registry)
+
+
+def _withdrawn() -> Unauthenticated:
+    return Unauthenticated("the key that made this batch is none of this service's any more")
+
+
+def _unserved(body: bytes) -> InvalidRequest | None:
+    """Why a line asks for more than one answer in one piece; None where it does not."""
+    try:
+        modes = _modes.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None  # its route says what is wrong
+    for field in ("stream", "background"):
+        if getattr(modes, field):
+            return InvalidRequest(
+                f"{field} is not supported in a batch: each line has one answer in one piece",
+                field=field,
+            )
+    return None

@@ -1,0 +1,404 @@
+"""``/v1/files``, ``/v1/batches`` and ``/v1/messages/batches`` with the official SDKs, in front of a
+worker, over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from orchestrator.tasks.job import Priority
+from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.tasks.journal.conftest import Restarts
+from tests.support.fake_worker import FakeWorker, Plan
+from tests.support.lazy import anthropic, openai
+from worker.protocol import Pooling
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+PARAMS = {"model": "fake", "messages": MESSAGES, "max_tokens": 4}
+KEYS = {"one": {"token": "token-one"}, "two": {"token": "token-two"}}
+BATCHES = "/v1/messages/batches"
+
+
+@pytest.fixture
+def restarts(make_service: MakeService, tmp_path: Path) -> Restarts:
+    return Restarts(make_service, tmp_path)
+
+
+@pytest.fixture
+async def kept(restarts: Restarts, worker: FakeWorker) -> Service:
+    """A service with a journal."""
+    return await restarts.start(worker)
+
+
+@pytest.fixture
+async def sdk(kept: Service) -> AsyncIterator[openai.AsyncOpenAI]:
+    client = await asyncio.to_thread(
+        lambda: openai.AsyncOpenAI(base_url=f"{kept.url}/v1", api_key="x", max_retries=0)
+    )
+    async with client:
+        yield client
+
+
+def lines_of(*bodies: Any, url: str = CHAT) -> bytes:
+    lines = [
+        {"custom_id": f"id-{number}", "method": "POST", "url": url, "body": body}
+        for number, body in enumerate(bodies, 1)
+    ]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+async def upload(service: Service, content: bytes, token: str = "") -> Any:
+    form = aiohttp.FormData()
+    form.add_field("file", content, filename="requests.jsonl")
+    form.add_field("purpose", "batch")
+    return await ask(service, "POST", "/v1/files", token=token, data=form)
+
+
+async def ask(
+    service: Service, method: str, path: str, status: int = 200, token: str = "", **sent: Any
+) -> Any:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with service.http.request(method, path, headers=headers, **sent) as response:
+        assert response.status == status, await response.text()
+        return await response.json()
+
+
+async def create(service: Service, content: bytes, token: str = "", **changes: object) -> str:
+    file = await upload(service, content, token)
+    body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"} | changes
+    batch = await ask(service, "POST", "/v1/batches", token=token, json=body)
+    return str(batch["id"])
+
+
+async def over(service: Service, name: str, token: str = "") -> Any:
+    ended = ("completed", "failed", "expired", "cancelled")
+    while True:
+        batch = await ask(service, "GET", f"/v1/batches/{name}", token=token)
+        if batch["status"] in ended:
+            return batch
+        await asyncio.sleep(0.01)
+
+
+async def content_of(service: Service, name: str | None, token: str = "") -> list[Any]:
+    if name is None:
+        return []
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with service.http.get(f"/v1/files/{name}/content", headers=headers) as response:
+        assert response.status == 200
+        return [json.loads(line) for line in (await response.read()).splitlines()]
+
+
+async def entries_of(service: Service, batch: Any) -> dict[str, Any]:
+    """By ``custom_id``; there is one for each."""
+    found = [
+        *await content_of(service, batch["output_file_id"]),
+        *await content_of(service, batch["error_file_id"]),
+    ]
+    assert len({entry["id"] for entry in found}) == len(found)
+    by_id = {entry["custom_id"]: entry for entry in found}
+    assert len(by_id) == len(found)
+    return by_id
+
+
+async def test_a_batch_with_the_sdk(kept: Service, sdk: openai.AsyncOpenAI) -> None:
+    bad = PARAMS | {"max_tokens": -1}
+    content = lines_of(PARAMS, bad, PARAMS | {"stream": True}, PARAMS | {"model": "strange"})
+    file = await sdk.files.create(file=("mine.jsonl", content), purpose="batch")
+    assert (file.filename, file.purpose, file.bytes) == ("mine.jsonl", "batch", len(content))
+    batch = await sdk.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"night": "1"},
+    )
+    assert batch.status == "validating" and batch.expires_at == batch.created_at + 86_400
+    await over(kept, batch.id)
+    batch = await sdk.batches.retrieve(batch.id)
+    assert batch.status == "completed" and batch.metadata == {"night": "1"}
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (4, 1, 3)
+    assert batch.output_file_id and batch.error_file_id
+    (told,) = (await sdk.files.content(batch.output_file_id)).text.splitlines()
+    entry = json.loads(told)
+    assert (entry["custom_id"], entry["error"]) == ("id-1", None)
+    assert entry["response"]["status_code"] == 200 and entry["response"]["request_id"]
+    answer = entry["response"]["body"]
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["message"]["content"] == "w0 w1 w2 w3 "
+    errors = await content_of(kept, batch.error_file_id)
+    found = {e["custom_id"]: e["response"] for e in errors}
+    assert {name: one["status_code"] for name, one in found.items()} == {
+        "id-2": 400,
+        "id-3": 400,
+        "id-4": 404,
+    }
+    assert found["id-3"]["body"]["error"]["param"] == "stream"
+    assert found["id-4"]["body"]["error"]["code"] == "model_not_found"
+    # lists and deletion
+    assert [one.id for one in (await sdk.batches.list()).data] == [batch.id]
+    assert {one.id async for one in sdk.files.list()} == {
+        file.id,
+        batch.output_file_id,
+        batch.error_file_id,
+    }
+    assert [one.id async for one in sdk.files.list(purpose="batch")] == [file.id]
+    assert (await sdk.files.content(file.id)).content == content
+    assert (await sdk.files.delete(file.id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await sdk.files.retrieve(file.id)
+
+
+async def test_every_endpoint_answers_as_it_does_alone(
+    restarts: Restarts, make_worker: Any
+) -> None:
+    service = await restarts.start(await make_worker(pooling=Pooling.LAST))
+    for url, body, object_ in (
+        ("/v1/completions", {"model": "fake", "prompt": "hi", "max_tokens": 3}, "text_completion"),
+        ("/v1/embeddings", {"model": "fake", "input": ["a", "b"]}, "list"),
+        ("/v1/responses", {"model": "fake", "input": "hi"}, "response"),
+    ):
+        batch = await over(service, await create(service, lines_of(body, url=url), endpoint=url))
+        assert batch["status"] == "completed", batch
+        (entry,) = (await entries_of(service, batch)).values()
+        live = await ask(service, "POST", url, json=body)
+        answer = entry["response"]["body"]
+        assert entry["response"]["status_code"] == 200 and answer["object"] == object_
+        assert set(answer) == set(live)
+
+
+async def test_lines_are_batch_work_with_the_batchs_deadline(
+    kept: Service, worker: FakeWorker
+) -> None:
+    """Their own, where it is sooner."""
+    jobs = []
+    kept.orchestrator.on_offered.append(lambda task: jobs.append(task.job))
+    await over(kept, await create(kept, lines_of(PARAMS, PARAMS | {"deadline_ms": 60_000})))
+    left = sorted(job.deadline.at - kept.orchestrator.clock.now() for job in jobs)
+    assert {job.priority for job in jobs} == {Priority.BATCH}
+    assert left[0] < 61 and 86_000 < left[1] <= 86_400
+
+
+async def test_bad_lines_are_named_and_the_batch_fails(kept: Service) -> None:
+    content = lines_of(PARAMS) + b"{nonsense\n" + lines_of(PARAMS)
+    batch = await over(kept, await create(kept, content))
+    assert batch["status"] == "failed" and batch["output_file_id"] is None
+    assert [(e["code"], e["line"]) for e in batch["errors"]["data"]] == [
+        ("invalid_json_line", 2),
+        ("duplicate_custom_id", 3),
+    ]
+
+
+async def test_expiry_and_cancellation_say_so_of_each_line(
+    kept: Service, worker: FakeWorker
+) -> None:
+    plan = Plan(stall_at=1)
+    worker.plan = lambda job: plan
+    name = await create(kept, lines_of(*[PARAMS] * 3), completion_window="1h")
+    await kept.until_tokens(1, tasks=3)
+    await ask(kept, "POST", f"/v1/batches/{name}/cancel")
+    batch = await over(kept, name)
+    assert batch["status"] == "cancelled" and batch["cancelling_at"] and batch["cancelled_at"]
+    assert batch["request_counts"] == {"total": 3, "completed": 0, "failed": 3}
+    codes = {e["error"]["code"] for e in (await entries_of(kept, batch)).values()}
+    assert codes == {"batch_cancelled"}
+    await kept.until(lambda: kept.outcomes() == ["aborted"] * 3)
+    name = await create(kept, lines_of(*[PARAMS] * 3), completion_window="1s")
+    batch = await over(kept, name)
+    assert batch["status"] == "expired"
+    entries = await entries_of(kept, batch)
+    assert {e["error"]["code"] for e in entries.values()} == {"batch_expired"}
+    assert len(entries) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"completion_window": "8d"}, "completion_window"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"endpoint": "/v1/models"}, "endpoint must be one of"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
+        ({"output_expires_after": {"anchor": "then", "seconds": 1}}, "output_expires_after"),
+    ],
+)
+async def test_what_a_batch_cannot_be_is_refused(
+    kept: Service, changes: dict[str, object], said: str
+) -> None:
+    file = await upload(kept, lines_of(PARAMS))
+    body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    error = await ask(kept, "POST", "/v1/batches", 400, json=body | changes)
+    assert said in error["error"]["message"]
+
+
+async def test_uploads_that_are_none_are_refused(kept: Service) -> None:
+    def form(**fields: str) -> aiohttp.FormData:
+        data = aiohttp.FormData()
+        for name, value in fields.items():
+            data.add_field(name, value, content_type="text/plain")
+        return data
+
+    for data, status, said in (
+        (form(purpose="batch"), 415, "multipart"),
+        (form(file="{}", purpose="assistants"), 400, "purpose must be batch"),
+        (form(file="{}"), 400, "purpose must be batch"),
+        (form(other="{}", purpose="batch"), 400, "file is missing"),
+        (form(**{f"f{n}": "x" for n in range(20)}), 400, "more than 16 parts"),
+        (
+            form(file="{}", purpose="batch", **{"expires_after[anchor]": "now"}),
+            400,
+            "expires_after",
+        ),
+    ):
+        sent = {"json": {}} if status == 415 else {"data": data}
+        error = await ask(kept, "POST", "/v1/files", status, **sent)
+        assert said in error["error"]["message"]
+    assert (await ask(kept, "GET", "/v1/files"))["data"] == []
+
+
+async def test_a_key_sees_its_own_files_and_batches_only(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    service = await restarts.start(worker, keys=KEYS)
+    name = await create(service, lines_of(PARAMS), "token-one")
+    batch = await over(service, name, "token-one")
+    assert batch["request_counts"]["completed"] == 1
+    file, output = batch["input_file_id"], batch["output_file_id"]
+    for method, path in (
+        ("GET", f"/v1/files/{file}"),
+        ("GET", f"/v1/files/{output}/content"),
+        ("DELETE", f"/v1/files/{file}"),
+        ("GET", f"/v1/batches/{name}"),
+        ("POST", f"/v1/batches/{name}/cancel"),
+    ):
+        await ask(service, method, path, 404, "token-two")
+    for path in ("/v1/files", "/v1/batches"):
+        assert (await ask(service, "GET", path, token="token-two"))["data"] == []
+        assert (await ask(service, "GET", path, token="token-one"))["data"]
+    body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "1h"}
+    await ask(service, "POST", "/v1/batches", 404, "token-two", json=body)
+
+
+async def test_half_of_a_keys_places_stay_for_its_other_requests(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    plan = Plan(stall_at=1)
+    worker.plan = lambda job: plan
+    service = await restarts.start(worker, keys={"one": KEYS["one"] | {"concurrent": 4}})
+    name = await create(service, lines_of(*[PARAMS] * 6), "token-one")
+    await service.until_tokens(1, tasks=2)
+    await asyncio.sleep(0.05)
+    assert service.metric("tidegate_batch_lines_under_way") == 2
+    plan.release.set()
+    assert (await over(service, name, "token-one"))["status"] == "completed"
+
+
+async def test_without_a_journal_it_says_which_setting_is_missing(service: Service) -> None:
+    for method, path in (("GET", "/v1/files"), ("GET", "/v1/batches"), ("GET", BATCHES)):
+        error = await ask(service, method, path, 400)
+        assert "TIDEGATE_JOURNAL_PATH" in error["error"]["message"]
+
+
+def has_done(service: Service, lines: int) -> bool:
+    return service.metric("tidegate_batch_lines", outcome="succeeded") >= lines
+
+
+async def test_killed_services_lose_and_double_no_line(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    """Five of them, one after the other, with lines under way each time."""
+    names = [f"id-{number}" for number in range(1, 61)]
+    plan = Plan(step_s=0.002)
+    worker.plan = lambda job: plan
+    service = await restarts.start(worker, batch_window=4)
+    name = await create(service, lines_of(*[PARAMS] * len(names)))
+    for kill in range(1, 6):
+        await service.until(partial(has_done, service, 9 * kill))
+        await restarts.die()
+        service = await restarts.start(worker, batch_window=4)
+    batch = await over(service, name)
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
+    entries = await content_of(service, batch["output_file_id"])
+    assert Counter(e["custom_id"] for e in entries) == Counter(names)
+
+
+async def test_message_batches_with_the_sdk(kept: Service) -> None:
+    client = await asyncio.to_thread(
+        lambda: anthropic.AsyncAnthropic(base_url=kept.url, api_key="x", max_retries=0)
+    )
+    async with client:
+        batches = client.messages.batches
+        requests = [
+            {"custom_id": "good", "params": PARAMS},
+            {"custom_id": "bad", "params": PARAMS | {"temperature": -1}},
+        ]
+        batch = await batches.create(requests=requests)  # type: ignore[arg-type]
+        assert batch.processing_status == "in_progress" and batch.results_url is None
+        while batch.processing_status != "ended":
+            await asyncio.sleep(0.01)
+            batch = await batches.retrieve(batch.id)
+        counts = batch.request_counts
+        assert (counts.succeeded, counts.errored, counts.processing) == (1, 1, 0)
+        assert batch.ended_at is not None and (batch.expires_at - batch.created_at).days == 1
+        found = {}
+        async for entry in await batches.results(batch.id):
+            found[entry.custom_id] = entry.result
+        assert found["good"].type == "succeeded"
+        assert found["good"].message.content[0].text == "w0 w1 w2 w3 "
+        assert found["bad"].type == "errored"
+        assert found["bad"].error.error.type == "invalid_request_error"
+        assert [one.id async for one in batches.list()] == [batch.id]
+        assert (await ask(kept, "GET", "/v1/batches"))["data"] == []
+        assert (await batches.delete(batch.id)).id == batch.id
+        with pytest.raises(anthropic.NotFoundError):
+            await batches.retrieve(batch.id)
+    assert kept.metric("tidegate_batch_folder_bytes") == 0
+
+
+async def test_message_batches_are_cancelled_and_their_deadline_may_be_stated(
+    kept: Service, worker: FakeWorker
+) -> None:
+    plan = Plan(stall_at=1)
+    worker.plan = lambda job: plan
+    items = [{"custom_id": f"id-{n}", "params": PARAMS} for n in range(3)]
+    body = {"requests": items, "completion_window": "1h"}
+    name = (await ask(kept, "POST", BATCHES, json=body))["id"]
+    await kept.until_tokens(1, tasks=3)
+    await ask(kept, "GET", f"{BATCHES}/{name}/results", 404)
+    await ask(kept, "DELETE", f"{BATCHES}/{name}", 400)
+    told = await ask(kept, "POST", f"{BATCHES}/{name}/cancel")
+    assert told["processing_status"] == "canceling" and told["cancel_initiated_at"]
+    await kept.until(lambda: kept.metric("tidegate_batches_unfinished") == 0)
+    async with kept.http.get(f"{BATCHES}/{name}/results") as response:
+        entries = [json.loads(line) for line in (await response.read()).splitlines()]
+    assert sorted((e["custom_id"], e["result"]["type"]) for e in entries) == [
+        (f"id-{n}", "canceled") for n in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"requests": []}, "at least one"),
+        ({}, "requests"),
+        ({"requests": [{"custom_id": "a b", "params": {}}]}, "requests.0.custom_id"),
+        ({"requests": [{"custom_id": "a", "params": {}}] * 2}, "requests.1.custom_id"),
+        ({"requests": [{"custom_id": "a"}]}, "requests.0"),
+        ({"requests": [1]}, "list of objects"),
+        ({"requests": [{"custom_id": "a", "params": {}}], "completion_window": "x"}, "window"),
+    ],
+)
+async def test_what_a_message_batch_cannot_be_is_refused(
+    kept: Service, body: dict[str, object], said: str
+) -> None:
+    error = await ask(kept, "POST", BATCHES, 400, json=body)
+    assert said in error["error"]["message"]
+    assert kept.metric("tidegate_batch_folder_bytes") == 0
