@@ -13,10 +13,11 @@ from orchestrator.api.anthropic.tools import thinking_of, tool_use_of
 from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
 from orchestrator.api.http.fields import (
     NULL,
-    GenerationRequest,
+    OtherFormsRequest,
     Served,
     StatedGrammar,
     Unused,
+    other_forms,
     refuse_unserved,
 )
 from orchestrator.api.http.template_arguments import template_arguments
@@ -30,7 +31,7 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
-class MessagesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/messages``."""
 
     cuts_max_tokens: ClassVar[bool] = True
@@ -120,6 +121,7 @@ def _nothing(value: object) -> bool:
 
 
 _ONLY = {
+    **other_forms("output_config.format"),
     "mcp_servers": Served(_nothing, "tools of servers are not served", is_hint=True),
     "container": Served(_nothing, "tools of servers are not served", is_hint=True),
     "speed": Served(lambda value: value == "standard", "there is one, standard", is_hint=True),

@@ -41,6 +41,7 @@ _EXPOSED = ", ".join(
         "X-Deadline-Missed-Part",
         "X-Deadline-Source",
         "X-Fitted-Max-Tokens",
+        "x-tidegate-ignored",
         "x-tidegate-ignored-headers",
         "Retry-After",
         "retry-after-ms",

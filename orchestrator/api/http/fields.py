@@ -168,6 +168,29 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return {}
 
 
+class OtherFormsRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The base of bodies that say in a way of their own what the answer must match: OpenAI's chats'
+    and vLLM's ways are refused, since an answer that passed over them would have another form."""
+
+    guided_choice: Unused = NULL
+    guided_grammar: Unused = NULL
+    guided_json: Unused = NULL
+    guided_regex: Unused = NULL
+    n: Unused = NULL
+    response_format: Unused = NULL
+    structured_outputs: Unused = NULL
+
+
+def other_forms(own: str) -> dict[str, Served]:
+    """What is served of these, where ``own`` takes their place."""
+    instead = Served(lambda value: not value, f"send {own}")
+    forms = [one for one in OtherFormsRequest.__struct_fields__ if one.startswith("guided_")]
+    return {
+        **dict.fromkeys([*forms, "response_format", "structured_outputs"], instead),
+        "n": Served(lambda value: value == 1, "there is one answer; send more requests"),
+    }
+
+
 def read_job(
     request: web.Request, body: GenerationRequest, api: Api, *, keep: bool
 ) -> tuple[Job, Prompt]:

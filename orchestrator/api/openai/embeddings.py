@@ -16,7 +16,14 @@ from aiohttp import web
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
-from orchestrator.api.http.fields import NULL, GenerationRequest, Unused, read_job_of
+from orchestrator.api.http.fields import (
+    NULL,
+    GenerationRequest,
+    Served,
+    Unused,
+    read_job_of,
+    refuse_unserved,
+)
 from orchestrator.api.http.responses import json_response, task_fields, task_headers
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.routes import submitted
@@ -58,8 +65,14 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
     user: Unused = NULL
     chat_template_kwargs: Unused = NULL
 
+    # served in one way only
+    add_special_tokens: Unused = NULL
+    normalize: Unused = NULL
+    truncate_prompt_tokens: Unused = NULL
+
     def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for the first field that means nothing here."""
+        refuse_unserved(self, _ONLY)
         plain = EmbeddingRequest(input=NULL)
         for field in _FOR_TEXT:
             if getattr(self, field, None) != getattr(plain, field, None):
@@ -91,6 +104,16 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
 
     def field_names(self) -> dict[str, str]:
         return {"prompt": "input"}
+
+
+_ONLY = {
+    "add_special_tokens": Served(bool, "an input gets the model's own; send token ids"),
+    "normalize": Served(bool, "vectors have length 1"),
+    "truncate_prompt_tokens": Served(
+        lambda value: not value, "what does not fit the context is refused, not cut"
+    ),
+}
+"""Fields of which one value is served."""
 
 
 class _Done:

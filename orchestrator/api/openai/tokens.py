@@ -10,11 +10,12 @@ from orchestrator.api.http.body import read_body
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import read_deadline
 from orchestrator.api.http.decode import Reader
-from orchestrator.api.http.fields import NULL
+from orchestrator.api.http.fields import NULL, Unused, refuse_unserved
 from orchestrator.api.http.model_names import served_name
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openai.chats import ChatMessage, chat_of
 from orchestrator.api.openai.tools import stated_tools
+from orchestrator.api.openai.types import ChatRequest
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Prompt
@@ -32,10 +33,13 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: msgspec.Raw = NULL
+    chat_template: Unused = NULL
+    documents: Unused = NULL
     tools: msgspec.Raw = NULL
 
     def prompt_of(self) -> Prompt:
         """Raises ``InvalidRequest``."""
+        refuse_unserved(self, _ONLY)
         if (self.prompt is None) is (self.messages is None):
             raise InvalidRequest("expected exactly one of prompt and messages", field="prompt")
         if self.prompt is not None:
@@ -47,6 +51,10 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 field="add_special_tokens",
             )
         return chat_of(self, stated_tools(self.tools))  # type: ignore[arg-type]  # its messages are no None
+
+
+_ONLY = {name: ChatRequest.served[name] for name in ("chat_template", "documents")}
+"""What would make the prompt another one."""
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -11,10 +11,11 @@ import msgspec
 from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import (
     NULL,
-    GenerationRequest,
+    OtherFormsRequest,
     Served,
     StatedGrammar,
     Unused,
+    other_forms,
     refuse_unserved,
 )
 from orchestrator.api.http.grammars import json_schema
@@ -63,7 +64,7 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _text_reader: Reader[TextOptions | None] = Reader(TextOptions | None)
 
 
-class ResponsesRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/responses``."""
 
     input: str | list[InputItem]
@@ -235,6 +236,7 @@ def _nothing(value: object) -> bool:
 
 
 _ONLY = {
+    **other_forms("text.format"),
     "truncation": Served(
         lambda value: value == "disabled",
         "what does not fit the context is refused, not cut; leave it out, or send disabled",

@@ -21,6 +21,7 @@ from tests.orchestrator.api.http.test_tolerant_reader import (
     MESSAGES,
     RESPONSES,
     TEXT,
+    TOKENIZE,
     sent,
 )
 from tests.orchestrator.api.tools import CARD, SCHEMA, says
@@ -260,6 +261,10 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (MESSAGES, said({"role": "user", "content": [{"type": "image"}]}), Refused("'image'")),
     (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, Refused("bash_20250124")),
     (MESSAGES, {"thinking": {"type": "sometimes"}}, Refused("thinking.type")),
+    (MESSAGES, {"response_format": {"type": "json_object"}}, Refused("send output_config.format")),
+    (RESPONSES, {"structured_outputs": {"json": {}}}, Refused("send text.format")),
+    (RESPONSES, {"n": 2}, Refused("n is not supported here")),
+    (TOKENIZE, {"chat_template": "{{ x }}"}, Refused("chat_template")),
     (GENERATE, {"parameters": {"length_penalty": 2}}, Refused("length_penalty")),
 ]
 

@@ -17,6 +17,7 @@ from tests.support.fake_worker import FakeWorker
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+TOKENIZE = "/v1/tokenize"
 GENERATE = "/v2/models/fake/generate"
 HI = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
@@ -26,7 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
     MESSAGES: {"model": "fake", "messages": [HI], "max_tokens": 4},
     COUNT: {"model": "fake", "messages": [HI]},
     GENERATE: {"text_input": "hi", "parameters": {"max_tokens": 4}},
-    "/v1/tokenize": {"model": "fake", "prompt": "hi"},
+    TOKENIZE: {"model": "fake", "prompt": "hi"},
 }
 TASKS = "/v2/tasks"
 NO_FIELD = "is not a known field"
