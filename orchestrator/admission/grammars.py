@@ -142,7 +142,7 @@ class GrammarCheck:
     def _keep(self, grammar: Grammar, found: Finding) -> None:
         if found.passed_over:
             # Formats are the client's own words.
-            names = sorted({name.partition(":")[0] for name in found.passed_over})
+            names = sorted({name.partition("=")[0] for name in found.passed_over})
             service_log.info(
                 "keywords of a schema cannot be enforced, and are passed over",
                 extra=fields(keywords=" ".join(names)),

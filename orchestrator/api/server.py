@@ -7,6 +7,7 @@ from contextlib import suppress
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.api.anthropic import batches as message_batches
 from orchestrator.api.anthropic import routes as anthropic
 from orchestrator.api.anthropic.errors import ANTHROPIC
@@ -29,7 +30,7 @@ from orchestrator.api.http.context import (
     read_correlation_id,
 )
 from orchestrator.api.http.deadlines import default_deadline, stated_deadline
-from orchestrator.api.http.ignored import IGNORED_FIELDS, IgnoredFields
+from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, IgnoredFields
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
 from orchestrator.api.http.runner import Runner
@@ -236,6 +237,15 @@ async def _close(app: web.Application) -> None:
     app[LARGE_BODIES].close()
 
 
+def _name_keywords(context: Context, check: GrammarCheck) -> None:
+    """Those of a schema that its answer is not held to are passed over like unknown fields."""
+    for grammar in context.grammars:
+        for keyword in check.passed_over(grammar):
+            if context.ignored is None:
+                context.ignored = Ignored()
+            context.ignored.add(context.field_names.get("grammar", ""), keyword)
+
+
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
     """What every response carries: the request's name, and what is left of its key's limits."""
     response.headers.update(request.app[BROWSERS].headers(request.headers))
@@ -245,8 +255,9 @@ async def _name_response(request: web.Request, response: web.StreamResponse) -> 
     context = request.get(CONTEXT)
     if context is None:  # refused before any handler, and named by whoever did
         return
-    name_response(response, context)
     orchestrator = request.app[ORCHESTRATOR]
+    _name_keywords(context, orchestrator.grammars)
+    name_response(response, context)
     if context.dialect.time_header:
         took_ms = 1000 * (orchestrator.clock.now() - context.arrival.mono)
         response.headers[context.dialect.time_header] = f"{took_ms:.0f}"

@@ -27,10 +27,11 @@ _COMPACT: Final["JsonCompileOptions"] = {
 }
 _LOOK_AROUND: Final = re.compile(r"\(\?<?[=!]|\\[1-9]")
 """What patterns of other languages have and the library's have not; back references too."""
+_NO_PATTERN: Final = "pattern with look-around"
 _VALUES: Final = ("const", "enum", "default", "examples")
 """Of a schema, keys whose values are no schemas."""
 _NOT_ENFORCED: Final = re.compile(
-    r"Unimplemented keys: \[(?P<keywords>.*)\]|Unknown (?P<format>format: .{1,64})|(?P<word>[\w/]+)"
+    r"Unimplemented keys: \[(?P<keywords>.*)\]|Unknown format: (?P<format>.{1,64})|(?P<word>[\w/]+)"
 )
 """What the library says of what it passes over: keywords, a format, or a sentence that begins with
 the keyword."""
@@ -110,10 +111,13 @@ def check_source(grammar: Grammar) -> list[str]:
         raise InvalidGrammar(problem(messages[0] if messages else ""))
     found: dict[str, None] = {}
     for told in filter(None, map(_NOT_ENFORCED.match, messages)):
-        names = (
-            told["keywords"].split(",") if told["keywords"] else [told["format"] or told["word"]]
-        )
-        found |= dict.fromkeys(name.strip(' "') for name in names)
+        if told["keywords"]:
+            names = [name.strip(' "') for name in told["keywords"].split(",")]
+        elif told["format"] == _NO_PATTERN:
+            names = ["pattern"]
+        else:
+            names = [f"format={told['format']}" if told["format"] else told["word"]]
+        found |= dict.fromkeys(names)
     return list(found)
 
 
@@ -154,7 +158,7 @@ def without_look_around(schema: Any) -> Any:
     kept: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "pattern" and isinstance(value, str) and _LOOK_AROUND.search(value):
-            kept.setdefault("format", "pattern with look-around")
+            kept.setdefault("format", _NO_PATTERN)
         else:
             kept[key] = value if key in _VALUES else without_look_around(value)
     return kept

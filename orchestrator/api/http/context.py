@@ -18,6 +18,7 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.trace_context import TraceContext, read_traceparent
+from worker.protocol import Grammar
 
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
@@ -80,6 +81,8 @@ class Context:
     """What this client calls fields that have another name with us."""
     ignored: Ignored | None = None
     """What of it was passed over; None where nothing may be."""
+    grammars: tuple[Grammar, ...] = ()
+    """One of these its answer must match."""
     ignored_headers: list[str] = field(default_factory=list)
     """Headers of gateways and SDKs that could not be read, or may not count; the answer names them.
     """

@@ -202,9 +202,11 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     """The same without the prompt."""
     context = request[CONTEXT]
     context.field_names = body.field_names()
-    stated = body.stated_grammar()
+    stated, grammar = body.stated_grammar(), None
     if stated is not None:
         context.field_names = {**context.field_names, "grammar": stated.field}
+        grammar = request.app[CONFIG].grammars.of(stated.grammar)
+        context.grammars = (grammar,)
     policy = request.app[ORCHESTRATOR].deadlines
     deadline = read_deadline(
         request.headers,
@@ -254,7 +256,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
         states_idle_keep=body.idle_keep_s is not None,
         idle_keep_s=_idle_keep_s(body, request.app[ORCHESTRATOR].sessions.config, session_id),
         placement=PlacementConstraint() if body.placement is None else _placement(body.placement),
-        grammar=None if stated is None else request.app[CONFIG].grammars.of(stated.grammar),
+        grammar=grammar,
         trace=trace_of(request),
     )
     return job if context.adapt is None else context.adapt(job)

@@ -138,6 +138,7 @@ def with_tools(request: web.Request, encoder: PromptEncoder, job: Job, use: Tool
                 return job if grammar is None else replace(job, grammar=_checked(request, grammar))
             return job
         # It goes before a form of the text that is asked for, too: of a call there is no text.
+        request[CONTEXT].grammars = ()
         job = replace(job, grammar=_checked(request, forced_calls(use, format, rules())))
         if format.reasoning is None or format.calls is CallFormat.HARMONY:
             return job
@@ -152,4 +153,5 @@ def _checked(request: web.Request, grammar: Grammar) -> Grammar:
     context = request[CONTEXT]
     context.field_names = {**context.field_names, "grammar": "tools"}
     grammar.check()
+    context.grammars = (*context.grammars, grammar)
     return grammar

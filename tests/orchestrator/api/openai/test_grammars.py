@@ -144,10 +144,10 @@ async def test_what_cannot_be_is_refused_before_it_is_sent(
 
 
 @pytest.mark.skipif(find_spec("llguidance") is None, reason="needs the engine of grammars")
-async def test_what_cannot_be_enforced_is_passed_over_and_logged(
+async def test_what_cannot_be_enforced_is_passed_over_and_named(
     service: Service, able: FakeWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By its name, but for the client's own words."""
+    """In a header of every answer, and once in the log, there without the client's own words."""
     caplog.set_level("INFO", "orchestrator.service")
     schema = {
         "properties": {
@@ -157,12 +157,18 @@ async def test_what_cannot_be_enforced_is_passed_over_and_logged(
             "d": {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]},
         }
     }
-    for _ in range(2):  # the second time it is known
-        body = CHAT | {"guided_json": schema}
-        async with service.http.post("/v1/chat/completions", json=body) as response:
+    chat = "/v1/chat/completions"
+    for path, body in ((chat, CHAT), (chat, CHAT | {"stream": True}), ("/v1/completions", TASK)):
+        asked = {"model": "fake"} | body | {"guided_json": schema}
+        async with service.http.post(path, json=asked) as response:
             assert response.status == 200, await response.text()
+            told = response.headers["x-tidegate-ignored"].split(", ")
+        names = ("uniqueItems", "format=my?secret", "pattern", "oneOf")
+        assert sorted(told) == sorted(f"guided_json.{name}" for name in names)
     (record,) = [record for record in caplog.records if "passed over" in record.message]
-    assert "format oneOf uniqueItems" in str(vars(record)) and "secret" not in str(vars(record))
+    assert "format oneOf pattern uniqueItems" in str(vars(record)) and "secret" not in str(
+        vars(record)
+    )
 
 
 async def test_the_operator_may_open_objects_and_allow_white_space(
