@@ -134,6 +134,8 @@ def _turn(message: Message) -> dict[str, object]:
         turn["tool_calls"] = [call.stated() for call in message.calls]
         if message.reasoning:
             turn["reasoning_content"] = message.reasoning
+            if not message.content:  # gpt-oss' name for it, whose template takes one of the two
+                turn["thinking"] = message.reasoning
     if message.call_id:
         turn["tool_call_id"] = message.call_id
         if message.name:
