@@ -147,6 +147,11 @@ class WorkerSettings(EnvironmentSettings):
     """A worker that was drained and is still there after this takes work again: whoever drained it
     did not mean to stop it, or cannot any more."""
 
+    @property
+    def computes_on_gpu(self) -> bool:
+        """Synthetic engines compute nothing, whatever their device is said to be."""
+        return self.device == "cuda" and not self.engine.startswith("synthetic")
+
     @field_validator("lane_token", "plain_token")
     @classmethod
     def _empty_is_none(cls, value: SecretStr | None) -> SecretStr | None:

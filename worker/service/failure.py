@@ -95,13 +95,16 @@ class FailureWatch:
         *,
         step_timeout_s: float,
         on_gpu: bool = False,
+        device_fault: Callable[[], str] = str,
     ) -> None:
-        """``engine`` says which one it is now; ``die`` ends the process."""
+        """``engine`` says which one it is now, ``device_fault`` why its device is lost; ``die``
+        ends the process."""
         self._engine = engine
         self._emitter = emitter
         self._drainer = drainer
         self._clock = clock
         self._die = die
+        self._device_fault = device_fault
         self._step = StepWatch(step_timeout_s, clock, on_gpu=on_gpu)
         self._what = ""
         self._noticed_at: float | None = None
@@ -139,6 +142,10 @@ class FailureWatch:
         elif self._step.has_hung:
             service_log.critical("one step takes %.0f s:\n%s", self._step.stuck_s, _stacks())
             self._notice("hung")
+            self._emitter.hand_back_all()
+        elif fault := self._device_fault():
+            service_log.critical("%s", fault)
+            self._notice("lost its device")
             self._emitter.hand_back_all()
 
     def _notice(self, what: str) -> None:

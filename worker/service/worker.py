@@ -81,9 +81,11 @@ class Worker:
         load: EngineLoader = load_engine,
         die: Callable[[], None] = lambda: os._exit(1),
         guard: ProcessGuard | None = None,
+        device_fault: Callable[[], str] = str,
     ) -> None:
         """``load`` is for models that it is told to swap to; ``die`` ends the process, for what is
-        beyond mending here, and ``guard`` where not even that can be called any more."""
+        beyond mending here, and ``guard`` where not even that can be called any more.
+        ``device_fault`` says why its device is lost; empty while it is not."""
         self._guard = guard
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
@@ -103,7 +105,8 @@ class Worker:
             clock,
             die,
             step_timeout_s=settings.step_timeout_s,
-            on_gpu=settings.device == "cuda" and not settings.engine.startswith("synthetic"),
+            on_gpu=settings.computes_on_gpu,
+            device_fault=device_fault,
         )
         self._plain = PlainIntake(lambda: self.serving, settings, self._emitter, clock)
 

@@ -15,6 +15,7 @@ from worker import stub_abi
 from worker.encoding import speak_utf8
 from worker.engines import load_engine
 from worker.log import configure_logging
+from worker.runner.xid_watch import gpu_fault_of
 from worker.service.process_guard import ProcessGuard
 from worker.service.triton_request import Outgoing, TritonResponder, call_of
 from worker.service.worker import Worker
@@ -43,7 +44,8 @@ class TritonPythonModel:
             stub_abi.install()
             self._outgoing = stub_abi.outgoing
         guard = ProcessGuard(GUARD_TIMES * settings.step_timeout_s, time.monotonic)
-        self._service = Worker(load_engine(settings), settings, guard=guard)
+        loaded = load_engine(settings)
+        self._service = Worker(loaded, settings, guard=guard, device_fault=gpu_fault_of(settings))
         # What is loaded stays: going over it takes the collector 50 to 270 ms, all jobs at a halt.
         gc.collect()
         gc.freeze()

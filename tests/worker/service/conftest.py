@@ -8,7 +8,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tests.support.clock import MovedClock
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
-from worker.core import Job, JobFinished, JobStarted, JobTokens
+from worker.core import EngineService, Job, JobFinished, JobStarted, JobTokens
 from worker.engines import load_engine
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.protocol import (
@@ -100,7 +100,7 @@ class Harness:
         return end
 
 
-def loaded_by(tokenizer: Tokenizer, engine: FakeEngine, model: str = "fake") -> LoadedEngine:
+def loaded_by(tokenizer: Tokenizer, engine: EngineService, model: str = "fake") -> LoadedEngine:
     """What a loader would have made."""
     card = ModelCard(
         model=model,
@@ -132,15 +132,24 @@ def serving(
     token: str = "",
     load: EngineLoader = load_engine,
     die: Callable[[], None] = lambda: pytest.fail("the worker ended its process"),
+    device_fault: Callable[[], str] = str,
     **changes: object,
 ) -> Iterator[Harness]:
     """A worker with ``changes`` to its settings, and a lane that was opened with ``token``;
-    ``load`` makes the engines that it swaps to; ``die`` stands for the end of the process."""
+    ``load`` makes the engines that it swaps to; ``die`` stands for the end of the process, and
+    ``device_fault`` for what NVIDIA's driver says."""
     engine = FakeEngine()
     values: dict[str, object] = {"model_path": "unused", "heartbeat_ms": 50}
     settings = WorkerSettings(**(values | changes))  # type: ignore[arg-type]
     clock = MovedClock()
-    service = Worker(loaded_by(tokenizer, engine), settings, load=load, die=die, clock=clock)
+    service = Worker(
+        loaded_by(tokenizer, engine),
+        settings,
+        load=load,
+        die=die,
+        clock=clock,
+        device_fault=device_fault,
+    )
     service.start()
     harness = Harness(service, engine, tokenizer, clock)
     # an abort is answered the way the real engine answers it

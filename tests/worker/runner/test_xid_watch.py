@@ -1,0 +1,105 @@
+"""What the driver says of a GPU; NVIDIA's library is played by a module of the same surface."""
+
+import sys
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from worker.runner import xid_watch
+from worker.runner.device_probe import DeviceProbe
+from worker.runner.xid_watch import XidWatch, watch_gpu
+
+DOUBLE_BIT_ERROR = 48
+OF_A_PROGRAM = 31
+
+
+class NvmlError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(f"NVML error {value}")
+        self.value = value
+
+
+class FakeNvml(ModuleType):
+    NVMLError = NvmlError
+    NVML_ERROR_TIMEOUT = 10
+    nvmlEventTypeXidCriticalError = 8
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.events: SimpleQueue[int | NvmlError] = SimpleQueue()
+        self.registered: list[tuple[str, int]] = []
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-a":
+            raise NvmlError(6)
+        return uuid
+
+    def nvmlEventSetCreate(self) -> str:
+        return "set"
+
+    def nvmlDeviceRegisterEvents(self, handle: str, kind: int, events: str) -> None:
+        self.registered.append((handle, kind))
+
+    def nvmlEventSetWait_v2(self, events: str, timeout_ms: int) -> SimpleNamespace:
+        found = self.events.get(timeout=60)
+        if isinstance(found, NvmlError):
+            raise found
+        return SimpleNamespace(eventData=found)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+def watched(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[], None], uuid: str = "a"
+) -> XidWatch | None:
+    monkeypatch.setattr(xid_watch, "probe_of", lambda device: DeviceProbe(ask, timeout_s=60.0))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuid)
+    )
+    return watch_gpu(torch.device("cuda", 0))
+
+
+def lost() -> None:
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
+def test_an_ecc_error_is_noticed_without_a_job(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = watched(monkeypatch, lost)
+    assert watch is not None and nvml.registered == [("GPU-a", 8)]
+    nvml.events.put(NvmlError(nvml.NVML_ERROR_TIMEOUT))
+    nvml.events.put(DOUBLE_BIT_ERROR)
+    watch._thread.join(60)
+    assert "Xid 48" in watch.fault and "uncorrectable ECC error" in watch.fault
+
+
+def test_another_programs_fault_is_only_told(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = watched(monkeypatch, lambda: None)
+    assert watch is not None
+    nvml.events.put(OF_A_PROGRAM)
+    nvml.events.put(NvmlError(999))  # the driver tells no more
+    watch._thread.join(60)
+    assert not watch.fault and "Xid 31; the GPU computes as before" in caplog.text
+
+
+def test_without_the_package_or_for_a_part_of_a_gpu_nothing_is_watched(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert watch_gpu(torch.device("cpu")) is None
+    assert watched(monkeypatch, lost, uuid="of a MIG device") is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert watched(monkeypatch, lost) is None

@@ -1,0 +1,95 @@
+"""Hears from NVIDIA's driver when a GPU breaks: memory errors, or one that fell off the bus (Xid).
+
+An idle worker finds out so before the next job does. Needs the package ``nvidia-ml-py``, which vLLM
+and ``tidegate[gpu]`` bring along; without it the first step that fails tells as much.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from worker.errors import DeviceLost
+from worker.log import engine_log
+from worker.runner.device_probe import DeviceProbe, probe_of
+from worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    import torch
+
+_WAIT_MS: Final = 1000
+
+NextXid = Callable[[], int | None]
+"""Waits for NVIDIA's number of the next event, or None after a while without. Raises what the
+driver raises once it tells no more."""
+
+
+class XidWatch:
+    """Asks the device after each event whether it lives: most Xids are another program's fault."""
+
+    def __init__(self, next_xid: NextXid, probe: DeviceProbe) -> None:
+        self._next_xid = next_xid
+        self._probe = probe
+        self.fault = ""
+        """Why nothing can be computed any more; empty while the device lives."""
+        # On a thread of its own: a driver whose GPU is gone may take its time.
+        self._thread = threading.Thread(target=self._run, name="tidegate-xid", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.fault:
+            try:
+                xid = self._next_xid()
+                if xid is not None:
+                    self._probe.check()
+                    engine_log.warning("the driver reports Xid %d; the GPU computes as before", xid)
+            except DeviceLost as error:
+                self.fault = f"the driver reports Xid {xid}, and {error}"
+            except Exception as error:  # whatever the driver raises
+                engine_log.info("the driver tells of no GPU errors: %s", error)
+                return
+
+
+def gpu_fault_of(settings: WorkerSettings) -> Callable[[], str]:
+    """Says why the GPU of a loaded engine is lost, and nothing while it is not known to be."""
+    if settings.computes_on_gpu:
+        import torch
+
+        # Else the engine is not torch's.
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            watch = watch_gpu(torch.device("cuda", torch.cuda.current_device()))
+            if watch is not None:
+                return lambda: watch.fault
+    return str
+
+
+def watch_gpu(device: "torch.device") -> XidWatch | None:
+    """None for the CPU, without ``nvidia-ml-py``, and where the driver tells nobody."""
+    probe = probe_of(device)
+    if probe is None:
+        return None
+    try:
+        return XidWatch(_events_of(device), probe)
+    except Exception as error:  # no package, no rights, a part of a GPU (MIG)
+        engine_log.info("the driver's reports of GPU errors cannot be had: %s", error)
+        return None
+
+
+def _events_of(device: "torch.device") -> NextXid:
+    import pynvml
+    import torch
+
+    pynvml.nvmlInit()
+    uuid = torch.cuda.get_device_properties(device).uuid
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    events = pynvml.nvmlEventSetCreate()
+    pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+
+    def next_xid() -> int | None:
+        try:
+            return int(pynvml.nvmlEventSetWait_v2(events, _WAIT_MS).eventData)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise
+
+    return next_xid
