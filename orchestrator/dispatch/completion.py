@@ -121,6 +121,8 @@ class Completion:
                 self._hedger.promote(task)
                 continue
             now = self._clock.now()
+            if not self._retrier.can_lose_another(task, now):
+                continue  # elsewhere it would only wait until this one's end is known
             retry = self._retrier.decide(task, attempt.address, now, elsewhere=True)
             if retry is not None:
                 self._note_loss(attempt, now)

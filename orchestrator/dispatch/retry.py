@@ -198,7 +198,9 @@ class Retrier:
             return RetryDenied.POISON
         if not has_somewhere:
             return RetryDenied.NOWHERE
-        if task.attempts + 1 - self._survived(task, starts_at) >= self._config.attempts:
+        # Those that were only cut off, or stood still, do not count.
+        survived = self._survivals(task, starts_at).count(True)
+        if task.attempts + 1 - survived >= self._config.attempts:
             return RetryDenied.ATTEMPTS
         if task.deadline.left_ms(starts_at) <= self._least_ms(task):
             return RetryDenied.DEADLINE
@@ -210,10 +212,9 @@ class Retrier:
 
     def fate_of(self, task: Task, now: float) -> Fate:
         """Whether a task may be what its workers die of."""
-        survivals = [self._survival(loss, now) for loss in task.losses if loss.process_id]
+        survivals = self._survivals(task, now)
         died = survivals.count(False)
-        away = survivals.count(None)
-        if died + away < DEADLY:
+        if died + survivals.count(None) < DEADLY:
             return Fate.SAFE
         if died < DEADLY:
             patience_s = FATE_S if task.entry is None else FATE_DURABLE_S
@@ -222,9 +223,14 @@ class Retrier:
                 return Fate.OPEN
         return Fate.POISON
 
-    def _survived(self, task: Task, now: float) -> int:
-        """How many of the workers that a task was lost with were only cut off, or stood still."""
-        return sum(bool(loss.process_id and self._survival(loss, now)) for loss in task.losses)
+    def can_lose_another(self, task: Task, now: float) -> bool:
+        """Whether a task would not wait for a worker's end, were that lost with it too."""
+        survivals = self._survivals(task, now)
+        return len(survivals) - survivals.count(True) + 1 < DEADLY
+
+    def _survivals(self, task: Task, now: float) -> list[bool | None]:
+        """Of each worker that a task was lost with and whose process is known."""
+        return [self._survival(loss, now) for loss in task.losses if loss.process_id]
 
     def _survival(self, loss: Loss, now: float) -> bool | None:
         """Whether a worker lived on; None while that is not known."""

@@ -89,6 +89,7 @@ class Emitter:
             PLAIN_CHECK_S: deque(),
         }
         self._kv_mirror = KvMirror()
+        self._before_events: list[Action] = []
         self._every_cycle: list[Action] = []
         self.draining = False
         self.drain_ends_at = 0.0
@@ -192,6 +193,11 @@ class Emitter:
         """Check regularly whether the client of a plain request is gone."""
         self._watched[PLAIN_CHECK_S].append((self._clock() + PLAIN_CHECK_S, reply))
 
+    def before_events(self, action: Action) -> None:
+        """Run ``action`` in every cycle before its events are told, which may be an engine's last:
+        whoever hears of such ends is to know why."""
+        self._before_events.append(action)
+
     def each_cycle(self, action: Action) -> None:
         """Run ``action`` at the end of every cycle (at least once per lane check)."""
         self._every_cycle.append(action)
@@ -200,6 +206,8 @@ class Emitter:
         """Do what there is to do now. Simulators call it instead of ``start``."""
         actions, batches = self._take()
         for action in actions:
+            self._guarded(action)
+        for action in self._before_events:
             self._guarded(action)
         for reply in self._apply(batches):
             self.flush(reply)

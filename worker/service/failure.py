@@ -83,7 +83,7 @@ class StepWatch:
 
 
 class FailureWatch:
-    """``advance`` runs on the emitter's thread, once per cycle."""
+    """``advance`` runs on the emitter's thread, once per cycle, before that tells any events."""
 
     def __init__(
         self,

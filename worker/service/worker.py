@@ -125,7 +125,7 @@ class Worker:
         warn_if_open(self._lane_token)
         if self._guard is not None:
             self._emitter.each_cycle(self._guard.advance)
-        self._emitter.each_cycle(self._failure.advance)
+        self._emitter.before_events(self._failure.advance)
         self._emitter.each_cycle(self._drainer.advance)
         self.serving.engine.start(self._emitter.sink)
         self._emitter.start()

@@ -424,6 +424,35 @@ async def test_a_request_whose_workers_were_only_cut_off_is_sent_to_a_third(
     assert service.metric("tidegate_retries_denied_total", why="poison") == 0
 
 
+async def test_a_request_that_one_worker_died_with_stays_with_a_silent_one(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """Elsewhere it would wait all the same, until it is known whether that one died as well."""
+    service, workers = await three(make_worker, make_service, suspect_after_s=0.3, down_after_s=30)
+    held = Plan(speak=speak, stall_at=0)
+
+    def plan_of(worker: FakeWorker) -> Callable[[Submit], Plan]:
+        def plan(submit: Submit) -> Plan:
+            is_first = sum(len(one.submits) for one in workers) == 1
+            return Plan(refuse=(Code.INSTANCE_LOST, "lost")) if is_first else held
+
+        return plan
+
+    for worker in workers:
+        worker.plan = plan_of(worker)
+    running = asyncio.create_task(run(service, TASK))
+    await service.until(lambda: sum(worker.running for worker in workers) == 1)
+    (holder,) = [worker for worker in workers if worker.running]
+    holder.silent = True
+    instance = service.orchestrator.registry.instances[holder.address]
+    await service.until(lambda: instance.state is InstanceState.SUSPECT)
+    await asyncio.sleep(2 * UPKEEP_EVERY_S)
+    assert sum(len(worker.submits) for worker in workers) == 2
+    holder.silent = False
+    held.release.set()
+    assert text_of(await running) == EXPECTED
+
+
 async def test_workers_that_do_not_come_back_died(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
