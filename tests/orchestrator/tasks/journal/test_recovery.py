@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from orchestrator.api.native.routes import SUBMISSIONS
+from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
 from orchestrator.tasks.journal import reader, writer
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.operations import Ended
@@ -426,6 +427,27 @@ async def test_a_lane_that_flaps_costs_no_try_and_a_worker_that_dies_does(
         assert attempt == 2 and events[-1].json()["code"] == "instance_lost"
     else:
         assert [int(event.id) for event in events] == list(range(13)) and events[-1].event == "end"
+
+
+async def test_a_durable_task_that_two_workers_died_with_is_given_to_no_third(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    """It waits until it is known that they died: with none there, there is nothing to lose."""
+    service = await restarts.start(worker, attempts=9)
+    worker.plan = lambda job: speaking(service, stall_at=2)
+    task_id = await task_of(service, deadline_ms=600_000)
+    for death in range(2):
+        await service.until(lambda death=death: len(worker.submits) == death + 1)  # type: ignore[misc]
+        await worker.stop()
+        await service.until(lambda: not any(i.ready for i in service.orchestrator.registry))
+        service.leap(2 * FATE_DURABLE_S)
+        await asyncio.sleep(2 * FATE_LOOK_S)
+        assert service.outcomes() == []
+        worker.process_id += " and another"
+        await worker.start()
+    events = await events_of(service, task_id)
+    assert events[-1].json()["code"] == "poison_request"
+    assert len(worker.submits) == 2 and service.outcomes() == ["failed"]
 
 
 async def test_the_books_balance_over_a_drain_that_stays(
