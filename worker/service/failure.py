@@ -17,6 +17,7 @@ from worker.core import Clock, EngineService
 from worker.log import service_log
 from worker.service.drain import Drainer
 from worker.service.emitter import Emitter
+from worker.settings import WorkerSettings
 
 LAST_WORDS_S: Final = 0.5
 """What was sent last has so long to leave through Triton."""
@@ -92,10 +93,8 @@ class FailureWatch:
         drainer: Drainer,
         clock: Clock,
         die: Callable[[], None],
-        *,
-        step_timeout_s: float,
-        on_gpu: bool = False,
-        device_fault: Callable[[], str] = str,
+        settings: WorkerSettings,
+        device_fault: Callable[[], str],
     ) -> None:
         """``engine`` says which one it is now, ``device_fault`` why its device is lost; ``die``
         ends the process."""
@@ -105,7 +104,7 @@ class FailureWatch:
         self._clock = clock
         self._die = die
         self._device_fault = device_fault
-        self._step = StepWatch(step_timeout_s, clock, on_gpu=on_gpu)
+        self._step = StepWatch(settings.step_timeout_s, clock, on_gpu=settings.computes_on_gpu)
         self._what = ""
         self._noticed_at: float | None = None
         self._is_over = False

@@ -104,9 +104,8 @@ class Worker:
             self._drainer,
             clock,
             die,
-            step_timeout_s=settings.step_timeout_s,
-            on_gpu=settings.computes_on_gpu,
-            device_fault=device_fault,
+            settings,
+            device_fault,
         )
         self._plain = PlainIntake(lambda: self.serving, settings, self._emitter, clock)
 
