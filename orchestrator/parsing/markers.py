@@ -12,21 +12,30 @@ lines for ever is neither held back nor looked at again and again."""
 def begun(text: str, marker: str) -> int:
     """How many characters at the end of ``text`` may be the beginning of ``marker``, but not all
     of it."""
-    for length in range(min(len(text), len(marker) - 1), 0, -1):
-        if text.endswith(marker[:length]):
-            return length
+    at = max(0, len(text) - len(marker) + 1)
+    while (at := text.find(marker[0], at)) >= 0:
+        if marker.startswith(text[at:]):
+            return len(text) - at
+        at += 1
     return 0
 
 
 def certain(text: str, *markers: str) -> int:
     """Up to where ``text`` neither can belong to one of ``markers`` nor is space in front of it."""
-    return without_space(text, len(text) - max(begun(text, marker) for marker in markers))
+    most = 0
+    for marker in markers:
+        most = max(most, begun(text, marker))
+    return without_space(text, len(text) - most)
 
 
 def first_of(text: str, markers: Iterable[str]) -> tuple[int, int]:
     """Where the first of ``markers`` in ``text`` begins and ends; (-1, -1): there is none."""
-    found = [(at, at + len(marker)) for marker in markers if (at := text.find(marker)) >= 0]
-    return min(found, default=(-1, -1))
+    first, end = -1, -1
+    for marker in markers:
+        at = text.find(marker)
+        if at >= 0 and (first < 0 or at < first):
+            first, end = at, at + len(marker)
+    return first, end
 
 
 def without_space(text: str, end: int) -> int:
