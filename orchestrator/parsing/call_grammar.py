@@ -3,6 +3,7 @@ tools whose arguments must match their schema whenever the model calls them."""
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from orchestrator.parsing import harmony
 from orchestrator.parsing.calls import DeepSeekCall, DeepSeekReader, HermesReader, MistralReader
@@ -19,18 +20,36 @@ _SPACE = r'("\n" | "\n\n")?'
 """Between what is thought and the calls."""
 
 
-def forced_calls(
-    use: ToolUse, format: OutputFormat, rules: Rules, *, is_thinking: bool = False
-) -> Grammar:
-    """One that only calls match: one, or several where the request and the format allow that.
-    Before them the model may think, where its format has tags for that.
+class ForcedCalls(NamedTuple):
+    """Grammars that only calls match: one, or several where the request and the format allow that.
+    Before them the model may think, where its format has tags for that."""
 
-    ``rules`` are those of a new grammar. ``is_thinking``: the prompt ends within the model's
-    thoughts. Raises ``InvalidGrammar`` for a tool that cannot be as strict as it says.
-    """
+    grammar: Grammar
+    in_thought: Grammar | None
+    """The same where the prompt ends within what the model thinks; None where it cannot."""
+
+
+def forced_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> ForcedCalls:
+    """``rules`` are those of a new grammar. Raises ``InvalidGrammar`` for a tool that cannot be as
+    strict as it says."""
     calls = _Calls(use, format, rules).rule()
-    rules.add("start", f"{_thought(format, rules, is_thinking)}{calls}")
-    return Grammar(GrammarKind.LARK, "\n".join(rules.lines) + "\n")
+    tags, open, thought = format.reasoning, "", ""
+    if format.calls is CallFormat.HARMONY and tags is not None:
+        begin, again = (harmony.CHANNEL, "analysis", harmony.MESSAGE), (harmony.START, "assistant")
+        open = f"{rules.spelled(*begin)} "
+        thought = f"{rules.text_up_to('thought', harmony.END)} {rules.spelled(*again)} "
+    elif tags is not None:
+        open = f"{rules.spelled(tags.open)} "
+        thought = f"{rules.text_up_to('thought', tags.close)} {_SPACE} "
+
+    def beginning(start: str) -> Grammar:
+        lines = [*rules.lines, f"start: {start}{calls}"]
+        return Grammar(GrammarKind.LARK, "\n".join(lines) + "\n")
+
+    if tags is None:
+        return ForcedCalls(beginning(""), None)
+    in_thought = None if format.calls is CallFormat.HARMONY else beginning(thought)
+    return ForcedCalls(beginning(f"({open}{thought})? "), in_thought)
 
 
 def strict_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> Grammar | None:
@@ -132,17 +151,3 @@ class _Calls:
         if not self._more:
             return call
         return f"{call} ({quoted(between) if between else ''} {call}){{0,{self._more}}}"
-
-
-def _thought(format: OutputFormat, rules: Rules, is_thinking: bool) -> str:
-    """What the model may think before its calls."""
-    if format.reasoning is None:
-        return ""
-    if format.calls is CallFormat.HARMONY:
-        open, again = (harmony.CHANNEL, "analysis", harmony.MESSAGE), (harmony.START, "assistant")
-        thought = rules.text_up_to("thought", harmony.END)
-        return f"({rules.spelled(*open)} {thought} {rules.spelled(*again)})? "
-    thought = rules.text_up_to("thought", format.reasoning.close)
-    if is_thinking:
-        return f"{thought} {_SPACE} "
-    return f"({rules.spelled(format.reasoning.open)} {thought} {_SPACE})? "

@@ -10,6 +10,7 @@ from worker.protocol.grammar_source import without_look_around
 
 _JSON_AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One way to space JSON, as the templates do: else a weak model goes on with spaces for ever."""
+_PATTERN = '"pattern"'
 _NOTES = ("description", "title", "$comment", "$schema")
 _VALUES = ("const", "enum", "default", "examples")
 """Keys whose values are no schemas."""
@@ -57,24 +58,31 @@ class Rules:
     def json(self, schema: JsonObject, *, lenient: bool) -> str:
         """A term for JSON of a schema; ``lenient``: what of it cannot be enforced is passed
         over."""
-        return f"%json {json.dumps(self._prepared(schema, lenient), ensure_ascii=False)}"
+        prepared = self._prepared(schema, lenient)
+        text = json.dumps(prepared, ensure_ascii=False)
+        if lenient and _PATTERN in text:  # few have any
+            text = json.dumps(without_look_around(prepared), ensure_ascii=False)
+        return f"%json {text}"
 
     def arguments(self, tool: Tool) -> str:
         """The same for a tool's arguments."""
-        return f"%json {json.dumps(self.schema_of(tool), ensure_ascii=False)}"
+        return self.json(_as_object(tool), lenient=not tool.strict)
 
     def schema_of(self, tool: Tool) -> JsonObject:
-        """The schema of a tool's arguments, as a grammar has it: an object, whatever else."""
-        return self._prepared({**(tool.parameters or {}), "type": "object"}, not tool.strict)
+        """The schema of a strict tool's arguments, as a grammar has it."""
+        return self._prepared(_as_object(tool), lenient=False)
 
     def _prepared(self, schema: JsonObject, lenient: bool) -> JsonObject:
         stated: Any = without_notes(schema)
-        if lenient:
-            stated = without_look_around(stated)
         if not self._open_objects:
             stated = closed(stated)
         options = {**_JSON_AS_WRITTEN, "lenient": lenient, "coerce_one_of": lenient}
         return {**stated, "x-guidance": options}
+
+
+def _as_object(tool: Tool) -> JsonObject:
+    """Its arguments are an object, whatever else."""
+    return {**(tool.parameters or {}), "type": "object"}
 
 
 def without_notes(schema: JsonObject) -> dict[str, object]:

@@ -444,7 +444,8 @@ async def test_a_schema_holds_with_the_openai_sdk(demo: Stack) -> None:
         stream = await ask(1, stream=True, extra_body={"guided_regex": "[a-z]{2,4}!"})
         said = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
         assert said[-1] == "!" and said[:-1].isalpha()
+        odd = {"name": "odd", "schema": {"type": "array", "uniqueItems": True}, "strict": True}
         with pytest.raises(openai.BadRequestError, match="uniqueItems"):
-            await ask(1, extra_body={"guided_json": {"type": "array", "uniqueItems": True}})
+            await ask(1, response_format={"type": "json_schema", "json_schema": odd})
         cut = await ask(1, extra_body={"guided_regex": "x{400}"})
         assert cut.choices[0].finish_reason == "length"

@@ -19,12 +19,58 @@ _INSIDE: Final = (
 )
 """A schema or a list of them, for what is inside a value."""
 
+_PARTS: Final = frozenset({*_LISTS, "$ref", "if", "dependentSchemas"})
+_WITH_SCHEMAS: Final = frozenset({*_BY_NAME, *_LISTS, *_CONDITIONS, *_INSIDE})
+
 
 def closed(schema: Any) -> Any:
     """A copy with its objects closed. What several schemas say of one object (``allOf``, or
     ``properties`` beside ``anyOf``) is closed as a whole, to the properties that any of them
     names. Raises ``RecursionError`` where it is nested too deeply."""
-    return _Closing(schema).copy(schema)
+    try:
+        return _simple(schema)
+    except _Composed:
+        return _Closing(schema).copy(schema)
+
+
+class _Composed(Exception):
+    """Several schemas say something of one object."""
+
+
+def _simple(schema: Any) -> Any:
+    """The same in one pass, for all but few. Raises ``_Composed`` for those."""
+    if not isinstance(schema, dict):
+        return schema
+    result = schema.copy()
+    for key, value in schema.items():
+        if key not in _WITH_SCHEMAS:
+            continue
+        if isinstance(value, list):
+            result[key] = [_simple(one) for one in value]
+        elif key in _BY_NAME and isinstance(value, dict):
+            result[key] = {name: _simple(one) for name, one in value.items()}
+        else:
+            result[key] = _simple(value)
+    if not _PARTS.isdisjoint(schema):
+        if not _is_transparent(schema):
+            raise _Composed
+    elif "additionalProperties" not in schema and (
+        "properties" in schema or "patternProperties" in schema
+    ):
+        _close_alone(schema, result)
+    return result
+
+
+def _close_alone(schema: dict[str, Any], result: dict[str, Any]) -> None:
+    if result.pop("unevaluatedProperties", False) is not False:
+        result["unevaluatedProperties"] = schema["unevaluatedProperties"]
+        return
+    properties, required = result.get("properties", {}), schema.get("required")
+    if isinstance(required, list):
+        missing = [name for name in required if isinstance(name, str) and name not in properties]
+        if missing:
+            result["properties"] = {**properties, **dict.fromkeys(missing, True)}
+    result["additionalProperties"] = False
 
 
 def resolved(root: Any, reference: object) -> Any:

@@ -139,13 +139,14 @@ def with_tools(request: web.Request, encoder: PromptEncoder, job: Job, use: Tool
             return job
         # It goes before a form of the text that is asked for, too: of a call there is no text.
         request[CONTEXT].grammars = ()
-        job = replace(job, grammar=_checked(request, forced_calls(use, format, rules())))
-        if format.reasoning is None or format.calls is CallFormat.HARMONY:
+        forced = forced_calls(use, format, rules())
+        job = replace(job, grammar=_checked(request, forced.grammar))
+        if forced.in_thought is None or format.reasoning is None:
             return job
-        begun = _checked(request, forced_calls(use, format, rules(), is_thinking=True))
+        begun = BegunThought(format.reasoning.open, _checked(request, forced.in_thought))
     except InvalidGrammar as error:
         raise InvalidRequest(f"tools: {error}", field="tools") from None
-    return replace(job, begun_thought=BegunThought(format.reasoning.open, begun))
+    return replace(job, begun_thought=begun)
 
 
 def _checked(request: web.Request, grammar: Grammar) -> Grammar:

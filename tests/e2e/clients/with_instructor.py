@@ -5,13 +5,11 @@ from typing import Literal
 import instructor
 import openai
 from checks import HELLO, MODEL, run
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 
 class Forecast(BaseModel):
     """Of what the demo model has never heard: only a grammar makes it hold."""
-
-    model_config = ConfigDict(extra="forbid")  # or a story goes on in further fields
 
     city: Literal["Oslo", "Rome"]
     days: int = Field(ge=1, le=7)
