@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,15 +51,18 @@ def parse(
     tags: Tags | None = None,
     prompt_end: str = "",
     only_one_call: bool = False,
+    forced: str = "",
+    is_cut: bool = False,
 ) -> list[Piece]:
     parser = OutputParser(
         OutputFormat(calls, tags),
         tools=TOOLS,
         only_one_call=only_one_call,
+        forced=forced,
         prompt_end=prompt_end,
     )
     pieces = [piece for text in texts for piece in parser.feed(text)]
-    return [*pieces, *parser.finish()]
+    return [*pieces, *parser.finish(is_cut=is_cut)]
 
 
 def both_ways(text: str, calls: CallFormat | None, **options: object) -> Output:
@@ -317,8 +321,7 @@ def test_a_call_that_a_limit_cuts(format: CallFormat, text: str) -> None:
     be."""
     for forced in ("", "get_weather"):
         for end in range(text.index("Köln") + 1):
-            parser = OutputParser(OutputFormat(format), tools=TOOLS, forced=forced)
-            pieces = [*parser.feed(text[:end]), *parser.finish(is_cut=True)]
+            pieces = parse([text[:end]], format, forced=forced, is_cut=True)
             output = collect(pieces)
             if forced or any(isinstance(piece, CallBegins) for piece in pieces):
                 (call,) = output.calls
@@ -327,9 +330,8 @@ def test_a_call_that_a_limit_cuts(format: CallFormat, text: str) -> None:
             else:
                 assert format is HARMONY or output == Output(content=text[:end])
     thought = "<|channel|>analysis<|message|>Hm" if format is HARMONY else "<think>Hm"
-    parser = OutputParser(OutputFormat(format, THINK), tools=TOOLS, forced="get_weather")
-    said = collect([*parser.feed(thought), *parser.finish(is_cut=True)])
-    assert said == Output(reasoning="Hm")
+    pieces = parse([thought], format, tags=THINK, forced="get_weather", is_cut=True)
+    assert collect(pieces) == Output(reasoning="Hm")
 
 
 def test_only_one_call() -> None:
@@ -388,20 +390,28 @@ PARTS = [
     st.sampled_from([*CallFormat, None]),
     st.sampled_from([None, THINK]),
     st.booleans(),
+    st.sampled_from(["", "add", None]),
 )
 def test_any_cut_comes_to_the_same(
-    text: str, data: st.DataObject, format: CallFormat | None, tags: Tags | None, only_one: bool
+    text: str,
+    data: st.DataObject,
+    format: CallFormat | None,
+    tags: Tags | None,
+    only_one: bool,
+    limit: str | None,
 ) -> None:
     """And nothing is lost but markers, white space around them, and what calls are made of."""
     marks = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
     cuts = [text[a:b] for a, b in zip([0, *marks], [*marks, len(text)], strict=True)]
-    whole = collect(parse([text], format, tags=tags, only_one_call=only_one))
+    options: dict[str, Any] = {"tags": tags, "only_one_call": only_one}
+    options |= {"forced": limit or "", "is_cut": limit is not None}
+    whole = collect(parse([text], format, **options))
     for way in (cuts, list(text)):
-        pieces = parse(way, format, tags=tags, only_one_call=only_one)
+        pieces = parse(way, format, **options)
         assert collect(pieces) == whole
         check_order(pieces, is_harmony=format is HARMONY)
     for call in whole.calls:
-        assert isinstance(json.loads(call.arguments), dict)
+        assert call.is_cut or isinstance(json.loads(call.arguments), dict)
     is_plain = tags is None or not text.lstrip().startswith(tags.open)
     if not whole.calls and is_plain and format is not HARMONY:
         assert whole.content == text

@@ -110,10 +110,16 @@ async def test_a_call_that_is_cut(
     """It is one all the same, streamed or not; before its name only where it is the only one."""
     worker = await make_worker(**CARD | {"grammars": "llguidance"})
     service = await make_service(worker)
-    for size, choice, name in ((65, "auto", True), (20, "auto", False), (20, "required", True)):
+    length, deadline = FinishReason.LENGTH, FinishReason.DEADLINE
+    for size, choice, name, reason in (
+        (65, "auto", True, length),
+        (65, "required", True, deadline),
+        (20, "auto", False, length),
+        (20, "required", True, length),
+    ):
         text = CALL[:size]
-        worker.plan = lambda submit, text=text: says(text, reason=FinishReason.LENGTH)  # type: ignore[misc]
-        body = ASK | {"tool_choice": choice, "stream": stream}
+        worker.plan = lambda submit, text=text, reason=reason: says(text, reason=reason)  # type: ignore[misc]
+        body = ASK | {"tool_choice": choice, "stream": stream, "on_deadline": "partial"}
         async with service.http.post(PATH, json=body) as response:
             if stream:
                 events = (await response.text()).split("\n\n")[:-2]
@@ -122,7 +128,7 @@ async def test_a_call_that_is_cut(
             else:
                 choices = (await response.json())["choices"]
                 messages = [choice["message"] for choice in choices]
-        assert choices[-1]["finish_reason"] == "length"
+        assert choices[-1]["finish_reason"] == reason
         calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
         content = "".join(message.get("content") or "" for message in messages)
         assert content == ("" if name else text)
