@@ -63,6 +63,8 @@ class CallReader(ABC):
         self._is_told = False
         """That call has begun for whoever listens."""
         self._follows_call = False
+        self._has_failed = False
+        """What began like a call was none."""
 
     def feed(self, text: str) -> list[Piece]:
         """What more text comes to."""
@@ -75,7 +77,7 @@ class CallReader(ABC):
         """The output has ended. ``is_cut``: not by the model's will; where a call of the tool
         ``forced`` had to be made, that is what has been cut, however little there is of it."""
         is_calling = self._read == self._in_call
-        if is_cut and forced and not self._index and not self._is_told:
+        if is_cut and forced and not (self.made or self._has_failed or self._is_told):
             raw = "".join(self._raw) if is_calling else self._held
             self._out += [CallBegins(0, forced), CallFails(0, raw, is_cut)]
         elif is_calling:
@@ -179,6 +181,7 @@ class CallReader(ABC):
 
     def _end_badly(self, *, is_cut: bool = False) -> None:
         raw = "".join(self._raw)
+        self._has_failed = True
         self._follows_call = False
         if self._is_told:
             self._out.append(CallFails(self._index, raw, is_cut))

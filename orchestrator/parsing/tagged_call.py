@@ -145,7 +145,9 @@ class TaggedCall(MarkedCall):
             certain = len(value) - begun(value, close)
             if self._syntax.on_lines and value[:certain].endswith("\n"):
                 certain -= 1
-            if self._is_text and (certain > 1 or (certain and value[0] != "\n")):
+            # A line break alone at its beginning may be all that there is between two tags.
+            least = 0 if self._has_value or not value.startswith("\n") else 1
+            if self._is_text and certain > least:
                 self._tell_text(value[:certain])
                 value = value[certain:]
             self._value = value
