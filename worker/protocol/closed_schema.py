@@ -66,7 +66,7 @@ def _close_alone(schema: dict[str, Any], result: dict[str, Any]) -> None:
         result["unevaluatedProperties"] = schema["unevaluatedProperties"]
         return
     properties, required = result.get("properties", {}), schema.get("required")
-    if isinstance(required, list):
+    if isinstance(properties, dict) and isinstance(required, list):
         missing = [name for name in required if isinstance(name, str) and name not in properties]
         if missing:
             result["properties"] = {**properties, **dict.fromkeys(missing, True)}
@@ -126,9 +126,10 @@ class _Closing:
         self._gather(schema, named, set())
         if named.is_stated or not named.is_any:
             return
-        result["properties"] = named.properties | result.get("properties", {})
-        if named.patterns:
-            result["patternProperties"] = named.patterns | result.get("patternProperties", {})
+        for key, names in (("properties", named.properties), ("patternProperties", named.patterns)):
+            own = result.get(key, {})
+            if names and isinstance(own, dict):
+                result[key] = names | own
         result.pop("unevaluatedProperties", None)
         result["additionalProperties"] = False
 
@@ -156,10 +157,35 @@ class _Closing:
         self._marked.add((id(schema), is_partial))
         if is_partial:
             self._partial.add(id(schema))
+        is_composed = not _is_transparent(schema)
         for part in self._parts(schema):
-            self._mark(part, is_partial=is_partial or not _is_transparent(schema))
+            self._mark(part, is_partial=is_partial or is_composed)
+        if is_composed:
+            self._mark_shared(schema)
         for inner in _inside(schema):
             self._mark(inner, is_partial=False)
+
+    def _mark_shared(self, schema: dict[str, Any]) -> None:
+        """Of a property that several name which all hold, each says only a part, too."""
+        by_name: dict[str, list[Any]] = {}
+        for one in self._conjuncts(schema, set()):
+            if isinstance(properties := one.get("properties"), dict):
+                for name, inner in properties.items():
+                    by_name.setdefault(name, []).append(inner)
+        for several in by_name.values():
+            for inner in several if len(several) > 1 else ():
+                self._mark(inner, is_partial=True)
+
+    def _conjuncts(self, schema: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
+        """The schema, and those that hold with it."""
+        if not isinstance(schema, dict) or id(schema) in seen:
+            return
+        seen.add(id(schema))
+        yield schema
+        several = schema.get("allOf")
+        others = [*several] if isinstance(several, list) else []
+        for one in (*others, resolved(self._root, schema.get("$ref"))):
+            yield from self._conjuncts(one, seen)
 
     def _parts(self, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Schemas of the same value."""

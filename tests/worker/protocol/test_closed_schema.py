@@ -11,6 +11,7 @@ from worker.protocol.grammar_source import check_source, source_of
 
 A: Any = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 B: Any = {"properties": {"b": {"properties": {"x": {"type": "integer"}}}}}
+C: Any = {"properties": {"c": {"type": "string"}}}
 CLOSED = {"additionalProperties": False}
 NEXT: Any = {"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
 
@@ -33,6 +34,12 @@ NEXT: Any = {"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
         ),
         ({"enum": [A], "default": A}, {"enum": [A], "default": A}),
         ({"not": A}, {"not": A}),
+        # A property of which two schemas that both hold say something stays open.
+        (
+            {"allOf": [{"properties": {"p": A}}], "properties": {"p": C}},
+            {"allOf": [{"properties": {"p": A}}], "properties": {"p": C}} | CLOSED,
+        ),
+        ({"properties": [], "required": ["a"]}, {"properties": [], "required": ["a"]} | CLOSED),
     ],
 )
 def test_closed(schema: Any, expected: Any) -> None:
