@@ -33,6 +33,7 @@ from orchestrator.dispatch.loop_delay import LoopDelay
 from orchestrator.dispatch.metrics import HEDGES, RETRIES, DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.retry import Retrier, RetryConfig
+from orchestrator.dispatch.rows import RowControl
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync, source_of
@@ -60,7 +61,7 @@ from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.start_times import StartTimes
 from orchestrator.prompts import EncodingStage
 from orchestrator.queue.metrics import QUEUE
-from orchestrator.queue.order import QueueOrder
+from orchestrator.queue.order import QueueOrder, RowPolicy
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
@@ -220,6 +221,17 @@ def build(
         and settings.queue_order is QueueOrder.SLACK
         and settings.deadline_scope == "request",
     )
+    rows = RowControl(
+        pausing,
+        registry,
+        forecaster,
+        queue,
+        in_flight,
+        clock,
+        enabled=settings.row_policy is RowPolicy.ADAPTIVE
+        and settings.queue_order is QueueOrder.SLACK
+        and settings.deadline_scope == "request",
+    )
     limits = TimeLimits(
         grace_s=settings.deadline_grace_ms / 1000,
         return_margin_s=settings.return_margin_ms / 1000,
@@ -230,7 +242,7 @@ def build(
     completion = Completion(
         registry, settler, DispatchMetrics(metrics), prediction, retrier, hedger, clock
     )
-    dispatcher = Dispatcher(queue, placer, pausing, prediction, launcher, completion, clock)
+    dispatcher = Dispatcher(queue, placer, rows, prediction, launcher, completion, clock)
     registry.listen(dispatcher)
     durable = None if file is None else DurableTasks(file, clock)
     health = HealthBoard(registry, models, queue, admission, durable)

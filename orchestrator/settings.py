@@ -33,7 +33,7 @@ from orchestrator.placement.policy import Policy
 from orchestrator.pool.paths import JOURNAL_BY_DEFAULT
 from orchestrator.pool.process.ports import is_loopback
 from orchestrator.prediction.feasibility import AdmissionMode
-from orchestrator.queue.order import QueueOrder, QueuePolicy
+from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
 from orchestrator.tasks.journal.sealing import read_keys
 from orchestrator.telemetry.log import LogFormat
 from worker.environment import unknown_variables
@@ -271,6 +271,9 @@ class Settings(BaseSettings):
     any newer one."""
     queue_order: QueueOrder = QueueOrder.SLACK
     """``deadline`` and ``fifo`` are there to compare with (DL-8)."""
+    row_policy: RowPolicy = RowPolicy.ADAPTIVE
+    """How many rows an instance runs at once: as many as meet the most deadlines by the latest
+    requests (``adaptive``), or as many as its worker has slots for (``fixed``)."""
     admission: AdmissionMode = AdmissionMode.ENFORCE
     """Work that is certain to miss its deadline is refused, counted only (``observe``), or neither
     (``off``) (DL-7)."""

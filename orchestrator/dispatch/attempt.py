@@ -154,13 +154,13 @@ class Attempt:
 
     # from the dispatcher
 
-    def pause(self) -> None:
-        """Leave the slot at the next step's border; the KV stays."""
+    def pause(self, *, for_another: bool = True) -> None:
+        """Leave the slot at the next step's border, to another job or to nobody; the KV stays."""
         self.is_paused = True
         self.pauses += 1
         self.basis = None  # how long it stood still says nothing about the instance
         self._lane.pause(self.handle)
-        self.concurrency.pause(self.job)
+        self.concurrency.pause(self.job, for_another=for_another)
 
     def resume(self, load: int) -> None:
         """Go on beside ``load`` others."""

@@ -7,9 +7,9 @@ from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.completion import Completion
 from orchestrator.dispatch.launch import Launcher
-from orchestrator.dispatch.pausing import Pausing
 from orchestrator.dispatch.replan import Replanner
 from orchestrator.dispatch.retry import FATE_LOOK_S, RetryAfter
+from orchestrator.dispatch.rows import RowControl
 from orchestrator.errors import QueueFull, TidegateError
 from orchestrator.placement import Choice, Placer, Requirements
 from orchestrator.prediction.feasibility import RefusalKind
@@ -37,15 +37,16 @@ class Dispatcher:
         self,
         queue: TaskQueue[Task],
         placer: Placer,
-        pausing: Pausing,
+        rows: RowControl,
         prediction: Prediction,
         launcher: Launcher,
         completion: Completion,
         clock: Clock,
     ) -> None:
         self._queue = queue
+        self._rows = rows
         self._placer = placer
-        self._pausing = pausing
+        self._pausing = rows.pausing
         self._prediction = prediction
         self._launcher = launcher
         self._completion = completion
@@ -102,6 +103,7 @@ class Dispatcher:
             self._limits.loop_delay.watch(task.deadline.at)
         self._queue.push(task)
         self._replanner.wake()
+        self._rows.asked(task, self.pump)
         self.pump()
         if task in self._queue:
             self._prediction.start_times.queued(task)
@@ -143,7 +145,7 @@ class Dispatcher:
 
         Lanes call this among others: whatever goes wrong here must not break them.
         """
-        if not (self._queue or self._pausing.is_wanted_inside):
+        if not (self._queue or self._pausing.is_wanted_inside or self._pausing.has_surplus):
             return
         try:
             now = self._clock.now()
@@ -189,7 +191,8 @@ class Dispatcher:
         blocked: set[Requirements] = set()
         passes = POLICY_PASSES
         has_room = placer.has_room
-        for task in self._queue:
+        # Without a free slot only interactive work may start, where others' rows are to be paused.
+        for task in self._queue.leaving(only_interactive=not placer.has_free_slot):
             if not has_room or not passes:
                 return
             if task.is_unread and task.paused_on:  # nobody would read what it generates

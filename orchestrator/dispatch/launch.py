@@ -12,7 +12,7 @@ from orchestrator.instances.concurrency import InFlightJob
 from orchestrator.instances.registry import Registry
 from orchestrator.placement import Choice
 from orchestrator.prediction.prediction import Prediction
-from orchestrator.tasks.job import Job
+from orchestrator.tasks.job import Job, Priority
 from orchestrator.tasks.task import Stage, Task
 from worker.protocol import OnDeadline
 
@@ -130,6 +130,7 @@ class Launcher:
             output_tokens=max(1, self._prediction.forecaster.usual_tokens(task) - made),
             blocks=-(-most // task.block_tokens) if task.block_tokens else 0,
             is_computing_prompt=not task.marks.first_token,
+            is_batch=task.priority is Priority.BATCH,
             was_queued=self._clock.now() - task.marks.queued > QUEUED_S,
         )
 

@@ -40,6 +40,10 @@ class Candidate:
     """How many jobs run at once, by rows and KV memory; more wait in the worker."""
     max_running: int = 0
     """How many may run for a paused job, whose KV is there, to go on."""
+    most_rows: int = UNLIMITED
+    """How many jobs should run at once."""
+    batch: int = 0
+    """Batch jobs that run there: they keep nobody else out."""
     is_clearing: bool = False
     """Jobs were told to leave their slots to others, which have not got them yet."""
     has_grammars: bool = False
@@ -85,4 +89,13 @@ class Candidate:
         # It goes on before those that wait in the worker, so it may be sent whenever they may, but
         # for one moment: it would have back the slot that it has just left to one of them.
         most = self.max_running if self.is_clearing else max(self.max_running, self.limit)
-        return self.is_up and self.load < most
+        return self.is_up and self.load < min(most, self.most_rows + self.batch)
+
+    def takes(self, *, yields: bool, resumes: bool) -> bool:
+        """Whether a job may start, or go on, there now. One that ``yields`` must not stand before
+        others in the worker's own queue, nor run beyond the number of rows that is best."""
+        if yields and self.load >= self.most_rows:
+            return False
+        if resumes:
+            return self.can_resume
+        return self.has_free_slot if yields else self.has_room

@@ -24,6 +24,8 @@ step, and none for few."""
 _SMOOTHING = 0.1
 _GROW, _SHRINK = 0.25, 0.25
 _FIRST_OUTPUT_TOKENS = 64.0
+UNBOUNDED = 2**31
+"""More rows than any worker has."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +39,8 @@ class InFlightJob:
     """It has no token yet. Changed by the limit that it is added to."""
     was_queued: bool = True
     """It waited in our queue first: with a higher limit it would have been there sooner."""
+    is_batch: bool = False
+    """It has time, and leaves its slot to who has not."""
     found_no_slot: bool = False
     """Sent when every slot was taken already."""
 
@@ -51,14 +55,18 @@ class ConcurrencyLimit:
     def __init__(self, max_backlog: int) -> None:
         self.backlog = min(FIRST_BACKLOG, float(max_backlog))
         self._max_backlog = max_backlog
-        self.slots = 1
-        """Jobs that can run at once, by rows and by KV blocks."""
+        self.fitting = 1
+        """Jobs that can run at once, by the worker's rows and KV blocks."""
+        self.most_rows = UNBOUNDED
+        """Jobs that should run at once (``prediction.batch_size``)."""
         self._max_running = 1
         self._step_ms = 0.0
         self._jobs: set[InFlightJob] = set()
         self._paused: set[InFlightJob] = set()
         self.clearing = 0
         """Slots that jobs were told to leave, less the jobs that have got one since."""
+        self.batch = 0
+        """Batch jobs there that are not paused."""
         self._prefill_tokens = 0
         """Of jobs that are computing their prompts."""
         self._outputs = 0
@@ -69,8 +77,9 @@ class ConcurrencyLimit:
 
     @property
     def limit(self) -> int:
-        """Jobs to have in flight at most."""
-        return self.slots + min(math.floor(self.backlog), self.slots // ROWS_PER_BACKLOG)
+        """Jobs to have in flight at most. Batch jobs keep nobody else out."""
+        backlog = min(math.floor(self.backlog), self.fitting // ROWS_PER_BACKLOG)
+        return min(self.fitting + backlog, self.most_rows + self.batch)
 
     @property
     def most(self) -> int:
@@ -78,10 +87,15 @@ class ConcurrencyLimit:
         most_backlog = min(self._max_backlog, self._max_running // ROWS_PER_BACKLOG)
         return self._max_running + most_backlog
 
+    @property
+    def slots(self) -> int:
+        """Jobs that run at once at most: what fits, and no more than is good."""
+        return min(self.fitting, self.most_rows)
+
     def set_max_running(self, max_running: int) -> None:
         """The worker runs at most so many."""
         if max_running != self._max_running:
-            self._max_running = self.slots = max(1, max_running)
+            self._max_running = self.fitting = max(1, max_running)
 
     def observe(self, stats: WorkerStats) -> None:
         """What the worker reports: free blocks are those that no running job has reserved."""
@@ -89,16 +103,17 @@ class ConcurrencyLimit:
         slots = self._max_running
         if self._mean_blocks >= 1 and stats.kv_blocks_total:
             slots = min(slots, stats.running + int(stats.kv_blocks_free / self._mean_blocks))
-        self.slots = max(1, slots)
-        if stats.waiting > self.backlog + 1 and stats.running >= self.slots:
+        self.fitting = max(1, slots)
+        if stats.waiting > self.backlog + 1 and stats.running >= self.fitting:
             self._move_backlog(-_SHRINK)
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────
 
     def add(self, job: InFlightJob, load: int) -> None:
         """A job goes to the instance, which has ``load`` others."""
-        job.found_no_slot = load >= self.slots
+        job.found_no_slot = load >= self.fitting
         self._jobs.add(job)
+        self.batch += job.is_batch
         self._prefill_tokens += job.new_tokens if job.is_computing_prompt else 0
         self._outputs += job.output_tokens
         self._mean_output += _SMOOTHING * (job.output_tokens - self._mean_output)
@@ -137,11 +152,11 @@ class ConcurrencyLimit:
         """KV blocks that our jobs there have reserved, paused ones included."""
         return sum(job.blocks for job in self._jobs) + self.paused_blocks
 
-    def pause(self, job: InFlightJob) -> None:
-        """A running job leaves its slot and keeps its KV."""
+    def pause(self, job: InFlightJob, *, for_another: bool = True) -> None:
+        """A running job leaves its slot, to another or to nobody, and keeps its KV."""
         self.remove(job)
         self._paused.add(job)
-        self.clearing += 1
+        self.clearing += for_another
 
     def got_slot(self) -> None:
         """A job began in the worker, or goes on there."""
@@ -157,6 +172,7 @@ class ConcurrencyLimit:
         self._paused.discard(job)
         if job in self._jobs:
             self._jobs.remove(job)
+            self.batch -= job.is_batch
             self._prefill_tokens -= job.new_tokens if job.is_computing_prompt else 0
             self._outputs -= job.output_tokens
 
@@ -181,6 +197,7 @@ class ConcurrencyLimit:
         """Raise ``AssertionError`` unless the sums are those of the jobs."""
         prompts = (job.new_tokens for job in self._jobs if job.is_computing_prompt)
         assert self._prefill_tokens == sum(prompts)
+        assert self.batch == sum(job.is_batch for job in self._jobs)
         assert self._outputs == sum(job.output_tokens for job in self._jobs)
-        assert 1 <= self.slots <= self._max_running
+        assert 1 <= self.slots <= self.fitting <= self._max_running
         assert 0 <= self.backlog <= self._max_backlog

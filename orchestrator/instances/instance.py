@@ -10,13 +10,15 @@ One whose card cannot be used has a ``fault``: it stays CONNECTING until another
 """
 
 import math
+from dataclasses import replace
 from enum import StrEnum
 
 from orchestrator.instances.candidate import Candidate, read_capability
 from orchestrator.instances.concurrency import ConcurrencyLimit
 from orchestrator.instances.provenance import UNKNOWN
 from orchestrator.lanes import Lane, kind_of
-from orchestrator.prediction import Load, Quantiles, StepLearner
+from orchestrator.prediction import Load, Quantiles, StepLearner, StepModel
+from orchestrator.prediction.batch_size import Outlook
 from orchestrator.prompts.encoder import PromptEncoder
 from worker.protocol import ModelCard, SwapPhase, SwapReport, WorkerStats
 
@@ -90,6 +92,8 @@ class Instance:
         self.encoder: PromptEncoder | None = None
         self.provenance = UNKNOWN
         self.stats: WorkerStats | None = None
+        self.outlook: Outlook | None = None
+        """What the number of rows that it should run was decided by; None where all may run."""
         self.step_learner: StepLearner | None = None
         """Learns its speed; None until its card is known."""
         self.round_trip_ms = Quantiles([FIRST_ROUND_TRIP_MS] * 9, _ROUND_TRIPS)
@@ -189,7 +193,7 @@ class Instance:
     @property
     def has_waiting(self) -> bool:
         """Whether some of the jobs there have no slot yet."""
-        return self.load > self.concurrency.slots
+        return self.load > self.concurrency.fitting
 
     @property
     def can_pause(self) -> bool:
@@ -207,6 +211,13 @@ class Instance:
         running = min(self.load, slots)
         return Load(running=running, waiting=self.load - running)
 
+    @property
+    def pace(self) -> StepModel:
+        """What its steps take, with as many slots as it is to use. Its card must be known."""
+        assert self.step_learner is not None
+        model, slots = self.step_learner.model, self.concurrency.slots
+        return model if slots >= model.slots else replace(model, slots=slots)
+
     def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
         """Itself as placement sees it at ``now``. Kept for a moment while nothing changes.
 
@@ -214,13 +225,15 @@ class Instance:
         """
         ready = is_admitted and self.ready
         learner, jobs = self.step_learner, self.concurrency
-        step = None if learner is None or not learner.is_measured else learner.model
+        step = None if learner is None or not learner.is_measured else self.pace
         key = (
             self.load,
             ready,
             self.is_up,
             jobs.limit,
             jobs.slots,
+            jobs.most_rows,
+            jobs.batch,
             jobs.clearing > 0,
             self.stats,
             step,
@@ -241,6 +254,8 @@ class Instance:
             limit=jobs.limit,
             slots=jobs.slots,
             max_running=card.max_running,
+            most_rows=jobs.most_rows,
+            batch=jobs.batch,
             is_clearing=jobs.clearing > 0,
             is_up=self.is_up,
             load=self.load,

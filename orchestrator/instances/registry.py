@@ -233,7 +233,7 @@ class Registry:
     def capacity(self, model: str) -> Capacity:
         """What the instances that are ready can do for ``model``, or all of them for ``""``."""
         serving = [
-            (i, i.step_learner.model, i.encoder.card)
+            (i, i.pace, i.encoder.card)
             for i in self
             if i.ready
             and i.step_learner is not None

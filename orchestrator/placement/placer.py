@@ -14,7 +14,7 @@ from orchestrator.placement.choose import feasible, finish_ms, place
 from orchestrator.placement.features import features_now
 from orchestrator.placement.policy import Fact, Policy
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.tasks.job import PlacementConstraint, PlacementMode
+from orchestrator.tasks.job import PlacementConstraint, PlacementMode, Priority
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY_SESSION, narrate
@@ -90,8 +90,12 @@ class Placer:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether any instance would run one more job at once."""
-        return any(c.has_free_slot or c.can_resume for c in self._candidates.values())
+        """Whether any instance would run one more job at once, however little that is worth."""
+        return any(
+            c.takes(yields=True, resumes=resumes)
+            for c in self._candidates.values()
+            for resumes in (False, True)
+        )
 
     def could_start(self, task: Task) -> bool:
         """Whether an instance has room for ``task`` now."""
@@ -178,7 +182,7 @@ class Placer:
         """
         if task.paused_on:
             keeper = self._candidates.get(task.paused_on)
-            return Choice(keeper.name, 0, 0.0) if keeper and keeper.can_resume else None
+            return Choice(keeper.name, 0, 0.0) if keeper and _takes(keeper, task) else None
         requirements = self.requirements(task)
         able: Sequence[Candidate] = [c for c in self._feasible(requirements) if c.ready]
         if task.failed_on:
@@ -275,8 +279,10 @@ class Placer:
 
 def _takes(candidate: Candidate, task: Task) -> bool:
     """Whether ``candidate`` has room for ``task`` now."""
-    # What has no chance must not stand before others in a worker's own queue.
-    return candidate.has_free_slot if task.is_background else candidate.has_room
+    yields = task.is_background or (
+        task.priority is Priority.BATCH and candidate.most_rows < candidate.max_running
+    )
+    return candidate.takes(yields=yields, resumes=bool(task.paused_on))
 
 
 def _facts(demand: Demand, candidate: Candidate, cached: Mapping[str, int]) -> dict[str, Fact]:

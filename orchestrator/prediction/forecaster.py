@@ -238,6 +238,10 @@ class Forecaster:
         """How long its answer will usually be in all, half of it being longer."""
         return task.completion_tokens + self._quantile(task, USUAL)
 
+    def answer_tokens(self, task: Task) -> tuple[float, ...]:
+        """Equally likely numbers of tokens that its answer still takes, in rising order."""
+        return self._left(task)
+
     def _left(self, task: Task) -> tuple[float, ...]:
         made, cap = task.completion_tokens, task.sampling.max_tokens
         left = self._curve(task).left(made, max(made + 1, cap))

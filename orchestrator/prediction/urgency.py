@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import exp
 from typing import NamedTuple
 
-SURE, _LOST = 1.3, 0.6
+SURE, LOST = 1.3, 0.6
 """With so many times the usual time left a length is surely in time, or surely not. Wide, for the
 speed moves: work that is given up too early is lost, work that is tried in vain only costs time."""
 _LEAST_WORK_MS = 0.01
@@ -84,7 +84,7 @@ def urgency(
     work_ms = max(_LEAST_WORK_MS, work_ms)
     first_chance = _in_time(due.next_token_ms, next_ms)
     # Lengths rise: up to ``sure`` all are in time, from ``lost`` on none is.
-    lost = bisect_left(left, room_ms / (_LOST * token_ms))
+    lost = bisect_left(left, room_ms / (LOST * token_ms))
     if not first_chance or not lost:
         return Urgency(0.0, -math.inf, work_ms)
     sure = bisect_right(left, room_ms / (SURE * token_ms))
@@ -99,7 +99,7 @@ def urgency(
     gain += sum([exp(start + length * rise) for length in left[level:sure]])
     for length in left[sure:lost]:
         needed_ms = length * token_ms
-        own = max(0.0, (room_ms / needed_ms - _LOST) / (SURE - _LOST))  # at the edge: rounding
+        own = max(0.0, (room_ms / needed_ms - LOST) / (SURE - LOST))  # at the edge: rounding
         chance += own
         slack_ms = max(0.0, min(room_ms - needed_ms, next_slack_ms))
         gain += own * exp((least_slack_ms - slack_ms) / wait_ms)
@@ -114,6 +114,6 @@ def urgency(
 def _in_time(left_ms: float, needed_ms: float) -> float:
     if left_ms >= needed_ms * SURE:
         return 1.0
-    if left_ms <= needed_ms * _LOST:
+    if left_ms <= needed_ms * LOST:
         return 0.0
-    return (left_ms / needed_ms - _LOST) / (SURE - _LOST)
+    return (left_ms / needed_ms - LOST) / (SURE - LOST)

@@ -11,6 +11,15 @@ class QueueOrder(StrEnum):
     FIFO = "fifo"
 
 
+class RowPolicy(StrEnum):
+    """How many rows an instance runs at once."""
+
+    ADAPTIVE = "adaptive"
+    """As many as meet the most deadlines (``prediction.batch_size``)."""
+    FIXED = "fixed"
+    """As many as its worker has slots for."""
+
+
 class QueuePolicy(StrEnum):
     """What becomes of work that finds the queue full."""
 

@@ -247,8 +247,12 @@ class TaskQueue(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Waiting tasks in order. The one just given may be taken out meanwhile, no other."""
+        return self.leaving()
+
+    def leaving(self, *, only_interactive: bool = False) -> Iterator[T]:
+        """The same, or only interactive tasks that have a chance."""
         passed: list[dict[str, int]] = [{} for _ in TIERS]
-        while (chosen := self._choose(passed)) is not None:
+        while (chosen := self._choose(passed, only_interactive)) is not None:
             yield chosen.task
             if chosen.task.id in self._entries:
                 skipped = passed[chosen.tier]
@@ -289,8 +293,9 @@ class TaskQueue(Generic[T]):
         """The first ``drop_at`` of all; None while nothing waits."""
         return self._drops[0].rank if self._drops else None
 
-    def _choose(self, passed: list[dict[str, int]]) -> _Entry[T] | None:
-        for tier in BATCH_FIRST if self._since_batch >= BATCH_EVERY else TIERS:
+    def _choose(self, passed: list[dict[str, int]], only_interactive: bool) -> _Entry[T] | None:
+        tiers = BATCH_FIRST if self._since_batch >= BATCH_EVERY else TIERS
+        for tier in (Tier.INTERACTIVE,) if only_interactive else tiers:
             heads = self._heads(tier, passed[tier])
             if not heads:
                 continue

@@ -20,6 +20,7 @@ from worker.protocol import (
 from worker.protocol.tensors import FRAME, LANE_MESSAGE
 from worker.service.call import Call, Tensors, strings
 
+_LEAST_S = 1e-9
 _WIRE_S = 0.001
 """From the orchestrator to the engine's inbox."""
 
@@ -39,6 +40,7 @@ class SimLane(StreamLane):
         super().__init__(address, config, owner, clock, rng)
         self._worker = worker
         self._arrives_at = 0.0
+        self._sent_until = 0.0
 
     def start(self) -> None:
         self._name = f"{self._rng.getrandbits(128):x}"
@@ -53,7 +55,9 @@ class SimLane(StreamLane):
         if isinstance(message, Submit) and message.budget_ms <= 1000 * _WIRE_S:
             self._worker.started_late += 1
         call = self._call(message, request_id)
-        self._clock.call_at(now + _WIRE_S, partial(self._worker.accept, call))
+        # Timers of one time fire in any order; what is sent first is to arrive first.
+        self._sent_until = max(now + _WIRE_S, self._sent_until + _LEAST_S)
+        self._clock.call_at(self._sent_until, partial(self._worker.accept, call))
 
     def _call(self, message: LaneMessage, request_id: str) -> Call:
         return Call({LANE_MESSAGE: strings(encode(message))}, {}, request_id, _Responder(self))

@@ -11,6 +11,7 @@ from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.dispatch.launch import Launcher
 from orchestrator.dispatch.metrics import DispatchMetrics
 from orchestrator.dispatch.pausing import Pausing
+from orchestrator.dispatch.rows import RowControl
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.errors import DeadlineInfeasible
 from orchestrator.placement import Candidate, Placer, PrefixIndex
@@ -106,7 +107,15 @@ class Rig:
         self.dispatcher = Dispatcher(
             self.queue,
             placer,
-            Pausing(site, self.forecaster, placer, enabled=False),
+            RowControl(
+                Pausing(site, self.forecaster, placer, enabled=False),
+                site,
+                self.forecaster,
+                self.queue,
+                in_flight,
+                self.clock,
+                enabled=False,
+            ),
             prediction,
             Launcher(site, in_flight, prediction, nobody, nobody, limits, self.clock),
             Completion(site, settler, freed, prediction, nobody, nobody, self.clock),

@@ -148,6 +148,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         "slots_free": (
             None if card is None or running is None else max(0, card.max_running - running)
         ),
+        "rows": _rows(instance),
         **_pace(instance),
         "kv_blocks_free": None if stats is None else stats.kv_blocks_free,
     }
@@ -199,6 +200,25 @@ def describe_slot(fleet: SlotFleet, address: str) -> dict[str, object] | None:
         "max_seconds": ability.max_seconds,
         "buffer_s": ability.buffer_s,
         "told": instance.state,
+    }
+
+
+def _rows(instance: Instance) -> dict[str, object]:
+    """How many jobs should run there at once, and what would come of other numbers if requests like
+    the latest kept coming."""
+    found = instance.outlook
+    best = 0.0 if found is None else float(found.met.max())
+    return {
+        "most": None if instance.card is None else instance.concurrency.slots,
+        "outlook": []
+        if found is None
+        else [
+            {"rows": rows, "step_ms": round(step_ms, 3), "met": round(met / best, 3)}
+            for rows, step_ms, met in zip(
+                found.rows, found.step_ms.tolist(), found.met.tolist(), strict=True
+            )
+            if best
+        ],
     }
 
 

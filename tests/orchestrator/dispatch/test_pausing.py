@@ -54,6 +54,7 @@ class Rig:
             can_pause=True,
             has_free_slot=False,
             has_waiting=False,
+            load=0,
             stats=stats,
             concurrency=ConcurrencyLimit(0),
         )
@@ -95,8 +96,8 @@ class Rig:
 def test_dl15_only_a_clearly_more_urgent_task_pauses_another() -> None:
     rig = Rig()
     rig.runs("r", -1.0)
-    assert rig.victims(rig.task("w", 0.0)) == []  # e times as urgent is not enough
-    assert rig.victims(rig.task("w", 0.2)) == ["r"]
+    assert rig.victims(rig.task("w", -0.6)) == []  # half as urgent again is not enough
+    assert rig.victims(rig.task("w", -0.5)) == ["r"]
     assert rig.victims(rig.task("w", -2.0)) == []
     assert rig.victims() == []
 
@@ -109,6 +110,29 @@ def test_the_least_urgent_go_first_one_for_each_that_waits() -> None:
     assert rig.victims(*waiting) == ["r2", "r3"]
     rig.able = ["b"]
     assert rig.victims(*waiting) == ["r3"]
+
+
+def test_or24_a_tenant_takes_rows_of_its_own_or_of_one_that_has_more() -> None:
+    rig = Rig()
+    rig.runs("small", -9.0, tenant="small")
+    for number in range(2):
+        rig.runs(f"large {number}", -5.0 - number, tenant="large")
+    assert rig.victims(rig.task("w", 0.0, tenant="large")) == ["large 1"]
+    assert rig.victims(rig.task("w", 0.0, tenant="small")) == ["small"]
+    assert rig.victims(rig.task("w", 0.0, tenant="new")) == ["large 1"]
+
+
+def test_surplus_rows_are_paused_the_least_urgent_of_whoever_has_more_than_a_share() -> None:
+    rig = Rig()
+    rig.runs("small", -9.0, tenant="small")
+    for number in range(4):
+        rig.runs(f"large {number}", -1.0 - number, tenant="large")
+    a = rig.instances["a"]
+    a.load, a.concurrency.fitting, a.concurrency.most_rows = 5, 8, 3
+    paused = rig.pausing.surplus(rig.running, rig.now)
+    assert [attempt.task.id for attempt in paused] == ["large 3", "large 2"]
+    a.concurrency.most_rows = 5
+    assert rig.pausing.surplus(rig.running, rig.now) == []
 
 
 def test_dl19_what_waits_inside_a_worker_is_made_room_for() -> None:

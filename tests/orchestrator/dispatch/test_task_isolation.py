@@ -81,7 +81,7 @@ async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
             assert response.status == 202
     turns = []
     choose = queue._choose
-    monkeypatch.setattr(queue, "_choose", lambda passed: turns.append(1) or choose(passed))
+    monkeypatch.setattr(queue, "_choose", lambda *how: turns.append(1) or choose(*how))
     service.orchestrator.stages.dispatcher.pump()
     # Those planned anew, the first to start, the first to pause for.
     assert len(turns) <= FRESH + 2

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orchestrator.prediction import Costs, Due, Urgency, urgency
-from orchestrator.prediction.urgency import _LOST, SURE
+from orchestrator.prediction.urgency import LOST, SURE
 from worker.scheduler.order import prompt_urgency
 
 COSTS = Costs(prompt_ms=1.0, token_ms=10.0, token_work_ms=1.25)
@@ -51,7 +51,7 @@ def test_every_urgency_is_a_number_and_hopeless_work_has_none(
     assert not math.isnan(found.log_urgency) and found.log_urgency < math.inf
     assert (found.chance == 0) == (found.log_urgency == -math.inf)
     least_ms = costs.start_ms + prompt * costs.prompt_ms + left[0] * costs.token_ms
-    if whole < 0.99 * _LOST * least_ms:
+    if whole < 0.99 * LOST * least_ms:
         assert found.chance == 0
     if whole > 1.01 * SURE * (least_ms + left[-1] * costs.token_ms):
         assert found.chance == pytest.approx(1)

@@ -1,0 +1,128 @@
+"""Decides how many rows each instance runs at once (``prediction.batch_size``)."""
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from orchestrator.clock import Clock
+from orchestrator.dispatch.attempt import AttemptsInFlight
+from orchestrator.dispatch.pausing import Pausing
+from orchestrator.instances.concurrency import UNBOUNDED
+from orchestrator.instances.instance import Instance
+from orchestrator.instances.registry import Registry
+from orchestrator.prediction.batch_size import (
+    BATCH_WEIGHT,
+    Asked,
+    Demand,
+    RecentDemand,
+    best_rows,
+    outlook,
+    row_counts,
+)
+from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.tasks.job import Priority
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.log import service_log
+
+EVERY_S = 0.05
+"""Between two decisions, while jobs run."""
+LEAST_REQUESTS = 4
+"""Fewer say nothing of what is asked for."""
+
+
+class RowControl:
+    """Bounds the rows of instances by what was asked for of late."""
+
+    def __init__(
+        self,
+        pausing: Pausing,
+        registry: Registry,
+        forecaster: Forecaster,
+        queue: TaskQueue[Task],
+        in_flight: AttemptsInFlight,
+        clock: Clock,
+        *,
+        enabled: bool,
+    ) -> None:
+        """``pausing`` is what makes room within that number. Not ``enabled``, all slots are used."""
+        self.pausing = pausing
+        self._registry = registry
+        self._forecaster = forecaster
+        self._queue = queue
+        self._in_flight = in_flight
+        self._clock = clock
+        self._enabled = enabled
+        self._demand: defaultdict[str, RecentDemand] = defaultdict(RecentDemand)
+        self._is_scheduled = False
+
+    def asked(self, task: Task, changed: Callable[[], None]) -> None:
+        """``task`` joins the queue. ``changed`` is called after decisions that change something."""
+        if not self._enabled:
+            return
+        now = self._clock.now()
+        self._demand[task.model].add(
+            Asked(
+                at=now,
+                left=self._forecaster.answer_tokens(task),
+                prompt_tokens=task.prompt_tokens,
+                whole_ms=task.deadline.left_ms(now),
+                first_ms=1000 * (task.parts.due_at(1, 0.0) - now),
+                weight=1.0 if task.priority is Priority.INTERACTIVE else BATCH_WEIGHT,
+                tenant=task.tenant,
+            )
+        )
+        self._schedule(changed)
+
+    def _schedule(self, changed: Callable[[], None]) -> None:
+        if self._is_scheduled:
+            return
+        self._is_scheduled = True
+        self._clock.call_at(self._clock.now() + EVERY_S, lambda: self._decide(changed))
+
+    def _decide(self, changed: Callable[[], None]) -> None:
+        self._is_scheduled = False
+        if len(self._in_flight):
+            self._schedule(changed)
+        try:
+            if self._set_rows(self._clock.now()):
+                changed()
+        except Exception:
+            service_log.exception("the number of rows was not decided; will retry")
+
+    def _set_rows(self, now: float) -> bool:
+        serving: defaultdict[str, list[Instance]] = defaultdict(list)
+        for instance in self._registry:
+            learner = instance.step_learner
+            if instance.ready and instance.card and learner is not None and learner.is_measured:
+                serving[instance.card.model].append(instance)
+        is_changed = False
+        for model, instances in serving.items():
+            demand = self._demand[model].demand(now) if model in self._demand else None
+            for instance in instances:
+                before = instance.concurrency.most_rows
+                instance.concurrency.most_rows = self._best(demand, instance, len(instances))
+                is_changed |= instance.concurrency.most_rows != before
+        return is_changed
+
+    def _best(self, demand: Demand | None, instance: Instance, instances: int) -> int:
+        """Rows that ``instance`` should have, one of so many; with what led to it kept there."""
+        assert instance.step_learner is not None
+        pace, others = instance.step_learner.model, instance.foreign_load
+        most = max(1, pace.slots - others)
+        if demand is None or len(demand.left) < LEAST_REQUESTS:
+            instance.outlook = None
+            return UNBOUNDED
+        rows, before = row_counts(most), instance.outlook
+        current = min(most, instance.concurrency.most_rows - others)
+        jobs = len(self._in_flight) + len(self._queue)
+        found = instance.outlook = outlook(
+            demand,
+            pace,
+            rows,
+            share=1 / instances,
+            others=others,
+            standing=max(0, jobs - len(demand.left)) / instances,
+            prompt_share=0.0 if before is None else before.prompt_share_at(current),
+        )
+        chosen = best_rows(found, current)
+        return UNBOUNDED if chosen == most else chosen + others

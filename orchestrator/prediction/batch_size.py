@@ -1,0 +1,253 @@
+"""How many rows an instance should run at once: its batch size.
+
+More rows make more tokens a second, and each of them slower. With ``r`` rows a step takes
+``base + row · r`` ms: a token takes its own text all of that, and the engine an ``r``-th of it.
+Which number is best depends on the deadlines and the lengths that are asked for. The rule asks what
+would come of each number if requests like those of the last seconds kept coming::
+
+    τ(r)    = (base + row · r) / (1 − φ)                   a token's time; φ: the prompts' share
+    c_i(r)  = P(prompt_i + length_i · τ(r) ≤ deadline_i)    chance of being in time
+    e_i(r)  = prompt_i + length_i · (base + row · r) / r    engine time that it costs
+    met(r)  = max Σ x_i c_i(r)   where   Σ x_i e_i(r) ≤ T   and   0 ≤ x_i ≤ 1
+
+``T`` is the time in which those requests came. The maximum is that of a fractional knapsack: the
+requests with the most chance for their cost go first (Dantzig, 1957). A request whose length is not
+known is two items: its answer as far as it probably is worth running (the Gittins index's stopping
+time; Gittins, 1979), and the rest.
+
+The number with the greatest ``met`` is taken, the largest of about equal ones, so that light load
+and long deadlines have all slots. Where at least half of the tenants keep to their share of the
+engine, only numbers are considered with which these lose next to nothing, whatever others ask for.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.prediction.step_model import StepModel
+
+MOST_REQUESTS = 96
+"""The decision rests on so many requests at most, the latest: it takes about a millisecond."""
+LEAST_SPAN_S, MOST_SPAN_S = 1.0, 10.0
+"""And on those of a time as long as their deadlines usually are, within these bounds."""
+ABOUT_BEST, WORTH_LOWERING = 0.99, 0.97
+"""Shares of the most that could be met: the largest number of rows with the former is taken, a
+smaller one than now only when the number of now has less than the latter."""
+ABOUT_ALONE = 0.95
+"""Of what tenants that keep to their share would have met with the fastest rows, at least so much
+is left to them, whatever others ask for."""
+BATCH_WEIGHT = 0.05
+"""What a batch request counts beside an interactive one."""
+_MOST_PROMPT_SHARE = 0.9
+_SURE, _LOST = 1.15, 0.85
+"""With so many times the usual time left a length is in time, or is not: closer together than for
+one job (``prediction.urgency``), for over many the speed is known well."""
+_LEAST_MS = 1e-6
+_SPREAD = 2.0
+"""Rows that run beyond the usual number in a crowd, in standard deviations of a Poisson count."""
+_PER_DOUBLING = 4
+"""Numbers of rows that are looked at."""
+
+Floats = NDArray[np.float64]
+
+
+class Asked(NamedTuple):
+    """One request as it came. Times in ms, infinite where none is stated."""
+
+    at: float
+    """In seconds of the clock."""
+    left: tuple[float, ...]
+    """Equally likely lengths of its answer in tokens, rising."""
+    prompt_tokens: float
+    whole_ms: float
+    first_ms: float
+    """Until its first token is due."""
+    weight: float
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests as arrays, an entry for each, and the time in which they came."""
+
+    left: Floats
+    """(requests, lengths)"""
+    prompt_tokens: Floats
+    whole_ms: Floats
+    first_ms: Floats
+    weight: Floats
+    tenant: NDArray[np.int64]
+    """Numbers of those that ask, from 0."""
+    span_ms: float
+
+
+class Outlook(NamedTuple):
+    """What would come of each number of rows."""
+
+    rows: Sequence[int]
+    step_ms: Floats
+    """A step of so many rows, without prompts."""
+    met: Floats
+    """Requests met, by weight; 0 where others' rows would cost a tenant its share."""
+    prompt_share: Floats
+    """Of the engine's time, that goes to prompts."""
+
+    def met_at(self, count: int) -> float:
+        """``met`` with about ``count`` rows."""
+        return float(self.met[self._nearest(count)])
+
+    def prompt_share_at(self, count: int) -> float:
+        """``prompt_share`` with about ``count`` rows."""
+        return float(self.prompt_share[self._nearest(count)])
+
+    def _nearest(self, count: int) -> int:
+        return min(range(len(self.rows)), key=lambda i: abs(self.rows[i] - count))
+
+
+class RecentDemand:
+    """What was asked for of late: a window that is as long as deadlines usually are."""
+
+    def __init__(self) -> None:
+        self._asked: list[Asked] = []
+
+    def add(self, asked: Asked) -> None:
+        self._asked.append(asked)
+        if len(self._asked) >= 2 * MOST_REQUESTS:
+            del self._asked[:-MOST_REQUESTS]
+
+    def demand(self, now: float) -> Demand | None:
+        """As of ``now``, in seconds of the clock; None where nothing was asked for lately."""
+        latest = self._asked[-MOST_REQUESTS:]
+        stated = sorted(one.whole_ms for one in latest if one.weight == 1.0) or [math.inf]
+        span_s = min(max(stated[len(stated) // 2] / 1000, LEAST_SPAN_S), MOST_SPAN_S)
+        window = [one for one in latest if one.at > now - span_s]
+        if not window:
+            return None
+        if len(window) == MOST_REQUESTS:  # it reaches back no further
+            span_s = max(now - window[0].at, 0.001)
+        tenants = {name: number for number, name in enumerate({one.tenant for one in window})}
+        return Demand(
+            left=np.array([one.left for one in window]),
+            prompt_tokens=np.array([one.prompt_tokens for one in window]),
+            whole_ms=np.array([one.whole_ms for one in window]),
+            first_ms=np.array([one.first_ms for one in window]),
+            weight=np.array([one.weight for one in window]),
+            tenant=np.array([tenants[one.tenant] for one in window]),
+            span_ms=1000 * span_s,
+        )
+
+
+@lru_cache
+def row_counts(most: int) -> tuple[int, ...]:
+    """Numbers of rows to look at, up to ``most``."""
+    found, at = list(range(1, min(8, most) + 1)), 8.0
+    while (at := at * 2 ** (1 / _PER_DOUBLING)) < most - 0.5:
+        found.append(round(at))
+    return tuple(found if most <= 8 else [*found, most])
+
+
+def outlook(
+    demand: Demand,
+    pace: StepModel,
+    rows: Sequence[int],
+    *,
+    share: float = 1.0,
+    others: int = 0,
+    standing: float = 0.0,
+    prompt_share: float = 0.0,
+) -> Outlook:
+    """What would come of ``demand`` with each number of ``rows``.
+
+    ``share`` of the requests come to this instance, where ``standing`` jobs of an earlier time want
+    rows as well; ``others`` are rows there that are not ours, ``prompt_share`` is how much of its
+    time went to prompts lately, as of an earlier outlook. Arrays are by (rows, request, length).
+    """
+    own = np.array(rows, dtype=np.float64)[:, None]
+    step_ms = pace.base_ms + pace.row_ms * (own + others)
+    token_ms = step_ms / (1 - min(prompt_share, _MOST_PROMPT_SHARE))
+    prompt_ms = demand.prompt_tokens * pace.prompt_token_ms
+    first_ms = prompt_ms + np.ceil(demand.prompt_tokens / pace.step_tokens) * token_ms
+    room_ms = demand.whole_ms - first_ms
+    chance = _in_time(room_ms[:, :, None] / (demand.left * token_ms[:, :, None]))
+    chance *= _in_time(demand.first_ms / first_ms)[:, :, None]
+    most_tokens = np.maximum(room_ms / token_ms, 1.0)[:, :, None]  # it is stopped at the deadline
+    tokens = np.minimum(demand.left, most_tokens)
+    cost_ms = share * _until(tokens) * (step_ms / (own + others))[:, :, None]
+    cost_ms += (share * prompt_ms)[:, None]
+    gained = np.cumsum(chance, axis=2) / chance.shape[2]
+    whole_chance, whole_ms = gained[:, :, -1], cost_ms[:, :, -1]
+    at = np.argmax(gained / cost_ms, axis=2)[:, :, None]
+    part_chance = np.take_along_axis(gained, at, 2)[:, :, 0]
+    part_ms = np.take_along_axis(cost_ms, at, 2)[:, :, 0]
+
+    excess = _excess(demand, whole_ms[len(rows) // 2])
+    weight = demand.weight / np.maximum(excess, 1.0)[demand.tenant]
+    gain = np.concatenate([part_chance * weight, (whole_chance - part_chance) * weight], axis=1)
+    cost = np.concatenate([part_ms, whole_ms - part_ms], axis=1)
+    prompts = np.broadcast_to(share * prompt_ms, part_ms.shape)
+    prompts = np.concatenate([prompts, np.zeros_like(part_ms)], axis=1)
+    order = np.argsort(-gain / np.maximum(cost, _LEAST_MS), axis=1)
+    gain, cost, prompts = (np.take_along_axis(a, order, 1) for a in (gain, cost, prompts))
+    room = demand.span_ms * own / (own + others)
+    spent = np.cumsum(cost, axis=1)
+    served = np.clip(1 - (spent - room) / np.maximum(cost, _LEAST_MS), 0.0, 1.0)
+    met = (gain * served).sum(axis=1)
+    _level(met, own[:, 0], standing + own[:, 0] * spent[:, -1] / room[:, 0])
+    met[~_as_if_alone(demand, whole_chance, excess)] = 0.0
+    shares = (prompts * served).sum(axis=1) / demand.span_ms
+    return Outlook(rows, step_ms[:, 0], met, shares)
+
+
+def best_rows(found: Outlook, current: int) -> int:
+    """The number of rows to run, with ``current`` now."""
+    rows, met = found.rows, found.met
+    best = float(met.max())
+    if best <= 0:
+        return rows[-1]
+    chosen = rows[int(np.flatnonzero(met >= ABOUT_BEST * best)[-1])]
+    if chosen >= current:
+        return chosen
+    return chosen if found.met_at(current) < WORTH_LOWERING * best else current
+
+
+def _in_time(ratio: Floats) -> Floats:
+    """The chance with ``ratio`` times the usual time left."""
+    return np.clip((ratio - _LOST) / (_SURE - _LOST), 0.0, 1.0)
+
+
+def _until(tokens: Floats) -> Floats:
+    """Tokens that an answer takes on average which is stopped after each of its likely lengths."""
+    count = tokens.shape[2]
+    return (np.cumsum(tokens, axis=2) + tokens * np.arange(count - 1, -1, -1)) / count
+
+
+def _level(met: Floats, rows: Floats, needed: Floats) -> None:
+    """With more ``rows`` than are ``needed`` so many would not run: what is met rises no further
+    and, beyond a crowd by chance, does not fall."""
+    enough = np.flatnonzero(needed <= rows)
+    if len(enough):
+        usual = float(needed[enough[0]])
+        beyond = np.flatnonzero(rows > usual + _SPREAD * math.sqrt(usual))
+        if len(beyond):
+            met[beyond[0] :] = met[beyond[0]]
+
+
+def _excess(demand: Demand, cost_ms: Floats) -> Floats:
+    """By tenant: so many times its equal share of the engine's time it asks for."""
+    tenants = int(demand.tenant.max()) + 1
+    return np.bincount(demand.tenant, cost_ms, tenants) / demand.span_ms * tenants
+
+
+def _as_if_alone(demand: Demand, chances: Floats, excess: Floats) -> NDArray[np.bool_]:
+    """By number of rows: whether tenants that keep to their share lose next to nothing by others'
+    rows. All, where most ask for more than theirs: then who does not is chance."""
+    keeps = excess <= 1.0
+    if keeps.all() or 2 * keeps.sum() < len(keeps):
+        return np.ones(len(chances), dtype=np.bool_)
+    met: Floats = (chances * (demand.weight * keeps[demand.tenant])).sum(axis=1)
+    return np.greater_equal(met, ABOUT_ALONE * met.max())
