@@ -44,7 +44,7 @@ class RowControl:
         *,
         enabled: bool,
     ) -> None:
-        """``pausing`` is what makes room within that number. Not ``enabled``, all slots are used."""
+        """``pausing`` makes room within that number. Not ``enabled``, all slots are used."""
         self.pausing = pausing
         self._registry = registry
         self._forecaster = forecaster
