@@ -39,6 +39,7 @@ from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
 from orchestrator.tasks.journal.durable import DurableTasks
+from orchestrator.tasks.prompt_kind import kind_of
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
@@ -334,6 +335,7 @@ class Orchestrator:
             if prompt_end.endswith(thought.tag):
                 task.job = replace(task.job, grammar=thought.grammar)
         task.prompt_tokens = len(task.token_ids)
+        task.prompt_kind = kind_of(task.job, prompt)
         task.block_tokens = encoder.card.block_tokens
         if (
             not task.prefix_hashes

@@ -5,20 +5,34 @@ it and how many ended in it, so that one cut by a deadline or a cancel counts fo
 (the life table, or Kaplan and Meier's estimator in discrete time). The share that ended is the
 bin's *hazard*; how long an answer of n tokens will still be follows from the hazards beyond n.
 
-Nodes form a chain, each narrower than the one before::
+Nodes form chains, each node narrower than the one before::
 
-    any answer ─▶ model ─▶ tenant ─▶ stated cap ─▶ stated deadline ─▶ session
+    any answer ─▶ model ─▶ tenant ┬▶ stated cap ─▶ stated deadline
+                                  └▶ instructions ┬▶ prompt length
+                                                  ├▶ first word ─▶ opening words
+                                                  └▶ session
 
 and each is drawn towards the one before it with the weight of ``_PRIOR`` answers: a node with few
-answers of its own says what its parent says.
+answers of its own says what its parent says. Instructions and opening words are keyed hashes
+(``tasks.prompt_kind``): no text gets in here.
+
+What the chains say of an answer is mixed. A chain's weight is how probable it held the answers that
+came, against the other chains that knew as narrow a kind then (Bayes' rule over specialists; Freund
+et al. 1997); weights leak towards each other, so that a chain whose kinds begin to tell something
+is soon heard. Where a kind of prompt says nothing, its chain's weight, and what it costs, is small.
 """
 
 import math
+from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
+
+from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind
 
 QUANTILES = 16
 """A distribution is given as so many equally likely lengths."""
@@ -43,37 +57,66 @@ _KEPT_OF_OLD = 0.05
 _MOST_NODES = 4096
 _MOST_CURVES = 1024
 _MOST_KNOWN = 512
+_NEWS_SHARE = 16
+"""A curve is made anew once there is this part more of answers."""
+_LEAK = 0.01
+"""Of the chains' weights, shared out evenly after each answer: what helps may change."""
+_LEAST_CHANCE = 1e-6
+"""Of a length, by a chain: one surprise does not silence it for long."""
+
+CHAINS = 4
+Link = tuple[object, ...]
 
 
 class LengthKey(NamedTuple):
-    """What an answer's length depends on; no ``deadline_ms`` where none was stated."""
+    """What an answer's length depends on; no ``deadline_ms`` where none was stated, no
+    ``prompt_tokens`` where they are not known."""
 
     model: str
     tenant: str = ""
     cap: int = 0
     deadline_ms: float | None = None
     session: str = ""
+    prompt_tokens: int = 0
+    kind: PromptKind = ANY_KIND
 
-    def chain(self) -> list[tuple[object, ...]]:
-        """Names of the nodes, the widest first."""
-        links: list[tuple[object, ...]] = [(self.model,)]
-        links.append((*links[-1], self.tenant))
-        links.append((*links[-1], _octave(self.cap, 1)))
+    @lru_cache(maxsize=_MOST_NODES)  # noqa: B019 - a key is no more than what it is cached by
+    def chains(self) -> list[list[Link]]:
+        """Names of the nodes, the widest first; always ``CHAINS``, in the same order. A chain that
+        has nothing to go by is short."""
+        tenant: list[Link] = [(self.model,), (self.model, self.tenant)]
+        stated = [*tenant, (*tenant[-1], _octave(self.cap, 1))]
         if self.deadline_ms is not None:
-            links.append((*links[-1], _octave(self.deadline_ms, 2)))
+            stated.append((*stated[-1], _octave(self.deadline_ms, 2)))
+        instructed = [*tenant, (*tenant[-1], "instructions", self.kind.instructions)]
+        by_length, by_opening, by_session = (list(instructed) for _ in range(3))
+        if self.prompt_tokens:
+            by_length.append((*instructed[-1], "prompt", _octave(self.prompt_tokens, 2)))
+        by_opening += [(*instructed[-1], "opening", part) for part in self.kind.opening]
         if self.session:
-            links.append((self.model, self.tenant, "session", self.session))
-        return links
+            by_session.append((*tenant[-1], "session", self.session))
+        return [stated, by_length, by_opening, by_session]
+
+
+def _lasting(hazards: Sequence[float]) -> Sequence[float]:
+    """The shares of answers that are longer than each edge; the first is 1."""
+    return array("d", accumulate((1 - hazard for hazard in hazards), mul, initial=1.0))
+
+
+def _chance(lasting: Sequence[float], tokens: int, *, finished: bool) -> float:
+    at = min(bisect_left(_EDGES, tokens), len(_EDGES) - 1)
+    return lasting[at] - lasting[at + 1] if finished else lasting[at]
 
 
 class LengthCurve:
-    """One answer's distribution; frozen. ``hazards`` are by bin."""
+    """One answer's distribution; frozen."""
 
-    __slots__ = ("_known", "_log_ended")
+    __slots__ = ("_known", "_lasting", "_log_ended")
 
-    def __init__(self, hazards: Sequence[float]) -> None:
-        logs = (-math.log(max(1 - hazard, _LEAST_LASTING)) for hazard in hazards)
-        self._log_ended = list(accumulate(logs, initial=0.0))
+    def __init__(self, lasting: Sequence[float]) -> None:
+        """``lasting`` are the shares of answers that are longer than each edge."""
+        self._lasting = lasting
+        self._log_ended = [-math.log(max(share, _LEAST_LASTING)) for share in lasting]
         """−log of the share of answers that are longer than each edge, rising; the first is 0."""
         self._known: dict[tuple[int, int], tuple[float, ...]] = {}
 
@@ -116,6 +159,11 @@ class LengthCurve:
         most = max(1.0, float(cap - made))
         return (*lengths, *[most] * (QUANTILES - len(lengths)))
 
+    def chance(self, tokens: int, *, finished: bool) -> float:
+        """That an answer ends in the bin of ``tokens``; with ``finished`` False, that it gets
+        there."""
+        return _chance(self._lasting, tokens, finished=finished)
+
     def quantile(self, share: float, made: int, cap: int) -> float:
         """Tokens still to come that the answer does not exceed with that probability."""
         left = self.left(made, cap)
@@ -129,7 +177,12 @@ class _Node:
         self.ended = [0.0] * len(_EDGES)
         self.reached = [0.0] * len(_EDGES)
         self.answers = 0
+        self.weights = [1 / CHAINS] * CHAINS
+        """Of the chains, where this is a model or a tenant."""
         self._mean_rank = 0.5
+        self._hazards: Sequence[float] = ()
+        self._prior: Sequence[float] = ()
+        self._answers_then = 0
 
     def add(self, tokens: int, *, finished: bool) -> None:
         self.answers += 1
@@ -142,6 +195,17 @@ class _Node:
         if finished:
             self.reached[last] += 1
             self.ended[last] += 1
+
+    def weigh(self, heard: Sequence[int], chances: Sequence[float]) -> None:
+        """An answer came that these chains had held so probable: their shares of what they have
+        together move, by Bayes' rule, and then a little towards the mean of all."""
+        weights = self.weights
+        whole = sum(weights[number] for number in heard)
+        products = [weights[n] * chance for n, chance in zip(heard, chances, strict=True)]
+        scale = whole / sum(products)
+        for number, product in zip(heard, products, strict=True):
+            weights[number] = product * scale
+        self.weights = [(1 - _LEAK) * weight + _LEAK / CHAINS for weight in weights]
 
     def _watch(self, last: int, *, finished: bool) -> None:
         """Forget most of what was learnt when answers are not like it any more."""
@@ -162,11 +226,20 @@ class _Node:
         self.ended = [count * factor for count in self.ended]
         self.reached = [count * factor for count in self.reached]
 
-    def hazards(self, prior: Sequence[float]) -> list[float]:
-        return [
-            (ended + _PRIOR * expected) / (reached + _PRIOR)
-            for ended, reached, expected in zip(self.ended, self.reached, prior, strict=True)
-        ]
+    def hazards(self, prior: Sequence[float]) -> Sequence[float]:
+        """By bin, drawn towards ``prior``. Where much is known one answer more changes little: they
+        are as of a moment ago, unless ``prior`` is another one."""
+        if prior is not self._prior or self.is_news(self._answers_then):
+            self._hazards = [
+                (ended + _PRIOR * expected) / (reached + _PRIOR)
+                for ended, reached, expected in zip(self.ended, self.reached, prior, strict=True)
+            ]
+            self._prior, self._answers_then = prior, self.answers
+        return self._hazards
+
+    def is_news(self, answers_then: int) -> bool:
+        """Whether so many answers have come since there were ``answers_then`` that it matters."""
+        return self.answers - answers_then > min(answers_then, _HALF_LIFE) // _NEWS_SHARE
 
 
 def _first_hazards() -> list[float]:
@@ -181,12 +254,23 @@ def _first_hazards() -> list[float]:
 _FIRST_HAZARDS = _first_hazards()
 
 
+class _Mixed(NamedTuple):
+    """A curve and what it was made of."""
+
+    seen: tuple[int, ...]
+    """Answers of its nodes, then."""
+    chains: tuple[Sequence[float] | None, ...]
+    """The shares that last by each chain; None of those that knew of nothing narrower than
+    a wider one did."""
+    curve: LengthCurve
+
+
 class AnswerLengths:
     """Learns curves from answers. Bounded: the kinds least recently used are dropped."""
 
     def __init__(self) -> None:
-        self._nodes: OrderedDict[tuple[object, ...], _Node] = OrderedDict()
-        self._curves: dict[tuple[tuple[object, ...], ...], tuple[int, LengthCurve]] = {}
+        self._nodes: OrderedDict[Link, _Node] = OrderedDict()
+        self._mixed: dict[tuple[Link, ...], _Mixed] = {}
         self._asked: dict[LengthKey, LengthCurve] = {}
         """Curves by key, as long as nobody has answered since: every plan asks."""
 
@@ -195,11 +279,13 @@ class AnswerLengths:
 
         One that ended because it reached the stated cap was cut.
         """
+        chains = key.chains()
+        self._weigh(chains, tokens, finished=finished)
         self._asked.clear()
-        for link in key.chain():
+        for link in dict.fromkeys(_links(chains)):
             node = self._nodes.get(link)
             if node is None:
-                node = self._nodes[link] = _Node()
+                node = self._nodes[link] = self._new_node(link)
             self._nodes.move_to_end(link)
             node.add(tokens, finished=finished)
         while len(self._nodes) > _MOST_NODES:
@@ -211,28 +297,84 @@ class AnswerLengths:
         if curve is None:
             if len(self._asked) >= _MOST_NODES:
                 self._asked.clear()
-            curve = self._asked[key] = self._curve(key)
+            curve = self._asked[key] = self._mix(key.chains()).curve
         return curve
 
-    def _curve(self, key: LengthKey) -> LengthCurve:
-        links = tuple(link for link in key.chain() if link in self._nodes)
-        nodes = [self._nodes[link] for link in links]
-        version = sum(node.answers for node in nodes)
-        known = self._curves.get(links)
-        # Where much is known one answer more changes little, and every waiting task asks.
-        if known is not None and 0 <= version - known[0] <= version // 64:
-            return known[1]
-        hazards: Sequence[float] = _FIRST_HAZARDS
-        for node in nodes:
-            hazards = node.hazards(hazards)
-        if len(self._curves) >= _MOST_CURVES:
-            self._curves.clear()
-        curve = LengthCurve(hazards)
-        self._curves[links] = (version, curve)
-        return curve
+    def _new_node(self, link: Link) -> _Node:
+        """A tenant's chains begin with the weights that they have for the model."""
+        node = _Node()
+        model = self._nodes.get(link[:1])
+        if len(link) == 2 and model is not None:
+            node.weights = list(model.weights)
+        return node
+
+    def _weigh(self, chains: list[list[Link]], tokens: int, *, finished: bool) -> None:
+        """Move the chains' weights by what each had expected of this answer."""
+        said = self._mix(chains, takes_stale=True).chains
+        heard = [number for number, lasting in enumerate(said) if lasting is not None]
+        if len(heard) < 2:
+            return
+        chances = [
+            max(_LEAST_CHANCE, _chance(lasting, tokens, finished=finished))
+            for lasting in said
+            if lasting is not None
+        ]
+        for link in chains[0][:2]:
+            if (node := self._nodes.get(link)) is not None:
+                node.weigh(heard, chances)
+
+    def _mix(self, chains: list[list[Link]], *, takes_stale: bool = False) -> _Mixed:
+        """What the chains say together, made anew where answers have come that matter."""
+        nodes = self._nodes
+        known = [[link for link in chain if link in nodes] for chain in chains]
+        links = tuple(dict.fromkeys(_links(known)))
+        mixed = self._mixed.get(links)
+        if mixed is not None and (
+            takes_stale
+            or not any(
+                nodes[link].is_news(then) for link, then in zip(links, mixed.seen, strict=True)
+            )
+        ):
+            return mixed
+        said: list[Sequence[float] | None] = []
+        told: set[Link] = set()
+        for chain in known:
+            hazards: Sequence[float] = _FIRST_HAZARDS
+            for link in chain:
+                hazards = nodes[link].hazards(hazards)
+            # One that ends with a node of a chain before it says nothing more.
+            says_more = not said or chain[-1] not in told
+            told.update(chain)
+            said.append(_lasting(hazards) if says_more else None)
+            if not chain:
+                break
+        weights = nodes[chains[0][1]].weights if chains[0][1] in nodes else [1 / CHAINS] * CHAINS
+        if len(self._mixed) >= _MOST_CURVES:
+            self._mixed.clear()
+        curve = LengthCurve(_mixture(said, weights))
+        seen = tuple([nodes[link].answers for link in links])
+        mixed = self._mixed[links] = _Mixed(seen, tuple(said), curve)
+        return mixed
 
 
-STATED = LengthCurve([0.0] * len(_EDGES))
+def _links(chains: Sequence[Sequence[Link]]) -> Iterator[Link]:
+    return (link for chain in chains for link in chain)
+
+
+def _mixture(said: Sequence[Sequence[float] | None], weights: Sequence[float]) -> Sequence[float]:
+    """The weighted mean of what chains said."""
+    own = [(weight, one) for weight, one in zip(weights, said, strict=False) if one is not None]
+    if len(own) == 1:
+        return own[0][1]
+    whole = sum(weight for weight, _ in own)
+    mean = [0.0] * (len(_EDGES) + 1)
+    for weight, one in own:
+        share = weight / whole
+        mean = [sofar + share * lasting for sofar, lasting in zip(mean, one, strict=True)]
+    return mean
+
+
+STATED = LengthCurve([1.0] * (len(_EDGES) + 1))
 """Of an answer that takes all of its cap."""
 
 

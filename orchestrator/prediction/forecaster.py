@@ -406,7 +406,8 @@ def length_key(task: Task) -> LengthKey:
     job = task.job
     cap = task.sampling.max_tokens if task.fitted_tokens is None else job.max_tokens or 0
     stated_ms = None if job.deadline.is_default else 1000 * (job.deadline.at - job.arrived)
-    return LengthKey(task.model, job.tenant, cap, stated_ms, job.session_id)
+    session, prompt_tokens, kind = job.session_id, task.prompt_tokens, task.prompt_kind
+    return LengthKey(task.model, job.tenant, cap, stated_ms, session, prompt_tokens, kind)
 
 
 def _least_ms(task: Task, capacity: Capacity) -> tuple[float, str]:

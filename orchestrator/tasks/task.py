@@ -19,6 +19,7 @@ from orchestrator.clock import Timer
 from orchestrator.tasks.deadline import NO_PARTS, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, Priority
+from orchestrator.tasks.prompt_kind import ANY_KIND
 from orchestrator.tasks.time_spent import Phase, TimeSpent
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.telemetry.log import fields, service_log
@@ -171,6 +172,7 @@ class Task:
         "pauses",
         "predicted_start",
         "prefix_hashes",
+        "prompt_kind",
         "prompt_logprobs",
         "prompt_ready_at",
         "prompt_tokens",
@@ -213,6 +215,7 @@ class Task:
         self.token_ids: Sequence[int] = ()
         """The prompt; dropped when the task ends."""
         self.prompt_tokens = 0
+        self.prompt_kind = ANY_KIND
         self.cached_tokens = 0
         """Of the prompt, what its worker found in the prefix cache; known at the end."""
         self.prefix_hashes: Sequence[bytes] = ()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.prediction import AnswerLengths, LengthCurve, LengthKey
 from orchestrator.prediction.answer_length import _MOST_CURVES, _MOST_NODES, QUANTILES, STATED
+from orchestrator.tasks.prompt_kind import PromptKind
 
 CAP = 4096
 KEY = LengthKey("m", "t", CAP)
@@ -155,6 +156,19 @@ def test_what_is_stated_tells_short_from_long() -> None:
         assert 5 * median(lengths, short) < median(lengths, long)
 
 
+def test_a_new_session_of_a_known_kind_begins_with_what_the_kind_says() -> None:
+    lengths = AnswerLengths()
+    kinds = [PromptKind(name) for name in (b"short", b"long")]
+    for seed in range(60):
+        for kind, middle in zip(kinds, (15, 500), strict=True):
+            key = KEY._replace(kind=kind, session=f"{kind}{seed // 5}", prompt_tokens=50)
+            lengths.answered(key, drawn(middle, 1, seed)[0], finished=True)
+    short, long = (
+        median(lengths, KEY._replace(kind=kind, session="new", prompt_tokens=50)) for kind in kinds
+    )
+    assert short < 40 and long > 250
+
+
 @pytest.mark.parametrize("curve", [STATED, AnswerLengths().curve(KEY)])
 def test_nothing_is_longer_than_its_cap(curve: LengthCurve) -> None:
     for made, cap in ((0, 1), (0, 7), (5, 100), (99, 100), (1000, 1001)):
@@ -172,7 +186,7 @@ def test_it_is_bounded() -> None:
         if i % 50 == 0:
             lengths.answered(KEY, 30, finished=True)
     assert len(lengths._nodes) <= _MOST_NODES
-    assert len(lengths._curves) <= _MOST_CURVES
+    assert len(lengths._mixed) <= _MOST_CURVES
     assert median(lengths, KEY) < 60
 
 
@@ -184,7 +198,7 @@ def test_a_curve_that_nobody_can_ask_for_any_more_is_forgotten() -> None:
         lengths.curve(key)
         assert len(lengths._asked) == 1
         lengths.answered(key, 30, finished=True)
-    assert not lengths._asked and len(lengths._curves) < 5
+    assert not lengths._asked and len(lengths._mixed) < 5
 
 
 def test_a_curve_that_was_given_does_not_change() -> None:

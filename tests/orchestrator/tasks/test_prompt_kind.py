@@ -1,0 +1,78 @@
+"""What kind of prompt a task has: hashes that tell kinds apart and say nothing else."""
+
+import pytest
+
+from orchestrator.tasks.deadline import Deadline
+from orchestrator.tasks.job import Api, Chat, Job, Message, Prompt
+from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind, kind_of
+from orchestrator.tasks.tools import Tool
+from worker.protocol import Grammar, GrammarKind, Sampling
+
+
+def make_job(grammar: Grammar | None = None) -> Job:
+    return Job(
+        api=Api.CHAT,
+        model="m",
+        sampling=Sampling(max_tokens=8),
+        max_tokens=8,
+        deadline=Deadline(101.0, 0),
+        correlation_id="c",
+        arrived=100.0,
+        grammar=grammar,
+    )
+
+
+def chat(*turns: tuple[str, str], tools: tuple[Tool, ...] = ()) -> Chat:
+    return Chat(tuple(Message(role, text) for role, text in turns), tools=tools)
+
+
+SYSTEM = ("system", "You are terse.")
+ASKS = ("user", "Tell me a story about Ada.")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shares_instructions", "shares_opening"),
+    [
+        (chat(SYSTEM, ASKS), chat(SYSTEM, ASKS), True, True),
+        (chat(SYSTEM, ASKS), chat(SYSTEM, ("user", "tell  me A story of Eve")), True, True),
+        (chat(SYSTEM, ASKS), chat(SYSTEM, ("user", "Hi"), ("assistant", "Hi!"), ASKS), True, True),
+        (chat(SYSTEM, ASKS), chat(SYSTEM, ("user", "What is Ada?")), True, False),
+        (chat(SYSTEM, ASKS), chat(("system", "You are wordy."), ASKS), False, True),
+        (chat(SYSTEM, ASKS), chat(ASKS), False, True),
+        (chat(SYSTEM, ASKS), chat(SYSTEM, ASKS, tools=(Tool("add"),)), False, True),
+        (chat(ASKS), chat(ASKS).messages, True, True),
+        ("Once upon a time", "Once upon a day", True, True),
+        (tuple(range(40)), (7, *range(1, 17), *range(90, 120)), True, True),
+        (tuple(range(40)), tuple(range(5, 45)), False, True),
+    ],
+)
+def test_prompts_of_one_kind_begin_alike(
+    one: Prompt, other: Prompt, shares_instructions: bool, shares_opening: bool
+) -> None:
+    kinds = [kind_of(make_job(), prompt) for prompt in (one, other)]
+    assert (kinds[0].instructions == kinds[1].instructions) is shares_instructions
+    assert (kinds[0].opening == kinds[1].opening) is shares_opening
+
+
+def test_what_the_answer_must_match_is_part_of_the_instructions() -> None:
+    grammar = Grammar(GrammarKind.REGEX, "[a-z]+")
+    assert kind_of(make_job(), "Hi").instructions == b""
+    assert kind_of(make_job(grammar=grammar), "Hi").instructions
+
+
+@pytest.mark.parametrize("prompt", ["", " ", (), (1, 2, 3), Chat(())])
+def test_a_prompt_that_says_nothing_has_no_kind(prompt: Prompt) -> None:
+    assert kind_of(make_job(), prompt) == ANY_KIND
+
+
+def test_a_kind_is_short_and_has_no_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes of eight bytes, which another process's key makes others."""
+    job, secret = make_job(), chat(("system", "secret " * 5000), ("user", "secret " * 5000))
+
+    def flat(kind: PromptKind) -> bytes:
+        return b"".join((kind.instructions, *kind.opening))
+
+    mine = flat(kind_of(job, secret))
+    assert len(mine) == 24 and b"secret" not in mine
+    monkeypatch.setattr("orchestrator.tasks.prompt_kind._KEY", b"another process's")
+    assert flat(kind_of(job, secret)) != mine
