@@ -78,9 +78,10 @@ def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
 
 
 def test_dl16_a_full_queue_says_when_to_come_again() -> None:
-    reported = reported_at(1.5, 18.0, queue=8)
-    assert len(reported.retries) > 30
-    assert 1 / 1.5 <= median_ratio(reported.retries) <= 1.5
+    # Over several runs: of one, some thirty answers at one place in a random walk say little.
+    retries = [r for seed in (7, 11, 12) for r in reported_at(1.5, 18.0, 8, seed).retries]
+    assert len(retries) > 90
+    assert 1 / 1.5 <= median_ratio(retries) <= 1.5
 
 
 def trace(seed: int) -> list[Row]:
