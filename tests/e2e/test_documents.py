@@ -120,7 +120,7 @@ def _url_for(block: Block, request: pytest.FixtureRequest) -> str:
     """Of a service that has what the block asks for."""
     if "slots" in block.text:
         return str(request.getfixturevalue("with_slots").url)
-    if '"durable": true' in block.text:
+    if '"durable": true' in block.text or "client.batches" in block.text:
         return str(request.getfixturevalue("with_a_journal").url)
     return str(request.getfixturevalue("demo").url)
 

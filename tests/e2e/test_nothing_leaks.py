@@ -94,7 +94,6 @@ class Client:
         for path, body in (
             ("/v1/chat/completions", json.dumps(good)[:-5]),
             ("/v1/chat/completions", good | {"temperature": PLANTED}),
-            ("/v1/chat/completions", good | {PLANTED: 1}),
             ("/v1/chat/completions", good | {"model": PLANTED}),
             ("/v1/chat/completions", good | {"max_tokens": 10**8}),
             ("/v1/chat/completions", good | {"messages": [{"role": PLANTED, "content": STORY}]}),
@@ -102,6 +101,7 @@ class Client:
             ("/v1/messages", {"model": "demo", "messages": PLANTED}),
             ("/v2/models/demo/infer", {"inputs": [{"name": PLANTED}]}),
             ("/v2/tasks", {"prompt": STORY, "tenant": PLANTED}),
+            ("/v2/tasks", {"prompt": STORY, PLANTED: 1}),
             (f"/v1/{PLANTED}", good),
         ):
             status, text = await self.post(path, body)

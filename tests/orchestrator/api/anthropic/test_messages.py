@@ -244,7 +244,7 @@ async def test_errors_are_anthropics(
         await sdk.messages.create(**HI | {"model": "none"})
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
     assert missing.value.request_id
-    status, error = await error_of(service, {}, "/v1/messages/batches")
+    status, error = await error_of(service, {}, "/v1/messages/none")
     assert (status, error["type"]) == (404, "not_found_error")
     worker.plan = lambda submit: Plan(fail_at=0)
     status, error = await error_of(service, HI)

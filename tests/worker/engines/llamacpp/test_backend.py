@@ -306,7 +306,9 @@ def test_idle_texts_give_way_when_llama_cpp_finds_no_cells(rig: Rig) -> None:
 
 
 def test_what_it_cannot_do_is_refused(rig: Rig) -> None:
-    with pytest.raises(ContextOverflow, match="102 tokens, and one text can have 100"):
+    with pytest.raises(
+        ContextOverflow, match="102 tokens, but this model's maximum context length is 100 tokens"
+    ):
         rig.add([1, 2], 100)
     with pytest.raises(InvalidCall, match="prompts"):
         rig.add([1, 2], 1, prompt_logprobs=0)
