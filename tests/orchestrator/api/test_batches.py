@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from orchestrator.tasks.job import Priority
-from tests.orchestrator.conftest import MakeService, Service
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import Restarts
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import anthropic, openai
@@ -158,7 +158,7 @@ async def test_a_batch_with_the_sdk(kept: Service, sdk: openai.AsyncOpenAI) -> N
 
 
 async def test_every_endpoint_answers_as_it_does_alone(
-    restarts: Restarts, make_worker: Any
+    restarts: Restarts, make_worker: MakeWorker
 ) -> None:
     service = await restarts.start(await make_worker(pooling=Pooling.LAST))
     for url, body, object_ in (
@@ -402,3 +402,53 @@ async def test_what_a_message_batch_cannot_be_is_refused(
     error = await ask(kept, "POST", BATCHES, 400, json=body)
     assert said in error["error"]["message"]
     assert kept.metric("tidegate_batch_folder_bytes") == 0
+
+
+async def test_bodies_may_be_larger_than_a_requests_and_their_parts_not(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    service = await restarts.start(worker, max_body_bytes=1024)
+    items = [{"custom_id": f"id-{n}", "params": PARAMS} for n in range(100)]
+    name = (await ask(service, "POST", BATCHES, json={"requests": items}))["id"]
+    await service.until(lambda: service.metric("tidegate_batches_unfinished") == 0)
+    told = await ask(service, "GET", f"{BATCHES}/{name}")
+    assert told["request_counts"]["succeeded"] == 100
+    batch = await over(service, await create(service, lines_of(*[PARAMS] * 100)))
+    assert batch["request_counts"]["completed"] == 100
+    long = PARAMS | {"messages": [{"role": "user", "content": "x" * 1024}]}
+    error = await ask(
+        service, "POST", BATCHES, 400, json={"requests": [{"custom_id": "a", "params": long}]}
+    )
+    assert "TIDEGATE_MAX_BODY_BYTES" in error["error"]["message"]
+    batch = await over(service, await create(service, lines_of(PARAMS, long)))
+    assert [(e["code"], e["line"]) for e in batch["errors"]["data"]] == [("line_too_long", 2)]
+
+
+async def test_a_line_waits_for_an_instance_that_is_not_reached_yet(
+    restarts: Restarts, worker: FakeWorker, make_worker: MakeWorker
+) -> None:
+    """After a restart of all, who serves its model may be the last to come."""
+    late = await make_worker(model="late")
+    port = int(late.address.rpartition(":")[2])
+    await late.stop()
+    service = await restarts.start(worker, late)
+    name = await create(service, lines_of(PARAMS | {"model": "late"}, PARAMS))
+    await service.until(lambda: service.metric("tidegate_batch_lines", outcome="succeeded") == 1)
+    assert (await ask(service, "GET", f"/v1/batches/{name}"))["status"] == "in_progress"
+    await make_worker(model="late", port=port)
+    assert (await over(service, name))["request_counts"]["completed"] == 2
+
+
+async def test_lines_of_a_key_that_is_withdrawn_are_refused(
+    restarts: Restarts, worker: FakeWorker
+) -> None:
+    plan = Plan(stall_at=1)
+    worker.plan = lambda job: plan
+    service = await restarts.start(worker, keys=KEYS)
+    name = await create(service, lines_of(PARAMS, PARAMS), "token-one")
+    await service.until_tokens(1, tasks=2)
+    await restarts.die()
+    service = await restarts.start(worker, keys={"two": KEYS["two"]})
+    await service.until(lambda: service.metric("tidegate_batch_lines", outcome="errored") == 2)
+    await ask(service, "GET", f"/v1/batches/{name}", 401, "token-one")
+    await ask(service, "GET", f"/v1/batches/{name}", 404, "token-two")
