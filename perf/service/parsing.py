@@ -85,12 +85,14 @@ def _us_per_token(stream: ChunkStream, begin: str, words: list[str]) -> float:
 def _stream(is_parsed: bool) -> ChunkStream:
     job = _task().job
     request = SimpleNamespace(job=job, options=AnswerOptions())
-    choices = cast(Choices, SimpleNamespace(request=request, first=_task()))
+    choices = cast(Choices, SimpleNamespace(request=request, first=_task(), told_tier=lambda: {}))
     nowhere = cast(EventStream, SimpleNamespace(send=_nothing))
     new: Callable[..., ChunkStream] = ChunkStream
     arguments: list[Any] = [nowhere, CHAT, choices, 0]
     if is_parsed:
-        tokens = SimpleNamespace(special_ids=lambda spellings: {}, token_text=str)
+        tokens = SimpleNamespace(
+            special_ids=lambda spellings: {}, token_text=str, end_of=lambda ids: ""
+        )
         encoder = SimpleNamespace(tokens=tokens)
         new = ParsedChunkStream
         arguments.insert(0, TaskOutput(_FORMAT, cast(PromptEncoder, encoder), _TOOLS))
