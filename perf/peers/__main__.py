@@ -4,8 +4,7 @@
                          [--skip-install]
 
 goodput: chats of clients with 1, 3 and 8 s of patience, at each offered rate, to Tidegate and vLLM.
-speed: tokens per second of both at 1, 8 and 32 streams, on the demo model.
-speed-0.5b: the same on random weights in the shape of Qwen2.5-0.5B.
+speed: tokens per second of both at 1, 8 and 32 streams.
 relay: CPU per relayed token of the orchestrator and of vllm-router.
 
 A peer that cannot be installed or started here is skipped by name; the exit status is 1 only when
@@ -14,11 +13,9 @@ something failed.
 
 import argparse
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from msgspec.structs import replace
@@ -26,7 +23,6 @@ from rich.console import Console
 
 from orchestrator.pool.paths import DEMO_CHECKPOINT
 from perf import SEED
-from perf.engine.checkpoints import SHAPES, ModelShape, make_checkpoint
 from perf.load.lane import open_lane
 from perf.peers import goodput, relay, speed
 from perf.peers.goodput_cell import Cell, show_cells
@@ -39,11 +35,9 @@ from perf.report.table import show
 from perf.stack.stack import Stack
 from worker.protocol import ModelCard
 
-_LARGE: Final = "speed-0.5b"
 PARTS: Final = {
     "goodput": "chats met in time, beside vLLM",
     "speed": "tokens per second, beside vLLM",
-    "speed-0.5b": "tokens per second of Qwen2.5-0.5B's shape, beside vLLM",
     "relay": "the cost of a relayed token, beside vllm-router",
 }
 
@@ -53,20 +47,17 @@ class Size:
     """How much to measure."""
 
     goodput: goodput.Load
-    speed_large: speed.Load
     speed: speed.Load
     relay: relay.Load
 
 
 FULL: Final = Size(
     goodput=goodput.Load((6.0, 12.0, 20.0), warm_s=4.0, window_s=15.0, rounds=3),
-    speed_large=speed.Load((1, 8, 32), tokens=64, rounds=3),
     speed=speed.Load((1, 8, 32), tokens=256, rounds=7),
     relay=relay.Load(window_s=1.0, windows=3, rounds=5),
 )
 QUICK: Final = Size(
     goodput=goodput.Load((12.0,), warm_s=1.0, window_s=4.0, rounds=1),
-    speed_large=speed.Load((1, 8), tokens=16, rounds=1),
     speed=speed.Load((1, 8), tokens=128, rounds=2),
     relay=relay.Load(window_s=0.5, windows=2, rounds=1),
 )
@@ -85,36 +76,28 @@ class Comparison:
     triton: str = ""
 
     async def parts(self, only: Sequence[str]) -> None:
-        """Measure one part after the other; those of one model share their servers."""
-        if on_demo := [name for name in ("goodput", "speed") if name in only]:
-            await self._beside_vllm(nullcontext(DEMO_CHECKPOINT), on_demo)
-        if _LARGE in only:
-            await self._beside_vllm(_random_weights(SHAPES["0.5b"]), [_LARGE])
+        """Measure one part after the other; those beside vLLM share their servers."""
+        if beside_vllm := [name for name in ("goodput", "speed") if name in only]:
+            await self._beside_vllm(beside_vllm)
         if "relay" in only:
             await self._part("relay", relay.measure(self.size.relay, install=self.install))
 
-    async def _beside_vllm(
-        self, checkpoint: AbstractContextManager[Path], names: Sequence[str]
-    ) -> None:
+    async def _beside_vllm(self, names: Sequence[str]) -> None:
         parts: dict[str, Callable[[tuple[Served, Served]], Awaitable[list[Figure]]]] = {
             "goodput": self._goodput,
             "speed": lambda servers: speed.measure(servers, self.size.speed, SEED, "speed"),
-            _LARGE: lambda servers: speed.measure(servers, self.size.speed_large, SEED, _LARGE),
         }
         async with AsyncExitStack() as stack:
             try:
                 self._say(f"{VLLM} and Tidegate start (minutes) …")
                 await VLLM.install(allowed=self.install)
-                ours, servers = await stack.enter_async_context(
-                    both(stack.enter_context(checkpoint))
-                )
+                ours, servers = await stack.enter_async_context(both(DEMO_CHECKPOINT))
             except Skip as reason:
                 self.results += [
                     BenchResult(name, PARTS[name], 0.0, skipped=str(reason)) for name in names
                 ]
                 return
-            if self.card is None:
-                await self._read_card(ours)
+            await self._read_card(ours)
             for name in names:
                 await self._part(name, parts[name](servers))
 
@@ -136,13 +119,6 @@ class Comparison:
         self.console.print(text, style="dim")
 
 
-@contextmanager
-def _random_weights(shape: ModelShape) -> Iterator[Path]:
-    with TemporaryDirectory() as folder:
-        make_checkpoint(Path(folder), shape, SEED)
-        yield Path(folder)
-
-
 def bundle_of(comparison: Comparison, recording: Recording, *, quick: bool) -> Bundle:
     """Everything that the run found, and what it ran on."""
     more = {peer.package: peer.version for peer in (VLLM, ROUTER) if peer.is_installed()}
@@ -160,7 +136,7 @@ def size_of(args: argparse.Namespace) -> Size:
         load = load._replace(rates=tuple(args.rates))
     if args.seconds:
         load = load._replace(window_s=args.seconds)
-    return Size(load, size.speed_large, size.speed, size.relay)
+    return Size(load, size.speed, size.relay)
 
 
 def new_arguments() -> argparse.ArgumentParser:

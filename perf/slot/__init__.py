@@ -2,12 +2,9 @@
 
 - ``rig``           ours on the real Triton and two naive servers, which take turns
 - ``throughput``    clips per minute, latency, stage times, memory
-- ``overlap``       what the order of stages allows where they do not share two cores
 - ``copies``        bytes copied and allocated between stages
-- ``deadlines``     what becomes of clips as deadlines grow, and under overload
+- ``deadlines``     what becomes of clips under overload
 - ``aborts``        from a cancel to the next clip
-- ``through``       what ``/v2/slots`` adds to a clip
-- ``mixed``         text and clips on one machine
 - ``soak``          an hour of clips, cancels and mistakes: does anything grow?
 - ``naive``         the pipeline of an afternoon, and ``naive_server``, which serves it
 - ``client``        one recipe and what became of it, by plain ``tritonclient``

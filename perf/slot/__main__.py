@@ -19,7 +19,7 @@ from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import begin, new_console, new_parser, result, status_of, within
 from perf.report.recording import Recording
 from perf.report.table import show
-from perf.slot import aborts, copies, deadlines, mixed, overlap, soak, through, throughput
+from perf.slot import aborts, copies, deadlines, soak, throughput
 from perf.slot.rig import Rig, rigged
 
 
@@ -36,13 +36,9 @@ class Bench:
 
 BENCHES = (
     Bench("copies", "bytes copied and allocated per clip", copies.run, 60, has_rig=False),
-    Bench("overlap", "what overlapping allows, stages that wait", overlap.run, 120, has_rig=False),
     Bench("throughput", "clips per minute, stage times, memory", throughput.run, 300),
-    Bench("curve", "clips by deadline, from far too short to ample", deadlines.curve, 300),
     Bench("overload", "clips in time by offered load, unknown lengths", deadlines.overload, 400),
     Bench("aborts", "from a cancel to the next clip", aborts.run, 200, has_rig=False),
-    Bench("mixed", "text and clips on one machine", mixed.run, 400, has_rig=False),
-    Bench("through", "what /v2/slots adds to a clip", through.run, 120, has_rig=False),
 )
 
 

@@ -1,7 +1,7 @@
-"""What becomes of clips as their deadlines grow from far too short to ample; and under overload,
-when more is asked for than can be rendered, of unknown lengths, by clients who hang up in time.
+"""What becomes of clips under overload, when more is asked for than can be rendered, of unknown
+lengths, by clients who hang up in time.
 
-A deadline is in multiples of what the clip takes by itself, behind the buffer that is kept back.
+Their patience is in multiples of what a clip takes by itself, behind the buffer that is kept back.
 """
 
 import asyncio
@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from perf.report.bundle import Figure
 from perf.report.stats import median
 from perf.slot.client import Ask, Reply
-from perf.slot.naive_server import SEQUENTIAL
-from perf.slot.rig import LONG_TEXT, OURS, SPEC, Rig, System, recipe_of
+from perf.slot.rig import OURS, SPEC, Rig, System, recipe_of
 from perf.slot.throughput import closed_loop
 
-MULTIPLES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 LOADS = (0.5, 1.5)
 """Of what the cores could make of clips if nothing else wanted them, by the CPU that one takes:
 what is made in a while depends on who else is there meanwhile."""
@@ -37,70 +35,6 @@ def outcome(ask: Ask, reply: Reply) -> str:
     if reply.latency_s > ask.deadline_s:
         return "late"
     return "less" if reply.facts["given_up"] else "whole"
-
-
-async def curve(rig: Rig) -> list[Figure]:
-    """One clip at a time."""
-    n = 2 if rig.quick else 6
-    recipe = recipe_of(LONG_TEXT)
-    alone = [await rig.ours.client.render(Ask(recipe)) for _ in range(max(4, n))]
-    clip_s = median([reply.latency_s for reply in alone])
-    figures = [Figure.of("curve.clip_s", "the clip by itself", "s", [r.latency_s for r in alone])]
-    ways = (("error", rig.ours, False), ("degrade", rig.ours, True))
-    for multiple in MULTIPLES:
-        deadline_s = SPEC.buffer_s + multiple * clip_s
-        found: dict[str, list[tuple[Ask, Reply]]] = {}
-        for _ in range(n):
-            for name, system, degrade in (*ways, (SEQUENTIAL, rig.systems[SEQUENTIAL], False)):
-                ask = Ask(recipe, deadline_s, degrade)
-                found.setdefault(name, []).append((ask, await system.client.render(ask)))
-                if name == SEQUENTIAL:  # it renders to the end whoever has hung up
-                    await system.client.render(Ask(recipe_of("Hi.", size=64, fps=6)))
-        figures += _at(multiple, found)
-    return figures
-
-
-def _at(multiple: float, found: dict[str, list[tuple[Ask, Reply]]]) -> list[Figure]:
-    names = {"error": "all or nothing", "degrade": "may give less", SEQUENTIAL: "naive"}
-    words = {
-        "whole": "in time, whole",
-        "less": "in time with less",
-        "refused": "refused",
-        "stopped": "stopped on the way",
-        "late": "late",
-    }
-    figures = []
-    for name, answers in found.items():
-        counts = Counter(outcome(ask, reply) for ask, reply in answers)
-        for what, text in words.items():
-            if name == SEQUENTIAL and what not in ("whole", "refused"):
-                continue
-            if name == SEQUENTIAL and what == "refused":
-                text = "its client hung up"
-            if what != "whole" and not counts[what]:
-                continue
-            share = 100 * counts[what] / len(answers)
-            label = f"{multiple:g} × a clip, {names[name]}: {text}"
-            if what == "less":
-                label += f" (most: {_most_given_up(answers)})"
-            figures.append(Figure.of(f"curve.{multiple:g}.{name}.{what}", label, "%", [share]))
-        refusals = [1000 * r.latency_s for ask, r in answers if outcome(ask, r) == "refused"]
-        if refusals and name != SEQUENTIAL:
-            label = f"{multiple:g} × a clip, {names[name]}: refused after"
-            figures.append(
-                Figure.of(f"curve.{multiple:g}.{name}.refused_ms", label, "ms", refusals)
-            )
-    return figures
-
-
-def _most_given_up(answers: Sequence[tuple[Ask, Reply]]) -> str:
-    """In numbers that do not change from clip to clip."""
-    given_up = [
-        ", ".join(each for each in reply.facts["given_up"])
-        for _, reply in answers
-        if reply.is_clip and reply.facts["given_up"]
-    ]
-    return Counter(given_up).most_common(1)[0][0]
 
 
 @dataclass(frozen=True, slots=True)

