@@ -17,7 +17,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
 .PHONY: help setup setup-dev demo test test-avx2 test-clients lint wheel clean \
-  figures bench bench-quick bench-engine bench-goodput bench-rows bench-peers bench-slot bench-swap soak-slot sim attack chaos soak fuzz
+  record figures bench bench-quick bench-engine bench-goodput bench-rows bench-peers bench-slot bench-swap soak-slot sim attack chaos soak fuzz
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
@@ -26,6 +26,8 @@ help:
 	@echo 'make test-avx2     what computes on the CPU, as on one without AVX-512'
 	@echo 'make test-clients  other people'"'"'s clients: LiteLLM, LangChain, Pydantic AI, instructor, Node'
 	@echo 'make lint          style and types'
+	@echo 'make record        records all that the documents show anew, from a clean commit; 75 minutes'
+	@echo '                   ARGS=--dry-run, ARGS="--only quick swap-cpu"'
 	@echo 'make figures       writes the figures of README.md and docs from the recorded bundles'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'
 	@echo 'make bench-quick   a minute of them'
@@ -84,6 +86,9 @@ lint: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+record: setup-dev
+	$(BIN)/python -m perf.record $(ARGS)
 
 figures: setup-dev
 	$(BIN)/python -m perf.figures

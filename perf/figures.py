@@ -6,16 +6,16 @@
 A document says what it wants to show in a comment, and has the result right below it::
 
     <!-- figures
-    | tokens/s beside vLLM, 8 streams | {{ fig("peers-speed", "speed.ratio.8") }} |
+    | tokens/s beside vLLM, 8 streams | {{ fig("peers", "speed.ratio.8") }} |
     -->
     | tokens/s beside vLLM, 8 streams | 1.38 (1.12 … 1.99) |
 
-    - `peers-speed`: its command, commit, day and machine.
+    - `peers`: its command, commit, day and machine.
     <!-- end of figures -->
 
 The comment is a Jinja template; ``Figures`` has what it may call. A bundle is marked old once more
 than ``MOST_CHANGED`` of the lines behind its figures have changed since its commit: then it is to
-be recorded anew, by the command that it names.
+be recorded anew (``perf.record``).
 """
 
 import argparse
@@ -67,6 +67,7 @@ NAMES: Final = {
     "fifo": "FIFO",
     "fifo-hang-up": "FIFO, clients hang up",
     "jitserve": "JITServe",
+    "ours": "Tidegate",
     "qoserve": "QoServe",
     "slos-serve": "SLOs-Serve",
 }
@@ -101,21 +102,37 @@ class Figures:
         """The median alone, times ``scale``."""
         return number(scale * self._figure(bundle, key).median)
 
-    def best(self, bundle: str, pattern: str, *but: str) -> str:
-        """The best of the figures whose keys match, with the name that stands for the one ``*`` of
-        ``pattern``, leaving out the names ``but``: ``18.4 (jitserve)``."""
-        before, _, after = pattern.partition("*")
-        found = {}
-        for key, figure in self._bundle(bundle).figures().items():
-            name = key.removeprefix(before).removesuffix(after)
-            if fnmatchcase(key, pattern) and "." not in name and name not in but:
-                found[name] = figure
+    def best(self, bundle: str, pattern: str, *but: str, scale: float = 1.0) -> str:
+        """The best of the figures whose keys match, times ``scale``, with the name that stands for
+        the one ``*`` of ``pattern``, leaving out those like one of ``but``: ``18.4 (JITServe)``."""
+        found = {
+            name: figure
+            for name, figure in self._matching(bundle, pattern).items()
+            if "." not in name and not any(fnmatchcase(name, each) for each in but)
+        }
         if not found:
             raise UnknownFigure(f"{bundle} has no figure like {pattern}")
         best = (min if next(iter(found.values())).better == "lower" else max)(
             found, key=lambda name: found[name].median
         )
-        return f"{number(found[best].median)} ({NAMES.get(best, best)})"
+        policy, at, rows = best.partition("@")
+        told = NAMES.get(policy, policy) + (f", {rows} rows" if at else "")
+        return f"{number(scale * found[best].median)} ({told})"
+
+    def names(self, bundle: str, pattern: str) -> list[str]:
+        """What stands for the one ``*`` of ``pattern`` in the keys that match, dots and all."""
+        found = list(self._matching(bundle, pattern))
+        if not found:
+            raise UnknownFigure(f"{bundle} has no figure like {pattern}")
+        return found
+
+    def _matching(self, bundle: str, pattern: str) -> dict[str, Figure]:
+        before, _, after = pattern.partition("*")
+        return {
+            key.removeprefix(before).removesuffix(after): figure
+            for key, figure in self._bundle(bundle).figures().items()
+            if fnmatchcase(key, pattern)
+        }
 
     def rows(self, bundle: str, *patterns: str) -> str:
         """The figures whose keys match, as a table, in the order of ``patterns``."""
@@ -206,7 +223,7 @@ def rendered(
 
     def block(match: re.Match[str]) -> str:
         figures = Figures(results, is_old)
-        names = ("fig", "mid", "best", "rows", "raw")
+        names = ("fig", "mid", "best", "names", "rows", "raw")
         template = environment.from_string(match["template"])
         body = template.render({name: getattr(figures, name) for name in names}).strip("\n")
         told = figures.bundles_in_brief() if brief else "\n".join(figures.bundles())

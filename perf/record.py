@@ -1,0 +1,272 @@
+"""``make record``: every bundle that a document shows, recorded anew from one clean commit.
+
+    python -m perf.record [--only NAME …] [--dry-run] [--traces FOLDER]
+
+Says first what it will run and for how long. Each entry of ``TABLE`` is a command of ``perf``, in a
+process of its own. What measures time runs alone; what is judged by its books, or runs on virtual
+time, comes last, two at once. A bundle gets into ``perf/results`` when all of its parts were
+measured and nothing failed; else the old one stays, the reason is said, and the others go on. What
+they print is in ``build/record/NAME``. The exit status is 1 when one of them was not recorded.
+
+Afterwards ``make figures`` writes the documents.
+"""
+
+import argparse
+import asyncio
+import heapq
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+
+from perf.report.command import new_console, new_parser, status_of
+from perf.report.recording import RESULTS, ROOT, Checkout, DirtyTree
+
+AT_ONCE: Final = 2
+"""Of what may run beside others."""
+_PATIENCE: Final = 3
+_SLACK_S: Final = 600
+"""An entry that takes longer than ``_PATIENCE`` times what it should and this, for what is
+installed or compiled the first time, hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One bundle: ``python -m module arguments --json …``, about ``seconds`` on two cores.
+
+    In an argument ``{traces}`` is the folder of Azure's traces, ``{folder}`` the entry's own.
+    ``beside``: others may run at the same time. ``engine`` is had first, by ``tidegate engines
+    ensure``. ``picture`` is drawn into ``{folder}``.
+    """
+
+    name: str
+    module: str
+    arguments: str
+    seconds: int
+    beside: bool = False
+    engine: str = ""
+    picture: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "build" / "record" / self.name
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+    @property
+    def files(self) -> list[Path]:
+        """What it leaves, the bundle first."""
+        names = [f"{self.name}.json", *([self.picture] if self.picture else [])]
+        return [self.folder / name for name in names]
+
+    def words(self, traces: Path) -> list[str]:
+        return [w.format(traces=traces, folder=self.folder) for w in self.arguments.split()]
+
+    def commands(self, traces: Path) -> list[list[str]]:
+        """One after the other, in ``ROOT``."""
+        python = [sys.executable, "-m"]
+        run = [*python, self.module, *self.words(traces), "--json", str(self.files[0])]
+        ensure = [*python, "tidegate", "engines", "ensure", self.engine]
+        return [ensure, run] if self.engine else [run]
+
+
+_CONVERSATION: Final = "{traces}/azure-llm-2023-conversation.csv"
+_CODE: Final = "{traces}/azure-llm-2023-code.csv"
+_SERVICE: Final = (
+    "deadline placement parsing ttft relay relay-single paced step-triton cancel kinds burst queued"
+    " admission journal"
+)
+TABLE: Final = (
+    Entry("quick", "perf.service", "--quick", 100),
+    Entry("swap-cpu", "perf.swap", "", 65),
+    Entry("full-cpu", "perf.service", f"--only {_SERVICE}", 440),
+    Entry("engine-cpu", "perf.engine", "--only decode prefill mixed prefix resume", 340),
+    Entry(
+        "engines-cpu",
+        "perf.engine",
+        "--engine torch llamacpp transformers --quick",
+        30,
+        engine="llamacpp",
+    ),
+    Entry("slot", "perf.slot", "", 240),
+    Entry("peers", "perf.peers", "--rates 12 20 --seconds 10", 530),
+    Entry(
+        "goodput-real",
+        "perf.goodput",
+        f"--trace {_CONVERSATION} --trace {_CODE} --loads 2 --seconds 10",
+        190,
+    ),
+    Entry(
+        "goodput-rows",
+        "perf.goodput.rows",
+        "--cells capacity twice bursts tight flood --seeds 3",
+        1200,
+    ),
+    Entry("soak", "perf.chaos", "--soak 600", 640, beside=True),
+    Entry("slot-soak", "perf.slot", "--soak 600", 640, beside=True),
+    Entry(
+        "sim-traces",
+        "perf.sim",
+        f"--trace {_CONVERSATION} {_CODE} --arrivals trace --deadlines proportional parts --loads 1"
+        " 2 3 --seeds 3 --rows --processes 1 --plot {folder}/goodput-traces",
+        350,
+        beside=True,
+        picture="goodput-traces.png",
+    ),
+    Entry("sim-cells", "perf.sim", "--cells --rows 16 --seeds 2 --processes 1", 350, beside=True),
+    Entry(
+        "chaos-kills",
+        "perf.chaos",
+        "--kills 100 --engine synthetic-paced --clients 2",
+        320,
+        beside=True,
+    ),
+    Entry("chaos", "perf.chaos", "--engine synthetic-paced --clients 2", 200, beside=True),
+    Entry(
+        "chaos-torch", "perf.chaos", "--engine torch --clients 2 --seconds 120", 140, beside=True
+    ),
+)
+"""In the order in which they run."""
+
+
+def seconds_of(entries: Sequence[Entry]) -> int:
+    """About how long all of them take."""
+    ends = [0] * AT_ONCE
+    for entry in entries:
+        if entry.beside:
+            heapq.heapreplace(ends, ends[0] + entry.seconds)
+    return sum(entry.seconds for entry in entries if not entry.beside) + max(ends)
+
+
+def show_plan(entries: Sequence[Entry], console: Console) -> None:
+    """What will run, and for how long."""
+    for entry in entries:
+        beside = f", {AT_ONCE} at once" if entry.beside else ""
+        said = f"{entry.name}, about {entry.seconds} s{beside}: python -m {entry.module}"
+        console.print(f"{said} {entry.arguments}".rstrip(), markup=False, soft_wrap=True)
+    console.print(
+        f"{len(entries)} bundles, about {seconds_of(entries) / 60:.0f} minutes on two cores; what"
+        " they are compared with (vLLM, vllm-router, llama.cpp) is installed first where it is not"
+    )
+
+
+def why_not_whole(facts: dict[str, Any], commit: str) -> str:
+    """Why a bundle is not to be recorded; empty where it is."""
+    if facts["commit"] != commit or facts["dirty"]:
+        return f"it is of commit {facts['commit'][:12]}{' with changes' * facts['dirty']}"
+    parts = [part for part in facts.get("results", ()) if part["failed"] or part["skipped"]]
+    return "; ".join(f"{part['name']}: {part['failed'] or part['skipped']}" for part in parts)
+
+
+async def record(entry: Entry, commit: str, traces: Path) -> str:
+    """Run it, and put what it leaves into ``RESULTS``. Returns why not, in words, or nothing."""
+    shutil.rmtree(entry.folder, ignore_errors=True)
+    entry.folder.mkdir(parents=True)
+    for command in entry.commands(traces):
+        status = await _run(command, entry.log, _PATIENCE * entry.seconds + _SLACK_S)
+        if status != 0:
+            said = entry.log.read_text(errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(said) if line.strip()), "not a word")
+            return f"{'not done in time' if status is None else f'exit status {status}'}: {last}"
+    if why := why_not_whole(msgspec.json.decode(entry.files[0].read_bytes()), commit):
+        return why
+    for path in entry.files:
+        shutil.copyfile(path, ROOT / RESULTS / path.name)
+    return ""
+
+
+async def _run(command: Sequence[str], log: Path, limit_s: float) -> int | None:
+    """Its exit status; None when it was ended for taking longer than ``limit_s``."""
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        async with asyncio.timeout(limit_s):
+            return await process.wait()
+    except TimeoutError:
+        return None
+    finally:
+        if process.returncode is None:
+            process.terminate()  # it ends what it has started
+            await process.wait()
+
+
+async def record_all(entries: Sequence[Entry], commit: str, traces: Path, console: Console) -> int:
+    """The exit status: 1 when one of them was not recorded."""
+    begun, lost = time.monotonic(), list[str]()
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def one(entry: Entry) -> None:
+        async with free:
+            console.print(f"{entry.name}: about {entry.seconds} s …", style="dim")
+            at = time.monotonic()
+            why = await record(entry, commit, traces)
+            took = f"{entry.name}: {time.monotonic() - at:.0f} s"
+            if why:
+                lost.append(entry.name)
+                shown = entry.log.relative_to(ROOT)
+                console.print(f"{took}, not recorded: {why} ({shown})", markup=False, style="red")
+            else:
+                console.print(f"{took}, recorded")
+
+    for entry in entries:
+        if not entry.beside:
+            await one(entry)
+    async with asyncio.TaskGroup() as group:
+        for entry in entries:
+            if entry.beside:
+                group.create_task(one(entry))
+    minutes = (time.monotonic() - begun) / 60
+    console.print(
+        f"{len(entries) - len(lost)} of {len(entries)} recorded at {commit[:12]} in {minutes:.0f}"
+        f" minutes{''.join(f', not {name}' for name in lost)}; next: make figures"
+    )
+    return int(bool(lost))
+
+
+def new_arguments() -> argparse.ArgumentParser:
+    parser = new_parser(__doc__, saves=False)
+    names = [entry.name for entry in TABLE]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would run")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        default=ROOT.parent / "shared" / "traces",
+        metavar="FOLDER",
+        help="with Azure's traces of 2023; by default shared/traces beside the checkout",
+    )
+    return parser
+
+
+def main() -> int:
+    parser = new_arguments()
+    args = parser.parse_args()
+    console = new_console(150)
+    entries = [entry for entry in TABLE if entry.name in args.only]
+    show_plan(entries, console)
+    if args.dry_run:
+        return 0
+    checkout, traces = Checkout.of(), args.traces.resolve()
+    try:
+        checkout.check(ROOT / RESULTS, allow_dirty=False)
+    except DirtyTree as error:
+        parser.error(str(error))
+    for entry in entries:
+        for word in entry.words(traces):
+            if Path(word).parent == traces and not Path(word).is_file():
+                parser.error(f"{entry.name}: there is no {word}; --traces says where it is")
+    return status_of(record_all(entries, checkout.commit, traces, console))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""One command records every bundle that a document shows (PF-6, PF-9)."""
+
+import asyncio
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from perf import record
+from perf.figures import DOCUMENTS
+from perf.record import TABLE, Entry, record_all, seconds_of
+from perf.report.bundle import BenchResult, read, save
+from perf.report.recording import RESULTS, ROOT
+from tests.perf.test_bundle import bundle
+
+COMMIT = "1" * 40
+
+
+def shown() -> set[str]:
+    """The bundles that the documents name below their figures."""
+    texts = [(ROOT / name).read_text() for name in DOCUMENTS]
+    brief = [
+        each for text in texts for each in re.findall(r"^From the bundles (.*?)\.", text, re.M)
+    ]
+    lines = [
+        each for text in texts for each in re.findall(r"^- `([\w-]+)`: `python -m", text, re.M)
+    ]
+    return {*lines, *re.findall(r"`([\w-]+)`", " ".join(brief))}
+
+
+def test_pf9_the_table_has_what_documents_show_and_nothing_recorded_is_without_an_entry() -> None:
+    names = [entry.name for entry in TABLE]
+    assert len(shown()) > 5 and shown() <= set(names)
+    recorded = {path.name for path in (ROOT / RESULTS).iterdir()}
+    assert recorded <= {path.name for entry in TABLE for path in entry.files}
+    assert len(set(names)) == len(names)
+    assert seconds_of(TABLE) <= 75 * 60
+
+
+def test_a_dry_run_prints_the_plan(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["record", "--dry-run", "--only", "chaos", "swap-cpu", "soak"])
+    assert record.main() == 0
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "swap-cpu, about 65 s: python -m perf.swap",
+        "soak, about 640 s, 2 at once: python -m perf.chaos --soak 600",
+        "chaos, about 200 s, 2 at once: python -m perf.chaos --engine synthetic-paced --clients 2",
+    ]
+
+
+def test_what_runs_beside_others_takes_half_the_time() -> None:
+    alone, beside = Entry("a", "m", "", 10), Entry("b", "m", "", 4, beside=True)
+    assert seconds_of([alone, alone, beside, beside, beside]) == 28
+
+
+def test_a_failed_one_is_told_and_the_others_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails, one that skips a part and one of another commit leave what there was."""
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    results = tmp_path / RESULTS
+    (tmp_path / "bench.py").write_text(
+        "import shutil, sys\n"
+        "if sys.argv[1] == 'fails': sys.exit('no such thing')\n"
+        "shutil.copy(sys.argv[1], sys.argv[-1])\n"
+    )
+    save(bundle(commit=COMMIT), tmp_path / "whole")
+    skips = BenchResult("part", "what", 1.0, skipped="not installed")
+    save(bundle(commit=COMMIT, results=[skips]), tmp_path / "skips")
+    save(bundle(commit="2" * 40), tmp_path / "moved")
+    for name in ("fails", "skips", "moved"):
+        save(bundle(), results / f"{name}.json")
+    entries = [
+        Entry(name, "bench", name, 1, beside=name != "fails")
+        for name in ("fails", "skips", "moved", "whole")
+    ]
+    output = io.StringIO()
+    console = Console(file=output, width=300)
+    assert asyncio.run(record_all(entries, COMMIT, tmp_path, console)) == 1
+    told = output.getvalue()
+    assert "not recorded: exit status 1: no such thing (build/record/fails/log.txt)" in told
+    assert "not recorded: part: not installed" in told
+    assert "not recorded: it is of commit 222222222222" in told
+    assert "1 of 4 recorded at 111111111111" in told
+    assert read(results / "whole.json").commit == COMMIT
+    assert {read(results / f"{name}.json").commit for name in ("fails", "skips", "moved")} == {
+        "0" * 40
+    }
