@@ -107,7 +107,7 @@ TABLE: Final = (
     Entry(
         "goodput-rows",
         "perf.goodput.rows",
-        "--cells capacity twice bursts tight flood --seeds 3",
+        "--cells twice tight flood batch long-prompts --seeds 3",
         1200,
     ),
     Entry("soak", "perf.chaos", "--soak 600", 640, beside=True),
@@ -121,7 +121,7 @@ TABLE: Final = (
         beside=True,
         picture="goodput-traces.png",
     ),
-    Entry("sim-cells", "perf.sim", "--cells --rows 16 --seeds 2 --processes 1", 350, beside=True),
+    Entry("sim-cells", "perf.sim", "--cells --rows 16 --seeds 2 --processes 1", 320, beside=True),
     Entry(
         "chaos-kills",
         "perf.chaos",
