@@ -48,8 +48,9 @@ _SURE, _LOST = 1.15, 0.85
 """With so many times the usual time left a length is in time, or is not: closer together than for
 one job (``prediction.urgency``), for over many the speed is known well."""
 _LEAST_MS = 1e-6
-_SPREAD = 2.0
-"""Rows that run beyond the usual number in a crowd, in standard deviations of a Poisson count."""
+_LEAST_LOAD = 1e-6
+_MOST_SLACK_MS = 60_000.0
+_MOST_EXPONENT = 50.0
 _PER_DOUBLING = 4
 """Numbers of rows that are looked at."""
 
@@ -161,46 +162,44 @@ def outlook(
     standing: float = 0.0,
     prompt_share: float = 0.0,
 ) -> Outlook:
-    """What would come of ``demand`` with each number of ``rows``.
+    """What would come of ``demand`` with each number of ``rows``, rising from 1.
 
     ``share`` of the requests come to this instance, where ``standing`` jobs of an earlier time want
     rows as well; ``others`` are rows there that are not ours, ``prompt_share`` is how much of its
     time went to prompts lately, as of an earlier outlook. Arrays are by (rows, request, length).
     """
-    own = np.array(rows, dtype=np.float64)[:, None]
-    step_ms = pace.base_ms + pace.row_ms * (own + others)
-    token_ms = step_ms / (1 - min(prompt_share, _MOST_PROMPT_SHARE))
-    prompt_ms = demand.prompt_tokens * pace.prompt_token_ms
-    first_ms = prompt_ms + np.ceil(demand.prompt_tokens / pace.step_tokens) * token_ms
-    room_ms = demand.whole_ms - first_ms
-    chance = _in_time(room_ms[:, :, None] / (demand.left * token_ms[:, :, None]))
-    chance *= _in_time(demand.first_ms / first_ms)[:, :, None]
-    most_tokens = np.maximum(room_ms / token_ms, 1.0)[:, :, None]  # it is stopped at the deadline
-    tokens = np.minimum(demand.left, most_tokens)
-    cost_ms = share * _until(tokens) * (step_ms / (own + others))[:, :, None]
-    cost_ms += (share * prompt_ms)[:, None]
-    gained = np.cumsum(chance, axis=2) / chance.shape[2]
-    whole_chance, whole_ms = gained[:, :, -1], cost_ms[:, :, -1]
-    at = np.argmax(gained / cost_ms, axis=2)[:, :, None]
+    own = np.array(rows, dtype=np.float64)
+    decoding = 1 - min(prompt_share, _MOST_PROMPT_SHARE)
+
+    def step_ms(count: Floats) -> Floats:
+        return pace.base_ms + pace.row_ms * (count + others)
+
+    full = _work(demand, pace, step_ms(own) / decoding, step_ms(own) / (own + others), share)
+    room_ms = demand.span_ms * own / (own + others)
+    usual, lost = _crowd(own, full, room_ms, demand.span_ms)
+    usual = np.minimum(own, usual + standing)
+    work = _work(demand, pace, step_ms(usual) / decoding, step_ms(own) / (own + others), share)
+    gained = np.cumsum(work.chance, axis=2) / work.chance.shape[2]
+    whole_chance, whole_ms = gained[:, :, -1], work.cost_ms[:, :, -1]
+    at = np.argmax(gained / work.cost_ms, axis=2)[:, :, None]
     part_chance = np.take_along_axis(gained, at, 2)[:, :, 0]
-    part_ms = np.take_along_axis(cost_ms, at, 2)[:, :, 0]
+    part_ms = np.take_along_axis(work.cost_ms, at, 2)[:, :, 0]
 
     excess = _excess(demand, whole_ms[len(rows) // 2])
     weight = demand.weight / np.maximum(excess, 1.0)[demand.tenant]
     gain = np.concatenate([part_chance * weight, (whole_chance - part_chance) * weight], axis=1)
     cost = np.concatenate([part_ms, whole_ms - part_ms], axis=1)
-    prompts = np.broadcast_to(share * prompt_ms, part_ms.shape)
+    prompts = np.broadcast_to(share * demand.prompt_tokens * pace.prompt_token_ms, part_ms.shape)
     prompts = np.concatenate([prompts, np.zeros_like(part_ms)], axis=1)
     order = np.argsort(-gain / np.maximum(cost, _LEAST_MS), axis=1)
     gain, cost, prompts = (np.take_along_axis(a, order, 1) for a in (gain, cost, prompts))
-    room = demand.span_ms * own / (own + others)
     spent = np.cumsum(cost, axis=1)
-    served = np.clip(1 - (spent - room) / np.maximum(cost, _LEAST_MS), 0.0, 1.0)
+    served_ms = np.minimum(room_ms, (1 - lost) * spent[:, -1])[:, None]
+    served = np.clip(1 - (spent - served_ms) / np.maximum(cost, _LEAST_MS), 0.0, 1.0)
     met = (gain * served).sum(axis=1)
-    _level(met, own[:, 0], standing + own[:, 0] * spent[:, -1] / room[:, 0])
     met[~_as_if_alone(demand, whole_chance, excess)] = 0.0
     shares = (prompts * served).sum(axis=1) / demand.span_ms
-    return Outlook(rows, step_ms[:, 0], met, shares)
+    return Outlook(rows, step_ms(own), met, shares)
 
 
 def best_rows(found: Outlook, current: int) -> int:
@@ -226,15 +225,65 @@ def _until(tokens: Floats) -> Floats:
     return (np.cumsum(tokens, axis=2) + tokens * np.arange(count - 1, -1, -1)) / count
 
 
-def _level(met: Floats, rows: Floats, needed: Floats) -> None:
-    """With more ``rows`` than are ``needed`` so many would not run: what is met rises no further
-    and, beyond a crowd by chance, does not fall."""
-    enough = np.flatnonzero(needed <= rows)
-    if len(enough):
-        usual = float(needed[enough[0]])
-        beyond = np.flatnonzero(rows > usual + _SPREAD * math.sqrt(usual))
-        if len(beyond):
-            met[beyond[0] :] = met[beyond[0]]
+class _Work(NamedTuple):
+    """Chances, costs and slack of requests, by (rows, request, length) or (rows, request)."""
+
+    chance: Floats
+    cost_ms: Floats
+    """Engine time, where the answer is stopped after each of its likely lengths."""
+    slack_ms: Floats
+    """How long it may wait before it is usually late."""
+
+
+def _work(
+    demand: Demand, pace: StepModel, token_ms: Floats, token_cost_ms: Floats, share: float
+) -> _Work:
+    """What the requests come to where a token takes a text ``token_ms``, and the engine
+    ``token_cost_ms``; both by rows."""
+    token_ms = token_ms[:, None]
+    prompt_ms = demand.prompt_tokens * pace.prompt_token_ms
+    first_ms = prompt_ms + np.ceil(demand.prompt_tokens / pace.step_tokens) * token_ms
+    room_ms = demand.whole_ms - first_ms
+    chance = _in_time(room_ms[:, :, None] / (demand.left * token_ms[:, :, None]))
+    chance *= _in_time(demand.first_ms / first_ms)[:, :, None]
+    most_tokens = np.maximum(room_ms / token_ms, 1.0)[:, :, None]  # it is stopped at the deadline
+    tokens = _until(np.minimum(demand.left, most_tokens))
+    cost_ms = share * (tokens * token_cost_ms[:, None, None] + prompt_ms[:, None])
+    slack_ms = np.minimum(room_ms - tokens[:, :, -1] * token_ms, demand.first_ms - first_ms)
+    return _Work(chance, cost_ms, np.clip(slack_ms, 0.0, _MOST_SLACK_MS))
+
+
+def _crowd(own: Floats, full: _Work, room_ms: Floats, span_ms: float) -> tuple[Floats, Floats]:
+    """How many rows run beside each other where so many may, as a row finds it on average, and
+    which share of the work is lost because it waits for one for longer than it can.
+
+    Where ``n`` run, their number rises at the rate at which requests come and falls at the rate at
+    which ``n`` rows serve them; whoever finds all rows taken waits, and leaves once it is late. The
+    two rates' ratio is the load ``ρ(n)``, the work that comes over the time for it.
+    """
+    cost_ms = full.cost_ms[:, :, -1]
+    work_ms = cost_ms.sum(axis=1)
+    load = np.maximum(work_ms / room_ms, _LEAST_LOAD)
+    # As if all were alike: a few large ones among many small ones queue as the large ones do.
+    alike = work_ms**2 / np.maximum((cost_ms**2).sum(axis=1), _LEAST_MS)
+    slack_ms = (cost_ms * full.slack_ms).sum(axis=1) / np.maximum(work_ms, _LEAST_MS)
+    counts = np.arange(own[-1] + 1)
+    level = np.cumsum(np.log(np.interp(counts[1:], own, load)))
+    weight = np.exp(np.append(0.0, level) - level.max(initial=0.0))
+    below, rows = np.cumsum(weight), own.astype(np.int64)
+    seen, squares = np.cumsum(weight * counts), np.cumsum(weight * counts**2)
+    # Of the wait that a request finds: exponential up to the slack, and as it decays from there.
+    exponent = np.clip(alike * slack_ms / span_ms / load * (1 - load), -_MOST_EXPONENT, None)
+    last = weight[rows - 1] * load
+    beyond = last * np.exp(-exponent)
+    waiting = last * np.where(
+        np.abs(1 - load) > 1e-6,
+        -np.expm1(-exponent) / (1 - load + 1e-12),
+        alike * slack_ms / span_ms,
+    )
+    full_rows = waiting + beyond
+    usual = (squares[rows - 1] + own**2 * full_rows) / (seen[rows - 1] + own * full_rows)
+    return usual, beyond / (below[rows - 1] + full_rows)
 
 
 def _excess(demand: Demand, cost_ms: Floats) -> Floats:
