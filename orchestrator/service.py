@@ -344,6 +344,8 @@ class Orchestrator:
             and _may_be_cached(task.job)
         ):
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
+        cached_blocks = stages.registry.prefixes.longest(task.prefix_hashes).values()
+        task.likely_cached = task.prompt_tokens_in(max(cached_blocks, default=0))
         stages.admission.fit(task, encoder.card)
         if task.job.grammar is not None:
             await self._check_grammar(task, task.job.grammar, encoder.card)

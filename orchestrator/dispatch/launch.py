@@ -52,6 +52,7 @@ class Launcher:
         task.stage = Stage.DISPATCHED
         task.instance = choice.name
         task.time_spent.sent(now)
+        task.likely_cached = choice.cached_tokens
         if not task.completion_tokens:
             instance, forecaster = (
                 self._registry.instances[choice.name],

@@ -64,7 +64,7 @@ class RowControl:
             Asked(
                 at=now,
                 left=self._forecaster.answer_tokens(task),
-                prompt_tokens=task.prompt_tokens,
+                prompt_tokens=task.new_prompt_tokens,
                 whole_ms=task.deadline.left_ms(now),
                 first_ms=1000 * (task.parts.due_at(1, 0.0) - now),
                 weight=1.0 if task.priority is Priority.INTERACTIVE else BATCH_WEIGHT,

@@ -240,10 +240,9 @@ class Placer:
         return [current[name] for name in names if name in current]
 
     def _cached(self, task: Task) -> Mapping[str, int]:
-        """Prompt tokens that need no prefill, by instance. At least one always does."""
+        """Prompt tokens that need no prefill, by instance."""
         blocks = self._registry.prefixes.longest(task.prefix_hashes)
-        most = task.prompt_tokens - 1
-        return {name: min(most, task.block_tokens * count) for name, count in blocks.items()}
+        return {name: task.prompt_tokens_in(count) for name, count in blocks.items()}
 
     def _demand(self, task: Task) -> Demand:
         home = self.affinity.home(task.tenant, task.job.session_id, self._clock.now())

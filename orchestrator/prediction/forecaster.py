@@ -201,9 +201,10 @@ class Forecaster:
     def _prompt_left(task: Task, costs: Costs, now: float) -> float:
         """Prompt tokens still to be computed; workers do not report it before the first token."""
         if not task.prompt_ready_at:
-            return task.prompt_tokens
+            return task.new_prompt_tokens
         left = 1000 * (task.prompt_ready_at - now) / costs.prompt_ms
-        return min(float(task.prompt_tokens), max(LATE_PROMPT * task.prompt_tokens, left))
+        new = task.new_prompt_tokens
+        return min(float(new), max(LATE_PROMPT * new, left))
 
     def _rank(self, found: Urgency, task: Task, now: float) -> float:
         """The smallest leaves first; as of the last ``begin_plans``."""
@@ -265,16 +266,16 @@ class Forecaster:
         least_ms, bottleneck = _least_ms(task, capacity)
         if not capacity.models:
             return Forecast(wait_ms, 0.0, _FIRST_GUESS_MS, 0.0, 0.0, "route")
-        prompt = task.prompt_tokens
-        usual = Work(prompt, 0, self._quantile(task, USUAL))
-        long = Work(prompt, 0, self._quantile(task, LONG))
+        prompt, cached = task.prompt_tokens, task.likely_cached
+        usual = Work(prompt, cached, self._quantile(task, USUAL))
+        long = Work(prompt, cached, self._quantile(task, LONG))
         # Who has to wait finds the house full; so will whoever comes while it runs.
         rows = None if wait_ms > 0 or not capacity.free else capacity.rows
         model = min(capacity.models, key=lambda m: m.service_ms(usual, rows))
         total_ms = model.service_ms(usual, rows)
         # Others may come meanwhile: as many as run already, and one.
         more = None if rows is None else min(model.slots, 2 * rows + 1)
-        prefill_ms = model.service_ms(Work(prompt, 0, 1), rows)
+        prefill_ms = model.service_ms(Work(prompt, cached), rows)
         safe_ms = (
             model.service_ms(long, more) * (model.high / model.mid) ** self._safety[task.model]
         )
@@ -349,7 +350,7 @@ class Forecaster:
         capacity = self.capacity_of(task.model)
         if not capacity.models:
             return None
-        work = Work(task.prompt_tokens)
+        work = Work(task.prompt_tokens, task.likely_cached)
         room_ms = FIT_SHARE * budget_ms / (1 + task.calls_left)
         fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
         return max(1, task.sampling.min_tokens, fits)
@@ -364,7 +365,7 @@ class Forecaster:
         left_ms = max(0.0, task.deadline.left_ms(now))
         if costs is None or task.completion_tokens or task.job.on_deadline is not OnDeadline.ERROR:
             return left_ms
-        usual_ms = task.prompt_tokens * costs.prompt_ms
+        usual_ms = task.new_prompt_tokens * costs.prompt_ms
         usual_ms += self._quantile(task, USUAL) * costs.token_ms
         return max(0.0, left_ms - usual_ms)
 

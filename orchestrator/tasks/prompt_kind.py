@@ -5,7 +5,7 @@ of another process.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -25,7 +25,8 @@ _SYSTEM_ROLES = ("system", "developer")
 
 class PromptKind(NamedTuple):
     """``instructions`` are system messages, tools and what the answer must match; ``opening`` are
-    the first word of the last turn, and the first few. Empty where there are none."""
+    the first word of the last turn, and the first few; of a prompt that comes as token ids, the
+    first ids after the one that says that a text begins. Empty where there are none."""
 
     instructions: bytes = b""
     opening: tuple[bytes, ...] = ()
@@ -41,9 +42,10 @@ def kind_of(job: Job, prompt: Prompt) -> PromptKind:
         return PromptKind(_hash(asked), _opening(prompt))
     messages = prompt.messages if isinstance(prompt, Chat) else prompt
     if messages and not isinstance(messages[0], Message):
+        ids = [str(token) for token in messages[1 : 1 + _HEAD_TOKENS]]
         if len(messages) > 2 * _HEAD_TOKENS:
-            asked += map(str, messages[1 : 1 + _HEAD_TOKENS])
-        return PromptKind(_hash(asked))
+            asked += ids
+        return PromptKind(_hash(asked), _openings(ids) if len(ids) >= max(_OPENING_WORDS) else ())
     turns = [one for one in messages if isinstance(one, Message)]
     asked += [one.content for one in turns[:2] if one.role in _SYSTEM_ROLES]
     if isinstance(prompt, Chat):
@@ -52,7 +54,10 @@ def kind_of(job: Job, prompt: Prompt) -> PromptKind:
 
 
 def _opening(text: str) -> tuple[bytes, ...]:
-    words = text[:_MOST_CHARS].casefold().split(maxsplit=max(_OPENING_WORDS))
+    return _openings(text[:_MOST_CHARS].casefold().split(maxsplit=max(_OPENING_WORDS)))
+
+
+def _openings(words: Sequence[str]) -> tuple[bytes, ...]:
     return tuple(_hash(words[:count]) for count in _OPENING_WORDS if len(words) >= count)
 
 

@@ -162,6 +162,7 @@ class Task:
         "leader_id",
         "listeners",
         "losses",
+        "likely_cached",
         "marks",
         "model",
         "needs_continue",
@@ -218,6 +219,8 @@ class Task:
         self.prompt_kind = ANY_KIND
         self.cached_tokens = 0
         """Of the prompt, what its worker found in the prefix cache; known at the end."""
+        self.likely_cached = 0
+        """Of the prompt, what an instance's prefix cache held when the task came or was sent."""
         self.prefix_hashes: Sequence[bytes] = ()
         """Of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody caches."""
         self.block_tokens = 0
@@ -287,6 +290,15 @@ class Task:
         """No event that an earlier process has sent has this number or a later one."""
         self.is_text_removed = False
         """It ended so long ago that its text is no longer kept."""
+
+    @property
+    def new_prompt_tokens(self) -> int:
+        """Prompt tokens that will probably have to be computed: those that nobody has cached."""
+        return self.prompt_tokens - self.likely_cached
+
+    def prompt_tokens_in(self, blocks: int) -> int:
+        """How many of the prompt's tokens so many cached KV blocks spare; never all of them."""
+        return max(0, min(self.prompt_tokens - 1, self.block_tokens * blocks))
 
     @property
     def priority(self) -> Priority:

@@ -43,7 +43,8 @@ ASKS = ("user", "Tell me a story about Ada.")
         (chat(ASKS), chat(ASKS).messages, True, True),
         ("Once upon a time", "Once upon a day", True, True),
         (tuple(range(40)), (7, *range(1, 17), *range(90, 120)), True, True),
-        (tuple(range(40)), tuple(range(5, 45)), False, True),
+        (tuple(range(40)), tuple(range(5, 45)), False, False),
+        (tuple(range(12)), (7, *range(1, 5), 90), True, True),
     ],
 )
 def test_prompts_of_one_kind_begin_alike(
