@@ -35,12 +35,14 @@ MOST_REQUESTS = 96
 """The decision rests on so many requests at most, the latest: it takes about a millisecond."""
 LEAST_SPAN_S, MOST_SPAN_S = 1.0, 10.0
 """And on those of a time as long as their deadlines usually are, within these bounds."""
-ABOUT_BEST, WORTH_LOWERING = 0.99, 0.97
+ABOUT_BEST, WORTH_LOWERING = 0.995, 0.985
 """Shares of the most that could be met: the largest number of rows with the former is taken, a
 smaller one than now only when the number of now has less than the latter."""
 ABOUT_ALONE = 0.95
 """Of what tenants that keep to their share would have met with the fastest rows, at least so much
 is left to them, whatever others ask for."""
+WASTE_WEIGHT = 0.1
+"""Ten percent of the engine's time spent in vain count as much as one percent of what is met."""
 BATCH_WEIGHT = 0.05
 """What a batch request counts beside an interactive one."""
 _MOST_PROMPT_SHARE = 0.9
@@ -184,11 +186,12 @@ def outlook(
     at = np.argmax(gained / work.cost_ms, axis=2)[:, :, None]
     part_chance = np.take_along_axis(gained, at, 2)[:, :, 0]
     part_ms = np.take_along_axis(work.cost_ms, at, 2)[:, :, 0]
+    rest_ms = whole_ms - part_ms
 
     excess = _excess(demand, whole_ms[len(rows) // 2])
     weight = demand.weight / np.maximum(excess, 1.0)[demand.tenant]
     gain = np.concatenate([part_chance * weight, (whole_chance - part_chance) * weight], axis=1)
-    cost = np.concatenate([part_ms, whole_ms - part_ms], axis=1)
+    cost = np.concatenate([part_ms, rest_ms], axis=1)
     prompts = np.broadcast_to(share * demand.prompt_tokens * pace.prompt_token_ms, part_ms.shape)
     prompts = np.concatenate([prompts, np.zeros_like(part_ms)], axis=1)
     order = np.argsort(-gain / np.maximum(cost, _LEAST_MS), axis=1)
@@ -197,6 +200,10 @@ def outlook(
     served_ms = np.minimum(room_ms, (1 - lost) * spent[:, -1])[:, None]
     served = np.clip(1 - (spent - served_ms) / np.maximum(cost, _LEAST_MS), 0.0, 1.0)
     met = (gain * served).sum(axis=1)
+    # What is gained comes from so much of an item's cost; the rest is tokens that nobody can use.
+    vain = np.concatenate([part_ms * (1 - part_chance), rest_ms * (1 - whole_chance)], axis=1)
+    vain_ms = (np.take_along_axis(vain, order, 1) * served).sum(axis=1)
+    met *= 1 - WASTE_WEIGHT * vain_ms / room_ms
     met[~_as_if_alone(demand, whole_chance, excess)] = 0.0
     shares = (prompts * served).sum(axis=1) / demand.span_ms
     return Outlook(rows, step_ms(own), met, shares)
