@@ -24,8 +24,9 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 
-EVERY_S = 0.05
-"""Between two decisions, while jobs run."""
+EVERY_S, INSTANCES_AT_ONCE = 0.05, 2
+"""Between two decisions, while jobs run. Each instance's takes some two milliseconds: with more
+instances than that the time between is longer, so that it is never much of a core."""
 LEAST_REQUESTS = 4
 """Fewer say nothing of what is asked for."""
 
@@ -77,7 +78,8 @@ class RowControl:
         if self._is_scheduled:
             return
         self._is_scheduled = True
-        self._clock.call_at(self._clock.now() + EVERY_S, lambda: self._decide(changed))
+        every_s = EVERY_S * max(1.0, len(self._registry.instances) / INSTANCES_AT_ONCE)
+        self._clock.call_at(self._clock.now() + every_s, lambda: self._decide(changed))
 
     def _decide(self, changed: Callable[[], None]) -> None:
         self._is_scheduled = False

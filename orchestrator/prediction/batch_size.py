@@ -1,23 +1,29 @@
 """How many rows an instance should run at once: its batch size.
 
-More rows make more tokens a second, and each of them slower. With ``r`` rows a step takes
-``base + row · r`` ms: a token takes its own text all of that, and the engine an ``r``-th of it.
+More rows make more tokens a second, and each of them slower. With ``n`` rows a step takes
+``base + row · n`` ms: a token takes its own text all of that, and the engine an ``n``-th of it.
 Which number is best depends on the deadlines and the lengths that are asked for. The rule asks what
-would come of each number if requests like those of the last seconds kept coming::
+would come of each number ``r`` if requests like those of the last seconds kept coming::
 
-    τ(r)    = (base + row · r) / (1 − φ)                   a token's time; φ: the prompts' share
-    c_i(r)  = P(prompt_i + length_i · τ(r) ≤ deadline_i)    chance of being in time
-    e_i(r)  = prompt_i + length_i · (base + row · r) / r    engine time that it costs
-    met(r)  = max Σ x_i c_i(r)   where   Σ x_i e_i(r) ≤ T   and   0 ≤ x_i ≤ 1
+    τ(n)    = (base + row · n) / (1 − φ)                   a token's time; φ: the prompts' share
+    e_i(n)  = prompt_i + length_i · (base + row · n) / n    engine time that a request costs
+    ρ(n)    = Σ e_i(n) / T                                  load, where n rows run
+    c_i(r)  = P(prompt_i + length_i · τ(n̄) ≤ deadline_i)    chance of being in time
+    met(r)  = max Σ x_i c_i(r)   where   Σ x_i e_i(r) ≤ min(T, (1 − lost) Σ e_i(r)),  0 ≤ x_i ≤ 1
 
-``T`` is the time in which those requests came. The maximum is that of a fractional knapsack: the
-requests with the most chance for their cost go first (Dantzig, 1957). A request whose length is not
-known is two items: its answer as far as it probably is worth running (the Gittins index's stopping
-time; Gittins, 1979), and the rest.
+``T`` is the time in which those requests came. How many rows really run of the ``r`` that may,
+``n̄`` on average, and which share of the work is ``lost`` because it waits for longer than it can,
+follow from the birth-death process whose number rises as requests come and falls at ``1/ρ(n)``
+times that rate: a processor that is shared (Kleinrock, Queueing Systems II, ch. 4) by no more than
+``r``, with a queue that clients leave (Barrer, 1957). The maximum is that of a fractional knapsack:
+the requests with the most chance for their cost go first (Dantzig, 1957). A request whose length is
+not known is two items: its answer as far as it probably is worth running (the Gittins index's
+stopping time; Gittins, 1979), and the rest.
 
-The number with the greatest ``met`` is taken, the largest of about equal ones, so that light load
-and long deadlines have all slots. Where at least half of the tenants keep to their share of the
-engine, only numbers are considered with which these lose next to nothing, whatever others ask for.
+The number with the greatest ``met``, less a little for engine time spent in vain, is taken, the
+largest of about equal ones, so that light load and long deadlines have all slots. Where at least
+half of the tenants keep to their share of the engine, only numbers are considered with which these
+lose next to nothing, whatever others ask for.
 """
 
 import math
@@ -32,7 +38,7 @@ from numpy.typing import NDArray
 from orchestrator.prediction.step_model import StepModel
 
 MOST_REQUESTS = 96
-"""The decision rests on so many requests at most, the latest: it takes about a millisecond."""
+"""The decision rests on so many requests at most, the latest: it takes two milliseconds."""
 LEAST_SPAN_S, MOST_SPAN_S = 1.0, 10.0
 """And on those of a time as long as their deadlines usually are, within these bounds."""
 ABOUT_BEST, WORTH_LOWERING = 0.995, 0.985
@@ -52,8 +58,8 @@ one job (``prediction.urgency``), for over many the speed is known well."""
 _LEAST_MS = 1e-6
 _LEAST_LOAD = 1e-6
 _MOST_SLACK_MS = 60_000.0
-_MOST_EXPONENT = 50.0
-_PER_DOUBLING = 4
+_MOST_EXPONENT, _EVEN = 50.0, 1e-6
+_PER_DOUBLING = 3
 """Numbers of rows that are looked at."""
 
 Floats = NDArray[np.float64]
@@ -176,23 +182,28 @@ def outlook(
     def step_ms(count: Floats) -> Floats:
         return pace.base_ms + pace.row_ms * (count + others)
 
-    full = _work(demand, pace, step_ms(own) / decoding, step_ms(own) / (own + others), share)
+    token_cost_ms = (step_ms(own) / (own + others))[:, None]
     room_ms = demand.span_ms * own / (own + others)
-    usual, lost = _crowd(own, full, room_ms, demand.span_ms)
-    usual = np.minimum(own, usual + standing)
-    work = _work(demand, pace, step_ms(usual) / decoding, step_ms(own) / (own + others), share)
-    gained = np.cumsum(work.chance, axis=2) / work.chance.shape[2]
-    whole_chance, whole_ms = gained[:, :, -1], work.cost_ms[:, :, -1]
-    at = np.argmax(gained / work.cost_ms, axis=2)[:, :, None]
+    alone = _times(demand, pace, step_ms(own) / decoding)
+    usual, lost = _crowd(demand, alone, own, token_cost_ms, room_ms, share)
+    times = _times(demand, pace, step_ms(np.minimum(own, usual + standing)) / decoding)
+    chance = _in_time((times.room_ms / times.token_ms)[:, :, None] / demand.left)
+    chance *= _in_time(demand.first_ms / times.first_ms)[:, :, None]
+    cost_ms = _until(np.minimum(demand.left, times.most_tokens[:, :, None]))
+    cost_ms *= share * token_cost_ms[:, :, None]
+    cost_ms += (share * times.prompt_ms)[:, None]
+    gained = np.cumsum(chance, axis=2) / chance.shape[2]
+    whole_chance, whole_ms = gained[:, :, -1], cost_ms[:, :, -1]
+    at = np.argmax(gained / cost_ms, axis=2)[:, :, None]
     part_chance = np.take_along_axis(gained, at, 2)[:, :, 0]
-    part_ms = np.take_along_axis(work.cost_ms, at, 2)[:, :, 0]
+    part_ms = np.take_along_axis(cost_ms, at, 2)[:, :, 0]
     rest_ms = whole_ms - part_ms
 
     excess = _excess(demand, whole_ms[len(rows) // 2])
     weight = demand.weight / np.maximum(excess, 1.0)[demand.tenant]
     gain = np.concatenate([part_chance * weight, (whole_chance - part_chance) * weight], axis=1)
     cost = np.concatenate([part_ms, rest_ms], axis=1)
-    prompts = np.broadcast_to(share * demand.prompt_tokens * pace.prompt_token_ms, part_ms.shape)
+    prompts = np.broadcast_to(share * times.prompt_ms, part_ms.shape)
     prompts = np.concatenate([prompts, np.zeros_like(part_ms)], axis=1)
     order = np.argsort(-gain / np.maximum(cost, _LEAST_MS), axis=1)
     gain, cost, prompts = (np.take_along_axis(a, order, 1) for a in (gain, cost, prompts))
@@ -200,7 +211,7 @@ def outlook(
     served_ms = np.minimum(room_ms, (1 - lost) * spent[:, -1])[:, None]
     served = np.clip(1 - (spent - served_ms) / np.maximum(cost, _LEAST_MS), 0.0, 1.0)
     met = (gain * served).sum(axis=1)
-    # What is gained comes from so much of an item's cost; the rest is tokens that nobody can use.
+    # Tokens of those that will be late are of use to nobody.
     vain = np.concatenate([part_ms * (1 - part_chance), rest_ms * (1 - whole_chance)], axis=1)
     vain_ms = (np.take_along_axis(vain, order, 1) * served).sum(axis=1)
     met *= 1 - WASTE_WEIGHT * vain_ms / room_ms
@@ -232,35 +243,33 @@ def _until(tokens: Floats) -> Floats:
     return (np.cumsum(tokens, axis=2) + tokens * np.arange(count - 1, -1, -1)) / count
 
 
-class _Work(NamedTuple):
-    """Chances, costs and slack of requests, by (rows, request, length) or (rows, request)."""
+class _Times(NamedTuple):
+    """What requests take where a token takes a text ``token_ms``; all by (rows, request), in ms."""
 
-    chance: Floats
-    cost_ms: Floats
-    """Engine time, where the answer is stopped after each of its likely lengths."""
-    slack_ms: Floats
-    """How long it may wait before it is usually late."""
+    token_ms: Floats
+    """By (rows, 1)."""
+    prompt_ms: Floats
+    """By request: the engine's time for the prompt."""
+    first_ms: Floats
+    """To the first token."""
+    room_ms: Floats
+    """For the answer's tokens."""
+    most_tokens: Floats
+    """With more an answer is stopped: at its deadline."""
 
 
-def _work(
-    demand: Demand, pace: StepModel, token_ms: Floats, token_cost_ms: Floats, share: float
-) -> _Work:
-    """What the requests come to where a token takes a text ``token_ms``, and the engine
-    ``token_cost_ms``; both by rows."""
+def _times(demand: Demand, pace: StepModel, token_ms: Floats) -> _Times:
+    """``token_ms`` is by rows."""
     token_ms = token_ms[:, None]
     prompt_ms = demand.prompt_tokens * pace.prompt_token_ms
     first_ms = prompt_ms + np.ceil(demand.prompt_tokens / pace.step_tokens) * token_ms
     room_ms = demand.whole_ms - first_ms
-    chance = _in_time(room_ms[:, :, None] / (demand.left * token_ms[:, :, None]))
-    chance *= _in_time(demand.first_ms / first_ms)[:, :, None]
-    most_tokens = np.maximum(room_ms / token_ms, 1.0)[:, :, None]  # it is stopped at the deadline
-    tokens = _until(np.minimum(demand.left, most_tokens))
-    cost_ms = share * (tokens * token_cost_ms[:, None, None] + prompt_ms[:, None])
-    slack_ms = np.minimum(room_ms - tokens[:, :, -1] * token_ms, demand.first_ms - first_ms)
-    return _Work(chance, cost_ms, np.clip(slack_ms, 0.0, _MOST_SLACK_MS))
+    return _Times(token_ms, prompt_ms, first_ms, room_ms, np.maximum(room_ms / token_ms, 1.0))
 
 
-def _crowd(own: Floats, full: _Work, room_ms: Floats, span_ms: float) -> tuple[Floats, Floats]:
+def _crowd(
+    demand: Demand, times: _Times, own: Floats, token_cost_ms: Floats, room_ms: Floats, share: float
+) -> tuple[Floats, Floats]:
     """How many rows run beside each other where so many may, as a row finds it on average, and
     which share of the work is lost because it waits for one for longer than it can.
 
@@ -268,25 +277,29 @@ def _crowd(own: Floats, full: _Work, room_ms: Floats, span_ms: float) -> tuple[F
     which ``n`` rows serve them; whoever finds all rows taken waits, and leaves once it is late. The
     two rates' ratio is the load ``ρ(n)``, the work that comes over the time for it.
     """
-    cost_ms = full.cost_ms[:, :, -1]
+    tokens = np.minimum(demand.left, times.most_tokens[:, :, None]).mean(axis=2)
+    cost_ms = share * (times.prompt_ms + tokens * token_cost_ms)
+    slack_ms = times.room_ms - tokens * times.token_ms
+    slack_ms = np.minimum(slack_ms, demand.first_ms - times.first_ms).clip(0.0, _MOST_SLACK_MS)
     work_ms = cost_ms.sum(axis=1)
     load = np.maximum(work_ms / room_ms, _LEAST_LOAD)
     # As if all were alike: a few large ones among many small ones queue as the large ones do.
     alike = work_ms**2 / np.maximum((cost_ms**2).sum(axis=1), _LEAST_MS)
-    slack_ms = (cost_ms * full.slack_ms).sum(axis=1) / np.maximum(work_ms, _LEAST_MS)
+    slack_ms = (cost_ms * slack_ms).sum(axis=1) / np.maximum(work_ms, _LEAST_MS)
+    # So many go while one can wait.
+    served = share * alike * slack_ms / demand.span_ms / load
     counts = np.arange(own[-1] + 1)
     level = np.cumsum(np.log(np.interp(counts[1:], own, load)))
     weight = np.exp(np.append(0.0, level) - level.max(initial=0.0))
     below, rows = np.cumsum(weight), own.astype(np.int64)
     seen, squares = np.cumsum(weight * counts), np.cumsum(weight * counts**2)
     # Of the wait that a request finds: exponential up to the slack, and as it decays from there.
-    exponent = np.clip(alike * slack_ms / span_ms / load * (1 - load), -_MOST_EXPONENT, None)
+    exponent = np.maximum(served * (1 - load), -_MOST_EXPONENT)
     last = weight[rows - 1] * load
     beyond = last * np.exp(-exponent)
+    is_even = np.abs(exponent) < _EVEN
     waiting = last * np.where(
-        np.abs(1 - load) > 1e-6,
-        -np.expm1(-exponent) / (1 - load + 1e-12),
-        alike * slack_ms / span_ms,
+        is_even, served, -np.expm1(-exponent) / np.where(is_even, 1, 1 - load)
     )
     full_rows = waiting + beyond
     usual = (squares[rows - 1] + own**2 * full_rows) / (seen[rows - 1] + own * full_rows)

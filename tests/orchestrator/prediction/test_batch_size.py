@@ -73,6 +73,22 @@ def test_the_number_of_rows_is_about_the_best_in_what_it_promises() -> None:
     assert list(found.step_ms) == sorted(found.step_ms)
 
 
+def test_at_capacity_a_crowd_is_worked_off_by_more_rows_than_run_on_average() -> None:
+    """28 a second need some 20 rows on average. With no more a burst is never worked off."""
+    asked = demand(SHORT, STORY, per_s=28)
+    assert rows_for(asked, current=16, prompt_share=0.1) == SLOTS
+    found = outlook(asked, PACE, row_counts(SLOTS), prompt_share=0.1)
+    assert found.met_at(16) < 0.97 * found.met_at(SLOTS)
+
+
+@pytest.mark.parametrize("per_s", [2.0, 22.0, 30.0, 45.0, 90.0, 1000.0])
+@pytest.mark.parametrize("whole_ms", [700.0, 2000.0, math.inf])
+def test_what_would_be_met_is_a_number_of_requests(per_s: float, whole_ms: float) -> None:
+    asked = demand(SHORT, STORY, per_s=per_s, whole_ms=whole_ms)
+    met = outlook(asked, PACE, row_counts(SLOTS)).met
+    assert np.isfinite(met).all() and (met >= 0).all() and (met <= len(asked.left)).all()
+
+
 def test_a_small_gain_lowers_nothing_and_raises_at_once() -> None:
     found = outlook(demand(SHORT, STORY, per_s=60), PACE, row_counts(SLOTS))
     best = best_rows(found, 1)
