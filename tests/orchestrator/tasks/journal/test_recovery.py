@@ -4,7 +4,6 @@ import asyncio
 import base64
 import sqlite3
 import threading
-import time
 from contextlib import closing
 from typing import Any
 
@@ -31,6 +30,7 @@ from tests.orchestrator.tasks.journal.conftest import (
     submit,
     task_of,
     until_journalled,
+    until_tidied,
 )
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.steady_loop import advance
@@ -601,6 +601,7 @@ async def test_an_asynchronous_journal_keeps_what_it_promised(
     restarts: Restarts, worker: FakeWorker, disk: Disk
 ) -> None:
     service = await restarts.start(worker, journal_async=True, journal_window_ms=1)
+    await until_tidied(service)  # else that may find the fault first, and the task is refused
     disk.fail("SQLITE_FULL", "database or disk is full")
     task_id = await task_of(service)
     await service.until(lambda: service.metric("tidegate_journal_unwritten") == 2)
@@ -703,7 +704,7 @@ async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
     service = await restarts.start(worker, keep_tasks=0)
     durable = service.orchestrator.stages.durable
     assert durable is not None
-    looks, was_read = [], threading.Event()
+    looks, was_read, was_written = [], threading.Event(), threading.Event()
     write, look = writer.JournalWriter._write, reader.JournalReader._look
 
     def when_read(self: Any, operations: Any) -> None:
@@ -715,14 +716,18 @@ async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
         found = look(self, where, values)
         looks.append(found.row.ended_unix)
         was_read.set()
-        until = time.monotonic() + 30
-        while durable.ending(task_id) is not None and time.monotonic() < until:
-            time.sleep(0.001)
+        was_written.wait(30)
         return found
 
     monkeypatch.setattr(writer.JournalWriter, "_write", when_read)
+    held = Plan(stall_at=1)  # its end must not come to the writer together with its beginning
+    worker.plan = lambda job: held
     task_id = await task_of(service)
+    held.release.set()
     await service.until(lambda: durable.ending(task_id) is not None)
     monkeypatch.setattr(reader.JournalReader, "_look", before_its_end)
-    assert (await status_of(service, task_id))["status"] == "ended"
+    looking_up = asyncio.create_task(status_of(service, task_id))
+    await service.until(lambda: durable.ending(task_id) is None)
+    was_written.set()
+    assert (await looking_up)["status"] == "ended"
     assert looks[0] is None and looks[1] is not None
