@@ -4,12 +4,14 @@ import asyncio
 import base64
 import sqlite3
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import aiohttp
 import pytest
 
+from orchestrator import recovery
 from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
 from orchestrator.tasks.journal import reader, writer
@@ -108,6 +110,29 @@ async def test_one_whose_deadline_has_passed_is_closed_as_such(
     assert (status["outcome"], status["error"]["code"]) == ("missed", "deadline_exceeded")
     assert status["usage"]["completion_tokens"] == 4 and status["text"]
     assert recovered(again) == {"expired": 1} and len(worker.submits) == 1
+
+
+async def test_others_have_their_turn_between_tasks_that_are_taken_on(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, health is answered."""
+    worker.plan = lambda job: Plan(stall_at=0)
+    service = await restarts.start(worker)
+    task_ids = [await task_of(service) for _ in range(3)]
+    await restarts.die()
+    live: list[int] = []
+    steps = recovery.Recovery.steps
+
+    def watched(self: recovery.Recovery) -> Iterator[None]:
+        for _ in steps(self):
+            live.append(self._orchestrator.live_tasks)
+            yield
+
+    monkeypatch.setattr(recovery, "_TASKS_AT_A_TIME", 1)
+    monkeypatch.setattr(recovery.Recovery, "steps", watched)
+    again = await restarts.start(wait=False)
+    assert live == [1, 2, 3]
+    assert {(await status_of(again, one))["status"] for one in task_ids} == {"queued"}
 
 
 async def test_one_waits_for_its_model_until_its_deadline(
