@@ -199,7 +199,8 @@ class SlotAdmission:
         feasible_at = self._feasible_at(wish, found, others, now)
         return DeadlineInfeasible(
             f"{max(0.0, wish.deadline_at - now):.1f} s until the deadline are too little: {why}, "
-            f"of which {ability.buffer_s:g} s are kept back",
+            f"of which {ability.buffer_s:g} s are kept back; come again with a deadline "
+            f"{feasible_at - now:.1f} s from now",
             predicted_finish_ms=1000 * (finish_at - now),
             earliest_feasible_unix_ms=math.ceil(1000 * (self._clock.unix() + feasible_at - now)),
             binding_constraint="queue" if fits_idle else wish.longest_stage(expected.plan, ability),
