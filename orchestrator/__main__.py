@@ -18,7 +18,7 @@ import gc
 import random
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -90,30 +90,34 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
             extra=fields(max_connections=most, wanted=settings.max_connections),
         )
         settings = settings.model_copy(update={"max_connections": most})
-    try:
-        file = await open_the_journal(settings)
-    except JournalError as error:
-        service_log.error("cannot open the journal: %s", error)
-        return 2
-    except OSError as error:
-        return _cannot_listen(settings.host, settings.port, error)
-    # Task ids come from it: whoever knows one can read its text, so nobody must guess the next.
-    parts = build(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal(), file=file)
-    orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
-    runner = build_runner(
-        orchestrator,
-        parts.health,
-        parts.discovery,
-        parts.api,
-        Control(lifecycle, parts.reloader, keys_of),
-        shutdown_timeout_s=CLOSE_CONNECTIONS_S,
-    )
-    reloader = parts.reloader
-    reloader.settings = as_read
-    reloader.load = load
-    requests = _stop_requests(loop, reloader)
-    Reloads(loop, reloader, requests, had_terminal)
-    lifecycle.recover()
+    # Until the freeze below, looking for garbage would only find what lives: half of the time that
+    # a large journal takes.
+    gc.disable()
+    async with AsyncExitStack() as starting:
+        try:
+            file = await open_the_journal(settings, starting)
+        except JournalError as error:
+            service_log.error("cannot open the journal: %s", error)
+            return 2
+        except OSError as error:
+            return _cannot_listen(settings.host, settings.port, error)
+        # Task ids come from it: whoever knows one can read its text, so nobody must guess the next.
+        parts = build(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal(), file=file)
+        orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
+        runner = build_runner(
+            orchestrator,
+            parts.health,
+            parts.discovery,
+            parts.api,
+            Control(lifecycle, parts.reloader, keys_of),
+            shutdown_timeout_s=CLOSE_CONNECTIONS_S,
+        )
+        reloader = parts.reloader
+        reloader.settings = as_read
+        reloader.load = load
+        requests = _stop_requests(loop, reloader)
+        Reloads(loop, reloader, requests, had_terminal)
+        await lifecycle.recover()
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPTS_PER_PASS)
     health_port: HealthPort | None = None
@@ -137,6 +141,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     # What lives until now lives on: the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    gc.enable()
     lifecycle.server_start_ms = 1000 * process_age_s()
     for address in runner.addresses:
         service_log.info("listening", extra=fields(host=address[0], port=address[1]))
@@ -163,15 +168,18 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     return 0
 
 
-async def open_the_journal(settings: Settings) -> JournalFile | None:
-    """What durable tasks are written to, where they are. Raises ``JournalError``, unless nobody has
-    asked for a journal, and ``OSError`` where the port is taken."""
+async def open_the_journal(settings: Settings, starting: AsyncExitStack) -> JournalFile | None:
+    """What durable tasks are written to, where they are; until ``starting`` is closed the port says
+    that the service starts. Raises ``JournalError``, unless nobody has asked for a journal, and
+    ``OSError`` where the port is taken."""
     config = journal_config(settings)
     if config is None:
         return None
     try:
-        async with saying_that_it_starts(settings.host, settings.port, settings.health_port):
-            return await asyncio.to_thread(open_journal, config)
+        await starting.enter_async_context(
+            saying_that_it_starts(settings.host, settings.port, settings.health_port)
+        )
+        return await asyncio.to_thread(open_journal, config)
     except JournalError as error:
         if any(name.startswith(("journal_", "durable_")) for name in settings.model_fields_set):
             raise

@@ -1,7 +1,7 @@
 """One service's life: start, periodic upkeep, drain, close."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 
@@ -52,19 +52,25 @@ class Lifecycle:
         self._background: asyncio.Task[None] | None = None
         """A drain that nobody waits for."""
 
-    def recover(self) -> None:
+    async def recover(self) -> None:
         """Take on what an earlier process had let in, which goes before what comes now: to be
-        called before anybody is served, else by ``start``.
+        called before anybody is served, else ``start`` does it. Whoever asks meanwhile how far the
+        start is gets an answer.
         """
+        for _ in self._recovering():
+            await asyncio.sleep(0)
+
+    def _recovering(self) -> Iterator[None]:
         if self._stages.durable is not None and not self._is_recovered:
+            self._is_recovered = True
             self._stages.durable.start()
             if self._recovery is not None:
-                self._recovery.start()
-        self._is_recovered = True
+                yield from self._recovery.steps()
 
     def start(self) -> None:
         """Connect to every instance and begin the upkeep."""
-        self.recover()
+        for _ in self._recovering():
+            pass
         self._stages.registry.start(self._monitor)
         self._discovery.start()
         self._stages.slots.start()

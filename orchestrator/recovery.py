@@ -17,7 +17,7 @@ Clients may follow a task from the moment that it is taken on. What its earlier 
 known with its model; until then it is the task's ``earlier``, and ``Task.restore`` tells them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from orchestrator.dispatch.resume import is_resumable, looks_back
@@ -37,6 +37,8 @@ FIRST_TOKEN_ID = 2
 """Number of the first token's event."""
 _BEYOND_ALL = 10**9
 """Behind every event's number, where it is not known how long the text was to be."""
+_TASKS_AT_A_TIME = 32
+"""Taken on before others may have their turn: some milliseconds."""
 _MOST_HELD_BACK = 16
 """Tokens at the end of what was journalled whose text may still be half a character."""
 
@@ -53,24 +55,30 @@ class Recovery:
         self._waiting: dict[Task, Unfinished] = {}
         self._is_listening = False
 
-    def start(self) -> None:
-        """Take all of them on. On the event loop; the journal is being written already."""
+    def steps(self) -> Iterator[None]:
+        """Take all of them on, some with each step. On the event loop; the journal is being written
+        already."""
         unfinished, self._unfinished = self._unfinished, ()
-        self._take_all_on(unfinished)
+        return self._take_all_on(unfinished)
 
     def take_back(self) -> None:
         """Go on with what a drain that was taken back had left to the next process."""
         left = self._durable.take_back()
         for task, _ in left:
             self._orchestrator.store.forget(task)
-        self._take_all_on([one for _, one in left], are_new=False)
+        for _ in self._take_all_on([one for _, one in left], are_new=False):
+            pass
 
-    def _take_all_on(self, unfinished: Sequence[Unfinished], *, are_new: bool = True) -> None:
-        for one in unfinished:
+    def _take_all_on(
+        self, unfinished: Sequence[Unfinished], *, are_new: bool = True
+    ) -> Iterator[None]:
+        for number, one in enumerate(unfinished, 1):
             try:
                 self._take_on(one, is_new=are_new)
             except Exception:  # one that cannot be read must not keep the others from their end
                 service_log.exception("a task was not recovered", extra=fields(task_id=one.row.id))
+            if number % _TASKS_AT_A_TIME == 0:
+                yield
         if unfinished:
             service_log.info(
                 "durable tasks of an earlier process were taken on again"

@@ -98,6 +98,19 @@ class Operating:
         )
         return await self._transport.call(call, SwapState)
 
+    async def reload_instance(
+        self, address: str, *, grace: Deadline | None = None, wait: bool = True
+    ) -> SwapState:
+        """Have an instance load the model that it serves anew, from its files. What runs finishes
+        within ``grace``.
+
+        Raises ``ApiError`` with the code ``swap_failed`` where it keeps the model as it was.
+        """
+        body = {"wait": wait} | (_grace(grace) or {})
+        path = f"{_path(address)}/reload"
+        call = Call("POST", path, body, is_idempotent=False, patience_s=SWAP_S)
+        return await self._transport.call(call, SwapState)
+
     async def swap_all(
         self,
         model: str,

@@ -53,6 +53,14 @@ class SyncOperating:
             )
         )
 
+    def reload_instance(
+        self, address: str, *, grace: Deadline | None = None, wait: bool = True
+    ) -> SwapState:
+        """As ``Operating.reload_instance``."""
+        return self._loop.run(
+            lambda: self._operating.reload_instance(address, grace=grace, wait=wait)
+        )
+
     def swap_all(
         self,
         model: str,

@@ -37,6 +37,7 @@ class RunningSwap:
     model: str
     """As asked for: a name, or a path."""
     settings: Mapping[str, str]
+    is_reload: bool
     began_at: float
     phase: str = "queue"
     ms: dict[str, float] = field(default_factory=dict)
@@ -91,8 +92,21 @@ class Swaps:
         self._clock = clock
         self._token = token
 
+    def reload(self, address: str, grace_s: float | None = None) -> RunningSwap:
+        """Have an instance load its model anew, or join a reload. Raises what ``start`` does."""
+        card = self._registry.named(address).card
+        if card is None:
+            raise NotReady("the instance has not said yet which model it serves; ask again later")
+        # A worker of an earlier version takes it for a swap to the model that it has.
+        return self.start(address, {"MODEL_NAME": card.model}, grace_s, is_reload=True)
+
     def start(
-        self, address: str, settings: Mapping[str, str], grace_s: float | None = None
+        self,
+        address: str,
+        settings: Mapping[str, str],
+        grace_s: float | None = None,
+        *,
+        is_reload: bool = False,
     ) -> RunningSwap:
         """Begin a swap, or join the one for the same. ``settings`` are ``Swap.settings``.
 
@@ -103,16 +117,19 @@ class Swaps:
         instance = self._registry.named(address)
         if instance.kind is not Kind.TIDEGATE:
             raise InvalidRequest(
-                "this instance is another server's: only Tidegate's own workers swap models",
+                "this instance is another server's: only Tidegate's own workers load others",
                 field="address",
             )
         running = self.latest.get(address)
         if running is not None and not running.is_over:
-            if running.settings == settings:
+            if (running.settings, running.is_reload) == (settings, is_reload):
                 return running
-            raise NotReady(f"the instance is swapping to {running.model}; ask again afterwards")
+            doing = (
+                "loading its model anew" if running.is_reload else f"swapping to {running.model}"
+            )
+            raise NotReady(f"the instance is {doing}; ask again afterwards")
         model = settings.get("MODEL_NAME") or settings.get("MODEL_PATH") or "the one before"
-        swap = RunningSwap(address, model, dict(settings), self._clock.now())
+        swap = RunningSwap(address, model, dict(settings), is_reload, self._clock.now())
         self.latest[address] = swap
         swap.task = asyncio.create_task(self._run(swap, instance, grace_s), name=f"swap {address}")
         return swap
@@ -172,8 +189,12 @@ class Swaps:
         else:
             grace_s = max(0.0, ends_at - self._clock.now())
         swap.phase = SwapPhase.CHECK.value
-        message = Swap(dict(swap.settings), round(1000 * grace_s, 1), self._token)
+        message = Swap(
+            dict(swap.settings), round(1000 * grace_s, 1), self._token, anew=swap.is_reload
+        )
         report = await self._ask(swap.address, message, swap.take)
+        if swap.is_reload and not report.ms:
+            raise SwapFailed("the instance's worker is too old to load a model anew: restart it")
         await self._until_usable(instance, report, is_new=bool(report.ms), before=before)
         if report.ms:
             took = 1000 * (self._clock.now() - swap.began_at) - waited_ms

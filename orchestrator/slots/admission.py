@@ -5,7 +5,11 @@ however unlikely that is by what was known before (DL-15). Where neither helps, 
 to see how often a refusal is wrong (DL-17).
 """
 
+import math
 import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from orchestrator.clock import Clock
 from orchestrator.errors import (
@@ -28,6 +32,19 @@ from orchestrator.slots.slot import Slot
 from orchestrator.slots.waiting import WaitingSlots
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import excerpt
+
+_MOST_PLACES = 16
+"""In the line are looked at for a deadline that would do, before it is the one behind all."""
+_RESENT_S = 0.001
+"""Deadlines are told in whole milliseconds."""
+
+
+class _Hindrance(NamedTuple):
+    """Why a slot is not let in: ``expected`` would be too late, or, where it ``is_others`` that
+    would be, it is what would become of it behind all of them."""
+
+    expected: Expected
+    is_others: bool
 
 
 class SlotAdmission:
@@ -86,7 +103,8 @@ class SlotAdmission:
             stats.spare(slot, RefusalKind.QUEUE)
             return None
         stats.refused_late()
-        return self._infeasible(slot.wish, found, now)
+        others = [other for other in self._waiting if other is not slot]
+        return self._infeasible(slot.wish, _Hindrance(found, is_others=False), others, now)
 
     def tries(self, slot: Slot, free: list[SlotInstance], now: float) -> list[SlotInstance]:
         """Of those that are ``free``, where one that will hardly be in time anywhere is begun."""
@@ -133,49 +151,93 @@ class SlotAdmission:
         self, slot: Slot, ready: list[SlotInstance], now: float
     ) -> DeadlineInfeasible | None:
         """Why it cannot be in time, or would make those late that were let in before."""
-        wish = slot.wish
-        place_in_line = self._waiting.place_of(slot)
-        others = [other.wish for other in self._waiting]
-        with_it = [*others[:place_in_line], wish, *others[place_in_line:]]
-        found = forecast(with_it, self._waiting.lines(now))
-        own = found[place_in_line]
-        assert own is not None, "somebody has its providers"
-        if not own.is_in_time:
+        wish, others = slot.wish, list(self._waiting)
+        found = self._hindrance(wish, others, self._waiting.place_of(slot), now)
+        if found is None:
+            return None
+        if not found.is_others:
             tries = (one.ability for one in ready if one.free or not wish.is_known(one.ability))
             if any(wish.may_be_met(ability, now) for ability in tries):
                 return None
-            return self._infeasible(wish, own, now)
-        behind = found[place_in_line + 1 :]
+        return self._infeasible(wish, found, others, now)
+
+    def _hindrance(
+        self, wish: Wish, others: Sequence[Slot], place_in_line: int, now: float
+    ) -> _Hindrance | None:
+        """What keeps ``wish`` from being in time behind so many of those that wait."""
+        before = [other.wish for other in others[:place_in_line]]
+        after = [other.wish for other in others[place_in_line:]]
+        found = forecast([*before, wish, *after], self._waiting.lines(now))
+        own, behind = found[place_in_line], found[place_in_line + 1 :]
+        assert own is not None, "somebody has its providers"
+        if not own.is_in_time:
+            return _Hindrance(own, is_others=False)
         if all(map(_is_in_time, behind)):
             return None
         lines = self._waiting.lines(now)
-        without = forecast(others, lines)[place_in_line:]
+        without = forecast([*before, *after], lines)[place_in_line:]
         pairs = zip(behind, without, strict=True)
         if any(_is_in_time(alone) and not _is_in_time(late) for late, alone in pairs):
             last = place(wish, lines)  # behind all others
             assert last is not None
-            return self._infeasible(wish, last, now, others_first=True)
+            return _Hindrance(last, is_others=True)
         return None
 
     def _infeasible(
-        self, wish: Wish, found: Expected, now: float, *, others_first: bool = False
+        self, wish: Wish, found: _Hindrance, others: Sequence[Slot], now: float
     ) -> DeadlineInfeasible:
         """Why, and which deadline would do."""
-        ability = self._fleet.instances[found.address].ability
+        expected = found.expected
+        ability = self._fleet.instances[expected.address].ability
         fits_idle = best_plan(wish, Line(ability, now, ()))[2]
-        finish_at = found.finish_at + ability.buffer_s
+        finish_at = expected.finish_at + ability.buffer_s
         why = f"it would be done after {finish_at - now:.1f} s at the least"
-        if others_first:
+        if found.is_others:
             why = (
                 "slots that were let in before could not be in time with it, and behind them " + why
             )
+        feasible_at = self._feasible_at(wish, found, others, now)
         return DeadlineInfeasible(
             f"{max(0.0, wish.deadline_at - now):.1f} s until the deadline are too little: {why}, "
-            f"of which {ability.buffer_s:g} s are kept back",
+            f"of which {ability.buffer_s:g} s are kept back; come again with a deadline "
+            f"{feasible_at - now:.1f} s from now",
             predicted_finish_ms=1000 * (finish_at - now),
-            earliest_feasible_unix_ms=round(1000 * (self._clock.unix() + finish_at - now)),
-            binding_constraint="queue" if fits_idle else wish.longest_stage(found.plan, ability),
+            earliest_feasible_unix_ms=math.ceil(1000 * (self._clock.unix() + feasible_at - now)),
+            binding_constraint="queue" if fits_idle else wish.longest_stage(expected.plan, ability),
         )
+
+    def _feasible_at(
+        self, wish: Wish, found: _Hindrance, others: Sequence[Slot], now: float
+    ) -> float:
+        """A deadline by which ``wish`` would be let in now, and hardly later than the first such
+        (DL-16). A later one has it wait behind more of ``others``, so that when it would be done by
+        the place that it has is not the answer yet."""
+        if place(wish, self._waiting.lines(now)) is None:  # nobody is ready just now
+            instance = self._fleet.instances[found.expected.address]
+            return found.expected.finish_at + instance.ability.buffer_s
+        start_bys = [other.start_by for other in others if not other.refusal_sample]
+        own = wish
+        for _ in range(_MOST_PLACES):
+            if found.is_others:
+                start_by = self._waiting.start_by(own)
+                behind_next = next((one for one in start_bys if one > start_by), start_by)
+                own = own.by(own.deadline_at + behind_next - start_by + _RESENT_S)
+            else:
+                ability = self._fleet.instances[found.expected.address].ability
+                done_at = found.expected.finish_at + ability.buffer_s
+                own = own.by(max(own.deadline_at, done_at) + _RESENT_S)
+            place_in_line = bisect_right(start_bys, self._waiting.start_by(own))
+            hindrance = self._hindrance(own, others, place_in_line, now)
+            if hindrance is None:
+                return own.deadline_at
+            found = hindrance
+        lines = self._waiting.lines(now)
+        forecast((other.wish for other in others), lines)
+        last = place(wish, lines)
+        assert last is not None, "somebody has its providers"
+        finish_at = last.finish_at + self._fleet.instances[last.address].ability.buffer_s
+        behind_s = max(start_bys, default=now) - self._waiting.start_by(wish.by(now))
+        return max(finish_at, now + behind_s) + _RESENT_S
 
 
 def _require_providers(wish: Wish, ready: list[SlotInstance]) -> None:

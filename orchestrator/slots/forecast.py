@@ -8,6 +8,7 @@ that one slot's speech overlaps another's video::
 A slot must be out of its last stage ``buffer_s`` before its deadline (SL-2).
 """
 
+import copy
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,6 +125,12 @@ class Wish:
         self._degrade = degrade
         self._wholes: dict[tuple[int, float], ClipPlan] = {}
         self._least_s: dict[Ability, float] = {}
+
+    def by(self, deadline_at: float) -> "Wish":
+        """The same by another deadline."""
+        other = copy.copy(self)
+        other.deadline_at = deadline_at
+        return other
 
     def whole(self, ability: Ability) -> ClipPlan:
         """All that it asks for."""

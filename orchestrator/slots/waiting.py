@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from orchestrator.clock import Clock
 from orchestrator.slots.fleet import SlotFleet
-from orchestrator.slots.forecast import NOMINAL_ABILITY, Expected, Line, forecast
+from orchestrator.slots.forecast import NOMINAL_ABILITY, Ability, Expected, Line, Wish, forecast
 from orchestrator.slots.slot import Slot
 
 FORECAST_TTL_S = 0.05
@@ -48,6 +48,10 @@ class WaitingSlots:
         """How many would go before it."""
         return sum(1 for other in self._slots if _place(other) <= _place(slot))
 
+    def start_by(self, wish: Wish) -> float:
+        """Until when it can start, by what instances tell now."""
+        return max(wish.start_by(ability) for ability in self._abilities())
+
     def position(self, slot: Slot) -> int:
         """1 for the next one; 0 for one that does not wait."""
         return self._slots.index(slot) + 1 if slot in self._slots else 0
@@ -60,9 +64,8 @@ class WaitingSlots:
 
     def time(self, slot: Slot) -> None:
         """Until when it can start, by what instances tell now."""
-        can = [one.ability for one in self._fleet.seen()] or [NOMINAL_ABILITY]
-        slot.start_by = max(slot.wish.start_by(ability) for ability in can)
-        slot.drop_at = max(slot.wish.start_by(ability.at_best) for ability in can)
+        slot.start_by = self.start_by(slot.wish)
+        slot.drop_at = max(slot.wish.start_by(ability.at_best) for ability in self._abilities())
 
     def lines(self, now: float) -> dict[str, Line]:
         """Of the instances that take slots, as they will become free."""
@@ -76,6 +79,9 @@ class WaitingSlots:
             self._expected = dict(zip(self._slots, found, strict=True))
             self._expected_at = now
         return self._expected.get(slot)
+
+    def _abilities(self) -> list[Ability]:
+        return [one.ability for one in self._fleet.seen()] or [NOMINAL_ABILITY]
 
 
 def _place(slot: Slot) -> tuple[bool, float]:

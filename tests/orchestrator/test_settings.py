@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -49,11 +50,12 @@ async def test_a_journal_by_default_that_cannot_be_opened_is_done_without(
     """Unless somebody counts on it."""
     monkeypatch.setenv(JOURNAL_BY_DEFAULT, "/dev/null/journal.db")
     settings = await asyncio.to_thread(load_settings, port=0, **asked)
-    if asked:
-        with pytest.raises(JournalError, match=r"journal.db: "):
-            await open_the_journal(settings)
-    else:
-        assert await open_the_journal(settings) is None
+    async with AsyncExitStack() as starting:
+        if asked:
+            with pytest.raises(JournalError, match=r"journal.db: "):
+                await open_the_journal(settings, starting)
+        else:
+            assert await open_the_journal(settings, starting) is None
 
 
 def test_instances_are_a_list_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,7 @@ class FakeWorker:
         self.before = ""
         """The model that it had before this one."""
         self.swap_error = ""
+        self.knows_reload = True
         """Why its swaps fail, once what ran has ended."""
         self.changed = asyncio.Condition()
         self.credentials: grpc.ServerCredentials | None = None
@@ -266,7 +267,9 @@ class FakeWorker:
         if version not in self.models:
             await answer.refuse(request_id, f"invalid_request: knows no model {name!r}")
             return
-        if self.models[version].model_digest == self.card.model_digest:
+        if self.models[version].model_digest == self.card.model_digest and not (
+            message.anew and self.knows_reload
+        ):
             await answer.send(swap=SwapReport(SwapPhase.DONE, name, was))
             return
         for lane in self.lanes:

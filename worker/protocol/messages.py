@@ -169,13 +169,15 @@ class Swap(msgspec.Struct, tag="swap", frozen=True, omit_defaults=True):
     ``settings`` are worker settings as ``TIDEGATE_WORKER_…`` spells them, without that beginning
     (``MODEL_PATH``, ``ENGINE``); all others are those that it was started with. ``MODEL_NAME``
     alone names one of its card's ``loadable``; no settings at all, the model that it had before
-    this one. What runs has ``grace_ms``, as in a drain. Answered on its own stream: a frame with a
-    ``SwapReport`` for each phase, the last one final. Needs no lane. One at a time.
+    this one. ``anew``: the model that is served is loaded again from its files, whatever
+    ``settings`` say. What runs has ``grace_ms``, as in a drain. Answered on its own stream: a frame
+    with a ``SwapReport`` for each phase, the last one final. Needs no lane. One at a time.
     """
 
     settings: dict[str, str]
     grace_ms: float = 0.0
     token: str = ""
+    anew: bool = False
 
 
 LaneMessage = Open | Submit | Cancel | Pause | Resume | Drain | Describe | Swap

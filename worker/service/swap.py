@@ -95,12 +95,20 @@ class Swapper:
         self._drained = threading.Event()
         self._is_closing = False
 
-    def swap(self, asked: Mapping[str, str], grace_s: float, responder: Responder) -> None:
-        """Begin; ``responder`` gets a report for each phase. Raises ``RequestError``.
+    def swap(
+        self,
+        asked: Mapping[str, str],
+        grace_s: float,
+        responder: Responder,
+        *,
+        anew: bool = False,
+    ) -> None:
+        """Begin; ``responder`` gets a report for each phase. ``anew`` asks for the model that is
+        served. Raises ``RequestError``.
 
         One who asks for what is under way hears how that goes.
         """
-        target = self._target_of(asked)
+        target = self.serving.settings if anew else self._target_of(asked)
         with self._lock:
             if self._thread is not None:
                 if target != self._target:
@@ -112,7 +120,7 @@ class Swapper:
             if self._drainer.is_for_good:
                 raise WorkerDraining("the worker is about to stop; swap another one")
             name, was = name_of(target), self.serving.card.model
-            if target == self.serving.settings:
+            if target == self.serving.settings and not anew:
                 same = SwapReport(SwapPhase.DONE, name, was)
                 self._emitter.post(lambda: _send(responder, 0, same, final=True))
                 return

@@ -195,7 +195,12 @@ class Worker:
                 grace_s = self._grace_s(message)
                 self._emitter.post(lambda: self._drainer.begin(grace_s, call.responder))
             case Swap():
-                self._swapper.swap(message.settings, self._grace_s(message), call.responder)
+                self._swapper.swap(
+                    message.settings,
+                    self._grace_s(message),
+                    call.responder,
+                    anew=message.anew,
+                )
 
     def _grace_s(self, message: Drain | Swap) -> float:
         """How long what runs has. Raises ``Unauthenticated`` or ``InvalidCall``."""

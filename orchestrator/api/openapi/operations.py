@@ -16,7 +16,12 @@ from orchestrator.api.openai.embeddings import EmbeddingRequest
 from orchestrator.api.openai.responses.types import ResponsesRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
-from orchestrator.api.operator.types import DrainRequest, RegisterRequest, SwapRequest
+from orchestrator.api.operator.types import (
+    DrainRequest,
+    RegisterRequest,
+    ReloadRequest,
+    SwapRequest,
+)
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -135,6 +140,9 @@ OPERATIONS: Mapping[str, Operation] = {
         for kind in ("models", "engines")
     },
     "POST /v2/instances/{address}/swap": Operation(SwapRequest, statuses=(200, 202)),
+    "POST /v2/instances/{address}/reload": Operation(
+        ReloadRequest, statuses=(200, 202), body_is_optional=True
+    ),
     "GET /admin/drain": _PLAIN,
     "POST /admin/drain": Operation(DrainRequest, statuses=(202,), body_is_optional=True),
     "POST /admin/undrain": _PLAIN,

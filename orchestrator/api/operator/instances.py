@@ -6,7 +6,7 @@ from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.operator.types import read_grace_s, read_registration, read_swap
+from orchestrator.api.operator.types import read_grace_s, read_registration, read_reload, read_swap
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.gates import gates_of
 from orchestrator.instances.instance import Instance
@@ -77,11 +77,22 @@ async def swap(request: web.Request) -> web.Response:
     Raises ``SwapFailed`` to one who waits; ``GET /v2/instances`` tells the others.
     """
     asked = await read_swap(request)
-    orchestrator = request.app[ORCHESTRATOR]
-    running = orchestrator.stages.swaps.start(
-        request.match_info["address"], asked.settings, asked.grace_s
-    )
-    if asked.wait:
+    swaps = request.app[ORCHESTRATOR].stages.swaps
+    running = swaps.start(request.match_info["address"], asked.settings, asked.grace_s)
+    return await _told_of(running, wait=asked.wait)
+
+
+async def reload(request: web.Request) -> web.Response:
+    """Have an instance load the model that it has anew, from its files: drained, then a swap to the
+    same. Answered, and raises, as a swap."""
+    asked = await read_reload(request)
+    swaps = request.app[ORCHESTRATOR].stages.swaps
+    running = swaps.reload(request.match_info["address"], asked.grace_s)
+    return await _told_of(running, wait=asked.wait)
+
+
+async def _told_of(running: RunningSwap, *, wait: bool) -> web.Response:
+    if wait:
         await running.wait()
     return json_response(describe_swap(running), status=200 if running.is_over else 202)
 
@@ -249,4 +260,5 @@ def routes() -> list[web.RouteDef]:
         web.post("/v2/instances/{address}/drain", drain),
         web.post("/v2/instances/{address}/undrain", undrain),
         web.post("/v2/instances/{address}/swap", swap),
+        web.post("/v2/instances/{address}/reload", reload),
     ]

@@ -47,6 +47,13 @@ class SwapRequest(msgspec.Struct, forbid_unknown_fields=True):
     back: bool = False
 
 
+class ReloadRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """``grace_ms`` and ``wait`` as of a swap."""
+
+    grace_ms: float | None = None
+    wait: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class AskedSwap:
     """``settings`` are those of ``Swap``."""
@@ -58,6 +65,7 @@ class AskedSwap:
 
 _reader = Reader(DrainRequest)
 _swap_reader = Reader(SwapRequest)
+_reload_reader = Reader(ReloadRequest)
 MAX_SETTINGS = 64
 
 
@@ -97,6 +105,19 @@ def _asked_swap(body: SwapRequest) -> AskedSwap:
         )
     grace_s = None if body.grace_ms is None else _checked_grace_s(body.grace_ms)
     return AskedSwap(settings, grace_s, body.wait)
+
+
+async def read_reload(request: web.Request) -> AskedSwap:
+    """How to load the model anew; the body may be left out. Raises ``InvalidRequest``."""
+    if not request.body_exists:
+        return _asked_reload(ReloadRequest())
+    return await read_body(request, _reload_reader, _asked_reload)
+
+
+def _asked_reload(body: ReloadRequest) -> AskedSwap:
+    return AskedSwap(
+        {}, None if body.grace_ms is None else _checked_grace_s(body.grace_ms), body.wait
+    )
 
 
 def _checked_grace_s(asked: float) -> float:

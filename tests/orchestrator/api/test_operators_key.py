@@ -53,6 +53,7 @@ async def test_a_stranger_on_this_machine_is_not_sent_the_lane_token(
         ("POST", "/v2/instances/x:1/drain"),
         ("POST", "/v2/instances/x:1/undrain"),
         ("POST", "/v2/instances/x:1/swap"),
+        ("POST", "/v2/instances/x:1/reload"),
         ("POST", "/v2/catalog/models/x/verify"),
         ("POST", "/v2/catalog/engines/x/verify"),
     ],

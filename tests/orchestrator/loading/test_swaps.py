@@ -190,6 +190,52 @@ async def test_wk7_a_model_that_cannot_be_loaded_leaves_the_old_one_and_says_why
     assert isinstance(latest, dict) and latest["phase"] == "failed"
 
 
+async def reload(service: Service, worker: FakeWorker, **body: object) -> tuple[int, str]:
+    path = f"/v2/instances/{worker.address}/reload"
+    async with service.http.post(path, json=body or None, headers=OPERATOR) as response:
+        return response.status, await response.text()
+
+
+async def test_or2_an_instance_loads_its_model_anew(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """What runs there ends first, and what comes meanwhile waits."""
+    worker.can_load("other")
+    service = await make_service(worker)
+    plan = Plan(stall_at=1)
+    worker.plan = lambda job: plan
+    running = asyncio.create_task(_streamed(service, "fake"))
+    await worker.until(lambda: worker.running == 1)
+    assert (await reload(service, worker))[0] == 202
+    await worker.until(lambda: worker.lanes[0].draining)
+    assert (await swap(service, worker, model="fake"))[0] == 503, "a reload is no swap"
+    worker.plan = lambda job: Plan()
+    waiting = asyncio.create_task(_streamed(service, "fake"))
+    joined = asyncio.create_task(reload(service, worker, wait=True))
+    await service.until(lambda: len(service.orchestrator.queue) == 1)
+    plan.release.set()
+    assert await running == await waiting == 8
+    status, told = await joined
+    assert (status, json.loads(told)["model"]) == (200, "fake")
+    assert [submit.serving for submit in worker.submits] == [0, 1]
+    assert len(worker.swaps) == 1
+    worker.swap_error = "its weights are corrupt"
+    status, told = await reload(service, worker, wait=True, grace_ms=1000)
+    assert status == 409 and "corrupt" in told
+    assert (await reload(service, worker, model="other"))[0] == 400
+
+
+async def test_or2_a_worker_that_knows_no_reload_is_not_taken_to_have_done_it(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """It finds that it serves that model already."""
+    worker.can_load("other")
+    service = await make_service(worker)
+    worker.knows_reload = False
+    status, told = await reload(service, worker, wait=True)
+    assert status == 409 and "restart it" in told
+
+
 @pytest.mark.parametrize(
     ("body", "word"),
     [

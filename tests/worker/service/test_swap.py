@@ -361,6 +361,19 @@ def test_wk7_a_swap_can_be_taken_back(harness: Harness, models: Models) -> None:
     assert outcome(harness.send(Swap({}, 1000.0))).model == "second"
 
 
+def test_or2_the_model_that_is_served_is_loaded_anew_only_where_that_is_asked_for(
+    harness: Harness, models: Models
+) -> None:
+    outcome(swap(harness, "second"))
+    assert outcome(swap(harness, "second")).ms == {}
+    done = outcome(harness.send(Swap({"MODEL_NAME": "whatever"}, 1000.0, anew=True)))
+    assert (done.model, done.was) == ("second", "second")
+    assert list(done.ms) == ["check", "load", "drain", "evict", "unload"]
+    assert models.asked == ["second", "second"]
+    assert harness.service.serving.card.serving == 2
+    assert outcome(harness.send(Swap({}, 1000.0))).model == "first", "it is the one before still"
+
+
 def _settings(**changes: object) -> WorkerSettings:
     values: dict[str, object] = {"model_path": "/m", "device": "cpu"}
     return WorkerSettings(**(values | changes))  # type: ignore[arg-type]

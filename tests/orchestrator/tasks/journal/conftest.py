@@ -58,6 +58,13 @@ async def until_journalled(service: Service, tokens: int) -> None:
     await service.until(lambda: durable.commits > commits)
 
 
+async def until_tidied(service: Service) -> None:
+    """The journal's thread has made its file and looked for what is too old, as it does first."""
+    durable = service.orchestrator.stages.durable
+    assert durable is not None
+    await service.until(lambda: durable._writer._tidied > 0)
+
+
 async def running(service: Service, worker: FakeWorker, **changes: object) -> str:
     """A task, of ten tokens as a rule, four of which are in the journal; it stands still there."""
     letters = service.orchestrator.model("").tokens

@@ -4,13 +4,14 @@ import asyncio
 import base64
 import sqlite3
 import threading
-import time
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import aiohttp
 import pytest
 
+from orchestrator import recovery
 from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
 from orchestrator.tasks.journal import reader, writer
@@ -31,6 +32,7 @@ from tests.orchestrator.tasks.journal.conftest import (
     submit,
     task_of,
     until_journalled,
+    until_tidied,
 )
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.steady_loop import advance
@@ -108,6 +110,29 @@ async def test_one_whose_deadline_has_passed_is_closed_as_such(
     assert (status["outcome"], status["error"]["code"]) == ("missed", "deadline_exceeded")
     assert status["usage"]["completion_tokens"] == 4 and status["text"]
     assert recovered(again) == {"expired": 1} and len(worker.submits) == 1
+
+
+async def test_others_have_their_turn_between_tasks_that_are_taken_on(
+    restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, health is answered."""
+    worker.plan = lambda job: Plan(stall_at=0)
+    service = await restarts.start(worker)
+    task_ids = [await task_of(service) for _ in range(3)]
+    await restarts.die()
+    live: list[int] = []
+    steps = recovery.Recovery.steps
+
+    def watched(self: recovery.Recovery) -> Iterator[None]:
+        for _ in steps(self):
+            live.append(self._orchestrator.live_tasks)
+            yield
+
+    monkeypatch.setattr(recovery, "_TASKS_AT_A_TIME", 1)
+    monkeypatch.setattr(recovery.Recovery, "steps", watched)
+    again = await restarts.start(wait=False)
+    assert live == [1, 2, 3]
+    assert {(await status_of(again, one))["status"] for one in task_ids} == {"queued"}
 
 
 async def test_one_waits_for_its_model_until_its_deadline(
@@ -601,6 +626,7 @@ async def test_an_asynchronous_journal_keeps_what_it_promised(
     restarts: Restarts, worker: FakeWorker, disk: Disk
 ) -> None:
     service = await restarts.start(worker, journal_async=True, journal_window_ms=1)
+    await until_tidied(service)  # else that may find the fault first, and the task is refused
     disk.fail("SQLITE_FULL", "database or disk is full")
     task_id = await task_of(service)
     await service.until(lambda: service.metric("tidegate_journal_unwritten") == 2)
@@ -703,7 +729,7 @@ async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
     service = await restarts.start(worker, keep_tasks=0)
     durable = service.orchestrator.stages.durable
     assert durable is not None
-    looks, was_read = [], threading.Event()
+    looks, was_read, was_written = [], threading.Event(), threading.Event()
     write, look = writer.JournalWriter._write, reader.JournalReader._look
 
     def when_read(self: Any, operations: Any) -> None:
@@ -715,14 +741,18 @@ async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
         found = look(self, where, values)
         looks.append(found.row.ended_unix)
         was_read.set()
-        until = time.monotonic() + 30
-        while durable.ending(task_id) is not None and time.monotonic() < until:
-            time.sleep(0.001)
+        was_written.wait(30)
         return found
 
     monkeypatch.setattr(writer.JournalWriter, "_write", when_read)
+    held = Plan(stall_at=1)  # its end must not come to the writer together with its beginning
+    worker.plan = lambda job: held
     task_id = await task_of(service)
+    held.release.set()
     await service.until(lambda: durable.ending(task_id) is not None)
     monkeypatch.setattr(reader.JournalReader, "_look", before_its_end)
-    assert (await status_of(service, task_id))["status"] == "ended"
+    looking_up = asyncio.create_task(status_of(service, task_id))
+    await service.until(lambda: durable.ending(task_id) is None)
+    was_written.set()
+    assert (await looking_up)["status"] == "ended"
     assert looks[0] is None and looks[1] is not None
