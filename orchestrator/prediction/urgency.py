@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import exp
 from typing import NamedTuple
 
-SURE, LOST = 1.3, 0.6
+SURE, LOST = 1.3, 0.75
 """With so many times the usual time left a length is surely in time, or surely not. Wide, for the
 speed moves: work that is given up too early is lost, work that is tried in vain only costs time."""
 _LEAST_WORK_MS = 0.01
