@@ -41,9 +41,10 @@ MOST_REQUESTS = 96
 """The decision rests on so many requests at most, the latest: it takes two milliseconds."""
 LEAST_SPAN_S, MOST_SPAN_S = 1.0, 10.0
 """And on those of a time as long as their deadlines usually are, within these bounds."""
-ABOUT_BEST, WORTH_LOWERING = 0.995, 0.985
-"""Shares of the most that could be met: the largest number of rows with the former is taken, a
-smaller one than now only when the number of now has less than the latter."""
+ABOUT_BEST, WORTH_LOWERING = 0.05, 0.15
+"""Of the most that could be met, over the square root of the number of requests that say so, for
+with few of them a difference is chance: the largest number of rows that lacks no more than the
+former is taken, a smaller one than now only where the number of now lacks more than the latter."""
 ABOUT_ALONE = 0.95
 """Of what tenants that keep to their share would have met with the fastest rows, at least so much
 is left to them, whatever others ask for."""
@@ -105,6 +106,8 @@ class Outlook(NamedTuple):
     """Requests met, by weight; 0 where others' rows would cost a tenant its share."""
     prompt_share: Floats
     """Of the engine's time, that goes to prompts."""
+    requests: int
+    """That all of this rests on."""
 
     def met_at(self, count: int) -> float:
         """``met`` with about ``count`` rows."""
@@ -217,7 +220,7 @@ def outlook(
     met *= 1 - WASTE_WEIGHT * vain_ms / room_ms
     met[~_as_if_alone(demand, whole_chance, excess)] = 0.0
     shares = (prompts * served).sum(axis=1) / demand.span_ms
-    return Outlook(rows, step_ms(own), met, shares)
+    return Outlook(rows, step_ms(own), met, shares, len(demand.left))
 
 
 def best_rows(found: Outlook, current: int) -> int:
@@ -226,10 +229,11 @@ def best_rows(found: Outlook, current: int) -> int:
     best = float(met.max())
     if best <= 0:
         return rows[-1]
-    chosen = rows[int(np.flatnonzero(met >= ABOUT_BEST * best)[-1])]
+    unsure = 1 / math.sqrt(found.requests)
+    chosen = rows[int(np.flatnonzero(met >= (1 - ABOUT_BEST * unsure) * best)[-1])]
     if chosen >= current:
         return chosen
-    return chosen if found.met_at(current) < WORTH_LOWERING * best else current
+    return chosen if found.met_at(current) < (1 - WORTH_LOWERING * unsure) * best else current
 
 
 def _in_time(ratio: Floats) -> Floats:
