@@ -59,6 +59,8 @@ class Job:
     """How its prompt is made an embedding, which is all that comes of it; None to generate."""
     begun_tokens: int = 0
     """How many of the last ``token_ids`` belong to the answer: another worker generated them."""
+    expected_tokens: int = 0
+    """How many it will make at most, for all but a tenth of such; 0 where nobody knows."""
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False

@@ -114,6 +114,7 @@ class Launcher:
             stop_after_tokens=task.sampling.min_tokens if task.completion_tokens else 0,
             # Those of another model's tokenizer would mean something else there.
             serving=0 if instance.card is None else instance.card.serving,
+            expected_tokens=self._prediction.forecaster.most_tokens_left(task),
         )
         # Only what was really sent counts as in flight.
         attempt.breaker_token = self._registry.breakers.begin(choice.name)

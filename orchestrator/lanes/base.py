@@ -100,6 +100,7 @@ class JobFields(TypedDict):
     grammar: NotRequired[Grammar | None]
     begun_tokens: NotRequired[int]
     stop_after_tokens: NotRequired[int]
+    expected_tokens: NotRequired[int]
     session_keep_ms: NotRequired[float]
     share_ms: NotRequired[float | None]
     serving: NotRequired[int]

@@ -243,6 +243,10 @@ class Forecaster:
         """Equally likely numbers of tokens that its answer still takes, in rising order."""
         return self._left(task)
 
+    def most_tokens_left(self, task: Task) -> int:
+        """How many tokens are still to come of its answer at most, for all but a tenth of such."""
+        return self._quantile(task, LONG)
+
     def _left(self, task: Task) -> tuple[float, ...]:
         made, cap = task.completion_tokens, task.sampling.max_tokens
         left = self._curve(task).left(made, max(made + 1, cap))

@@ -83,6 +83,9 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
 
     ``serving`` is that of the card whose tokenizer made the ``token_ids``: a worker that has
     another model by then hands the job back.
+
+    ``expected_tokens`` is how many tokens the job will hardly exceed, 0 where nobody knows: by it a
+    worker finds how much the others' prompts may slow it down, and nothing ends for it.
     """
 
     lane: str
@@ -105,6 +108,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     embeds: bool = False
     stop_after_tokens: int = 0
     serving: int = 0
+    expected_tokens: int = 0
 
     @property
     def begun(self) -> list[int]:

@@ -8,8 +8,31 @@ from worker.scheduler.step_time import StepTime
 
 _PATIENCE_S = 300.0
 """A request without a deadline is ordered as if it had one this far off: it must not starve."""
+_BEYOND = 1 / 8
 _HORIZON = 2.0
 _LEAST_S = 1e-6
+
+
+def expected_left(request: Request, step_time: StepTime) -> float:
+    """Tokens that it will probably still make: by its own hint, else as many as answers have."""
+    made = request.generated
+    expected = float(request.job.expected_tokens)
+    if expected and made:
+        # One that has passed what was expected goes on for a while.
+        expected = max(expected - made, made * _BEYOND, 1.0)
+    likely = expected or step_time.typical_tokens
+    return max(request.least_tokens, min(likely, request.limit_tokens - len(request.tokens)))
+
+
+def prompt_due(request: Request, step_time: StepTime) -> float:
+    """When its prompt has to be computed: its deadline less what comes after, or that of its first
+    token."""
+    job = request.job
+    deadline = min(job.deadline, job.due_by)
+    if deadline == math.inf:
+        deadline = request.submitted_at + _PATIENCE_S
+    due = deadline - expected_left(request, step_time) * step_time.step_s
+    return due if request.generated else min(due, job.first_token_by)
 
 
 def latest_start(request: Request, step_time: StepTime) -> float:
@@ -17,16 +40,8 @@ def latest_start(request: Request, step_time: StepTime) -> float:
 
     While the first token is to come, its own deadline counts too, less the rest of the prompt.
     """
-    room = request.limit_tokens - len(request.tokens)
-    expected = max(request.least_tokens, min(step_time.typical_tokens, room))
     left = len(request.tokens) - request.computed
-    deadline = min(request.job.deadline, request.job.due_by)
-    if deadline == math.inf:
-        deadline = request.submitted_at + _PATIENCE_S
-    latest = deadline - step_time.service_s(left, expected)
-    if request.job.first_token_by < deadline and not request.generated:
-        latest = min(latest, request.job.first_token_by - step_time.service_s(left, 0))
-    return latest
+    return prompt_due(request, step_time) - step_time.service_s(left, 0)
 
 
 def least_slack_first(requests: Sequence[Request], step_time: StepTime) -> list[Request]:

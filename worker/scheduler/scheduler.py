@@ -27,6 +27,7 @@ from worker.scheduler.prefix_cache import PrefixCache
 from worker.scheduler.refusal import Limits
 from worker.scheduler.request import PENDING, Request
 from worker.scheduler.sessions import KeptSessions
+from worker.scheduler.stalls import Stalls
 from worker.scheduler.step_time import StepTime
 
 
@@ -52,6 +53,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # least slack first
         self.paused: list[Request] = []
+        self._stalls = Stalls(config, self.step_time)
         self._block_tokens = config.block_tokens
         self._limits = Limits(
             self.capacity_tokens,
@@ -136,6 +138,8 @@ class Scheduler:
         prefilling += started
         if len(prefilling) > 1:
             prefilling = most_urgent_first(prefilling, self.step_time, now)
+        if prefilling and decodes:
+            budget = self._stalls.prompt_tokens(rows, prefilling, budget, now)
         ahead: list[Request] = []
         if prefilling:
             ahead += [request for request in self.running if self._has_unregistered_blocks(request)]
@@ -286,11 +290,12 @@ class Scheduler:
         return request.computed >= (request.full_blocks + 1) * self._block_tokens
 
     def _prompt_budget(self, decodes: int, gap_s: float) -> int:
-        """Prompt tokens of the next step: with decodes in it, no more than delay them little.
+        """The most prompt tokens that the next step carries, whatever the decodes in it can bear.
 
-        Where a step without any prompt takes longer than ``max_stall_s``, as long again: with less
-        of it prompts would starve, and the first token is a token too. ``gap_s`` is the smallest
-        that any of the decodes has between two tokens (DL-14): a step is to take no longer.
+        They delay its decodes by ``max_stall_s``. Where a step without any prompt takes longer than
+        that, by as long again: with less of it prompts would starve, and the first token is a token
+        too. ``gap_s`` is the smallest that any of the decodes has between two tokens (DL-14): a
+        step is to take no longer.
 
         A tile of tokens that is begun costs a whole one: one that is half full is filled up, unless
         ``gap_s`` forbids it, and any other is left out.

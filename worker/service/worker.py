@@ -283,6 +283,7 @@ class Worker:
             constraint=constraint,
             pooling=serving.card.pooling if message.embeds else None,
             begun_tokens=message.begun_tokens,
+            expected_tokens=message.expected_tokens,
         )
         lane_job = LaneJob(lane, message.handle, job, text, responder)
         lane.jobs[message.handle] = lane_job

@@ -1,0 +1,160 @@
+"""How much of the prompts goes beside decodes: a prompt pays for the stall that it causes.
+
+Each prompt token in a step delays every row that decodes in it. A row can spare what its deadline
+leaves beyond the tokens that it will probably still make, in steps without prompts. What every row
+can spare goes at full speed, and so does a short prompt that would wait for longer than all rows
+together wait for it. The rest goes at a *pace*, so many seconds a step: the largest at which each
+row still ends in time, or what a prompt needs for its own deadline where that is more::
+
+    a row bears     (time left / SURE − tokens left · plain step) / tokens left
+    a prompt needs  plain step · u / (1 − u),    u = SURE · work / time left
+
+``work`` is the prompt's own and that of the prompts before it. Where both cannot be had, it is the
+pace at which the chances of rows and prompts add up to most. The chance to be in time is 1 with
+``SURE`` times what is needed left, and 0 with ``LOST`` times, as where the orchestrator ranks.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from worker.scheduler.config import SchedulerConfig
+from worker.scheduler.order import expected_left, prompt_due
+from worker.scheduler.plan import Row
+from worker.scheduler.request import Request
+from worker.scheduler.step_time import StepTime
+
+SURE: Final = 1.3
+LOST: Final = 0.6
+LEAST_SHARE: Final = 1 / 16
+"""Of the time of steps, for prompts in any case: none starves."""
+_MOST_NEEDS: Final = 3
+"""So many different needs of prompts are weighed."""
+
+
+class _Tight(NamedTuple):
+    """A row that the prompts at hand could make late; ``left`` is in tokens."""
+
+    time_s: float
+    work_s: float
+    left: float
+
+
+class _Paced(NamedTuple):
+    """A prompt that does not go at full speed; ``work_s`` is its own and that of those before."""
+
+    time_s: float
+    work_s: float
+    ages: bool
+    """It has no deadline: it must not wait for ever."""
+
+
+class Stalls:
+    """Decides step by step; what a pace allows adds up until it is a chunk's worth."""
+
+    def __init__(self, config: SchedulerConfig, step_time: StepTime) -> None:
+        self._config = config
+        self._step_time = step_time
+        self._credit = 0.0
+        """In prompt tokens, of a step's at most."""
+
+    def prompt_tokens(
+        self, decoding: Sequence[Row], prompts: Sequence[Request], most: int, now: float
+    ) -> int:
+        """For a step with these decodes, 0 to ``most`` tokens of ``prompts``, in their order."""
+        token_s, plain_s = self._step_time.prompt_token_s, self._step_time.plain_step_s
+        if not token_s or not plain_s or not most or now == -math.inf:
+            return most
+        left = [len(one.tokens) - one.computed for one in prompts]
+        tight = self._tight(decoding, token_s * sum(left), plain_s, now)
+        if not tight:
+            self._credit = 0.0
+            return most
+        spare_s = min(row.time_s / SURE - row.work_s for row in tight)
+        soonest_s = min(row.work_s for row in tight)
+        at_once = self._at_once(left, max(spare_s, soonest_s / len(tight)) / token_s)
+        if at_once >= most or at_once == sum(left):
+            return min(most, at_once)
+        paced = self._paced(prompts, left, at_once, now)
+        pace_s = self._pace_s(tight, paced, plain_s, most * token_s)
+        self._credit = min(most, self._credit + pace_s / token_s)
+        tokens = self._chunk(len(decoding) + at_once, most)
+        self._credit -= tokens
+        return min(most, at_once + tokens)
+
+    def _tight(
+        self, decoding: Sequence[Row], backlog_s: float, plain_s: float, now: float
+    ) -> list[_Tight]:
+        """Rows that may end in time, and would not for certain if all prompts went before them."""
+        tight = []
+        for row in decoding:
+            job = row.request.job
+            time_s = min(job.deadline, job.due_by) - now
+            left = expected_left(row.request, self._step_time)
+            work_s = left * plain_s
+            if LOST * work_s < time_s < SURE * (work_s + backlog_s):
+                tight.append(_Tight(time_s, work_s, left))
+        return tight
+
+    @staticmethod
+    def _at_once(left: Sequence[int], most: float) -> int:
+        """Tokens of the first prompts, as far as they fit whole into ``most``."""
+        tokens = 0
+        for count in left:
+            if tokens + count > most:
+                break
+            tokens += count
+        return tokens
+
+    def _paced(
+        self, prompts: Sequence[Request], left: Sequence[int], at_once: int, now: float
+    ) -> list[_Paced]:
+        token_s = self._step_time.prompt_token_s
+        paced, ahead = [], 0
+        for request, count in zip(prompts, left, strict=True):
+            ahead += count
+            if ahead > at_once:
+                work_s = ahead * token_s
+                time_s = prompt_due(request, self._step_time) - now
+                paced.append(_Paced(time_s, work_s, request.job.deadline == math.inf))
+        return paced
+
+    def _pace_s(
+        self, tight: Sequence[_Tight], paced: Sequence[_Paced], plain_s: float, most_s: float
+    ) -> float:
+        """Seconds of prompts per step."""
+        if any(one.ages and one.time_s < SURE * one.work_s for one in paced):
+            return most_s
+        borne_s = min((row.time_s / SURE - row.work_s) / row.left for row in tight)
+        pace_s = min(most_s, max(borne_s, LEAST_SHARE * plain_s))
+        needs: list[float] = []
+        for prompt in paced:
+            least_s = prompt.work_s * (plain_s + most_s) / most_s
+            if LOST * least_s < prompt.time_s:  # else it is late however fast it goes
+                share = min(1.0, SURE * prompt.work_s / prompt.time_s)
+                need_s = most_s if share == 1.0 else min(most_s, plain_s * share / (1 - share))
+                if need_s > max([pace_s, *needs]):
+                    needs.append(need_s)
+        if not needs:
+            return pace_s
+        backlog_s = paced[-1].work_s
+
+        def chances(pace_s: float) -> float:
+            stretch = (plain_s + pace_s) / pace_s
+            needed_s = [(r.time_s, r.work_s + min(backlog_s, r.left * pace_s)) for r in tight]
+            needed_s += [(one.time_s, one.work_s * stretch) for one in paced]
+            return sum(_chance(*times_s) for times_s in needed_s)
+
+        return max([pace_s, *needs[:_MOST_NEEDS]], key=chances)
+
+    def _chunk(self, others: int, most: int) -> int:
+        """As much of the credit as ends a tile, a block at least, or all that a step carries; else
+        nothing yet."""
+        tokens = int(self._credit)
+        if tokens < most:
+            tokens -= (others + tokens) % self._config.tile_tokens
+        return tokens if tokens >= min(most, self._config.block_tokens) else 0
+
+
+def _chance(time_s: float, needed_s: float) -> float:
+    return min(1.0, max(0.0, (time_s / needed_s - LOST) / (SURE - LOST)))
