@@ -1,14 +1,17 @@
 """``make bench-rows``: how many rows run at once, on the demo engine.
 
-    python -m perf.goodput.rows [--cells NAME …] [--seeds N] [--seconds S] [--capacity PER_S]
+    python -m perf.goodput.rows [--cells NAME …] [--seeds N] [--seconds S]
+                                [--stretch TIMES] [--capacity PER_S]
 
 All of it takes an hour. Cells of ``perf.load.cells`` with 64 slots allowed. Policies take turns
 within each cell and seed, so that what else the machine does falls on all alike: ours, ours with 16
 rows, and first come, first served with 64 and with 16. Everybody's clients hang up at their
 deadlines. 16 rows are another Triton's, whose worker has that many slots.
 
-``--capacity`` is the rate at which first come, first served still meets 95 % of the cell
-``capacity`` here: on another machine run that cell alone first.
+Machines differ, so the cells are fitted to this one first. All times of a cell are ``--stretch``
+times as long as they were drawn: by default what a token takes here, where one answer runs alone,
+over ``TOKEN_MS``. ``--capacity``, in requests per second before they are stretched, is by default
+the highest rate tried at which first come, first served still meets 95 % of the cell ``capacity``.
 """
 
 import argparse
@@ -25,10 +28,11 @@ from rich.console import Console
 from orchestrator.pool.engines.triton import find_triton
 from orchestrator.pool.paths import state_dir
 from orchestrator.pool.units.orchestrator import OrchestratorProcess
+from orchestrator.tasks.job import Priority
 from perf.goodput.cell import is_met
 from perf.goodput.offer import offer, services
 from perf.goodput.policies import FIXED_ROWS, HANG_UP, OURS, Policy
-from perf.load.cells import CAP_TOKENS, FACT_TOKENS, Mix, Wish, mixes
+from perf.load.cells import CAP_TOKENS, FACT_TOKENS, TOKEN_MS, Mix, Wish, mixes
 from perf.load.lane import open_lane
 from perf.load.open_loop import Ask
 from perf.report.bundle import BenchResult, Better, Figure
@@ -42,16 +46,23 @@ from worker.protocol import ModelCard
 
 SLOTS, FEWER = 64, 16
 _OURS = replace(OURS, hangs_up=True)
+_FIFO = replace(HANG_UP, name="fifo", label="FIFO")
 _FIXED = replace(_OURS, name="ours@16", label="Tidegate, 16 rows", settings=FIXED_ROWS)
 POLICIES: Final = (
     (_OURS, SLOTS),
     (_FIXED, FEWER),
-    (replace(HANG_UP, name="fifo", label="FIFO"), SLOTS),
-    (replace(HANG_UP, name="fifo@16", label="FIFO, 16 rows"), FEWER),
+    (_FIFO, SLOTS),
+    (replace(_FIFO, name="fifo@16", label="FIFO, 16 rows"), FEWER),
 )
 """With the slots of their worker."""
 _PATH = "/v1/chat/completions"
 _WARM_S = 4.0
+_ALONE = 5
+"""Answers that run one after the other to tell how fast the machine is."""
+_LEAST_STRETCH = 0.5
+_SLOWEST_PER_S, _FASTEST_PER_S, _FASTER = 8.0, 60.0, 1.2
+"""Rates that are tried for the capacity, each so many times the one before."""
+_CAPACITY_MET = 0.95
 _WORDS_PER_TOKEN = 0.75
 _WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
 
@@ -135,32 +146,70 @@ def _body(wish: Wish, model: str, rng: random.Random) -> dict[str, object]:
     }
 
 
-async def _run(
-    mix: Mix, policy: Policy, service: OrchestratorProcess, model: str, seconds: float, seed: int
-) -> Run:
-    asks = asks_of(mix, _WARM_S + seconds, seed, model)
-    most_s = max(ask.deadline_ms for ask in asks) / 1000 + 0.25
-    results = await offer(service, policy, _PATH, asks, most_s)
-    wishes = mix.wishes(_WARM_S + seconds, seed)
-    met = made = kept = offered = 0
-    focus: list[bool] = []
-    for wish, ask, result in zip(wishes, asks, results, strict=True):
-        if wish.at_s < _WARM_S:
-            continue
-        is_kept = is_met(ask, result)
-        offered += 1
-        met += is_kept
-        made += result.tokens
-        kept += result.tokens * is_kept
-        if wish.kind == mix.focus:
-            focus.append(is_kept)
-    share = sum(focus) / len(focus) if focus else 0.0
-    return Run(met, offered, met / seconds, 1 - kept / max(1, made), made / seconds, share)
+class Fronts(NamedTuple):
+    """Orchestrators by policy, and the model that they serve; ``stretch`` as in ``--stretch``."""
+
+    services: dict[str, OrchestratorProcess]
+    model: str
+    stretch: float = 1.0
+
+    async def run(self, mix: Mix, policy: Policy, seconds: float, seed: int) -> Run:
+        """For so many seconds, stretched, after a warm-up."""
+        mix = mix.stretched(self.stretch)
+        warm_s, seconds = self.stretch * _WARM_S, self.stretch * seconds
+        asks = asks_of(mix, warm_s + seconds, seed, self.model)
+        most_s = max(ask.deadline_ms for ask in asks) / 1000 + 0.25
+        results = await offer(self.services[policy.name], policy, _PATH, asks, most_s)
+        wishes = mix.wishes(warm_s + seconds, seed)
+        met = made = kept = offered = 0
+        focus: list[bool] = []
+        for wish, ask, result in zip(wishes, asks, results, strict=True):
+            if wish.at_s < warm_s:
+                continue
+            is_kept = is_met(ask, result)
+            offered += 1
+            met += is_kept
+            made += result.tokens
+            kept += result.tokens * is_kept
+            if wish.kind == mix.focus:
+                focus.append(is_kept)
+        share = sum(focus) / len(focus) if focus else 0.0
+        return Run(met, offered, met / seconds, 1 - kept / max(1, made), made / seconds, share)
+
+    async def token_ms(self, policy: Policy) -> float:
+        """What a token takes where one answer runs alone, the first one left out."""
+        found = []
+        for number in range(_ALONE):
+            wish = Wish(0.0, "stories", 0, FACT_TOKENS, 60_000.0, "all", Priority.INTERACTIVE)
+            body = _body(wish, self.model, random.Random(number))
+            ask = Ask(0.0, wish.deadline_ms, body)
+            (result,) = await offer(self.services[policy.name], policy, _PATH, [ask], 60.0)
+            found.append(1000 * (result.end_s - result.first_s) / max(1, result.tokens - 1))
+        return median(found)
+
+    async def capacity_per_s(self, policy: Policy, seconds: float, seed: int) -> float:
+        """The highest rate tried at which ``policy`` meets 95 % of the cell ``capacity``."""
+        held = per_s = _SLOWEST_PER_S
+        while per_s < _FASTEST_PER_S:
+            mix = next(mix for mix in mixes(per_s) if mix.name == "capacity")
+            found = await self.run(mix, policy, seconds, seed)
+            if found.met < _CAPACITY_MET * found.offered:
+                break
+            held, per_s = per_s, per_s * _FASTER
+        return held
 
 
-async def run(args: argparse.Namespace, console: Console) -> tuple[list[Cell], ModelCard]:
+class Found(NamedTuple):
+    """``capacity`` in requests per second before they are stretched."""
+
+    cells: list[Cell]
+    card: ModelCard
+    stretch: float
+    capacity: float
+
+
+async def run(args: argparse.Namespace, console: Console) -> Found:
     """All cells; within a seed the policies in turns, another one first each time."""
-    chosen = [mix for mix in mixes(args.capacity) if not args.cells or mix.name in args.cells]
     cells: list[Cell] = []
     async with AsyncExitStack() as stack:
         addresses: dict[int, list[str]] = {}
@@ -170,25 +219,29 @@ async def run(args: argparse.Namespace, console: Console) -> tuple[list[Cell], M
             addresses[slots] = [triton.grpc_address]
         async with open_lane(addresses[SLOTS][0]) as lane:
             card = lane.card
-        fronts = [(policy, addresses[slots]) for policy, slots in POLICIES]
-        ready = await stack.enter_async_context(services(fronts))
+        served = [(policy, addresses[slots]) for policy, slots in POLICIES]
+        fronts = Fronts(await stack.enter_async_context(services(served)), card.model)
         policies = [policy for policy, _ in POLICIES]
         for policy in policies:  # what a cold start does is another question
-            await _run(chosen[0], policy, ready[policy.name], card.model, 2.0, args.seed - 1)
-        for mix in chosen:
+            await fronts.run(mixes(_SLOWEST_PER_S)[0], policy, 2.0, args.seed - 1)
+        stretch = args.stretch or max(_LEAST_STRETCH, await fronts.token_ms(_FIFO) / TOKEN_MS)
+        fronts = fronts._replace(stretch=stretch)
+        capacity = args.capacity or await fronts.capacity_per_s(_FIFO, args.seconds, args.seed)
+        console.print(f"times {stretch:.2f} as long, capacity {capacity:.1f}/s before", style="dim")
+        for mix in mixes(capacity):
+            if args.cells and mix.name not in args.cells:
+                continue
             runs: dict[str, list[Run]] = {policy.name: [] for policy in policies}
             for number in range(args.seeds):
                 turn = number % len(policies)
                 for policy in policies[turn:] + policies[:turn]:
                     seed = args.seed + number
-                    found = await _run(
-                        mix, policy, ready[policy.name], card.model, args.seconds, seed
-                    )
+                    found = await fronts.run(mix, policy, args.seconds, seed)
                     runs[policy.name].append(found)
                     said = f"{mix.name}, seed {seed}, {policy.label}: {found.met}/{found.offered}"
                     console.print(f"{said}, waste {100 * found.waste:.0f} %", style="dim")
             cells += [Cell(mix, policy, tuple(runs[policy.name])) for policy in policies]
-    return cells, card
+    return Found(cells, card, stretch, capacity)
 
 
 def show(cells: Sequence[Cell], console: Console) -> None:
@@ -208,7 +261,8 @@ def new_arguments() -> argparse.ArgumentParser:
     parser.add_argument("--cells", nargs="*", choices=names, default=[], metavar="NAME")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0, help="of each run, after a warm-up")
-    parser.add_argument("--capacity", type=float, default=18.0, help="requests per second")
+    parser.add_argument("--stretch", type=float, help="of all times; measured by default")
+    parser.add_argument("--capacity", type=float, help="requests per second; measured by default")
     parser.add_argument("--seed", type=int, default=1)
     return parser
 
@@ -219,16 +273,26 @@ async def _main() -> int:
     recording = begin(parser, args, "perf.goodput.rows", *sys.argv[1:])
     console = new_console(130)
     begun = time.monotonic()
-    cells, card = await run(args, console)
-    show(cells, console)
-    found = BenchResult(
+    found = await run(args, console)
+    show(found.cells, console)
+    fitted = [
+        Figure.of("stretch", "times as long as drawn", "", [found.stretch], better="neither"),
+        Figure.of(
+            "capacity",
+            "capacity, before times are stretched",
+            "requests/s",
+            [found.capacity],
+            better="neither",
+        ),
+    ]
+    result = BenchResult(
         "goodput-rows",
-        f"demo engine, {SLOTS} slots allowed, capacity {args.capacity:g}/s",
+        f"demo engine, {SLOTS} slots allowed",
         round(time.monotonic() - begun, 1),
-        [figure for cell in cells for figure in cell.figures()],
+        fitted + [figure for cell in found.cells for figure in cell.figures()],
     )
     triton = {"triton": find_triton(None, state_dir()).version}
-    recording.save(recording.bundle([found], card, more_versions=triton))
+    recording.save(recording.bundle([result], found.card, more_versions=triton))
     return 0
 
 

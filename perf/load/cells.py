@@ -9,7 +9,7 @@ still meets 95 % of such requests within 2 s.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple, Self
 
 from orchestrator.tasks.job import Priority
 from perf.load.workload import Sizes
@@ -18,6 +18,10 @@ CAP_TOKENS = 512
 """The ``max_tokens`` that every request states."""
 FACT_TOKENS = 50
 """A shorter answer is a fact, a longer one a story."""
+
+
+TOKEN_MS: Final = 2.8
+"""What a token of one row alone takes on a machine that these deadlines were chosen for."""
 
 
 class Wish(NamedTuple):
@@ -82,6 +86,22 @@ class Mix:
             wish
             for number, stream in enumerate(self.streams)
             for wish in stream.wishes(seconds, random.Random(1000 * seed + number))
+        )
+
+    def stretched(self, times: float) -> Self:
+        """The same requests for a machine that takes so many times as long for everything."""
+        return replace(
+            self,
+            streams=tuple(
+                replace(
+                    each,
+                    per_s=each.per_s / times,
+                    deadlines_ms=tuple(times * ms for ms in each.deadlines_ms),
+                    on_s=times * each.on_s,
+                    every_s=times * each.every_s,
+                )
+                for each in self.streams
+            ),
         )
 
 

@@ -32,3 +32,13 @@ def test_a_cell_s_row_and_figures_are_medians_over_seeds() -> None:
     assert (met.median, met.low, met.high, met.n) == (0.5, 0.4, 0.6, 3)
     assert figures["flood.ours.attainment_small"].median == 0.5
     assert len({name for name in (policy.name for policy, _ in POLICIES)}) == 4
+
+
+def test_a_cell_is_fitted_to_a_slower_machine() -> None:
+    """Half of the speed: the same requests, each with twice the time, half as many a second."""
+    for mix in MIXES.values():
+        slower = mix.stretched(2.0)
+        assert slower.per_s == mix.per_s / 2
+        found = [(w.at_s, w.deadline_ms, w.answer_tokens) for w in slower.wishes(16.0, 1)]
+        meant = [(2 * w.at_s, 2 * w.deadline_ms, w.answer_tokens) for w in mix.wishes(8.0, 1)]
+        assert found == meant

@@ -22,6 +22,8 @@ PATIENT = replace(SCENARIO, patience=(5.0, 8.0))
 """Deadlines that a request can make in a full house: the others are lost whoever asks."""
 WARM_S = 5.0
 RUN_S = 12.0
+ENOUGH_JOBS = 30
+"""For the usual ratio of actual to predicted time to mean anything."""
 
 
 Runs = dict[tuple[str, float], SimRun]
@@ -84,6 +86,7 @@ def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
 
 def test_dl7_each_instances_pace_is_found_from_its_statistics(runs: Runs) -> None:
     """What the orchestrator makes of a minute's totals, against what the workers really do."""
+    judged = 0
     for instance in runs[OURS.name, 1.0].orchestrator.registry:
         assert instance.step_learner is not None
         model = instance.step_learner.model
@@ -93,9 +96,13 @@ def test_dl7_each_instances_pace_is_found_from_its_statistics(runs: Runs) -> Non
                 STEP_COST.step_s + STEP_COST.row_s * rows + STEP_COST.prompt_token_s * prompts
             )
             assert found == pytest.approx(exact, rel=0.15)
-        assert 0.6 < model.mid < min(1.5, model.high)
+        # The last jobs of a run have the instance to themselves, and may begin the window anew.
+        if model.jobs >= ENOUGH_JOBS:
+            judged += 1
+            assert 0.6 < model.mid < min(1.5, model.high)
         fastest = 1000 * (STEP_COST.step_s + STEP_COST.row_s)
         assert 0 < model.fastest_ms < 1.05 * fastest  # never more than what is certain
+    assert judged
 
 
 def test_below_capacity_deadlines_are_kept(capacity: float) -> None:
