@@ -107,7 +107,7 @@ TABLE: Final = (
     Entry(
         "goodput-rows",
         "perf.goodput.rows",
-        "--cells twice tight flood batch long-prompts --seeds 3",
+        "--cells twice tight flood batch long-prompts --seeds 3 --seconds 8",
         1200,
     ),
     Entry("soak", "perf.chaos", "--soak 600", 640, beside=True),
