@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from orchestrator.lanes.tls import Tls, spell_tls
 from orchestrator.pool.paths import DEMO_CHECKPOINT
 from tests.support.certificates import certificates
-from tests.support.stack import Orchestrator, Triton, running
+from tests.support.stack import Orchestrator, Triton, eventually, running
 from tidegate import SyncClient
 
 pytestmark = pytest.mark.e2e
@@ -36,6 +36,7 @@ def test_lanes_and_the_plain_contract_go_over_it(triton: Triton, tls: Tls) -> No
     plain = f"triton+grpc://{triton.grpc}/llm?tokenizer={DEMO_CHECKPOINT}&alias=plain"
     lanes = Orchestrator(triton.grpc, plain, lane_token="a-lane-token", triton_tls=spell_tls(tls))
     with running(lanes), SyncClient(lanes.url) as client:
+        eventually(lambda: {"demo", "plain"} <= set(client.models()), "both models")
         for model in ("demo", "plain"):
             answer = client.generate("hi", model=model, max_tokens=4)
             assert answer.outcome == "met", answer

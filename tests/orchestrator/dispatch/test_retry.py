@@ -15,6 +15,7 @@ from orchestrator.dispatch.retry import FATE_S, Retrier, RetryAfter, RetryConfig
 from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import InstanceState
 from orchestrator.lifecycle import UPKEEP_EVERY_S
+from orchestrator.pool.process.ports import free_ports
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan, saying_goodbye
 from worker.protocol import Code, FinishReason, Sampling, Submit
@@ -229,8 +230,13 @@ async def test_or10_what_waits_on_a_silent_instance_moves_at_once(
 async def test_or25_a_text_that_outlasts_its_servers_goodbye_goes_on(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
+    """Only one of them: two that leave at the same time may leave nobody to go on."""
+    ports = sorted(free_ports(2), key=str)
     options = saying_goodbye(after_ms=200, grace_ms=100)
-    service, first, second = await two(make_worker, make_service, {"options": options})
+    first = await make_worker(port=ports[0], options=options)
+    second = await make_worker(port=ports[1])
+    service = await make_service(first, second)
+    await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     held = Plan(stall_at=5, speak=speak)
     first.plan = lambda submit: held
     second.plan = lambda submit: Plan(speak=speak)
