@@ -55,7 +55,7 @@ setup setup-dev:
 	@test -n '$(FOUND)' || { echo 'set-up: Tidegate needs Python 3.11 to 3.13, and none of these is one:' \
 	  '$(CANDIDATES). sudo apt-get install python3.11-venv libpython3.11 (or another of them), then' \
 	  'make PYTHON=python3.11' >&2; exit 1; }
-	@$(FOUND) -m orchestrator.pool.bootstrap $(if $(filter setup-dev,$@),--dev) \
+	@$(FOUND) -m pool.bootstrap $(if $(filter setup-dev,$@),--dev) \
 	  $(if $(filter --slot,$(ARGS)),--slot) --torch-index='$(TORCH_INDEX)' --pip-args='$(PIP_ARGS)'
 
 demo: setup

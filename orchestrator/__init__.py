@@ -15,6 +15,6 @@ The folders are those stages, in this order:
 ``build`` wires them, ``lifecycle`` starts and ends them.
 
 Beside them: ``tasks`` (the request itself: deadline, listeners, exactly one outcome),
-``prediction`` (what work will take), ``telemetry``, and ``pool`` (``tidegate up``). Imports run
-downwards only; ``make lint`` holds that.
+``prediction`` (what work will take) and ``telemetry``. Imports run downwards only; ``make lint``
+holds that.
 """

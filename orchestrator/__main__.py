@@ -24,6 +24,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from catalog.operator_key import keep_key, key_file
+from catalog.paths import state_dir
 from orchestrator.api.health_port.publisher import HealthPort
 from orchestrator.api.http.accepting import (
     ACCEPTS_PER_PASS,
@@ -38,8 +40,6 @@ from orchestrator.build import KEY_SETTINGS, build, journal_config, keys_of
 from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.errors import InvalidRequest
 from orchestrator.memory import return_large_blocks
-from orchestrator.pool.operator_key import keep_key, key_file
-from orchestrator.pool.paths import state_dir
 from orchestrator.reload import Reloader
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.tasks.journal.file import JournalFile, open_journal
@@ -47,6 +47,7 @@ from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log
+from pool.engines.verify import verify_engine
 
 CLOSE_CONNECTIONS_S = 0.5
 
@@ -109,7 +110,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
             parts.health,
             parts.discovery,
             parts.api,
-            Control(lifecycle, parts.reloader, keys_of),
+            Control(lifecycle, parts.reloader, keys_of, verify_engine),
             shutdown_timeout_s=CLOSE_CONNECTIONS_S,
         )
         reloader = parts.reloader

@@ -26,12 +26,12 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from catalog.hosts import is_loopback
+from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes import name_of
 from orchestrator.lanes.tls import Tls, stated_tls
 from orchestrator.placement.policy import Policy
-from orchestrator.pool.paths import JOURNAL_BY_DEFAULT
-from orchestrator.pool.process.ports import is_loopback
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
 from orchestrator.tasks.journal.sealing import read_keys

@@ -40,11 +40,12 @@ BRIEF: Final = ("README.md",)
 """Those that name their bundles in one line, for the other says more of them."""
 MOST_CHANGED: Final = 0.05
 """Of the lines of the code that a figure is about, added or removed."""
+_SERVICE: Final = ("catalog", "orchestrator", "pool")
 SOURCES: Final = {
-    "perf.service": ("orchestrator", "worker", "model_repository", "perf/service"),
+    "perf.service": (*_SERVICE, "worker", "model_repository", "perf/service"),
     "perf.engine": ("worker", "perf/engine"),
-    "perf.goodput": ("orchestrator", "worker", "perf/goodput"),
-    "perf.peers": ("orchestrator", "worker", "perf/peers"),
+    "perf.goodput": (*_SERVICE, "worker", "perf/goodput"),
+    "perf.peers": (*_SERVICE, "worker", "perf/peers"),
     "perf.sim": (
         "orchestrator/admission",
         "orchestrator/dispatch",
@@ -57,7 +58,7 @@ SOURCES: Final = {
     ),
     "perf.slot": ("worker/media", "orchestrator/slots", "model_repository/slot", "perf/slot"),
     "perf.swap": ("orchestrator/loading", "worker/service", "worker/engine", "perf/swap"),
-    "perf.chaos": ("orchestrator", "worker/service", "worker/engine", "perf/chaos"),
+    "perf.chaos": (*_SERVICE, "worker/service", "worker/engine", "perf/chaos"),
     "perf.attack": ("orchestrator/api", "orchestrator/admission", "perf/attack"),
 }
 """The code that the figures of each benchmark are about."""

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("orchestrator", "worker", "client", "perf")
+PACKAGES = ("catalog", "orchestrator", "pool", "worker", "client", "perf", "tools")
 
 
 PLANTED = {
     "the orchestrator's floors": "orchestrator.clock -> orchestrator.service",
+    "the host, the service, the catalog": "catalog.paths -> orchestrator.clock",
     "dialects are edges": "orchestrator.api.http.fields -> orchestrator.api.native",
     "only the edge speaks HTTP": "orchestrator.tasks.task -> aiohttp",
     "the worker's floors": "worker.scheduler.plan -> worker.engine.engine",
@@ -25,7 +26,7 @@ PLANTED = {
 def test_each_upward_import_is_found(tmp_path: Path) -> None:
     """By its contract and no other one, and nothing else is found."""
     ignored = shutil.ignore_patterns("__pycache__", "checkpoint", "results")
-    for package in ("orchestrator", "worker", "perf"):
+    for package in ("catalog", "orchestrator", "perf", "pool", "tools", "worker"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for planted in PLANTED.values():

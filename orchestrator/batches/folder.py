@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from orchestrator.atomic import write_atomically
+from catalog.atomic import write_atomically
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.frames import FrameWriter, read_frames
 from orchestrator.batches.records import StoredBatch, StoredFile

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.atomic import write_all
+from catalog.atomic import write_all
 from orchestrator.tasks.journal.sealing import Sealer
 
 _SUMMED = struct.Struct("<IB")

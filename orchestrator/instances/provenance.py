@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from orchestrator.pool.artifacts.catalog import ModelCatalog
-from orchestrator.pool.artifacts.entries import ModelState
-from orchestrator.pool.engines.catalog import EngineCatalog
-from orchestrator.pool.errors import ProvisionError
-from orchestrator.pool.paths import state_dir
+from catalog.engines import EngineCatalog
+from catalog.errors import ProvisionError
+from catalog.model_entry import ModelState
+from catalog.models import ModelCatalog
+from catalog.paths import state_dir
 from worker.protocol import ModelCard
 
 _VERSION: Final = re.compile(r"[\w.+-]+")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from orchestrator.pool.paths import state_dir
+from catalog.paths import state_dir
 from perf.attack import attacks, triton_attacks
 from perf.attack.books import Books, HealthProbe
 from perf.attack.target import Budget, Tally, Target

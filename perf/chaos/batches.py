@@ -19,12 +19,12 @@ from typing import Any, Final
 
 import aiohttp
 
-from orchestrator.pool.units.orchestrator import OrchestratorProcess
 from perf.chaos.world import READY_S, alive, orchestrating
 from perf.load.usage import Usage
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import median, percentile
 from perf.stack.stack import StackSpec, tritons
+from pool.units.orchestrator import OrchestratorProcess
 
 _URL: Final = "/v1/completions"
 _BODY: Final = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8}

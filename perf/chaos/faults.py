@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from orchestrator.pool.errors import StartFailed
-from orchestrator.pool.process.process import is_running
-from orchestrator.pool.units.orchestrator import OrchestratorProcess
-from orchestrator.pool.units.triton import TritonInstance
+from catalog.errors import StartFailed
 from perf.chaos import disk, network
 from perf.chaos.world import GRACE_S, READY_S, World, alive, server_of, stubs_of
+from pool.process.process import is_running
+from pool.units.orchestrator import OrchestratorProcess
+from pool.units.triton import TritonInstance
 
 LONG_S = 4.0
 """A process stands still for so long that its peers give it up (``TIDEGATE_DOWN_AFTER_S``)."""

@@ -12,8 +12,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from orchestrator.pool.process.ports import host_port
 from perf.load.connection import HOST
+from pool.process.ports import host_port
 
 _PIECE = 64 * 1024
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from orchestrator.pool.paths import state_dir
-from orchestrator.pool.process.ports import free_ports
-from orchestrator.pool.units.orchestrator import OrchestratorProcess
-from orchestrator.pool.units.triton import TritonInstance
+from catalog.paths import state_dir
 from perf.chaos.gates import Gate
 from perf.load.connection import HOST
 from perf.stack.stack import StackSpec, tritons
+from pool.process.ports import free_ports
+from pool.units.orchestrator import OrchestratorProcess
+from pool.units.triton import TritonInstance
 
 READY_S = 60.0
 GRACE_S = 5.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from orchestrator.pool.engines.environments import environment_if_made
-from orchestrator.pool.paths import state_dir
+from catalog.paths import state_dir
+from pool.engines.environments import environment_if_made
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestrator.pool.paths import DEMO_CHECKPOINT
+from catalog.paths import DEMO_CHECKPOINT
 from perf.report.stats import median
 from worker.core import Job
 from worker.engine.build import build_engine

@@ -36,9 +36,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from orchestrator.pool.engines.triton import find_triton
-from orchestrator.pool.paths import state_dir
-from orchestrator.pool.units.orchestrator import OrchestratorProcess
+from catalog.paths import state_dir
 from perf import SEED
 from perf.goodput.cell import Cell, Scene, cell_of, show_cells
 from perf.goodput.load import (
@@ -63,6 +61,8 @@ from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import percentile
 from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import StackSpec, tritons
+from pool.engines.triton import find_triton
+from pool.units.orchestrator import OrchestratorProcess
 from worker.protocol import ModelCard
 
 SLOTS = 8

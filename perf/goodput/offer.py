@@ -5,13 +5,13 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from orchestrator.pool.units.orchestrator import OrchestratorProcess
 from perf.goodput.policies import Policy
 from perf.load.connection import HOST
 from perf.load.drive import apply_open_loop
 from perf.load.open_loop import Ask, OpenLoopPlan, Result
 from perf.stack.scrape import scrape
 from perf.stack.stack import orchestrating
+from pool.units.orchestrator import OrchestratorProcess
 
 _IDLE_S = 30.0
 

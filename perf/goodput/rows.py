@@ -25,9 +25,7 @@ from typing import Final, NamedTuple
 
 from rich.console import Console
 
-from orchestrator.pool.engines.triton import find_triton
-from orchestrator.pool.paths import state_dir
-from orchestrator.pool.units.orchestrator import OrchestratorProcess
+from catalog.paths import state_dir
 from orchestrator.tasks.job import Priority
 from perf.goodput.cell import is_met
 from perf.goodput.offer import offer, services
@@ -40,6 +38,8 @@ from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import median
 from perf.report.table import grouped, new_table
 from perf.stack.stack import StackSpec, tritons
+from pool.engines.triton import find_triton
+from pool.units.orchestrator import OrchestratorProcess
 from worker.demo_model.training import words
 from worker.demo_model.training.grammar import articles
 from worker.protocol import ModelCard

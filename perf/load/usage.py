@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from orchestrator.pool.process.process import children_of
 from perf.load.cpu import process_cpu_s
+from pool.process.process import children_of
 
 _MIB = 2**20
 _SHM = "/dev/shm/"

@@ -21,7 +21,7 @@ from typing import Final
 from msgspec.structs import replace
 from rich.console import Console
 
-from orchestrator.pool.paths import DEMO_CHECKPOINT
+from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
 from perf.load.lane import open_lane
 from perf.peers import goodput, relay, speed

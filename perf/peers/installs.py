@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.pool.engines.recipes import PINS
-from orchestrator.pool.paths import state_dir
+from catalog.paths import state_dir
 from perf.report.command import Skip
+from pool.engines.recipes import PINS
 
 _HERE = Path(__file__).resolve().parent
 _LIMIT_S: Final = 1200.0

@@ -13,12 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.pool.errors import StartFailed
-from orchestrator.pool.paths import state_dir
-from orchestrator.pool.process.http_get import http_status
-from orchestrator.pool.process.logs import fresh_log, tail
-from orchestrator.pool.process.ports import free_ports
-from orchestrator.pool.process.process import GuardedProcess, children_of, command_environment
+from catalog.errors import StartFailed
+from catalog.paths import state_dir
 from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
 from perf.load.drive import apply_open_loop
@@ -27,6 +23,10 @@ from perf.peers.installs import ROUTER, VLLM, Peer
 from perf.report.command import Skip
 from perf.stack.scrape import scrape
 from perf.stack.stack import Stack, StackSpec, running, server
+from pool.process.http_get import http_status
+from pool.process.logs import fresh_log, tail
+from pool.process.ports import free_ports
+from pool.process.process import GuardedProcess, children_of, command_environment
 
 MODEL: Final = "demo"
 """The name that every checkpoint is served by."""

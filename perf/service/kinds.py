@@ -16,7 +16,7 @@ import time
 
 import msgspec
 
-from orchestrator.pool.paths import DEMO_CHECKPOINT
+from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
 from perf.load.closed_loop import ClosedLoopPlan
 from perf.load.connection import HOST, HttpConnection

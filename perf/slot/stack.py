@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orchestrator.pool.engines.triton import TritonPorts, TritonSpec, find_triton
-from orchestrator.pool.paths import MODEL_REPOSITORY, state_dir
-from orchestrator.pool.process.ports import free_ports
-from orchestrator.pool.units.triton import TritonInstance
+from catalog.paths import MODEL_REPOSITORY, state_dir
+from pool.engines.triton import TritonPorts, TritonSpec, find_triton
+from pool.process.ports import free_ports
+from pool.units.triton import TritonInstance
 
 MODEL = "slot"
 _LOAD_S = 120.0

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.pool.engines.triton_wheel import wheel_dir
-from orchestrator.pool.paths import state_dir
+from catalog.paths import state_dir
 from perf.report.command import Skip
+from pool.engines.triton_wheel import wheel_dir
 
 WHEEL = "tritonclient==2.50.0"
 _BORROWED = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}

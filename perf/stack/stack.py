@@ -9,12 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from orchestrator.pool.engines.triton import TritonPorts, TritonSpec, find_triton
-from orchestrator.pool.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
-from orchestrator.pool.process.ports import free_ports
-from orchestrator.pool.units.orchestrator import OrchestratorProcess
-from orchestrator.pool.units.triton import TritonInstance
+from catalog.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
 from perf.load.connection import HOST
+from pool.engines.triton import TritonPorts, TritonSpec, find_triton
+from pool.process.ports import free_ports
+from pool.units.orchestrator import OrchestratorProcess
+from pool.units.triton import TritonInstance
 from worker.protocol.tensors import MODEL_NAME
 from worker.settings import EngineName
 

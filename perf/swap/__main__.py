@@ -26,8 +26,8 @@ from tempfile import TemporaryDirectory
 
 import aiohttp
 
-from orchestrator.pool.operator_key import access
-from orchestrator.pool.paths import DEMO_CHECKPOINT
+from catalog.operator_key import access
+from catalog.paths import DEMO_CHECKPOINT
 from perf.load.lane import open_lane
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, result, status_of

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from catalog.paths import DEMO_CHECKPOINT, ROOT
 from orchestrator.lanes.tls import SETTING, Tls
-from orchestrator.pool import command
-from orchestrator.pool.engines.triton import TritonPorts
-from orchestrator.pool.paths import DEMO_CHECKPOINT, ROOT
-from orchestrator.pool.preflight import slot
-from orchestrator.pool.spec import LaunchSpec
+from pool import command
+from pool.engines.triton import TritonPorts
+from pool.preflight import slot
+from pool.spec import LaunchSpec
 from tidegate.cli import chat
 from tidegate.cli.interrupt import INTERRUPTED
 from tidegate.cli.main import main

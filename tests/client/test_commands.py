@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 from rich.console import Console
 
-from orchestrator.atomic import write_atomically
-from orchestrator.pool.operator_key import key_file
+from catalog.atomic import write_atomically
+from catalog.operator_key import key_file
 from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client

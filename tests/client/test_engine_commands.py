@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.pool import command
-from orchestrator.pool.engines.base import EngineEntry
-from orchestrator.pool.engines.catalog import EngineCatalog
-from orchestrator.pool.spec import LaunchSpec
-from tests.orchestrator.pool.engines.test_triton_provider import make_server
+from catalog.engine_entry import EngineEntry
+from catalog.engines import EngineCatalog
+from pool import command
+from pool.spec import LaunchSpec
+from tests.pool.engines.test_triton_provider import make_server
 from tests.support.model_files import gguf
 from tidegate.cli.main import main
 

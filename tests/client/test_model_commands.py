@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.pool import command
-from orchestrator.pool.artifacts.catalog import ModelCatalog
-from orchestrator.pool.spec import LaunchSpec
-from tests.orchestrator.pool.artifacts.test_staging_local import make_folder
+from catalog.models import ModelCatalog
+from pool import command
+from pool.spec import LaunchSpec
+from tests.pool.artifacts.test_staging_local import make_folder
 from tests.support.model_files import checkpoint, gguf
 from tidegate.cli.main import main
 

@@ -39,9 +39,11 @@ def test_needs_nothing_but_its_http_and_json_libraries() -> None:
     probe = """if True:
         import sys
 
+        OURS = ("catalog", "orchestrator", "pool", "worker", "perf", "tools")
+
         class Refused:
             def find_spec(self, name, *_):
-                if name in ("orchestrator", "worker", "perf", "torch", "numpy", "rich", "pydantic"):
+                if name in OURS or name in ("torch", "numpy", "rich", "pydantic"):
                     raise ImportError(f"{name} is imported")
 
         sys.meta_path.insert(0, Refused())

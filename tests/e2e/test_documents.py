@@ -14,7 +14,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from orchestrator.pool.pool_file import parse_pool_file
+from pool.pool_file import parse_pool_file
 from tests.e2e.conftest import Stack
 from tests.support.stack import Orchestrator, Triton
 from tidegate.cli.commands import tidegate

@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from orchestrator.pool.process.proc import ProcessId
+from pool.process.proc import ProcessId
 from tests.support.sse import read_events
 from tests.support.stack import Orchestrator, Triton, eventually, running
 

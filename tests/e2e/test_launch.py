@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.pool.engines import triton_wheel as wheel
-from orchestrator.pool.paths import DEMO_CHECKPOINT, ROOT, journal_file, state_dir
-from orchestrator.pool.process.ports import is_free
-from orchestrator.pool.units.triton_control import TritonControl
+from catalog.paths import DEMO_CHECKPOINT, ROOT, journal_file, state_dir
+from pool.engines import triton_wheel as wheel
+from pool.process.ports import is_free
+from pool.units.triton_control import TritonControl
 from tests.support.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -155,7 +155,7 @@ def marks() -> Iterator[list[Marked]]:
 def test_a_checkout_and_a_model_may_lie_anywhere(tmp_path: Path, marks: list[Marked]) -> None:
     """Spaces and umlauts in every path there is: code, packages, Triton, model, state, scratch."""
     checkout = tmp_path / "a b" / "ü"
-    for part in ("client", "model_repository", "orchestrator"):
+    for part in ("catalog", "client", "model_repository", "orchestrator", "pool"):
         shutil.copytree(ROOT / part, checkout / part)
     (checkout / "worker").symlink_to(ROOT / "worker")  # with what was compiled of it
     (checkout / ".venv").symlink_to(sys.prefix)

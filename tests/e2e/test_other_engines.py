@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 import aiohttp
 import pytest
 
-from orchestrator.pool.engines.environments import environment_if_made
-from orchestrator.pool.paths import state_dir
+from catalog.paths import state_dir
+from pool.engines.environments import environment_if_made
 from tests.e2e.conftest import Stack
 from tests.support.engines import ENGINES, EngineCase
 from tests.support.sse import read_events

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
-from orchestrator.pool.paths import DEMO_CHECKPOINT
+from catalog.paths import DEMO_CHECKPOINT
 from tests.e2e.conftest import Stack
 from tests.support.lazy import openai
 from tests.support.stack import Orchestrator, Triton, eventually

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.pool.paths import ROOT
+from catalog.paths import ROOT
 from tests.support.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

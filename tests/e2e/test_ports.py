@@ -13,10 +13,10 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from catalog.paths import MODEL_REPOSITORY
 from orchestrator.lanes.wire import to_frame, to_request
-from orchestrator.pool.paths import MODEL_REPOSITORY
-from orchestrator.pool.process.process import children_of
-from orchestrator.pool.units.triton_control import TritonControl
+from pool.process.process import children_of
+from pool.units.triton_control import TritonControl
 from tests.e2e.conftest import Stack
 from tests.support.stack import Orchestrator, Triton, eventually, running
 from worker.protocol import PROTOCOL_VERSION, Code, Frame, Open

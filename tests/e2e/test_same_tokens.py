@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
-from orchestrator.pool.paths import DEMO_CHECKPOINT
+from catalog.paths import DEMO_CHECKPOINT
 from tests.e2e.conftest import Stack
 from tests.e2e.test_plain import stream, text_of
 from tests.support.sse import events_of

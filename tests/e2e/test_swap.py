@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from orchestrator.pool.paths import DEMO_CHECKPOINT
+from catalog.paths import DEMO_CHECKPOINT
 from tests.support.checkpoints import edit_config
 from tests.support.stack import Orchestrator, Triton
 

@@ -6,8 +6,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from catalog.paths import DEMO_CHECKPOINT
 from orchestrator.lanes.tls import Tls, spell_tls
-from orchestrator.pool.paths import DEMO_CHECKPOINT
 from tests.support.certificates import certificates
 from tests.support.stack import Orchestrator, Triton, eventually, running
 from tidegate import SyncClient

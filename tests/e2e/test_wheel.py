@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.pool.paths import ROOT, state_dir
+from catalog.paths import ROOT, state_dir
 from tests.support.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-BUILT_FROM = ("client", "orchestrator", "worker", "model_repository")
+BUILT_FROM = ("catalog", "client", "orchestrator", "pool", "worker", "model_repository")
 LOADING_S = 180.0
 
 COMPLETES = """
@@ -128,7 +128,7 @@ def test_serves_where_nothing_else_of_ours_is(python: Path, tmp_path: Path) -> N
         for pid in marked.pids():
             os.kill(pid, signal.SIGKILL)
         up.wait()
-    generic = ["orchestrator", "worker", "perf", "client", "model_repository"]
+    generic = ["catalog", "orchestrator", "pool", "worker", "perf", "client", "model_repository"]
     assert run(OURS.format(generic)) == "[]"
 
 
@@ -139,7 +139,7 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
     names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
     runtime = "tidegate/_runtime/"
     tops = {name.removeprefix(runtime).split("/")[0] for name in names if runtime in name}
-    assert tops == {"orchestrator", "worker", "model_repository"}
+    assert tops == {"catalog", "orchestrator", "pool", "worker", "model_repository"}
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"tidegate"}
     assert f"{runtime}worker/demo_model/checkpoint/model.safetensors" in names
     assert {f"{runtime}model_repository/{model}/config.pbtxt" for model in ("llm", "slot")} < {

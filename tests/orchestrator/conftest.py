@@ -25,6 +25,7 @@ from orchestrator.settings import CONFIG_FILE, Settings, load_settings
 from orchestrator.tasks.journal.file import open_journal
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.task import Stage, Task
+from pool.engines.verify import verify_engine
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
 
@@ -189,7 +190,7 @@ async def make_service() -> AsyncIterator[MakeService]:
             parts.health,
             parts.discovery,
             parts.api,
-            Control(parts.lifecycle, parts.reloader, keys_of),
+            Control(parts.lifecycle, parts.reloader, keys_of, verify_engine),
             shutdown_timeout_s=0.2,
         )
         runner.app[AUTH].let_operate(OPERATORS_KEY, "a file")

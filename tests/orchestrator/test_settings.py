@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.__main__ import open_the_journal
-from orchestrator.pool.paths import JOURNAL_BY_DEFAULT
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.tasks.journal.lock import JournalError
 from worker.settings import read_settings

@@ -1,7 +1,7 @@
 """GPUs that a test fills, breaks and takes away."""
 
-from orchestrator.pool.preflight.need import GIB
-from orchestrator.pool.preflight.nvml import GpuDevice, GpuFault, GpuUnavailable
+from pool.preflight.need import GIB
+from pool.preflight.nvml import GpuDevice, GpuFault, GpuUnavailable
 
 
 class FakeGpus:

@@ -7,13 +7,13 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.pool.errors import StartFailed
-from orchestrator.pool.fleet.home import InstanceRecord, PoolState
-from orchestrator.pool.fleet.member import EventKind, Hooks, PoolEvent
-from orchestrator.pool.manager import Manager, ManagerConfig
-from orchestrator.pool.process.detached import Found, Label
-from orchestrator.pool.process.proc import ProcessId
+from catalog.errors import StartFailed
 from perf.sim.loop import VirtualLoop
+from pool.fleet.home import InstanceRecord, PoolState
+from pool.fleet.member import EventKind, Hooks, PoolEvent
+from pool.manager import Manager, ManagerConfig
+from pool.process.detached import Found, Label
+from pool.process.proc import ProcessId
 
 LOAD_S = 2.0
 

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.pool.fleet.home import InstanceRecord, PoolHome, PoolState
-from orchestrator.pool.fleet.member import Hooks, ports_of
-from orchestrator.pool.manager import Manager, ManagerConfig
-from orchestrator.pool.process.detached import (
+from pool.fleet.home import InstanceRecord, PoolHome, PoolState
+from pool.fleet.member import Hooks, ports_of
+from pool.manager import Manager, ManagerConfig
+from pool.process.detached import (
     DetachedProcess,
     DetachedStarter,
     Found,

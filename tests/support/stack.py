@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from catalog.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
 from orchestrator.lanes.tls import Tls
-from orchestrator.pool.engines.triton import TritonPorts, TritonSpec, find_triton
-from orchestrator.pool.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
-from orchestrator.pool.process.ports import free_ports
-from orchestrator.pool.units.triton import TritonInstance
+from pool.engines.triton import TritonPorts, TritonSpec, find_triton
+from pool.process.ports import free_ports
+from pool.units.triton import TritonInstance
 from worker.protocol.tensors import MODEL_NAME
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from orchestrator.pool.paths import MODEL_REPOSITORY
+from catalog.paths import MODEL_REPOSITORY
 from worker.protocol.tensors import MODEL_NAME
 
 _CONFIG = """\

@@ -44,7 +44,7 @@ def _as_operator(url: str, token: str | None) -> tuple[str, str | None]:
     """Where to ask, and with what."""
     with importing():
         runtime.add_to_path()
-        from orchestrator.pool.operator_key import access
+        from catalog.operator_key import access
     found = access(url)
     return found.url, found.key or token
 

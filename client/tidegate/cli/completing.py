@@ -34,9 +34,9 @@ def models_here(
     from tidegate.cli import runtime
 
     runtime.add_to_path()
-    from orchestrator.pool.artifacts.catalog import ModelCatalog
-    from orchestrator.pool.errors import ProvisionError
-    from orchestrator.pool.paths import state_dir
+    from catalog.errors import ProvisionError
+    from catalog.models import ModelCatalog
+    from catalog.paths import state_dir
 
     try:
         known = [(entry.name, entry.state.value) for entry in ModelCatalog(state_dir()).entries()]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from orchestrator.pool.paths import state_dir
-from orchestrator.pool.preflight.checkup import Finding, Verdict, Wanted, examine
+from catalog.paths import state_dir
+from pool.preflight.checkup import Finding, Verdict, Wanted, examine
 from tidegate.cli.terminal import console, print_json
 
 _MARKS = {

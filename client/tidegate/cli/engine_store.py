@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator.pool.artifacts.sizes import size
-from orchestrator.pool.engines.base import ComputeMode
-from orchestrator.pool.engines.catalog import EngineCatalog
-from orchestrator.pool.engines.environments import prepared
-from orchestrator.pool.engines.providers import EngineWish, provider_of
-from orchestrator.pool.engines.toolchain import toolchain
-from orchestrator.pool.engines.triton_provider import docker_command
-from orchestrator.pool.engines.verify import verify_engine
-from orchestrator.pool.errors import ProvisionError
-from orchestrator.pool.paths import DEMO_CHECKPOINT, state_dir
+from catalog.engine_entry import ComputeMode
+from catalog.engines import EngineCatalog
+from catalog.errors import ProvisionError
+from catalog.paths import DEMO_CHECKPOINT, state_dir
+from pool.artifacts.sizes import size
+from pool.engines.environments import prepared
+from pool.engines.providers import EngineWish, provider_of
+from pool.engines.toolchain import toolchain
+from pool.engines.triton_provider import docker_command
+from pool.engines.verify import verify_engine
 from tidegate.cli.terminal import console, duration, print_json, table
 
 FAILED = 1

@@ -34,9 +34,9 @@ def engines_here(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     runtime.add_to_path()
-    from orchestrator.pool.engines.catalog import EngineCatalog
-    from orchestrator.pool.errors import ProvisionError
-    from orchestrator.pool.paths import state_dir
+    from catalog.engines import EngineCatalog
+    from catalog.errors import ProvisionError
+    from catalog.paths import state_dir
 
     try:
         known = [(entry.id, entry.version) for entry in EngineCatalog(state_dir()).entries()]

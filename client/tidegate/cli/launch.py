@@ -10,17 +10,17 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from catalog.errors import MachineUnfit, ProvisionError
+from catalog.models import ModelCatalog
+from catalog.paths import DEMO_CHECKPOINT, state_dir
 from orchestrator.lanes.tls import SETTING, Tls, stated_tls
-from orchestrator.pool import command
-from orchestrator.pool.artifacts.catalog import ModelCatalog
-from orchestrator.pool.artifacts.resolve import resolve_model
-from orchestrator.pool.console import curl_line
-from orchestrator.pool.engines.environments import environment_if_made
-from orchestrator.pool.engines.triton import TritonPorts
-from orchestrator.pool.errors import MachineUnfit, ProvisionError
-from orchestrator.pool.paths import DEMO_CHECKPOINT, state_dir
-from orchestrator.pool.preflight.slot import check_slot
-from orchestrator.pool.spec import SLOT_MODEL, LaunchSpec
+from pool import command
+from pool.artifacts.resolve import resolve_model
+from pool.console import curl_line
+from pool.engines.environments import environment_if_made
+from pool.engines.triton import TritonPorts
+from pool.preflight.slot import check_slot
+from pool.spec import SLOT_MODEL, LaunchSpec
 from tidegate.cli.options import LaunchOptions
 from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable

@@ -21,16 +21,16 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from orchestrator.pool.artifacts import staging
-from orchestrator.pool.artifacts.catalog import ModelCatalog
-from orchestrator.pool.artifacts.entries import ModelEntry, ModelState
-from orchestrator.pool.artifacts.residency import preload, residency
-from orchestrator.pool.artifacts.room import users_of
-from orchestrator.pool.artifacts.sizes import size
-from orchestrator.pool.artifacts.source import Choice, Listing
-from orchestrator.pool.artifacts.verify import verify_model
-from orchestrator.pool.errors import NoMemory, ProvisionError, StagingFailed
-from orchestrator.pool.paths import state_dir
+from catalog.errors import NoMemory, ProvisionError, StagingFailed
+from catalog.model_entry import ModelEntry, ModelState
+from catalog.models import ModelCatalog
+from catalog.paths import state_dir
+from catalog.verify import verify_model
+from pool.artifacts import staging
+from pool.artifacts.residency import preload, residency
+from pool.artifacts.room import users_of
+from pool.artifacts.sizes import size
+from pool.artifacts.source import Choice, Listing
 from tidegate.cli.terminal import console, duration, print_json, table
 
 FAILED = 1

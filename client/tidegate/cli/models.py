@@ -90,9 +90,9 @@ def add(
     as_json: bool,
 ) -> int:
     with _importing():
-        from orchestrator.pool.artifacts.download import DownloadLimits
-        from orchestrator.pool.artifacts.room import DiskBudget
-        from orchestrator.pool.artifacts.staging import Wish
+        from pool.artifacts.download import DownloadLimits
+        from pool.artifacts.room import DiskBudget
+        from pool.artifacts.staging import Wish
         from tidegate.cli import model_store
     wish = Wish(
         what,

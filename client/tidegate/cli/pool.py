@@ -58,7 +58,7 @@ def pool() -> None:
 def run(file: Path) -> int:
     with importing():
         runtime.add_to_path()
-        from orchestrator.pool import pool_command
+        from pool import pool_command
     return pool_command.run(file)
 
 
@@ -74,7 +74,7 @@ def run(file: Path) -> int:
 def check(file: Path, as_json: bool) -> int:
     with importing():
         runtime.add_to_path()
-        from orchestrator.pool import pool_command
+        from pool import pool_command
     return pool_command.check(file, as_json=as_json)
 
 
@@ -89,7 +89,7 @@ def check(file: Path, as_json: bool) -> int:
 def status(file: Path | None, as_json: bool) -> int:
     with importing():
         runtime.add_to_path()
-        from orchestrator.pool import pool_command
+        from pool import pool_command
     return pool_command.status(file, as_json=as_json)
 
 
@@ -103,7 +103,7 @@ def status(file: Path | None, as_json: bool) -> int:
 def reload(file: Path | None) -> int:
     with importing():
         runtime.add_to_path()
-        from orchestrator.pool import pool_command
+        from pool import pool_command
     return pool_command.reload(file)
 
 
@@ -116,5 +116,5 @@ def stop(file: Path | None, now: bool, leave: bool) -> int:
         raise click.UsageError("--now and --leave are two ends; give one of them")
     with importing():
         runtime.add_to_path()
-        from orchestrator.pool import pool_command
+        from pool import pool_command
     return pool_command.stop(file, "now" if now else "leave" if leave else "drain")

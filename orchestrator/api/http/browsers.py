@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from catalog.hosts import is_loopback
 from orchestrator.api.config import ANY, BrowserConfig
 from orchestrator.errors import Forbidden
-from orchestrator.pool.process.ports import is_loopback
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = "GET, HEAD, POST, DELETE"

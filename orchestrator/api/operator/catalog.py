@@ -20,20 +20,22 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from aiohttp import web
 
+from catalog.engine_entry import EngineEntry
+from catalog.engines import EngineCatalog
+from catalog.errors import ProvisionError
+from catalog.model_entry import ModelEntry, ModelState
+from catalog.models import ModelCatalog, now_ms
+from catalog.paths import state_dir
+from catalog.verify import verify_model
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest, NotFound, Unavailable
-from orchestrator.pool.artifacts.catalog import ModelCatalog, now_ms
-from orchestrator.pool.artifacts.entries import ModelEntry, ModelState
-from orchestrator.pool.artifacts.verify import verify_model
-from orchestrator.pool.engines.base import EngineEntry
-from orchestrator.pool.engines.catalog import EngineCatalog
-from orchestrator.pool.engines.verify import verify_engine
-from orchestrator.pool.errors import ProvisionError
-from orchestrator.pool.paths import state_dir
 from orchestrator.telemetry.log import service_log
 from worker.priority import lower_priority
 
 Kind = Literal["models", "engines"]
+VerifyEngine = Callable[[EngineEntry, Path], str]
+"""Whether an engine is still what was installed, given its entry and the state directory: returns
+the first thing that is wrong with it, or an empty string."""
 
 PAGE: Final = 50
 MOST: Final = 200
@@ -86,9 +88,10 @@ class Verifications:
     """Reads entries' files again, one entry at a time, on one thread that the process does not wait
     for, and that yields to everything else: requests are served meanwhile."""
 
-    def __init__(self, home: Callable[[], Path]) -> None:
+    def __init__(self, home: Callable[[], Path], verify_engine: VerifyEngine) -> None:
         self.states: dict[tuple[Kind, str], Verification] = {}
         self._home = home
+        self._verify_engine = verify_engine
         self._turn = threading.Lock()
 
     def seen(self) -> _Seen:
@@ -127,7 +130,7 @@ class Verifications:
     def _problem(self, kind: Kind, id: str) -> str:
         home = self._home()
         if kind == "engines":
-            return verify_engine(EngineCatalog(home).get(id), home)
+            return self._verify_engine(EngineCatalog(home).get(id), home)
         catalog = ModelCatalog(home)
         with catalog.claim(id):
             return verify_model(catalog, catalog.get(id), threads=1).problem
@@ -179,9 +182,16 @@ class Catalogs:
 CATALOGS = web.AppKey("catalogs", Catalogs)
 
 
-def catalogs(home: Callable[[], Path] = state_dir) -> Catalogs:
-    """Of the state directory that ``home`` names when it is asked."""
-    return Catalogs(home, Verifications(home))
+def not_verified(entry: EngineEntry, home: Path) -> str:
+    """Stands in where the process was given nothing that knows engines' files."""
+    return f"{entry.engine} cannot be verified by this process; run tidegate engines verify"
+
+
+def catalogs(
+    home: Callable[[], Path] = state_dir, verify_engine: VerifyEngine = not_verified
+) -> Catalogs:
+    """Catalogs of the state directory that ``home`` names each time it is asked."""
+    return Catalogs(home, Verifications(home, verify_engine))
 
 
 async def models(request: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.atomic import sync_folder
+from catalog.atomic import sync_folder
 from orchestrator.clock import Boot, this_boot
 from orchestrator.tasks.journal.lock import JournalError, JournalLock
 from orchestrator.tasks.journal.records import COLUMNS, StoredRequest, StoredTokens, TaskRow

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.pool.paths import state_dir
+from catalog.paths import state_dir
 from tests.e2e.conftest import Stack
 from tests.support.stack import Orchestrator
 

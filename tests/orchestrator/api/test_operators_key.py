@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from orchestrator.pool.operator_key import access
+from catalog.operator_key import access
 from tests.orchestrator.api.conftest import log_until, start_process
 from tests.orchestrator.conftest import OPERATOR, MakeService, Service
 from tests.support.fake_worker import FakeWorker

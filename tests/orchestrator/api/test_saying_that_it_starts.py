@@ -4,8 +4,8 @@ import asyncio
 from itertools import islice
 
 from orchestrator.api.starting import MOST_CONNECTIONS, saying_that_it_starts
-from orchestrator.pool.process.http_get import get
-from orchestrator.pool.process.ports import free_ports
+from pool.process.http_get import get
+from pool.process.ports import free_ports
 
 
 async def test_a_crowd_takes_no_more_files_than_a_few() -> None:

@@ -15,7 +15,7 @@ from orchestrator.dispatch.retry import FATE_S, Retrier, RetryAfter, RetryConfig
 from orchestrator.dispatch.retry_budget import RetryBudget
 from orchestrator.instances.instance import InstanceState
 from orchestrator.lifecycle import UPKEEP_EVERY_S
-from orchestrator.pool.process.ports import free_ports
+from pool.process.ports import free_ports
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan, saying_goodbye
 from worker.protocol import Code, FinishReason, Sampling, Submit

@@ -9,19 +9,19 @@ from typing import Any
 import grpc
 import pytest
 
+from catalog.errors import PoolFileInvalid, StartFailed
 from orchestrator.lanes.grpc_call import CallEnded, open_call
 from orchestrator.lanes.tls import SETTING, Tls, open_channel, stated_tls
-from orchestrator.pool.engines.triton import (
+from orchestrator.settings import InvalidSettings, load_settings
+from pool.engines.triton import (
     TritonInstall,
     TritonPorts,
     TritonSpec,
     triton_command,
 )
-from orchestrator.pool.errors import PoolFileInvalid, StartFailed
-from orchestrator.pool.fleet.wish import BesideWish, Wish, wishes_of
-from orchestrator.pool.pool_file import parse_pool_file
-from orchestrator.pool.units.triton import TritonInstance
-from orchestrator.settings import InvalidSettings, load_settings
+from pool.fleet.wish import BesideWish, Wish, wishes_of
+from pool.pool_file import parse_pool_file
+from pool.units.triton import TritonInstance
 from tests.orchestrator.api.native.test_slots import serving, submit, until_ended
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.certificates import SERVER_NAME, Certificates, Pair, certificates, listen

@@ -8,9 +8,6 @@ import re
 import pytest
 from rich.console import Console
 
-from orchestrator.pool.console import open_view
-from orchestrator.pool.fleet.member import EventKind as PoolEventKind
-from orchestrator.pool.spec import EventKind, LaunchEvent
 from orchestrator.telemetry import narration
 from orchestrator.telemetry.narration import (
     LAUNCH,
@@ -21,6 +18,9 @@ from orchestrator.telemetry.narration import (
     Narration,
     of_ending,
 )
+from pool.console import open_view
+from pool.fleet.member import EventKind as PoolEventKind
+from pool.spec import EventKind, LaunchEvent
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause, Code, Outcome

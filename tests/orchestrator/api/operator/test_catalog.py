@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from catalog.engine_entry import EngineEntry
+from catalog.engines import EngineCatalog
+from catalog.model_entry import ModelEntry, ModelFile, ModelFormat, ModelState
+from catalog.models import ModelCatalog
 from orchestrator.api.operator import catalog as routes
-from orchestrator.pool.artifacts.catalog import ModelCatalog
-from orchestrator.pool.artifacts.entries import ModelEntry, ModelFile, ModelFormat, ModelState
-from orchestrator.pool.engines.base import EngineEntry
-from orchestrator.pool.engines.catalog import EngineCatalog
-from orchestrator.pool.engines.triton import find_triton
-from orchestrator.pool.engines.triton_provider import registered
+from pool.engines.triton import find_triton
+from pool.engines.triton_provider import registered
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
-from tests.orchestrator.pool.engines.test_triton_provider import make_server
+from tests.pool.engines.test_triton_provider import make_server
 from tests.support.model_files import checkpoint
 from worker.protocol import model_digest as model_digests
 from worker.protocol.model_digest import model_digest

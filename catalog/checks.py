@@ -1,0 +1,136 @@
+"""Whether files are what they should be: digests, and the formats' own bounds."""
+
+import hashlib
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from catalog.errors import DamagedModel
+from catalog.gguf import read_gguf
+
+_MOST_HEADER_BYTES: Final = 100_000_000
+"""As the safetensors library has it."""
+_MOST_JSON_BYTES: Final = 256 * 2**20
+"""The largest tokenizers have 40 MB."""
+_ABSURD: Final = (RecursionError, MemoryError, OverflowError)
+"""What reading a file can come to that somebody has made for that."""
+_BITS: Final = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    **dict.fromkeys(("U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Of one file, in hex. ``git`` is the name that git gives such a file."""
+
+    sha256: str
+    git: str
+
+
+def digests_of(path: Path) -> Digests:
+    """Both in one pass. Raises ``OSError``."""
+    sha256 = hashlib.sha256()
+    git = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            sha256.update(piece)
+            git.update(piece)
+    return Digests(sha256.hexdigest(), git.hexdigest())
+
+
+def check_formats(folder: Path, files: list[str]) -> None:
+    """Look at every file whose format says how long it must be. Raises ``DamagedModel``."""
+    tensors: dict[str, set[str]] = {}
+    for name in files:
+        if name.endswith(".safetensors"):
+            tensors[name] = check_safetensors(folder / name)
+        elif name.endswith(".gguf"):
+            read_gguf(folder / name)
+        elif name.endswith(".json"):
+            content = _json(folder / name)
+            if name == "config.json" and not _says_what_it_is(content):
+                raise DamagedModel(
+                    "config.json: it names neither a model_type nor architectures, so that no "
+                    "engine could tell what it is; get it again"
+                )
+    for name in files:
+        if name.endswith(".safetensors.index.json"):
+            _check_index(folder / name, tensors)
+
+
+def _says_what_it_is(config: object) -> bool:
+    return isinstance(config, dict) and bool(
+        config.get("model_type") or config.get("architectures")
+    )
+
+
+def check_safetensors(path: Path) -> set[str]:
+    """The names of its tensors, whose data must fill the file to its last byte.
+
+    Raises ``DamagedModel``.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else math.inf
+        if length > min(_MOST_HEADER_BYTES, size - 8):
+            raise DamagedModel(f"{path.name}: it has no safetensors header, or only a part of it")
+        raw = file.read(int(length))
+    try:
+        header = json.loads(raw)
+        header.pop("__metadata__", None)
+        spans = sorted((*each["data_offsets"], name) for name, each in header.items())
+        at = 0
+        for begin, end, name in spans:
+            if begin != at or end - begin != _bytes_of(header[name], end - begin):
+                raise DamagedModel(f"{path.name}: the tensor {name} is not where it should be")
+            at = end
+    except (ValueError, KeyError, TypeError, AttributeError, *_ABSURD) as error:
+        reason = str(error) or type(error).__name__
+        raise DamagedModel(
+            f"{path.name}: its safetensors header makes no sense: {reason}"
+        ) from None
+    if 8 + length + at != size:
+        raise DamagedModel(
+            f"{path.name}: it has {size} bytes, and its tensors make {8 + length + at}"
+        )
+    return set(header)
+
+
+def _bytes_of(tensor: dict[str, Any], stated: int) -> int:
+    bits = _BITS.get(tensor["dtype"])
+    if any(type(side) is not int or side < 0 for side in tensor["shape"]):
+        raise ValueError(f"a tensor is of shape {tensor['shape']}")
+    return stated if bits is None else -(-math.prod(tensor["shape"]) * bits // 8)
+
+
+def _check_index(path: Path, tensors: dict[str, set[str]]) -> None:
+    index = _json(path)
+    weights = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weights, dict):
+        raise DamagedModel(f"{path.name}: it has no weight_map")
+    for tensor, shard in weights.items():
+        if tensor not in tensors.get(str(shard), ()):
+            raise DamagedModel(f"{path.name}: it has {tensor} in {shard}, where it is not")
+
+
+def _json(path: Path) -> object:
+    if (size := path.stat().st_size) > _MOST_JSON_BYTES:
+        raise DamagedModel(
+            f"{path.name}: it has {size} bytes, and at most {_MOST_JSON_BYTES} make sense"
+        )
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, *_ABSURD) as error:
+        reason = str(error) or type(error).__name__
+        raise DamagedModel(f"{path.name}: it is no JSON: {reason}") from None

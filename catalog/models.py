@@ -1,0 +1,288 @@
+"""``ModelCatalog``: the models on this machine, for every process that looks.
+
+    TIDEGATE_HOME/models/
+      catalog.json            what this file is about
+      store/<id>/             complete models, each with ``.tidegate.json``: its entry as registered
+      staging/<id>/           models whose files are on their way, likewise
+      trash/                  what is being deleted
+
+The folders are the truth, and the file an index of them: a model is moved to ``store`` in one step
+when its files are all there and its entry lies with them. A file that was lost or damaged is made
+anew from them.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from catalog.atomic import sync_folder, sync_tree, write_atomically
+from catalog.errors import CatalogUnusable, ModelNotFound, StagingFailed
+from catalog.model_entry import ModelEntry, ModelFormat, ModelState
+from catalog.shared_file import SharedFile
+from worker.protocol.model_digest import files_digest, model_digest
+
+MANIFEST = ".tidegate.json"
+_CLAIM_ATTEMPTS, _CLAIM_PAUSE_S = 5, 0.01
+
+
+class Models(msgspec.Struct, frozen=True):
+    """The file. ``version`` counts its changes."""
+
+    version: int = 0
+    changed_ms: int = 0
+    entries: tuple[ModelEntry, ...] = ()
+
+
+def now_ms() -> int:
+    """Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class ModelCatalog:
+    """The models below the state directory ``home``. Several processes may have one each.
+
+    Methods raise ``CatalogUnusable`` where the file system refuses.
+    """
+
+    def __init__(self, home: Path, now_ms: Callable[[], int] = now_ms) -> None:
+        self.folder = home / "models"
+        self._now_ms = now_ms
+        self._file = SharedFile(self.folder / "catalog.json", Models, self._from_folders)
+
+    @property
+    def file(self) -> Path:
+        return self._file.path
+
+    def models(self) -> Models:
+        """All entries, oldest first, with the count of changes that they are of."""
+        models = self._file.read()
+        if {self.path_of(entry) for entry in models.entries} == set(self._model_folders()):
+            return models
+        # a folder was moved and nobody lived to write it down; whoever changes something next does
+        entries = self._settled({entry.id: entry for entry in models.entries})
+        return Models(models.version, models.changed_ms, _ordered(entries))
+
+    def entries(self) -> tuple[ModelEntry, ...]:
+        return self.models().entries
+
+    def get(self, text: str) -> ModelEntry:
+        """The entry with that id or name. Raises ``ModelNotFound``."""
+        found = self.find(text)
+        if found is None:
+            raise ModelNotFound(
+                f"there is no model {text!r} on this machine: there {self.what_there_is()}"
+            )
+        return found
+
+    def find(self, text: str) -> ModelEntry | None:
+        """The entry with that id or name; of two with one name the one that can be used."""
+        its = [entry for entry in self.entries() if text in (entry.id, entry.name)]
+        usable = [entry for entry in its if entry.state is ModelState.ACTIVE]
+        return next(iter(usable or its), None)
+
+    def what_there_is(self) -> str:
+        """For an error: ``is a, b``, or ``are none``."""
+        names = sorted(entry.name for entry in self.entries() if entry.state is ModelState.ACTIVE)
+        if not names:
+            return "are none; tidegate models add HF_ID, PATH or FILE.gguf gets one"
+        return f"is {', '.join(names)}; tidegate models add gets another"
+
+    def path_of(self, entry: ModelEntry) -> Path:
+        """The folder with its files, which is another one once it is complete."""
+        kind = "staging" if entry.state is ModelState.STAGING else "store"
+        return self.folder / kind / entry.id
+
+    def servable_path(self, entry: ModelEntry) -> Path:
+        """What an engine is given: the folder, or the GGUF file."""
+        gguf = entry.gguf
+        return self.path_of(entry) if gguf is None else self.path_of(entry) / gguf
+
+    @contextlib.contextmanager
+    def claim(self, id: str) -> Iterator[None]:
+        """Be the only one who stages, verifies or removes that model; ends with the process.
+
+        Raises ``StagingFailed`` while somebody else does.
+        """
+        folder = self.folder / "locks"
+        try:
+            self._make(folder)
+            lock = os.open(folder / id, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise CatalogUnusable(f"cannot write to {folder}: {error.strerror}") from error
+        try:
+            if not _locked(lock):
+                raise StagingFailed(
+                    f"another process is at work on the model {id}: wait until it is done"
+                )
+            yield
+        finally:
+            os.close(lock)
+
+    def is_claimed(self, id: str) -> bool:
+        """Whether somebody stages, verifies or removes it right now."""
+        try:
+            with self.claim(id):
+                return False
+        except StagingFailed:
+            return True
+
+    def digest_of(self, entry: ModelEntry, threads: int | None = None) -> str:
+        """As an engine has it in its model card; reads the weights, on so many ``threads`` (one
+        per core). Raises ``OSError``."""
+        folder = self.path_of(entry)
+        if entry.format is not ModelFormat.GGUF:
+            return model_digest(folder, threads)
+        parts = sorted(file.path for file in entry.files if file.path.endswith(".gguf"))
+        return files_digest([folder / part for part in parts], threads)
+
+    def stage(self, entry: ModelEntry) -> Path:
+        """Write down that a model's files are on their way; the folder that they go to.
+
+        Of one that is broken what is there goes back to where it can be completed. Raises
+        ``StagingFailed`` where another model has its name.
+        """
+        with self._editing() as entries:
+            require_free(entry, entries.values())
+            folder, broken = (self.folder / kind / entry.id for kind in ("staging", "store"))
+            if broken.exists():
+                self._throw_away(folder)
+                self._make(folder.parent)
+                os.rename(broken, folder)
+            self._make(folder)
+            write_atomically(folder / MANIFEST, msgspec.json.encode(entry))
+            entries[entry.id] = entry
+        return folder
+
+    def activate(self, entry: ModelEntry) -> ModelEntry:
+        """Register a model whose staged files are complete and verified. Returns its new entry."""
+        active = msgspec.structs.replace(entry, state=ModelState.ACTIVE, problem="")
+        staged, final = self.folder / "staging" / entry.id, self.folder / "store" / entry.id
+        # Links and the names in its folders, too; before others have to wait for it.
+        sync_tree(staged)
+        with self._editing() as entries:
+            self._make(final.parent)
+            write_atomically(staged / MANIFEST, msgspec.json.encode(active))
+            self._throw_away(final)
+            os.rename(staged, final)
+            sync_folder(final.parent)
+            entries[entry.id] = active
+        return active
+
+    def update(self, id: str, **changes: str | int) -> None:
+        """Change this of a model, use or verification or name, and nothing that others changed
+        since it was read. One that is gone stays so."""
+        with self._editing() as entries:
+            if id in entries:
+                entries[id] = msgspec.structs.replace(entries[id], **changes)
+
+    def remove(self, entry: ModelEntry) -> None:
+        """Delete a model, complete or not. It is gone from the file before its files are.
+
+        Raises ``StagingFailed`` while somebody is at work on it.
+        """
+        with self.claim(entry.id), self._editing() as entries:
+            for kind in ("store", "staging"):
+                self._throw_away(self.folder / kind / entry.id)
+            entries.pop(entry.id, None)
+        self.empty_trash()
+
+    def empty_trash(self) -> None:
+        """Delete what was thrown away, by this process or one that was killed meanwhile."""
+        with contextlib.suppress(FileNotFoundError):
+            for each in (self.folder / "trash").iterdir():
+                shutil.rmtree(each, ignore_errors=True)
+
+    def touch(self, entry: ModelEntry) -> None:
+        """Note that a model is used; the least recently used make room for others."""
+        self.update(entry.id, used_ms=self._now_ms())
+
+    def _make(self, folder: Path) -> None:
+        """``folder`` and what it is in, for their owner only."""
+        for each in (self.folder, folder.parent, folder):
+            each.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def _throw_away(self, folder: Path) -> None:
+        if not folder.exists():
+            return
+        trash = self.folder / "trash"
+        self._make(trash)
+        os.rename(folder, trash / f"{folder.name}-{secrets.token_hex(4)}")
+
+    @contextlib.contextmanager
+    def _editing(self) -> Iterator[dict[str, ModelEntry]]:
+        """Entries by id as the folders have them now, written back if something changed."""
+        with self._file.editing() as (models, write):
+            before = {entry.id: entry for entry in models.entries}
+            entries = self._settled(before)
+            yield entries
+            if entries != before:
+                write(self._numbered(entries, models.version))
+
+    def _settled(self, entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
+        """``entries`` with what a process that was killed between two steps had left to do."""
+        found = self._scan()
+        return {
+            id: entries[id] if id in entries and _same_place(entries[id], entry) else entry
+            for id, entry in found.items()
+        }
+
+    def _from_folders(self) -> Models:
+        return self._numbered(self._scan(), 0)
+
+    def _numbered(self, entries: dict[str, ModelEntry], version: int) -> Models:
+        return Models(version + 1, self._now_ms(), _ordered(entries))
+
+    def _model_folders(self) -> Iterator[Path]:
+        for kind in ("staging", "store"):
+            yield from (self.folder / kind).glob("*")
+
+    def _scan(self) -> dict[str, ModelEntry]:
+        """By id, of every folder with a readable manifest; complete ones count before others."""
+        found: dict[str, ModelEntry] = {}
+        for folder in self._model_folders():
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                entry = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ModelEntry)
+                if entry.id == folder.name:
+                    is_complete = folder.parent.name == "store"
+                    found[entry.id] = entry if is_complete else _staging(entry)
+        return found
+
+
+def _locked(lock: int) -> bool:
+    """Whether it is ours now. Somebody who only looks has it for a moment (``is_claimed``)."""
+    for attempts_left in reversed(range(_CLAIM_ATTEMPTS)):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if attempts_left:
+            time.sleep(_CLAIM_PAUSE_S)
+    return False
+
+
+def require_free(entry: ModelEntry, entries: Iterable[ModelEntry]) -> None:
+    """Raises ``StagingFailed`` where one of the others is called like ``entry``."""
+    for each in entries:
+        if each.id != entry.id and entry.name in (each.name, each.id):
+            raise StagingFailed(
+                f"the name {entry.name} is taken by {each.id} from {each.source}: give another one"
+                f" with --name, or remove that one (tidegate models remove {each.id})"
+            )
+
+
+def _ordered(entries: dict[str, ModelEntry]) -> tuple[ModelEntry, ...]:
+    return tuple(sorted(entries.values(), key=lambda entry: (entry.created_ms, entry.id)))
+
+
+def _staging(entry: ModelEntry) -> ModelEntry:
+    return msgspec.structs.replace(entry, state=ModelState.STAGING)
+
+
+def _same_place(entry: ModelEntry, found: ModelEntry) -> bool:
+    return (entry.state is ModelState.STAGING) == (found.state is ModelState.STAGING)

@@ -1,0 +1,93 @@
+"""The operators' key of a service on this machine, for where its settings name no admin's.
+
+An orchestrator makes one up when it begins to listen, and keeps it in a file that its own user
+alone can read, until it ends::
+
+    TIDEGATE_HOME/operator/127.0.0.1-8080
+
+Whoever can read that may operate the service; the command ``tidegate`` and the pool manager read it
+by themselves. A key that a killed orchestrator has left is taken up by the next one at its address,
+so that a page that knows it goes on working.
+
+Standard library only.
+"""
+
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from catalog.atomic import write_atomically
+from catalog.hosts import connect_host
+from catalog.paths import state_dir
+
+_KEY_BYTES = 32
+_KEY_CHARS = 43
+"""Of so many bytes in base64."""
+_IPV4 = "127.0.0.1"
+_SAME_HOST = {"localhost": _IPV4, _IPV4: "localhost"}
+"""A service that listens on the one may be asked by the other name."""
+
+
+class Access(NamedTuple):
+    """Where to ask as an operator, and with which key; ``key`` is empty where none is kept here."""
+
+    url: str
+    key: str
+
+
+def key_file(home: Path, host: str, port: int) -> Path:
+    """Where the key of the service that listens there is kept."""
+    name = re.sub(r"[^A-Za-z0-9.-]", "_", connect_host(host))
+    return home / "operator" / f"{name}-{port}"
+
+
+def keep_key(path: Path) -> str:
+    """The key that is kept there, made up where there is none that others cannot have read.
+
+    Raises ``OSError``.
+    """
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(0, f"{folder} must belong to this user, who alone may write there")
+    key = _read(path)
+    if len(key) < _KEY_CHARS:
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        write_atomically(path, f"{key}\n".encode(), 0o600)
+    return key
+
+
+def access(url: str, home: Path | None = None) -> Access:
+    """How to operate the service at ``url``, if it keeps its key on this machine.
+
+    ``localhost`` becomes ``127.0.0.1`` where the service listens there alone: another user could
+    listen on the other addresses of that name, and would be sent the key.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return Access(url, "")
+    host = parts.hostname or ""
+    folder = state_dir() if home is None else home
+    if key := _read(key_file(folder, host, port)):
+        return Access(url, key)
+    key = _read(key_file(folder, _SAME_HOST[host], port)) if host in _SAME_HOST else ""
+    if key and host != _IPV4:
+        url = parts._replace(netloc=f"{_IPV4}:{port}").geturl()
+    return Access(url, key)
+
+
+def _read(path: Path) -> str:
+    """Empty for what is not there, cannot be read, or could be read by others."""
+    try:
+        with path.open(encoding="ascii") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                return ""
+            return file.read(1024).strip()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,46 @@
+"""Where things are: the code that serves, what comes with it, and where this machine's state goes.
+
+Standard library only.
+"""
+
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+"""What has ``orchestrator``, ``worker`` and ``model_repository``: the checkout, or
+``tidegate/_runtime`` of an installed wheel."""
+MODEL_REPOSITORY = ROOT / "model_repository"
+DEMO_CHECKPOINT = ROOT / "worker" / "demo_model" / "checkpoint"
+NGC_ROOT = Path("/opt/tritonserver")
+"""Where NVIDIA's container images have their Triton."""
+JOURNAL_BY_DEFAULT = "TIDEGATE_JOURNAL_DEFAULT"
+"""Variable by which a launcher names the orchestrator's journal; every setting goes before it."""
+
+
+def state_dir() -> Path:
+    """Where the wheel's server and the logs go: ``TIDEGATE_HOME``, or ``.tidegate`` in a checkout.
+
+    An installed wheel keeps them in ``$XDG_DATA_HOME/tidegate``, ``~/.local/share`` by default:
+    its own folder goes with the next ``pip install``, and may be somebody else's.
+    """
+    if home := os.environ.get("TIDEGATE_HOME"):
+        return Path(home).resolve()
+    if (ROOT / "pyproject.toml").is_file():
+        return ROOT / ".tidegate"
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data).resolve() / "tidegate"
+
+
+def log_dir(home: Path, host: str, port: int) -> Path:
+    """Of what listens there: two services that share a port on different hosts share no log."""
+    return home / "logs" / _place(host, port)
+
+
+def journal_file(home: Path, host: str, port: int) -> Path:
+    """Where the orchestrator that listens there writes durable tasks down by default."""
+    return home / "journal" / f"{_place(host, port)}.db"
+
+
+def _place(host: str, port: int) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9.-]', '_', host)}-{port}"

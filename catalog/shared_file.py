@@ -1,0 +1,104 @@
+"""A small JSON file that several processes read and write.
+
+Readers take no lock: a new version replaces the old one by a rename. Writers take turns by a lock
+file beside it. What was written is on the disk before it has its name, so that after a crash there
+is the old version or the new one. A file that cannot be read is set aside, never overwritten, and
+made anew from what its owner knows otherwise.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from catalog.atomic import write_atomically
+from catalog.errors import CatalogUnusable
+
+T = TypeVar("T")
+LOCK_WAIT_S = 10.0
+_LOOK_S = 0.02
+
+
+class SharedFile(Generic[T]):
+    """One file with one value of type ``kind``. ``rebuild`` makes it where there is none to read.
+
+    Every method raises ``CatalogUnusable`` where the file system refuses.
+    """
+
+    def __init__(self, path: Path, kind: type[T], rebuild: Callable[[], T]) -> None:
+        self.path = path
+        self._decoder = msgspec.json.Decoder(kind)
+        self._rebuild = rebuild
+
+    def read(self) -> T:
+        """The value as of now; nothing is written unless the file is damaged."""
+        found = self._load()
+        if found is not None:
+            return found
+        if not self.path.exists():
+            return self._rebuild()
+        with self.editing() as (value, _):
+            return value
+
+    @contextmanager
+    def editing(self) -> Iterator[tuple[T, Callable[[T], None]]]:
+        """The value while nobody else can change it, and what writes the next one."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._locked():
+                value = self._load()
+                if value is None:
+                    self._set_aside()
+                    value = self._rebuild()
+                    self._write(value)
+                yield value, self._write
+        except OSError as error:
+            raise CatalogUnusable(
+                f"cannot write {self.path}: {error.strerror or error}; make room and its folder"
+                " writable, or choose another one with TIDEGATE_HOME"
+            ) from error
+
+    def _load(self) -> T | None:
+        """None where there is no file, or none that makes sense."""
+        try:
+            return self._decoder.decode(self.path.read_bytes())
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        except OSError as error:
+            raise CatalogUnusable(
+                f"cannot read {self.path}: {error.strerror or error}; make it readable, or choose"
+                " another folder with TIDEGATE_HOME"
+            ) from error
+
+    def _set_aside(self) -> None:
+        with suppress(FileNotFoundError):
+            damaged = f"{self.path.name}.damaged-{time.time_ns()}"
+            self.path.rename(self.path.with_name(damaged))
+
+    def _write(self, value: T) -> None:
+        write_atomically(self.path, msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            give_up = time.monotonic() + LOCK_WAIT_S
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > give_up:
+                        raise CatalogUnusable(
+                            f"{self.path} has been held by another process for {LOCK_WAIT_S:.0f} s:"
+                            " try again, or end the process that stands still"
+                        ) from None
+                    time.sleep(_LOOK_S)
+            yield
+        finally:
+            os.close(lock)

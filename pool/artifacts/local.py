@@ -1,0 +1,128 @@
+"""A folder or file on this machine as a source."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from catalog.errors import StagingFailed
+from catalog.gguf import read_gguf
+from pool.artifacts.source import Listing, SourceFile
+
+_FICLONE: Final = 0x40049409
+"""ioctl of Linux: let a file share another one's blocks until either is written."""
+_SMALL_BYTES: Final = 2**20
+_CACHE_PREFIX: Final = "models--"
+_LICENCE: Final = re.compile(r"^licen[sc]e(_name)?: *[\"']?([^\"'\n]+)", re.MULTILINE)
+
+
+class Linking(StrEnum):
+    """How a file came into the catalog."""
+
+    REFLINK = "reflink"
+    """Its blocks are shared until somebody writes one of the two."""
+    HARD_LINK = "hard link"
+    """It is the same file under two names: what changes one changes the other."""
+    COPY = "copy"
+
+
+def list_local(path: Path) -> Listing:
+    """What lies there; a file's listing has that file alone. Raises ``StagingFailed``."""
+    path = path.expanduser().absolute()
+    if path.is_file():
+        files = [path]
+    elif path.is_dir():
+        files = [each for each in path.rglob("*") if each.is_file() and ".git" not in each.parts]
+    else:
+        raise StagingFailed(f"there is no folder and no file {path}")
+    root = path if path.is_dir() else path.parent
+    return Listing(
+        source=str(path),
+        name=_name(path),
+        files=tuple(
+            SourceFile(str(file.relative_to(root)), file.stat().st_size) for file in sorted(files)
+        ),
+        licence=_licence(path),
+    )
+
+
+def _name(path: Path) -> str:
+    """The folder's or file's; of a Hugging Face cache's snapshot ``org/name``."""
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith(_CACHE_PREFIX):
+        return repository.removeprefix(_CACHE_PREFIX).replace("--", "/")
+    return path.stem if path.is_file() else path.name
+
+
+def _licence(path: Path) -> str:
+    """As the model card's front matter names it, the GGUF's header, or a licence file's title."""
+    if path.is_file():
+        with contextlib.suppress(StagingFailed, OSError):
+            return str(read_gguf(path).get("general.license", ""))
+        return ""
+    with contextlib.suppress(OSError):
+        front = (path / "README.md").read_text(errors="replace").split("---", 2)
+        found = {match[1]: match[2].strip() for match in _LICENCE.finditer("---".join(front[1:2]))}
+        if found:
+            return found.get("_name") or found[None]
+    for file in sorted((*path.glob("LICENSE*"), *path.glob("LICENCE*"))):
+        with contextlib.suppress(OSError):
+            lines = file.read_text(errors="replace").splitlines()
+            return next((line.strip() for line in lines if line.strip()), "")
+    return ""
+
+
+def take(source: Path, target: Path, *, copy: bool = False) -> Linking:
+    """Have ``source``'s content at ``target``, which takes no second place on the disk if possible.
+
+    Small files, which people edit, are never hard linked. Raises ``OSError``.
+    """
+    source = source.resolve()  # a Hugging Face cache has links to its files
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".part")
+    partial.unlink(missing_ok=True)
+    how = Linking.COPY if copy else _link(source, partial)
+    if how is Linking.COPY:
+        with source.open("rb") as old, partial.open("xb") as new:
+            shutil.copyfileobj(old, new, 2**20)
+            new.flush()
+            os.fsync(new.fileno())
+    os.replace(partial, target)
+    partial.unlink(
+        missing_ok=True
+    )  # two names of one file: replacing one by the other does nothing
+    return how
+
+
+def can_link(source: Path, folder: Path) -> bool:
+    """Whether ``take`` can link it: it is on the file system of ``folder``, and ours to link
+    (fs.protected_hardlinks)."""
+    status = source.stat()
+    is_ours = status.st_uid == os.geteuid() or os.access(source, os.R_OK | os.W_OK)
+    return status.st_dev == folder.stat().st_dev and is_ours
+
+
+def _link(source: Path, target: Path) -> Linking:
+    with source.open("rb") as old, target.open("xb") as new, contextlib.suppress(OSError):
+        fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        return Linking.REFLINK
+    target.unlink()
+    if source.stat().st_size > _SMALL_BYTES:
+        try:
+            os.link(source, target)
+            return Linking.HARD_LINK
+        except OSError as error:
+            if error.errno not in (
+                errno.EXDEV,
+                errno.EPERM,
+                errno.EACCES,
+                errno.EMLINK,
+                errno.ENOTSUP,
+            ):
+                raise
+    return Linking.COPY

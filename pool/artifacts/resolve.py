@@ -1,0 +1,45 @@
+"""From what a person calls a model to where it is."""
+
+import contextlib
+from pathlib import Path
+
+from catalog.errors import CatalogUnusable, ModelNotFound
+from catalog.model_entry import ModelState
+from catalog.models import ModelCatalog
+from catalog.paths import DEMO_CHECKPOINT
+
+DEMO = "demo"
+
+
+def resolve_model(text: str, home: Path) -> Path:
+    """The checkpoint folder or GGUF file that ``text`` names.
+
+    That is ``demo``, a model registered below the state directory ``home`` by name or id, a folder
+    or a ``.gguf`` file, in this order; ``./demo`` is always a folder. A registered model counts as
+    used. Raises ``ModelNotFound``, ``CatalogUnusable``.
+    """
+    if text == DEMO:
+        return DEMO_CHECKPOINT
+    catalog = ModelCatalog(home)
+    entry = catalog.find(text)
+    if entry is not None:
+        if entry.state is not ModelState.ACTIVE:
+            raise ModelNotFound(
+                f"the model {text!r} is {entry.state.value}"
+                + (f" ({entry.problem})" if entry.problem else "")
+                + f": tidegate models add {entry.source.removeprefix('hub:')} completes it"
+            )
+        with contextlib.suppress(CatalogUnusable):  # a catalog that is read only can be served from
+            catalog.touch(entry)
+        return catalog.servable_path(entry)
+    path = Path(text).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        return path.resolve()
+    if path.is_file():
+        raise ModelNotFound(
+            f"{text} is a file and no GGUF model: give a .gguf file, or the folder of a checkpoint"
+        )
+    raise ModelNotFound(
+        f"there is no model {text!r}: it is neither a folder nor a .gguf file, nor registered on"
+        f" this machine, where there {catalog.what_there_is()} ({DEMO} is always there)"
+    )

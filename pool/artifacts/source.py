@@ -1,0 +1,184 @@
+"""What a source of models has, and which of it a model needs."""
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+from catalog.errors import StagingFailed
+from catalog.model_entry import ModelFormat
+from catalog.models import MANIFEST
+from pool.artifacts.sizes import size
+
+_SMALL: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "vocab.*",
+    "merges.txt",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "quantization_config.json",
+    "modules.json",
+    "1_Pooling/config.json",
+    "README.md",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+)
+_INDEX: Final = "model.safetensors.index.json"
+_SHARD: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+_MOST_FILES: Final = 10_000
+_PICKLES: Final = ("*.bin", "*.pth", "*.pt")
+_NO_WEIGHTS: Final = ("training_args.bin", "optimizer.*", "scheduler.*")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file as its source tells of it; digests in hex, empty where it does not tell."""
+
+    path: str
+    bytes: int
+    sha256: str = ""
+    git: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Everything that there is at a source, of one revision."""
+
+    source: str
+    """``hub:org/name``, or a path."""
+    name: str
+    files: tuple[SourceFile, ...]
+    revision: str = ""
+    licence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a model needs of a listing."""
+
+    format: ModelFormat
+    files: tuple[SourceFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def choose(listing: Listing, wanted: str = "", *, pickles: bool = False) -> Choice:
+    """The files to fetch: safetensors before all else, GGUF where there is nothing else or
+    ``wanted`` (a pattern for file names) says so, pickles only where they are allowed.
+
+    Raises ``StagingFailed`` that says what there is.
+    """
+    return _bounded(_chosen(listing, wanted, pickles))
+
+
+def _chosen(listing: Listing, wanted: str, pickles: bool) -> Choice:
+    files = {file.path: _checked(file) for file in listing.files}
+    ggufs = [path for path in files if path.endswith(".gguf")]
+    if wanted:
+        ggufs = [path for path in ggufs if fnmatch.fnmatchcase(path, wanted)]
+        if not ggufs:
+            raise StagingFailed(
+                f"{listing.source} has no GGUF file {wanted!r}: {_told(listing.files)}"
+            )
+    weights = () if wanted else _safetensors(files)
+    if weights and "config.json" in files:
+        return Choice(ModelFormat.SAFETENSORS, _with_small(files, weights))
+    if ggufs:
+        return Choice(ModelFormat.GGUF, _one_gguf(listing, files, ggufs))
+    return _pickled(listing, files, pickles)
+
+
+def _safetensors(files: dict[str, SourceFile]) -> tuple[str, ...]:
+    top = sorted(path for path in files if "/" not in path and path.endswith(".safetensors"))
+    if _INDEX in files:
+        return (*[path for path in top if path.startswith("model-")], _INDEX)
+    if "model.safetensors" in files:
+        return ("model.safetensors",)
+    # what sits beside a model in its author's own layout is the same weights once more
+    return tuple(path for path in top if not path.startswith(("consolidated", "adapter_")))
+
+
+def _one_gguf(
+    listing: Listing, files: dict[str, SourceFile], ggufs: Sequence[str]
+) -> tuple[SourceFile, ...]:
+    models = {_SHARD.sub(".gguf", path) for path in ggufs if not _is_projector(path)}
+    if len(models) != 1:
+        raise StagingFailed(
+            f"{listing.source} has {len(models)} GGUF models, and one is wanted; choose with"
+            f" --file: {_told(files[path] for path in ggufs)}"
+        )
+    notes = [path for path in files if path == "README.md" or path.startswith("LICEN")]
+    return tuple(files[path] for path in sorted({*ggufs, *notes}) if not _is_projector(path))
+
+
+def _is_projector(path: str) -> bool:
+    """The part of a multi-modal model that reads pictures."""
+    return PurePosixPath(path).name.startswith("mmproj")
+
+
+def _pickled(listing: Listing, files: dict[str, SourceFile], allowed: bool) -> Choice:
+    weights = [
+        path
+        for path in files
+        if "/" not in path
+        and any(fnmatch.fnmatchcase(path, kind) for kind in _PICKLES)
+        and not any(fnmatch.fnmatchcase(path, kind) for kind in _NO_WEIGHTS)
+    ]
+    if not weights or "config.json" not in files:
+        raise StagingFailed(
+            f"{listing.source} is no model that an engine here reads: expected config.json with"
+            f" .safetensors files, or a .gguf file; there is {_told(listing.files)}"
+        )
+    if not allowed:
+        raise StagingFailed(
+            f"{listing.source} has its weights in {_told(files[path] for path in weights)} only,"
+            " which are pickles and can run any code when they are read; take a version with"
+            " safetensors, or give --allow-pickles for an engine that reads them"
+        )
+    return Choice(
+        ModelFormat.PICKLE, _with_small(files, (*weights, "pytorch_model.bin.index.json"))
+    )
+
+
+def _with_small(files: dict[str, SourceFile], weights: Iterable[str]) -> tuple[SourceFile, ...]:
+    small = [path for path in files if any(fnmatch.fnmatchcase(path, kind) for kind in _SMALL)]
+    return tuple(files[path] for path in sorted({*weights, *small}) if path in files)
+
+
+def _checked(file: SourceFile) -> SourceFile:
+    """A source does not choose where files land. Raises ``StagingFailed``."""
+    path = PurePosixPath(file.path)
+    if path.is_absolute() or ".." in path.parts or path.name == MANIFEST:
+        raise StagingFailed(f"the source has a file {file.path!r}, which would leave its folder")
+    return file
+
+
+def _bounded(choice: Choice) -> Choice:
+    """What is fetched has names and sizes that files have. Raises ``StagingFailed``."""
+    if len(choice.files) > _MOST_FILES:
+        raise StagingFailed(
+            f"a model of {len(choice.files)} files, where at most {_MOST_FILES} make sense"
+        )
+    for file in choice.files:
+        is_plain = file.path.isprintable() and str(PurePosixPath(file.path)) == file.path
+        if not is_plain or not isinstance(file.bytes, int) or file.bytes < 0:
+            raise StagingFailed(f"the source has a file {file.path!r} of {file.bytes!r} bytes")
+    return choice
+
+
+def _told(files: Iterable[SourceFile]) -> str:
+    told = sorted(files, key=lambda file: file.path)
+    text = ", ".join(f"{file.path} ({size(file.bytes)})" for file in told[:8])
+    return (text + (f" and {len(told) - 8} more" if len(told) > 8 else "")) or "nothing"

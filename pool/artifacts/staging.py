@@ -1,0 +1,303 @@
+"""Brings a model here: list, choose, make room, fetch, verify, register.
+
+A model is ``Active`` when every one of its files has been verified, and not before. Whatever ends
+this early, a kill included, leaves the model in ``staging``: to do it again goes on from there.
+"""
+
+import asyncio
+import errno
+import hashlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from catalog.checks import Digests, check_formats, digests_of
+from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
+from catalog.model_entry import ModelEntry, ModelFile, ModelState
+from catalog.models import ModelCatalog, now_ms, require_free
+from pool.artifacts.download import Downloader, DownloadLimits
+from pool.artifacts.hub import HubModel, is_repository, list_hub
+from pool.artifacts.local import can_link, list_local, take
+from pool.artifacts.partial import PartialFile
+from pool.artifacts.resolve import DEMO
+from pool.artifacts.room import DiskBudget, make_room
+from pool.artifacts.sizes import size
+from pool.artifacts.source import Choice, Listing, SourceFile, choose
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,127}", re.ASCII)
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Progress:
+    """What somebody who waits is told. Every method may be called often, and does nothing here."""
+
+    def chosen(self, listing: Listing, choice: Choice) -> None:
+        """This is what will be fetched."""
+
+    def came(self, count: int) -> None:
+        """So many more bytes are there; fewer, where the number is negative."""
+
+    def verified(self, file: SourceFile) -> None:
+        """A file is as it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What ``tidegate models add`` was asked for."""
+
+    what: str
+    """``org/name`` of a hub, a folder, or a ``.gguf`` file."""
+    name: str = ""
+    revision: str = ""
+    file: str = ""
+    """A pattern for GGUF files, where a source has several."""
+    pickles: bool = False
+    copy: bool = False
+    """Of a folder: never by links."""
+    agreed: bool = False
+    """Others may be removed to make room."""
+    budget: DiskBudget = field(default_factory=DiskBudget)
+    limits: DownloadLimits = field(default_factory=DownloadLimits)
+
+
+async def add_model(
+    catalog: ModelCatalog, wish: Wish, progress: Progress | None = None
+) -> ModelEntry:
+    """Have the model, as an active entry; one that is there already is only looked at.
+
+    Raises ``StagingFailed`` and what narrows it, ``CatalogUnusable``.
+    """
+    progress = progress or Progress()
+    path = _on_this_machine(wish.what)
+    hub: HubModel | None = None
+    if path is not None:
+        if wish.revision:
+            raise StagingFailed(f"{path} is on this machine and has no revisions")
+        listing = await asyncio.to_thread(list_local, path)
+    elif is_repository(wish.what):
+        hub = await list_hub(wish.what, wish.revision)
+        listing = hub.listing
+    else:
+        raise StagingFailed(
+            f"there is no {wish.what} on this machine, and no hub would call a model so: expected"
+            " a folder, a .gguf file, or org/name"
+        )
+    choice = choose(listing, wish.file, pickles=wish.pickles)
+    entry = ModelEntry(
+        id=_id_of(listing, choice),
+        name=_name_of(wish, listing),
+        state=ModelState.STAGING,
+        format=choice.format,
+        source=listing.source,
+        created_ms=now_ms(),
+        revision=listing.revision,
+        licence=listing.licence,
+        files=tuple(ModelFile(each.path, each.bytes, each.sha256) for each in choice.files),
+    )
+    progress.chosen(listing, choice)
+    with catalog.claim(entry.id):
+        known = _known(catalog, entry, wish)
+        if known is not None:
+            return known
+        try:
+            staging = _Staging(catalog, entry, choice, wish, progress)
+            if hub is not None:
+                return await staging.fetch(hub)
+            assert path is not None
+            return await staging.take(path)
+        except ProvisionError:
+            raise
+        except OSError as error:
+            raise _of_the_disk(error, entry) from error
+
+
+def _on_this_machine(what: str) -> Path | None:
+    path = Path(what).expanduser()
+    return path if path.exists() else None
+
+
+class _Staging:
+    def __init__(
+        self,
+        catalog: ModelCatalog,
+        entry: ModelEntry,
+        choice: Choice,
+        wish: Wish,
+        progress: Progress,
+    ) -> None:
+        self._catalog = catalog
+        self._entry = entry
+        self._choice = choice
+        self._wish = wish
+        self._progress = progress
+        self._folder = catalog.path_of(entry)
+        self._checked: dict[str, Digests] = {}
+
+    async def fetch(self, hub: HubModel) -> ModelEntry:
+        """From a hub."""
+        await asyncio.to_thread(self._begin, self._choice.bytes - self._here())
+        await self._download(hub)
+        return await asyncio.to_thread(self._register)
+
+    async def take(self, path: Path) -> ModelEntry:
+        """From this machine."""
+        await asyncio.to_thread(lambda: self._begin(self._copied(path) - self._here()))
+        await asyncio.to_thread(self._take, path)
+        return await asyncio.to_thread(self._register)
+
+    def _begin(self, needed: int) -> None:
+        budget, agreed = self._wish.budget, self._wish.agreed
+        make_room(self._catalog, needed, budget, agreed=agreed, but=self._entry.id)
+        self._catalog.stage(self._entry)
+
+    def _here(self) -> int:
+        """Bytes that an earlier attempt has left."""
+        broken = self._catalog.folder / "store" / self._entry.id  # it is completed, not replaced
+        folders = (self._folder, broken)
+        kept = [file for each in folders for file in each.rglob("*") if file.is_file()]
+        return min(self._choice.bytes, sum(file.stat().st_blocks * 512 for file in kept))
+
+    def _copied(self, source: Path) -> int:
+        """Bytes that cannot be taken without a second place on the disk."""
+        folder = self._catalog.folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return sum(
+            file.bytes
+            for file in self._choice.files
+            if self._wish.copy or not can_link(_origin(source, file), folder)
+        )
+
+    def _take(self, source: Path) -> None:
+        for file in self._choice.files:
+            origin = _origin(source, file)
+            target = self._folder / file.path
+            take(origin, target, copy=self._wish.copy)
+            self._progress.came(file.bytes)
+            if target.stat().st_size != file.bytes:
+                raise DamagedModel(f"{origin} changed while it was taken: add it again")
+            self._checked[file.path] = digests_of(target)
+            self._progress.verified(file)
+
+    async def _download(self, hub: HubModel) -> None:
+        async with Downloader(hub.headers, self._wish.limits, self._progress.came) as downloader:
+            queue = asyncio.Semaphore(self._wish.limits.connections)
+            tasks = [
+                asyncio.create_task(self._fetch(downloader, queue, hub.urls[file.path], file))
+                for file in self._choice.files
+            ]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fetch(
+        self, downloader: Downloader, queue: asyncio.Semaphore, url: str, file: SourceFile
+    ) -> None:
+        """One file, verified; what arrives wrong is fetched once more from its beginning."""
+        target = self._folder / file.path
+        async with queue:
+            for attempt in (1, 2):
+                if not target.is_file():
+                    partial = PartialFile(target, file.bytes)
+                    try:
+                        self._progress.came(partial.done_bytes)
+                        await downloader.fetch(url, partial)
+                        await asyncio.to_thread(partial.finish)
+                    finally:
+                        partial.close()
+                else:
+                    self._progress.came(file.bytes)
+                digests = await asyncio.to_thread(digests_of, target)
+                wrong = _difference(file, digests)
+                if not wrong:
+                    self._checked[file.path] = digests
+                    self._progress.verified(file)
+                    return
+                self._progress.came(-file.bytes)
+                target.unlink()
+                if attempt == 2:
+                    raise DamagedModel(
+                        f"{file.path} came twice with another content than {url} promises: {wrong};"
+                        " the source, or something on the way, changes it"
+                    )
+
+    def _register(self) -> ModelEntry:
+        """Look at the whole, and make it active."""
+        names = [file.path for file in self._choice.files]
+        check_formats(self._folder, names)
+        files = tuple(
+            ModelFile(file.path, file.bytes, self._checked[file.path].sha256)
+            for file in self._choice.files
+        )
+        entry = msgspec.structs.replace(self._entry, files=files, verified_ms=now_ms())
+        digest = self._catalog.digest_of(entry)
+        return self._catalog.activate(msgspec.structs.replace(entry, digest=digest))
+
+
+def _known(catalog: ModelCatalog, entry: ModelEntry, wish: Wish) -> ModelEntry | None:
+    """The same model, if it is active. Raises ``StagingFailed`` for a name of another one."""
+    for each in catalog.entries():
+        if each.id == entry.id and each.state is ModelState.ACTIVE:
+            if not wish.name or wish.name == each.name:
+                return each
+            require_free(entry, catalog.entries())
+            catalog.update(each.id, name=wish.name)
+            return msgspec.structs.replace(each, name=wish.name)
+    require_free(entry, catalog.entries())
+    return None
+
+
+def _name_of(wish: Wish, listing: Listing) -> str:
+    """What it is called from now on. Raises ``StagingFailed``."""
+    name = wish.name or _NO_NAME.sub("-", listing.name.rpartition("/")[2]).strip(".-") or "model"
+    if name == DEMO:
+        raise StagingFailed(
+            f"{DEMO} is the checkpoint that comes with Tidegate, so that no other model can be"
+            " started by that name: give another one with --name"
+        )
+    if not _NAME.fullmatch(name):
+        raise StagingFailed(
+            f"the name {name[:128]!r} is none: expected 1 to 128 letters, digits and . _ : -, the"
+            " first a letter or digit"
+        )
+    return name
+
+
+def _id_of(listing: Listing, choice: Choice) -> str:
+    """The same for the same files of the same source, so that a second attempt finds the first."""
+    told = hashlib.sha256(f"{listing.source}\0{listing.revision}\0".encode())
+    for file in choice.files:
+        told.update(f"{file.path}\0{file.bytes}\0".encode())
+        if not listing.revision:
+            origin = Path(listing.source)
+            stat = (origin if origin.is_file() else origin / file.path).stat()
+            told.update(f"{stat.st_mtime_ns}\0".encode())
+    name = _NO_NAME.sub("-", listing.name.rpartition("/")[2]).strip(".-").lower() or "model"
+    return f"{name[:48]}-{told.hexdigest()[:8]}"
+
+
+def _difference(file: SourceFile, digests: Digests) -> str:
+    """What is wrong with a file's content; empty for nothing."""
+    if file.sha256:
+        return "" if digests.sha256 == file.sha256 else f"its SHA-256 is {digests.sha256}"
+    if file.git:
+        return "" if digests.git == file.git else f"its git name is {digests.git}"
+    return "nothing is promised of it, so nothing can be verified"
+
+
+def _origin(source: Path, file: SourceFile) -> Path:
+    return source if source.is_file() else source / file.path
+
+
+def _of_the_disk(error: OSError, entry: ModelEntry) -> StagingFailed:
+    again = "what has come is kept: add it again, and it goes on from there"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoRoom(
+            f"the disk is full before all {size(entry.bytes)} of {entry.name} were there; {again}"
+            " once there is room"
+        )
+    return StagingFailed(f"{entry.name} cannot be written: {error}; {again}")

@@ -1,0 +1,171 @@
+"""Set-up of a checkout, as ``make`` runs it: ``.venv`` with pinned packages, and a Triton server.
+
+    python -m pool.bootstrap [--dev] [--slot] [--torch-index URL] [--pip-args "…"]
+
+Without ``--dev`` only what running needs is installed, with ``--slot`` what clips need, too. Each
+part is skipped when its stamp says that it was done for this very Python, ``pyproject.toml`` and
+``constraints.txt``: a second run asks the network nothing. A stamp is written last, so an
+interrupted set-up is simply run again. Standard library only.
+"""
+
+import argparse
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+
+from catalog.atomic import write_atomically
+from catalog.errors import ProvisionError
+from catalog.paths import NGC_ROOT, ROOT, state_dir
+from pool.engines import triton_wheel as wheel
+from pool.preflight.host import check_venv_module, python_version
+
+VENV = ROOT / ".venv"
+_STAMP = ".tidegate-stamp"
+_SLOT_STAMP = ".tidegate-slot-stamp"
+_DEV_STAMP = ".tidegate-dev-stamp"
+_COVERS = {
+    _STAMP: ("cpu", (_STAMP,)),
+    _SLOT_STAMP: ("cpu,slot", (_STAMP, _SLOT_STAMP)),
+    _DEV_STAMP: ("cpu,dev", (_STAMP, _SLOT_STAMP, _DEV_STAMP)),
+}
+"""By what was asked for: the extras, and whose wishes they fulfil."""
+_PATH_FILE = "tidegate-checkout.pth"
+_INPUTS = ("pyproject.toml", "constraints.txt")
+
+
+class PipFailed(ProvisionError):
+    """pip could not install something."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Set up .venv and the Triton server.")
+    parser.add_argument("--dev", action="store_true", help="also what tests and checks need")
+    parser.add_argument("--slot", action="store_true", help="also what rendering clips needs")
+    parser.add_argument("--torch-index", default="", help="one more package index, for torch")
+    parser.add_argument("--pip-args", default="", help="more arguments for pip install")
+    args = parser.parse_args()
+    pip_args = shlex.split(args.pip_args)
+    if args.torch_index:
+        pip_args += ["--extra-index-url", args.torch_index]
+    wanted = _DEV_STAMP if args.dev else _SLOT_STAMP if args.slot else _STAMP
+    is_current = _has_stamp(wanted)
+    try:
+        if not is_current:
+            make_venv()
+        if not (NGC_ROOT / "bin" / "tritonserver").exists():
+            set_up_triton(pip_args)
+        if not is_current:
+            install_packages(pip_args, wanted)
+    except ProvisionError as error:
+        print(f"set-up: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def make_venv() -> None:
+    """Create ``.venv``, anew when it is broken or of another Python."""
+    if not _venv_fits():
+        check_venv_module()
+        _say(f".venv for Python {python_version()}")
+        # the interpreter that .venv was made from: it cannot rebuild itself while it runs
+        _run([_base_python(), "-m", "venv", "--clear", str(VENV)], "cannot create .venv")
+
+
+def set_up_triton(pip_args: list[str]) -> None:
+    """Unpack the Triton server of the wheel; nothing when that was done for this Python.
+
+    Comes before the packages: what the machine lacks shows here, before minutes of download.
+    """
+    home = state_dir()
+    if wheel.is_prepared(home):
+        return
+    _say(f"Triton server {wheel.SERVER_VERSION} into {os.path.relpath(home)}")
+    wheel.prepare(
+        home,
+        lambda target: _pip_install(["--target", str(target), *wheel.PIP_ARGUMENTS, *pip_args]),
+    )
+
+
+def install_packages(pip_args: list[str], wanted: str) -> None:
+    """Packages as ``constraints.txt`` pins them, and the checkout itself in editable form."""
+    extras, stamps = _COVERS[wanted]
+    _say(f"Python packages ({extras}) into .venv (the first time takes minutes)")
+    for stamp in _COVERS:  # what is installed may change under the others, too
+        (VENV / stamp).unlink(missing_ok=True)
+    # the build backend first, pinned like everything else, so that the build needs no network
+    _pip_install(["setuptools", *pip_args])
+    _pip_install(["--no-build-isolation", "--editable", f".[{extras}]", *pip_args])
+    _have_the_client_seen()
+    for stamp in stamps:
+        write_atomically(VENV / stamp, _stamp().encode(), 0o644)
+
+
+def _have_the_client_seen() -> None:
+    """Name the client's folder in a path file: mypy and pyright follow those, and not the import
+    hook by which pip installs a checkout.
+
+    Relative, so that it is ASCII: the Python of Triton's stub reads nothing else, and would not
+    start.
+    """
+    packages = VENV / "lib" / f"python{python_version()}" / "site-packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    folder = os.path.relpath(ROOT / "client", packages)
+    write_atomically(packages / _PATH_FILE, f"{folder}\n".encode(), 0o644)
+
+
+def _has_stamp(name: str) -> bool:
+    stamp = VENV / name
+    return stamp.is_file() and stamp.read_text() == _stamp()
+
+
+def _stamp() -> str:
+    digest = hashlib.sha256(f"{sys.version}\n{sys.base_prefix}\n{ROOT}\n".encode())
+    for name in _INPUTS:
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _venv_fits() -> bool:
+    """Whether ``.venv`` exists, works, and has the Python that is running."""
+    ask = "import sys, pip; print(sys.version, sys.base_prefix, sep='\\n', end='')"
+    try:
+        answer = subprocess.run(
+            [VENV / "bin" / "python", "-c", ask], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return answer.stdout == f"{sys.version}\n{sys.base_prefix}"
+
+
+def _base_python() -> str:
+    base: str | None = getattr(sys, "_base_executable", None)
+    return base or sys.executable
+
+
+def _pip_install(arguments: list[str]) -> None:
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    pip += ["--disable-pip-version-check", "--constraint", "constraints.txt"]
+    if not sys.dont_write_bytecode:
+        # Half of the time would go to byte code, most of it of modules that nobody imports; those
+        # that are get theirs on first use, which makes the first start a second longer.
+        pip.append("--no-compile")
+    _run(
+        [*pip, *arguments],
+        "pip failed (its own words are above); with no network, give a mirror or a folder of "
+        'wheels: make PIP_ARGS="--index-url URL" or PIP_ARGS="--no-index --find-links DIR"',
+    )
+
+
+def _run(command: list[str], what_failed: str) -> None:
+    if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode != 0:
+        raise PipFailed(what_failed)
+
+
+def _say(text: str) -> None:
+    print(f"set-up: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

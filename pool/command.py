@@ -1,0 +1,57 @@
+"""Runs a launch as a foreground command: signals in, progress and an exit status out."""
+
+import asyncio
+import os
+import signal
+import sys
+
+from rich.console import Console
+
+from catalog.errors import ProvisionError
+from pool.console import View, open_view
+from pool.launcher import Launcher
+from pool.process.guardian import die_with_parent
+from pool.spec import LaunchSpec
+
+EXIT_FAILED = 1
+EXIT_CUT_SHORT = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = False) -> int:
+    """Serve until SIGINT, SIGTERM or SIGHUP; a second one cuts the end short.
+
+    ``hint`` is shown once it serves (``console.open_view``). ``follow_parent`` ends with the
+    process that started this one, too. Returns 0 for an end that was asked for, 1 (the reason is
+    on stderr then) for one that was not, 130 for one that was cut short.
+    """
+    if follow_parent:
+        parent = os.getppid()
+        die_with_parent(signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before the line above took effect
+            return EXIT_FAILED
+    try:
+        with open_view(Console(), hint) as view:
+            return asyncio.run(_serve(spec, view))
+    except ProvisionError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+async def _serve(spec: LaunchSpec, view: View) -> int:
+    launcher = Launcher(spec, view)
+    stop = asyncio.Event()
+    cut_short = False
+
+    def on_signal() -> None:
+        nonlocal cut_short
+        if stop.is_set():
+            cut_short = True
+            launcher.kill()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for signum in _SIGNALS:
+        loop.add_signal_handler(signum, on_signal)
+    await launcher.run(stop)
+    return EXIT_CUT_SHORT if cut_short else 0

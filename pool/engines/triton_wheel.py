@@ -1,0 +1,117 @@
+"""A Triton server out of the ``nvidia-pytriton`` wheel, used as a binary distribution.
+
+    .tidegate/triton-0.7.0/
+      pytriton/tritonserver/bin/tritonserver
+      pytriton/tritonserver/backends/python/…
+      pytriton/tritonserver/python_backend_stubs/<3.x>/triton_python_backend_stub
+      nvidia_pytriton.libs/…                     shared libraries, for LD_LIBRARY_PATH
+      backends-<3.x>/python/…                    ours: the backend with the stub of one Python
+
+A directory appears under its final name only when it is complete, so an interrupted set-up is
+repeated and nothing else has to be remembered. Standard library only.
+"""
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from catalog.atomic import sync_folder, sync_tree
+from catalog.errors import FetchFailed, MachineUnfit
+from pool.preflight.host import check_platform, libpython_dir, python_version
+
+WHEEL = "nvidia-pytriton==0.7.0"
+SERVER_VERSION = "2.51.0"
+DOWNLOAD_MB = 55
+
+PIP_ARGUMENTS = ("--no-deps", "--only-binary=:all:", WHEEL)
+"""For ``pip install --target``: its dependencies are those of a library that we do not use."""
+_STUB = "triton_python_backend_stub"
+
+
+def wheel_dir(home: Path) -> Path:
+    """Where the wheel's contents live below the state directory ``home``."""
+    return home / f"triton-{WHEEL.partition('==')[2]}"
+
+
+def server_dir(home: Path) -> Path:
+    """The server inside of the wheel."""
+    return wheel_dir(home) / "pytriton" / "tritonserver"
+
+
+def backend_dir(home: Path) -> Path:
+    """The backend directory for the running Python."""
+    return wheel_dir(home) / f"backends-{python_version()}"
+
+
+def is_prepared(home: Path) -> bool:
+    """Whether the server is there and its backend fits the running Python."""
+    return backend_dir(home).is_dir()
+
+
+def is_downloaded(home: Path) -> bool:
+    """Whether the wheel's contents are there, for whichever Python."""
+    return wheel_dir(home).is_dir()
+
+
+def prepare(home: Path, download: Callable[[Path], None]) -> None:
+    """Make ``is_prepared`` true; ``download`` unpacks the wheel into the directory it is given.
+
+    Raises ``MachineUnfit`` for what the machine lacks, first of all and again at the end, since
+    which libpython is needed shows only in the wheel.
+    """
+    if is_prepared(home):
+        return
+    check_platform()
+    if not is_downloaded(home):
+        with completing(wheel_dir(home)) as target:
+            download(target)
+    lay_out(home)
+
+
+def lay_out(home: Path) -> None:
+    """Make the backend directory of the running Python out of what was downloaded."""
+    server = server_dir(home)
+    stub = server / "python_backend_stubs" / python_version() / _STUB
+    if not stub.exists():
+        raise MachineUnfit(
+            f"The Triton server of the wheel has no stub for Python {python_version()}: use "
+            "Python 3.11, 3.12 or 3.13 (in a checkout: make clean && make PYTHON=python3.11)"
+        )
+    libpython_dir(stub)
+    (server / "bin" / "tritonserver").chmod(0o755)
+    with completing(backend_dir(home)) as target:
+        python = target / "python"
+        python.mkdir()
+        for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
+            shutil.copy2(server / "backends" / "python" / name, python / name)
+        shutil.copy2(stub, python / _STUB)
+        (python / _STUB).chmod(0o755)
+
+
+@contextmanager
+def completing(final: Path) -> Iterator[Path]:
+    """An empty directory that becomes ``final`` when the body has filled it.
+
+    Raises ``FetchFailed`` while another process does the same.
+    """
+    partial = final.with_name(final.name + ".partial")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with open(final.with_name(final.name + ".lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FetchFailed(
+                f"{final} is being set up by another process: try again when that is done"
+            ) from None
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            yield partial
+            if not final.is_dir():  # else another process was done just before
+                sync_tree(partial)
+                partial.rename(final)
+                sync_folder(final.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)

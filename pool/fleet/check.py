@@ -1,0 +1,110 @@
+"""What ``tidegate pool check`` says: what would be started, where, and what stands against it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from catalog.errors import NoEngine, ProvisionError
+from pool.artifacts.resolve import resolve_model
+from pool.engines.triton import find_triton
+from pool.fleet.gpus import need_bytes
+from pool.fleet.wish import BesideWish, Wish, wishes_of
+from pool.pool_file import PoolFile
+from pool.preflight.cpu import memory_free
+from pool.preflight.need import GIB
+from pool.preflight.nvml import GpuDevice, GpuReader, GpuUnavailable
+from pool.preflight.vram import VramLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One instance. ``problem`` is empty where it would start now."""
+
+    name: str
+    model: str
+    path: str
+    engine: str
+    device: str
+    need_gib: float | None
+    ports: str
+    problem: str
+
+
+async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Planned]:
+    """Everything that ``file`` asks for. Nothing is started; GPUs' memory is as of now, with what
+    the instances before in the list would take."""
+
+    async def read() -> list[GpuDevice]:
+        return reader.devices()
+
+    lacking = _triton_problem(file, state_dir)
+    ledger = VramLedger(read, file.pool.heartbeat_s, lambda: 0.0)
+    planned = []
+    for wish in wishes_of(file).values():
+        if isinstance(wish, BesideWish):
+            where = f"{wish.host}:{wish.port or 'chosen'}"
+            planned.append(Planned(wish.name, "", "", "", "cpu", None, where, ""))
+        else:
+            one = await _planned(wish, state_dir, ledger)
+            planned.append(replace(one, problem=one.problem or lacking))
+    return planned
+
+
+def _triton_problem(file: PoolFile, state_dir: Path) -> str:
+    """Why no server could be started; one that is not there yet is fetched."""
+    try:
+        find_triton(file.pool.triton, state_dir)
+    except NoEngine:
+        return ""
+    except ProvisionError as error:
+        return str(error)
+    return ""
+
+
+async def _planned(wish: Wish, state_dir: Path, ledger: VramLedger) -> Planned:
+    problem, path, need = "", "", None
+    try:
+        model = resolve_model(wish.model, state_dir)
+    except ProvisionError as error:
+        problem = str(error)
+    else:
+        path, need = str(model), need_bytes(wish, model)
+        problem = await _lack(wish, need, ledger)
+    return Planned(
+        name=wish.name,
+        model=wish.model,
+        path=path,
+        engine=wish.settings["TIDEGATE_WORKER_ENGINE"],
+        device=",".join(wish.groups[0]) or "cpu",
+        need_gib=None if need is None else round(need / GIB, 2),
+        ports=" ".join(_ports(wish)),
+        problem=problem,
+    )
+
+
+async def _lack(wish: Wish, need: int, ledger: VramLedger) -> str:
+    if not wish.on_gpu:
+        free = memory_free()
+        if free is None or need <= free:
+            return ""
+        return f"it needs {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory are free"
+    refusals = []
+    for group in wish.groups:
+        whole = need * len(group) if wish.vram_gib is not None else need
+        try:
+            reason = await ledger.refusal(wish.name, group, whole)
+        except GpuUnavailable as error:
+            reason = str(error)
+        if not reason:
+            return ""
+        refusals.append(reason)
+    return "; ".join(refusals)
+
+
+def _ports(wish: Wish) -> Iterator[str]:
+    for name, port in (
+        ("http", wish.ports.http),
+        ("grpc", wish.ports.grpc),
+        ("metrics", wish.ports.metrics),
+    ):
+        yield f"{name} {port or 'chosen'}"

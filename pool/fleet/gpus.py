@@ -1,0 +1,116 @@
+"""GPUs while a pool runs: room before each start, and what breaks afterwards (PV-2)."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from catalog.errors import StartFailed
+from pool.fleet.member import pool_log
+from pool.fleet.wish import Wish
+from pool.preflight.cpu import memory_free
+from pool.preflight.need import GIB, need_of
+from pool.preflight.nvml import GpuReader, GpuUnavailable
+from pool.preflight.vram import VramLedger, reading
+
+_WORKER = "TIDEGATE_WORKER_"
+
+
+class Gpus:
+    """What instances may run on. Without a GPU it lets those run that ask for the CPU."""
+
+    def __init__(
+        self,
+        reader: GpuReader,
+        heartbeat_s: float,
+        now: Callable[[], float],
+        on_out: Callable[[str, str], None],
+    ) -> None:
+        """``on_out`` is told which GPU is used no more, and why."""
+        self.ledger = VramLedger(reading(reader), heartbeat_s, now)
+        self._reader = reader
+        self._heartbeat_s = heartbeat_s
+        self._on_out = on_out
+        self._changed = asyncio.Condition()
+        self._is_failing = False
+
+    async def take(self, who: str, wish: Wish, model: Path) -> tuple[str, ...]:
+        """The first of the wish's groups that has room, reserved for ``who`` until ``settle``.
+        Raises ``StartFailed`` with what is lacking on each."""
+        if not wish.on_gpu:
+            return ()
+        need = need_bytes(wish, model)
+        refusals = []
+        for group in wish.groups:
+            per_gpu = wish.vram_gib is not None
+            reason = await self.ledger.refusal(who, group, need * len(group) if per_gpu else need)
+            if not reason:
+                return group
+            refusals.append(reason)
+        raise StartFailed("; ".join(refusals))
+
+    def settle(self, who: str) -> None:
+        """``who`` has loaded, or has not: what it takes is measured from now on."""
+        self.ledger.settle(who)
+
+    async def fits_beside(self, wish: Wish, model: Path) -> bool:
+        """Whether it could start while everything else goes on. Nothing is reserved."""
+        need = need_bytes(wish, model)
+        if not wish.on_gpu:
+            free = memory_free()
+            return free is None or need < free
+        who = f"{wish.name} beside"
+        try:
+            await self.take(who, wish, model)
+        except StartFailed:
+            return False
+        self.ledger.settle(who)
+        return True
+
+    async def lost(self, group: Sequence[str]) -> str:
+        """Wait until a GPU of the group cannot be used any more; why. Never for the CPU."""
+        while True:
+            async with self._changed:
+                await self._changed.wait()
+            if not group:
+                continue
+            try:
+                devices = await self.ledger.devices()
+            except GpuUnavailable:
+                continue  # nobody can tell: heartbeats say whether its instance lives
+            if reason := self.ledger.lost_among(group, devices):
+                return reason
+
+    async def watch(self) -> None:
+        """Look for faults, once per heartbeat, until cancelled."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take out what broke since the last look, and have those who run there notice."""
+        try:
+            faults = await asyncio.to_thread(self._reader.faults)
+        except GpuUnavailable:
+            faults = []
+        except Exception:  # of another version of NVIDIA's library
+            if not self._is_failing:
+                pool_log.exception("faults of GPUs cannot be read; one that vanishes is noticed")
+            self._is_failing, faults = True, []
+        for fault in faults:
+            if fault.is_of_device and fault.uuid and fault.uuid not in self.ledger.out:
+                reason = f"the driver reported Xid {fault.xid}"
+                self.ledger.take_out(fault.uuid, reason)
+                self._on_out(fault.uuid, reason)
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def need_bytes(wish: Wish, model: Path) -> int:
+    """What a wish will take: what it states (on each GPU), else by its files (on all)."""
+    if wish.vram_gib is not None:
+        return int(wish.vram_gib * GIB)
+    settings: dict[str, object] = {
+        name.removeprefix(_WORKER).lower(): int(value) if value.isdigit() else value
+        for name, value in wish.settings.items()
+    }
+    return need_of(model, settings, on_gpu=wish.on_gpu).total

@@ -1,0 +1,143 @@
+"""The pool's folder: one manager at a time, and what the next one has to know.
+
+    HOME/lock          held by the manager
+    HOME/state.json    ports, process ids and the lane token; for its owner only
+    HOME/control       the manager's socket
+    HOME/run/          of each run (``process.detached``)
+    HOME/logs/         one log for each instance
+    HOME/instances     addresses of what is ready, for an orchestrator beside
+
+The state is a help, not the truth: what runs is read from ``/proc``. Without it only chosen ports
+and counts are lost.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from catalog.atomic import write_atomically
+from catalog.errors import PoolInUse, StateFileUnusable
+from catalog.paths import state_dir
+from pool.pool_file import PoolFile
+from pool.process.detached import DetachedProcess
+
+
+def home_of(file: PoolFile) -> Path:
+    """Where the state of this pool is."""
+    return (file.pool.home or state_dir() / "pool").expanduser().resolve()
+
+
+class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):
+    """What is kept of one instance. ``mark`` names its run; process ids are for people."""
+
+    digest: str = ""
+    ports: tuple[int, int, int] = (0, 0, 0)
+    mark: str = ""
+    state: str = ""
+    guardian_pid: int | None = None
+    guardian_started_ticks: int | None = None
+    pid: int | None = None
+    address: str = ""
+    restarts: int = 0
+
+    def note(self, process: DetachedProcess) -> None:
+        """Its process, which runs."""
+        guardian = process.found.guardian
+        self.mark, self.pid = process.found.label.mark, process.pid
+        self.guardian_pid, self.guardian_started_ticks = guardian.pid, guardian.started_ticks
+
+
+class PoolState(msgspec.Struct, forbid_unknown_fields=False):
+    """Everything that is kept."""
+
+    version: int = 1
+    manager_pid: int = 0
+    lane_token: str = ""
+    instances: dict[str, InstanceRecord] = {}
+
+
+class PoolHome:
+    """Paths, the lock and the state file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.state_path = self.path / "state.json"
+        self.address_list = self.path / "instances"
+        self.logs = self.path / "logs"
+        self._lock: int | None = None
+
+    def claim(self) -> None:
+        """Be the manager of this pool until ``release`` or the end of the process.
+
+        Raises ``PoolInUse``, ``StateFileUnusable``.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._require_own()
+            (self.path / "run").mkdir(exist_ok=True, mode=0o700)
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except StateFileUnusable:
+            raise
+        except OSError as error:
+            raise StateFileUnusable(
+                f"cannot write {self.path}: {error.strerror}; choose another folder with home in "
+                "[pool], or with TIDEGATE_HOME"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(lock)
+            raise PoolInUse(
+                f"another manager (process {holder}) keeps the pool in {self.path}; tidegate pool "
+                "status asks it, and another pool needs another home in [pool]"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        self._lock = lock
+
+    def _require_own(self) -> None:
+        """Whoever may write there commands the pool. Raises ``StateFileUnusable``."""
+        status = self.path.stat()
+        ours = os.geteuid()
+        if status.st_mode & 0o002 or (ours and status.st_uid not in (0, ours)):
+            raise StateFileUnusable(
+                f"others may write to {self.path}, and would command the pool; choose a folder of "
+                "this user alone with home in [pool]"
+            )
+
+    def release(self) -> None:
+        """Let another manager have it. Idempotent."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def read(self, warn: Callable[[str], None]) -> PoolState:
+        """What the last manager left. A file that makes no sense is set aside, and said."""
+        try:
+            return msgspec.json.decode(self.state_path.read_bytes(), type=PoolState)
+        except FileNotFoundError:
+            return PoolState()
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            aside = self.state_path.with_name(f"state.json.damaged-{time.time_ns()}")
+            try:
+                self.state_path.rename(aside)
+            except OSError as refused:
+                raise StateFileUnusable(
+                    f"cannot read or move {self.state_path}: {refused.strerror}; make {self.path} "
+                    "readable and writable"
+                ) from error
+            warn(
+                f"the state in {self.state_path} makes no sense ({error}) and is now {aside.name}; "
+                "instances that run are found without it"
+            )
+            return PoolState()
+
+    def write(self, state: PoolState) -> None:
+        """Replace the state: after a crash there is the old one or this. Raises ``OSError``."""
+        state.manager_pid = os.getpid()
+        write_atomically(self.state_path, msgspec.json.format(msgspec.json.encode(state), indent=1))

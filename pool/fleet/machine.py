@@ -1,0 +1,59 @@
+"""This machine, as the manager needs it (``manager.Machine``)."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from catalog.errors import ProvisionError
+from pool.artifacts.resolve import resolve_model
+from pool.engines.triton import TritonPorts
+from pool.fleet.beside import PoolOrchestrator
+from pool.fleet.home import InstanceRecord
+from pool.fleet.member import Hooks, PoolUnit, ports_of
+from pool.fleet.triton import PoolTriton, TritonHost, former
+from pool.fleet.wish import ORCHESTRATOR, AnyWish, BesideWish, Wish
+from pool.process.detached import Found, clear_remains, find_detached
+
+
+class PoolMachine:
+    """Makes units of real processes, and finds those that run."""
+
+    def __init__(self, host: TritonHost) -> None:
+        self.host = host
+
+    def found(self) -> Sequence[Found]:
+        found = find_detached(self.host.home.path)
+        clear_remains(self.host.home.path, found)
+        return found
+
+    def make(self, wish: AnyWish, kept: InstanceRecord | None, hooks: Hooks) -> PoolUnit:
+        ports = (0, 0, 0) if kept is None else kept.ports
+        if isinstance(wish, BesideWish):
+            return self._beside(wish, ports[0], hooks)
+        return PoolTriton(self.host, wish, TritonPorts(*ports), hooks)
+
+    def make_former(self, found: Found, hooks: Hooks) -> PoolUnit:
+        if found.label.unit != ORCHESTRATOR:
+            return former(found, self.host, hooks)
+        port = ports_of(found)[0]
+        host = found.label.facts.get("host", "127.0.0.1")
+        return self._beside(BesideWish(host, port, {}, 0.0), port, hooks)
+
+    async def fits_beside(self, wish: AnyWish) -> bool:
+        if isinstance(wish, BesideWish):
+            return False
+        try:
+            model = await asyncio.to_thread(resolve_model, wish.model, self.host.state_dir)
+        except ProvisionError:
+            return True  # it will fail to start, with the reason, and the old one stays
+        return await self.host.gpus.fits_beside(wish, model)
+
+    def _beside(self, wish: BesideWish, kept_port: int, hooks: Hooks) -> PoolOrchestrator:
+        host = self.host
+        return PoolOrchestrator(
+            host.home, wish, kept_port, host.lane_token, hooks, host.heartbeat_s, host.warn
+        )
+
+
+def on_cpu(wishes: Mapping[str, AnyWish]) -> int:
+    """How many instances share this machine's memory."""
+    return sum(isinstance(wish, Wish) and not wish.on_gpu for wish in wishes.values())

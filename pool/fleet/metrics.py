@@ -1,0 +1,101 @@
+"""What a pool manager counts, for Prometheus (docs/metrics.md)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from orchestrator.telemetry.metrics import Metrics, Row, Samples
+from pool.fleet.member import MemberState
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNumbers:
+    """As of now; instances by name."""
+
+    states: Mapping[str, str] = field(default_factory=dict)
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    misses: Mapping[str, int] = field(default_factory=dict)
+    hit_rate: float = 0.0
+    gpus_out: int = 0
+    targets_failing: int = 0
+
+
+Read = Callable[[], PoolNumbers]
+
+
+def _by_state(read: Read) -> Samples:
+    states = list(read().states.values())
+    return [((state.value,), states.count(state.value)) for state in MemberState]
+
+
+def _by_name(values: Mapping[str, int]) -> Samples:
+    return [((name,), value) for name, value in sorted(values.items())]
+
+
+POOL: tuple[Row[Read], ...] = (
+    Row("gauge", "pool_instances", "instances", "Instances by state", _by_state, ("state",)),
+    Row(
+        "counter",
+        "pool_restarts",
+        "starts",
+        "Starts of an instance beyond its first (PV-1)",
+        lambda read: _by_name(read().restarts),
+        ("name",),
+    ),
+    Row(
+        "counter",
+        "pool_heartbeat_misses",
+        "heartbeats",
+        "Heartbeats that an instance did not answer; three in a row, and it is down (PV-1)",
+        lambda read: _by_name(read().misses),
+        ("name",),
+    ),
+    Row(
+        "gauge",
+        "pool_gpus_out",
+        "GPUs",
+        "GPUs that are used no more after a fault (PV-2)",
+        lambda read: read().gpus_out,
+    ),
+    Row(
+        "gauge",
+        "pool_targets_failing",
+        "targets",
+        "Orchestrators and files that cannot be told which instances are ready",
+        lambda read: read().targets_failing,
+    ),
+    Row(
+        "gauge",
+        "preflight_cache_hit_rate",
+        "share",
+        "Looks at the GPUs' memory that an answer of this heartbeat was there for (PV-2)",
+        lambda read: read().hit_rate,
+    ),
+)
+
+
+def pool_metrics(read: Read) -> Metrics:
+    """All of them, in a registry of their own."""
+    metrics = Metrics()
+    metrics.watch(read, POOL)
+    return metrics
+
+
+async def serve_metrics(metrics: Metrics, port: int) -> web.AppRunner:
+    """``GET /metrics`` on loopback; the caller cleans up what it gets. Raises ``OSError``."""
+
+    async def scrape(request: web.Request) -> web.Response:
+        body, content_type = await metrics.exposition(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", scrape)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+    except OSError:
+        await runner.cleanup()
+        raise
+    return runner

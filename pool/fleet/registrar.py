@@ -1,0 +1,262 @@
+"""Tells orchestrators which instances are ready, and keeps telling them.
+
+A list in a file is rewritten in one step when something changes. An orchestrator behind HTTP is
+told of each instance with a time to live, again and again: one that was restarted hears of all of
+them within that time, and one that cannot be reached is asked again without holding up the others.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+from urllib.parse import quote
+
+import aiohttp
+
+from catalog.atomic import write_atomically
+from catalog.operator_key import Access, access
+from pool.fleet.member import pool_log
+
+RENEWALS = 3
+"""In the time to live of a registration: two may fail, and it still holds."""
+_TTL_S = (1.0, 3600.0)
+"""What orchestrators take (``discovery.registered``)."""
+_RETRY_S = 2.0
+_ANSWER_S = 5.0
+_ERROR_CHARS = 200
+
+
+class Target(Protocol):
+    """One orchestrator, or a file that several follow."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def renew_s(self) -> float | None:
+        """How often it has to be told the same again; None: never."""
+
+    async def tell(self, addresses: frozenset[str]) -> None:
+        """Have it know these, and of ours no others. Raises ``OSError`` or ``CannotTell``."""
+
+    async def close(self) -> None: ...
+
+
+class CannotTell(Exception):
+    """An orchestrator does not take what it is told; the message says why."""
+
+
+class AddressList:
+    """A file with one address per line (``discovery.WatchedFile``).
+
+    Who follows it keeps the last list while there is no address in it: no instance that may be back
+    in a moment is forgotten. It has one writer at a time, which holds the lock beside it from its
+    first word on: two would take each other's instances out again.
+    """
+
+    renew_s: float | None = None
+
+    def __init__(self, path: Path) -> None:
+        self.name = f"file:{path}"
+        self._path = path
+        self._beside = path.with_name(path.name + ".lock")
+        self._lock = -1
+
+    async def tell(self, addresses: frozenset[str]) -> None:
+        self._take_lock()
+        lines = ["# Written by tidegate pool; changes here are lost.", *sorted(addresses)]
+        content = ("\n".join(lines) + "\n").encode()
+        # Others follow it, perhaps as another user.
+        write_atomically(self._path, content, 0o644)
+
+    async def close(self) -> None:
+        """Let another manager have it. Idempotent."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def _take_lock(self) -> None:
+        if self._lock >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(self._beside), os.fstat(self._lock)):
+                    return
+        # Others may be other users, who can lock what they can read.
+        lock = os.open(self._beside, os.O_RDONLY | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise CannotTell(
+                f"another pool manager writes {self._path}: give each a file of its own in"
+                " register_at, and name all of them to the orchestrator"
+                " (TIDEGATE_INSTANCES=file:A,file:B)"
+            ) from None
+        before, self._lock = self._lock, lock
+        if before >= 0:
+            os.close(before)
+
+
+class HttpTarget:
+    """``POST`` and ``DELETE /v2/instances`` of one orchestrator."""
+
+    def __init__(self, url: str, key: str, ttl_s: float) -> None:
+        """Without a ``key`` it is the one that an orchestrator keeps on this machine."""
+        self.name = url.rstrip("/")
+        self.renew_s: float | None = min(ttl_s, _TTL_S[1]) / RENEWALS
+        self._key = key
+        self._ttl_s = max(_TTL_S[0], min(ttl_s, _TTL_S[1]))
+        self._told: set[str] = set()
+        self._http: aiohttp.ClientSession | None = None
+
+    async def tell(self, addresses: frozenset[str]) -> None:
+        http = self._session()
+        # Looked up each time: a restarted orchestrator may have another one.
+        given = Access(self.name, self._key)
+        url, key = given if given.key else await asyncio.to_thread(access, self.name)
+        url, headers = f"{url}/v2/instances", {"Authorization": f"Bearer {key}"} if key else {}
+        for address in sorted(self._told - addresses):
+            await self._ask(http.delete(f"{url}/{quote(address, safe='')}", headers=headers))
+            self._told.discard(address)
+        for address in sorted(addresses):
+            body = {"address": address, "ttl_s": self._ttl_s}
+            self._told.add(address)  # before the answer: it may be lost, and the address be known
+            await self._ask(http.post(url, json=body, headers=headers))
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def _ask(self, request: "aiohttp.client._RequestContextManager") -> None:
+        try:
+            async with request as response:
+                if response.status >= 300:
+                    said = _printable(await response.content.read(4 * _ERROR_CHARS))
+                    raise CannotTell(f"HTTP {response.status}: {said}")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise CannotTell(str(error) or type(error).__name__) from None
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+            self._http = aiohttp.ClientSession(timeout=timeout)
+        return self._http
+
+
+def _printable(body: bytes) -> str:
+    """What somebody else answered, for a log: one line, whatever its encoding."""
+    text = " ".join(body.decode(errors="replace").split())
+    return "".join(each for each in text if each.isprintable())[:_ERROR_CHARS]
+
+
+class Registrar:
+    """All targets, each told by a task of its own."""
+
+    def __init__(self, warn: Callable[[str, str], None]) -> None:
+        """``warn`` is told of a target that cannot be told, and why: once until it can."""
+        self.errors: dict[str, str] = {}
+        """What is wrong now, by target."""
+        self._warn = warn
+        self._ready: frozenset[str] = frozenset()
+        self._version = 0
+        self._followers: dict[str, _Follower] = {}
+
+    async def __aenter__(self) -> "Registrar":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.follow({})
+
+    async def follow(self, targets: Mapping[str, Target]) -> None:
+        """Tell these, by name, and no others any more. What a target knows is left there."""
+        for name in self._followers.keys() - targets.keys():
+            await self._followers.pop(name).close()
+            self.errors.pop(name, None)
+        for name, target in targets.items():
+            if name in self._followers:
+                await target.close()
+            else:
+                self._followers[name] = _Follower(target, self._error)
+                if self._ready:  # of a manager that has just begun nobody is told "none"
+                    self._followers[name].set(self._ready)
+
+    def set_ready(self, addresses: frozenset[str]) -> None:
+        """These are ready, and no others."""
+        if addresses == self._ready:
+            return
+        self._ready = addresses
+        for follower in self._followers.values():
+            follower.set(addresses)
+
+    async def told(self, timeout_s: float) -> None:
+        """Wait until all know, or for so long."""
+        waiting = [asyncio.create_task(f.told()) for f in self._followers.values()]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+
+    def _error(self, name: str, reason: str) -> None:
+        if not reason:
+            self.errors.pop(name, None)
+        elif self.errors.get(name) != reason:
+            self.errors[name] = reason
+            self._warn(name, reason)
+
+
+class _Follower:
+    """Keeps one target up to date."""
+
+    def __init__(self, target: Target, said: Callable[[str, str], None]) -> None:
+        self._target = target
+        self._said = said
+        self._wanted: frozenset[str] = frozenset()
+        self._changed = asyncio.Event()
+        self._is_told = asyncio.Event()
+        self._task = asyncio.create_task(self._follow(), name=f"tell {target.name}")
+
+    def set(self, addresses: frozenset[str]) -> None:
+        self._wanted = addresses
+        self._is_told.clear()
+        self._changed.set()
+
+    async def told(self) -> None:
+        await self._is_told.wait()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._target.close()
+
+    async def _follow(self) -> None:
+        pause_s: float | None = None
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+            self._changed.clear()
+            wanted = self._wanted
+            try:
+                await self._target.tell(wanted)
+            except (CannotTell, OSError) as error:
+                self._said(self._target.name, str(error))
+                pause_s = _RETRY_S
+            except Exception as error:  # a mistake of ours must not leave one that nobody tells
+                pool_log.exception("an orchestrator could not be told; it is tried again")
+                self._said(self._target.name, f"{type(error).__name__}: {error}")
+                pause_s = _RETRY_S
+            else:
+                self._said(self._target.name, "")
+                pause_s = self._target.renew_s
+                if wanted == self._wanted:
+                    self._is_told.set()

@@ -1,0 +1,339 @@
+"""A pool manager while it runs: its file followed, its orders taken (``tidegate pool run``)."""
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from catalog.errors import PoolFileInvalid, PortInUse, ProvisionError
+from catalog.hosts import connect_host, is_loopback
+from catalog.paths import state_dir
+from pool.engines.triton import TritonInstall
+from pool.engines.triton_fetch import ensure_triton
+from pool.fleet.control import Answer, ControlSocket
+from pool.fleet.gpus import Gpus
+from pool.fleet.home import PoolHome, PoolState, home_of
+from pool.fleet.machine import PoolMachine, on_cpu
+from pool.fleet.member import EventKind, PoolEvent, pool_log
+from pool.fleet.metrics import PoolNumbers, pool_metrics, serve_metrics
+from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
+from pool.fleet.triton import TritonHost
+from pool.fleet.wish import MODELS, AnyWish, wishes_of
+from pool.guard import PLAIN_TOKEN, require_guard
+from pool.manager import POOL, Manager, ManagerConfig
+from pool.pool_file import PoolFile, read_pool_file
+from pool.preflight.nvml import GpuReader
+
+LOOK_S = 1.0
+"""How often the file is looked at; one that is being written is left alone for as long."""
+LANE_TOKEN = "TIDEGATE_LANE_TOKEN"
+_FROM_THE_START = ("home", "triton", "heartbeat_s", "metrics_port", "drain_s", "advertise")
+"""Of ``[pool]``, what counts from a manager's start on."""
+Emit = Callable[[PoolEvent], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a manager ends. ``drain_s`` None: its instances go on without it."""
+
+    drain_s: float | None
+
+
+class PoolService:
+    """One manager, from its claim of the pool to its end."""
+
+    def __init__(self, path: Path, reader: GpuReader, emit: Emit) -> None:
+        """Raises ``PoolFileInvalid``."""
+        self.path = path
+        self.file = read_pool_file(path)
+        self.home = PoolHome(home_of(self.file))
+        self.manager: Manager[AnyWish] | None = None
+        self._wishes: dict[str, AnyWish] = wishes_of(self.file)
+        self._reader = reader
+        self._emit = emit
+        self._gpus: Gpus | None = None
+        self._registrar = Registrar(self._cannot_tell)
+        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._ended = asyncio.Event()
+        self._applying: asyncio.Task[None] | None = None
+        self._seen = _version_of(path)
+
+    async def run(self) -> None:
+        """Keep the pool until ``end`` is called. Raises ``ProvisionError`` where it cannot begin;
+        what runs already goes on then."""
+        self.home.claim()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                opening = asyncio.create_task(self._open(stack))
+                either: list[asyncio.Future[Any]] = [opening, self._ending]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if self.manager is None and not opening.done():  # while a Triton is fetched
+                    await _cancelled(opening)
+                    return
+                await opening
+                await self._close(await self._ending)
+        finally:
+            self._ended.set()
+            self.home.release()
+
+    def end(self, ending: Ending) -> None:
+        """End it so; a second call that leaves less time cuts the first one short."""
+        if not self._ending.done():
+            self._ending.set_result(ending)
+        elif ending.drain_s == 0.0 and self.manager is not None:
+            for member in self.manager.members.values():
+                member.kill()
+
+    def reload(self) -> Answer:
+        """Read the file anew and bring the pool in line with it, without waiting for that.
+
+        Raises ``PoolFileInvalid``, with nothing changed; it is said, too.
+        """
+        assert self.manager is not None
+        self._seen = _version_of(self.path)
+        try:
+            file = read_pool_file(self.path)
+            self._guard(file, self.manager.state.lane_token)
+        except ProvisionError as error:
+            self._emit(PoolEvent(EventKind.REFUSED_FILE, POOL, str(error)))
+            raise PoolFileInvalid(str(error)) from error
+        stays = [
+            name
+            for name in _FROM_THE_START
+            if getattr(file.pool, name) != getattr(self.file.pool, name)
+        ]
+        if stays:
+            text = f"{', '.join(stays)} in [pool] count from the manager's next start"
+            self._emit(PoolEvent(EventKind.WARNED, POOL, text))
+        self._warn_of_loopback(file)
+        old, new = self._wishes, wishes_of(file)
+        self.file, self._wishes = file, new
+        if self._gpus is not None:
+            self._gpus.ledger.restore()  # whoever has this read anew says that they are mended
+        before = self._applying
+        self._applying = asyncio.create_task(self._apply(before), name="apply")
+        return {
+            "start": sorted(new.keys() - old.keys()),
+            "replace": sorted(n for n in new.keys() & old.keys() if new[n].digest != old[n].digest),
+            "end": sorted(old.keys() - new.keys()),
+        }
+
+    async def answer(self, order: Answer) -> Answer:
+        """To what a command asks."""
+        match order["do"]:
+            case "status":
+                return self.status()
+            case "reload":
+                return self.reload()
+            case "stop":
+                how = order.get("how", "drain")
+                drain = {"now": 0.0, "leave": None, "drain": self.file.pool.drain_s}[how]
+                self.end(Ending(drain))
+                await self._ended.wait()
+                return {"ended": True}
+        raise ValueError(f"{order['do']!r}")
+
+    def status(self) -> Answer:
+        """Every instance as it stands."""
+        assert self.manager is not None
+        return {
+            "manager_pid": os.getpid(),
+            "file": str(self.path),
+            "home": str(self.home.path),
+            "instances": [
+                {
+                    "name": name,
+                    "state": member.state.value,
+                    "reason": member.reason,
+                    "address": member.unit.address,
+                    "where": member.where,
+                    "pid": member.unit.record().pid,
+                    "restarts": member.restarts,
+                    "heartbeats_missed": member.misses,
+                    "log": str(self.home.logs / f"{name}.log"),
+                }
+                for name, member in sorted(self.manager.members.items())
+            ],
+            "targets_failing": self._registrar.errors,
+            "gpus_out": {} if self._gpus is None else self._gpus.ledger.out,
+        }
+
+    # ── its life ─────────────────────────────────────────────────────────────────────────────
+
+    async def _open(self, stack: contextlib.AsyncExitStack) -> None:
+        pool, state = self.file.pool, self.home.read(self._warn)
+        state.lane_token = self._lane_token(state)
+        self._guard(self.file, state.lane_token)
+        self._warn_of_loopback(self.file)
+        install = await ensure_triton(pool.triton, state_dir(), self._warn)
+        loop = asyncio.get_running_loop()
+        self._gpus = Gpus(self._reader, pool.heartbeat_s, loop.time, self._gpu_out)
+        host = self._host(install, state.lane_token, self._gpus)
+        await stack.enter_async_context(self._registrar)
+        config = ManagerConfig(drain_s=pool.drain_s)
+        self.manager = Manager(
+            PoolMachine(host),
+            self.home,
+            self._registrar,
+            self._emit,
+            config,
+            state,
+            random.Random(),
+        )
+        control = ControlSocket(self.home.path, self.answer)
+        await control.open()
+        stack.push_async_callback(control.close)
+        await self._serve_metrics(stack)
+        await self._registrar.follow(self._targets())
+        await self.manager.recover(self._wishes)
+        self._applying = asyncio.create_task(self._apply(None), name="apply")
+        for work in (self._follow_file(), self._gpus.watch()):
+            task = asyncio.create_task(work)
+            stack.push_async_callback(_cancelled, task)
+
+    async def _close(self, ending: Ending) -> None:
+        assert self.manager is not None
+        if self._applying is not None:
+            await _cancelled(self._applying)
+        if ending.drain_s is None:
+            await self.manager.leave()
+        else:
+            await self.manager.stop(ending.drain_s)
+            await self._registrar.told(self.manager.config.tell_s)
+
+    async def _apply(self, before: "asyncio.Task[None] | None") -> None:
+        assert self.manager is not None
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            await self._registrar.follow(self._targets())
+            await self.manager.apply(self._wishes)
+        except Exception:
+            pool_log.exception("the pool could not be brought in line; the next reload tries again")
+
+    async def _follow_file(self) -> None:
+        """Have a new version read once nobody has written it for a look."""
+        pending = self._seen
+        while True:
+            await asyncio.sleep(LOOK_S)
+            version = _version_of(self.path)
+            if version in (self._seen, None):
+                pending = self._seen
+            elif version != pending:
+                pending = version
+            else:
+                with contextlib.suppress(PoolFileInvalid):  # it was said
+                    self.reload()
+
+    async def _serve_metrics(self, stack: contextlib.AsyncExitStack) -> None:
+        port = self.file.pool.metrics_port
+        if port is None:
+            return
+        try:
+            runner = await serve_metrics(pool_metrics(self._numbers), port)
+        except OSError as error:
+            raise PortInUse(
+                f"cannot listen on 127.0.0.1:{port} for metrics: {error.strerror}; give another "
+                "metrics_port in [pool]"
+            ) from error
+        stack.push_async_callback(runner.cleanup)
+
+    def _host(self, install: TritonInstall, lane_token: str, gpus: Gpus) -> TritonHost:
+        return TritonHost(
+            home=self.home,
+            state_dir=state_dir(),
+            install=lambda: install,
+            lane_token=lane_token,
+            gpus=gpus,
+            sharing=lambda: on_cpu(self._wishes),
+            heartbeat_s=self.file.pool.heartbeat_s,
+            warn=self._warn,
+            advertise=self.file.pool.advertise,
+        )
+
+    def _lane_token(self, state: PoolState) -> str:
+        """What the operator chose; else the one from before, or one that is made up where both
+        sides are ours. It must outlive the manager: what runs was started with it."""
+        chosen = os.environ.get(LANE_TOKEN, "") or state.lane_token
+        if not chosen and self.file.orchestrator is not None:
+            chosen = secrets.token_urlsafe(32)
+        return chosen
+
+    def _warn_of_loopback(self, file: PoolFile) -> None:
+        """An orchestrator elsewhere would look for this machine's loopback on its own."""
+        told = file.pool.advertise or connect_host(file.pool.host)
+        if not is_loopback(told):
+            return
+        for entry in file.orchestrators.register_at:
+            if entry.startswith("file:") or is_loopback(urlsplit(entry).hostname or ""):
+                continue
+            self._warn(
+                f"{entry} will be told of instances on {told}, which only this machine reaches: if"
+                " it is another one, give host in [pool], or advertise"
+            )
+
+    def _guard(self, file: PoolFile, lane_token: str) -> None:
+        require_guard(
+            file.pool.host,
+            MODELS,
+            lane_token=lane_token,
+            plain_token=os.environ.get(PLAIN_TOKEN, ""),
+            is_open=file.pool.open,
+            opened_by="open = true in [pool]",
+        )
+
+    def _targets(self) -> dict[str, Target]:
+        """Everybody who is to be told, by name."""
+        told = self.file.orchestrators
+        key = os.environ.get(told.key_env, "")
+        found: list[Target] = []
+        for entry in told.register_at:
+            if entry.startswith("file:"):
+                path = Path(entry.removeprefix("file:")).expanduser()
+                found.append(AddressList(path.absolute()))
+            else:
+                found.append(HttpTarget(entry, key, RENEWALS * self.file.pool.heartbeat_s))
+        if self.file.orchestrator is not None:
+            found.append(AddressList(self.home.address_list))
+        return {target.name: target for target in found}
+
+    def _numbers(self) -> PoolNumbers:
+        members = {} if self.manager is None else self.manager.members
+        ledger = None if self._gpus is None else self._gpus.ledger
+        return PoolNumbers(
+            states={name: m.state.value for name, m in members.items()},
+            restarts={name: m.restarts for name, m in members.items()},
+            misses={name: m.misses for name, m in members.items()},
+            hit_rate=0.0 if ledger is None else ledger.counts.hit_rate,
+            gpus_out=0 if ledger is None else len(ledger.out),
+            targets_failing=len(self._registrar.errors),
+        )
+
+    def _warn(self, text: str) -> None:
+        self._emit(PoolEvent(EventKind.WARNED, POOL, text))
+
+    def _cannot_tell(self, target: str, reason: str) -> None:
+        self._emit(PoolEvent(EventKind.UNREGISTERED, target, reason))
+
+    def _gpu_out(self, uuid: str, reason: str) -> None:
+        self._emit(PoolEvent(EventKind.GPU_OUT, uuid, reason))
+
+
+def _version_of(path: Path) -> tuple[int, int, int] | None:
+    """Another one after each change; None while there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

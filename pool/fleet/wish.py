@@ -1,0 +1,133 @@
+"""One instance that is to run, as the pool's file asks for it."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from orchestrator.lanes.tls import SETTING, Tls, spell_tls
+from pool.engines.triton import TritonPorts
+from pool.pool_file import InstanceSettings, PoolFile
+from pool.spec import PORT_STRIDE
+
+MODELS = ("llm",)
+"""Of the model repository, what a pool's Triton loads."""
+ORCHESTRATOR = "orchestrator"
+CHOSEN = TritonPorts(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What an instance is to be. Two that differ in their ``digest`` are not the same instance."""
+
+    name: str
+    model: str
+    """As the file has it: resolved anew at each start."""
+    groups: tuple[tuple[str, ...], ...] = ((),)
+    """GPUs to run on: the first unless it is out, then the next. An empty one is the CPU."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """``TIDEGATE_WORKER_…``."""
+    ports: TritonPorts = CHOSEN
+    """0 is chosen."""
+    host: str = "127.0.0.1"
+    vram_gib: float | None = None
+    load_timeout_s: float = 300.0
+    models: tuple[str, ...] = MODELS
+    tls: Tls | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.groups[0])
+
+    @property
+    def has_own_ports(self) -> bool:
+        """Whether it can run beside the one that it replaces."""
+        return not (self.ports.http or self.ports.grpc or self.ports.metrics)
+
+    @property
+    def digest(self) -> str:
+        """Of all that needs a new process when it changes; how long loading may take does not."""
+        told = (self.name, self.model, self.groups[0], sorted(self.settings.items()))
+        ports = self.ports.http, self.ports.grpc, self.ports.metrics
+        more = (*ports, self.host, self.models, *([spell_tls(self.tls)] if self.tls else []))
+        return hashlib.sha256(msgspec.json.encode((told, more))).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class BesideWish:
+    """The orchestrator that is to run beside the instances."""
+
+    host: str
+    port: int
+    """0 is chosen."""
+    settings: Mapping[str, str]
+    """``TIDEGATE_…``."""
+    drain_s: float
+    name: str = ORCHESTRATOR
+    has_own_ports: bool = False
+    """Clients know it by its port."""
+
+    @property
+    def digest(self) -> str:
+        told = (self.host, self.port, sorted(self.settings.items()))
+        return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+
+
+AnyWish = Wish | BesideWish
+
+
+def wishes_of(file: PoolFile) -> dict[str, AnyWish]:
+    """Everything that ``file`` asks for, by name."""
+    wishes: dict[str, AnyWish] = {
+        name: _wish(file, entry, name, at)
+        for entry in file.instances
+        for at, name in enumerate(entry.instance_names)
+    }
+    if file.orchestrator is not None:
+        told = file.orchestrator
+        settings = {f"TIDEGATE_{n.upper()}": _spelled(v) for n, v in told.settings.items()}
+        if file.pool.triton_tls is not None:
+            settings[SETTING] = spell_tls(file.pool.triton_tls)
+        beside = BesideWish(told.host, told.port, settings, file.pool.drain_s)
+        wishes[beside.name] = beside
+    return wishes
+
+
+def _wish(file: PoolFile, entry: InstanceSettings, name: str, at: int) -> Wish:
+    groups = entry.groups
+    turn = at % len(groups)
+    return Wish(
+        name=name,
+        model=entry.model,
+        groups=(*groups[turn:], *groups[:turn]),
+        settings=_settings(entry),
+        ports=TritonPorts(*(_port(port, at) for port in _ports(entry))),
+        host=file.pool.host,
+        vram_gib=entry.vram_gib,
+        load_timeout_s=file.pool.load_timeout_s,
+        tls=file.pool.triton_tls,
+    )
+
+
+def _settings(entry: InstanceSettings) -> dict[str, str]:
+    settings = {name: _spelled(value) for name, value in entry.settings.items()}
+    settings["engine"] = entry.engine
+    settings["device"] = "cuda" if entry.groups[0] else "cpu"
+    if entry.model_name:
+        settings["model_name"] = entry.model_name
+    if entry.memory_gib is not None:
+        settings["memory_hard_gib"] = str(entry.memory_gib)
+    return {f"TIDEGATE_WORKER_{name.upper()}": value for name, value in settings.items()}
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _ports(entry: InstanceSettings) -> tuple[int, int, int]:
+    return entry.ports.http, entry.ports.grpc, entry.ports.metrics
+
+
+def _port(first: int, at: int) -> int:
+    return first + PORT_STRIDE * at if first else 0

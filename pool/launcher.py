@@ -1,0 +1,399 @@
+"""``tidegate up``: Triton instances and the orchestrator, started, kept up and ended together.
+
+    launcher ─┬─ guardian ─ tritonserver ─ Python stub     one per instance, and one for its clips
+              └─ guardian ─ python -m orchestrator
+
+Everything starts at once; the orchestrator's lanes connect when Triton is there. After that each
+half is restarted by itself when it is lost: a Triton keeps its ports, so lanes come back; the
+orchestrator keeps its port, so clients do. A Triton that keeps failing is given up by itself. A
+failure of the first start ends everything with the reason, as does the orchestrator when it keeps
+failing, or the last Triton.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import random
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from catalog.atomic import write_atomically
+from catalog.errors import CatalogUnusable, GaveUp, StartFailed, StateFileUnusable
+from catalog.operator_key import key_file
+from catalog.paths import JOURNAL_BY_DEFAULT, journal_file, log_dir
+from orchestrator.lanes.tls import SETTING, spell_tls
+from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
+from pool.engines.triton_fetch import ensure_triton
+from pool.engines.triton_provider import registered
+from pool.guard import PLAIN_TOKEN, require_guard
+from pool.process.logs import require_writable
+from pool.process.ports import free_ports, is_free, require_free
+from pool.spec import PORT_STRIDE, SLOT_MODEL, EventKind, LaunchEvent, LaunchSpec
+from pool.supervise import Unit, supervise
+from pool.units.orchestrator import OrchestratorProcess
+from pool.units.triton import TritonInstance
+
+_PORT_ATTEMPTS = 5
+_INSTANCES = "TIDEGATE_WORKER_INSTANCES"
+
+
+class Launcher:
+    """One run. ``on_event`` must return at once and never raise."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        on_event: Callable[[LaunchEvent], None],
+        *,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.spec = spec
+        self.instances: list[TritonInstance] = []
+        self.orchestrator: OrchestratorProcess | None = None
+        self._serving: set[str] = set()
+        """Names of the instances that have not been given up."""
+        self._emit = on_event
+        self._rng = rng or random.Random()
+        # An orchestrator elsewhere could not know one that is made up here.
+        self._lane_token = spec.lane_token or (secrets.token_urlsafe(32) if spec.serve else "")
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set, then end everything.
+
+        Raises ``ProvisionError``, with everything ended, when the service cannot go on.
+        """
+        self._require_guard()
+        self._require_state_file()
+        try:
+            await _unless(stop, self._serve())
+        finally:
+            await self._end()
+
+    def kill(self) -> None:
+        """Cut the end short: SIGKILL to everything, now."""
+        for unit in self._units:
+            unit.kill()
+
+    @property
+    def url(self) -> str:
+        """Where clients go: the orchestrator, or the first Triton when there is none."""
+        if self.orchestrator is not None:
+            return self.orchestrator.url
+        return f"http://{self.instances[0].http_address}"
+
+    @property
+    def _units(self) -> list[Unit]:
+        return [*self.instances, *([self.orchestrator] if self.orchestrator else [])]
+
+    # ── the life of a run ────────────────────────────────────────────────────────────────────
+
+    async def _serve(self) -> None:
+        install = await self._find_triton()
+        self._emit(LaunchEvent(EventKind.FOUND, "triton", install.description))
+        began = time.monotonic()
+        await self._start_all(install)
+        self._write_state()
+        self._emit(LaunchEvent(EventKind.SERVING, "tidegate", self.url, time.monotonic() - began))
+        self._serving = {instance.name for instance in self.instances}
+        await _together(self._register(install), *(self._keep(unit) for unit in self._units))
+
+    async def _register(self, install: TritonInstall) -> None:
+        """Have the server in the catalog of engines, for placements and people to name it."""
+        try:
+            await asyncio.to_thread(registered, self.spec.home, install)
+        except (CatalogUnusable, OSError) as error:
+            self._warn(f"the engine is not in the catalog: {error}")
+
+    async def _find_triton(self) -> TritonInstall:
+        def fetching(what: str) -> None:
+            self._emit(LaunchEvent(EventKind.FETCHING, "triton", what))
+
+        return await ensure_triton(self.spec.triton, self.spec.home, fetching)
+
+    async def _start_all(self, install: TritonInstall) -> None:
+        """Start every unit at once; again with other ports when a chosen one was taken."""
+        for attempts_left in reversed(range(_PORT_ATTEMPTS)):
+            self._make_units(install)
+            try:
+                await _together(*(self._start(unit) for unit in self._units))
+                return
+            except StartFailed:
+                await self._stop_all(0.0)
+                if not attempts_left or self._ports_are_free():
+                    raise
+                self._emit(LaunchEvent(EventKind.LOST, "tidegate", "a port was taken meanwhile"))
+
+    async def _start(self, unit: Unit) -> None:
+        began = time.monotonic()
+        self._emit(LaunchEvent(EventKind.STARTING, unit.name))
+        await unit.start()
+        if isinstance(unit, OrchestratorProcess):
+            for warning in await unit.wait_ready(self.spec.load_timeout_s):
+                self._warn(f"{warning}; plain prompts are served, chats are refused")
+        self._emit(LaunchEvent(EventKind.READY, unit.name, unit.where, time.monotonic() - began))
+
+    async def _keep(self, unit: Unit) -> None:
+        def on_lost(reason: str, pause_s: float) -> None:
+            self._emit(LaunchEvent(EventKind.LOST, unit.name, reason, pause_s))
+
+        def on_ready(seconds: float) -> None:
+            self._write_state()
+            self._emit(LaunchEvent(EventKind.READY, unit.name, unit.where, seconds))
+
+        restart = self.spec.restart
+        try:
+            await supervise(unit, restart, rng=self._rng, on_lost=on_lost, on_ready=on_ready)
+        except GaveUp as error:
+            self._serving.discard(unit.name)
+            if unit is self.orchestrator or not self._serving:
+                raise GaveUp(
+                    f"{error}\nNothing is left that serves, so everything was ended"
+                ) from None
+            self._write_state()
+            text = (
+                f"{error}\nIt is not started again, to have it back mend what ended it and start "
+                f"everything anew; what goes on: {', '.join(sorted(self._serving))}"
+            )
+            self._emit(LaunchEvent(EventKind.WARNED, unit.name, text))
+
+    async def _end(self) -> None:
+        if self._units:
+            began = time.monotonic()
+            self._emit(LaunchEvent(EventKind.ENDING, "tidegate"))
+            await self._stop_all(self.spec.drain_s)
+            self._remove_passing_journal()
+            self._emit(LaunchEvent(EventKind.ENDED, "tidegate", seconds=time.monotonic() - began))
+        self._remove_state()
+
+    async def _stop_all(self, drain_s: float) -> None:
+        await asyncio.gather(*(unit.stop(drain_s) for unit in self._units))
+
+    # ── what is started ──────────────────────────────────────────────────────────────────────
+
+    def _make_units(self, install: TritonInstall) -> None:
+        spec = self.spec
+        port = self._choose_port() if spec.serve else 0
+        ports = self._choose_ports(port)
+        host = spec.host if spec.serve else spec.triton_host
+        logs = None if spec.log_to_stderr else log_dir(spec.home, host, port or ports[0].grpc)
+        if logs:
+            require_writable(logs)
+        self.instances = [
+            self._make_instance(install, server, its_ports, logs)
+            for server, its_ports in zip(self._servers, ports, strict=True)
+        ]
+        if spec.serve:
+            # Of an earlier run that was killed; within this one a key outlives restarts.
+            with contextlib.suppress(OSError):
+                key_file(spec.home, spec.host, port).unlink(missing_ok=True)
+            self.orchestrator = OrchestratorProcess(
+                spec.host,
+                port,
+                {
+                    "TIDEGATE_INSTANCES": ",".join(each.grpc_address for each in self.instances),
+                    "TIDEGATE_SHUTDOWN_GRACE_S": str(spec.drain_s),
+                    "TIDEGATE_LANE_TOKEN": self._lane_token,
+                    SETTING: spell_tls(spec.tls),
+                    "TIDEGATE_HOME": str(spec.home),
+                    JOURNAL_BY_DEFAULT: str(self._journal(port)),
+                },
+                log=logs and logs / "orchestrator.log",
+                warn=self._warn,
+            )
+
+    @property
+    def _servers(self) -> list["_Server"]:
+        """What each Triton serves. One has a single model where an orchestrator is in front: two in
+        one Triton end together when the process of either crashes."""
+        spec = self.spec
+        kinds = [("triton", spec.models)]
+        if spec.serve and SLOT_MODEL in spec.models and len(spec.models) > 1:
+            text = tuple(model for model in spec.models if model != SLOT_MODEL)
+            kinds = [("triton", text), ("slots", (SLOT_MODEL,))]
+        return [
+            _Server(name if spec.instances == 1 else f"{name}-{index}", models, index)
+            for name, models in kinds
+            for index in range(spec.instances)
+        ]
+
+    def _make_instance(
+        self, install: TritonInstall, server: "_Server", ports: TritonPorts, logs: Path | None
+    ) -> TritonInstance:
+        spec, name = self.spec, server.name
+        gpus = spec.gpus
+        gpu = {"CUDA_VISIBLE_DEVICES": gpus[server.index % len(gpus)]} if gpus else {}
+        served = TritonSpec(
+            spec.model_repository,
+            server.models,
+            host=spec.triton_host,
+            load_timeout_s=spec.load_timeout_s,
+            env={_INSTANCES: str(spec.instances), **spec.worker_env, **gpu},
+            lane_token=self._lane_token,
+            tls=spec.tls,
+        )
+        log = logs and logs / f"{name}.log"
+        return TritonInstance(name, install, served, ports, log=log, warn=self._warn)
+
+    def _journal(self, port: int) -> Path:
+        return journal_file(self.spec.home, self.spec.host, port)
+
+    def _remove_passing_journal(self) -> None:
+        """On a port that was chosen for this run nobody comes back for what it has."""
+        if self.orchestrator is None or self.spec.port:
+            return
+        path = self._journal(self.orchestrator.port)
+        for file in path.parent.glob(f"{path.name}*"):
+            with contextlib.suppress(OSError):
+                if file.is_dir():
+                    shutil.rmtree(file)
+                else:
+                    file.unlink()
+
+    def _require_guard(self) -> None:
+        """Raise ``PortsUnguarded`` when others could reach a Triton that asks for no token."""
+        spec = self.spec
+        require_guard(
+            spec.triton_host,
+            spec.models,
+            lane_token=self._lane_token,
+            plain_token=spec.worker_env.get(PLAIN_TOKEN, ""),
+            is_open=spec.triton_open,
+            opened_by="--triton-open",
+        )
+
+    def _choose_port(self) -> int:
+        """The orchestrator's port: the one asked for, a free one where none was."""
+        spec = self.spec
+        if not spec.port:
+            return free_ports(1, spec.host, self._asked_ports())[0]
+        remedy = "choose another one: --port 9000 (make demo PORT=9000)"
+        require_free(spec.host, spec.port, remedy)
+        return spec.port
+
+    def _asked_ports(self) -> set[int]:
+        """Those of every Triton that were asked for."""
+        asked, servers = self.spec.triton_ports, range(len(self._servers))
+        firsts = filter(None, (asked.http, asked.grpc, asked.metrics))
+        return {first + PORT_STRIDE * place for first in firsts for place in servers}
+
+    def _choose_ports(self, taken: int) -> list[TritonPorts]:
+        """Ports of every server: those asked for, free ones where none was, but not ``taken``."""
+        spec, asked = self.spec, self.spec.triton_ports
+        servers = range(len(self._servers))
+        free = iter(free_ports(3 * len(servers), spec.triton_host, {taken, *self._asked_ports()}))
+
+        def port(first: int, place: int) -> int:
+            if not first:
+                return next(free)
+            number = first + PORT_STRIDE * place
+            require_free(spec.triton_host, number, "give another one, or 0 for a free one")
+            return number
+
+        return [
+            TritonPorts(port(asked.http, i), port(asked.grpc, i), port(asked.metrics, i))
+            for i in servers
+        ]
+
+    def _ports_are_free(self) -> bool:
+        """Whether nobody else has a port of ours; asked when nothing of ours runs."""
+        places = [
+            (self.spec.triton_host, port)
+            for each in self.instances
+            for port in (each.ports.http, each.ports.grpc, each.ports.metrics)
+        ]
+        if self.orchestrator is not None:
+            places.append((self.orchestrator.host, self.orchestrator.port))
+        return all(is_free(host, port) for host, port in places)
+
+    # ── the state file ───────────────────────────────────────────────────────────────────────
+
+    def _require_state_file(self) -> None:
+        """Raise ``StateFileUnusable`` when the state file cannot be written."""
+        path = self.spec.state_file
+        if path is None:
+            return
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            partial = _partial(path)
+            partial.touch()
+            partial.unlink()
+        except OSError as error:
+            raise StateFileUnusable(
+                f"cannot write the state file {path}: {error.strerror}; "
+                "give a file in a directory that exists and can be written to: --state-file PATH"
+            ) from error
+
+    def _write_state(self) -> None:
+        """Keep the state file up to date; the service goes on without where that fails."""
+        path = self.spec.state_file
+        if path is None:
+            return
+        state = {
+            "url": self.url,
+            "launcher_pid": os.getpid(),
+            "orchestrator_pid": self.orchestrator.pid if self.orchestrator else None,
+            "instances": [each.describe() for each in self.instances],
+        }
+        try:
+            write_atomically(path, json.dumps(state, indent=2).encode(), 0o644)
+        except OSError as error:
+            self._warn(f"cannot write the state file {path}: {error.strerror}; going on without")
+
+    def _remove_state(self) -> None:
+        path = self.spec.state_file
+        if path is None:
+            return
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn(f"cannot remove the state file {path}: {error.strerror}")
+
+    def _warn(self, text: str) -> None:
+        self._emit(LaunchEvent(EventKind.WARNED, "tidegate", text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """One Triton to start; ``index`` counts those with the same models."""
+
+    name: str
+    models: tuple[str, ...]
+    index: int
+
+
+def _partial(path: Path) -> Path:
+    """Where a file is written before it takes its place in one step."""
+    return path.with_name(path.name + ".partial")
+
+
+async def _together(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all; when one raises, cancel and await the others, then raise the same."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` until it ends or ``stop`` is set."""
+    serving = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+    finally:
+        for task in (serving, stopping):
+            task.cancel()
+        await asyncio.gather(serving, stopping, return_exceptions=True)

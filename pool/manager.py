@@ -1,0 +1,334 @@
+"""Keeps a pool of instances as its file asks for them (PV-1).
+
+    pool.toml ─▶ wishes ─▶ Manager ─┬─ Member ─ guardian ─ tritonserver     each detached: they
+                                    └─ Member ─ guardian ─ tritonserver     outlive the manager
+
+A manager that was killed is followed by another one, which finds what runs and goes on with it
+(``recover``). A new file changes what differs and nothing else (``apply``).
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from catalog.errors import StartFailed
+from pool.fleet.home import InstanceRecord, PoolState
+from pool.fleet.member import (
+    POLICY,
+    EventKind,
+    Hooks,
+    Member,
+    PoolEvent,
+    PoolUnit,
+    ports_of,
+)
+from pool.process.detached import Found
+from pool.supervise import RestartPolicy
+
+POOL = "pool"
+"""What events name that are about no single instance."""
+
+
+class Wanted(Protocol):
+    """What an instance, or an orchestrator beside them, is to be."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def digest(self) -> str:
+        """Another one is a reason to start it anew."""
+
+    @property
+    def has_own_ports(self) -> bool:
+        """Whether it can run beside the one that it replaces."""
+
+
+W = TypeVar("W", bound=Wanted)
+W_contra = TypeVar("W_contra", bound=Wanted, contravariant=True)
+
+
+class Machine(Protocol[W_contra]):
+    """What the manager needs of the machine that it runs on; tests simulate one."""
+
+    def found(self) -> Sequence[Found]:
+        """Everything of this pool that runs. What is left of other runs is ended."""
+
+    def make(self, wish: W_contra, kept: InstanceRecord | None, hooks: Hooks) -> PoolUnit:
+        """A unit that is not started yet; chosen ports are those that are ``kept`` if any are."""
+
+    def make_former(self, found: Found, hooks: Hooks) -> PoolUnit:
+        """The unit of something that runs and is no longer asked for as it is."""
+
+    async def fits_beside(self, wish: W_contra) -> bool:
+        """Whether it could start while everything else goes on running."""
+
+
+class Keeper(Protocol):
+    """Where the state outlives the manager."""
+
+    def write(self, state: PoolState) -> None:
+        """Raises ``OSError``."""
+
+
+class Registrar(Protocol):
+    """Tells orchestrators which instances are ready."""
+
+    def set_ready(self, addresses: frozenset[str]) -> None:
+        """These, and no others. Returns at once."""
+
+    async def told(self, timeout_s: float) -> None:
+        """Wait until they have been told, or for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerConfig:
+    """``drain_s``: what running work is given."""
+
+    drain_s: float = 30.0
+    policy: RestartPolicy = POLICY
+    recover_s: float = 5.0
+    """What runs already has so long to answer before orchestrators are told what is there."""
+    tell_s: float = 2.0
+    """Orchestrators have so long to hear that an instance goes; then it is drained anyway."""
+
+
+@dataclass(slots=True)
+class _Making:
+    """Of a member that is being made: its hooks come before it."""
+
+    member: Member | None = field(default=None)
+
+
+class Manager(Generic[W]):
+    """All members of one pool. ``emit`` must return at once and never raise."""
+
+    def __init__(
+        self,
+        machine: Machine[W],
+        keeper: Keeper,
+        registrar: Registrar,
+        emit: Callable[[PoolEvent], None],
+        config: ManagerConfig,
+        state: PoolState,
+        rng: random.Random,
+    ) -> None:
+        """``state`` is what the last manager left."""
+        self.members: dict[str, Member] = {}
+        self.incoming: dict[str, Member] = {}
+        """By the name of the one that they are to replace."""
+        self.config = config
+        self.state = state
+        self._machine = machine
+        self._keeper = keeper
+        self._registrar = registrar
+        self._emit = emit
+        self._rng = rng
+        self._applying = asyncio.Lock()
+        self._is_failing = False
+        self._is_recovering = False
+
+    # ── what is asked for ────────────────────────────────────────────────────────────────────
+
+    async def recover(self, wishes: Mapping[str, W]) -> None:
+        """Go on with what runs already. Call it once, before anything else; then ``apply``."""
+        spare = []
+        for found in self._machine.found():
+            name = found.label.unit
+            member = await self._attached(found, wishes.get(name))
+            if member is None:
+                continue
+            other = self.members.get(name)
+            if other is None or self._is_current(found, wishes.get(name)):
+                self.members[name] = member
+                member = other
+            if member is not None:
+                spare.append(member)
+        # One by one they would look as if the others had gone.
+        self._is_recovering = True
+        for member in self.members.values():
+            member.begin(attached=True)
+        outcomes = [asyncio.create_task(m.first_outcome()) for m in self.members.values()]
+        if outcomes:
+            await asyncio.wait(outcomes, timeout=self.config.recover_s)
+            for outcome in outcomes:
+                outcome.cancel()
+        self._is_recovering = False
+        self._changed()
+        # Of two with one name the other was to replace it, or is what it had replaced.
+        await asyncio.gather(*(self._end(member) for member in spare))
+
+    async def apply(self, wishes: Mapping[str, W]) -> None:
+        """Have these instances and no others: what is as it should be is not touched."""
+        async with self._applying:
+            gone = [m for name, m in self.members.items() if name not in wishes]
+            changed = [
+                (name, wish)
+                for name, wish in wishes.items()
+                if name in self.members and self.members[name].digest != wish.digest
+            ]
+            new = [wish for name, wish in wishes.items() if name not in self.members]
+            if gone or changed or new:
+                text = f"{len(new)} to start, {len(changed)} to replace, {len(gone)} to end"
+                self._emit(PoolEvent(EventKind.CHANGED, POOL, text))
+            for wish in new:
+                self.add(wish)
+            await asyncio.gather(
+                *(self.remove(member.name) for member in gone),
+                *(self.replace(name, wish) for name, wish in changed),
+            )
+
+    def add(self, wish: W) -> Member:
+        """Start one more instance; it is kept up from now on."""
+        member = self._make(wish, self.state.instances.get(wish.name))
+        self.members[wish.name] = member
+        self._save()
+        member.begin()
+        return member
+
+    async def remove(self, name: str) -> None:
+        """Drain an instance and end it."""
+        member = self.members[name]
+        await self._end(member)
+        if self.members.get(name) is member:
+            del self.members[name]
+            self.state.instances.pop(name, None)
+        self._save()
+
+    async def replace(self, name: str, wish: W) -> bool:
+        """Have ``wish`` serve in the place of an instance; whether it does.
+
+        Where memory and ports allow, it is started first, and if it fails the old one stays.
+        Otherwise the old one is ended first.
+        """
+        old = self.members[name]
+        self._emit(PoolEvent(EventKind.REPLACING, name))
+        if old.is_ready and wish.has_own_ports and await self._machine.fits_beside(wish):
+            new = self._make(wish, None)
+            self.incoming[name] = new
+            new.begin()
+            try:
+                reason = await new.first_outcome()
+                if reason:
+                    await new.end(0.0)
+                    self._emit(PoolEvent(EventKind.KEPT, name, reason))
+                    return False
+                self.members[name] = new
+            except asyncio.CancelledError:
+                await asyncio.shield(new.end(0.0))
+                raise
+            finally:
+                del self.incoming[name]
+            self._save()
+            await self._end(old)
+            return True
+        kept = self.state.instances.get(name)
+        await self.remove(name)
+        if kept is not None:
+            self.state.instances[name] = kept  # its ports
+        member = self.add(wish)
+        return not await member.first_outcome()
+
+    async def stop(self, drain_s: float) -> None:
+        """End every instance."""
+        everyone = [*self.members.values(), *self.incoming.values()]
+        await asyncio.gather(*(self._end(member, drain_s) for member in everyone))
+        self.members.clear()
+        self.state.instances.clear()
+        self._save()
+
+    async def leave(self) -> None:
+        """Keep them no longer; all go on by themselves, for the next manager to find."""
+        self._save()
+        everyone = [*self.members.values(), *self.incoming.values()]
+        await asyncio.gather(*(member.leave() for member in everyone))
+
+    # ── members ──────────────────────────────────────────────────────────────────────────────
+
+    def _is_current(self, found: Found, wish: W | None) -> bool:
+        """Whether, of two with one name, this is the one that served: the state says so, or where
+        that is lost, that it is as it should be."""
+        record = self.state.instances.get(found.label.unit)
+        if record is not None and record.mark:
+            return record.mark == found.label.mark
+        return wish is not None and wish.digest == found.label.facts.get("digest")
+
+    async def _attached(self, found: Found, wish: W | None) -> Member | None:
+        """A member that has hold of what was found; None where that has ended meanwhile."""
+        making, hooks = self._hooks(found.label.unit)
+        digest = found.label.facts.get("digest", "")
+        if wish is not None and wish.digest == digest:
+            unit = self._machine.make(wish, InstanceRecord(ports=ports_of(found)), hooks)
+        else:
+            unit = self._machine.make_former(found, hooks)
+        try:
+            await unit.attach(found)
+        except (StartFailed, TimeoutError):
+            return None
+        member = making.member = self._member(unit, digest)
+        kept = self.state.instances.get(found.label.unit)
+        member.restarts = 0 if kept is None else kept.restarts
+        return member
+
+    def _make(self, wish: W, kept: InstanceRecord | None) -> Member:
+        making, hooks = self._hooks(wish.name)
+        member = making.member = self._member(self._machine.make(wish, kept, hooks), wish.digest)
+        return member
+
+    def _member(self, unit: PoolUnit, digest: str) -> Member:
+        return Member(unit, digest, self._emit, self._changed, self._rng, self.config.policy)
+
+    def _hooks(self, name: str) -> tuple[_Making, Hooks]:
+        making = _Making()
+
+        def stepped(step: str) -> None:
+            if step == "fits":
+                self._emit(PoolEvent(EventKind.FITS, name))
+            elif step == "started":
+                self._emit(PoolEvent(EventKind.SPAWNED, name))
+            self._save()
+
+        def missed() -> None:
+            if making.member is not None:
+                making.member.missed()
+
+        return making, Hooks(stepped, missed)
+
+    async def _end(self, member: Member, drain_s: float | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self._emit(PoolEvent(EventKind.STOPPING, member.name))
+        was_ready = member.is_ready
+        await member.retire()
+        if was_ready:
+            await self._registrar.told(self.config.tell_s)
+        await member.end(self.config.drain_s if drain_s is None else drain_s)
+        self._emit(PoolEvent(EventKind.STOPPED, member.name, seconds=loop.time() - began))
+
+    # ── what others are told ─────────────────────────────────────────────────────────────────
+
+    def _changed(self) -> None:
+        if not self._is_recovering:
+            self._registrar.set_ready(self.ready_addresses)
+        self._save()
+
+    @property
+    def ready_addresses(self) -> frozenset[str]:
+        """Of every instance that can take work now."""
+        everyone = (*self.members.values(), *self.incoming.values())
+        return frozenset(m.unit.address for m in everyone if m.is_ready and m.unit.address)
+
+    def _save(self) -> None:
+        """Have the next manager know. One that cannot be told keeps nobody from serving."""
+        for name, member in self.members.items():
+            self.state.instances[name] = member.record()
+        try:
+            self._keeper.write(self.state)
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                text = f"the state cannot be written: {error}; ports may change at the next start"
+                self._emit(PoolEvent(EventKind.WARNED, POOL, text))
+            self._is_failing = True

@@ -1,0 +1,223 @@
+"""``tidegate pool``: runs a manager in the foreground, or asks the one that runs.
+
+What only a manager needs, gRPC and HTTP above all, is imported where one begins: to ask takes a
+fraction of the time then.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from catalog.errors import PoolInUse, ProvisionError
+from catalog.paths import state_dir
+from orchestrator.telemetry import log
+from orchestrator.telemetry.narration import POOL, narrate
+from pool.fleet.control import Answer, ask
+from pool.fleet.home import PoolHome, home_of
+from pool.fleet.member import EventKind, PoolEvent, pool_log
+from pool.pool_file import PoolFile, read_pool_file
+from pool.preflight.nvml import NvmlWhenNeeded
+from pool.process.detached import DetachedProcess, Found, clear_remains, find_detached
+
+EXIT_FAILED = 1
+_ASK_S = 10.0
+_END_S = 30.0
+"""Beyond the drain: what ending takes at most."""
+_BAD = {EventKind.LOST, EventKind.FAILED, EventKind.GPU_OUT, EventKind.WARNED}
+_BAD |= {EventKind.KEPT, EventKind.REFUSED_FILE, EventKind.UNREGISTERED}
+
+
+def say(event: PoolEvent) -> None:
+    """Log an event: one sentence, and its fields."""
+    level = logging.WARNING if event.kind in _BAD else logging.INFO
+    narrate(
+        pool_log,
+        POOL[event.kind.value],
+        event.target,
+        level,
+        detail=event.text or None,
+        seconds=round(event.seconds, 3) if event.seconds else None,
+    )
+
+
+def run(path: Path) -> int:
+    """Keep the pool of a file until SIGINT or SIGTERM, which drain it; a second one hurries."""
+    form = os.environ.get("TIDEGATE_LOG_FORMAT", "auto")
+    level = os.environ.get("TIDEGATE_LOG_LEVEL", "info")
+    log.configure("json" if form == "json" else "text" if form == "text" else "auto", level)
+    return _exit(lambda: asyncio.run(_run(path.absolute())))
+
+
+async def _run(path: Path) -> None:
+    from pool.fleet.service import Ending, PoolService
+
+    service = PoolService(path, NvmlWhenNeeded(), say)
+    asked = 0
+
+    def stop() -> None:
+        nonlocal asked
+        asked += 1
+        service.end(Ending(service.file.pool.drain_s if asked == 1 else 0.0))
+
+    def reload() -> None:
+        if service.manager is not None:
+            with contextlib.suppress(ProvisionError):  # it was said
+                service.reload()
+
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await service.run()
+
+
+def check(path: Path, *, as_json: bool) -> int:
+    """Say what a file would start; 1 where something of it would not."""
+    from pool.fleet.check import plan
+
+    async def checked() -> bool:
+        planned = await plan(read_pool_file(path), state_dir(), NvmlWhenNeeded())
+        if as_json:
+            print(json.dumps([asdict(each) for each in planned], indent=2))
+        else:
+            table = _table("name", "model", "engine", "device", "GiB", "ports", "problem")
+            for each in planned:
+                need = "" if each.need_gib is None else f"{each.need_gib:g}"
+                row = (each.name, each.model, each.engine, each.device, need, each.ports)
+                table.add_row(*row, each.problem)
+            _show(table)
+        return not any(each.problem for each in planned)
+
+    return _exit(lambda: asyncio.run(checked()))
+
+
+def status(path: Path | None, *, as_json: bool) -> int:
+    """Every instance as it stands; also without a manager."""
+    return _exit(lambda: asyncio.run(_status(_home(path), as_json=as_json)))
+
+
+async def _status(home: Path, *, as_json: bool) -> bool:
+    try:
+        told = await ask(home, {"do": "status"}, _ASK_S)
+    except PoolInUse as error:
+        told = _unmanaged(home)
+        print(f"tidegate: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(told, indent=2))
+        return True
+    table = _table("name", "state", "address", "pid", "restarts", "why")
+    for each in told["instances"]:
+        pid = "" if each["pid"] is None else str(each["pid"])
+        where = each["address"] or each["where"]
+        row = (each["name"], each["state"], where, pid, str(each["restarts"]))
+        table.add_row(*row, each["reason"])
+    _show(table)
+    for name, reason in told["targets_failing"].items():
+        print(f"cannot tell {name}: {reason}")
+    for uuid, reason in told["gpus_out"].items():
+        print(f"GPU {uuid} is taken out: {reason}")
+    return True
+
+
+def reload(path: Path | None) -> int:
+    """Have the manager read its file anew."""
+
+    async def reloaded() -> None:
+        told = await ask(_home(path), {"do": "reload"}, _ASK_S)
+        for what in ("start", "replace", "end"):
+            print(f"{what}: {', '.join(told[what]) or 'nothing'}")
+
+    return _exit(lambda: asyncio.run(reloaded()))
+
+
+def stop(path: Path | None, how: str) -> int:
+    """End the pool: ``drain`` it, ``now``, or ``leave`` its instances running."""
+    return _exit(lambda: asyncio.run(_stop(path, how)))
+
+
+async def _stop(path: Path | None, how: str) -> None:
+    file = None if path is None else read_pool_file(path)
+    drain_s = 30.0 if file is None else file.pool.drain_s
+    home = _home(path)
+    try:
+        await ask(home, {"do": "stop", "how": how}, drain_s + _END_S)
+    except PoolInUse:
+        if not find_detached(home) or how == "leave":
+            raise
+        await _end_unmanaged(home, 0.0 if how == "now" else drain_s)
+    print("ended")
+
+
+async def _end_unmanaged(path: Path, grace_s: float) -> None:
+    """The manager is gone and its instances are not: there is nobody to drain them, so they end as
+    their guardians end them, SIGTERM first. Raises ``PoolInUse`` where one is there after all, that
+    starts or hangs: it would start them again."""
+    home = PoolHome(path)
+    home.claim()
+    try:
+        await asyncio.gather(*(_end(found, grace_s) for found in find_detached(path)))
+        clear_remains(path, [])
+    finally:
+        home.release()
+
+
+async def _end(found: Found, grace_s: float) -> None:
+    process = await DetachedProcess.adopt(found.label.unit, found, None)
+    await process.end(grace_s)
+
+
+def _unmanaged(home: Path) -> Answer:
+    """What runs without a manager."""
+    return {
+        "manager_pid": None,
+        "home": str(home),
+        "instances": [
+            {
+                "name": found.label.unit,
+                "state": "unmanaged",
+                "reason": "it serves; nobody would restart it",
+                "address": found.label.facts.get("ports", ""),
+                "where": "",
+                "pid": found.guardian.pid,
+                "restarts": 0,
+            }
+            for found in find_detached(home)
+        ],
+        "targets_failing": {},
+        "gpus_out": {},
+    }
+
+
+def _home(path: Path | None) -> Path:
+    return home_of(PoolFile() if path is None else read_pool_file(path))
+
+
+def _exit(do: Callable[[], object]) -> int:
+    try:
+        return EXIT_FAILED if do() is False else 0
+    except ProvisionError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _show(table: Table) -> None:
+    # What is no terminal gets whole lines. Reasons have lines of logs, with brackets of their own.
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)

@@ -1,0 +1,372 @@
+"""``pool.toml``: which instances are to run on this machine, and whom to tell of them (PV-1).
+
+A file that does not fit is refused as a whole, each mistake with its line and key, unknown keys
+too. Secrets are never in it: it names environment variables that have them.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from catalog.errors import PoolFileInvalid
+from catalog.hosts import is_loopback
+from orchestrator.lanes.tls import Tls
+from pool.process.ports import LAST_PORT
+from pool.spec import PORT_STRIDE
+from worker.settings import WorkerSettings
+
+Scalar = bool | int | float | str
+Devices = Literal["cpu"] | Annotated[tuple[str, ...], Field(min_length=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+_NAME = r"^[a-z0-9][a-z0-9._-]{0,47}$"
+_REGISTER = re.compile(r"file:.+|https?://[^/\s@?#]+/?", re.ASCII)
+_HOST = r"^[A-Za-z0-9._:%\[\]-]*$"
+_GROUP = re.compile(r"[\w./:-]+(,[\w./:-]+)*", re.ASCII)
+_GIVEN_ELSEWHERE = {
+    "model_path": "model",
+    "model_name": "model_name",
+    "engine": "engine",
+    "device": "devices",
+    "instances": "count",
+    "memory_hard_gib": "memory_gib",
+    "lane_token": "the environment variable TIDEGATE_LANE_TOKEN",
+    "plain_token": "the environment variable TIDEGATE_WORKER_PLAIN_TOKEN",
+    "legacy_stub": "nothing: the Triton that is found says so",
+}
+"""Settings of a worker that the pool sets, by where they are said."""
+
+
+MOST_INSTANCES = 256
+"""Of one pool, which is one machine; as many as an orchestrator has registered at most."""
+_MOST_MISTAKES = 20
+"""That are said of a file."""
+_DAY_S = 86_400.0
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class PoolSettings(_Strict):
+    """``[pool]``. Times are seconds."""
+
+    home: Path | None = None
+    """Where state, logs and run folders go; ``pool`` in TIDEGATE_HOME by default."""
+    heartbeat_s: float = Field(default=15.0, gt=0, le=_DAY_S)
+    """Three without an answer, and an instance is down."""
+    drain_s: float = Field(default=30.0, ge=0, le=_DAY_S)
+    """What running work is given when an instance is removed, replaced or ended."""
+    load_timeout_s: float = Field(default=300.0, gt=0, le=_DAY_S)
+    host: str = Field(default="127.0.0.1", pattern=_HOST)
+    """Where the Tritons listen."""
+    advertise: str = Field(default="", pattern=_HOST)
+    """What orchestrators are told instead, where they reach this machine by another name."""
+    open: bool = False
+    """Off loopback, too, whoever reaches Triton may generate without a token."""
+    triton_tls: Tls | None = None
+    """``[pool.triton_tls]``: TLS at the Tritons' gRPC ports (docs/operating.md)."""
+    triton: Path | None = None
+    """A server to use rather than the first that is found."""
+    metrics_port: Port | None = None
+    """The manager's own metrics, on loopback; none by default."""
+
+
+class OrchestratorsSettings(_Strict):
+    """``[orchestrators]``: who is told which instances are ready."""
+
+    register_at: tuple[str, ...] = Field(default=(), alias="register")
+    """``file:PATH``, a list of addresses that orchestrators follow, or the URL of one."""
+    key_env: str = "TIDEGATE_ADMIN_TOKEN"
+    """The environment variable that has the admin's key for those; where it has none, the one that
+    an orchestrator of this user keeps on this machine."""
+
+    @field_validator("register_at")
+    @classmethod
+    def _check_register(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            if not _REGISTER.fullmatch(entry):
+                raise ValueError(
+                    "expected file:PATH or http://HOST:PORT without a path or a password, got "
+                    f"{entry.rpartition('@')[2]!r}"
+                )
+        return value
+
+
+class OrchestratorSettings(_Strict):
+    """``[orchestrator]``: one that runs beside the instances and follows them."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    settings: dict[str, Scalar] = {}
+    """``TIDEGATE_…`` of it, in small letters."""
+
+
+class PortsSettings(_Strict):
+    """0 is chosen, and kept over restarts. Of the first of several; the next one's are higher by
+    10 each."""
+
+    http: Port = 0
+    grpc: Port = 0
+    metrics: Port = 0
+
+
+class InstanceSettings(_Strict):
+    """One ``[[instances]]``: ``count`` Tritons of the same kind."""
+
+    name: str = Field(pattern=_NAME)
+    model: str = Field(min_length=1)
+    """``demo``, a registered name, a checkpoint folder or a .gguf file."""
+    model_name: str = ""
+    """What clients call it."""
+    engine: str = "torch"
+    devices: Devices = "cpu"
+    """``"cpu"``, or what each instance gets in turn: ``[0, 1]`` one GPU each, ``["0,1", "2,3"]``
+    two each. Numbers, or UUIDs of GPUs and MIG devices."""
+    count: int | None = Field(default=None, ge=1, le=64)
+    """One for each entry of ``devices`` by default."""
+    vram_gib: float | None = Field(default=None, gt=0)
+    """What it takes on each of its GPUs; estimated where it is not said."""
+    memory_gib: float | None = Field(default=None, gt=0)
+    """What the worker may take at most (TIDEGATE_WORKER_MEMORY_HARD_GIB)."""
+    ports: PortsSettings = PortsSettings()
+    settings: dict[str, Scalar] = {}
+    """``TIDEGATE_WORKER_…``, in small letters."""
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _name_devices(cls, value: object) -> object:
+        if value == "cpu":
+            return value
+        if not isinstance(value, list):
+            raise ValueError(f'expected "cpu" or a list of GPUs, got {value!r}')
+        for each in value:
+            if isinstance(each, bool) or not _GROUP.fullmatch(str(each)):
+                raise ValueError(f'expected GPUs as 0, "0,1" or "GPU-…", got {each!r}')
+            group = str(each).split(",")
+            if len(set(group)) < len(group):
+                raise ValueError(f"a GPU is twice in the group {each!r}")
+        named = tuple(str(each) for each in value)
+        if len(set(named)) < len(named):
+            raise ValueError("a GPU or group is named twice; say with count how many share it")
+        return named
+
+    @field_validator("engine")
+    @classmethod
+    def _check_engine(cls, value: str) -> str:
+        known = get_args(WorkerSettings.model_fields["engine"].annotation)
+        if value not in known:
+            raise ValueError(f"expected one of {', '.join(known)}, got {value!r}")
+        return value
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings(cls, value: dict[str, Scalar]) -> dict[str, Scalar]:
+        for name, setting in value.items():
+            if place := _GIVEN_ELSEWHERE.get(name):
+                raise ValueError(f"{name} is not set here: give it by {place}")
+            field = WorkerSettings.model_fields.get(name)
+            if field is None:
+                raise ValueError(f"{name} is no setting of a worker{_near(name, _WORKER)}")
+            if name == "engine_args":
+                continue  # its own spelling, which the worker reads
+            kind: Any = Annotated[(field.annotation, *field.metadata, None)]  # at least two
+            try:
+                TypeAdapter(kind).validate_python(setting)
+            except ValidationError as error:
+                raise ValueError(f"{name}: {error.errors()[0]['msg']}, got {setting!r}") from None
+        return value
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The GPUs of each instance in turn; one empty group for the CPU."""
+        if self.devices == "cpu":
+            return ((),)
+        return tuple(tuple(group.split(",")) for group in self.devices)
+
+    @property
+    def instance_names(self) -> tuple[str, ...]:
+        """One name is that of the entry, of several each has its number."""
+        count = len(self.groups) if self.count is None else self.count
+        return (self.name,) if count == 1 else tuple(f"{self.name}-{i}" for i in range(count))
+
+
+class PoolFile(_Strict):
+    """The whole of it."""
+
+    pool: PoolSettings = PoolSettings()
+    orchestrators: OrchestratorsSettings = OrchestratorsSettings()
+    orchestrator: OrchestratorSettings | None = None
+    instances: tuple[InstanceSettings, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "PoolFile":
+        seen: set[str] = {"orchestrator"}
+        for entry in self.instances:
+            for name in entry.instance_names:
+                if name in seen:
+                    raise ValueError(f"two instances would be called {name}; rename one")
+                seen.add(name)
+        if len(seen) > MOST_INSTANCES + 1:
+            raise ValueError(
+                f"a pool has at most {MOST_INSTANCES} instances, these are {len(seen) - 1}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> "PoolFile":
+        """The orchestrator beside follows the pool's own list; told twice, it would have each
+        instance from two sources."""
+        beside = self.orchestrator
+        for entry in self.orchestrators.register_at:
+            url = urlsplit(entry)
+            if beside is None or url.scheme == "file" or url.port != beside.port:
+                continue
+            if url.hostname == beside.host or is_loopback(url.hostname or ""):
+                raise ValueError(
+                    f"{entry} is the orchestrator of [orchestrator], which follows the instances "
+                    "anyway: leave it out of register"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> "PoolFile":
+        """Two on one port would each be told that another program has it."""
+        taken: dict[int, str] = {}
+        for what, port in self._fixed_ports():
+            if port > LAST_PORT:
+                raise ValueError(f"{what} would be {port}, and the last port is {LAST_PORT}")
+            if (other := taken.setdefault(port, what)) != what:
+                raise ValueError(f"{what} and {other} would both be {port}")
+        return self
+
+    def _fixed_ports(self) -> Iterator[tuple[str, int]]:
+        """What each port that the file chooses is for; 0 is chosen later."""
+        beside = self.orchestrator.port if self.orchestrator is not None else 0
+        for what, port in (
+            ("the orchestrator's port", beside),
+            ("metrics_port", self.pool.metrics_port or 0),
+        ):
+            if port:
+                yield what, port
+        for entry in self.instances:
+            for at, name in enumerate(entry.instance_names):
+                for kind, first in entry.ports:
+                    if first:
+                        yield f"the {kind} port of {name}", first + PORT_STRIDE * at
+
+
+_WORKER = tuple(WorkerSettings.model_fields)
+
+
+def read_pool_file(path: Path) -> PoolFile:
+    """Raises ``PoolFileInvalid`` with a line for each mistake."""
+    try:
+        file = parse_pool_file(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise PoolFileInvalid(f"cannot read {path}: {reason}; docs/pool.md shows one") from error
+    for entry in file.orchestrators.register_at:
+        told = Path(entry.removeprefix("file:")).expanduser()
+        if entry.startswith("file:") and told.resolve() == path.resolve():
+            raise PoolFileInvalid(
+                f"{path}: orchestrators.register: {entry} is this very file, which would be "
+                "overwritten with a list of addresses: name another one"
+            )
+    return file
+
+
+def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
+    """Of its text; ``where`` it is from is named in errors. Raises ``PoolFileInvalid``."""
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise PoolFileInvalid(f"{where}: its values are nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
+        raise PoolFileInvalid(f"{where}: {error}") from error
+    try:
+        return PoolFile.model_validate(values)
+    except ValidationError as error:
+        lines = []
+        mistakes = error.errors()
+        for detail in mistakes[:_MOST_MISTAKES]:
+            keys = _without_alternatives(detail["loc"])
+            line = line_of(text, keys)
+            message = _said(detail["type"], detail["msg"], keys)
+            lines.append(f"{where}:{line}: {_spelled(keys)}{message}")
+        if len(mistakes) > _MOST_MISTAKES:
+            lines.append(f"{where}: and {len(mistakes) - _MOST_MISTAKES} more")
+        raise PoolFileInvalid("\n".join(dict.fromkeys(lines))) from None
+
+
+def line_of(text: str, keys: tuple[str | int, ...]) -> int:
+    """Where a key stands, or what is nearest to it: its table, else the first line."""
+    table = [key for key in keys if isinstance(key, str)]
+    number = next((key for key in keys if isinstance(key, int)), 0)
+    best, depth, seen = 1, 0, -1
+    here: tuple[str, ...] = ()
+    for at, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*(\[\[?)\s*([\w.\-]+)\s*\]", line):
+            here = tuple(header[2].split("."))
+            seen += header[1] == "[[" and here == tuple(table[:1])
+            key_path = here
+        elif key := re.match(r"\s*([\w\-.]+|\"[^\"]+\")\s*=", line):
+            key_path = (*here, *key[1].strip('"').split("."))
+        else:
+            continue
+        if here[:1] == ("instances",) and table[:1] == ["instances"] and seen != number:
+            continue
+        fits = len(key_path) if tuple(table[: len(key_path)]) == key_path else 0
+        if fits > depth:
+            best, depth = at, fits
+    return best
+
+
+def _said(kind: str, message: str, keys: tuple[str | int, ...]) -> str:
+    if kind == "extra_forbidden":
+        return f": there is no such key{_near(str(keys[-1]), _known_beside(keys))}"
+    return f": {message.removeprefix('Value error, ')}"
+
+
+def _known_beside(keys: tuple[str | int, ...]) -> tuple[str, ...]:
+    """The keys that stand where an unknown one was found."""
+    models: dict[str, type[BaseModel]] = {
+        "pool": PoolSettings,
+        "orchestrators": OrchestratorsSettings,
+        "orchestrator": OrchestratorSettings,
+        "instances": PortsSettings if "ports" in keys else InstanceSettings,
+    }
+    model = PoolFile if len(keys) == 1 else models.get(str(keys[0]), PoolFile)
+    return tuple(field.alias or name for name, field in model.model_fields.items())
+
+
+def _near(name: str, known: tuple[str, ...]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else f"; there is: {', '.join(known)}"
+
+
+def _without_alternatives(keys: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """pydantic adds which kind of a union it tried; that is no key of the file."""
+    return tuple(k for k in keys if isinstance(k, int) or re.fullmatch(r"[a-z_][\w-]*", k))[:4]
+
+
+def _spelled(keys: tuple[str | int, ...]) -> str:
+    """``instances[0].model``, as errors name a key."""
+    text = ""
+    for key in keys:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return text or "the file"

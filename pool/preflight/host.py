@@ -1,0 +1,105 @@
+"""What this machine must have, each lack named in one sentence with the command that fixes it.
+
+Standard library only: set-up asks before anything is installed.
+"""
+
+import importlib.util
+import os
+import platform
+import re
+import sys
+import sysconfig
+from pathlib import Path
+
+from catalog.errors import MachineUnfit
+
+MIN_GLIBC = (2, 35)
+_SYSTEM_LIBRARIES = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+)
+
+
+def python_version() -> str:
+    """``3.11``, say."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def check_venv_module() -> None:
+    """Raise ``MachineUnfit`` when this Python cannot create virtual environments."""
+    if any(importlib.util.find_spec(name) is None for name in ("venv", "ensurepip")):
+        raise MachineUnfit(
+            "This Python cannot create virtual environments (it lacks venv or ensurepip): "
+            f"sudo apt-get install python{python_version()}-venv"
+        )
+
+
+def check_platform() -> None:
+    """Raise ``MachineUnfit`` where the Triton server of the wheel cannot run."""
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) != ("Linux", "x86_64"):
+        raise MachineUnfit(
+            f"The Triton server of the wheel needs Linux on x86_64, and this is {system} on "
+            f"{machine}: use docker/ on such a machine, or give a Triton of your own with "
+            "tidegate up --triton PATH."
+        )
+    if (glibc := _glibc_version()) < MIN_GLIBC:
+        raise MachineUnfit(
+            f"The Triton server of the wheel needs glibc {_dotted(MIN_GLIBC)} or newer, and this "
+            f"machine has {_dotted(glibc)}: use Debian 12, Ubuntu 22.04 or newer, or docker/."
+        )
+
+
+def check_stub_python(stub: Path) -> None:
+    """Raise ``MachineUnfit`` when a Python stub was built for another Python than this one."""
+    built_for = re.search(rb"libpython(3\.\d+)\.so", stub.read_bytes())
+    if built_for and built_for[1].decode() != python_version():
+        raise MachineUnfit(
+            f"The Python stub of that Triton ({stub}) runs Python {built_for[1].decode()}, and "
+            f"this is {python_version()}: make clean && make PYTHON=python{built_for[1].decode()}"
+        )
+
+
+def libpython_name() -> str:
+    """The file that Triton's Python stub loads."""
+    return f"libpython{python_version()}.so.1.0"
+
+
+def libpython_places() -> list[str]:
+    """Where it may be, likeliest first."""
+    configured = sysconfig.get_config_var("LIBDIR")
+    return [*filter(None, [configured, f"{sys.base_prefix}/lib"]), *_SYSTEM_LIBRARIES]
+
+
+def libpython_dir(stub: Path) -> Path | None:
+    """Directory of the shared libpython that ``stub`` needs; None when it brings its own.
+
+    Raises ``MachineUnfit`` when the machine has none.
+    """
+    name = libpython_name()
+    if name.encode() not in stub.read_bytes():
+        return None
+    for directory in libpython_places():
+        if (Path(directory) / name).exists():
+            return Path(directory)
+    raise MachineUnfit(
+        f"Triton's Python stub needs {name}, and this machine has none: "
+        f"sudo apt-get install libpython{python_version()} (a Python built from source needs "
+        "--enable-shared)"
+    )
+
+
+def _glibc_version() -> tuple[int, int]:
+    try:
+        text = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):  # not glibc: musl, say
+        text = ""
+    found = re.search(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}" if version != (0, 0) else "none"

@@ -1,0 +1,38 @@
+"""One plain GET of a process on this machine, where no library of a client is worth its start."""
+
+import asyncio
+import re
+
+from pool.process.ports import host_port
+
+_ASK_S = 2.0
+_STATUS = re.compile(rb"\S+\s+(\d{3})\b")
+
+
+async def http_status(host: str, port: int, path: str) -> int | None:
+    """Status code of one GET; None when nobody answers."""
+    status, _ = await get(host, port, path, with_body=False)
+    return status
+
+
+async def get(
+    host: str, port: int, path: str, *, with_body: bool = True
+) -> tuple[int | None, bytes]:
+    """Status and, where asked for, body of one GET; no status when nobody answers in HTTP."""
+    try:
+        async with asyncio.timeout(_ASK_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                request = (
+                    f"GET {path} HTTP/1.1\r\nHost: {host_port(host, port)}\r\n"
+                    "Connection: close\r\n\r\n"
+                )
+                writer.write(request.encode())
+                status_line = await reader.readline()
+                rest = await reader.read() if with_body else b""  # to the end of the connection
+            finally:
+                writer.close()
+    except (OSError, ValueError):  # a line without end is a ValueError
+        return None, b""
+    status = _STATUS.match(status_line)
+    return status and int(status[1]), rest.partition(b"\r\n\r\n")[2]

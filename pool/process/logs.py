@@ -1,0 +1,150 @@
+"""Log files of supervised processes, bounded in size, and the part of one that a person needs.
+
+Only their owner may read them. The processes write by themselves, so that none waits for the
+launcher; what grows beyond ``LOG_BYTES`` is copied to ``….1`` and cut to nothing, as logrotate's
+``copytruncate`` does it: they append, so they go on at the new beginning. A line that comes between
+copy and cut is lost.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from catalog.errors import LogUnusable
+
+LOG_BYTES = 16 * 2**20
+KEPT_LOGS = 3
+"""Earlier ones beside that of now: ``….1`` is the last."""
+LOOK_S = 1.0
+
+_LOAD_FAILED = re.compile(r"failed to load '([^']+)' version \d+: [^:]+: (.*?)\"?$", re.MULTILINE)
+_ERROR_LINE = re.compile(r"^(?:E\d{4} \S+ +\d+ [\w.]+:\d+\]|error:) *(.*)$", re.MULTILINE)
+_SHELL_LINE = re.compile(r"^bash: (?:line \d+: )?(.*)$", re.MULTILINE)
+_HARMLESS = frozenset({"CudaDriverHelper has not been initialized."})
+"""Said at the error level by every Triton on a machine without a GPU."""
+_ABORTED = re.compile(r"^terminate called .*$(?:\n *what\(\): .*$)?", re.MULTILINE)
+_USAGE = re.compile(r"^(.+)\nUsage: ", re.MULTILINE)
+_LOCATION = re.compile(r"\n+At:\n.*", re.DOTALL)
+_TAIL_BYTES = 64 * 1024
+
+
+def fresh_log(path: Path) -> None:
+    """An empty log for a new run; the last run's is kept as ``….1``. Raises ``LogUnusable``."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.exists():
+            _make_room(path)
+            path.replace(_earlier(path, 1))
+        open_log(path).close()
+    except OSError as error:
+        raise LogUnusable(
+            f"cannot write the log {path}: {error.strerror}; make its directory writable, choose "
+            "another one with TIDEGATE_HOME, or give --log-to-stderr"
+        ) from error
+
+
+def require_writable(directory: Path) -> None:
+    """Make a directory for logs. Raises ``LogUnusable`` when there can be none in it."""
+    fresh_log(directory / f".check-{os.getpid()}")
+    with suppress(OSError):
+        (directory / f".check-{os.getpid()}").unlink()
+
+
+def usable_log(path: Path | None, warn: Callable[[str], None]) -> Path | None:
+    """``path`` with a fresh log in it; None, for stderr, where that cannot be. ``warn`` is told."""
+    if path is None:
+        return None
+    try:
+        fresh_log(path)
+    except LogUnusable as error:
+        warn(f"{error}; until its next start it logs to stderr")
+        return None
+    return path
+
+
+def open_log(path: Path) -> BinaryIO:
+    """To append to; made for its owner only. Raises ``OSError``."""
+
+    def private(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600)
+
+    return open(path, "ab", opener=private)
+
+
+def ignore(warning: str) -> None:
+    """For those who have nobody to tell."""
+
+
+async def keep_bounded(path: Path) -> None:
+    """Look after a log that somebody writes, until cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        await asyncio.to_thread(bound_log, path)
+
+
+def bound_log(path: Path) -> None:
+    """Begin ``path`` anew if it has more than ``LOG_BYTES``. Never raises: where nothing can be
+    kept, on a full disk for one, the bound still holds."""
+    with suppress(OSError):
+        if path.stat().st_size <= LOG_BYTES:
+            return
+        kept = _earlier(path, 1)
+        try:
+            _make_room(path)
+            with path.open("rb") as source, open_log(kept) as copy:
+                shutil.copyfileobj(source, copy)
+        except OSError:
+            kept.unlink(missing_ok=True)
+        finally:
+            os.truncate(path, 0)
+
+
+def _make_room(path: Path) -> None:
+    """Let ``….1`` be free: each earlier log is one earlier, the earliest goes."""
+    for age in range(KEPT_LOGS, 0, -1):
+        with suppress(FileNotFoundError):
+            if age == KEPT_LOGS:
+                _earlier(path, age).unlink()
+            else:
+                _earlier(path, age).replace(_earlier(path, age + 1))
+
+
+def _earlier(path: Path, age: int) -> Path:
+    return path.with_name(f"{path.name}.{age}")
+
+
+def tail(path: Path, lines: int = 5) -> str:
+    """The last ``lines`` lines that are not blank; empty when there is no log."""
+    return "\n".join([line for line in _read_tail(path).splitlines() if line.strip()][-lines:])
+
+
+def why_triton_ended(path: Path) -> str:
+    """The useful part of a Triton log: what a model's ``initialize`` raised, else why a shell could
+    not start its process, else what aborted the server, else the errors."""
+    text = _read_tail(path)
+    if load := _LOAD_FAILED.search(text):
+        reason = load[2].replace("\\n", "\n").replace('\\"', '"')
+        return f"model {load[1]}: {_LOCATION.sub('', reason).strip()}"
+    if usage := _USAGE.search(text):
+        return usage[1]
+    if shell := _SHELL_LINE.search(text):
+        return f"a model's Python process could not be started: {shell[1]}"
+    if aborted := _ABORTED.search(text):
+        return aborted[0]
+    errors = [match[1].strip('" ') for match in _ERROR_LINE.finditer(text)]
+    told = [error for error in errors if error not in _HARMLESS]
+    return "\n".join(told[-3:]) or tail(path)
+
+
+def _read_tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,98 @@
+"""Ports that nobody listens on, and how a host and its port are spelled together."""
+
+import errno
+import random
+import socket
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+
+from catalog.errors import PortInUse
+
+FIRST_PORT = 10_000
+LAST_PORT = 65535
+_OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+
+
+def host_port(host: str, port: int) -> str:
+    """As it stands in a URL: an IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def free_ports(count: int, host: str = "127.0.0.1", but: Collection[int] = ()) -> list[int]:
+    """``count`` different ports that nobody listens on right now, none of them in ``but``.
+
+    They lie below those that the kernel gives to outgoing connections, and are drawn at random: a
+    server may take seconds until it listens, and neither a connection nor another start in the same
+    seconds is then likely to be in its way. Callers still try again with fresh ports when a server
+    says that its port is taken. Raises ``PortInUse`` when there are not so many, or ``host`` is not
+    one of this machine's.
+    """
+    family, address = _resolve(host, 0)
+    below = range(FIRST_PORT, _first_outgoing_port())
+    candidates = random.sample(below, k=min(len(below), count + len(but) + 100))
+    with ExitStack() as held:
+        bound: list[int] = []
+        # 0: one that the kernel chooses
+        for port in [*candidates, *[0] * (count + len(but))]:
+            if len(bound) == count:
+                break
+            if port in but:
+                continue
+            try:
+                each = held.enter_context(socket.socket(family))
+                each.bind((address[0], port, *address[2:]))
+            except OSError as error:
+                if port and error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    continue
+                raise PortInUse(
+                    f"cannot have {count} free ports on {host}: {error.strerror}; give an address "
+                    "of this machine, and ask for fewer instances than it can run"
+                ) from error
+            number = int(each.getsockname()[1])
+            if number not in but:
+                bound.append(number)
+        return bound
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(_OUTGOING_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32768  # Linux's default
+
+
+def require_free(host: str, port: int, remedy: str) -> None:
+    """Raise ``PortInUse``, ending in ``remedy``, when ``host:port`` cannot be listened on."""
+    if port > LAST_PORT:
+        raise PortInUse(f"there is no port {port}, the last is {LAST_PORT}; {remedy}")
+    family, address = _resolve(host, port)
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise PortInUse(
+                f"cannot listen on {host_port(host, port)}: {error.strerror}; {remedy}"
+            ) from error
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether ``host:port`` could be listened on right now."""
+    try:
+        require_free(host, port, "")
+    except PortInUse:
+        return False
+    return True
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, _SocketAddress]:
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no host's name"
+        raise PortInUse(f"cannot listen on {host!r}: {reason}; give an address") from error
+    return found[0], found[4]

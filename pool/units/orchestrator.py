@@ -1,0 +1,169 @@
+"""The orchestrator as a child process, so that either half can crash without the other."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from catalog.errors import StartFailed
+from catalog.hosts import connect_host
+from pool.process.http_get import get, http_status
+from pool.process.logs import ignore, tail, usable_log
+from pool.process.ports import host_port
+from pool.process.process import UnitProcess, command_environment
+from pool.supervise import Keeping, first_of, missed_heartbeats
+
+START_TIMEOUT_S = 30.0
+_STARTING = b'{"status":"starting"}'
+"""It is at work on its journal, and may be for as long as that is large."""
+_POLL_S = 0.03
+
+
+class OrchestratorProcess:
+    """``python -m orchestrator`` under supervision (``supervise.Unit``).
+
+    When it dies it is started again on its port: its lanes closed with it, so the workers have
+    dropped its jobs, and clients get a connection error that they can retry. What lies in the
+    working directory is never imported (``-P``).
+    """
+
+    name = "orchestrator"
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        env: Mapping[str, str],
+        *,
+        log: Path | None = None,
+        warn: Callable[[str], None] = ignore,
+        command: tuple[str, ...] = (sys.executable, "-P", "-m", "orchestrator"),
+        keeping: Keeping | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._env = env
+        self._log_path = log
+        self._log = log
+        """Where this start's output goes; None for stderr."""
+        self._warn = warn
+        self._command = command
+        self._keeping = keeping or Keeping()
+        self._process: UnitProcess | None = None
+
+    @property
+    def url(self) -> str:
+        """Base address for clients on this machine."""
+        return f"http://{host_port(self._connect_host, self.port)}"
+
+    @property
+    def where(self) -> str:
+        """``HTTP on 127.0.0.1:8080``, say."""
+        return f"HTTP on {host_port(self._connect_host, self.port)}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None when there is none."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start it and wait until it answers. Raises ``StartFailed`` with its last log lines."""
+        self._log = usable_log(self._log_path, self._warn)
+        self._process = await self._keeping.start_process(
+            self.name,
+            self._command,
+            env=command_environment(
+                {**self._env, "TIDEGATE_HOST": self.host, "TIDEGATE_PORT": str(self.port)}
+            ),
+            log=self._log,
+        )
+        await self._wait_for("/health/live", START_TIMEOUT_S)
+
+    def attach(self, process: UnitProcess) -> None:
+        """Take hold of one that somebody else has started; ``resume`` is to follow."""
+        self._process = process
+
+    async def resume(self) -> None:
+        """Wait until one that was attached to answers. Raises ``StartFailed``."""
+        await self._wait_for("/health/live", START_TIMEOUT_S)
+
+    async def wait_ready(self, timeout_s: float) -> list[str]:
+        """Wait until it can take work: its instances are connected. Raises ``StartFailed``.
+
+        Returns what cannot be served though it is ready, in sentences. A model that can never be
+        served is not waited for.
+        """
+        body = await self._wait_for("/health/ready", timeout_s)
+        return sorted({i["chat_fault"] for i in _instances(body) if i.get("chat_fault")})
+
+    async def lost(self) -> str:
+        """Wait until it ends or hangs; which, in a few words."""
+        return await first_of(self._process_end(), missed_heartbeats(self._is_live, self._keeping))
+
+    async def stop(self, drain_s: float) -> None:
+        """SIGTERM (it finishes or refuses what it has), SIGKILL when ``drain_s`` and 1 s are up."""
+        process = self._process
+        if process is None:
+            return
+        if drain_s > 0:
+            await process.end(drain_s + 1.0)
+        else:
+            await process.kill()
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL, now; ``stop`` waits for the end of it."""
+        if self._process is not None:
+            self._process.order(0.0)
+
+    @property
+    def _connect_host(self) -> str:
+        return connect_host(self.host)
+
+    async def _process_end(self) -> str:
+        assert self._process is not None, "start it first"
+        return f"it ended with status {await self._process.wait()}"
+
+    async def _is_live(self) -> bool:
+        return await http_status(self._connect_host, self.port, "/health/live") == 200
+
+    async def _wait_for(self, path: str, timeout_s: float) -> bytes:
+        """The body of the first 200."""
+        assert self._process is not None
+        deadline = time.monotonic() + timeout_s
+        while True:
+            status, body = await get(self._connect_host, self.port, path)
+            if body == _STARTING:
+                await asyncio.sleep(_POLL_S)
+                deadline = time.monotonic() + timeout_s
+                continue
+            if status == 200:
+                return body
+            if not self._process.running:
+                raise self._failure(f"ended with status {await self._process.wait()}")
+            instances = _instances(body)
+            faults = sorted({i["fault"] for i in instances if i.get("fault")})
+            if faults:
+                raise StartFailed(f"{self.name}: no model can be served: {'; '.join(faults)}")
+            if time.monotonic() > deadline:
+                answer = f"HTTP {status}" if status else "no answer"
+                reasons = "".join(f"\n{i.get('address')}: {i.get('reason')}" for i in instances)
+                raise self._failure(f"{path} was still {answer} after {timeout_s:.0f} s{reasons}")
+            await asyncio.sleep(_POLL_S)
+
+    def _failure(self, what: str) -> StartFailed:
+        if self._log is None:
+            return StartFailed(f"{self.name}: {what}; its log above says why")
+        return StartFailed(f"{self.name}: {what}:\n{tail(self._log)}\nThe whole log: {self._log}")
+
+
+def _instances(body: bytes) -> list[dict[str, str]]:
+    """What ``/health/ready`` says of each instance; nothing where it is no such answer."""
+    try:
+        answer = json.loads(body)
+        instances = answer["instances"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    return [instance for instance in instances if isinstance(instance, dict)]

@@ -1,0 +1,288 @@
+"""One Triton server: started on its ports, watched in every way that it can be lost, ended.
+
+What can happen to it, each seen on a real server, and how it is noticed:
+
+- the server exits or is killed                → its guardian ends
+- the Python stub of a model is killed         → Triton goes on and calls the model ready, so the
+                                                 stub processes are watched (0.1 s)
+- the server hangs                             → it misses three heartbeats 15 s apart (PV-1)
+- a model is unloaded                            → its stub ends, or Triton says twice, 2 s apart,
+                                                 that it is not ready
+"""
+
+import asyncio
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from catalog.errors import StartFailed
+from catalog.hosts import connect_host
+from orchestrator.lanes.tls import SETTING
+from pool.engines.safe_paths import Links
+from pool.engines.triton import (
+    TritonInstall,
+    TritonPorts,
+    TritonSpec,
+    compile_models,
+    triton_command,
+    triton_environment,
+)
+from pool.process.guardian import SHARED_MEMORY, remove_shared_memory
+from pool.process.http_get import get
+from pool.process.logs import ignore, usable_log, why_triton_ended
+from pool.process.ports import host_port
+from pool.process.process import (
+    UnitProcess,
+    children_of,
+    has_ended_child,
+    is_running,
+)
+from pool.supervise import Keeping, first_of, missed_heartbeats
+from pool.units.triton_control import TritonControl
+
+TERM_S = 1.5
+"""From SIGTERM to SIGKILL: enough for ``finalize``; Triton itself then polls once a second."""
+
+_CRASHED = frozenset(
+    128 + signum for signum in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
+)
+"""Statuses of a server that failed by itself: no wrong setting ends it so."""
+
+_UNNOTICED_S = 2.0
+"""A model's process has ended for so long: Triton, which usually notices at once, would wait for it
+until the load timeout."""
+_READY_POLL_S = 0.03
+_STUB_POLL_S = 0.1
+_MODEL_POLL_S = 2.0
+_ASK_S = 2.0
+
+
+class _Crashed(StartFailed):
+    """The server ended by a fault of its own, so that another start may well succeed."""
+
+
+class TritonInstance:
+    """A supervised Triton (``supervise.Unit``). It keeps its ports over restarts, so that lanes
+    reconnect by themselves."""
+
+    def __init__(
+        self,
+        name: str,
+        install: TritonInstall,
+        spec: TritonSpec,
+        ports: TritonPorts,
+        *,
+        log: Path | None = None,
+        warn: Callable[[str], None] = ignore,
+        keeping: Keeping | None = None,
+    ) -> None:
+        self.name = name
+        self.ports = ports
+        self._install = install
+        self._spec = spec
+        self._log_path = log
+        self._log = log
+        """Where this start's output goes; None for stderr."""
+        self._warn = warn
+        self._keeping = keeping or Keeping()
+        self._process: UnitProcess | None = None
+        self._server_id = ""
+        self._stubs: list[int] = []
+
+    @property
+    def grpc_address(self) -> str:
+        """``host:port`` for lanes."""
+        return host_port(connect_host(self._spec.host), self.ports.grpc)
+
+    @property
+    def http_address(self) -> str:
+        """``host:port`` of Triton's own HTTP endpoint."""
+        return host_port(connect_host(self._spec.host), self.ports.http)
+
+    @property
+    def where(self) -> str:
+        """``gRPC on 127.0.0.1:8001``, say."""
+        return f"gRPC on {self.grpc_address}"
+
+    def describe(self) -> dict[str, object]:
+        """Ports and process ids, for tests and tools."""
+        return {
+            "name": self.name,
+            "http_port": self.ports.http,
+            "grpc_port": self.ports.grpc,
+            "metrics_port": self.ports.metrics,
+            "pid": self._process.pid if self._process else None,
+            "stub_pids": self._stubs,
+        }
+
+    async def start(self) -> None:
+        """Start the server and wait for its models. Raises ``StartFailed`` with the reason.
+
+        A server that crashes meanwhile is started once more: Triton 24.10 aborts with a
+        ``lock_exception`` where a busy machine gives a model's new process no processor.
+        """
+        try:
+            await self._start()
+        except _Crashed as crash:
+            self._warn(f"{crash}\nStarting it once more (its log file of before ends in .1)")
+            await self._start()
+
+    async def _start(self) -> None:
+        await asyncio.to_thread(self._require_tls)
+        # unique per start: the old server's regions and answers are never taken for the new one's
+        server_id = f"tidegate_{secrets.token_hex(6)}_"
+        self._log = usable_log(self._log_path, self._warn)
+        compile_models(self._spec)
+        try:
+            self._process = await self._launched(server_id)
+        except BaseException:
+            remove_shared_memory(server_id)  # nobody else is there to do it
+            raise
+        await self._loaded(self._process, server_id)
+
+    async def _launched(self, server_id: str) -> UnitProcess:
+        links = Links(server_id)
+        try:
+            install, spec = links.install(self._install), links.spec(self._spec)
+            env = links.environment(triton_environment(install, spec))
+        except OSError as error:
+            raise StartFailed(
+                f"{self.name}: cannot make links in {SHARED_MEMORY}, which Triton needs since one "
+                f"of its paths is not plain ASCII without spaces: {error.strerror}"
+            ) from error
+        return await self._keeping.start_process(
+            self.name,
+            triton_command(install, spec, self.ports, server_id),
+            env=env,
+            log=self._log,
+            shm_prefix=server_id,
+        )
+
+    def _require_tls(self) -> None:
+        """Raises ``StartFailed`` where nobody could speak to a server that shows what is set."""
+        if self._spec.tls is None:
+            return
+        try:
+            self._spec.tls.check_served(connect_host(self._spec.host))
+        except ValueError as error:
+            raise StartFailed(f"{self.name} cannot serve with {SETTING}: {error}") from None
+
+    def attach(self, process: UnitProcess, server_id: str) -> None:
+        """Take hold of a server that somebody else has started; ``resume`` is to follow."""
+        self._process, self._server_id = process, server_id
+
+    async def resume(self) -> None:
+        """Wait for the models of a server that was attached to. Raises ``StartFailed``."""
+        assert self._process is not None, "attach it first"
+        await self._loaded(self._process, self._server_id)
+
+    async def _loaded(self, process: UnitProcess, server_id: str) -> None:
+        deadline = time.monotonic() + self._spec.load_timeout_s
+        dead_since: float | None = None
+        async with TritonControl(self.grpc_address, self._spec.tls) as control:
+            while not await self._is_ready(control, server_id):
+                if not process.running:
+                    status = await process.wait()
+                    kind = _Crashed if status in _CRASHED else StartFailed
+                    raise kind(self._told(f"ended with status {status}"))
+                if not has_ended_child(process.pid):
+                    dead_since = None
+                elif (
+                    time.monotonic() - (dead_since := dead_since or time.monotonic()) > _UNNOTICED_S
+                ):
+                    raise StartFailed(self._told("waits for a Python process that has ended"))
+                if time.monotonic() > deadline:
+                    what = f"was not ready after {self._spec.load_timeout_s:.0f} s"
+                    raise StartFailed(self._told(what))
+                await asyncio.sleep(_READY_POLL_S)
+        self._stubs = children_of(process.pid)
+
+    async def lost(self) -> str:
+        """Wait until it no longer serves; why, in a few words."""
+        async with TritonControl(self.grpc_address, self._spec.tls) as control:
+            return await first_of(
+                self._process_end(),
+                self._stub_end(),
+                self._unloading(control),
+                missed_heartbeats(lambda: self._has_models(control), self._keeping),
+            )
+
+    async def stop(self, drain_s: float) -> None:
+        """Drain → SIGTERM → SIGKILL of the process group → removal of its shared memory."""
+        process, stubs = self._process, self._stubs
+        if process is None:
+            return
+        if drain_s > 0 and stubs and process.running:
+            async with TritonControl(self.grpc_address, self._spec.tls) as control:
+                await asyncio.gather(
+                    *(
+                        control.drain(model, drain_s, drain_s + 0.5, token=self._spec.lane_token)
+                        for model in self._spec.models
+                    )
+                )
+            ending = asyncio.create_task(process.end(TERM_S))
+            # with the stubs gone every model has finalized, and only Triton's slow exit is left
+            await _until(lambda: ending.done() or not any(map(is_running, stubs)))
+            process.order(0.0)
+            await ending
+        else:
+            await process.kill()
+        self._process, self._stubs = None, []
+
+    def kill(self) -> None:
+        """SIGKILL, now; ``stop`` waits for the end of it."""
+        if self._process is not None:
+            self._process.order(0.0)
+
+    async def _is_ready(self, control: TritonControl, server_id: str) -> bool:
+        return (
+            await control.is_server(server_id, _ASK_S)
+            and await self._has_models(control)
+            and await self._tells_metrics()
+        )
+
+    async def _tells_metrics(self) -> bool:
+        """Metrics are what Triton serves last: with them it has all of its ports. One that finds a
+        port taken serves gRPC for a moment before it ends."""
+        host = connect_host(self._spec.host)
+        status, body = await get(host, self.ports.metrics, "/metrics")
+        return status == 200 and b"nv_" in body
+
+    async def _has_models(self, control: TritonControl) -> bool:
+        return all([await control.is_ready(model, _ASK_S) for model in self._spec.models])
+
+    def _told(self, what: str) -> str:
+        """``what`` with the reason that its log gives."""
+        if self._log is None:
+            return f"{self.name} {what}; its log above says why"
+        reason = why_triton_ended(self._log)
+        return f"{self.name} {what}:\n{reason}\nThe whole log: {self._log}"
+
+    async def _process_end(self) -> str:
+        assert self._process is not None, "start it first"
+        return f"the server ended with status {await self._process.wait()}"
+
+    async def _stub_end(self) -> str:
+        assert self._process is not None, "start it first"
+        while True:
+            await _until(lambda: not all(map(is_running, self._stubs)))
+            known, now = len(self._stubs), children_of(self._process.pid)
+            if len(now) < known:
+                return "a model's Python process ended"
+            self._stubs = now  # a model was loaded anew: its new process came before this
+
+    async def _unloading(self, control: TritonControl) -> str:
+        before: set[str] = set()
+        while True:
+            await asyncio.sleep(_MODEL_POLL_S)
+            unloaded = {m for m in self._spec.models if await control.is_unloaded(m, _ASK_S)}
+            if before & unloaded:
+                return f"the model {min(before & unloaded)} is not loaded any more"
+            before = unloaded
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - nobody would set an event: it is /proc that we ask
+        await asyncio.sleep(_STUB_POLL_S)

@@ -1,0 +1,228 @@
+"""Takes, fetches and removes a model with a mishap at each change of the disk; for ``test_killed``.
+
+    python -m tests.pool.artifacts.killed killed|full FOLDER [EVERY]
+
+Every call that changes the disk is counted; a child that does the whole meets the mishap at the
+first of them, the next one at the second, and so on, until one comes through. The mishap is a kill
+after the change, or a disk that is full from there on, which has to end in a typed error. Each time
+a new process reads the catalog, and does the whole again to its end. Prints how many there were.
+With EVERY only each so-manieth change is tried.
+"""
+
+import asyncio
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from catalog.errors import ProvisionError
+from catalog.model_entry import ModelState
+from catalog.models import ModelCatalog
+from catalog.verify import verify_model
+from pool.artifacts import staging
+from pool.artifacts.download import DownloadLimits
+from pool.artifacts.hub import HubModel
+from pool.artifacts.room import DiskBudget
+from pool.artifacts.source import Listing, SourceFile
+from pool.artifacts.staging import Wish, add_model
+from tests.support.hub import Hub
+from tests.support.model_files import checkpoint
+
+REFUSED = 3
+"""The status of a child that ended with a typed error."""
+
+CHANGES = ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir", "link", "write", "pwrite")
+GROW = ("mkdir", "fsync", "write", "pwrite")
+"""What a full disk refuses."""
+
+
+def add(home: Path, source: Path) -> None:
+    wish = Wish(str(source), copy=True, budget=DiskBudget(keep_free=0.0))
+    asyncio.run(add_model(ModelCatalog(home), wish))
+
+
+def remove(home: Path, source: Path) -> None:
+    catalog = ModelCatalog(home)
+    for entry in catalog.entries():
+        catalog.remove(entry)
+    catalog.empty_trash()  # as whatever adds or removes a model next
+
+
+def fetch(home: Path, source: Path) -> None:
+    """From a hub, whose listing is made up here: its library is not what is tried."""
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    listing = Listing(
+        "hub:org/model",
+        "org/model",
+        tuple(
+            SourceFile(name, len(content), hashlib.sha256(content).hexdigest())
+            for name, content in files.items()
+        ),
+        revision="c" * 40,
+    )
+    url = (source.parent / "url").read_text()
+    hub = HubModel(listing, {name: f"{url}/cdn/{name}" for name in files}, {})
+
+    async def listed(repository: str, revision: str = "") -> HubModel:
+        return hub
+
+    staging.list_hub = listed
+    wish = Wish(
+        "org/model", budget=DiskBudget(keep_free=0.0), limits=DownloadLimits(2, part_bytes=1500)
+    )
+    asyncio.run(add_model(ModelCatalog(home), wish))
+
+
+def kill_at(count: int) -> None:
+    """SIGKILL to ourselves after so many changes."""
+    seen = 0
+
+    def counted(change: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **named: object) -> object:
+            nonlocal seen
+            result = change(*args, **named)
+            seen += 1
+            if seen == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return run
+
+    for name in CHANGES:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def fill_at(count: int) -> None:
+    """No space from the so-manieth change on."""
+    seen = 0
+
+    def counted(change: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **named: object) -> object:
+            nonlocal seen
+            seen += 1
+            if seen >= count:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return change(*args, **named)
+
+        return run
+
+    for name in GROW:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def serve(source: Path) -> int:
+    """A hub with what lies there, in a process of its own; its id."""
+    child = os.fork()
+    if child:
+        while not (source.parent / "url").exists():
+            time.sleep(0.01)
+        return child
+
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+
+    async def forever() -> None:
+        hub = Hub(files)
+        runner = web.AppRunner(hub.app(), shutdown_timeout=0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        (source.parent / "new").write_text(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        (source.parent / "new").rename(source.parent / "url")
+        await asyncio.Event().wait()
+
+    asyncio.run(forever())
+    return 0
+
+
+def met_at(
+    count: int,
+    mishap: Callable[[int], None],
+    work: Callable[[Path, Path], None],
+    home: Path,
+    source: Path,
+) -> bool:
+    """Whether the mishap came before the work was done."""
+    child = os.fork()
+    if child == 0:
+        mishap(count)
+        try:
+            work(home, source)
+        except ProvisionError:
+            os._exit(REFUSED)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) in (0, REFUSED), (count, status)
+    return os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == REFUSED
+
+
+def check(home: Path, source: Path) -> None:
+    """An active entry is whole, and an index that is made from the folders says the same."""
+    catalog = ModelCatalog(home)
+    entries = catalog.entries()
+    for entry in entries:
+        if entry.state is ModelState.ACTIVE:
+            for file in source.iterdir():
+                taken = catalog.path_of(entry) / file.name
+                assert taken.read_bytes() == file.read_bytes(), file
+    if catalog.file.exists():
+        catalog.file.rename(catalog.file.with_name("aside.json"))
+        rebuilt = ModelCatalog(home).entries()
+        catalog.file.with_name("aside.json").rename(catalog.file)
+        assert [(e.id, e.state) for e in rebuilt] == [(e.id, e.state) for e in entries]
+
+
+def main(kind: str, folder: Path, every: int) -> int:
+    mishap = {"killed": kill_at, "full": fill_at}[kind]
+    source, home = folder / "source", folder / "home"
+    source.mkdir()
+    for name, content in checkpoint(3000).items():
+        (source / name).write_bytes(content)
+    met = 0
+    server = serve(source)
+    try:
+        for work in (add, fetch, remove):
+            met += try_all(mishap, work, home, source, every)
+    finally:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+    print(met)
+    return 0
+
+
+def try_all(
+    mishap: Callable[[int], None],
+    work: Callable[[Path, Path], None],
+    home: Path,
+    source: Path,
+    every: int,
+) -> int:
+    for met, count in enumerate(range(1, 1000, every)):
+        shutil.rmtree(home, ignore_errors=True)
+        if work is remove:
+            add(home, source)
+        has_met = met_at(count, mishap, work, home, source)
+        check(home, source)
+        work(home, source)
+        check(home, source)
+        catalog = ModelCatalog(home)
+        states = [verify_model(catalog, entry).state for entry in catalog.entries()]
+        assert states == ([] if work is remove else [ModelState.ACTIVE]), states
+        left = {str(f.relative_to(catalog.folder)) for f in catalog.folder.rglob("*.safetensors")}
+        assert len(left) == len(states), left
+        if not has_met:
+            return met
+    raise AssertionError("it never comes through")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), int((sys.argv[3:] or ["1"])[0])))

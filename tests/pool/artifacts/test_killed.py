@@ -1,0 +1,184 @@
+"""Processes that are killed, and two at once: the catalog stays true (PV-4)."""
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from catalog.errors import CatalogUnusable, NoRoom, StagingFailed
+from catalog.model_entry import ModelState
+from catalog.models import ModelCatalog
+from pool.artifacts.partial import PartialFile
+from tests.pool.artifacts.test_staging_hub import LIMITS, nothing_is_active, whole
+from tests.pool.artifacts.test_staging_hub import add as add_from_hub
+from tests.pool.artifacts.test_staging_local import add, make_folder
+from tests.support.hub import Faults, Hub
+from tests.support.model_files import checkpoint
+
+EVERY = "4"
+"""Changes of the disk that are tried; by hand all of them were."""
+ROOT = Path(__file__).parents[4]
+_ADD = """
+import asyncio, sys
+from pathlib import Path
+from catalog.models import ModelCatalog
+from pool.artifacts.download import DownloadLimits
+from pool.artifacts.room import DiskBudget
+from pool.artifacts.staging import Wish, add_model
+wish = Wish("org/model", budget=DiskBudget(0.0), limits=DownloadLimits(2, 1500, stall_s=60.0))
+asyncio.run(add_model(ModelCatalog(Path(sys.argv[1])), wish))
+"""
+
+
+@pytest.mark.parametrize("mishap", ["killed", "full"])
+def test_a_mishap_at_any_change_of_the_disk_leaves_nothing_half_registered(
+    tmp_path: Path, mishap: str
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.pool.artifacts.killed", mishap, tmp_path, EVERY],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) > 15
+
+
+async def test_a_download_that_was_killed_goes_on_where_it_was(
+    catalog: ModelCatalog, start_hub: Callable[[Hub], Awaitable[str]]
+) -> None:
+    hub = Hub(checkpoint(6000), Faults(stall_after=100, stall_from=3000, times=99))
+    await start_hub(hub)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _ADD, str(catalog.folder.parent), cwd=ROOT
+    )
+    # its first parts have come, and it waits for the others
+    while hub.sent["model.safetensors"] < 3000 + 100:
+        assert process.returncode is None
+        await asyncio.sleep(0.01)
+    with pytest.raises(StagingFailed, match="another process is at work on the model"):
+        await add_from_hub(catalog)
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    assert nothing_is_active(catalog)
+    assert not catalog.is_claimed(catalog.entries()[0].id)
+    hub.faults = Faults()
+    hub.sent.clear()
+    entry = await add_from_hub(catalog)
+    assert hub.sent["model.safetensors"] <= len(hub.files["model.safetensors"]) - 1500
+    assert whole(catalog, hub, entry)
+
+
+def test_notes_of_bytes_that_are_not_there_are_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(b"12345")
+    for notes in ("0 9\n", "0 x\n", "3 1\n", "-1 3\n"):
+        (tmp_path / "file.ranges").write_text(notes)
+        partial = PartialFile(tmp_path / "file", 10)
+        assert partial.missing() == [(0, 10)]
+        partial.close()
+
+
+def test_a_note_that_was_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(b"12345")
+    (tmp_path / "file.ranges").write_text("0 2\n2 5")
+    partial = PartialFile(tmp_path / "file", 10)
+    assert partial.missing() == [(2, 10)]
+    partial.close()
+
+
+async def test_a_full_disk_is_said_and_leaves_what_has_come(
+    catalog: ModelCatalog,
+    start_hub: Callable[[Hub], Awaitable[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub = Hub(checkpoint(6000))
+    await start_hub(hub)
+    written = 0
+    pwrite = os.pwrite
+
+    def limited(file: int, data: memoryview, offset: int) -> int:
+        nonlocal written
+        if written > 3000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written += len(data)
+        return pwrite(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", limited)
+    with pytest.raises(NoRoom, match=r"the disk is full before all .* of model were there"):
+        await add_from_hub(catalog)
+    assert nothing_is_active(catalog)
+    monkeypatch.undo()
+
+
+async def test_a_disk_that_is_full_when_the_catalog_is_written_keeps_the_old_one(
+    catalog: ModelCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = await add(catalog, make_folder(tmp_path / "mine"))
+    before = catalog.file.read_bytes()
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(CatalogUnusable, match="No space left on device; make room"):
+            catalog.touch(entry)
+    assert catalog.file.read_bytes() == before
+    catalog.touch(entry)
+
+
+async def test_a_damaged_catalog_is_set_aside_and_made_anew_from_the_folders(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    entry = await add(catalog, make_folder(tmp_path / "mine"))
+    for damage in (b"", b'{"version": 1, "entr', b"\xff\xfe", b'{"entries": "none"}'):
+        catalog.file.write_bytes(damage)
+        assert ModelCatalog(catalog.folder.parent).entries() == (entry,)
+        assert msgspec.json.decode(catalog.file.read_bytes())
+    assert len(list(catalog.folder.glob("catalog.json.damaged-*"))) == 4
+
+
+async def test_a_folder_that_somebody_deleted_is_in_the_catalog_no_more(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    import shutil
+
+    entry = await add(catalog, make_folder(tmp_path / "mine"))
+    shutil.rmtree(catalog.path_of(entry))
+    assert catalog.entries() == ()
+
+
+def test_two_processes_that_write_lose_nothing_of_each_other(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    script = """
+import sys
+from pathlib import Path
+from catalog.models import ModelCatalog
+from catalog.model_entry import ModelEntry, ModelFormat, ModelState
+catalog = ModelCatalog(Path(sys.argv[1]))
+for i in range(15):
+    name = f"{sys.argv[2]}-{i}"
+    entry = ModelEntry(name, name, ModelState.STAGING, ModelFormat.GGUF, "", i)
+    catalog.stage(entry)
+    catalog.activate(entry)
+"""
+    home = str(catalog.folder.parent)
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, home, name], cwd=ROOT) for name in "abc"
+    ]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert len(catalog.entries()) == 45
+    assert all(entry.state is ModelState.ACTIVE for entry in catalog.entries())
+    assert catalog.models().version >= 90
+
+
+assert LIMITS.part_bytes == 1500, "the figures above reckon with it"

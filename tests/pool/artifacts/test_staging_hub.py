@@ -1,0 +1,322 @@
+"""Models from a hub that cuts, corrupts, stalls and lies: all or nothing is registered (PV-4)."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from catalog.errors import DamagedModel, StagingFailed
+from catalog.model_entry import ModelEntry, ModelFormat, ModelState
+from catalog.models import ModelCatalog
+from catalog.verify import verify_model
+from pool.artifacts.download import DownloadLimits
+from pool.artifacts.partial import PartialFile
+from pool.artifacts.room import DiskBudget, make_room
+from pool.artifacts.source import Listing, SourceFile, choose
+from pool.artifacts.staging import Progress, Wish, add_model
+from tests.support.hub import COMMIT, Faults, Hub
+from tests.support.model_files import checkpoint, gguf, safetensors
+
+StartHub = Callable[[Hub], Awaitable[str]]
+LIMITS = DownloadLimits(connections=4, part_bytes=1500, stall_s=0.2, attempts=3, backoff_s=0.001)
+ANY_DISK = DiskBudget(keep_free=0.0)
+
+
+class Counted(Progress):
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def came(self, count: int) -> None:
+        self.bytes += count
+
+
+async def add(catalog: ModelCatalog, what: str = "org/model", **wishes: object) -> ModelEntry:
+    progress = Counted()
+    wish = Wish(what, budget=ANY_DISK, limits=LIMITS, **wishes)  # type: ignore[arg-type]
+    entry = await add_model(catalog, wish, progress)
+    assert progress.bytes in (0, entry.bytes)
+    return entry
+
+
+def whole(catalog: ModelCatalog, hub: Hub, entry: ModelEntry) -> bool:
+    folder = catalog.path_of(entry)
+    return all((folder / path).read_bytes() == content for path, content in hub.files.items())
+
+
+def nothing_is_active(catalog: ModelCatalog) -> bool:
+    stored = list((catalog.folder / "store").glob("*"))
+    return not stored and all(e.state is ModelState.STAGING for e in catalog.entries())
+
+
+async def test_a_model_is_fetched_in_parts_verified_and_registered(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    hub = Hub(checkpoint(20_000))
+    await start_hub(hub)
+    entry = await add(catalog)
+    assert entry.state is ModelState.ACTIVE and catalog.entries() == (entry,)
+    assert (entry.name, entry.revision, entry.licence) == ("model", COMMIT, "apache-2.0")
+    assert whole(catalog, hub, entry)
+    assert hub.requests["model.safetensors"] > 10
+    assert len(entry.digest) == 64
+    assert not list((catalog.folder / "staging").iterdir())
+
+
+async def test_a_model_that_is_there_is_not_fetched_again(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    hub = Hub(checkpoint())
+    await start_hub(hub)
+    entry = await add(catalog)
+    hub.requests.clear()
+    assert await add(catalog) == entry
+    assert not hub.requests
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(Faults(cut_after=700, times=8), id="cut"),
+        pytest.param(Faults(stall_after=700, times=1), id="stall"),
+        pytest.param(Faults(corrupt=1), id="corrupt once"),
+        pytest.param(Faults(no_ranges=True), id="no ranges"),
+        pytest.param(Faults(no_ranges=True, cut_after=700, times=2), id="no ranges, cut"),
+        pytest.param(Faults(statuses=[503, 500, 429]), id="server errors"),
+        pytest.param(Faults(redirect=True), id="redirect"),
+    ],
+)
+async def test_what_goes_wrong_on_the_way_is_mended(
+    catalog: ModelCatalog, start_hub: StartHub, faults: Faults
+) -> None:
+    hub = Hub(checkpoint(6000), faults)
+    await start_hub(hub)
+    assert whole(catalog, hub, await add(catalog))
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        pytest.param(Faults(corrupt=99), "came twice with another content", id="corrupt"),
+        pytest.param(Faults(cut_after=0, times=99), "3 times in a row", id="cut"),
+        pytest.param(Faults(stall_after=0, times=99), r"nothing came for 0\.2 s", id="stall"),
+        pytest.param(Faults(false_length=True), "do not belong together", id="length"),
+        pytest.param(
+            Faults(false_length=True, no_ranges=True), "do not belong together", id="whole length"
+        ),
+        pytest.param(Faults(missing=frozenset({"model.safetensors"})), "answers 404", id="missing"),
+        pytest.param(Faults(endless_redirect=True), "redirects without an end", id="redirects"),
+        pytest.param(Faults(statuses=[500] * 99), "the server answers 500", id="down"),
+    ],
+)
+async def test_what_cannot_be_mended_registers_nothing(
+    catalog: ModelCatalog, start_hub: StartHub, faults: Faults, said: str
+) -> None:
+    hub = Hub(checkpoint(6000), faults)
+    await start_hub(hub)
+    with pytest.raises(StagingFailed, match=said):
+        await add(catalog)
+    assert nothing_is_active(catalog)
+    hub.faults = Faults()
+    assert whole(catalog, hub, await add(catalog))
+    assert [entry.state for entry in catalog.entries()] == [ModelState.ACTIVE]
+
+
+async def test_a_second_attempt_fetches_only_what_is_missing(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    hub = Hub(checkpoint(6000), Faults(missing_from=1500))
+    await start_hub(hub)
+    with pytest.raises(StagingFailed):
+        await add(catalog)
+    hub.faults = Faults()
+    hub.sent.clear()
+    entry = await add(catalog)
+    assert hub.sent["model.safetensors"] <= len(hub.files["model.safetensors"]) - 1500
+    assert whole(catalog, hub, entry)
+
+
+async def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    hub = Hub(checkpoint(), Faults(redirect=True))
+    await start_hub(hub)
+    await add(catalog)
+    shown = {path.startswith("/cdn/"): token for path, token in hub.tokens}
+    assert shown == {False: "Bearer hf_secret", True: None}
+
+
+async def test_unknown_models_and_revisions_are_named(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    await start_hub(Hub(checkpoint()))
+    with pytest.raises(StagingFailed, match="has no model org/none"):
+        await add(catalog, "org/none")
+    with pytest.raises(StagingFailed, match="has no revision 'v9'"):
+        await add(catalog, revision="v9")
+    with pytest.raises(StagingFailed, match=r"expected a folder, a \.gguf file, or org/name"):
+        await add(catalog, "nowhere")
+
+
+async def test_a_hub_that_is_not_there_is_named(
+    catalog: ModelCatalog,
+    start_hub: StartHub,
+    unused_tcp_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await start_hub(Hub({}))
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    with pytest.raises(StagingFailed, match=f"(?s){url}.*org/model"):
+        await add(catalog)
+
+
+async def test_a_file_that_would_leave_the_folder_is_refused(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    await start_hub(Hub(checkpoint() | {"../../evil.json": b"{}"}))
+    with pytest.raises(StagingFailed, match="would leave its folder"):
+        await add(catalog)
+    assert catalog.entries() == ()
+
+
+async def test_pickles_come_only_where_they_are_allowed(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    files = {
+        "config.json": b'{"model_type": "x"}',
+        "pytorch_model.bin": b"\x80" * 2000,
+        "training_args.bin": b"x",
+    }
+    await start_hub(Hub(files))
+    with pytest.raises(StagingFailed, match="pickles and can run any code"):
+        await add(catalog)
+    entry = await add(catalog, pickles=True)
+    assert entry.format is ModelFormat.PICKLE
+    assert [file.path for file in entry.files] == ["config.json", "pytorch_model.bin"]
+
+
+async def test_of_safetensors_and_pickles_only_the_safetensors_come(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    extra = {
+        "pytorch_model.bin": b"x" * 99,
+        "onnx/model.onnx": b"x",
+        "consolidated.safetensors": b"x",
+    }
+    hub = Hub(checkpoint() | extra)
+    await start_hub(hub)
+    entry = await add(catalog)
+    assert {file.path for file in entry.files} == set(checkpoint())
+
+
+async def test_of_several_gguf_files_one_is_chosen_by_a_pattern(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    await start_hub(Hub({"m-Q4_K_M.gguf": gguf(300), "m-Q8_0.gguf": gguf(400)}))
+    with pytest.raises(
+        StagingFailed, match=r"2 GGUF models, .*--file: m-Q4_K_M\.gguf \(1\.\d kB\)"
+    ):
+        await add(catalog)
+    entry = await add(catalog, file="*Q4*")
+    assert catalog.servable_path(entry).name == "m-Q4_K_M.gguf"
+
+
+async def test_a_file_that_is_cut_at_its_source_is_not_registered(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    hub = Hub(checkpoint() | {"model.safetensors": safetensors(5000)[:-10]})
+    await start_hub(hub)
+    with pytest.raises(DamagedModel, match="bytes, and its tensors make"):
+        await add(catalog)
+    assert nothing_is_active(catalog)
+
+
+async def test_a_name_that_is_taken_is_refused(catalog: ModelCatalog, start_hub: StartHub) -> None:
+    hub = Hub(checkpoint())
+    await start_hub(hub)
+    await add(catalog, name="mine")
+    hub.files["model.safetensors"] = safetensors(5001)
+    with pytest.raises(StagingFailed, match="the name mine is taken by model-"):
+        await add(catalog, name="mine")
+    await add(catalog, name="other")
+    assert [entry.name for entry in catalog.entries()] == ["mine", "other"]
+
+
+async def test_a_broken_model_is_completed_where_there_is_no_room_for_another(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    """What is there of it counts, and it does not make room for itself."""
+    hub = Hub(checkpoint(200_000))
+    await start_hub(hub)
+    entry = await add(catalog)
+    (catalog.path_of(entry) / "config.json").write_bytes(b"{}")
+    verify_model(catalog, entry)
+    tight = DiskBudget(0.0, most_bytes=250_000)
+    for agreed in (False, True):
+        mended = await add_model(
+            catalog, Wish("org/model", budget=tight, limits=LIMITS, agreed=agreed)
+        )
+        assert mended.state is ModelState.ACTIVE and whole(catalog, hub, mended)
+
+
+async def test_a_licence_and_names_that_drive_a_terminal_do_not_come_through(
+    catalog: ModelCatalog, start_hub: StartHub
+) -> None:
+    hub = Hub(checkpoint())
+    hub.licence = "mit\x1b]0;owned\x07\n" + "x" * 1000
+    await start_hub(hub)
+    entry = await add(catalog)
+    assert entry.licence.isprintable() and entry.licence.startswith("mit]0;owned")
+    assert len(entry.licence) <= 120
+    await start_hub(Hub(checkpoint() | {"LICENSE\x1b[2J": b"x"}))
+    with pytest.raises(StagingFailed, match=r"a file 'LICENSE\\x1b\[2J'"):
+        await add(catalog)
+
+
+@pytest.mark.parametrize("path", ["LICENSE/./x", "LICENSE//x"])
+async def test_a_file_with_a_second_name_is_refused(
+    catalog: ModelCatalog, start_hub: StartHub, path: str
+) -> None:
+    await start_hub(Hub(checkpoint() | {path: b"x"}))
+    with pytest.raises(StagingFailed, match="the source has a file"):
+        await add(catalog)
+
+
+@pytest.mark.parametrize("count", [-5, 2**63])
+async def test_a_size_that_no_file_has_is_refused(
+    catalog: ModelCatalog, start_hub: StartHub, count: int
+) -> None:
+    listing = Listing("hub:o/m", "o/m", (SourceFile("config.json", 2), SourceFile("m.gguf", count)))
+    with pytest.raises(StagingFailed):
+        make_room(catalog, choose(listing).bytes, DiskBudget(0.0), agreed=True)
+
+
+def test_a_model_of_very_many_files_is_refused() -> None:
+    files = tuple(SourceFile(f"LICENSE{i}", 1) for i in range(10_001))
+    weights = (SourceFile("config.json", 2), SourceFile("model.safetensors", 9))
+    with pytest.raises(StagingFailed, match="a model of 10003 files"):
+        choose(Listing("hub:o/m", "o/m", files + weights))
+
+
+async def test_an_address_with_a_password_is_refused(
+    catalog: ModelCatalog, start_hub: StartHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await start_hub(Hub(checkpoint(), Faults(password_redirect=True)))
+    with pytest.raises(StagingFailed, match="has a password in its address"):
+        await add(catalog)
+
+
+def test_a_line_that_a_full_disk_cut_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Else everything would come once more at the attempt after the next."""
+    path = tmp_path / "f"
+    file = PartialFile(path, 100)
+    file.write(0, b"x" * 100)
+    file.note(0, 40)
+    file.close()
+    with (tmp_path / "f.ranges").open("a") as notes:
+        notes.write("60 7")
+    for expected in ([(40, 100)], [(50, 100)]):
+        again = PartialFile(path, 100)
+        assert again.missing() == expected
+        again.note(40, 50)
+        again.close()

@@ -1,0 +1,303 @@
+"""Models that lie on this machine already: taken by links or copies, verified, removed (PV-4)."""
+
+import fcntl
+import os
+import stat
+import struct
+from pathlib import Path
+
+import pytest
+
+from catalog.errors import DamagedModel, NoRoom, StagingFailed
+from catalog.model_entry import ModelEntry, ModelFormat, ModelState
+from catalog.models import ModelCatalog
+from catalog.paths import DEMO_CHECKPOINT
+from catalog.verify import verify_model
+from pool.artifacts import staging
+from pool.artifacts.room import DiskBudget
+from pool.artifacts.staging import Wish, add_model
+from tests.support.model_files import checkpoint, gguf, safetensors
+from worker.protocol.model_digest import files_digest, model_digest
+
+
+def make_folder(path: Path, files: dict[str, bytes] | None = None) -> Path:
+    for name, content in (files or checkpoint(2**20 + 5)).items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+async def add(catalog: ModelCatalog, path: Path, **wishes: object) -> ModelEntry:
+    wish = Wish(str(path), budget=DiskBudget(keep_free=0.0), **wishes)  # type: ignore[arg-type]
+    return await add_model(catalog, wish)
+
+
+async def test_the_demo_checkpoint_gets_the_digest_that_its_card_has(catalog: ModelCatalog) -> None:
+    entry = await add(catalog, DEMO_CHECKPOINT, name="small")
+    assert entry.digest == model_digest(DEMO_CHECKPOINT)
+    assert entry.state is ModelState.ACTIVE and entry.format is ModelFormat.SAFETENSORS
+
+
+async def test_a_folder_is_taken_without_a_second_copy_of_its_weights(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    source = make_folder(tmp_path / "mine")
+    entry = await add(catalog, source)
+    assert (entry.name, entry.licence) == ("mine", "apache-2.0")
+    taken = catalog.path_of(entry)
+    (source / "config.json").write_bytes(b'{"model_type": "other"}')
+    assert (taken / "config.json").read_bytes() == b'{"model_type": "llama"}'
+    copied = await add(catalog, source, name="second", copy=True)
+    weights = (source / "model.safetensors").stat()
+    assert (catalog.path_of(copied) / "model.safetensors").stat().st_ino != weights.st_ino
+
+
+async def test_a_gguf_file_tells_its_licence(catalog: ModelCatalog, tmp_path: Path) -> None:
+    make_folder(tmp_path, {"tiny.gguf": gguf(licence="mit")})
+    entry = await add(catalog, tmp_path / "tiny.gguf")
+    assert (entry.name, entry.licence, entry.format) == ("tiny", "mit", ModelFormat.GGUF)
+    assert entry.digest == model_digest(tmp_path / "tiny.gguf")
+
+
+async def test_a_gguf_model_in_parts_has_the_digest_of_all_of_them(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    names = [f"m-0000{part}-of-00002.gguf" for part in (1, 2)]
+    source = make_folder(tmp_path / "parts", {names[0]: gguf(100), names[1]: gguf(200)})
+    entry = await add(catalog, source)
+    assert catalog.servable_path(entry).name == names[0]
+    assert entry.digest == files_digest([source / name for name in names])
+    assert entry.digest == files_digest([source / name for name in names], threads=1)
+    assert verify_model(catalog, entry).state is ModelState.ACTIVE
+
+
+async def test_a_snapshot_of_links_is_taken_as_files(catalog: ModelCatalog, tmp_path: Path) -> None:
+    blobs = make_folder(tmp_path / "models--org--name" / "blobs")
+    snapshot = blobs.parent / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    entry = await add(catalog, snapshot)
+    assert entry.name == "name"
+    assert not any(file.is_symlink() for file in catalog.path_of(entry).iterdir())
+
+
+async def test_catalog_and_folders_are_for_their_owner_only(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    await add(catalog, make_folder(tmp_path / "mine"))
+    assert stat.S_IMODE(catalog.file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(catalog.folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"model.safetensors": safetensors(100)[:-10]}, "its tensors make"),
+        ({"model.safetensors": b"\xff" * 100}, "no safetensors header"),
+        ({"model.safetensors": b"\x08" + b"\0" * 7 + b"notjson!"}, "makes no sense"),
+        ({"config.json": b"{"}, "it is no JSON"),
+        ({"config.json": b"{}"}, "names neither a model_type"),
+        ({"model.safetensors": safetensors(100, shape=[-10, -10])}, "is of shape"),
+        (
+            {"model.safetensors.index.json": b'{"weight_map": {"w": "model-00001-of-00001"}}'},
+            "in model-00001-of-00001, where it is not",
+        ),
+    ],
+)
+async def test_a_damaged_folder_is_not_registered(
+    catalog: ModelCatalog, tmp_path: Path, files: dict[str, bytes], said: str
+) -> None:
+    source = make_folder(tmp_path / "bad", checkpoint(100) | files)
+    with pytest.raises(DamagedModel, match=said):
+        await add(catalog, source)
+    assert [entry.state for entry in catalog.entries()] == [ModelState.STAGING]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (gguf()[:-1], "the file is cut"),
+        (gguf()[:40], "the file is cut"),
+        (b"GGML" + gguf()[4:], "no GGUF file"),
+        (gguf()[:4] + b"\x09" + gguf()[5:], "version is 9"),
+        (b"", "it is empty"),
+    ],
+)
+async def test_a_damaged_gguf_file_is_not_registered(
+    catalog: ModelCatalog, tmp_path: Path, content: bytes, said: str
+) -> None:
+    make_folder(tmp_path, {"bad.gguf": content})
+    with pytest.raises(DamagedModel, match=said):
+        await add(catalog, tmp_path / "bad.gguf")
+
+
+async def test_a_folder_without_a_model_is_refused_with_what_it_has(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    source = make_folder(tmp_path / "none", {"notes.txt": b"hello"})
+    with pytest.raises(StagingFailed, match=r"expected config\.json .*there is notes\.txt \(5 B\)"):
+        await add(catalog, source)
+
+
+async def test_verify_finds_one_flipped_bit_and_adding_again_mends_it(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    source = make_folder(tmp_path / "mine")
+    entry = await add(catalog, source, copy=True)
+    assert verify_model(catalog, entry).state is ModelState.ACTIVE
+    weights = catalog.path_of(entry) / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(2**19)
+        byte = file.read(1)
+        file.seek(2**19)
+        file.write(bytes([byte[0] ^ 1]))
+    broken = verify_model(catalog, entry)
+    assert broken.state is ModelState.BROKEN
+    assert broken.problem == "model.safetensors has changed: its SHA-256 is another one"
+    assert ModelCatalog(catalog.folder.parent).get(entry.id) == broken
+    mended = await add(catalog, source, copy=True)
+    assert mended.state is ModelState.ACTIVE
+    assert verify_model(catalog, mended).state is ModelState.ACTIVE
+
+
+@pytest.mark.parametrize("harm", ["missing", "cut", "added"])
+async def test_verify_finds_files_that_are_missing_cut_or_added(
+    catalog: ModelCatalog, tmp_path: Path, harm: str
+) -> None:
+    entry = await add(catalog, make_folder(tmp_path / "mine"), copy=True)
+    folder = catalog.path_of(entry)
+    if harm == "missing":
+        (folder / "tokenizer.json").unlink()
+    elif harm == "cut":
+        os.truncate(folder / "model.safetensors", 10)
+    else:
+        (folder / "more.safetensors").write_bytes(safetensors())
+    assert verify_model(catalog, entry).state is ModelState.BROKEN
+
+
+async def test_a_removed_model_leaves_nothing(catalog: ModelCatalog, tmp_path: Path) -> None:
+    entry = await add(catalog, make_folder(tmp_path / "mine"))
+    catalog.remove(entry)
+    assert catalog.entries() == ()
+    assert not [file for file in catalog.folder.rglob("*.safetensors")]
+    with pytest.raises(StagingFailed), catalog.claim(entry.id), catalog.claim(entry.id):
+        raise AssertionError("two may not work on one model")
+
+
+@pytest.mark.parametrize("name", ["demo", "..", "-x", "a/b", "a b", "a\nb", "\x1b[2J", "x" * 129])
+async def test_a_name_that_would_name_something_else_is_refused(
+    catalog: ModelCatalog, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(StagingFailed, match=r"--name|the name"):
+        await add(catalog, make_folder(tmp_path / "mine"), name=name)
+    assert catalog.entries() == ()
+
+
+async def test_a_folder_called_demo_does_not_become_a_model_that_nobody_can_start(
+    catalog: ModelCatalog, tmp_path: Path
+) -> None:
+    source = make_folder(tmp_path / "demo")
+    with pytest.raises(StagingFailed, match="comes with Tidegate"):
+        await add(catalog, source)
+    await add(catalog, source / ".." / "demo", name="mine")
+    (source / "sub").mkdir()
+    entry = await add(catalog, source / "sub" / "..", copy=True)
+    assert entry.name == "model", "and not .., which is a folder"
+
+
+async def test_an_id_is_nobody_elses_name(catalog: ModelCatalog, tmp_path: Path) -> None:
+    entry = await add(catalog, make_folder(tmp_path / "mine"))
+    other = make_folder(tmp_path / "other")
+    with pytest.raises(StagingFailed, match="is taken by"):
+        await add(catalog, other, name=entry.id)
+    second = await add(catalog, other)
+    with pytest.raises(StagingFailed, match="is taken by"):
+        await add(catalog, other, name=entry.name)
+    assert catalog.get(second.id).name == "other"
+
+
+def test_of_two_that_begin_at_once_one_has_the_name(catalog: ModelCatalog) -> None:
+    """Both looked before either had written."""
+
+    def entry(id: str) -> ModelEntry:
+        return ModelEntry(id, "same", ModelState.STAGING, ModelFormat.GGUF, "hub:o/m", 1)
+
+    catalog.stage(entry("a"))
+    with pytest.raises(StagingFailed, match="the name same is taken by a"):
+        catalog.stage(entry("b"))
+    assert [each.id for each in catalog.entries()] == ["a"]
+
+
+async def test_what_was_read_before_undoes_nothing(catalog: ModelCatalog, tmp_path: Path) -> None:
+    """A verification takes minutes: what was used meanwhile was used, what is broken stays so."""
+    before = await add(catalog, make_folder(tmp_path / "mine"), copy=True)
+    catalog.touch(before)
+    used_ms = catalog.get("mine").used_ms
+    (catalog.path_of(before) / "config.json").unlink()
+    verify_model(catalog, before)
+    assert catalog.get("mine").used_ms == used_ms > 0
+    catalog.touch(before)
+    assert catalog.get("mine").state is ModelState.BROKEN
+
+
+def nested(depth: int) -> bytes:
+    """A GGUF header with an array of arrays."""
+    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + struct.pack("<IQ", 0, 0)
+
+
+def long_text(count: int) -> bytes:
+    pair = struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, count)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair + b"x" * count
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (nested(100_000), "has an array"),
+        (long_text(2**24 + 1), "has a text of 16777217 bytes"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**62, 2**62), "pairs and"),
+    ],
+)
+async def test_a_gguf_file_that_was_made_to_exhaust_its_reader_is_damaged(
+    catalog: ModelCatalog, tmp_path: Path, content: bytes, said: str
+) -> None:
+    make_folder(tmp_path, {"bad.gguf": content})
+    with pytest.raises(DamagedModel, match=said):
+        await add(catalog, tmp_path / "bad.gguf")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+async def test_json_that_is_nested_without_end_is_damaged(
+    catalog: ModelCatalog, tmp_path: Path, name: str
+) -> None:
+    deep = b"[" * 200_000
+    content = struct.pack("<Q", len(deep)) + deep if name.endswith("s") else deep
+    source = make_folder(tmp_path / "bad", checkpoint(100) | {name: content})
+    with pytest.raises(DamagedModel, match=r"RecursionError|recursion"):
+        await add(catalog, source)
+
+
+async def test_a_model_that_cannot_be_linked_has_to_have_room(
+    catalog: ModelCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody else's file, which the kernel lets nobody link: it is copied."""
+    source = make_folder(tmp_path / "mine")
+    monkeypatch.setattr(staging, "can_link", lambda *_: False)
+    wish = Wish(str(source), budget=DiskBudget(0.0, most_bytes=2**20))
+    with pytest.raises(NoRoom):
+        await add_model(catalog, wish)
+
+
+def test_whoever_only_looks_keeps_nobody_from_work(
+    catalog: ModelCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``tidegate models list`` at the moment when ``add`` begins."""
+    with catalog.claim("m"):
+        assert catalog.is_claimed("m")
+    looking = os.open(catalog.folder / "locks" / "m", os.O_RDWR)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    monkeypatch.setattr("time.sleep", lambda seconds: os.close(looking))
+    with catalog.claim("m"):
+        pass

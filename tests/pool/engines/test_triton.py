@@ -1,0 +1,178 @@
+"""Which Triton is found, and how it is started."""
+
+import importlib.util
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from catalog.errors import EngineNotFound, MachineUnfit
+from pool.engines import triton_wheel as wheel
+from pool.engines.triton import (
+    TritonInstall,
+    TritonPorts,
+    TritonSpec,
+    compile_models,
+    find_triton,
+    triton_command,
+    triton_environment,
+)
+from tests.pool.engines.test_triton_wheel import unpack
+
+
+def server_root(root: Path, stub: bytes = b"") -> Path:
+    """A directory laid out like the NGC image's /opt/tritonserver."""
+    for name in ("bin/tritonserver", "backends/python/triton_python_backend_stub"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_bytes(stub)
+    (root / "TRITON_VERSION").write_text("2.63.0\n")
+    return root
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    wheel.prepare(tmp_path / "home", unpack)
+    return tmp_path / "home"
+
+
+def test_a_configured_server_comes_first(tmp_path: Path, home: Path) -> None:
+    mine, ngc = server_root(tmp_path / "mine"), server_root(tmp_path / "ngc")
+    for configured in (mine, mine / "bin" / "tritonserver"):
+        found = find_triton(configured, home, ngc)
+        assert (found.source, found.binary) == ("path", mine / "bin" / "tritonserver")
+        assert found.backend_dir == mine / "backends"
+        assert found.version == "2.63.0"
+
+
+def test_then_the_ngc_image(tmp_path: Path, home: Path) -> None:
+    found = find_triton(None, home, server_root(tmp_path / "ngc"))
+    assert (found.source, found.legacy_stub) == ("ngc", False)
+    assert found.description == "Triton 2.63.0 from the NGC image"
+
+
+def test_then_the_wheel(tmp_path: Path, home: Path) -> None:
+    found = find_triton(None, home, tmp_path / "ngc")
+    assert (found.source, found.legacy_stub) == ("wheel", True)
+    assert found.description == f"Triton {wheel.SERVER_VERSION} from the wheel"
+    assert found.backend_dir == wheel.backend_dir(home)
+
+
+def test_none_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(EngineNotFound, match=r"none in .*ngc.*make setup.*--triton PATH"):
+        find_triton(None, tmp_path / "home", tmp_path / "ngc")
+
+
+def test_a_configured_server_is_never_replaced_by_another(tmp_path: Path, home: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"No Triton server at .*nowhere: expected"):
+        find_triton(tmp_path / "nowhere", home, tmp_path / "ngc")
+
+
+def test_a_server_without_a_python_backend(tmp_path: Path, home: Path) -> None:
+    root = server_root(tmp_path / "mine")
+    (root / "backends" / "python" / "triton_python_backend_stub").unlink()
+    with pytest.raises(EngineNotFound, match="no Python backend"):
+        find_triton(root, home)
+
+
+def test_a_server_of_another_python(tmp_path: Path, home: Path) -> None:
+    with pytest.raises(MachineUnfit, match=r"runs Python 3\.8"):
+        find_triton(server_root(tmp_path / "mine", b"libpython3.8.so.1.0"), home)
+
+
+def test_a_stub_that_triton_left_unreadable_is_mended(tmp_path: Path, home: Path) -> None:
+    """It does so when it could not start it; the next one may be another user's run."""
+    for root, found in (
+        (server_root(tmp_path / "mine"), lambda root: find_triton(root, home)),
+        (wheel.wheel_dir(home), lambda _: find_triton(None, home, tmp_path / "ngc")),
+    ):
+        stub = next(root.glob("backends*/python/triton_python_backend_stub"))
+        stub.chmod(0o100)
+        found(root)
+        assert stub.stat().st_mode & 0o777 == 0o555
+
+
+def test_command_line(home: Path, tmp_path: Path) -> None:
+    spec = TritonSpec(Path("/models"), ("llm", "slot"), host="127.0.0.2", load_timeout_s=60)
+    command = triton_command(
+        find_triton(None, home, tmp_path), spec, TritonPorts(1, 2, 3), "tidegate_x_"
+    )
+    assert {
+        "--http-port=1",
+        "--grpc-port=2",
+        "--metrics-port=3",
+        "--http-address=127.0.0.2",
+        "--grpc-address=127.0.0.2",
+        "--metrics-address=127.0.0.2",
+        "--load-model=llm",
+        "--load-model=slot",
+        "--backend-config=python,shm-region-prefix-name=tidegate_x_",
+        "--backend-config=python,stub-timeout-seconds=60",
+    } <= set(command)
+
+
+def test_an_ipv6_address_is_spelled_as_each_endpoint_takes_it(home: Path, tmp_path: Path) -> None:
+    spec = TritonSpec(Path("/models"), ("llm",), host="::1")
+    command = triton_command(find_triton(None, home, tmp_path), spec, TritonPorts(1, 2, 3), "x_")
+    assert {
+        "--http-address=ipv6:::1",
+        "--grpc-address=[::1]",
+        "--metrics-address=ipv6:::1",
+    } <= set(command)
+
+
+def test_what_is_no_clients_business_is_locked_without_a_key(home: Path, tmp_path: Path) -> None:
+    """A key would stand in the command line; what no header can carry need not be kept secret."""
+    install, ports = find_triton(None, home, tmp_path), TritonPorts(1, 2, 3)
+    spec = TritonSpec(Path("/models"), ("llm",), lane_token="a-lane-token")
+    command = triton_command(install, spec, ports, "x_")
+    for option in ("http-restricted-api", "grpc-restricted-protocol"):
+        (lock,) = [each for each in command if each.startswith(f"--{option}=")]
+        protocols, _, key = lock.partition("=")[2].partition(":")
+        assert protocols == "shared-memory,model-repository,trace,logging"
+        assert "\n" in key.partition("=")[2]
+    assert "a-lane-token" not in " ".join(command) + repr(spec)
+    unlocked = triton_command(install, replace(spec, is_locked=False), ports, "x_")
+    assert "restricted" not in " ".join(unlocked)
+
+
+def test_the_lane_token_travels_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_WORKER_LANE_TOKEN", "from outside")
+    install = TritonInstall(Path("/t"), Path("/b"), (), "1", "wheel")
+    for chosen, expected in (("", "from outside"), ("ours", "ours")):
+        env = triton_environment(install, TritonSpec(Path("/m"), ("llm",), lane_token=chosen))
+        assert env["TIDEGATE_WORKER_LANE_TOKEN"] == expected
+
+
+def test_models_are_compiled_before_triton_looks_at_them(tmp_path: Path) -> None:
+    """The stub would write the file at its first start, and Triton take it for a new model."""
+    source = tmp_path / "llm" / "1" / "model.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("x = 1\n")
+    spec = TritonSpec(tmp_path, ("llm", "absent"))
+    compile_models(spec)
+    (compiled,) = (source.parent / "__pycache__").iterdir()
+    assert compiled == Path(importlib.util.cache_from_source(str(source)))
+    os.utime(source, ns=(10**18, 10**18))
+    later = 10**18 + 10**9
+    os.utime(compiled, ns=(later, later))
+    compile_models(spec)
+    assert compiled.stat().st_mtime_ns == later, "another server may be running on it"
+    source.write_text("x = 2\n")
+    compile_models(spec)
+    assert compiled.stat().st_mtime_ns > later
+    source.write_text("this is no Python\n")
+    compile_models(spec)  # the stub says so
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/theirs")
+    install = TritonInstall(Path("/t"), Path("/b"), (Path("/l1"), Path("/l2")), "1", "wheel")
+    spec = TritonSpec(Path("/models"), ("llm",), env={"TIDEGATE_WORKER_DEVICE": "cpu"})
+    env = triton_environment(install, spec)
+    assert env["LD_LIBRARY_PATH"] == "/l1:/l2:/theirs"
+    assert env["PATH"].startswith(f"{Path(sys.executable).parent}:")
+    assert env["TIDEGATE_WORKER_DEVICE"] == "cpu"
+    assert env["TIDEGATE_WORKER_LEGACY_STUB"] == "1"
+    assert env.get("VIRTUAL_ENV") == (sys.prefix if sys.prefix != sys.base_prefix else None)

@@ -1,0 +1,85 @@
+"""A server out of the wheel: laid out once, whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from catalog.errors import FetchFailed, MachineUnfit
+from pool.engines import triton_wheel as wheel
+from pool.preflight import host as machine
+
+
+def unpack(target: Path) -> None:
+    """What pip makes of the wheel, as far as it matters."""
+    server = target / "pytriton" / "tritonserver"
+    stub = f"python_backend_stubs/{machine.python_version()}/triton_python_backend_stub"
+    for name in (
+        "bin/tritonserver",
+        "backends/python/libtriton_python.so",
+        "backends/python/triton_python_backend_utils.py",
+        stub,
+    ):
+        (server / name).parent.mkdir(parents=True, exist_ok=True)
+        (server / name).write_text(name)
+        (server / name).chmod(0o644)
+
+
+def test_lays_out_a_backend_for_this_python(tmp_path: Path) -> None:
+    wheel.prepare(tmp_path, unpack)
+    backend = wheel.backend_dir(tmp_path) / "python"
+    assert sorted(path.name for path in backend.iterdir()) == [
+        "libtriton_python.so",
+        "triton_python_backend_stub",
+        "triton_python_backend_utils.py",
+    ]
+    for program in (
+        backend / "triton_python_backend_stub",
+        wheel.server_dir(tmp_path) / "bin" / "tritonserver",
+    ):
+        assert program.stat().st_mode & 0o111 == 0o111
+
+
+def test_a_second_time_downloads_nothing(tmp_path: Path) -> None:
+    wheel.prepare(tmp_path, unpack)
+    wheel.prepare(tmp_path, lambda target: pytest.fail("downloaded again"))
+
+
+def test_an_interrupted_download_is_repeated(tmp_path: Path) -> None:
+    def interrupted(target: Path) -> None:
+        (target / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wheel.prepare(tmp_path, interrupted)
+    assert not wheel.is_prepared(tmp_path)
+    wheel.prepare(tmp_path, unpack)
+    assert wheel.is_prepared(tmp_path)
+    assert not (wheel.wheel_dir(tmp_path) / "half").exists()
+
+
+def test_an_interrupted_layout_needs_no_second_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(wheel.shutil, "copy2", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            wheel.prepare(tmp_path, unpack)
+    assert not wheel.is_prepared(tmp_path)
+    wheel.prepare(tmp_path, lambda target: pytest.fail("downloaded again"))
+    assert wheel.is_prepared(tmp_path)
+
+
+def test_a_python_without_a_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheel, "python_version", lambda: "3.99")
+    with pytest.raises(MachineUnfit, match=r"no stub for Python 3\.99: use Python"):
+        wheel.prepare(tmp_path, unpack)
+
+
+def test_two_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    def another(target: Path) -> None:
+        with pytest.raises(FetchFailed, match="another process"):
+            wheel.prepare(tmp_path, lambda target: pytest.fail("downloaded twice"))
+        unpack(target)
+
+    wheel.prepare(tmp_path, another)
+    assert wheel.is_prepared(tmp_path)

@@ -1,0 +1,132 @@
+"""A manager killed with -9 at every step of a start: no twin, no forgotten process (PV-1)."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from catalog.errors import PoolInUse
+from catalog.paths import ROOT
+from pool.fleet.home import PoolHome
+from pool.process.detached import find_detached
+from tests.support.killed_manager import SleeperMachine, manage
+from tests.support.processes import Marked
+
+STEPS = (
+    "before-write-2",  # nothing was started
+    "prepared",
+    "spawned",
+    "started",
+    "before-write-5",
+    "after-write-5",
+)
+
+
+class Pool:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.marked = Marked()
+
+    def run(self, step: str) -> "subprocess.Popen[str]":
+        """A manager that kills itself at ``step``."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.support.killed_manager", str(self.path), step],
+            cwd=ROOT,
+            env=self.marked.env,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    pool = Pool(tmp_path)
+    yield pool
+    for pid in pool.marked.pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+async def next_manager(pool: Pool) -> int:
+    """Have another one keep the pool and end it; the process that it had."""
+    home = PoolHome(pool.path)
+    home.claim()
+    try:
+        manager = await manage(home, SleeperMachine(home.path))
+        found = find_detached(pool.path)
+        assert len(found) == 1, f"twins: {found}"
+        pid = manager.members["one"].record().pid
+        assert pid is not None
+        # A guardian, the command and its child; of every process of an earlier run there is none.
+        stray = set(pool.marked.pids()) - _family(found[0].guardian.pid)
+        assert not stray, "nobody knows these"
+        assert home.read(pytest.fail).instances["one"].pid == pid
+        await manager.stop(1.0)
+    finally:
+        home.release()
+    pool.marked.wait_gone(set())
+    assert list((pool.path / "run").iterdir()) == []
+    return pid
+
+
+def _family(pid: int) -> set[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {pid}.union(*(_family(int(child)) for child in children))
+
+
+async def test_killed_at_any_step_the_next_one_has_the_same_or_a_fresh_one(pool: Pool) -> None:
+    # All at once: most of it is waiting for interpreters.
+    pools = {step: Pool(pool.path / step) for step in STEPS}
+    runs = {step: each.run(step) for step, each in pools.items()}
+    try:
+        for step, run in runs.items():
+            assert await asyncio.to_thread(run.wait) == -signal.SIGKILL, step
+            assert run.stdout is not None
+            run.stdout.close()
+            had = {found.guardian.pid for found in find_detached(pools[step].path)}
+            assert len(had) == (step not in ("before-write-2", "prepared")), step
+            await next_manager(pools[step])
+    finally:
+        for each in pools.values():
+            for pid in each.marked.pids():
+                os.kill(pid, signal.SIGKILL)
+
+
+async def test_one_that_was_killed_while_all_was_well_is_followed(pool: Pool) -> None:
+    """The very same process goes on, though the state file is gone, cut off, or of another time."""
+    with pool.run("none") as run:
+        assert run.stdout is not None
+        pid = int(await asyncio.to_thread(run.stdout.readline))
+    state = pool.path / "state.json"
+    state.write_text(state.read_text()[:40])
+    warnings: list[str] = []
+    assert PoolHome(pool.path).read(warnings.append).instances == {}
+    assert "makes no sense" in warnings[0] and "damaged" in warnings[0]
+    assert await next_manager(pool) == pid
+
+
+async def test_a_second_manager_is_refused(tmp_path: Path) -> None:
+    first, second = PoolHome(tmp_path / "home"), PoolHome(tmp_path / "home")
+    first.claim()
+    with pytest.raises(PoolInUse, match=f"another manager .process {os.getpid()}. keeps the pool"):
+        second.claim()
+    first.release()
+    second.claim()
+    second.release()
+
+
+async def test_the_state_is_for_its_owner_only_and_whole(tmp_path: Path) -> None:
+    home = PoolHome(tmp_path / "home")
+    home.claim()
+    state = home.read(pytest.fail)
+    state.lane_token = "secret"
+    home.write(state)
+    assert home.state_path.stat().st_mode & 0o777 == 0o600
+    assert home.path.stat().st_mode & 0o777 == 0o700
+    assert home.read(pytest.fail).lane_token == "secret"
+    assert [p.name for p in home.path.iterdir() if p.name.startswith("state")] == ["state.json"]
+    home.release()

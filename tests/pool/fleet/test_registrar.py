@@ -1,0 +1,298 @@
+"""Orchestrators are told which instances are ready, and told again (PV-1)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+
+from catalog.operator_key import keep_key, key_file
+from orchestrator.instances.discovery import SourceError, WatchedFile
+from pool.fleet import registrar as registrars
+from pool.fleet.registrar import AddressList, CannotTell, HttpTarget, Registrar
+from tests.orchestrator.conftest import MakeService, MakeWorker
+
+PATIENCE_S = 10.0
+
+
+class FakeOrchestrator:
+    """``/v2/instances`` with what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.known: dict[str, float] = {}
+        self.keys: set[str | None] = set()
+        self.status = 201
+        self.said: bytes | None = None
+        self.runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.post("/v2/instances", self._register),
+                web.delete("/v2/instances/{address}", self._deregister),
+            ]
+        )
+        self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        self.url = "http://{}:{}".format(*self.runner.addresses[0][:2])
+
+    async def _register(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.keys.add(request.headers.get("Authorization"))
+        self.asked.append(f"post {body['address']}")
+        if self.status < 300:
+            self.known[body["address"]] = body["ttl_s"]
+        if self.said is not None:
+            return web.Response(body=self.said, status=self.status, content_type="text/html")
+        return web.json_response({"error": "no"}, status=self.status)
+
+    async def _deregister(self, request: web.Request) -> web.Response:
+        address = request.match_info["address"]
+        self.asked.append(f"delete {address}")
+        self.known.pop(address, None)
+        return web.json_response({})
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeOrchestrator]:
+    fake = FakeOrchestrator()
+    await fake.start()
+    yield fake
+    assert fake.runner is not None
+    await fake.runner.cleanup()
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.warned: list[tuple[str, str]] = []
+        self.registrar = Registrar(lambda name, why: self.warned.append((name, why)))
+
+    async def until(self, addresses: set[str], fake: FakeOrchestrator) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while set(fake.known) != addresses:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+
+
+async def test_what_is_ready_is_told_with_the_key_and_what_is_not_is_taken_off(
+    fake: FakeOrchestrator,
+) -> None:
+    rig = Rig()
+    async with rig.registrar as registrar:
+        target = HttpTarget(fake.url + "/", "secret", 45.0)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({"a:1", "[::1]:2"}))
+        await registrar.told(PATIENCE_S)
+        assert fake.known == {"a:1": 45.0, "[::1]:2": 45.0}
+        assert fake.keys == {"Bearer secret"}
+        registrar.set_ready(frozenset({"[::1]:2"}))
+        await registrar.told(PATIENCE_S)
+        assert set(fake.known) == {"[::1]:2"}
+        registrar.set_ready(frozenset())
+        await registrar.told(PATIENCE_S)
+        assert fake.known == {}
+    assert rig.warned == []
+
+
+async def test_or25_without_a_key_it_is_the_one_that_is_kept_on_this_machine(
+    fake: FakeOrchestrator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+    at = urlsplit(fake.url)
+    path = key_file(tmp_path, at.hostname or "", at.port or 0)
+    keys = [await asyncio.to_thread(keep_key, path)]
+    async with Rig().registrar as registrar:
+        target = HttpTarget(fake.url, "", 45.0)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({"a:1"}))
+        await registrar.told(PATIENCE_S)
+        await asyncio.to_thread(path.unlink)  # as of one that was restarted
+        keys.append(await asyncio.to_thread(keep_key, path))
+        registrar.set_ready(frozenset({"b:1"}))
+        await registrar.told(PATIENCE_S)
+    assert fake.keys == {f"Bearer {key}" for key in keys}
+
+
+async def test_one_that_was_restarted_hears_of_all_within_a_renewal(fake: FakeOrchestrator) -> None:
+    rig = Rig()
+    async with rig.registrar as registrar:
+        target = HttpTarget(fake.url, "", 0.15)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({"a:1", "b:1"}))
+        await registrar.told(PATIENCE_S)
+        fake.known.clear()
+        await rig.until({"a:1", "b:1"}, fake)
+
+
+async def test_a_new_manager_tells_nobody_none(fake: FakeOrchestrator, tmp_path: Path) -> None:
+    """What an earlier one has told holds until this one knows better."""
+    path = tmp_path / "instances"
+    path.write_text("a:1\n")
+    async with Rig().registrar as registrar:
+        await registrar.follow({"http": HttpTarget(fake.url, "", 45.0), "file": AddressList(path)})
+        await asyncio.sleep(0.05)
+    assert fake.asked == []
+    assert path.read_text() == "a:1\n"
+
+
+async def test_one_that_refuses_is_said_once_and_holds_up_nobody(
+    fake: FakeOrchestrator, tmp_path: Path
+) -> None:
+    fake.status = 403
+    rig = Rig()
+    async with rig.registrar as registrar:
+        good = AddressList(tmp_path / "instances")
+        bad = HttpTarget(fake.url, "wrong", 0.06)
+        gone = HttpTarget("http://127.0.0.1:9", "", 0.06)
+        await registrar.follow({each.name: each for each in (good, bad, gone)})
+        registrar.set_ready(frozenset({"a:1"}))
+        await registrar.told(0.3)
+        assert (tmp_path / "instances").read_text().endswith("\na:1\n")
+        assert set(registrar.errors) == {bad.name, gone.name}
+        assert [name for name, _ in rig.warned].count(bad.name) == 1
+        assert "HTTP 403" in registrar.errors[bad.name]
+
+
+async def test_targets_come_and_go_with_the_file(fake: FakeOrchestrator, tmp_path: Path) -> None:
+    async with Rig().registrar as registrar:
+        registrar.set_ready(frozenset({"a:1"}))
+        first = AddressList(tmp_path / "first")
+        await registrar.follow({first.name: first})
+        await registrar.told(PATIENCE_S)
+        target = HttpTarget(fake.url, "", 45.0)
+        await registrar.follow({target.name: target})
+        await registrar.told(PATIENCE_S)
+        registrar.set_ready(frozenset({"b:1"}))
+        await registrar.told(PATIENCE_S)
+    assert set(fake.known) == {"b:1"}
+    assert first.name == f"file:{tmp_path / 'first'}"
+    assert (tmp_path / "first").read_text().endswith("\na:1\n"), "left as it was"
+
+
+async def test_orchestrators_read_the_list_and_keep_the_last_of_an_empty_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "instances"
+    target, follower = AddressList(path), WatchedFile(f"file:{path}")
+    await target.tell(frozenset({"b:1", "[::1]:2"}))
+    assert await follower.read() == {"b:1", "[::1]:2"}
+    assert path.stat().st_mode & 0o777 == 0o644
+    await target.tell(frozenset())
+    with pytest.raises(SourceError, match="no address"):
+        await follower.read()
+
+
+async def test_a_list_has_one_writer_and_the_next_one_once_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two managers that write it in turns would take each other's instances out again."""
+    monkeypatch.setattr(registrars, "_RETRY_S", 0.01)
+    path = tmp_path / "instances"
+    first, second = AddressList(path), AddressList(path)
+    await first.tell(frozenset({"a:1"}))
+    rig = Rig()
+    async with rig.registrar as registrar:
+        await registrar.follow({second.name: second})
+        registrar.set_ready(frozenset({"b:1"}))
+        await registrar.told(0.1)
+        assert f"another pool manager writes {path}" in registrar.errors[second.name]
+        await first.tell(frozenset({"a:2"}))
+        assert await WatchedFile(f"file:{path}").read() == {"a:2"}
+        await first.close()
+        await registrar.told(PATIENCE_S)
+        assert await WatchedFile(f"file:{path}").read() == {"b:1"}
+        assert not registrar.errors
+        with pytest.raises(CannotTell):
+            await first.tell(frozenset({"a:3"}))
+    await first.tell(frozenset({"a:3"}))
+    assert await WatchedFile(f"file:{path}").read() == {"a:3"}
+    await first.close()
+
+
+async def test_a_lock_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "instances"
+    first, second = AddressList(path), AddressList(path)
+    await first.tell(frozenset({"a:1"}))
+    (tmp_path / "instances.lock").unlink()
+    await first.tell(frozenset({"a:2"}))
+    with pytest.raises(CannotTell):
+        await second.tell(frozenset({"b:1"}))
+    await first.close()
+    await second.close()
+
+
+async def test_a_real_orchestrator_takes_what_it_is_told(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker()
+    service = await make_service(
+        instances=("127.0.0.1:9",), token="user", admin_token="root", wait=False
+    )
+    async with Rig().registrar as registrar:
+        target = HttpTarget(service.url, "root", 45.0)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({worker.address}))
+        await registrar.told(PATIENCE_S)
+        assert registrar.errors == {}
+        instances = service.orchestrator.registry.instances
+        await service.until(lambda: instances[worker.address].ready)
+        registrar.set_ready(frozenset())
+        await registrar.told(PATIENCE_S)
+        assert instances[worker.address].retiring_since is not None
+
+
+async def test_an_answer_in_any_encoding_ends_nothing(fake: FakeOrchestrator) -> None:
+    """As of a proxy in front of it; it is told again until it takes it."""
+    fake.status, fake.said = 502, b"<h1>d\xe9sol\xe9\x1b[2J</h1>\n" * 10_000
+    rig = Rig()
+    async with rig.registrar as registrar:
+        target = HttpTarget(fake.url, "", 45.0)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({"a:1"}))
+        async with asyncio.timeout(PATIENCE_S):
+            while not registrar.errors:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        (said,) = registrar.errors.values()
+        assert said.isprintable() and said.startswith("HTTP 502: <h1>d") and len(said) < 250
+        fake.status, fake.said = 201, None
+        registrar.set_ready(frozenset({"b:1"}))
+        await rig.until({"b:1"}, fake)
+
+
+async def test_a_mistake_of_ours_leaves_nobody_untold(tmp_path: Path) -> None:
+    class Faulty(AddressList):
+        failures = 1
+
+        async def tell(self, addresses: frozenset[str]) -> None:
+            if self.failures:
+                self.failures -= 1
+                raise ValueError("unforeseen")
+            await super().tell(addresses)
+
+    async with Rig().registrar as registrar:
+        await registrar.follow({"file": Faulty(tmp_path / "list")})
+        registrar.set_ready(frozenset({"a:1"}))
+        async with asyncio.timeout(PATIENCE_S):
+            while not registrar.errors:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        registrar.set_ready(frozenset({"b:1"}))
+        await registrar.told(PATIENCE_S)
+        assert (tmp_path / "list").read_text().endswith("\nb:1\n")
+
+
+@pytest.mark.parametrize(("heartbeats_s", "told_s"), [(0.3, 1.0), (45.0, 45.0), (86_400.0, 3600.0)])
+async def test_any_heartbeat_makes_a_time_to_live_that_orchestrators_take(
+    fake: FakeOrchestrator, heartbeats_s: float, told_s: float
+) -> None:
+    async with Rig().registrar as registrar:
+        target = HttpTarget(fake.url, "", heartbeats_s)
+        await registrar.follow({target.name: target})
+        registrar.set_ready(frozenset({"a:1"}))
+        await registrar.told(PATIENCE_S)
+    assert fake.known == {"a:1": told_s}
+    assert target.renew_s is not None and target.renew_s <= told_s / 3

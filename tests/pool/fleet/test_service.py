@@ -1,0 +1,297 @@
+"""A manager's file followed and its orders taken; what it would start, said first (PV-1)."""
+
+import asyncio
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catalog.errors import (
+    PoolFileInvalid,
+    PoolInUse,
+    PortsUnguarded,
+    ProvisionError,
+    StateFileUnusable,
+)
+from pool import pool_command
+from pool.fleet import service as service_module
+from pool.fleet.check import plan
+from pool.fleet.control import ControlSocket, ask
+from pool.fleet.home import PoolHome
+from pool.fleet.member import EventKind, PoolEvent
+from pool.fleet.registrar import AddressList
+from pool.fleet.service import Ending, PoolService
+from pool.pool_file import parse_pool_file
+from pool.process.ports import free_ports
+from tests.support.fake_gpus import FakeGpus
+from tests.support.fake_pool import FakeMachine, Server
+
+PATIENCE_S = 20.0
+ONE = '[[instances]]\nname = "one"\nmodel = "demo"\n'
+
+
+class Running:
+    """A service over a simulated machine."""
+
+    def __init__(self, folder: Path, machine: FakeMachine) -> None:
+        self.folder = folder
+        self.machine = machine
+        self.path = folder / "pool.toml"
+        self.home = folder / "home"
+        self.events: list[PoolEvent] = []
+        self.service: PoolService | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def ask_for(self, text: str, pool: str = "") -> None:
+        self.path.write_text(f'[pool]\nhome = "{self.home}"\n{pool}\n{text}')
+
+    async def start(self) -> PoolService:
+        self.service = PoolService(self.path, FakeGpus(), self.events.append)
+        self.task = asyncio.create_task(self.service.run())
+        await self.until(lambda: self.service is not None and self.service.manager is not None)
+        await self.until(lambda: self.ready() == self.asked())
+        return self.service
+
+    def asked(self) -> set[str]:
+        assert self.service is not None
+        return set(self.service._wishes)
+
+    def ready(self) -> set[str]:
+        assert self.service is not None and self.service.manager is not None
+        members = self.service.manager.members.items()
+        return {name for name, member in members if member.is_ready}
+
+    async def until(self, done: Any) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not done():
+                if self.task is not None and self.task.done():
+                    self.task.result()
+                await asyncio.sleep(0.01)
+
+    def said(self, kind: EventKind) -> list[str]:
+        return [event.text for event in self.events if event.kind is kind]
+
+
+@pytest.fixture
+async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+    machine = FakeMachine()
+    monkeypatch.setattr(service_module, "PoolMachine", lambda host: machine)
+    monkeypatch.setattr(service_module, "LOOK_S", 0.02)
+    monkeypatch.setattr("tests.support.fake_pool.LOAD_S", 0.01)
+    monkeypatch.delenv("TIDEGATE_LANE_TOKEN", raising=False)
+    running = Running(tmp_path, machine)
+    running.ask_for(ONE)
+    yield running
+    if running.service is not None and running.task is not None:
+        running.service.end(Ending(0.0))
+        await asyncio.gather(running.task, return_exceptions=True)
+
+
+async def test_status_says_how_each_instance_is(running: Running) -> None:
+    await running.start()
+    told = await ask(running.home, {"do": "status"}, PATIENCE_S)
+    (one,) = told["instances"]
+    assert (one["name"], one["state"], one["address"]) == ("one", "ready", "127.0.0.1:9001")
+    with pytest.raises(ProvisionError, match="no such order"):
+        await ask(running.home, {"do": "dance"}, PATIENCE_S)
+
+
+async def test_the_file_is_followed(running: Running) -> None:
+    await running.start()
+    running.ask_for(ONE + ONE.replace("one", "two"))
+    await running.until(lambda: running.ready() == {"one", "two"})
+    running.ask_for(ONE.replace("one", "two"))
+    await running.until(lambda: running.ready() == {"two"} == set(running.machine.running()))
+
+
+async def test_a_broken_file_changes_nothing_and_is_said(running: Running) -> None:
+    service = await running.start()
+    before = running.machine.running()
+    running.path.write_text("[[instances]]\nnam = 1\n")
+    await running.until(lambda: running.said(EventKind.REFUSED_FILE))
+    assert "did you mean name?" in running.said(EventKind.REFUSED_FILE)[0]
+    with pytest.raises(ProvisionError, match="did you mean name"):
+        await ask(running.home, {"do": "reload"}, PATIENCE_S)
+    running.path.unlink()
+    with pytest.raises(PoolFileInvalid, match="cannot read"):
+        service.reload()
+    assert running.machine.running() == before
+    assert running.ready() == {"one"}
+
+
+async def test_a_reload_says_what_it_does_and_what_needs_a_restart(running: Running) -> None:
+    service = await running.start()
+    assert service._gpus is not None
+    service._gpus.ledger.take_out("GPU-0", "Xid 79")
+    running.ask_for(ONE.replace("one", "two"), "heartbeat_s = 9")
+    told = await ask(running.home, {"do": "reload"}, PATIENCE_S)
+    assert told == {"start": ["two"], "replace": [], "end": ["one"]}
+    assert "heartbeat_s in [pool]" in running.said(EventKind.WARNED)[0]
+    assert service._gpus.ledger.out == {}, "tried again"
+    await running.until(lambda: running.ready() == {"two"})
+
+
+@pytest.mark.parametrize(("how", "left"), [("drain", 0), ("now", 0), ("leave", 1)])
+async def test_stop_ends_everything_or_the_manager_alone(
+    running: Running, how: str, left: int
+) -> None:
+    await running.start()
+    assert await ask(running.home, {"do": "stop", "how": how}, PATIENCE_S) == {"ended": True}
+    assert running.task is not None
+    await running.task
+    assert len(running.machine.running()) == left
+    with pytest.raises(PoolInUse, match="no manager runs"):
+        await ask(running.home, {"do": "status"}, PATIENCE_S)
+
+
+async def test_a_second_manager_is_refused_and_disturbs_nobody(running: Running) -> None:
+    await running.start()
+    second = PoolService(running.path, FakeGpus(), running.events.append)
+    with pytest.raises(PoolInUse, match="another manager"):
+        await second.run()
+    assert (await ask(running.home, {"do": "status"}, PATIENCE_S))["instances"]
+
+
+async def test_its_metrics_are_on_loopback(running: Running) -> None:
+    (port,) = free_ports(1)
+    running.ask_for(ONE, f"metrics_port = {port}")
+    await running.start()
+
+    def scrape() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+            return str(response.read().decode())
+
+    text = await asyncio.to_thread(scrape)
+    for line in (
+        'tidegate_pool_instances{state="ready"} 1.0',
+        'tidegate_pool_instances{state="down"} 0.0',
+        'tidegate_pool_restarts_total{name="one"} 0.0',
+        "tidegate_preflight_cache_hit_rate 0.0",
+    ):
+        assert f"\n{line}\n" in text
+
+
+async def test_off_loopback_somebody_must_be_asked_for_a_token(running: Running) -> None:
+    running.ask_for(ONE, 'host = "0.0.0.0"')
+    service = PoolService(running.path, FakeGpus(), running.events.append)
+    with pytest.raises(PortsUnguarded, match=r"open = true in \[pool\]"):
+        await service.run()
+
+
+async def test_a_lane_token_is_made_up_once_for_both_sides(running: Running) -> None:
+    running.ask_for(ONE + "[orchestrator]\nport = 0\n")
+    service = await running.start()
+    assert service.manager is not None
+    token = service.manager.state.lane_token
+    assert len(token) > 30
+    service.end(Ending(None))
+    assert running.task is not None
+    await running.task
+    second = await running.start()
+    assert second.manager is not None and second.manager.state.lane_token == token
+
+
+async def test_a_home_with_a_long_name_can_be_asked(tmp_path: Path) -> None:
+    home = tmp_path / ("x" * 150)
+    home.mkdir()
+
+    async def answer(order: dict[str, Any]) -> dict[str, Any]:
+        return order
+
+    socket = ControlSocket(home, answer)
+    await socket.open()
+    assert await ask(home, {"do": "x"}, PATIENCE_S) == {"do": "x"}
+    await socket.close()
+
+
+async def test_check_says_what_would_start_and_what_stands_against_it(tmp_path: Path) -> None:
+    more = "vram_gib = 30\ndevices = [0]\ncount = 2\n"
+    nowhere = '[[instances]]\nname = "none"\nmodel = "/nowhere"\n'
+    file = parse_pool_file(ONE + more + nowhere)
+    planned = {each.name: each for each in await plan(file, tmp_path, FakeGpus(40.0))}
+    assert planned["one-0"].problem == ""
+    assert (planned["one-0"].device, planned["one-0"].need_gib) == ("0", 30.0)
+    assert "where 10.0 GiB of 80.0 GiB are free" in planned["one-1"].problem
+    assert "there is no model '/nowhere'" in planned["none"].problem
+
+
+async def test_check_says_that_a_triton_is_none(tmp_path: Path) -> None:
+    file = parse_pool_file('[pool]\ntriton = "/bin/sh"\n' + ONE)
+    (planned,) = await plan(file, tmp_path, FakeGpus())
+    assert "No Triton server at /bin/sh" in planned.problem
+
+
+async def test_a_folder_that_others_may_write_to_is_no_home(running: Running) -> None:
+    """Its lock could be a link to anything, and its list of instances anybody's."""
+    running.home.mkdir()
+    running.home.chmod(0o777)
+    service = PoolService(running.path, FakeGpus(), running.events.append)
+    with pytest.raises(StateFileUnusable, match="others may write"):
+        await service.run()
+    running.home.chmod(0o700)
+    kept = running.folder / "kept"
+    kept.write_text("kept")
+    (running.home / "lock").symlink_to(kept)
+    with pytest.raises(StateFileUnusable, match="cannot write"):
+        await service.run()
+    assert kept.read_text() == "kept"
+
+
+async def test_only_its_owner_gives_a_manager_orders(running: Running) -> None:
+    await running.start()
+    assert (running.home / "control").stat().st_mode & 0o777 == 0o600
+
+
+async def test_an_order_of_nonsense_is_answered(running: Running) -> None:
+    await running.start()
+    for order in (b"[" * 100_000, b"{}", b"[]", b"7", b"\xff"):
+        reader, writer = await asyncio.open_unix_connection(str(running.home / "control"))
+        writer.write(order + b"\n")
+        assert b"no such order" in await reader.read()
+        writer.close()
+
+
+async def test_reasons_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log's lines have brackets, which are nobody's markup."""
+    table = pool_command._table("why")
+    table.add_row("[/opt/tritonserver] :smile: [libprotobuf ERROR message.cc:1]")
+    pool_command._show(table)
+    assert "[/opt/tritonserver] :smile: [libprotobuf ERROR" in capsys.readouterr().out
+
+
+async def test_stop_ends_nothing_under_a_manager_that_starts(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the pool and answers nobody yet; what was ended it would start again."""
+    found = Server("one", "d", "m", 1).found
+    monkeypatch.setattr(pool_command, "find_detached", lambda home: [found])
+    monkeypatch.setattr(pool_command, "_end", None)
+    starting = PoolHome(running.home)
+    starting.claim()
+    with pytest.raises(PoolInUse, match="another manager"):
+        await pool_command._stop(running.path, "drain")
+    starting.release()
+
+
+@pytest.mark.parametrize(
+    ("url", "pool", "warns"),
+    [
+        ("http://10.255.255.1:8080", "", True),
+        ("http://10.255.255.1:8080", 'host = "0.0.0.0"\nopen = true', True),
+        ("http://localhost:9", "", False),
+        ("http://10.255.255.1:8080", 'advertise = "10.255.255.2"', False),
+    ],
+)
+async def test_another_machine_that_would_be_told_our_loopback_is_said(
+    running: Running, monkeypatch: pytest.MonkeyPatch, url: str, pool: str, warns: bool
+) -> None:
+    monkeypatch.setenv("TIDEGATE_LANE_TOKEN", "x" * 32)
+    monkeypatch.setattr(
+        service_module, "HttpTarget", lambda *_: AddressList(running.folder / "told")
+    )
+    running.ask_for(ONE + f'[orchestrators]\nregister = ["{url}"]\n', pool)
+    await running.start()
+    said = [text for text in running.said(EventKind.WARNED) if "only this machine reaches" in text]
+    assert bool(said) == warns

@@ -1,0 +1,164 @@
+"""``tidegate doctor``: each lack is found, with what to do about it."""
+
+import json
+import resource
+import socket
+from collections import namedtuple
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catalog.errors import MachineUnfit
+from pool.preflight import checkup, cpu, gpu, host, slot
+from pool.preflight.checkup import Finding, Verdict, Wanted, examine
+from tidegate.cli.main import main
+from worker.extras import pip_install
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def found(check: str, **wanted: Any) -> Finding:
+    here = Wanted(**({"home": Path("/"), "device": "cpu", "port": 0} | wanted))
+    return next(finding for finding in examine(here) if finding.check == check)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "look", lambda: gpu.Gpus(problem="no NVIDIA driver", advice="buy"))
+
+
+def test_every_lack_has_an_advice(tmp_path: Path) -> None:
+    findings = list(examine(Wanted(tmp_path, port=0)))
+    assert len({finding.check for finding in findings}) == len(findings) == 13
+    assert all(finding.advice for finding in findings if finding.verdict is not Verdict.OK)
+
+
+@pytest.mark.parametrize(
+    ("device", "verdict"), [("cuda", Verdict.FAIL), (None, Verdict.WARN), ("cpu", Verdict.OK)]
+)
+def test_a_gpu_is_missed_where_it_is_wanted(device: str | None, verdict: Verdict) -> None:
+    assert found("gpu", device=device).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("built_for", "verdict", "said"),
+    [
+        ("12.4", Verdict.OK, "for CUDA 12.4"),
+        ("13.0", Verdict.FAIL, "needs CUDA 13.0, and the driver can do 12.6"),
+        (None, Verdict.WARN, "built without CUDA, and there is a GPU"),
+    ],
+)
+def test_torch_must_fit_the_driver(
+    monkeypatch: pytest.MonkeyPatch, built_for: str | None, verdict: Verdict, said: str
+) -> None:
+    monkeypatch.setattr(gpu, "look", lambda: gpu.Gpus(("H100", "H100"), "12.6"))
+    monkeypatch.setattr(gpu, "torch_cuda", lambda: built_for)
+    assert found("gpu", device=None).found == "H100, H100; driver for CUDA 12.6"
+    finding = found("torch", device=None)
+    assert finding.verdict is verdict and said in finding.found
+
+
+def test_no_libpython(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "libpython_places", lambda: ["/nowhere"])
+    finding = found("libpython")
+    assert finding.verdict is Verdict.FAIL
+    assert finding.advice.startswith(f"sudo apt-get install libpython{host.python_version()}")
+
+
+def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert found("torch").verdict is Verdict.FAIL
+    assert found("numba").advice == pip_install("cpu")
+    assert found("numba").verdict is Verdict.WARN
+    assert found("numba", device="cuda").verdict is Verdict.OK
+
+
+def test_clips_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIDEGATE_SLOT_SPEECH", raising=False)
+    there: set[str] = set()
+    monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name in there or None)
+    assert found("slot").verdict is Verdict.WARN
+    assert found("slot").found.startswith("av and espeakng-loader not installed")
+    assert found("slot").advice == pip_install("slot")
+    with pytest.raises(MachineUnfit, match=r"needs av and espeakng-loader, .*pip install .av>=14"):
+        slot.check_slot()
+    there.add("av")
+    assert slot.lacking("kokoro, espeak") == ("espeakng-loader",)
+    slot.check_slot("kokoro")  # whatever else that needs, the model says when it loads
+    there.add("espeakng_loader")
+    assert found("slot").verdict is Verdict.OK
+
+
+def test_a_server_that_is_not_there_can_be_fetched_but_not_a_wrong_one(tmp_path: Path) -> None:
+    assert found("triton", home=tmp_path).verdict is Verdict.WARN
+    finding = found("triton", home=tmp_path, triton=tmp_path / "none")
+    assert finding.verdict is Verdict.FAIL and "expected the tritonserver binary" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("free", "shm", "disk"),
+    [
+        (2**20, Verdict.FAIL, Verdict.WARN),
+        (2**29, Verdict.OK, Verdict.WARN),
+        (2**40, Verdict.OK, Verdict.OK),
+    ],
+)
+def test_room(monkeypatch: pytest.MonkeyPatch, free: int, shm: Verdict, disk: Verdict) -> None:
+    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda path: Usage(free, 0, free))
+    monkeypatch.setattr(cpu, "memory_free", lambda: free)
+    assert found("/dev/shm").verdict is shm
+    assert found("disk", home=Path("/tmp/not/there/yet")).verdict is disk
+    assert found("memory").verdict is disk
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "advice"),
+    [(256, 9000, "ulimit -n 9000"), (256, 256, "LimitNOFILE"), (65536, 65536, "")],
+)
+def test_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, advice: str) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    finding = found("open files")
+    assert advice in finding.advice
+    assert (finding.verdict is Verdict.OK) == (not advice)
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        finding = found("port", port=taken.getsockname()[1])
+    assert finding.verdict is Verdict.WARN and "--port 0" in finding.advice
+
+
+def test_what_the_cpu_can_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(cpu, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    assert found("cpu").verdict is Verdict.WARN  # nobody tells
+    cpuinfo.write_text(
+        "processor\t: 0\nflags\t\t: fpu avx2 avx512f amx_tile amx_bf16 avx512_bf16\n"
+    )
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert found("cpu").found == "0.5 cores; AVX2, AVX-512, AVX-512 bf16, AMX, AMX bf16"
+    (tmp_path / "memory.max").write_text("4096\n")
+    (tmp_path / "memory.current").write_text("1024\n")
+    assert cpu.memory_free() == 3072
+
+
+def test_the_command_says_all_and_its_status_sums_it_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+    monkeypatch.setattr(checkup, "libpython_places", lambda: ["/"])
+    argv = ["doctor", "--device", "cpu", "--port", "0"]
+    assert main(argv) == 1
+    out = capsys.readouterr().out
+    assert "FAIL  libpython" in out and "→ sudo apt-get" in out and "\x1b" not in out
+    assert "to mend before it can serve." in out
+    assert main([*argv, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["can_serve"] is False
+    assert {f["verdict"] for f in report["findings"]} >= {"ok", "fail"}

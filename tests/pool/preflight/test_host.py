@@ -1,0 +1,70 @@
+"""What the machine lacks is one sentence with the command that fixes it."""
+
+import importlib.util
+import os
+import platform
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from catalog.errors import MachineUnfit
+from pool.preflight import host as machine
+
+HERE = machine.python_version()
+
+
+def stub(tmp_path: Path, needs: str) -> Path:
+    path = tmp_path / "triton_python_backend_stub"
+    path.write_bytes(b"\x7fELF\0libstdc++.so.6\0" + needs.encode() + b"\0")
+    return path
+
+
+def test_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(MachineUnfit, match=r"Linux on x86_64, and this is Linux on aarch64.*use"):
+        machine.check_platform()
+
+
+@pytest.mark.parametrize(("libc", "named"), [("glibc 2.31", "2.31"), ("", "none")])
+def test_old_or_no_glibc(monkeypatch: pytest.MonkeyPatch, libc: str, named: str) -> None:
+    monkeypatch.setattr(os, "confstr", lambda name: libc)
+    with pytest.raises(MachineUnfit, match=rf"glibc 2\.35 or newer.* has {named}: use Debian 12"):
+        machine.check_platform()
+
+
+def test_python_without_venv(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ensurepip" else find_spec(name)
+    )
+    with pytest.raises(MachineUnfit, match=rf"apt-get install python{HERE}-venv$"):
+        machine.check_venv_module()
+
+
+def test_no_libpython(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: str(tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    monkeypatch.setattr(machine, "_SYSTEM_LIBRARIES", ())
+    name = f"libpython{HERE}.so.1.0"
+    with pytest.raises(MachineUnfit, match=rf"needs {name}.*apt-get install libpython{HERE} "):
+        machine.libpython_dir(stub(tmp_path, needs=name))
+
+
+def test_libpython_is_found_where_python_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = f"libpython{HERE}.so.1.0"
+    (tmp_path / name).touch()
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: str(tmp_path))
+    assert machine.libpython_dir(stub(tmp_path, needs=name)) == tmp_path
+
+
+def test_a_stub_may_bring_its_own_libpython(tmp_path: Path) -> None:
+    assert machine.libpython_dir(stub(tmp_path, needs="libpython3-419a3a08.13.so.1.0")) is None
+
+
+def test_a_stub_of_another_python(tmp_path: Path) -> None:
+    with pytest.raises(MachineUnfit, match=rf"runs Python 3\.10, and this is {HERE}: "):
+        machine.check_stub_python(stub(tmp_path, needs="libpython3.10.so.1.0"))

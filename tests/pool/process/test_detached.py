@@ -1,0 +1,204 @@
+"""Processes that outlive whoever started them: found again, ended, and nothing left (PV-1)."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from catalog.errors import StartFailed
+from pool.process import guardian
+from pool.process.detached import (
+    DetachedProcess,
+    DetachedStarter,
+    clear_remains,
+    find_detached,
+)
+from pool.process.proc import ProcessId
+from pool.process.process import children_of, is_running
+from tests.support.processes import Marked, eventually
+
+SLEEP = ("bash", "-c", "sleep 1000 & sleep 1000")
+STUBBORN = ("bash", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done")
+
+
+class Home:
+    """A pool's folder, and what runs in its name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.marked = Marked()
+
+    async def start(
+        self, *command: str, unit: str = "one", log: Path | None = None
+    ) -> DetachedProcess:
+        starter = DetachedStarter(self.path, unit, {"port": "8001"})
+        return await starter(unit, command or SLEEP, env=self.marked.env, log=log)
+
+    def nothing_is_left(self) -> None:
+        self.marked.wait_gone(set())
+        assert find_detached(self.path) == []
+        assert list((self.path / "run").iterdir()) == []
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[Home]:
+    home = Home(tmp_path)
+    yield home
+    for pid in home.marked.pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_it_is_found_by_its_label_and_ended_by_who_adopts_it(home: Home) -> None:
+    await home.start()
+    (found,) = find_detached(home.path)
+    assert (found.label.unit, found.label.facts) == ("one", {"port": "8001"})
+    adopted = await DetachedProcess.adopt("one", found, None)
+    assert adopted.running and ProcessId.of(adopted.pid) is not None
+    assert await adopted.end(5.0) == 128 + signal.SIGTERM
+    home.nothing_is_left()
+
+
+async def test_another_homes_processes_are_not_ours(home: Home, tmp_path: Path) -> None:
+    process = await home.start()
+    assert find_detached(tmp_path / "other") == []
+    await process.kill()
+
+
+async def test_it_reports_the_commands_own_end(home: Home) -> None:
+    assert await (await home.start("bash", "-c", "exit 7")).wait() == 7
+    home.nothing_is_left()
+
+
+async def test_what_ignores_sigterm_is_killed_after_the_grace(home: Home, tmp_path: Path) -> None:
+    process = await home.start(*STUBBORN, log=tmp_path / "log")
+    eventually(lambda: "deaf" in (tmp_path / "log").read_text(), lambda: "it set no trap")
+    assert await process.end(0.1) == 128 + signal.SIGKILL
+    home.nothing_is_left()
+
+
+async def test_a_command_that_cannot_run_is_a_failed_start(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="one: cannot run /nonexistent"):
+        await home.start("/nonexistent", log=tmp_path / "log")
+    assert "No such file" in (tmp_path / "log").read_text()
+    home.nothing_is_left()
+
+
+@pytest.mark.parametrize("victim", ["command", "guardian"])
+async def test_whoever_is_killed_nothing_is_left(home: Home, victim: str) -> None:
+    process = await home.start()
+    pids = {"command": process.pid, "guardian": process.found.guardian.pid}
+    os.kill(pids[victim], signal.SIGKILL)
+    assert await process.wait() == 128 + signal.SIGKILL
+    home.nothing_is_left()
+
+
+async def test_a_killed_guardians_shared_memory_is_removed(home: Home) -> None:
+    process = await home.start()
+    region = f"{process.found.label.mark}region"
+    with open(f"/dev/shm/{region}", "w"):  # noqa: ASYNC230 - of no length
+        pass
+    process.found.guardian.send(signal.SIGKILL)
+    await process.wait()
+    home.marked.wait_gone({region})
+
+
+async def test_a_guardian_that_stands_still_is_ended_all_the_same(home: Home) -> None:
+    process = await home.start()
+    os.kill(process.found.guardian.pid, signal.SIGSTOP)
+    assert await process.kill() == 128 + signal.SIGKILL
+    home.nothing_is_left()
+
+
+async def test_orders_reach_it_without_its_folder(home: Home) -> None:
+    process = await home.start()
+    (process.found.label.run_dir / guardian.ORDERS).unlink()
+    await process.end(5.0)
+    home.nothing_is_left()
+
+
+async def test_remains_of_a_run_without_a_guardian_are_ended(home: Home) -> None:
+    """Both were killed while nobody watched: strays are told by their environment."""
+    process = await home.start("bash", "-c", "setsid sleep 1000 & exec sleep 1000")
+    eventually(lambda: len(home.marked.pids()) == 3, lambda: f"{home.marked.pids()}")
+    process._ended.cancel()  # as if this manager was gone
+    process.found.guardian.send(signal.SIGKILL)
+    eventually(lambda: len(home.marked.pids()) == 1, lambda: f"{home.marked.pids()}")
+    assert clear_remains(home.path, find_detached(home.path)) == [process.found.label.mark]
+    home.nothing_is_left()
+
+
+async def test_a_cancelled_start_leaves_nothing(home: Home) -> None:
+    starting = asyncio.create_task(home.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    home.nothing_is_left()
+
+
+def test_a_process_id_that_was_given_away_again_gets_no_signal() -> None:
+    ours = ProcessId.of(os.getpid())
+    assert ours is not None and ours.is_running
+    earlier = ProcessId(ours.pid, ours.started_ticks - 1)
+    assert not earlier.is_running
+    assert not earlier.send(signal.SIGKILL), "or this test has just ended"
+
+
+async def test_another_users_processes_are_never_ours(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever adopts one has clients' prompts go to its ports."""
+    process = await home.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 4_000_000)
+        assert find_detached(home.path) == []
+    await process.kill()
+
+
+@pytest.mark.parametrize("mark", ["../../victim", "", "*", "tidegate_000000000000_/../../x"])
+async def test_a_mark_that_would_leave_its_folder_is_no_mark(home: Home, mark: str) -> None:
+    """What it names is deleted at the end."""
+    label = json.dumps({"home": str(home.path), "unit": "one", "mark": mark})
+    process = subprocess.Popen(  # noqa: ASYNC220
+        ["bash", "-c", "read", "guardian.py", f"--label={label}"],
+        stdin=subprocess.PIPE,
+        env=home.marked.env,
+    )
+    try:
+        assert find_detached(home.path) == []
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_remains_are_ended_of_runs_only(tmp_path: Path) -> None:
+    theirs = tmp_path / "run" / f"notes-{os.getpid()}"
+    theirs.mkdir(parents=True)
+    region = Path("/dev/shm") / f"{theirs.name}-region"
+    region.touch()
+    try:
+        assert clear_remains(tmp_path, []) == []
+        assert theirs.is_dir() and region.exists()
+    finally:
+        region.unlink()
+
+
+def test_processes_that_are_hidden_from_us_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``hidepid=1``."""
+
+    def refused(*_: object, **__: object) -> str:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert ProcessId.of(os.getpid()) is None
+    assert not is_running(os.getpid()) and children_of(os.getpid()) == []
+    assert find_detached(tmp_path) == []

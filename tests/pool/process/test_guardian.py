@@ -1,0 +1,142 @@
+"""The guardian with real processes: whatever dies, nothing of the command is left (OR-14)."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pool.process import guardian
+from tests.support.processes import Marked, eventually
+
+STUBBORN = "trap '' TERM; echo up >&2; while :; do sleep 0.05; done"
+WITH_STRAYS = "sleep 1000 & setsid sleep 1000 & wait"
+
+
+@pytest.fixture
+def marked() -> Iterator[Marked]:
+    marked = Marked()
+    yield marked
+    for pid in marked.pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+def start(marked: Marked, script: str, *options: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", guardian.__file__, *options, "--", "bash", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=marked.env,
+        start_new_session=True,
+    )
+
+
+def wait_up(process: subprocess.Popen[bytes]) -> None:
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"up\n"
+
+
+def order(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{grace_s}\n".encode())
+    process.stdin.flush()
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -SEGV $$", 128 + signal.SIGSEGV)]
+)
+def test_reports_the_commands_own_end(marked: Marked, script: str, status: int) -> None:
+    with start(marked, script) as process:
+        assert process.wait() == status
+    assert marked.pids() == []
+
+
+def test_a_command_that_cannot_run_is_said_so(marked: Marked) -> None:
+    command = [sys.executable, "-I", "-S", guardian.__file__, "--", "/nonexistent/tritonserver"]
+    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env=marked.env)
+    assert done.returncode == 127
+    assert done.stdout == b""
+    assert b"cannot run /nonexistent/tritonserver: No such file" in done.stderr
+
+
+def test_a_dead_command_takes_its_children_along(marked: Marked) -> None:
+    with start(marked, f"({WITH_STRAYS}) & sleep 0.1; kill -KILL $$") as process:
+        assert process.wait() == 128 + signal.SIGKILL
+    assert marked.pids() == []
+
+
+def test_end_of_the_launcher_ends_everything(marked: Marked) -> None:
+    """A launcher killed with -9 closes the pipe; nothing else tells the guardian."""
+    with start(marked, WITH_STRAYS, "--grace=0.1") as process:
+        eventually(lambda: len(marked.pids()) == 4, lambda: f"processes: {marked.pids()}")
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+    assert marked.pids() == []
+
+
+def test_sigterm_then_sigkill_after_the_grace(marked: Marked) -> None:
+    with start(marked, STUBBORN) as process:
+        wait_up(process)
+        order(process, 0.1)
+        assert process.wait() == 128 + signal.SIGKILL
+    assert marked.pids() == []
+
+
+def test_sigterm_is_enough_for_a_polite_command(marked: Marked) -> None:
+    with start(marked, "trap 'exit 5' TERM; echo up >&2; while :; do sleep 0.02; done") as process:
+        wait_up(process)
+        order(process, 30)
+        assert process.wait() == 5
+
+
+def test_a_later_order_shortens_the_grace(marked: Marked) -> None:
+    with start(marked, STUBBORN) as process:
+        wait_up(process)
+        order(process, 1000)
+        order(process, 0)
+        assert process.wait() == 128 + signal.SIGKILL
+    assert marked.pids() == []
+
+
+def test_a_signal_to_the_guardian_ends_the_command(marked: Marked) -> None:
+    with start(marked, STUBBORN, "--grace=0.1") as process:
+        wait_up(process)
+        process.terminate()
+        assert process.wait() == 128 + signal.SIGKILL
+    assert marked.pids() == []
+
+
+def test_a_killed_guardian_takes_the_command_along(marked: Marked) -> None:
+    with start(marked, "echo up >&2; exec sleep 1000") as process:
+        wait_up(process)
+        process.kill()
+    marked.wait_gone(set())
+
+
+def test_the_command_starts_with_default_signals_in_its_own_session(marked: Marked) -> None:
+    script = "grep -E 'Sig(Blk|Ign)' /proc/self/status >&2; ps -o sid= -p $$ >&2; echo $$ >&2"
+    with start(marked, script) as process:
+        blocked, ignored, session, pid = process.stderr.read().decode().splitlines()
+    handled = sum(1 << (signum - 1) for signum in (*guardian.SIGNALS, signal.SIGPIPE))
+    assert int(blocked.split()[1], 16) & handled == 0
+    assert int(ignored.split()[1], 16) & handled == 0
+    assert int(session) == int(pid)
+
+
+def test_removes_shared_memory_of_its_prefix_only(marked: Marked) -> None:
+    ours, other = f"tidegate_{secrets.token_hex(6)}_", f"tidegate_{secrets.token_hex(6)}_"
+    try:
+        for prefix in (ours, other):
+            Path("/dev/shm", f"{prefix}region").touch()
+        with start(marked, "true", f"--shm-prefix={ours}") as process:
+            process.wait()
+        assert not Path("/dev/shm", f"{ours}region").exists()
+        assert Path("/dev/shm", f"{other}region").exists()
+    finally:
+        assert guardian.remove_shared_memory(other) == [f"{other}region"]

@@ -1,0 +1,116 @@
+"""Ports that are free, and those that are not."""
+
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+
+from catalog.errors import PortInUse
+from catalog.hosts import connect_host, is_loopback
+from pool.process import ports
+from pool.process.ports import free_ports, host_port, is_free, require_free
+
+
+def test_free_ports_are_different_and_can_be_listened_on() -> None:
+    found = free_ports(20)
+    assert len(set(found)) == 20
+    for port in found:
+        require_free("127.0.0.1", port, "")
+
+
+def test_ports_that_others_asked_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, free = free_ports(2)
+    monkeypatch.setattr(ports.random, "sample", lambda *_, **__: [asked, free])
+    assert free_ports(1, but={asked}) == [free]
+    assert asked not in free_ports(3, but={asked, free})
+
+
+def test_no_outgoing_connection_is_given_one_of_them() -> None:
+    """A server may listen seconds later."""
+    outgoing = range(int(ports._OUTGOING_PORTS.read_text().split()[0]), 65536)
+    if outgoing[0] > ports.FIRST_PORT + 1000:
+        assert not set(free_ports(50)) & set(outgoing)
+
+
+def test_where_the_kernel_keeps_nearly_all_ports_it_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in ("1024 65535", "10001 65535", "nonsense"):
+        (tmp_path / "range").write_text(text)
+        monkeypatch.setattr(ports, "_OUTGOING_PORTS", tmp_path / "range")
+        assert len(set(free_ports(5))) == 5
+
+
+def test_a_taken_port_is_named_with_the_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(PortInUse, match=rf"127\.0\.0\.1:{port}: .*in use; take another"):
+            require_free("127.0.0.1", port, "take another")
+        assert not is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["nope.invalid", "a..b", "192.0.2.1"])
+def test_no_port_is_free_on_a_host_that_is_not_ours(host: str) -> None:
+    with pytest.raises(PortInUse, match="give an address"):
+        free_ports(3, host)
+
+
+def test_more_ports_than_there_can_be() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        with pytest.raises(PortInUse, match="fewer instances"):
+            free_ports(300)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(PortInUse, match="no port 65540, the last is 65535; take another"):
+        require_free("127.0.0.1", 65540, "take another")
+
+
+@pytest.mark.skipif(not is_free("::1", 0), reason="this machine has no IPv6")
+def test_ports_on_an_ipv6_address() -> None:
+    (port,) = free_ports(1, "::1")
+    with (
+        socket.create_server(("::1", port), family=socket.AF_INET6),
+        pytest.raises(PortInUse, match=rf"cannot listen on \[::1\]:{port}: "),
+    ):
+        require_free("::1", port, "")
+    assert is_free("::1", port)
+
+
+def test_an_ipv6_address_has_brackets_before_its_port() -> None:
+    assert host_port("::1", 8080) == "[::1]:8080"
+    assert host_port("127.0.0.1", 8080) == "127.0.0.1:8080"
+    assert host_port("localhost", 8080) == "localhost:8080"
+    assert [connect_host(host) for host in ("0.0.0.0", "::", "", "::1", "a.example")] == [
+        "127.0.0.1",
+        "::1",
+        "127.0.0.1",
+        "::1",
+        "a.example",
+    ]
+
+
+def test_a_host_that_is_not_ours() -> None:
+    with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1:80"):
+        require_free("192.0.2.1", 80, "")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("", False),
+        ("::", False),
+        ("192.168.0.1", False),
+        ("localhost.evil.example", False),
+    ],
+)
+def test_only_this_machine_reaches_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

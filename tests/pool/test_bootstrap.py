@@ -1,0 +1,176 @@
+"""Set-up: what runs when, and that a second run does nothing."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from catalog.paths import ROOT
+from pool import bootstrap
+from pool.engines import triton_wheel as wheel
+from pool.preflight import host as machine
+from tests.pool.engines.test_triton_wheel import unpack
+
+
+class Commands(list[list[str]]):
+    """What set-up would have run, in a checkout of its own."""
+
+    fails: Callable[[list[str]], bool] = staticmethod(lambda command: False)
+
+    def run(self, command: list[str], what_failed: str) -> None:
+        if self.fails(command):
+            raise bootstrap.PipFailed(what_failed)
+        self.append(command)
+        if "--target" in command:
+            unpack(Path(command[command.index("--target") + 1]))
+
+    @property
+    def installed(self) -> list[str]:
+        """What pip was asked for: the last words of each call, URLs aside."""
+        pip = [command for command in self if "pip" in command]
+        return [next(w for w in reversed(c) if not w.startswith(("-", "http"))) for c in pip]
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    commands = Commands()
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / "pyproject.toml").write_text("[project]")
+    (tmp_path / "constraints.txt").write_text("torch==2.13.0")
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(bootstrap, "NGC_ROOT", tmp_path / "ngc")
+    monkeypatch.setattr(bootstrap, "_run", commands.run)
+    monkeypatch.setattr(bootstrap, "_venv_fits", lambda: True)
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "argv", ["bootstrap"])
+    return commands
+
+
+def test_triton_first_then_the_build_backend_then_everything(commands: Commands) -> None:
+    """What the machine lacks shows with Triton, before minutes of download."""
+    assert bootstrap.main() == 0
+    assert commands.installed == [wheel.WHEEL, "setuptools", ".[cpu]"]
+
+
+def test_a_second_run_runs_nothing(commands: Commands) -> None:
+    bootstrap.main()
+    commands.clear()
+    assert bootstrap.main() == 0
+    assert commands == []
+
+
+def test_development_adds_to_what_running_needs(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bootstrap.main()
+    commands.clear()
+    monkeypatch.setattr(sys, "argv", ["bootstrap", "--dev"])
+    assert bootstrap.main() == 0
+    assert commands.installed == ["setuptools", ".[cpu,dev]"]
+    commands.clear()
+    assert bootstrap.main() == 0
+    monkeypatch.setattr(sys, "argv", ["bootstrap"])
+    assert bootstrap.main() == 0
+    assert commands == []
+
+
+def test_clips_add_to_what_running_needs_and_development_has_them(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bootstrap.main()
+    commands.clear()
+    for arguments in (["--slot"], ["--slot"], []):
+        monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
+        assert bootstrap.main() == 0
+    assert commands.installed == ["setuptools", ".[cpu,slot]"]
+    commands.clear()
+    for arguments in (["--dev"], ["--slot"]):
+        monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
+        assert bootstrap.main() == 0
+    assert commands.installed == ["setuptools", ".[cpu,dev]"]
+
+
+def test_after_a_change_each_is_installed_when_it_is_wanted(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bootstrap", "--dev"])
+    bootstrap.main()
+    (bootstrap.ROOT / "constraints.txt").write_text("changed")
+    commands.clear()
+    for arguments in ([], ["--dev"]):
+        monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
+        assert bootstrap.main() == 0
+    assert commands.installed == ["setuptools", ".[cpu]", "setuptools", ".[cpu,dev]"]
+
+
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
+def test_a_changed_pin_installs_packages_but_no_triton(commands: Commands, changed: str) -> None:
+    bootstrap.main()
+    commands.clear()
+    (bootstrap.ROOT / changed).write_text("changed")
+    assert bootstrap.main() == 0
+    assert commands.installed == ["setuptools", ".[cpu]"]
+
+
+def test_an_interrupted_install_is_repeated(
+    commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.fails = lambda command: ".[cpu]" in command
+    assert bootstrap.main() == 1
+    assert capsys.readouterr().err.startswith("set-up: pip failed")
+    commands.clear()
+    commands.fails = lambda command: False
+    assert bootstrap.main() == 0
+    assert commands.installed == ["setuptools", ".[cpu]"]
+
+
+def test_type_checkers_see_the_client(commands: Commands) -> None:
+    """They follow path files; one with an umlaut in it would keep Triton's stub from starting."""
+    bootstrap.main()
+    (file,) = bootstrap.VENV.glob("lib/python*/site-packages/*.pth")
+    (line,) = file.read_text("ascii").splitlines()
+    assert (file.parent / line).resolve() == bootstrap.ROOT / "client"
+
+
+def test_an_index_for_torch_and_more_arguments_reach_pip(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = "https://example.invalid/cpu"
+    arguments = ["--torch-index", index, "--pip-args=--proxy 'http://a b'"]
+    monkeypatch.setattr(sys, "argv", ["bootstrap", *arguments])
+    bootstrap.main()
+    for command in commands:
+        assert command[-4:] == ["--proxy", "http://a b", "--extra-index-url", index]
+
+
+def test_with_ngcs_triton_the_wheel_is_not_needed(commands: Commands) -> None:
+    (bootstrap.NGC_ROOT / "bin").mkdir(parents=True)
+    (bootstrap.NGC_ROOT / "bin" / "tritonserver").touch()
+    bootstrap.main()
+    assert commands.installed == ["setuptools", ".[cpu]"]
+
+
+def test_an_unfit_machine_is_told_in_one_sentence(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine.platform, "machine", lambda: "riscv64")
+    assert bootstrap.main() == 1
+    message = capsys.readouterr().err
+    assert message.startswith("set-up: The Triton server of the wheel needs Linux on x86_64")
+    assert message.count("\n") == 1
+    assert commands == []
+
+
+def test_needs_nothing_but_the_standard_library() -> None:
+    """It runs before anything is installed: -S leaves site-packages out."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "pool.bootstrap", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--torch-index" in done.stdout

@@ -1,0 +1,90 @@
+"""What a person sees of a launch."""
+
+import io
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from catalog.operator_key import keep_key, key_file
+from pool.console import curl_line, open_view
+from pool.spec import EventKind, LaunchEvent
+
+RUN = [
+    LaunchEvent(EventKind.FOUND, "triton", "Triton 2.51.0 from the wheel"),
+    LaunchEvent(EventKind.STARTING, "triton"),
+    LaunchEvent(EventKind.STARTING, "orchestrator"),
+    LaunchEvent(EventKind.READY, "triton", "gRPC on 127.0.0.1:8001", 2.5),
+    LaunchEvent(EventKind.READY, "orchestrator", "HTTP on 127.0.0.1:9000", 2.75),
+    LaunchEvent(EventKind.SERVING, "tidegate", "http://127.0.0.1:9000", 2.8),
+    LaunchEvent(EventKind.LOST, "triton", "the server ended with status 137", 0.2),
+    LaunchEvent(EventKind.READY, "triton", "gRPC on 127.0.0.1:8001", 3.0),
+    LaunchEvent(EventKind.ENDING, "tidegate"),
+    LaunchEvent(EventKind.ENDED, "tidegate", seconds=1.2),
+]
+
+
+def shown(*, terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=60, color_system=None)
+    with open_view(
+        console, "in a browser: {url}/{key}\ntry it:\n  curl {url}/" + "x" * 100
+    ) as view:
+        for event in RUN:
+            view(event)
+    return out.getvalue()
+
+
+def test_plain_lines_where_nobody_looks() -> None:
+    assert shown(terminal=False).splitlines() == [
+        "triton: Triton 2.51.0 from the wheel",
+        "triton: starting the server and loading the model",
+        "orchestrator: starting, then waiting for lanes",
+        "triton: gRPC on 127.0.0.1:8001, ready after 2.5 s",
+        "orchestrator: HTTP on 127.0.0.1:9000, ready after 2.8 s",
+        "serving on http://127.0.0.1:9000 after 2.8 s",
+        "in a browser: http://127.0.0.1:9000/",
+        "try it:",
+        "  curl http://127.0.0.1:9000/" + "x" * 100,
+        "triton: the server ended with status 137; starting again in 0.2 s",
+        "triton: gRPC on 127.0.0.1:8001, ready after 3.0 s",
+        "ending",
+        "ended in 1.2 s, nothing left",
+    ]
+
+
+def test_the_operators_key_is_shown_on_a_terminal_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the log of a service manager is not to operate the service."""
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
+    key = keep_key(key_file(tmp_path, "127.0.0.1", 9000))
+    assert f"in a browser: http://127.0.0.1:9000/#key={key}\n" in shown(terminal=True)
+    assert "in a browser: http://127.0.0.1:9000/\n" in shown(terminal=False)
+
+
+def test_a_terminal_gets_the_same_with_running_seconds() -> None:
+    text = shown(terminal=True)
+    assert "✓ triton       gRPC on 127.0.0.1:8001 2.5 s" in text
+    assert "  curl http://127.0.0.1:9000/" + "x" * 100 in text, "a command is never wrapped"
+    assert text.rstrip().endswith("ended in 1.2 s, nothing left")
+
+
+@pytest.mark.parametrize("with_token", [False, True])
+def test_the_curl_line_survives_a_shell(with_token: bool) -> None:
+    words = shlex.split(curl_line("http://h:1", "it's a model", with_token=with_token))
+    assert words[:3] == ["curl", "-N", "http://h:1/v1/chat/completions"]
+    assert json.loads(words[-1])["model"] == "it's a model"
+    assert ("authorization: Bearer $TIDEGATE_TOKEN" in words) == with_token
+
+
+def test_an_ipv6_address_is_no_pattern_to_a_shell() -> None:
+    out = io.StringIO()
+    with open_view(Console(file=out, width=200), curl_line("{url}", "m", with_token=False)) as view:
+        view(LaunchEvent(EventKind.SERVING, "tidegate", "http://[::1]:9000", 1.0))
+    serving, line = out.getvalue().splitlines()
+    assert serving == "serving on http://[::1]:9000 after 1.0 s"
+    assert shlex.split(line)[2] == "http://[::1]:9000/v1/chat/completions"
+    assert r"\[::1\]" in line

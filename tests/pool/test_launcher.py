@@ -1,0 +1,346 @@
+"""A launch on real Tritons with tiny models: starting, giving up, ending (PV-1, OR-14)."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catalog.engines import EngineCatalog
+from catalog.errors import (
+    GaveUp,
+    LogUnusable,
+    NoEngine,
+    PortInUse,
+    StartFailed,
+    StateFileUnusable,
+)
+from catalog.paths import state_dir
+from pool import launcher as launcher_module
+from pool.engines import triton_fetch
+from pool.engines.triton import TritonInstall, TritonPorts, find_triton
+from pool.launcher import Launcher
+from pool.process import ports
+from pool.process.ports import free_ports
+from pool.spec import EventKind, LaunchEvent, LaunchSpec
+from pool.supervise import RestartPolicy
+from tests.support.processes import Marked
+from tests.support.triton_models import (
+    NEVER_FINALIZES,
+    QUIET,
+    REFUSES_TO_LOAD,
+    write_model,
+)
+
+pytestmark = pytest.mark.e2e
+
+
+class Launched:
+    """A launcher in a task, its events in a queue."""
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self.events: asyncio.Queue[LaunchEvent] = asyncio.Queue()
+        self.stop = asyncio.Event()
+        self.launcher = Launcher(spec, self.events.put_nowait)
+        self.task = asyncio.create_task(self.launcher.run(self.stop))
+
+    async def until(self, kind: EventKind) -> LaunchEvent:
+        """The next event of ``kind``; raises what the launcher raised instead."""
+        while True:
+            getting = asyncio.create_task(self.events.get())
+            await asyncio.wait([getting, self.task], return_when=asyncio.FIRST_COMPLETED)
+            if not getting.done():
+                getting.cancel()
+                await self.task
+                raise AssertionError(f"ended without {kind}")
+            if getting.result().kind is kind:
+                return getting.result()
+
+    def seen(self) -> list[LaunchEvent]:
+        """The events that nobody waited for."""
+        return [self.events.get_nowait() for _ in range(self.events.qsize())]
+
+    @property
+    def server_pid(self) -> int:
+        """Of the first Triton."""
+        pid = self.launcher.instances[0].describe()["pid"]
+        assert isinstance(pid, int)
+        return pid
+
+    async def end(self) -> None:
+        self.stop.set()
+        await self.task
+
+
+class Launch:
+    """Starts launchers of one test; its ``wait_gone`` proves that nothing is left of any."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.marked = Marked()
+        self._tmp_path = tmp_path
+        self._launched: list[Launched] = []
+
+    def __call__(self, source: str = QUIET, **changes: Any) -> Launched:
+        models = self._tmp_path / f"models-{len(self._launched)}"
+        spec = LaunchSpec(
+            worker_env=self.marked.mark,
+            serve=False,
+            model_repository=write_model(models, "tiny", source),
+            models=("tiny",),
+            load_timeout_s=60.0,
+            log_to_stderr=True,
+            restart=RestartPolicy(first_delay_s=0.0, max_delay_s=0.0, max_failures=2),
+            state_file=self._tmp_path / "state.json",
+        )
+        launched = Launched(replace(spec, **changes))
+        self._launched.append(launched)
+        return launched
+
+    async def close(self) -> None:
+        for each in self._launched:
+            each.stop.set()
+            each.launcher.kill()
+            await asyncio.gather(each.task, return_exceptions=True)
+
+
+@pytest.fixture
+async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
+    launch = Launch(tmp_path)
+    yield launch
+    await launch.close()
+    launch.marked.wait_gone(set())
+
+
+async def test_serves_until_told_to_stop(launch: Launch, tmp_path: Path) -> None:
+    launched = launch(instances=2)
+    serving = await launched.until(EventKind.SERVING)
+    regions = launch.marked.regions()
+    assert len(regions) == 2
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert state["url"] == serving.text
+    assert [each["name"] for each in state["instances"]] == ["triton-0", "triton-1"]
+    await launched.end()
+    launch.marked.wait_gone(regions)
+    assert not (tmp_path / "state.json").exists()
+
+
+@pytest.mark.parametrize("serve", [True, False])
+async def test_services_on_free_ports_have_logs_of_their_own(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: bool
+) -> None:
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+    one = {"serve": serve, "port": 0, "log_to_stderr": False, "home": tmp_path}
+    both = [launch(**one, state_file=tmp_path / name) for name in "ab"]
+    for each in both:
+        await each.until(EventKind.READY)
+    launchers = [each.launcher for each in both]
+    ports = {
+        each.orchestrator.port if each.orchestrator else each.instances[0].ports.grpc
+        for each in launchers
+    }
+    assert len(ports) == 2
+    assert {each.name for each in (tmp_path / "logs").iterdir()} == {
+        f"127.0.0.1-{port}" for port in ports
+    }
+
+
+async def test_fetches_a_triton_where_there_is_none_and_says_so(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes: list[Path] = []
+
+    async def fetch(home: Path) -> None:
+        homes.append(home)
+        monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+
+    def find(*_: object) -> TritonInstall:
+        raise NoEngine
+
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(triton_fetch, "find_triton", find)
+    monkeypatch.setattr(triton_fetch, "fetch_triton", fetch)
+    launched = launch(home=tmp_path)
+    said = await launched.until(EventKind.FETCHING)
+    assert "none on this machine; fetching" in said.text and str(tmp_path) in said.text
+    await launched.until(EventKind.FOUND)
+    assert homes == [tmp_path]
+
+
+@pytest.mark.parametrize("place", ["missing/state.json", "file/state.json", "directory"])
+async def test_a_state_file_that_cannot_be_is_refused_at_once(
+    launch: Launch, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "directory").mkdir()
+    launched = launch(state_file=tmp_path / place)
+    with pytest.raises(StateFileUnusable, match=r"cannot write the state file .*--state-file PATH"):
+        await launched.task
+    assert launched.seen() == []
+
+
+async def test_goes_on_when_the_state_file_cannot_be_rewritten(
+    launch: Launch, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    launched = launch(state_file=directory / "state.json")
+    await launched.until(EventKind.SERVING)
+    shutil.rmtree(directory)
+    os.kill(launched.server_pid, signal.SIGKILL)
+    assert "cannot write the state file" in (await launched.until(EventKind.WARNED)).text
+    await launched.until(EventKind.READY)
+    await launched.end()
+
+
+async def test_a_log_directory_that_cannot_be_is_refused_at_once(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+    (tmp_path / "logs").touch()
+    launched = launch(log_to_stderr=False, home=tmp_path)
+    with pytest.raises(LogUnusable, match=r"cannot write the log .*Not a directory"):
+        await launched.task
+    assert [event.kind for event in launched.seen()] == [EventKind.FOUND]
+
+
+async def test_a_restart_goes_on_without_a_log_directory(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+    launched = launch(log_to_stderr=False, home=tmp_path)
+    await launched.until(EventKind.SERVING)
+    shutil.rmtree(tmp_path / "logs")
+    (tmp_path / "logs").touch()
+    os.kill(launched.server_pid, signal.SIGKILL)
+    assert "cannot write the log" in (await launched.until(EventKind.WARNED)).text
+    await launched.until(EventKind.READY)
+
+
+async def test_configured_ports_are_kept_apart_by_instance(launch: Launch) -> None:
+    http, grpc, metrics = free_ports(3)
+    launched = launch(instances=2, triton_ports=TritonPorts(http, grpc, metrics))
+    await launched.until(EventKind.SERVING)
+    assert [each.ports.grpc for each in launched.launcher.instances] == [grpc, grpc + 10]
+
+
+async def test_the_server_that_serves_is_in_the_catalog_of_engines(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = find_triton(None, state_dir())
+    monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
+    launched = launch(home=tmp_path)
+    await launched.until(EventKind.SERVING)
+    while not (entries := EngineCatalog(tmp_path).entries()):  # noqa: ASYNC110 - a thread writes it
+        await asyncio.sleep(0.01)
+    assert [(each.engine, each.version) for each in entries] == [("triton", install.version)]
+
+
+async def test_clips_have_a_triton_of_their_own_behind_an_orchestrator() -> None:
+    """The process of one model takes its Triton with it, and every other model there."""
+    http, *_ = free_ports(1)
+    asked = {"models": ("llm", "slot"), "log_to_stderr": True, "instances": 2, "port": 0}
+    spec = LaunchSpec(**asked, triton_ports=TritonPorts(http, 0, 0))
+    launcher = Launcher(spec, lambda event: None)
+    launcher._make_units(find_triton(None, state_dir()))
+    served = {each.name: each._spec.models for each in launcher.instances}
+    text, clips = ("llm",), ("slot",)
+    assert served == {"triton-0": text, "triton-1": text, "slots-0": clips, "slots-1": clips}
+    assert [each.ports.http - http for each in launcher.instances] == [0, 10, 20, 30]
+    alone = Launcher(replace(spec, serve=False), lambda event: None)
+    alone._make_units(find_triton(None, state_dir()))
+    assert [each._spec.models for each in alone.instances] == [("llm", "slot")] * 2
+
+
+async def test_a_stop_while_it_starts(launch: Launch) -> None:
+    launched = launch()
+    await launched.until(EventKind.STARTING)
+    await launched.end()
+    launch.marked.wait_gone(set())
+
+
+async def test_another_port_when_one_was_taken_meanwhile(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken = holder.getsockname()[1]
+        choices = [[free_ports(1)[0], taken, free_ports(1)[0]], free_ports(3)]
+        monkeypatch.setattr(launcher_module, "free_ports", lambda *_: choices.pop(0))
+        launched = launch()
+        assert "port was taken" in (await launched.until(EventKind.LOST)).text
+        await launched.until(EventKind.SERVING)
+
+
+async def test_a_port_that_was_asked_for_is_no_other_servers(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of ours that listen on one port would be found out seconds later, or never."""
+    asked, grpc, *free = free_ports(7)
+    monkeypatch.setattr(ports.random, "sample", lambda *_, **__: [grpc, asked, *free])
+    launched = launch(serve=True, port=asked, triton_ports=TritonPorts(0, grpc, 0))
+    await launched.until(EventKind.READY)
+    (instance,) = launched.launcher.instances
+    assert {instance.ports.http, instance.ports.metrics} == set(free[:2])
+
+
+async def test_a_port_that_was_asked_for_is_never_replaced(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken = holder.getsockname()[1]
+        launched = launch(triton_ports=TritonPorts(0, taken, 0))
+        with pytest.raises(PortInUse, match=rf"127\.0\.0\.1:{taken}: .* give another one"):
+            await launched.task
+
+
+async def test_a_first_start_that_fails_is_not_repeated(launch: Launch, tmp_path: Path) -> None:
+    launched = launch(REFUSES_TO_LOAD, log_to_stderr=False, home=state_dir())
+    with pytest.raises(StartFailed, match="model tiny: ValueError: the model is missing"):
+        await launched.task
+    assert EventKind.SERVING not in [event.kind for event in launched.seen()]
+
+
+async def test_gives_up_on_what_keeps_dying(launch: Launch) -> None:
+    launched = launch()
+    await launched.until(EventKind.SERVING)
+    with pytest.raises(GaveUp, match="triton failed 3 times in a row"):
+        while True:
+            os.kill(launched.server_pid, signal.SIGKILL)
+            await launched.until(EventKind.READY)
+
+
+async def test_an_instance_is_given_up_alone(launch: Launch, tmp_path: Path) -> None:
+    launched = launch(instances=2)
+    await launched.until(EventKind.SERVING)
+    first, second = launched.launcher.instances
+    kept = second.describe()["pid"]
+    for _ in range(2):
+        os.kill(launched.server_pid, signal.SIGKILL)
+        await launched.until(EventKind.READY)
+    os.kill(launched.server_pid, signal.SIGKILL)
+    told = await launched.until(EventKind.WARNED)
+    assert told.unit == first.name and "failed 3 times in a row" in told.text
+    assert "goes on: triton-1" in told.text and not launched.task.done()
+    assert second.describe()["pid"] == kept
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert [each["pid"] for each in state["instances"]] == [None, kept]
+    with pytest.raises(GaveUp, match="triton-1 failed 3 times in a row"):
+        while True:
+            os.kill(second.describe()["pid"], signal.SIGKILL)
+            await launched.until(EventKind.READY)
+
+
+async def test_a_second_signal_cuts_the_end_short(launch: Launch) -> None:
+    launched = launch(NEVER_FINALIZES, drain_s=1000.0)
+    await launched.until(EventKind.SERVING)
+    launched.stop.set()
+    await launched.until(EventKind.ENDING)
+    launched.launcher.kill()
+    await launched.task

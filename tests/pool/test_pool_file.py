@@ -1,0 +1,154 @@
+"""``pool.toml``: read whole or refused with line and key, and the examples fit (PV-1)."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from catalog.errors import PoolFileInvalid
+from catalog.paths import ROOT
+from pool.fleet.wish import BesideWish, Wish, wishes_of
+from pool.pool_file import PoolFile, parse_pool_file, read_pool_file
+
+ONE = '[[instances]]\nname = "a"\nmodel = "demo"\n'
+
+
+def instances(text: str) -> dict[str, Wish]:
+    wishes = wishes_of(parse_pool_file(text)).items()
+    return {name: wish for name, wish in wishes if isinstance(wish, Wish)}
+
+
+def test_the_documentations_example_fits() -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/pool.md").read_text(), re.S)
+    assert set(wishes_of(parse_pool_file(example))) == {"chat-0", "chat-1", "orchestrator"}
+
+
+def test_dockers_example_fits() -> None:
+    file = read_pool_file(ROOT / "docker/pool.toml")
+    assert [entry.groups for entry in file.instances] == [(("0",), ("1",))]
+
+
+def test_every_key_of_the_file_is_documented() -> None:
+    page = (ROOT / "docs/pool.md").read_text()
+    schema = PoolFile.model_json_schema(by_alias=True)
+    keys = {key for kind in schema["$defs"].values() for key in kind["properties"]}
+    assert not [key for key in keys if f"`{key}`" not in page]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[pool\n", r"p:? ?.*line 1"),
+        (f"[pool]\ndrain_s = {'9' * 5000}\n", "p: .*4300 digits"),
+        (
+            '[orchestrator]\nport = 8080\n[orchestrators]\nregister = ["http://localhost:8080"]\n',
+            "follows the instances anyway",
+        ),
+        ("[pool]\nhart = 1\n", "p:2: pool.hart: there is no such key; "),
+        ("[pool]\nheartbet_s = 1\n", r"pool.heartbet_s: .*did you mean heartbeat_s\?"),
+        ("[poll]\n", r"p:1: poll: there is no such key; did you mean pool\?"),
+        ("\n[pool]\n\nheartbeat_s = 0\n", "p:4: pool.heartbeat_s: .*greater than 0"),
+        (ONE + '[[instances]]\nname = "b"\n', r"p:4: instances\[1\].model: Field required"),
+        (ONE + ONE, "two instances would be called a; rename one"),
+        (ONE.replace('"a"', '"orchestrator"'), "would be called orchestrator"),
+        (ONE.replace('"a"', '"A b"'), r"p:2: instances\[0\].name: "),
+        (ONE + 'devices = "gpu"\n', r'p:4: .*expected "cpu" or a list of GPUs'),
+        (ONE + "devices = []\n", r"p:4: instances\[0\].devices: "),
+        (ONE + 'devices = [0, "0"]\n', "named twice"),
+        (ONE + "devices = [true]\n", "got True"),
+        (ONE + 'engine = "tensorflow"\n', "expected one of torch, "),
+        (ONE + "settings = { max_runing = 1 }\n", r"p:4: .*did you mean max_running\?"),
+        (ONE + "settings = { max_running = 0 }\n", "max_running: .*equal to 1, got 0"),
+        (ONE + 'settings = { device = "cpu" }\n', "device is not set here: give it by devices"),
+        (ONE + 'settings = { lane_token = "x" }\n', "the environment variable TIDEGATE_LANE_TOKEN"),
+        (ONE + "ports = { gprc = 1 }\n", r"instances\[0\].ports.gprc: .*did you mean grpc\?"),
+        ('[orchestrators]\nregister = ["ftp://x"]\n', "p:2: .*expected file:PATH or http"),
+        ('[orchestrators]\nregister = ["http://x/v2"]\n', "without a path"),
+        ('[orchestrators]\nregister = ["http://me:secret@x"]\n', r"or a password, got 'x'"),
+        ("[pool]\ndrain_s = inf\n", "p:2: pool.drain_s: "),
+        ("[pool]\nheartbeat_s = 1e9\n", "p:2: pool.heartbeat_s: "),
+        ('[pool]\nadvertise = "a:1\\nb"\n', "p:2: pool.advertise: "),
+        (ONE + 'devices = ["0,0"]\n', "twice in the group '0,0'"),
+        (
+            ONE + "ports = { http = 8000, grpc = 8010 }\ncount = 2\n",
+            "http port of a-1 and the grpc",
+        ),
+        (ONE + "ports = { grpc = 8080 }\n[orchestrator]\n", "the orchestrator's port would both"),
+        (ONE + "ports = { grpc = 65530 }\ncount = 2\n", "grpc port of a-1 would be 65540"),
+        ("x = " + "[" * 5000, "nested too deeply"),
+        (
+            "".join(ONE.replace('"a"', f'"a{i}"') + "count = 64\n" for i in range(5)),
+            "at most 256 instances, these are 320",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_with_line_and_key(text: str, said: str) -> None:
+    with pytest.raises(PoolFileInvalid, match=said):
+        parse_pool_file(text, "p")
+
+
+def test_every_mistake_is_said_at_once() -> None:
+    with pytest.raises(PoolFileInvalid) as raised:
+        parse_pool_file("[pool]\na = 1\nb = 2\nheartbeat_s = -1\n", "p")
+    assert [line.split(":")[1] for line in str(raised.value).splitlines()] == ["4", "2", "3"]
+
+
+def test_of_very_many_mistakes_the_first_are_said() -> None:
+    with pytest.raises(PoolFileInvalid) as raised:
+        parse_pool_file("[[instances]]\nnam = 1\n" * 3000, "p")
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 21 and lines[-1] == "p: and 8980 more"
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(PoolFileInvalid, match=r"cannot read .*none.toml: No such file"):
+        read_pool_file(tmp_path / "none.toml")
+
+
+def test_a_file_that_would_be_overwritten_by_its_own_pool_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pool.toml"
+    path.write_text(f'[orchestrators]\nregister = ["file:{tmp_path}/./pool.toml"]\n')
+    with pytest.raises(PoolFileInvalid, match="is this very file"):
+        read_pool_file(path)
+
+
+def test_instances_take_devices_in_turn_and_can_go_to_the_others() -> None:
+    found = instances(ONE + 'devices = [0, "1,2"]\ncount = 3\n')
+    assert {name: wish.groups for name, wish in found.items()} == {
+        "a-0": (("0",), ("1", "2")),
+        "a-1": (("1", "2"), ("0",)),
+        "a-2": (("0",), ("1", "2")),
+    }
+    assert found["a-0"].settings["TIDEGATE_WORKER_DEVICE"] == "cuda"
+
+
+def test_settings_and_ports_are_given_to_each() -> None:
+    more = "count = 2\nmemory_gib = 3\nports = { grpc = 9001 }\nsettings = { overlap = false }\n"
+    found = instances(ONE + more)
+    assert [wish.ports.grpc for wish in found.values()] == [9001, 9011]
+    assert [wish.ports.http for wish in found.values()] == [0, 0]
+    assert found["a-1"].settings == {
+        "TIDEGATE_WORKER_ENGINE": "torch",
+        "TIDEGATE_WORKER_DEVICE": "cpu",
+        "TIDEGATE_WORKER_OVERLAP": "false",
+        "TIDEGATE_WORKER_MEMORY_HARD_GIB": "3.0",
+    }
+
+
+def test_one_more_changes_no_other_and_what_an_instance_is_does() -> None:
+    before = instances(ONE + "count = 2\n")
+    more = instances(ONE + "count = 3\n")
+    assert {name: more[name].digest for name in before} == {
+        name: wish.digest for name, wish in before.items()
+    }
+    patient = instances("[pool]\nload_timeout_s = 9\n" + ONE + "count = 2\n")
+    assert patient["a-0"].digest == before["a-0"].digest, "how long loading may take is no change"
+    for change in ("settings = { max_running = 2 }\n", "ports = { http = 1 }\n", "devices = [0]\n"):
+        assert instances(ONE + "count = 2\n" + change)["a-0"].digest != before["a-0"].digest
+
+
+def test_the_orchestrator_beside_has_its_settings() -> None:
+    told = "[orchestrator]\nport = 0\nsettings = { queue_size = 7, pause = false }\n"
+    beside = wishes_of(parse_pool_file(told))["orchestrator"]
+    assert isinstance(beside, BesideWish)
+    assert beside.settings == {"TIDEGATE_QUEUE_SIZE": "7", "TIDEGATE_PAUSE": "false"}

@@ -1,0 +1,156 @@
+"""The orchestrator as a child process: what it waits for, and what it does not."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from catalog.errors import StartFailed
+from catalog.paths import ROOT
+from pool.launcher import Launcher
+from pool.process.http_get import get
+from pool.process.ports import free_ports
+from pool.spec import EventKind, LaunchEvent, LaunchSpec
+from pool.units import orchestrator as orchestrator_module
+from pool.units.orchestrator import OrchestratorProcess
+from tests.support.fake_worker import FakeWorker, make_card
+
+SLOW_JOURNAL = """
+import os, sqlite3, time
+
+connect = sqlite3.connect
+
+def connect_later(*args, **kwargs):
+    while not os.path.exists({go_on!r}):
+        time.sleep(0.01)
+    return connect(*args, **kwargs)
+
+sqlite3.connect = connect_later
+"""
+"""A journal is opened once that file is there."""
+SLOW_TASKS = """
+import os
+
+from orchestrator.recovery import Recovery
+
+def steps(self):
+    while not os.path.exists({go_on!r}):
+        yield
+
+Recovery.steps = steps
+"""
+"""Tasks of an earlier process are taken on once that file is there."""
+StartInFront = Callable[..., Awaitable[OrchestratorProcess]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[StartInFront]:
+    """An orchestrator in front of a worker whose card is ``make_card(**changes)``."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**changes: object) -> OrchestratorProcess:
+            worker = FakeWorker(make_card(**changes))
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+            process = OrchestratorProcess(
+                "127.0.0.1",
+                free_ports(1)[0],
+                {"TIDEGATE_INSTANCES": worker.address, "TIDEGATE_TOKEN": ""},
+                log=tmp_path / "orchestrator.log",
+            )
+            stack.push_async_callback(process.stop, 0.0)
+            await process.start()
+            return process
+
+        yield start
+
+
+async def test_a_model_that_can_never_be_served_is_not_waited_for(start: StartInFront) -> None:
+    process = await start(tokenizer_json=b"{}")
+    with pytest.raises(StartFailed, match=r"tokenizer of fake cannot be read: .+"):
+        await process.wait_ready(3600.0)
+
+
+async def test_what_is_not_served_is_told_when_the_rest_is_and_the_launcher_passes_it_on(
+    start: StartInFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await start(chat_template="{% nothing %}")
+    (warning,) = await process.wait_ready(60.0)
+    assert "chat template of fake cannot be read" in warning
+    events: list[LaunchEvent] = []
+
+    async def started() -> None:
+        """It runs already."""
+
+    monkeypatch.setattr(process, "start", started)
+    await Launcher(LaunchSpec(load_timeout_s=60.0), events.append)._start(process)
+    (warning,) = [event.text for event in events if event.kind is EventKind.WARNED]
+    assert warning.endswith("'nothing'; plain prompts are served, chats are refused")
+
+
+@pytest.mark.parametrize("slow", [SLOW_JOURNAL, SLOW_TASKS], ids=["opening", "taking on"])
+async def test_one_that_says_that_it_starts_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """It opens a journal and takes on the tasks in it, either of which may take longer than a start
+    that says nothing."""
+    go_on, health_port = tmp_path / "go on", free_ports(1)[0]
+    (tmp_path / "sitecustomize.py").write_text(slow.format(go_on=str(go_on)))
+    process = OrchestratorProcess(
+        "127.0.0.1",
+        free_ports(1)[0],
+        {
+            "TIDEGATE_INSTANCES": f"127.0.0.1:{free_ports(1)[0]}",
+            "TIDEGATE_TOKEN": "",
+            "TIDEGATE_JOURNAL_PATH": str(tmp_path / "journal"),
+            "TIDEGATE_HEALTH_PORT": str(health_port),
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+        },
+        log=tmp_path / "orchestrator.log",
+    )
+    try:
+        starting = asyncio.create_task(process.start())
+        while (answer := await get("127.0.0.1", process.port, "/health/live"))[0] is None:
+            assert not starting.done(), starting.result()
+        assert answer == (200, b'{"status":"starting"}')
+        async with asyncio.timeout(30.0):
+            while (answer := await get("127.0.0.1", health_port, "/health/live"))[0] is None:
+                pass
+        assert answer == (200, b'{"status":"starting"}')
+        for path, said in (("/health/ready", b"starting"), ("/v1/models", b"not_ready")):
+            status, body = await get("127.0.0.1", process.port, path)
+            assert status == 503 and said in body
+        hours = itertools.count(step=3600.0)
+        monkeypatch.setattr(
+            orchestrator_module, "time", SimpleNamespace(monotonic=lambda: next(hours))
+        )
+        with pytest.raises(TimeoutError):  # and not ``StartFailed``, whatever the clock says
+            await asyncio.wait_for(process.resume(), 0.2)
+        monkeypatch.undo()
+        assert not starting.done()
+        go_on.touch()
+        await starting
+        status, body = await get("127.0.0.1", process.port, "/health/live")
+        assert (status, body) == (200, b'{"status":"live"}')
+    finally:
+        await process.stop(0.0)
+
+
+async def test_who_waits_in_vain_hears_what_for(tmp_path: Path) -> None:
+    process = OrchestratorProcess(
+        "127.0.0.1",
+        free_ports(1)[0],
+        {"TIDEGATE_INSTANCES": f"127.0.0.1:{free_ports(1)[0]}", "TIDEGATE_TOKEN": ""},
+        log=tmp_path / "orchestrator.log",
+    )
+    try:
+        await process.start()
+        with pytest.raises(StartFailed, match=r"503 after 0 s\n127\.0\.0\.1:\d+: \w+"):
+            await process.wait_ready(0.0)
+    finally:
+        await process.stop(0.0)

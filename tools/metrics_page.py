@@ -1,0 +1,135 @@
+"""``python -m tools.metrics_page``: every metric, as docs/metrics.md has it."""
+
+import asyncio
+import random
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
+from orchestrator.api.server import build_app
+from orchestrator.build import build
+from orchestrator.clock import LoopClock
+from orchestrator.settings import Settings
+from orchestrator.tasks.journal.file import JournalConfig, open_journal
+from orchestrator.tasks.journal.memory import MemoryJournal
+from orchestrator.tasks.misses import LIKELY
+from orchestrator.telemetry.labels import MOST_MODELS, MOST_TENANTS
+from orchestrator.telemetry.metrics import MS_BUCKETS, PREFIX, US_BUCKETS, Declared
+from pool.fleet.metrics import POOL, PoolNumbers, pool_metrics
+
+_PAGE = """\
+# Metrics
+
+`GET /metrics` on the orchestrator's port, in Prometheus' text format, without a token; what has the
+label `tenant` is shown to an admin's only, where keys are set. Written by
+`python -m tools.metrics_page > docs/metrics.md`; a test fails when it is stale.
+
+A histogram is scraped as `…_bucket`, `…_sum` and `…_count`. Shares are 0 to 1. Codes in brackets
+name the promise that a metric watches. Asked for OpenMetrics, it answers in that, with exemplars: a
+bucket of `tidegate_queue_ms`, `tidegate_ttft_ms`, `tidegate_total_ms` and of the first two
+`gen_ai_server_…` has the `trace_id` of a request whose `traceparent` was sampled. Of what clients
+choose, labels take the first {tenants} tenants and {models} models; later ones are `other`.
+
+In each process `tidegate_offered_total` + `tidegate_recovered_total` = `tidegate_outcomes_total` +
+`tidegate_journal_left` + what is under way. Over restarts, a durable request is offered in one
+process, recovered in those after it, and comes to its outcome in the last; what is not durable ends
+with its process.
+
+`stage` of `tidegate_misses_total` is the one to blame: `retry` where an instance did not finish it,
+`queue` where it was never sent, `route` where the way took longest, `prediction` where its chance
+was {likely:.0%} or more when it was sent, else the longest of `queue`, `prefill` and `decode`.
+
+## The service
+
+{service}
+
+## In OpenTelemetry's names
+
+The metrics `gen_ai.server.…` of the [conventions for generative AI][gen-ai], as Prometheus spells
+them, with the buckets laid down there.
+
+[gen-ai]: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/
+
+{standard}
+
+## Under vLLM's names
+
+With `TIDEGATE_VLLM_METRICS=true`, for endpoint pickers and autoscalers that read vLLM's
+([gateways.md](gateways.md)); `/metrics/vllm` has these alone.
+
+{vllm}
+
+## Each instance
+
+With the label `instance`, the address of its gRPC endpoint. What a worker counts or measures itself
+comes with its heartbeats, and is missing until the first.
+
+{instances}
+
+Workers add no metrics of their own to Triton's. Triton's are on its metrics port, as in
+[its documentation](https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md).
+
+## The pool manager
+
+On loopback at `metrics_port` of `[pool]` ([pool.md](pool.md)), `name` as its file has it.
+
+{pool}
+
+## Buckets
+
+- of milliseconds: {ms}
+- of microseconds: {us}
+"""
+
+
+def page(declared: Iterable[Declared]) -> str:
+    """Markdown of the metrics, each table by name."""
+    rows = sorted(declared, key=lambda metric: metric.name)
+    of_pools = {PREFIX + row.name for row in POOL}
+    pool = [row for row in rows if row.name in of_pools]
+    rows = [row for row in rows if row.name not in of_pools]
+    ours = [row for row in rows if row.name.startswith(PREFIX)]
+    others = [row for row in rows if not row.name.startswith(PREFIX)]
+    return _PAGE.format(
+        service=_table([row for row in ours if "instance" not in row.labels]),
+        standard=_table([row for row in others if not row.name.startswith(VLLM_PREFIX)]),
+        vllm=_table([row for row in others if row.name.startswith(VLLM_PREFIX)]),
+        instances=_table([row for row in ours if "instance" in row.labels]),
+        pool=_table(pool),
+        tenants=MOST_TENANTS,
+        models=MOST_MODELS,
+        likely=LIKELY,
+        ms=", ".join(f"{at:g}" for at in MS_BUCKETS),
+        us=", ".join(f"{at:g}" for at in US_BUCKETS),
+    )
+
+
+async def declared() -> list[Declared]:
+    """The metrics of a service with every part that any setting brings, and of a pool manager."""
+    settings = Settings.model_construct(placement_policy="0", vllm_metrics=True)
+    clock = LoopClock(asyncio.get_running_loop())
+    folder = await asyncio.to_thread(tempfile.TemporaryDirectory)
+    config = JournalConfig(Path(folder.name) / "journal.db")
+    file = await asyncio.to_thread(open_journal, config)
+    parts = build(settings, clock, random.Random(0), MemoryJournal(), file=file)
+    build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
+    await parts.lifecycle.close()
+    await asyncio.to_thread(folder.cleanup)
+    return [*parts.orchestrator.metrics.declared, *pool_metrics(PoolNumbers).declared]
+
+
+def _table(metrics: Iterable[Declared]) -> str:
+    lines = ["| name | type | unit | labels | meaning |", "|---|---|---|---|---|"]
+    for metric in metrics:
+        labels = ", ".join(f"`{label}`" for label in metric.labels if label != "instance")
+        total = "_total" if metric.type == "counter" else ""
+        lines.append(
+            f"| `{metric.name}{total}` | {metric.type} | {metric.unit} | {labels} | {metric.text} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page(asyncio.run(declared())))
