@@ -96,7 +96,7 @@ class Mix:
                 replace(
                     each,
                     per_s=each.per_s / times,
-                    deadlines_ms=tuple(times * ms for ms in each.deadlines_ms),
+                    deadlines_ms=tuple(float(round(times * ms)) for ms in each.deadlines_ms),
                     on_s=times * each.on_s,
                     every_s=times * each.every_s,
                 )
