@@ -117,7 +117,7 @@ class HealthBoard:
         }
 
     def _model_gates(self) -> dict[str, dict[str, bool]]:
-        """By model: whether each gate is open on at least one of its instances."""
+        """Whether each gate is open on at least one instance of a model, by model."""
         models: dict[str, dict[str, bool]] = {}
         for instance in self._registry:
             card = instance.card

@@ -66,8 +66,8 @@ decode."""
 
 
 class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a task may run. ``instances`` are named as ``/v2/instances`` names them, which also
-    says what each offers. All fields are our own, so that an unknown one is a mistake in every
+    """Placement of a task. ``instances`` are named as ``/v2/instances`` names them, which also says
+    what each offers. All fields are our own, so that an unknown one is a mistake in every
     dialect."""
 
     has_fields_of_ours: ClassVar[bool] = True
@@ -81,7 +81,7 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Served(NamedTuple):
-    """Which values of a field are served."""
+    """The values of a field that are served."""
 
     fits: Callable[[Any], bool]
     """Whether a value is served."""

@@ -33,7 +33,7 @@ class Ignored:
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}
-        """By path of each name, its place as the body's type has it, such as ``messages[]``."""
+        """Place of each ignored name, as the body's type has it (``messages[]``), by path."""
         self.has_more = False
         """Whether there are more that are not named."""
 
