@@ -423,7 +423,7 @@ def _follow(
 
 
 def journal_config(settings: Settings) -> JournalConfig | None:
-    """Where durable tasks are written down; None where no journal is configured."""
+    """Settings of the journal of durable tasks; None where none is configured."""
     if settings.journal_path is None:
         return None
     key = settings.journal_key

@@ -78,7 +78,7 @@ class Lifecycle:
         self._upkeep = asyncio.create_task(self._keep_up())
 
     def refuse_new_work(self) -> None:
-        """From now on every offer is answered with 503 ``draining`` (OR-14)."""
+        """Answer every offer with 503 ``draining`` from now on (OR-14)."""
         self._stages.admission.draining = True
         self._health.refresh()
 

@@ -270,8 +270,8 @@ class Settings(BaseSettings):
     more."""
 
     queue_policy: QueuePolicy = QueuePolicy.REJECT
-    """What happens to new tasks when the queue is full: ``reject`` refuses them; with ``drop-lru``
-    the oldest batch task makes room for any newer one."""
+    """Treatment of new tasks when the queue is full: ``reject`` refuses them; with ``drop-lru`` the
+    oldest batch task makes room for any newer one."""
     queue_order: QueueOrder = QueueOrder.SLACK
     """Order of the queue; ``deadline`` and ``fifo`` exist to compare with (DL-8)."""
     row_policy: RowPolicy = RowPolicy.ADAPTIVE
@@ -291,13 +291,13 @@ class Settings(BaseSettings):
     comma-separated. What the request itself states (``priority``, ``service_tier``) takes
     precedence."""
     drop_infeasible: bool = True
-    """With ``admission = enforce``: drop waiting work once it is certain to miss its deadline,
-    rather than only at the deadline."""
+    """Whether waiting work is dropped once it is certain to miss its deadline, rather than only at
+    the deadline; with ``admission = enforce``."""
     pause: bool = True
     """Whether a running job may be paused, its KV kept, so that a more urgent one gets its slot."""
     deadline_scope: Literal["request", "queue"] = "request"
-    """What a deadline covers. ``queue`` leaves work alone once it has started, like a queue
-    timeout; it exists to compare with."""
+    """Scope of a deadline. ``queue`` leaves work alone once it has started, like a queue timeout;
+    it exists to compare with."""
 
     # sessions (WK-9)
     session_keep_s: float = Field(default=30.0, ge=0)
@@ -329,7 +329,8 @@ class Settings(BaseSettings):
     slow_client_buffer_bytes: int = Field(default=2**20, ge=4096)
     """How far a client may fall behind before it is disconnected (OR-11)."""
     slow_client_kernel_bytes: int = Field(default=2**15, ge=4096)
-    """About how much the kernel may hold for a client, beyond ``slow_client_buffer_bytes``."""
+    """Approximate bound on what the kernel may hold for a client, beyond
+    ``slow_client_buffer_bytes``."""
     slow_client_timeout_s: float = Field(default=10.0, gt=0)
     """How long a client may take nothing while something waits for it before it is disconnected."""
     slow_client_pause_s: float = Field(default=0.5, gt=0)
@@ -365,7 +366,7 @@ class Settings(BaseSettings):
     """Whether tasks are promised before they are on the disk; the answer says how much may be
     lost."""
     journal_window_ms: float = Field(default=100.0, gt=0, le=10_000)
-    """With ``journal_async``: how much recent work may be lost with the process."""
+    """Window of recent work that may be lost with the process, with ``journal_async``."""
     journal_keep_results_s: float = Field(default=86_400.0, ge=0)
     """How long a durable task's text is kept after its end, for whoever asks for it then."""
     journal_keep_s: float = Field(default=7 * 86_400.0, ge=0)
@@ -407,8 +408,8 @@ class Settings(BaseSettings):
     """Whether ``/metrics`` also has the metrics that endpoint pickers and autoscalers read of vLLM,
     under vLLM's names (``vllm:num_requests_waiting`` …); ``/metrics/vllm`` has these alone."""
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
-    """Where traces are sent by OTLP over HTTP, such as http://localhost:4318; unset: no traces.
-    Needs the extra ``otel``."""
+    """OTLP receiver that traces are sent to over HTTP, such as http://localhost:4318; unset: no
+    traces. Needs the extra ``otel``."""
     log_format: LogFormat = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -1,8 +1,8 @@
 """Append-only files of numbered frames. Appended frames survive a kill; a torn end is cut off.
 
-|::
+::
 
-| length(4) checksum(4) number(4) kind(1) payload(length)
+    length(4) checksum(4) number(4) kind(1) payload(length)
 
 The checksum (CRC-32) covers everything behind it. A payload is sealed as the journal's rows are,
 bound to its file and its place in it.

@@ -1,4 +1,4 @@
-"""What all batches share: the folder, the one thread that blocks, the window, the server of
+"""Parts shared by all batches: the folder, the one thread that blocks, the window, the server of
 lines."""
 
 import asyncio

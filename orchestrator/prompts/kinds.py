@@ -7,7 +7,7 @@ from orchestrator.prompts.turns import chars_of, uses_tools
 from orchestrator.tasks.job import Chat, Prompt
 
 INLINE_CHARS: Final = 2000
-"""Up to this many characters a prompt costs the event loop less than a millisecond."""
+"""Length in characters up to which a prompt costs the event loop less than a millisecond."""
 
 _MESSAGE_CHARS = 16
 """Cost of a message for the chat template beyond its text, as if in characters."""

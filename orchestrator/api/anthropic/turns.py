@@ -27,7 +27,7 @@ Content = str | tuple[TextBlock, ...]
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking", tag_field="type", gc=False):
-    """What the model thought in an earlier turn."""
+    """Thinking of the model in an earlier turn."""
 
     thinking: str = ""
     signature: Unused = NULL

@@ -31,7 +31,7 @@ class HealthPort:
     """
 
     def __init__(self, board: HealthBoard, host: str, port: int, *, stalled_after_s: float) -> None:
-        """Raises ``OSError`` if the port cannot be listened on."""
+        """Bind the socket. Raises ``OSError`` if the port cannot be listened on."""
         self._board = board
         self._stalled_after_s = stalled_after_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

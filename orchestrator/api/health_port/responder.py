@@ -1,6 +1,6 @@
 """Answers health checks for an orchestrator, in a process of its own.
 
-| orchestrator ──(stdin: a pipe)──▶ responder ◀── HTTP ── kubelet, load balancer
+    orchestrator ──(stdin: a pipe)──▶ responder ◀── HTTP ── kubelet, load balancer
 
 A line of JSON on stdin has all answers, by path: ``{"/health/live": [200, "…"], …}``; an empty line
 says that the event loop is alive. When no line comes for some seconds the loop hangs, and every
@@ -35,7 +35,7 @@ Answer = tuple[int, bytes]
 
 
 class Answers:
-    """What to answer, and for how long those answers are valid."""
+    """The answers to health checks, valid for as long as the orchestrator is heard from."""
 
     def __init__(self, stalled_after_s: float, now: float) -> None:
         self._stalled_after_s = stalled_after_s

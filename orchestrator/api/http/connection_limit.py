@@ -1,6 +1,6 @@
 """A bound on connections, in all and per address; the last few are for operators.
 
-|::
+::
 
     for everybody, 3/4 of them from one address │ operators │ beyond the limit
     ◀───────────── most - 16 ─────────────────▶ ◀── 16 ───▶ ◀── 64 at most ──▶

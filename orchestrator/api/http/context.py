@@ -1,4 +1,4 @@
-"""What is known of an HTTP request, from its head to its answer."""
+"""Facts about one HTTP request, collected from its head to its answer."""
 
 import re
 import uuid
@@ -80,7 +80,7 @@ class Context:
     field_names: Mapping[str, str] = field(default_factory=dict)
     """The client's names for fields that are called something else here."""
     ignored: Ignored | None = None
-    """What was ignored in the request; None where nothing may be."""
+    """Record of what was ignored in the request; None where nothing may be."""
     grammars: tuple[Grammar, ...] = ()
     """Grammars one of which the answer must match."""
     ignored_headers: list[str] = field(default_factory=list)

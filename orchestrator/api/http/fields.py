@@ -86,7 +86,7 @@ class Served(NamedTuple):
     fits: Callable[[Any], bool]
     """Whether a value is served."""
     otherwise: str
-    """What to tell a client about a value that is not."""
+    """Advice for a client that sent a value that is not served."""
     is_hint: bool = False
     """Whether the answer is as good without it, so that tolerant reading ignores it."""
 

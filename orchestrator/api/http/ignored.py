@@ -29,7 +29,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_.$@/:+=-]", re.ASCII)
 
 
 class Ignored:
-    """What was ignored in one request, by name."""
+    """Fields and values that were ignored in one request, by name."""
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}

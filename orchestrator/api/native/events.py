@@ -2,7 +2,7 @@
 
 Events are numbered, so that a client that lost its connection can resume where it was::
 
-| 0 queued 1 started 2 … n+1 one per token n+2 end or error
+    0 queued   1 started   2 … n+1 one per token   n+2 end or error
 
 A task that ended before it started has its terminal event as number 1. Text that was held back to
 the end comes as one more ``token`` event, without ids. ``metrics`` come among the tokens, without a

@@ -99,7 +99,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnswerOptions(NamedTuple):
-    """What an answer has beside the text."""
+    """Parts of an answer beside its text."""
 
     usage: bool = False
     """Whether a stream ends with the usage of all choices."""
@@ -326,8 +326,8 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
         return self.best_of is not None and self.best_of > (self.n or 1)
 
     def wanted_prompt_logprobs(self) -> int | None:
-        """To echo without generating, a prompt is read for its log-probabilities, returned or
-        not."""
+        """Alternatives per prompt token. To echo without generating, a prompt is read for its
+        log-probabilities, returned or not."""
         tops = [top for top in (self.prompt_logprobs, self._echoed_logprobs()) if top is not None]
         return max(tops, default=None)
 

@@ -162,7 +162,7 @@ class _Background(NamedTuple):
 
 
 def _conversation(store: ResponseStore, asked: ParsedRequest) -> tuple[tuple[Message, ...], Chat]:
-    """What was said, without instructions, and the chat that the model is to read. Raises
+    """The conversation without instructions, and the chat that the model is to read. Raises
     ``InvalidRequest``."""
     key = asked.job.key
     history = joined(
