@@ -270,8 +270,8 @@ class Settings(BaseSettings):
     more."""
 
     queue_policy: QueuePolicy = QueuePolicy.REJECT
-    """Treatment of new tasks when the queue is full: ``reject`` refuses them; with ``drop-lru`` the
-    oldest batch task makes room for any newer one."""
+    """Treatment of tasks that get no place in a full queue: ``reject`` refuses them; with
+    ``drop-lru`` the oldest batch task makes room for any newer one."""
     queue_order: QueueOrder = QueueOrder.SLACK
     """Order of the queue; ``deadline`` and ``fifo`` exist to compare with (DL-8)."""
     row_policy: RowPolicy = RowPolicy.ADAPTIVE

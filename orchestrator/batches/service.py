@@ -281,7 +281,7 @@ def new_id(prefix: str) -> str:
 
 
 def new_batch(time: Time, **stated: object) -> StoredBatch:
-    """A batch with ids for its files; ``stated`` are all other fields that have no default."""
+    """A batch with ids for its files; ``stated`` are its other fields."""
     output, errors = new_id(FILE_PREFIX), new_id(FILE_PREFIX)
     made = time.stamp()
     times = {Status.VALIDATING.value: int(made.unix)}

@@ -62,8 +62,8 @@ class MarkedCall(ABC):
         return at
 
     def _tag(self, text: str, at: int, tags: tuple[str, ...]) -> tuple[int, str]:
-        """Read one of ``tags`` behind white space; returns which one, or an empty string while that
-        is open."""
+        """Read one of ``tags`` behind white space; returns the place behind it and the tag, which
+        is empty while that is open."""
         if not self._mark:
             at = self._behind_space(text, at)
         while at < len(text):
@@ -77,8 +77,8 @@ class MarkedCall(ABC):
         return at, ""
 
     def _word_up_to(self, text: str, at: int, ends: str) -> tuple[int, str | None]:
-        """Read a name up to one of the characters ``ends``, which is left; None while the name is
-        open."""
+        """Read a name up to one of the characters ``ends``, which is left; returns the place and
+        the name, None while that is open."""
         found = [end for char in ends if (end := text.find(char, at)) >= 0]
         stop = min(found, default=len(text))
         self._word += text[at:stop]

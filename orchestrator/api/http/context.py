@@ -103,11 +103,10 @@ TRACE = web.RequestKey("trace", TraceContext)
 
 
 def new_context(request: web.BaseRequest, clock: Clock, dialects: Sequence[Dialect]) -> Context:
-    """Context of a request that has just come, with an id of our own."""
+    """Context of a new request, named by the client's ``x-request-id`` or an id of our own."""
     # CONNECT states no path but an authority; a path that somebody wrote there is what they meant.
-    # The dialect goes by path, so that an unknown one still gets the errors of its API.
     path = request.raw_path if request.method == "CONNECT" else request.path
-    # By path, so that an unknown one still gets the errors of its API.
+    # The dialect goes by the path, so that an unknown path still gets the errors of its API.
     dialect = next((dialect for dialect in dialects if dialect.serves(path)), dialects[-1])
     request_id = request.headers.get(REQUEST_ID_HEADER, "")
     if not _CORRELATION_ID.fullmatch(request_id):

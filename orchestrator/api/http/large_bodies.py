@@ -12,7 +12,7 @@ from orchestrator.fair_gate import FairGate
 T = TypeVar("T")
 
 _BYTES_PER_S = 2**20
-"""Bytes by which a body may be larger per second of its head start over a smaller one."""
+"""Size in bytes that sets a body back by one second in its tenant's order of work."""
 
 
 class LargeBodies:

@@ -32,7 +32,7 @@ _SERVED = "message, function_call, function_call_output, reasoning, item_referen
 
 
 class InputText(msgspec.Struct, frozen=True, tag="input_text", tag_field="type", gc=False):
-    """Text that the user, system or developer wrote."""
+    """Text of any author."""
 
     text: str
     cache_control: Unused = NULL
