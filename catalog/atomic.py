@@ -1,7 +1,7 @@
-"""Files and folders that are there in whole or not at all, whatever cuts the writing short.
+"""Files and folders that appear in whole or not at all, even if writing is cut short.
 
-What is written gets its name only when it is on the disk. Standard library only: the set-up of a
-checkout uses it before there are packages.
+Content gets its name only once it is on the disk. Standard library only: setting up a checkout uses
+this module before any package is installed.
 """
 
 import os
@@ -40,12 +40,12 @@ def write_all(file: int, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Flush a folder's own entries (the names in it) to the disk."""
     _sync(path, os.O_DIRECTORY)
 
 
 def sync_tree(path: Path) -> None:
-    """Have all that is below a folder on the disk, before the folder gets its name."""
+    """Flush everything below a folder to the disk, before the folder gets its final name."""
     for folder, _, names in os.walk(path):
         for name in names:
             if not os.path.islink(os.path.join(folder, name)):

@@ -77,9 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(settings: Settings, load: Callable[[], Settings] = load_settings) -> int:
-    """Serve until SIGTERM or SIGINT; a second signal ends the grace at once. SIGHUP has ``load``
-    read the settings anew.
-    """
+    """Serve until SIGTERM or SIGINT; a second signal ends the grace period at once. On SIGHUP the
+    settings are read again with ``load``. Returns the exit status."""
     loop = asyncio.get_running_loop()
     as_read, had_terminal = settings, os.isatty(0)
     loop.set_exception_handler(QuietAccept())
@@ -91,8 +90,8 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
             extra=fields(max_connections=most, wanted=settings.max_connections),
         )
         settings = settings.model_copy(update={"max_connections": most})
-    # Until the freeze below, looking for garbage would only find what lives: half of the time that
-    # a large journal takes.
+    # Collecting garbage before the freeze below would only find live objects, and would take half
+    # of the time that a large journal takes to load.
     gc.disable()
     async with AsyncExitStack() as starting:
         try:
@@ -102,7 +101,8 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
             return 2
         except OSError as error:
             return _cannot_listen(settings.host, settings.port, error)
-        # Task ids come from it: whoever knows one can read its text, so nobody must guess the next.
+        # Task ids come from this generator. Knowing an id is enough to read its text, so ids must
+        # not be guessable.
         parts = build(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal(), file=file)
         orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
         runner = build_runner(
@@ -139,7 +139,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     _let_operate(runner.app, operators)
     reloader.follow(KEY_SETTINGS, lambda _: _let_operate(runner.app, operators))
     lifecycle.start()
-    # What lives until now lives on: the collector need not look at it again.
+    # What is alive now stays alive: the collector need not look at it again.
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -170,9 +170,9 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
 
 
 async def open_the_journal(settings: Settings, starting: AsyncExitStack) -> JournalFile | None:
-    """What durable tasks are written to, where they are; until ``starting`` is closed the port says
-    that the service starts. Raises ``JournalError``, unless nobody has asked for a journal, and
-    ``OSError`` where the port is taken."""
+    """Open the file that durable tasks are written to; None where there is no journal. Until
+    ``starting`` is closed the port answers that the service is starting. Raises ``JournalError``
+    where a journal setting was stated explicitly, and ``OSError`` where the port is taken."""
     config = journal_config(settings)
     if config is None:
         return None
@@ -189,10 +189,10 @@ async def open_the_journal(settings: Settings, starting: AsyncExitStack) -> Jour
 
 
 def _let_operate(app: web.Application, path: Path) -> None:
-    """Have operators' calls ask for the key that is kept at ``path``, unless the settings name an
+    """Make operators' calls require the key kept at ``path``, unless the settings name an
     admin's."""
     if app[AUTH].has_admin:
-        with suppress(OSError):  # of no use any more, or left by one that was killed
+        with suppress(OSError):  # no longer of use, or left by a process that was killed
             path.unlink(missing_ok=True)
         return
     try:
@@ -206,13 +206,13 @@ def _let_operate(app: web.Application, path: Path) -> None:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> int:
-    """The exit status."""
+    """Log why the service cannot listen; returns the exit status."""
     service_log.error("cannot listen on %s:%d: %s", host, port, error.strerror)
     return 1
 
 
 def _stop_requests(loop: asyncio.AbstractEventLoop, reloader: Reloader) -> asyncio.Queue[float]:
-    """One entry per signal: the grace that it leaves to running tasks, in seconds."""
+    """A queue with one entry per signal: the grace that it leaves to running tasks, in seconds."""
     requests: asyncio.Queue[float] = asyncio.Queue()
 
     def stop(setting: str) -> None:
@@ -224,8 +224,8 @@ def _stop_requests(loop: asyncio.AbstractEventLoop, reloader: Reloader) -> async
 
 
 class Reloads:
-    """SIGHUP: settings are read anew; or the terminal has gone that it was started in, which is as
-    much as Ctrl-C."""
+    """Handles SIGHUP: reads the settings again, or stops as on Ctrl-C where the terminal that the
+    process was started in has gone."""
 
     def __init__(
         self,

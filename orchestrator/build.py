@@ -127,7 +127,7 @@ def build(
     queue: TaskQueue[Task] = TaskQueue(
         settings.queue_size, settings.queue_order, settings.queue_policy
     )
-    # One thread more than encode: a card's tokenizer is made ready there too.
+    # One thread more than encodes prompts: a new model card's tokenizer is prepared there too.
     executor = ThreadPoolExecutor(ENCODING_THREADS + 1, thread_name_prefix="tidegate-tokens")
 
     listed = tuple(entry for entry in settings.instances if not is_source(entry))
@@ -216,7 +216,7 @@ def build(
         registry,
         forecaster,
         placer,
-        # Work that runs on past its deadline would never be worth its slot.
+        # A job that runs on past its deadline would never be worth its slot.
         enabled=settings.pause
         and settings.queue_order is QueueOrder.SLACK
         and settings.deadline_scope == "request",
@@ -379,7 +379,8 @@ def build(
 def _follow(
     reloader: Reloader, orchestrator: Orchestrator, discovery: DiscoverySync, health: HealthBoard
 ) -> None:
-    """What changes with the settings while the service runs. Keys are the API's."""
+    """Register what a reload of the settings changes in a running service. The API follows keys
+    itself."""
     stages = orchestrator.stages
     instances = reloader.settings.instances
     sources = [entry for entry in instances if is_source(entry)]
@@ -417,12 +418,12 @@ def _follow(
     reloader.follow(("default_deadline_s", "max_deadline_s", "sdk_timeouts"), set_deadlines)
     reloader.follow(("queue_size",), bound_queue)
     reloader.follow(("log_level",), set_log_level)
-    # Asked for when they are needed.
+    # Read whenever they are needed, so there is nothing to apply.
     reloader.follow(("shutdown_grace_s", "interrupt_grace_s"), lambda new: None)
 
 
 def journal_config(settings: Settings) -> JournalConfig | None:
-    """Where durable tasks are written down; None where they are not."""
+    """Settings of the journal of durable tasks; None where none is configured."""
     if settings.journal_path is None:
         return None
     key = settings.journal_key
@@ -436,7 +437,7 @@ def journal_config(settings: Settings) -> JournalConfig | None:
 
 
 def _batches(settings: Settings, file: JournalFile, clock: Clock) -> Batches:
-    """In a folder beside the journal, under its locks and its keys."""
+    """Batches, in a folder beside the journal, under the journal's locks and keys."""
     config = BatchConfig(
         Path(f"{file.config.path}.batches"),
         window=settings.batch_window,
@@ -457,7 +458,7 @@ def _admission(settings: Settings) -> AdmissionConfig:
 
 
 def _feasibility(settings: Settings) -> FeasibilityConfig:
-    """Of tasks and of slots."""
+    """Feasibility settings, shared by tasks and slots."""
     return FeasibilityConfig(
         mode=settings.admission,
         refusal_cap=settings.refusal_cap,
@@ -536,7 +537,7 @@ def _session_config(settings: Settings) -> SessionConfig:
 
 
 def _rate_limits(settings: Settings, keys: Iterable[Key]) -> RateLimitConfig:
-    """What a key states itself goes before what holds for every key."""
+    """The rate limits of each key; limits that a key states itself override those for every key."""
     default = Limits(
         settings.key_requests_per_min, settings.key_tokens_per_min, settings.key_concurrent
     )

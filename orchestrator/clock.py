@@ -15,23 +15,24 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """Seconds that only go forward, wall time for people, and timers on the former."""
+    """Monotonic time in seconds, timers on it, and wall time for people."""
 
     def now(self) -> float:
-        """Monotonic seconds; only differences mean anything."""
+        """Monotonic time in seconds; only differences between two readings mean anything."""
 
     def unix(self) -> float:
-        """Seconds since 1970, UTC."""
+        """Wall time: seconds since 1970, UTC."""
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Run ``callback`` on the event loop once ``now()`` reaches ``when``."""
 
 
 def process_age_s() -> float:
-    """Since this process was made, its imports included; since now where there is no ``/proc``."""
+    """Seconds since this process was created, imports included; 0 without ``/proc``."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            # After the command, which may have spaces in it; the 22nd of all (proc_pid_stat(5)).
+            # Fields are counted after the command, which may contain spaces; this is the 22nd of
+            # all (proc_pid_stat(5)).
             began_ticks = int(file.read().rpartition(")")[2].split()[19])
     except OSError:
         return 0.0
@@ -40,11 +41,11 @@ def process_age_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """Which start of the machine this is, and seconds since: the same for every process until the
-    next one, whatever becomes of the wall clock. Time asleep counts."""
+    """One boot of the machine, and the seconds since it. Every process sees the same values until
+    the next boot, whatever the wall clock does. Time asleep counts."""
 
     id: str
-    """Empty where it cannot be told."""
+    """The kernel's id of the boot; empty where it cannot be read."""
     now: Callable[[], float]
 
     def has(self, boot_id: str | None, at: float | None) -> bool:
@@ -53,7 +54,8 @@ class Boot:
 
 
 def this_boot() -> Boot:
-    """Reads ``/proc``; without it no two processes know that they share a boot."""
+    """The machine's current boot, from ``/proc``. Without ``/proc`` the id is empty, and no two
+    processes can tell that they share a boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return Boot(file.read().strip(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
@@ -70,7 +72,7 @@ class Instant:
 
 
 def instant(clock: Clock) -> Instant:
-    """This moment."""
+    """The present moment on both clocks."""
     return Instant(clock.now(), clock.unix())
 
 

@@ -50,13 +50,15 @@ Detail = str | int | float | bool | None
 
 
 class TidegateError(Exception):
-    """Something failed that the client did not cause. ``field`` names the input that was wrong."""
+    """A failure that the client did not cause; base of all errors. ``field`` names a wrong
+    input."""
 
     status: ClassVar[int] = 500
     code: ClassVar[Code] = Code.INTERNAL
     retryable: bool = False
     due_at: float | None = None
-    """The deadline of the task that was refused so, in seconds of the clock: perhaps its run's."""
+    """Deadline that the refused task had, in seconds of the clock; it may come from the task's run.
+    """
 
     def __init__(
         self,
@@ -89,10 +91,9 @@ class ContextOverflow(InvalidRequest):
     def of_prompt(
         cls, prompt: int, context: int, note: str = "", *, is_least: bool = False
     ) -> Self:
-        """For a prompt that is too long on its own; ``note`` is the card's.
-
-        Both in tokens, or the least it can have.
-        """
+        """Error for a prompt that is too long on its own. ``note`` is the model card's addition to
+        the message; ``prompt`` and ``context`` are in tokens, ``prompt`` a lower bound if
+        ``is_least``."""
         least = "at least " if is_least else ""
         return cls(
             # Clients look for these words: "this model's maximum context length is … tokens".
@@ -104,7 +105,8 @@ class ContextOverflow(InvalidRequest):
 
     @classmethod
     def of_answer(cls, prompt: int, asked: int, context: int, note: str = "") -> Self:
-        """For a ``max_tokens`` of ``asked`` that is more than the prompt leaves; all in tokens."""
+        """Error for a ``max_tokens`` (``asked``) that exceeds what the prompt leaves; all in
+        tokens."""
         left = context - prompt
         return cls(
             f"max_tokens is {asked}, but this model's maximum context length is {context} tokens, "
@@ -115,13 +117,13 @@ class ContextOverflow(InvalidRequest):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is not plain JSON by its own account."""
+    """The body is not declared as plain JSON."""
 
     status = 415
 
 
 class KeyReused(InvalidRequest):
-    """An idempotency key names another request already. Not 409, which asks for another try."""
+    """An idempotency key already names another request. Not 409, which would invite another try."""
 
     status = 422
 
@@ -147,21 +149,21 @@ class BodyTooSlow(InvalidRequest):
 
 
 class Unauthenticated(TidegateError):
-    """No token, or not the right one."""
+    """The token is missing or wrong."""
 
     status = 401
     code = Code.UNAUTHENTICATED
 
 
 class Forbidden(TidegateError):
-    """It is known who asks, or from where; they may not do this."""
+    """The caller is known, or where they ask from, and may not do this."""
 
     status = 403
     code = Code.FORBIDDEN
 
 
 class NotFound(TidegateError):
-    """No such thing."""
+    """The thing that was asked for does not exist."""
 
     status = 404
     code = Code.NOT_FOUND
@@ -182,7 +184,7 @@ class MethodNotAllowed(NotFound):
     def __init__(self, message: str, *, allowed: str) -> None:
         super().__init__(message)
         self.allowed = allowed
-        """The methods that there are, as ``Allow`` lists them."""
+        """The methods that the path serves, as the ``Allow`` header lists them."""
 
 
 class DeadlineExceeded(TidegateError, TimeoutError):
@@ -231,16 +233,15 @@ class DeadlineInfeasible(DeadlineExceeded):
 
 
 class SessionBusy(TidegateError):
-    """A session has one turn at a time. Not to be tried again by itself: what it would go on with
-    is another conversation by then.
-    """
+    """The session is busy: it has one turn at a time. Not to be retried automatically, because the
+    conversation will be a different one by then."""
 
     status = 409
     code = Code.SESSION_BUSY
 
 
 class Aborted(TidegateError):
-    """Someone who may no longer wants the answer."""
+    """Somebody entitled to abort the work no longer wants the answer."""
 
     status = 499
     code = Code.CANCELLED
@@ -257,7 +258,7 @@ class ClientDisconnected(Aborted):
 
 
 class Unavailable(TidegateError):
-    """Not now; ``retry_after_ms`` says when another try makes sense (OR-4)."""
+    """The service cannot do this now; ``retry_after_ms`` says when to try again (OR-4)."""
 
     status = 503
     code = Code.NO_CAPACITY
@@ -299,43 +300,43 @@ class QueueFull(Unavailable):
 
     @classmethod
     def for_ever(cls, message: str, *, field: str) -> Self:
-        """What would not fit into an empty one either."""
+        """Error for a request that would not fit into an empty queue either; not retryable."""
         error = cls(message, retryable=False)
         error.field = field
         return error
 
 
 class KeyInUse(Unavailable):
-    """The first submission with an idempotency key is not decided yet."""
+    """The first submission with this idempotency key is still undecided."""
 
     status = 409
     code = Code.NOT_READY
 
 
 class NoCapacity(Unavailable):
-    """The instances that could serve this have no room left."""
+    """The instances that could serve this request have no room left."""
 
 
 class NotReady(Unavailable):
-    """No instance that serves this is up."""
+    """No instance that serves the request is up."""
 
     code = Code.NOT_READY
 
 
 class Draining(Unavailable):
-    """The service is going down and takes no new work."""
+    """The service is shutting down and takes no new work."""
 
     code = Code.DRAINING
 
 
 class JournalUnavailable(Unavailable):
-    """The disk does not take what a durable task needs to be written down."""
+    """A durable task cannot be written down: the disk does not take it."""
 
     code = Code.JOURNAL_UNAVAILABLE
 
 
 class InstanceLost(Unavailable):
-    """The instance that worked on this went away."""
+    """The instance that was working on the request went away."""
 
     code = Code.INSTANCE_LOST
 
@@ -354,20 +355,21 @@ class NotFinite(EngineError):
 
 
 class PoisonRequest(EngineError):
-    """Two workers died with this request on them."""
+    """The request was being served by two workers when they died."""
 
     code = Code.POISON_REQUEST
 
 
 class SwapFailed(TidegateError):
-    """An instance could not be given another model; it serves the one that it had."""
+    """An instance could not be given another model; it still serves its old one."""
 
     status = 409
     code = Code.SWAP_FAILED
 
 
 def with_code(code: str, message: str) -> TidegateError:
-    """An error that was written down, and of whose class only the code is known."""
+    """Rebuild an error from its code and message, as read from the journal; ``TidegateError``
+    itself where no class has that code."""
     found, classes = TidegateError, [TidegateError]
     while classes:
         one = classes.pop(0)

@@ -1,4 +1,5 @@
-"""One at a time, and each tenant in its turn: nobody waits behind all that another one has sent."""
+"""A gate that admits one at a time and takes tenants in turn, so none waits behind another's
+backlog."""
 
 import asyncio
 import heapq
@@ -8,8 +9,8 @@ from orchestrator.fair_share import FairShares
 
 
 class FairGate:
-    """Lets in one at a time: next from the tenant that has had least time, and of its own the one
-    with the smallest rank, then the one that came first."""
+    """Admits one at a time: from the tenant that has had the least time, the entry of the smallest
+    rank, and among equals the first that came."""
 
     def __init__(self) -> None:
         self.is_busy = False
@@ -18,11 +19,11 @@ class FairGate:
         self._numbers = count()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many are waiting."""
         return sum(not entry[2].done() for own in self._waiting.values() for entry in own)
 
     async def enter(self, tenant: str, rank: float = 0.0) -> None:
-        """Wait for a turn; ``leave`` is to follow."""
+        """Wait for a turn; the caller must call ``leave`` afterwards."""
         self._shares.joined(tenant)
         if not self.is_busy:
             self.is_busy = True
@@ -33,18 +34,18 @@ class FairGate:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it came at the same moment
+            if not turn.cancelled():  # the turn came at the same moment
                 self._next()
             raise
 
     def leave(self, tenant: str, took_s: float) -> None:
-        """The turn is over, and has taken the tenant so much time."""
+        """End a turn that took ``took_s`` seconds of the tenant's time, and admit the next one."""
         self._shares.served(tenant, 1000 * took_s)
         self._next()
 
     def _next(self) -> None:
         for tenant, own in list(self._waiting.items()):
-            while own and own[0][2].done():  # nobody waits there any more
+            while own and own[0][2].done():  # whoever waited there has left
                 heapq.heappop(own)
             if not own:
                 del self._waiting[tenant]

@@ -3,17 +3,19 @@
 FAIR_LAG_JOBS = 4.0
 _SMOOTHING = 0.05
 _TENANTS = 1024
-"""Those that came last are kept: more than wait at a time, so that only idle ones are dropped."""
+"""Most tenants remembered; the oldest is dropped first. More than ever wait at a time, so that only
+idle tenants are dropped."""
 SHARE_OF_THE_REST = 3
-"""So many times what is left of something bounded one tenant may hold: one alone three quarters of
-it, two 3/7 each, so that whoever comes next finds room (dynamic thresholds; Choudhury and Hahne,
-1998)."""
+"""A tenant may hold up to this many times what is left of a bounded resource: one tenant alone
+three quarters of it, two tenants 3/7 each, so that a newcomer finds room (dynamic thresholds;
+Choudhury and Hahne, 1998)."""
 
 
 class FairShares:
-    """What tenants have been served, as virtual time; an idle one saves nothing up.
+    """Virtual time, in ms, that each tenant has been served; an idle tenant saves nothing up.
 
-    One that has had up to ``lag_jobs`` mean jobs more than the least served counts as equal to it.
+    A tenant that has had up to ``lag_jobs`` mean jobs more than the least served counts as equal to
+    it.
     """
 
     def __init__(self, lag_jobs: float = FAIR_LAG_JOBS) -> None:
@@ -23,13 +25,13 @@ class FairShares:
         self._mean_ms = 0.0
 
     def joined(self, tenant: str) -> None:
-        """A tenant has a waiting task."""
+        """Note that a tenant has a waiting task."""
         self._served_ms[tenant] = max(self._served_ms.pop(tenant, 0.0), self._floor_ms)
         if len(self._served_ms) > _TENANTS:
             del self._served_ms[next(iter(self._served_ms))]
 
     def served(self, tenant: str, work_ms: float) -> None:
-        """One of its tasks went."""
+        """Charge a tenant for ``work_ms`` of work."""
         before = self.of(tenant)
         self._floor_ms = max(self._floor_ms, before - self._lag_ms)
         self._served_ms[tenant] = before + work_ms
@@ -43,7 +45,8 @@ class FairShares:
         return max(self._served_ms.get(tenant, 0.0), self._floor_ms)
 
     def next_of(self, tenants: list[str]) -> str:
-        """Whose turn it is among those who want to go, in order of their first tasks."""
+        """The tenant whose turn it is among ``tenants``, which are in the order of their first
+        tasks."""
         if len(tenants) == 1:
             return tenants[0]
         served = [self.of(tenant) for tenant in tenants]

@@ -1,4 +1,4 @@
-"""How the service is, computed in the background so that a probe only reads bytes (LB-4, OR-13)."""
+"""State of the service, computed in the background so that probes only read bytes (LB-4, OR-13)."""
 
 import logging
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from orchestrator.telemetry.narration import READINESS, narrate
 from worker.protocol import WorkerStats
 
 NEAR_EXHAUSTION = 0.9
-"""Share of the queue's bound above which its places are about to run out."""
+"""Share (0 to 1) of the queue's bound above which its places are about to run out."""
 
 SERVES = ("ready", "near_exhaustion", "degraded")
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedResponse:
-    """A prepared answer."""
+    """A prepared HTTP answer: its status and body."""
 
     status: int
     body: bytes
@@ -55,12 +55,13 @@ class HealthBoard:
         self.ready = PreparedResponse(503, b"{}")
         self.overall = PreparedResponse(200, b"{}")
         self.status = "not_ready"
-        """``ready``, ``not_ready``, ``draining``, ``near_exhaustion`` of the queue's places,
-        ``exhausted``: nobody gets one, or ``degraded``: all but durable tasks are served."""
+        """State of the service: ``ready``, ``not_ready``, ``draining``, ``near_exhaustion`` (the
+        queue's places run out), ``exhausted`` (nobody gets one), or ``degraded`` (all but durable
+        tasks are served)."""
         self.has_tenants = False
-        """Whether requests of several tenants are to be expected."""
+        """Whether to expect requests of several tenants."""
         self.also_ready: list[Callable[[], bool]] = []
-        """What else there may be work for, than text."""
+        """Checks that make the service ready for work other than text, should one of them hold."""
         self._snapshot_version = -1
         self._gate_watch = GateWatch()
         registry.listen(self)
@@ -72,7 +73,7 @@ class HealthBoard:
             self.refresh()
 
     def by_path(self) -> dict[str, PreparedResponse]:
-        """The answers by the path that they are asked for at."""
+        """The answers, by the path at which each is asked for."""
         return {
             "/health": self.overall,
             "/health/live": self.live,
@@ -81,7 +82,7 @@ class HealthBoard:
         }
 
     def refresh(self) -> None:
-        """Prepare all answers anew."""
+        """Prepare all answers again."""
         is_ready = any(is_ready() for is_ready in self.also_ready)
         if is_ready or any(instance.card is not None for instance in self._registry):
             self.startup = PreparedResponse(200, b'{"status":"started"}')
@@ -104,7 +105,7 @@ class HealthBoard:
         if self._durable is not None:
             described["journal"] = _describe_journal(self._durable)
         body = msgspec.json.encode(described)
-        # What serves anybody is ready: taken out of use, it would serve nobody.
+        # A service that can serve anybody is ready: taken out of rotation, it would serve nobody.
         self.ready = PreparedResponse(200 if status in SERVES else 503, body)
         self.overall = PreparedResponse(200, body)
 
@@ -116,7 +117,7 @@ class HealthBoard:
         }
 
     def _model_gates(self) -> dict[str, dict[str, bool]]:
-        """Of each model: which gates some instance of it has open."""
+        """Whether each gate is open on at least one instance of a model, by model."""
         models: dict[str, dict[str, bool]] = {}
         for instance in self._registry:
             card = instance.card
@@ -152,8 +153,8 @@ def _describe_journal(durable: DurableTasks) -> dict[str, object]:
 
 
 def _describe(instance: Instance) -> dict[str, object]:
-    """One instance as ``/health`` shows it. A KV block that is cached counts as free: it is given
-    up for whoever needs it, so it never makes an instance look full."""
+    """One instance as ``/health`` shows it. Cached KV blocks count as free: they are given up to
+    whoever needs them, so they never make an instance look full."""
     described: dict[str, object] = {
         "address": instance.address,
         "state": instance.state.value,
@@ -177,6 +178,6 @@ def _describe(instance: Instance) -> dict[str, object]:
 
 
 def _hit_rate(stats: WorkerStats) -> float | None:
-    """Share of prompt tokens that the prefix cache spared (WK-5); None before the first prompt."""
+    """Share (0 to 1) of prompt tokens spared by the prefix cache (WK-5); None before any prompt."""
     prompts = stats.cached_tokens_total + stats.prefill_tokens_total
     return round(stats.cached_tokens_total / prompts, 4) if prompts else None

@@ -15,11 +15,11 @@ from orchestrator.telemetry.metrics import Row
 
 UPKEEP_EVERY_S = 0.25
 CONFIRM_ABORTS_S = 0.5
-"""How long the end waits for workers to confirm that aborted jobs are gone."""
+"""How long a shutdown waits for workers to confirm that aborted jobs are gone."""
 COME_BACK_S = 2.0
-"""How long what has ended can be asked for, at least, if the grace allows: the client of a task
-that continues without it may have lost the connection a moment before, and clips are fetched by a
-request of their own."""
+"""Shortest time that ended work can still be asked for, if the grace allows: the client of a task
+that continues without it may have lost its connection a moment ago, and clips are fetched by a
+separate request."""
 
 
 class Lifecycle:
@@ -44,19 +44,18 @@ class Lifecycle:
         self._recovery = recovery
         self._is_recovered = False
         self.server_start_ms = 0.0
-        """From the process's start until it listened; whoever makes it listen says so."""
+        """Time from the process's start until it listened; set by whoever makes it listen."""
         self._drain_began: float | None = None
         self._drain_s: float | None = None
         orchestrator.metrics.watch(self, _METRICS)
         self._upkeep: asyncio.Task[None] | None = None
         self._background: asyncio.Task[None] | None = None
-        """A drain that nobody waits for."""
+        """The drain that runs in the background, with nobody waiting for it."""
 
     async def recover(self) -> None:
-        """Take on what an earlier process had let in, which goes before what comes now: to be
-        called before anybody is served, else ``start`` does it. Whoever asks meanwhile how far the
-        start is gets an answer.
-        """
+        """Take on the tasks that an earlier process had let in, ahead of new ones. To be called
+        before anybody is served, else ``start`` does it. Yields to the event loop between steps, so
+        that questions about the start's progress are answered."""
         for _ in self._recovering():
             await asyncio.sleep(0)
 
@@ -79,7 +78,7 @@ class Lifecycle:
         self._upkeep = asyncio.create_task(self._keep_up())
 
     def refuse_new_work(self) -> None:
-        """From now on every offer is answered with 503 ``draining`` (OR-14)."""
+        """Answer every offer with 503 ``draining`` from now on (OR-14)."""
         self._stages.admission.draining = True
         self._health.refresh()
 
@@ -93,8 +92,8 @@ class Lifecycle:
         self._background = asyncio.create_task(self._drain(grace_s), name="drain")
 
     def undrain(self) -> None:
-        """Take new work again. Idempotent; what a drain has ended stays so, and durable tasks that
-        it has left to the next process go on in this one."""
+        """Take new work again. Idempotent. Work that a drain has ended stays ended; durable tasks
+        that were left to the next process continue in this one."""
         self._stop_background()
         self._drain_began = self._drain_s = None
         self._stages.admission.draining = False
@@ -110,10 +109,10 @@ class Lifecycle:
     async def drain(self, grace_s: float) -> None:
         """Let live tasks end within ``grace_s``, end the rest, and leave no work on any worker.
 
-        What will not end in time and has nothing to show yet is ended at once, so that its client
-        can go elsewhere; durable tasks are the next process's. What goes on without its client, and
-        clips, can be asked for ``COME_BACK_S`` after their end. Cancelled and called again, as with
-        less grace, it is one drain still.
+        Tasks that will not end in time and have nothing to show yet are ended at once, so that
+        their clients can go elsewhere; durable tasks are left to the next process. Tasks that go on
+        without a client, and clips, can be asked for until ``COME_BACK_S`` after their end. A drain
+        that is cancelled and called again, for instance with less grace, is still the same drain.
         """
         self._stop_background()
         await self._drain(grace_s)
@@ -157,7 +156,7 @@ class Lifecycle:
 
     @property
     def drain_ms(self) -> float:
-        """How long the drain has taken: so far while it lasts, 0 before."""
+        """How long the drain has taken; how long so far while it lasts, 0 before it."""
         if self._drain_began is None:
             return 0.0
         if self._drain_s is not None:
@@ -165,7 +164,7 @@ class Lifecycle:
         return 1000 * (self._orchestrator.clock.now() - self._drain_began)
 
     async def close(self) -> None:
-        """Close every lane and thread. Call ``drain`` before."""
+        """Close every lane and thread. ``drain`` must have been called before."""
         self._stop_background()
         if self._upkeep is not None:
             self._upkeep.cancel()
@@ -205,7 +204,7 @@ class Lifecycle:
 
 
 async def _until(done: Callable[[], bool], changed: asyncio.Event, limit_s: float) -> None:
-    """Wait until ``done``, which is asked after each ``changed``, but no longer than the limit."""
+    """Wait at most ``limit_s`` seconds for ``done``, which is checked after each ``changed``."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while not done():

@@ -8,10 +8,10 @@ _LARGE_BYTES: Final = 2**20
 
 
 def return_large_blocks() -> None:
-    """Blocks of 1 MiB and more are mapped one by one, and unmapped when they are freed.
+    """Have blocks of 1 MiB and more mapped one by one, and unmapped when they are freed.
 
-    Left to itself glibc learns from the first freed body to serve blocks up to 32 MiB from heaps,
-    which keep them. No effect without glibc.
+    By default glibc learns from the first freed body to serve blocks up to 32 MiB from heaps, which
+    keep them. No effect without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -36,9 +36,9 @@ from worker.protocol import FinishReason, Outcome, Sampling
 FIRST_TOKEN_ID = 2
 """Number of the first token's event."""
 _BEYOND_ALL = 10**9
-"""Behind every event's number, where it is not known how long the text was to be."""
+"""Event number beyond any that a task can have, for tasks whose planned length is not known."""
 _TASKS_AT_A_TIME = 32
-"""Taken on before others may have their turn: some milliseconds."""
+"""Tasks recovered before the event loop gets a turn: some milliseconds of work."""
 _MOST_HELD_BACK = 16
 """Tokens at the end of what was journalled whose text may still be half a character."""
 
@@ -56,13 +56,13 @@ class Recovery:
         self._is_listening = False
 
     def steps(self) -> Iterator[None]:
-        """Take all of them on, some with each step. On the event loop; the journal is being written
-        already."""
+        """Take all unfinished tasks on, some with each step. Runs on the event loop, once the
+        journal is being written."""
         unfinished, self._unfinished = self._unfinished, ()
         return self._take_all_on(unfinished)
 
     def take_back(self) -> None:
-        """Go on with what a drain that was taken back had left to the next process."""
+        """Continue what a drain, since taken back, had left to the next process."""
         left = self._durable.take_back()
         for task, _ in left:
             self._orchestrator.store.forget(task)
@@ -75,7 +75,7 @@ class Recovery:
         for number, one in enumerate(unfinished, 1):
             try:
                 self._take_on(one, is_new=are_new)
-            except Exception:  # one that cannot be read must not keep the others from their end
+            except Exception:  # one unreadable task must not keep the others from their end
                 service_log.exception("a task was not recovered", extra=fields(task_id=one.row.id))
             if number % _TASKS_AT_A_TIME == 0:
                 yield
@@ -93,7 +93,7 @@ class Recovery:
             self.instances_changed()
 
     def instances_changed(self) -> None:
-        """Queue what has waited for a model that is there now."""
+        """Queue the tasks whose model has become available."""
         for task, one in list(self._waiting.items()):
             if task.ending is not None:
                 del self._waiting[task]
@@ -136,7 +136,7 @@ class Recovery:
             self._waiting[task] = one
 
     def _expire(self, task: Task) -> None:
-        """Its deadline has come before its model."""
+        """End a task whose deadline came before its model."""
         del self._waiting[task]
         self._end(task, "expired", overdue(task, self._orchestrator.clock.now()))
 
@@ -167,7 +167,7 @@ class Recovery:
         self._orchestrator.requeue(task)
 
     def _continue(self, task: Task, earlier: EarlierText, encoder: PromptEncoder) -> None:
-        """Go on after what was journalled, or make the same again."""
+        """Continue after the journalled tokens, or make the same text again."""
         known = _whole_characters(earlier, encoder)
         needs_continue = looks_back(task.sampling)
         if (
@@ -189,11 +189,11 @@ class Recovery:
         if reason is None:
             self._durable.recovered["continued"] += 1
             return
-        # It lacked nothing but the word of its worker.
+        # The text was complete; only its worker's word of the end was missing.
         self._end(task, "continued", Ending(Outcome.MET, reason))
 
     def _make_anew(self, task: Task) -> None:
-        """Another text is as good."""
+        """Drop the journalled text: any other text is as good."""
         task.earlier = None
         self._durable.keep_no_tokens(task)
 
@@ -209,7 +209,8 @@ class Recovery:
 
 
 def _whole_characters(text: EarlierText, encoder: PromptEncoder) -> int:
-    """After how many tokens a text has no half character: as many as there are, or a few less."""
+    """Greatest number of leading tokens whose text ends in a whole character; 0 where none is found
+    among the last few."""
     ids, texts = text.ids, text.texts
     for known in range(len(ids), max(0, len(ids) - _MOST_HELD_BACK), -1):
         if encoder.tokens.text_of(ids[:known]) == "".join(texts[:known]):
@@ -218,12 +219,12 @@ def _whole_characters(text: EarlierText, encoder: PromptEncoder) -> int:
 
 
 def _finish_reason(task: Task, ids: list[int], encoder: PromptEncoder) -> FinishReason | None:
-    """How a text ended that lacks nothing but its end; None for any other."""
+    """How a text ended of which only the end is missing; None for any other text."""
     if ids[-1] in encoder.card.eos_token_ids and not task.sampling.ignore_eos:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(ids) >= task.sampling.max_tokens else None
 
 
 def _has_more_than_text(sampling: Sampling) -> bool:
-    """Whether it gives what is not journalled."""
+    """Whether the request asks for output that is not journalled (log probabilities)."""
     return sampling.logprobs is not None or sampling.prompt_logprobs is not None

@@ -1,7 +1,7 @@
-"""Settings read anew while the process serves: by SIGHUP, or ``POST /admin/reload``.
+"""Settings that are read again while the process serves: on SIGHUP, or ``POST /admin/reload``.
 
-What can change says so itself (``follow``); of the rest is told that it needs a restart. Settings
-that do not fit change nothing. Streams and what waits go on as they were.
+Parts that can change register for it (``follow``); other settings are reported as needing a
+restart. Invalid settings change nothing. Streams and waiting requests go on as they were.
 """
 
 import asyncio
@@ -17,30 +17,30 @@ Follow = Callable[[Settings], None]
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Names of the settings that have changed: never their values, some of which are secret."""
+    """Names of the settings that have changed; never their values, some of which are secret."""
 
     changed: tuple[str, ...]
     needs_restart: tuple[str, ...]
 
     def described(self) -> dict[str, object]:
-        """For an answer."""
+        """The fields as an answer's JSON object."""
         return {"changed": self.changed, "needs_restart": self.needs_restart}
 
 
 class Reloader:
-    """Reads settings anew, one reading at a time."""
+    """Reads the settings again, one reading at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        """As they count now; what needs a restart is as it was."""
+        """The settings in force; those that need a restart keep their old values."""
         self.load: Callable[[], Settings] = load_settings
-        """Reads all sources; whoever was given more than those (a command line) replaces it."""
+        """Reads all sources; replaced by a caller that has more of them, such as a command line."""
         self._followers: list[tuple[frozenset[str], Follow]] = []
         self._reading = asyncio.Lock()
 
     def follow(self, names: Iterable[str], apply: Follow) -> None:
-        """Call ``apply`` with the new settings whenever one of ``names`` has changed. What it
-        raises leaves its settings as they were."""
+        """Call ``apply`` with the new settings whenever one of ``names`` has changed. If it raises,
+        those settings stay as they were."""
         found = frozenset(names)
         unknown = found - Settings.model_fields.keys()
         assert not unknown, f"no such settings: {unknown}"
@@ -52,7 +52,8 @@ class Reloader:
         return frozenset[str]().union(*(names for names, _ in self._followers))
 
     async def reload(self) -> Reloaded:
-        """Raises ``InvalidRequest``, and logs why, where the settings do not fit."""
+        """Read and apply the settings. Raises ``InvalidRequest``, and logs why, if they are
+        invalid."""
         async with self._reading:
             try:
                 new = await asyncio.to_thread(self.load)

@@ -1,4 +1,4 @@
-"""Takes a request through its stages. Everything that an API may ask of the service is here."""
+"""Takes a request through its stages. Holds everything that an API may ask of the service."""
 
 import asyncio
 import random
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What a request goes through, in that order."""
+    """The stages that a request goes through, in that order."""
 
     limits: Limiter
     registry: Registry
@@ -74,22 +74,22 @@ class Stages:
     swaps: Swaps
     demand: ModelDemand
     slots: Slots
-    """Clips, which share the first of these and nothing else."""
+    """Clips, which share the first of these stages and nothing else."""
     durable: DurableTasks | None = None
-    """The journal; without one no task can be durable."""
+    """The journal; None where no task can be durable."""
     batches: Batches | None = None
-    """Beside the journal."""
+    """Batches, kept beside the journal; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """What holds for every request."""
+    """Settings that hold for every request."""
 
     deadlines: DeadlineConfig
     isolate_tenants: bool = False
-    """Tenants share no cached prefixes."""
+    """Whether tenants share no cached prefixes."""
     durable_default: bool = False
-    """Tasks that do not say are durable."""
+    """Whether tasks are durable that do not say."""
 
 
 class Reading(NamedTuple):
@@ -101,7 +101,7 @@ class Reading(NamedTuple):
 
 
 class QueueRoom(NamedTuple):
-    """How many requests may wait, and how many more could now."""
+    """How many requests may wait in the queue (``bound``), and how many more fit now (``left``)."""
 
     bound: int
     left: int
@@ -119,9 +119,8 @@ class Orchestrator:
         rng: random.Random,
         tracing: "Tracing | None" = None,
     ) -> None:
-        """``rng`` makes task ids: whoever knows one can read its text. Without ``tracing`` no
-        traces are sent.
-        """
+        """``rng`` makes task ids; knowing one is enough to read its text. Without ``tracing`` no
+        traces are sent."""
         self.stages = stages
         self.metrics = metrics
         self.clock = clock
@@ -137,7 +136,7 @@ class Orchestrator:
         self.slots = stages.slots
         self.slots.on_end = self._slot_ended
         self.task_over = asyncio.Event()
-        """Set whenever a task or a slot has ended; whoever waits clears it."""
+        """Set whenever a task or a slot has ended; whoever waits for it clears it."""
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
         self.runs = Runs(clock)
@@ -145,14 +144,14 @@ class Orchestrator:
         self.isolate_tenants = config.isolate_tenants
         self._rng = rng
         self._live: dict[Task, None] = {}
-        """The oldest first."""
+        """Every task that has not ended, the oldest first; an ordered set."""
         self.grammars = GrammarCheck()
 
     async def submit(self, job: Job, prompt: Prompt, listeners: Sequence[Listener] = ()) -> Task:
-        """Offer a request. Returns once it is queued or on its way; raises why it was refused.
+        """Offer a request. Returns once it is queued or sent; raises why it was refused.
 
         Whatever happens, the request is counted as offered and ends in exactly one outcome.
-        ``listeners`` hear all of it but a refusal, which is raised.
+        ``listeners`` hear everything but a refusal, which is raised.
         """
         task = await self.prepare(job, prompt)
         self.offer(task, listeners)
@@ -161,7 +160,7 @@ class Orchestrator:
         return task
 
     async def continue_session(self, job: Job, prompt: Prompt) -> Task:
-        """Offer the next turn of the job's session: ``prompt`` is what is new. Its job is kept."""
+        """Offer the next turn of the job's session. ``prompt`` is what is new; the job is kept."""
         with self.sessions.turn(job, prompt) as turn:
             task = await self.submit(turn.job, turn.prompt)
             turn.follow(task)
@@ -170,8 +169,8 @@ class Orchestrator:
         return task
 
     async def prepare(self, job: Job, prompt: Prompt, reading: Reading | None = None) -> Task:
-        """The first half of ``submit``: all that needs the prompt. ``offer`` or ``cancel`` is to
-        follow. ``reading`` is another task's of the same prompt.
+        """The first half of ``submit``: everything that needs the prompt. The caller must then
+        ``offer`` or ``cancel`` the task. ``reading`` comes from another task with the same prompt.
         """
         task = self._take(job)
         with self._admitting(task):
@@ -182,32 +181,32 @@ class Orchestrator:
         return task
 
     def reading_of(self, task: Task) -> Reading:
-        """What came of the prompt of a task that was prepared and not offered yet."""
+        """How the model reads the prompt of a task that is prepared and not offered yet."""
         return Reading(self.models.resolve(task.model), task.token_ids, task.prefix_hashes)
 
     def _take(self, job: Job) -> Task:
-        """A new task, offered; ``_admitting`` or ``end`` is to end it."""
+        """Make a new task, counted as offered; ``_admitting`` or ``end`` must end it."""
         task = Task(self._new_id(), self.runs.join(job))
         self._enter(task)
         self._count(task)
         return task
 
     def _enter(self, task: Task) -> None:
-        """It lives, and can be found, until its end."""
+        """Register a task as live, so that it can be found until its end."""
         task.cache_salt = task.job.tenant if self.isolate_tenants else ""
         self._live[task] = None
         task.on_end.append(self._ended)
 
     def _count(self, task: Task) -> None:
-        """It is in the books from now on: as offered, and with its end."""
+        """Count a task as offered, and follow it so that its end is counted too."""
         self.runs.follow(task)
         self.stages.settler.metrics.offered.labels(task.job.api).inc()
         if self.tracing is not None and task.ending is None:
             task.spans = self.tracing.of_task(task)
 
     def offer(self, task: Task, listeners: Sequence[Listener] = ()) -> None:
-        """The second half: it is queued or on its way then. Raises why it was refused."""
-        if task.ending is not None:  # cancelled, or the service began to go down meanwhile
+        """The second half of ``submit``: queue or send the task. Raises why it was refused."""
+        if task.ending is not None:  # cancelled, or the service began to shut down meanwhile
             assert task.ending.error is not None
             raise task.ending.error
         with self._admitting(task):
@@ -225,10 +224,9 @@ class Orchestrator:
             call(task)
 
     def readmit(self, task: Task, *, is_new: bool = True) -> None:
-        """Take on a task that an earlier process had let in, and promised. Nothing refuses it; it
-        is counted as recovered where it ``is_new`` to this process, for that one has counted it as
-        offered, and waits for its model where need be. ``requeue`` is to follow.
-        """
+        """Take on a task that an earlier process had let in and promised. Nothing refuses it. If it
+        ``is_new`` to this process it is counted as recovered, because the earlier one has counted
+        it as offered. The caller must ``requeue`` it, once its model is there."""
         task.job = self.runs.join(task.job)
         self.runs.follow(task)
         if is_new:
@@ -240,13 +238,13 @@ class Orchestrator:
         self.store.add(task)
 
     def requeue(self, task: Task) -> None:
-        """Queue such a task, now that its model is there."""
+        """Queue a readmitted task, now that its model is there."""
         self.stages.dispatcher.enqueue(task)
         for call in self.on_offered:
             call(task)
 
     def _require_journal(self) -> None:
-        """Raise unless tasks can be made durable now."""
+        """Raise ``TidegateError`` unless tasks can be made durable now."""
         durable = self.stages.durable
         if durable is None:
             raise InvalidRequest(
@@ -257,7 +255,7 @@ class Orchestrator:
         durable.require()
 
     def _write_down(self, task: Task) -> None:
-        """Hand a task to the journal, with all that another process needs to go on with it."""
+        """Hand a task to the journal, with all that another process needs to continue it."""
         durable = self.stages.durable
         assert durable is not None
         sampling = task.sampling
@@ -267,7 +265,7 @@ class Orchestrator:
         durable.accept(task, self.models.resolve(task.model).card.model_digest)
 
     async def _committed(self, task: Task) -> None:
-        """Wait for the disk. A task that is not on it is not promised to anybody."""
+        """Wait until the task is on the disk; one that does not get there is promised to nobody."""
         assert self.stages.durable is not None
         try:
             await self.stages.durable.committed(task)
@@ -282,9 +280,8 @@ class Orchestrator:
             raise
 
     def require_room_for(self, job: Job, count: int, field: str) -> None:
-        """Whether ``count`` tasks, which stand and fall together, may be offered; ``field`` is
-        where they were asked for. Takes nothing. Raises ``RateLimited`` or ``QueueFull``.
-        """
+        """Check that ``count`` tasks, all of which are needed, may be offered; ``field`` names
+        where they were asked for. Takes nothing. Raises ``RateLimited`` or ``QueueFull``."""
         self.limits.require(job.key, count, job.max_tokens or 0, field)
         bound, places = self.queue.bound, self.registry.most_places(job.model)
         if bound >= 0 and places and count > bound + places:
@@ -296,7 +293,7 @@ class Orchestrator:
 
     @contextmanager
     def _admitting(self, task: Task) -> Iterator[None]:
-        """Whatever is raised ends the task."""
+        """End the task with whatever error the body raises."""
         try:
             yield
         except TidegateError as error:
@@ -315,7 +312,7 @@ class Orchestrator:
             raise internal from None
 
     async def _read(self, task: Task, prompt: Prompt, reading: Reading | None) -> None:
-        """What needs the prompt, in the order of what it costs; raises what refuses the task."""
+        """Take the steps that need the prompt, cheapest first. Raises what refuses the task."""
         stages = self.stages
         stages.admission.begin(task)
         stages.limits.begin(task)
@@ -377,7 +374,7 @@ class Orchestrator:
         return await self._in_steps(task, encoder.hashes_in_steps(ids, salt), 8 * len(ids))
 
     async def _in_steps(self, task: Task, steps: Steps[T], size: int) -> T:
-        """On a thread, for as long as it is of use."""
+        """Run prompt work on a thread, for as long as its result is of use to the task."""
         due_at = min(task.deadline.at, task.parts.cut_at)
         part = Part.FIRST_TOKEN if due_at < task.deadline.at else ""
         return await self.stages.encoding.run(steps, size, due_at, part, task.job.tenant)
@@ -385,7 +382,7 @@ class Orchestrator:
     async def tokenize(
         self, model: str, prompt: Prompt, deadline: Deadline, key: str, tenant: str
     ) -> Sequence[int]:
-        """A prompt's token ids, just as a request would have them. Raises ``TidegateError``."""
+        """A prompt's token ids, exactly as a request would have them. Raises ``TidegateError``."""
         with self.limits.counted(key):
             encoder = self.models.resolve(model)
             if is_short(prompt):
@@ -396,18 +393,18 @@ class Orchestrator:
     async def detokenize(
         self, model: str, ids: Sequence[int], deadline: Deadline, key: str, tenant: str
     ) -> str:
-        """The text that ids stand for. Raises ``TidegateError``."""
+        """The text that token ids stand for. Raises ``TidegateError``."""
         with self.limits.counted(key):
             steps = self.models.resolve(model).decode_in_steps(ids)
             size = 8 * len(ids)
             return await self.stages.encoding.run(steps, size, deadline.at, tenant=tenant)
 
     def cancel(self, task: Task) -> None:
-        """Stop a task for whoever asked through the API. Idempotent (WP-2)."""
+        """Cancel a task, as asked for through the API. Idempotent (WP-2)."""
         self.end(task, aborted(AbortCause.CANCEL))
 
     def disconnected(self, task: Task, *, too_slow: bool = False) -> None:
-        """The task's client is gone; what becomes of it its job says (WP-1)."""
+        """Note that the task's client is gone; its job says whether it goes on (WP-1)."""
         if task.ending is not None:
             return
         narrate(
@@ -421,39 +418,39 @@ class Orchestrator:
             self.end(task, aborted(AbortCause.DISCONNECT))
 
     def mark_reading(self, task: Task, keeps_up: bool) -> None:
-        """Whether the task's client keeps up with what is sent. One that does not keeps its slot
-        only while nobody else wants it (OR-11), unless its work is to go on without it anyway.
-        """
+        """Note whether the task's client keeps up with what is sent. A client that does not keeps
+        its slot only while nobody else wants it (OR-11), unless the work is to go on without it
+        anyway."""
         if task.job.on_disconnect is OnDisconnect.CANCEL:
             self.stages.dispatcher.mark_reading(task, keeps_up)
 
     @property
     def queue_room(self) -> QueueRoom | None:
-        """None where the queue is unbounded, or nothing may wait in it."""
+        """Room in the queue; None where it is unbounded, or where nothing may wait in it."""
         bound = self.queue.bound
         return QueueRoom(bound, max(0, bound - self.queue.new)) if bound > 0 else None
 
     def queue_position(self, task: Task) -> int:
-        """How many tasks start before this one; 0 once it has started."""
+        """How many tasks will start before this one; 0 once it has started."""
         return self.queue.position(task) or 0
 
     def predicted_start_ms(self, task: Task) -> float:
-        """From now; 0 once it is on its way."""
+        """Predicted time until a queued task starts, in ms; 0 once it has left the queue."""
         return self.stages.prediction.start_times.start_ms(task) if task in self.queue else 0.0
 
     def model(self, name: str) -> PromptEncoder:
-        """The model of that name. Raises ``NotReady`` or ``ModelNotFound``."""
+        """Prompt encoder of the model of that name. Raises ``NotReady`` or ``ModelNotFound``."""
         return self.models.resolve(name)
 
     def require_known(self, name: str) -> None:
-        """That there is a model of that name, served or to be loaded. Raises ``NotReady`` or
+        """Check that a model of that name is served or can be loaded. Raises ``NotReady`` or
         ``ModelNotFound``."""
         if name not in self.stages.demand.loadable():
             self.models.resolve(name)
 
     async def loaded_model(self, job: Job) -> PromptEncoder:
-        """The job's model, loaded first where that is needed, for a request that is yet to be
-        offered. Raises ``TidegateError``; it is in the books then as one that ``submit`` refused.
+        """The encoder of the job's model, which is loaded first if need be, before the request is
+        offered. Raises ``TidegateError``; the request then counts as one that ``submit`` refused.
         """
         if self.stages.demand.must_load(job.model):
             await self._load(job)
@@ -464,8 +461,8 @@ class Orchestrator:
                 raise
 
     async def _load(self, job: Job) -> None:
-        """Have a model loaded for a request of which there is no task yet: until then one stands
-        for it, by which it is found and cancelled."""
+        """Have a model loaded for a request that has no task yet. A placeholder task stands for it
+        meanwhile, by which it is found and cancelled."""
         task = Task(self._new_id(), job)
         self._enter(task)
         try:
@@ -481,21 +478,22 @@ class Orchestrator:
 
     @property
     def refusals(self) -> RefusalStats[Task]:
-        """What was decided against, and what becomes of the sample that is kept (DL-17)."""
+        """Statistics of refusals, and of the sample of them that is kept to see how it ends
+        (DL-17)."""
         return self.stages.prediction.feasibility.stats
 
     @property
     def live_tasks(self) -> int:
-        """Tasks and slots that have not ended."""
+        """How many tasks and slots have not ended."""
         return len(self._live) + self.slots.live
 
     def live(self) -> Iterator[Task]:
-        """Every task that has not ended, whatever route it came by, the newest first."""
+        """All tasks that have not ended, whatever route they came by, the newest first."""
         return reversed(self._live)
 
     def end_hopeless(self, by: float) -> int:
-        """End what waits, has nothing to show and will probably not be through ``by`` then, when
-        the service goes down; returns how many."""
+        """End waiting work that has nothing to show and will probably not finish by ``by``, when
+        the service shuts down; returns how many."""
         start_times, forecaster = (
             self.stages.prediction.start_times,
             self.stages.prediction.forecaster,
@@ -510,8 +508,8 @@ class Orchestrator:
         return ended
 
     def end_all(self) -> None:
-        """End every live task and slot: the service is going down. Durable tasks are for the next
-        process."""
+        """End every live task and slot, because the service shuts down. Durable tasks are left to
+        the next process."""
         self.slots.end_all()
         for task in list(self._live):
             self._end_for_drain(task)
@@ -520,12 +518,13 @@ class Orchestrator:
     def _end_for_drain(self, task: Task) -> None:
         is_left = self.stages.durable is not None and self.stages.durable.leave(task)
         error = Draining("the service is going down; try again elsewhere")
-        # One that is left has not come to anything: nobody is to count what it has as its end.
+        # A task that is left to the next process has no outcome yet: nobody may count this as its
+        # end.
         self.end(task, failed(error) if is_left else lost(task, error), is_left=is_left)
 
     def end(self, task: Task, ending: Ending, *, is_left: bool = False) -> None:
-        """End a task that waits or runs; nothing for one that has ended. ``is_left``: the next
-        process goes on with it."""
+        """End a task that waits or runs; no effect on one that has ended. ``is_left``: the next
+        process continues it."""
         if self.stages.settler.settle(task, ending, is_left=is_left):
             self.stages.dispatcher.withdraw(task)
 
@@ -542,7 +541,7 @@ class Orchestrator:
 
 @contextmanager
 def _leaving_when_ended(task: Task) -> Iterator[None]:
-    """Whoever ends the task ends what the body waits for, too, and its error is raised."""
+    """Cancel the body's wait when somebody ends the task, and raise the task's error."""
     waiting = asyncio.current_task()
     assert waiting is not None
     before, stopped = waiting.cancelling(), False
@@ -565,5 +564,5 @@ def _leaving_when_ended(task: Task) -> Iterator[None]:
 
 
 def _may_be_cached(job: Job) -> bool:
-    """Whether a prefix cache may spare some of the prompt: not what is read of every token."""
+    """Whether a prefix cache may spare part of the prompt: not if every token must be read."""
     return job.sampling.prompt_logprobs is None and not job.embeds

@@ -52,7 +52,7 @@ _OTHER_VARIABLES = (
     "TIDEGATE_WORKER_",
     "TIDEGATE_SLOT_",
 )
-"""Read by the launcher and by workers."""
+"""Variables that are read by the launcher and by workers, and are no settings of this process."""
 _EMPTY_TOKEN_DIGEST = hashlib.sha256(b"").hexdigest()
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -64,13 +64,13 @@ def _journal_by_default() -> Path | None:
 
 
 class InvalidSettings(ValueError):
-    """Settings that do not fit; the message has one line per setting, each with its name."""
+    """Invalid settings; the message has one line per setting, each with its name."""
 
 
 class KeySettings(BaseModel):
     """One named key, with exactly one of ``token`` and ``token_sha256`` (hex).
 
-    A limit that it does not state is that of every key; 0 is none.
+    A limit that the key does not state is the one for every key; 0 means none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,7 +81,7 @@ class KeySettings(BaseModel):
     tokens_per_min: int | None = Field(default=None, ge=0)
     concurrent: int | None = Field(default=None, ge=0)
     names_tenants: bool = False
-    """Its requests may say whose they are; otherwise they are the key's own tenant's."""
+    """Whether requests may name a tenant; otherwise they all belong to the key's own tenant."""
     is_admin: bool = False
 
     @field_validator("token")
@@ -104,7 +104,7 @@ class KeySettings(BaseModel):
 
     @property
     def digest_hex(self) -> str:
-        """SHA-256 of the token."""
+        """SHA-256 of the token, in lower-case hex."""
         if self.token is not None:
             return hashlib.sha256(self.token.get_secret_value().encode()).hexdigest()
         assert self.token_sha256 is not None
@@ -112,44 +112,44 @@ class KeySettings(BaseModel):
 
 
 class Settings(BaseSettings):
-    """One orchestrator."""
+    """Settings of one orchestrator."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
 
-    # where it listens, and for whom
+    # where the service listens, and for whom
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
-    """0 lets the system choose; the port is in the first log line."""
+    """Port to listen on; 0 lets the system choose. The first log line has the port."""
     health_port: int | None = Field(default=None, ge=0, le=65535)
-    """Health checks on a port of their own too, where no load delays them: for kubelets and load
-    balancers (LB-4). It asks for no token and serves nothing else."""
+    """Separate port for health checks, where no load delays them: for kubelets and load balancers
+    (LB-4). Needs no token and serves nothing else. None: there is no such port."""
     health_stalled_after_s: float = Field(default=5.0, ge=0.1)
-    """When the event loop hangs for so long, that port answers 503 ``stalled``."""
+    """How long the event loop may hang before the health port answers 503 ``stalled``."""
     token: SecretStr | None = None
-    """Asked of every request when set; one is needed to listen off loopback (OR-12)."""
+    """Token that every request must show, if set; required to listen off loopback (OR-12)."""
     admin_token: SecretStr | None = None
-    """Asked of calls that change how the service runs. Where no key is an admin's, one is made up
-    and kept in ``TIDEGATE_HOME/operator``, for this user alone."""
+    """Token for calls that change how the service runs. If no key is an admin's, a random one is
+    made and kept in ``TIDEGATE_HOME/operator``, readable by this user alone."""
     keys: dict[str, KeySettings] = {}
     """More tokens, by name: ``[keys.NAME]`` in tidegate.toml, or JSON in the environment."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     all_bodies_bytes: int = Field(default=256 * 2**20, ge=1024)
-    """What the bodies that are still arriving may take together; a full budget refuses with 503."""
+    """Bound on request bodies that are still arriving, all together; beyond it 503 is answered."""
     body_timeout_s: float = Field(default=30.0, gt=0)
-    """A client has this long to send its body."""
+    """How long a client may take to send its body."""
     strict_fields: bool = False
-    """Fields that are not known are refused on every route; else those of the OpenAI, Anthropic and
-    KServe routes are passed over and named in ``x-tidegate-ignored``. ``/v2/tasks``, ``/v2/slots``,
-    ``/v2/sessions`` and operators' routes refuse them either way."""
+    """Whether unknown fields are refused on every route. Otherwise OpenAI, Anthropic and KServe
+    routes ignore them and name them in ``x-tidegate-ignored``; ``/v2/tasks``, ``/v2/slots``,
+    ``/v2/sessions`` and operators' routes always refuse them."""
     model_aliases: Annotated[dict[str, str], NoDecode] = {}
-    """Other names of models, as clients have them built in: ``gpt-4o=demo,claude-*=demo``, or
-    ``[model_aliases]`` in tidegate.toml. A ``*`` at the end stands for every name that begins so
-    and that no model has."""
+    """Other names for models that clients have built in: ``gpt-4o=demo,claude-*=demo``, or
+    ``[model_aliases]`` in tidegate.toml. A ``*`` at the end stands for every name that begins like
+    that and that no model has."""
     max_encoding_bytes: int = Field(default=64 * 2**20, ge=2**20)
-    """Prompts that wait to become tokens, all together."""
+    """Bound on prompts that wait to become tokens, all together."""
     special_tokens_in_prompts: bool = False
-    """What looks like a special token in a plain prompt (``/v1/completions``, ``prompt``) is one,
-    for clients that render chat templates themselves. In chats it never is."""
+    """Whether text that looks like a special token in a plain prompt (``/v1/completions``,
+    ``prompt``) is one, for clients that render chat templates themselves. In chats it never is."""
     tool_format: Literal[
         "auto",
         "none",
@@ -161,32 +161,32 @@ class Settings(BaseSettings):
         "deepseek",
         "harmony",
     ] = "auto"
-    """How the models write tool calls; ``auto``: told from each one's chat template."""
+    """How the models write tool calls; ``auto`` derives it from each model's chat template."""
     reasoning_format: Literal["auto", "none", "think", "think_brackets"] = "auto"
     """The tags that the models think in, ``<think>`` or ``[THINK]``; ``none``: all is content."""
     open_objects: bool = False
-    """An object in structured output or a forced tool call may have properties that its schema does
-    not name, as JSON Schema has it. Otherwise only where the schema allows them
-    (``additionalProperties``): a model makes them up."""
+    """Whether objects in structured output or a forced tool call may have properties that the
+    schema does not name, as JSON Schema allows. Otherwise only where the schema says so
+    (``additionalProperties``), because models make properties up."""
     spaced_json: bool = False
-    """Structured output may have white space between its JSON tokens: up to 16 characters at a
+    """Whether structured output may have white space between JSON tokens, up to 16 characters at a
     time. Otherwise it has none, which spares those tokens."""
     max_connections: int = Field(default=4096, ge=32)
-    """Open at a time; fewer where the process may not open so many files. Three quarters of them
-    may come from one address, and the last 16 are for health checks and operators."""
+    """Most connections open at a time; fewer where the process may not open so many files. Three
+    quarters of them may come from one address; the last 16 are for health checks and operators."""
     header_timeout_s: float = Field(default=20.0, gt=0)
-    """And this long to send a request's head, from its first byte on."""
+    """How long a client may take to send a request's head, from its first byte on."""
     idle_timeout_s: float = Field(default=90.0, gt=0)
-    """A connection without a request is closed after this, and one that reads nothing."""
+    """A connection is closed after this long without a request, or without reading anything."""
 
     # web pages
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Names other than loopback's that requests without a key may call us by in ``Host``,
-    comma-separated; ``*``: any. Looked at only while there is no key at all."""
+    """Host names other than loopback's that requests without a key may use in ``Host``,
+    comma-separated; ``*``: any. Checked only while there is no key at all."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Web pages that may use the service: ``https://ui.example``, comma-separated; ``*``: all."""
     cors_credentials: bool = False
-    """Their browsers may send cookies too, for a proxy in front that looks at them."""
+    """Whether those pages' browsers may send cookies, for a proxy in front that checks them."""
 
     # Triton instances and their lanes
     instances: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:8001",)
@@ -195,213 +195,221 @@ class Settings(BaseSettings):
     Servers of other kinds are URLs such as ``vllm+http://host:port?tokenizer=DIR``
     (docs/engines.md)."""
     read_instances_every_s: float = Field(default=2.0, gt=0)
-    """How often names are resolved and files looked at."""
+    """How often names are resolved and instance files read."""
     leave_grace_s: float = Field(default=30.0, ge=0)
-    """Jobs on an instance that is no longer named may finish within this."""
+    """How long jobs may go on running on an instance that is no longer listed."""
     load_on_demand: bool = True
-    """A model that is asked for and that no instance serves is loaded by one whose worker names it
-    among those that it may load (``TIDEGATE_WORKER_MODELS``)."""
+    """Whether a requested model that no instance serves is loaded, by an instance whose worker is
+    allowed to load it (``TIDEGATE_WORKER_MODELS``)."""
     model_min_residency_s: float = Field(default=10.0, ge=0)
-    """A model that has work is not given up for another one sooner than so long after its load."""
+    """Shortest time after its load for which a model that has work is not given up for another."""
     model_load_waiting: int = Field(default=256, ge=0)
-    """Requests that may wait for models to be loaded; of one tenant three times what is left."""
+    """Most requests that may wait for models to be loaded; one tenant may hold three times what is
+    left."""
     lane_token: SecretStr | None = None
-    """Shown to workers that ask for one (``TIDEGATE_WORKER_LANE_TOKEN``). ``tidegate up`` makes one
-    up for both."""
+    """Token shown to workers that ask for one (``TIDEGATE_WORKER_LANE_TOKEN``). ``tidegate up``
+    generates one for both sides."""
     triton_tls: Annotated[Tls | None, NoDecode] = None
-    """TLS on every connection to Triton: ``[triton_tls]`` in tidegate.toml, or JSON in the
+    """TLS for every connection to Triton: ``[triton_tls]`` in tidegate.toml, or JSON in the
     environment, with ``ca``, ``certificate`` and ``key`` (mutual TLS), ``server_name``; ``{}`` for
-    TLS as the system has it."""
+    the system's own TLS settings."""
     lanes_per_instance: int = Field(default=1, ge=1, le=10)
     lane_keepalive_s: float = Field(default=60.0, gt=0)
     lane_open_timeout_s: float = Field(default=5.0, gt=0)
     lane_renew_after_mib: int = Field(default=64, ge=1)
-    """A lane that has carried so much gets a successor: until a stream ends Triton (24.10) keeps
-    all that was answered on it."""
+    """Traffic after which a lane is replaced: until a stream ends, Triton (24.10) keeps everything
+    that was answered on it."""
     reconnect_min_s: float = Field(default=0.1, gt=0)
     reconnect_max_s: float = Field(default=2.0, gt=0)
     suspect_after_s: float = Field(default=1.0, gt=0)
-    """An instance without a frame for this long gets no new work (OR-6)."""
+    """How long an instance may send no frame before it gets no new work (OR-6)."""
     down_after_s: float = Field(default=3.0, gt=0)
-    """After this long its work is given up."""
+    """How long an instance may send no frame before the work on it is given up."""
     backlog_per_instance: int = Field(default=8, ge=0)
-    """At most so many jobs are sent to an instance beyond those that it can run; how many it takes
-    for a free slot never to idle is learnt."""
+    """Most jobs sent to an instance beyond those that it can run; how many are needed to keep its
+    slots from idling is learned."""
     placement_policy: str = ""
-    """An expression in CEL over ``task`` and ``instance``: a condition that instances must fulfil,
-    or a number of which the smallest wins (OR-8). Empty: the built-in policy alone."""
+    """A CEL expression over ``task`` and ``instance``: a condition that instances must meet, or a
+    number of which the smallest wins (OR-8). Empty: the built-in policy alone."""
 
     # retries and hedges (OR-10)
     retry_share: float = Field(default=0.1, ge=0, le=1)
-    """Jobs sent again before they began, over requests offered; 0 sends none again, begun or not.
-    """
+    """Retries of jobs that had not begun, as a share of requests offered; 0: no retries at all,
+    begun or not."""
     hedge_share: float = Field(default=0.02, ge=0, le=0.02)
-    """Jobs hedged when their first token is late, over requests offered; 0 hedges none."""
+    """Jobs hedged because their first token is late, as a share of requests offered; 0: none."""
     attempts: int = Field(default=3, ge=1, le=10)
-    """How often a job is sent at most, the first time included."""
+    """Most times that a job is sent, the first one included."""
 
     # deadlines (DL-1, DL-3)
     default_deadline_s: float = Field(default=300.0, gt=0)
     max_deadline_s: float = Field(default=1800.0, gt=0)
     sdk_timeouts: bool = True
-    """The timeout that the SDKs of OpenAI and Anthropic send (``x-stainless-…``) ends requests that
-    are not streamed: nobody waits for them any more. It never makes a deadline later."""
+    """Whether the timeout that OpenAI's and Anthropic's SDKs send (``x-stainless-…``) ends requests
+    that are not streamed, because nobody waits for them any more. It never extends a deadline."""
     admission_floor_ms: float = Field(default=10.0, ge=0)
     deadline_grace_ms: float = Field(default=20.0, ge=0)
-    """A worker has this long past a deadline to report it; then the orchestrator ends the task."""
+    """How long past a deadline a worker may take to report it; then the orchestrator ends the
+    task."""
 
     return_margin_ms: float = Field(default=5.0, ge=0)
-    """Answers that end cleanly at their deadline (``partial``, ``fit``) leave here this long before
-    it, for the client's own time. Where this process is kept waiting for a processor, as much
-    earlier as it takes, by at most 6 % of the deadline."""
+    """How long before their deadline answers that end cleanly at it (``partial``, ``fit``) are
+    sent, to leave time for the client. Where this process has to wait for a processor, that wait is
+    added, up to 6 % of the deadline."""
 
     # work
     default_max_tokens: int = Field(default=256, ge=1)
-    """Where a client states none; clipped to what is left of the context."""
+    """``max_tokens`` of requests that state none; clipped to what is left of the context."""
     isolate_tenants: bool | None = None
-    """Tenants share no cached prefixes, so that nobody learns from ``cached_tokens`` or a quick
-    answer what others have sent. Unset: they are isolated once there is more than one key; set it
-    to false where all keys may know what the others' prompts begin with."""
+    """Whether tenants share no cached prefixes, so that nobody learns what others have sent from
+    ``cached_tokens`` or a quick answer. Unset: isolated once there is more than one key; set it to
+    false where all keys may know what the others' prompts begin with."""
     queue_size: int = Field(default=100, ge=-1)
-    """Tasks waiting for an instance; -1 is unbounded (OR-4). When all places are taken, interactive
-    work gets those of batch work, and a tenant with few places those of one with more."""
+    """Most tasks that may wait for an instance; -1 is unbounded (OR-4). In a full queue,
+    interactive work takes the places of batch work, and a tenant with few places those of one with
+    more."""
 
     queue_policy: QueuePolicy = QueuePolicy.REJECT
-    """Others are refused then (``reject``); with ``drop-lru`` the oldest batch task makes room for
-    any newer one."""
+    """Treatment of tasks that get no place in a full queue: ``reject`` refuses them; with
+    ``drop-lru`` the oldest batch task makes room for any newer one."""
     queue_order: QueueOrder = QueueOrder.SLACK
-    """``deadline`` and ``fifo`` are there to compare with (DL-8)."""
+    """Order of the queue; ``deadline`` and ``fifo`` exist to compare with (DL-8)."""
     row_policy: RowPolicy = RowPolicy.ADAPTIVE
     """How many rows an instance runs at once: as many as meet the most deadlines by the latest
     requests (``adaptive``), or as many as its worker has slots for (``fixed``)."""
     admission: AdmissionMode = AdmissionMode.ENFORCE
-    """Work that is certain to miss its deadline is refused, counted only (``observe``), or neither
-    (``off``) (DL-7)."""
+    """Whether work that is certain to miss its deadline is refused (``enforce``), only counted
+    (``observe``), or neither (``off``) (DL-7)."""
     refusal_cap: float = Field(default=0.95, ge=0, le=1)
-    """At most this share of recent work is refused so; beyond it all is let in."""
+    """Largest share of recent work that is refused as infeasible; beyond it everything is let
+    in."""
     refusal_sample: float = Field(default=0.01, ge=0, le=1)
-    """This share of such refusals, and of every other decision that ends a request unserved, is not
-    carried out, to measure how many are wrong (DL-17)."""
+    """Share of infeasibility refusals, and of all other decisions that end a request unserved, that
+    are not carried out, to measure how many are wrong (DL-17)."""
     batch_objectives: Annotated[tuple[str, ...], NoDecode] = ("batch",)
-    """Requests wait as batch work when their gateway names one of these, comma-separated, as their
-    objective (``x-llm-d-inference-objective``); what a request states itself (``priority``,
-    ``service_tier``) goes before that."""
+    """Gateway objectives (``x-llm-d-inference-objective``) that make a request batch work,
+    comma-separated. What the request itself states (``priority``, ``service_tier``) takes
+    precedence."""
     drop_infeasible: bool = True
-    """With ``admission = enforce``: drop waiting work once it is certain to miss, not only at its
-    deadline."""
+    """Whether waiting work is dropped once it is certain to miss its deadline, rather than only at
+    the deadline; with ``admission = enforce``."""
     pause: bool = True
-    """A running job may be paused, its KV kept, so that a more urgent one gets its slot."""
+    """Whether a running job may be paused, its KV kept, so that a more urgent one gets its slot."""
     deadline_scope: Literal["request", "queue"] = "request"
-    """``queue`` leaves work alone once it has started, to compare with: a queue timeout."""
+    """Scope of a deadline. ``queue`` leaves work alone once it has started, like a queue timeout;
+    it exists to compare with."""
 
     # sessions (WK-9)
     session_keep_s: float = Field(default=30.0, ge=0)
-    """How long a conversation's KV is kept for its next turn where a request with a ``session_id``
-    does not say (``idle_keep_s``). How much of it at most, ``TIDEGATE_WORKER_SESSION_KV_SHARE``
-    says; whoever runs gets the blocks when no others are left."""
+    """How long a conversation's KV is kept for its next turn, for requests with a ``session_id``
+    that do not say (``idle_keep_s``). ``TIDEGATE_WORKER_SESSION_KV_SHARE`` bounds how much is kept;
+    running jobs get the blocks when no others are left."""
     max_session_keep_s: float = Field(default=600.0, ge=0)
-    """The most that a client may ask for."""
+    """Longest ``idle_keep_s`` that a client may ask for."""
     session_ttl_s: float = Field(default=3600.0, gt=0)
-    """A session (``/v2/sessions``) without a turn for so long is forgotten."""
+    """How long a session (``/v2/sessions``) is kept without a turn."""
     sessions_per_key: int = Field(default=1000, ge=0)
     session_bytes: int = Field(default=2**20, ge=1024)
-    """What the text of one session may take."""
+    """Bound on the text of one session."""
     all_sessions_bytes: int = Field(default=256 * 2**20, ge=1024)
-    """And that of all."""
+    """Bound on the text of all sessions together."""
 
     # limits (OR-12); 0 is none, per-minute rates allow one minute's worth at once
     key_requests_per_min: int = Field(default=0, ge=0)
     key_tokens_per_min: int = Field(default=0, ge=0)
     key_concurrent: int = Field(default=0, ge=0)
-    """For each key that states none of its own."""
+    """Limits of each key that states none of its own: requests per minute, tokens per minute, and
+    requests in progress."""
     all_requests_per_min: int = Field(default=0, ge=0)
     all_tokens_per_min: int = Field(default=0, ge=0)
     all_concurrent: int = Field(default=0, ge=0)
-    """For all keys together."""
+    """Limits of all keys together."""
 
-    # clients that read
+    # clients that read answers
     slow_client_buffer_bytes: int = Field(default=2**20, ge=4096)
-    """A client that falls behind by more than this is disconnected (OR-11)."""
+    """How far a client may fall behind before it is disconnected (OR-11)."""
     slow_client_kernel_bytes: int = Field(default=2**15, ge=4096)
-    """Beyond that, the kernel holds at most about this much for it."""
+    """Approximate bound on what the kernel may hold for a client, beyond
+    ``slow_client_buffer_bytes``."""
     slow_client_timeout_s: float = Field(default=10.0, gt=0)
-    """So is one that takes nothing for this long while something waits for it."""
+    """How long a client may take nothing while something waits for it before it is disconnected."""
     slow_client_pause_s: float = Field(default=0.5, gt=0)
-    """After being behind for this long its job may be paused for others that wait (``pause``), and
-    then goes on once it has read what there is."""
+    """How long a client may be behind before its job may be paused for others that wait
+    (``pause``); the job goes on once the client has read what there is."""
     sse_keepalive_s: float = Field(default=15.0, ge=0)
-    """An event stream is silent for so long at most, then it carries a comment; 0: for any time,
-    but for the comment with its headers where there was no event within a second."""
+    """Longest silence of an event stream before it carries a comment; 0: no limit, except that a
+    comment is sent with the headers if there was no event within a second."""
     metrics_event_ms: float = Field(default=1000.0, ge=0)
-    """A task's events have one of ``metrics`` among the tokens this often at most; 0: never."""
+    """Shortest time between two ``metrics`` events among a task's tokens; 0: none are sent."""
     keep_tasks: int = Field(default=1000, ge=0)
     keep_tasks_s: float = Field(default=600.0, ge=0)
     keep_tokens: int = Field(default=1_000_000, ge=0)
     keep_bytes: int = Field(default=128 * 2**20, ge=0)
-    """Ended tasks are kept for replay while all four bounds hold. A token weighs 104 bytes, with
-    the 20 most likely ones beside it 2.6 KB."""
+    """Bounds within which ended tasks are kept for replay; all four must hold. A token weighs 104
+    bytes; with the 20 most likely ones beside it, 2.6 KB."""
 
     keep_responses: int = Field(default=1000, ge=0)
     keep_responses_s: float = Field(default=3600.0, ge=0)
     keep_responses_bytes: int = Field(default=64 * 2**20, ge=0)
-    """The same of ``/v1/responses``, whose clients go on from an earlier answer by its id; 0 keeps
-    none. A conversation weighs what its text does, with each of its answers."""
+    """Bounds within which answers of ``/v1/responses`` are kept, whose clients go on from an
+    earlier answer by its id; 0 keeps none. A conversation weighs what its text does, with each of
+    its answers."""
 
     # durable tasks (OR-5)
     journal_path: Path | None = Field(default_factory=_journal_by_default)
-    """Where tasks with ``durable: true`` are written down, to outlive this process. A file on a
-    local disk, for this orchestrator alone. Not stated: ``TIDEGATE_HOME/journal/HOST-PORT.db``
-    where ``tidegate up`` has started it, else none; empty: none, and no durable tasks."""
+    """File in which tasks with ``durable: true`` are recorded, to outlive this process; on a local
+    disk, for this orchestrator alone. Not stated: ``TIDEGATE_HOME/journal/HOST-PORT.db`` if started
+    by ``tidegate up``, else none. Empty: none, and no durable tasks."""
     durable_default: bool = False
-    """Tasks (``/v2/tasks``) that do not say are durable."""
+    """Whether tasks (``/v2/tasks``) that do not say are durable."""
     journal_async: bool = False
-    """Tasks are promised before they are on the disk; the answer says how much may be lost."""
+    """Whether tasks are promised before they are on the disk; the answer says how much may be
+    lost."""
     journal_window_ms: float = Field(default=100.0, gt=0, le=10_000)
-    """With ``journal_async``: what came within this may be lost with the process."""
+    """Window of recent work that may be lost with the process, with ``journal_async``."""
     journal_keep_results_s: float = Field(default=86_400.0, ge=0)
-    """A durable task's text is kept so long beyond its end, for whoever asks for it then."""
+    """How long a durable task's text is kept after its end, for whoever asks for it then."""
     journal_keep_s: float = Field(default=7 * 86_400.0, ge=0)
-    """And what became of it so long, with its ``Idempotency-Key``."""
+    """How long a durable task's outcome and ``Idempotency-Key`` are kept after its end."""
     journal_key: SecretStr | None = None
-    """Prompts and texts in the journal are encrypted with this: 32 bytes in base64. It needs
-    the extra ``journal``. Of several, with commas between them, the first one encrypts and all of
-    them open, so that a key can be replaced."""
+    """Key that encrypts prompts and texts in the journal: 32 bytes in base64; needs the extra
+    ``journal``. Of several, comma-separated, the first encrypts and all of them decrypt, so that a
+    key can be replaced."""
 
     # files and batches (docs/batches.md), in the folder JOURNAL.batches beside the journal
     batch_window: int = Field(default=32, ge=1, le=10_000)
-    """Lines of all batches that are under way at once. As many as instances can run keep them
-    busy; more wait in the queue, where interactive work goes before them."""
+    """Most lines of all batches in progress at once. As many as the instances can run keep them
+    busy; more wait in the queue, where interactive work goes first."""
     batch_max_lines: int = Field(default=100_000, ge=1, le=10_000_000)
-    """Requests of one batch."""
+    """Most requests in one batch."""
     batch_file_bytes: int = Field(default=256 * 2**20, ge=1024)
-    """What one file may have."""
+    """Most bytes in one file."""
     batch_folder_bytes: int = Field(default=4 * 2**30, ge=2**20)
-    """What all files may take on the disk. Uploads leave a tenth of it to the outcomes of batches,
-    which wait where that is full too."""
+    """Most bytes that all files may take on the disk. Uploads leave a tenth of it to the outcomes
+    of batches, which wait when that is full too."""
     batch_keep_s: float = Field(default=7 * 86_400.0, ge=0)
-    """A file is kept so long after it was uploaded, a batch and its results so long after its end.
-    """
+    """How long a file is kept after its upload, and a batch with its results after its end."""
 
     # slots (docs/slot.md)
     slots_queue_size: int = Field(default=100, ge=0)
-    """Slots waiting for an instance."""
+    """Most slots that may wait for an instance."""
     keep_slots: int = Field(default=200, ge=0)
     keep_slots_s: float = Field(default=600.0, ge=0)
     keep_slot_bytes: int = Field(default=256 * 2**20, ge=0)
-    """Ended slots are kept with their files while all three bounds hold."""
+    """Bounds within which ended slots are kept with their files; all three must hold."""
 
     # end of the process (OR-14)
     shutdown_grace_s: float = Field(default=30.0, ge=0)
-    """SIGTERM: running tasks may finish within this."""
+    """How long running tasks may take to finish after SIGTERM."""
     interrupt_grace_s: float = Field(default=2.0, ge=0)
-    """The same for Ctrl-C."""
+    """How long running tasks may take to finish after Ctrl-C."""
 
     vllm_metrics: bool = False
-    """``/metrics`` also has what endpoint pickers and autoscalers read of vLLM, under its names
-    (``vllm:num_requests_waiting`` …); ``/metrics/vllm`` has these alone."""
+    """Whether ``/metrics`` also has the metrics that endpoint pickers and autoscalers read of vLLM,
+    under vLLM's names (``vllm:num_requests_waiting`` …); ``/metrics/vllm`` has these alone."""
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
-    """Where traces go, by OTLP over HTTP, such as http://localhost:4318; none are made without.
-    It needs the extra ``otel``."""
+    """OTLP receiver that traces are sent to over HTTP, such as http://localhost:4318; unset: no
+    traces. Needs the extra ``otel``."""
     log_format: LogFormat = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -551,7 +559,7 @@ class Settings(BaseSettings):
 
 
 def _sendable(token: SecretStr | None) -> SecretStr | None:
-    """A token that fits in a header; an empty one is none."""
+    """The token, None for an empty one. Raises ``ValueError`` if it cannot travel in a header."""
     if token is None or not token.get_secret_value():
         return None
     if not token.get_secret_value().isascii() or " " in token.get_secret_value():
@@ -571,7 +579,7 @@ def load_settings(**overrides: object) -> Settings:
             return settings
     except ValidationError as error:
         lines += [_explain(detail["loc"], detail["msg"]) for detail in error.errors()]
-    except (ValueError, OSError) as error:  # a tidegate.toml that is not TOML, or cannot be read
+    except (ValueError, OSError) as error:  # tidegate.toml is not TOML, or cannot be read
         raise InvalidSettings(f"{os.environ.get(CONFIG_VARIABLE, CONFIG_FILE)}: {error}") from None
     raise InvalidSettings("\n".join(lines))
 

@@ -1,4 +1,4 @@
-"""``python -m tools.metrics_page``: every metric, as docs/metrics.md has it."""
+"""``python -m tools.metrics_page``: prints docs/metrics.md, the page of every metric."""
 
 import asyncio
 import random
@@ -85,7 +85,7 @@ On loopback at `metrics_port` of `[pool]` ([pool.md](pool.md)), `name` as its fi
 
 
 def page(declared: Iterable[Declared]) -> str:
-    """Markdown of the metrics, each table by name."""
+    """The page of these metrics in Markdown, each table sorted by name."""
     rows = sorted(declared, key=lambda metric: metric.name)
     of_pools = {PREFIX + row.name for row in POOL}
     pool = [row for row in rows if row.name in of_pools]
@@ -107,7 +107,7 @@ def page(declared: Iterable[Declared]) -> str:
 
 
 async def declared() -> list[Declared]:
-    """The metrics of a service with every part that any setting brings, and of a pool manager."""
+    """The metrics of a service with every optional part enabled, and of a pool manager."""
     settings = Settings.model_construct(placement_policy="0", vllm_metrics=True)
     clock = LoopClock(asyncio.get_running_loop())
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory)

@@ -1,4 +1,5 @@
-"""What is refused before it costs anything (LB-1: under 10 ms, in fact a few microseconds).
+"""Checks that refuse a task before it costs anything (LB-1: under 10 ms, in fact a few
+microseconds).
 
 ``begin`` checks what needs no prompt, ``fit`` the prompt against the context, ``finish`` whether
 the task can be placed, and whether its deadline can be kept (DL-7).
@@ -21,10 +22,10 @@ from worker.protocol import Feature, ModelCard, OnDeadline
 
 @dataclass(frozen=True, slots=True)
 class AdmissionConfig:
-    """What an operator wants."""
+    """Settings of admission."""
 
     floor_ms: float
-    """No task is let in with less left."""
+    """Shortest time until its deadline, in ms, with which a task is let in."""
     default_max_tokens: int
 
 
@@ -49,24 +50,26 @@ class Admission:
         self.config = config
 
     def begin(self, task: Task) -> None:
-        """Raises ``Draining`` or ``DeadlineExceeded``."""
+        """Check that the service takes work and that there is time left. Raises ``Draining`` or
+        ``DeadlineExceeded``."""
         self.require_open()
         self._require_time(task)
 
     def require_open(self) -> None:
-        """Raises ``Draining``."""
+        """Check that the service takes work. Raises ``Draining``."""
         if self.draining:
             raise Draining("the service is going down and takes no new work")
 
     def fit(self, task: Task, card: ModelCard) -> None:
-        """Settle what to generate. Raises ``ContextOverflow`` or ``InvalidRequest``."""
+        """Settle how much to generate, and with which sampling. Raises ``ContextOverflow`` or
+        ``InvalidRequest``."""
         settle_sampling(task, card, self.config.default_max_tokens)
         task.features = features_of(task.job, task.sampling)
 
     def finish(self, task: Task) -> None:
-        """Raises ``InvalidRequest``, ``NotReady``, ``NoCapacity``, ``DeadlineExceeded`` or
-        ``DeadlineInfeasible``.
-        """
+        """Check that the task can be placed, and that its deadline can be kept. Raises
+        ``InvalidRequest``, ``NotReady``, ``NoCapacity``, ``DeadlineExceeded`` or
+        ``DeadlineInfeasible``."""
         self._require_place(task)
         self._require_time(task)
         self._prediction.promises.claim(task)
@@ -84,7 +87,7 @@ class Admission:
     def _require_place(self, task: Task) -> None:
         """Raise unless there is an instance that may and can take ``task``, now or later."""
         placement, known = task.job.placement, self._registry.instances
-        # A pin to nothing that there is would wait in vain.
+        # A task that is pinned to unknown instances would wait in vain.
         if placement.mode is PlacementMode.PIN and not any(
             name in known for name in placement.instances
         ):
@@ -95,8 +98,8 @@ class Admission:
             )
         is_possible = self._placer.is_possible(task)
         if not self._registry.any_ready(task.model):
-            # A swap that keeps the model's name, or a machine that stood still for a second: it
-            # waits for that like for a slot.
+            # During a swap that keeps the model's name, or when a machine stood still for a second,
+            # the task waits as it would for a slot.
             if self._registry.any_returning_to(task.model) and self._placer.may_return(task):
                 return
             raise NotReady(f"no instance that serves {task.model!r} is ready; try again shortly")
@@ -110,7 +113,8 @@ class Admission:
         lacking = self._placer.lacking(task)
         if lacking:
             raise _unable(task, lacking)
-        # Those with what it needs may come back; anybody else could be asked for less.
+        # Instances with what the task needs may come back; any other client could be asked for
+        # less.
         if not is_possible and not (task.features and self._placer.may_return(task)):
             raise NotReady(
                 "no instance that is ready can take this task, by its placement and its length; "
@@ -122,7 +126,8 @@ class Admission:
             )
 
     def _predict_fit(self, task: Task) -> None:
-        """How long the answer may be, for the client; settled when the task starts (DL-6)."""
+        """Forecast how long the answer may be, for the client; settled when the task starts
+        (DL-6)."""
         forecaster, now = self._prediction.forecaster, self._clock.now()
         forecaster.plan(task, now)
         wait_ms = 0.0
@@ -134,7 +139,7 @@ class Admission:
 
 
 def _unable(task: Task, lacking: frozenset[Feature]) -> InvalidRequest:
-    """No instance of the model can do all of it, however idle."""
+    """Error for a task that no instance of the model can do entirely, however idle."""
     names = sorted(lacking)
     stated = task.job.placement.capabilities
     field = next((FIELDS[name] for name in names if name in FIELDS and name not in stated), None)

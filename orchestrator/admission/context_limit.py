@@ -1,4 +1,4 @@
-"""How much a task may generate: ``max_tokens`` and sampling against what its model can do."""
+"""How much a task may generate: ``max_tokens`` and sampling, limited by what its model can do."""
 
 import msgspec
 
@@ -29,7 +29,7 @@ def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> Non
         if defaults.max_tokens is not None:
             most = min(most, defaults.max_tokens)
         wanted = min(left, max(most, sampling.min_tokens))
-    # Wider than the vocabulary is the same as all of it, and need not fit in 64 bits.
+    # A ``top_k`` beyond the vocabulary is the same as all of it, and need not fit in 64 bits.
     top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
     sampling = msgspec.structs.replace(sampling, max_tokens=wanted, top_k=top_k)
     try:

@@ -1,8 +1,8 @@
 """A process that tries grammars out: the library takes hours for some of a few kilobytes, in code
 that no thread can be called back from.
 
-It is asked and answers on its standard streams: a length of four bytes, then a ``Grammar`` or what
-was found, as msgpack. One that takes too long ends it, and so does the input's end.
+Requests and answers are on its standard streams: a length of four bytes, then a ``Grammar`` or a
+``Finding``, as msgpack. The process ends when a grammar takes too long, and with its input.
 """
 
 import resource
@@ -16,16 +16,16 @@ from worker.protocol import Grammar, InvalidGrammar
 from worker.protocol.grammar_source import check_source
 
 MOST_CPU_S = 2.0
-"""For one. Schemas of 250 KB that are fit for use take a quarter of that."""
+"""CPU time allowed for one grammar. Usable schemas of 250 KB take a quarter of that."""
 MOST_BYTES = 2 * 2**30
-"""Of address space, the interpreter's own included."""
+"""Bound on the address space, the interpreter's own included."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Of one grammar."""
+    """The result of trying one grammar out."""
 
     problem: str = ""
-    """Why it cannot be used; empty for nothing."""
+    """Why the grammar cannot be used; empty if it can."""
     passed_over: tuple[str, ...] = ()
     """The keywords of a schema that cannot be enforced."""
 
@@ -37,12 +37,12 @@ def main() -> None:
     decoder = msgspec.msgpack.Decoder(Grammar)
     while size := read(4):
         grammar = decoder.decode(read(int.from_bytes(size, "big")))
-        signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)  # nobody handles it: it ends us
+        signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)  # nobody handles the signal: it ends us
         try:
             found = Finding(passed_over=tuple(check_source(grammar)))
         except InvalidGrammar as error:
             found = Finding(str(error).encode(errors="replace").decode())
-        except Exception as error:  # the library's own, of which nothing may be logged
+        except Exception as error:  # the library's own error, of which nothing may be logged
             found = Finding(f"the grammar cannot be used: {type(error).__name__}")
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         answer = msgspec.msgpack.encode(found)

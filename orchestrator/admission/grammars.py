@@ -1,6 +1,7 @@
-"""Grammars that cannot be used are refused here, by the library that would have to use them.
+"""Refuses grammars that cannot be used, by trying them with the library that would have to use
+them.
 
-What was found of the latest is kept: clients send the same schema again and again.
+The latest findings are kept: clients send the same schema again and again.
 """
 
 import asyncio
@@ -21,13 +22,15 @@ from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import Grammar, ModelCard
 
 _HAS_LIBRARY = find_spec("llguidance") is not None
-"""It is loaded by the process that uses it. Without it a worker finds what is wrong."""
+"""Whether grammars can be checked here. The process that checks loads the library. Without it a
+worker finds what is wrong."""
 _COMPILER = "orchestrator.admission.grammar_compiler"
 _TOO_LONG = "the grammar cannot be used: it takes too long to compile; combine fewer patterns in it"
 _GAVE_UP = (-signal.SIGPROF, -signal.SIGABRT)
-"""How the process ends over a grammar that takes too much time, or memory."""
+"""Exit statuses of a process that ended over a grammar that takes too much time, or memory."""
 MS_PER_MIN = 30_000
-"""Of the process's time, what one tenant may take: half of it, so that nobody keeps a core busy."""
+"""Time of the process, in ms, that one tenant may take per minute: half of it, so that nobody keeps
+a core busy."""
 _NOTHING = Finding()
 _finding_decoder = msgspec.msgpack.Decoder(Finding)
 _KEPT = 256
@@ -35,23 +38,23 @@ _KEPT_CHARS = 4 * 2**20
 
 
 class GrammarCheck:
-    """Of one event loop. What is not known yet is tried out one at a time, in a process that can
-    be ended, and whose time tenants share equally."""
+    """Checks the grammars of one event loop. New ones are tried out one at a time, in a process
+    that can be ended, and whose time tenants share equally."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Grammar, Finding] = OrderedDict()
         self._chars = 0
         self._gate = FairGate()
         self._spent: dict[str, Rate] = {}
-        """What tenants have taken of the process's time lately, in ms."""
+        """Time of the process that tenants have taken lately, in ms."""
         self._process: asyncio.subprocess.Process | None = None
 
     def is_known(self, grammar: Grammar) -> bool:
-        """Whether ``require`` can tell."""
+        """Whether ``require`` can tell if the grammar is usable."""
         return not _HAS_LIBRARY or grammar in self._found
 
     def require(self, grammar: Grammar, card: ModelCard, ignores_eos: bool) -> None:
-        """Raise ``InvalidRequest`` for what is known to be of no use with that model."""
+        """Raise ``InvalidRequest`` for a grammar that is known to be unusable with that model."""
         if not card.grammars:
             raise InvalidRequest(
                 f"text of {card.model!r} cannot be made to match a grammar: its workers say that "
@@ -69,11 +72,12 @@ class GrammarCheck:
             raise InvalidRequest(found.problem, field="grammar")
 
     def passed_over(self, grammar: Grammar) -> tuple[str, ...]:
-        """The keywords of its schema that the text is not held to, as far as is known."""
+        """The keywords of a grammar's schema that cannot be enforced, as far as is known."""
         return self._found.get(grammar, _NOTHING).passed_over
 
     async def find(self, grammar: Grammar, tenant: str) -> None:
-        """Have it known. Raises ``RateLimited`` for a tenant that has used up its time."""
+        """Try a grammar out unless it is known. Raises ``RateLimited`` for a tenant that has used
+        up its time."""
         now = asyncio.get_running_loop().time
         self._require_time(tenant, now())
         await self._gate.enter(tenant)
@@ -141,7 +145,7 @@ class GrammarCheck:
 
     def _keep(self, grammar: Grammar, found: Finding) -> None:
         if found.passed_over:
-            # Formats are the client's own words.
+            # Formats are the client's own words, which are not logged.
             names = sorted({name.partition("=")[0] for name in found.passed_over})
             service_log.info(
                 "keywords of a schema cannot be enforced, and are passed over",
@@ -156,7 +160,7 @@ class GrammarCheck:
 
 async def _start() -> asyncio.subprocess.Process:
     root = str(Path(__file__).parents[2])
-    # It needs none of our secrets.
+    # The process needs none of our secrets.
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
     path = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH"))))
     return await asyncio.create_subprocess_exec(
@@ -166,5 +170,5 @@ async def _start() -> asyncio.subprocess.Process:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=kept | {"PYTHONPATH": path},
-        start_new_session=True,  # Ctrl-C is ours to act on
+        start_new_session=True,  # Ctrl-C is for this process to act on
     )

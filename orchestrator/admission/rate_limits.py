@@ -4,7 +4,7 @@ Rates are kept by the generic cell rate algorithm (ITU-T I.371): one number per 
 which everything taken so far would have been earned at the steady rate. A full minute's worth may
 be taken at once; no stretch of ``w`` seconds ever sees more than ``limit · (1 + w / 60)``.
 
-A request takes one from the requests at the door, and from the tokens its prompt and all that it
+A request takes one from the requests when it comes, and from the tokens its prompt and all that it
 may generate once these are known; what it did not use is given back when it ends.
 """
 
@@ -20,14 +20,15 @@ from orchestrator.tasks.task import Task
 
 WINDOW_S = 60.0
 _ROUNDING = 1e-9
-"""Of one unit: rounding refuses nobody."""
+"""Share of one unit by which a rate may be exceeded, so that rounding refuses nobody."""
 _BUSY_RETRY_MS = 1000.0
-"""When to try again at the bound on concurrent requests: nobody knows which one ends when."""
+"""When to try again at the bound on concurrent requests: nobody knows when one ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """0 is no limit. Tokens are those of prompts and answers together."""
+    """Limits of a key, or of all; 0 is no limit. Tokens are those of prompts and answers
+    together."""
 
     requests_per_min: int = 0
     tokens_per_min: int = 0
@@ -36,18 +37,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class RateLimitConfig:
-    """What an operator wants."""
+    """Settings of rate limits."""
 
     everyone: Limits = Limits()
-    """For all keys together."""
+    """Limits of all keys together."""
     default: Limits = Limits()
-    """For each key without limits of its own, and for requests without a key."""
+    """Limits of each key without its own, and of requests without a key."""
     by_key: Mapping[str, Limits] = field(default_factory=dict)
-    """By fingerprint."""
+    """Limits of single keys, by the key's fingerprint."""
 
 
 class Rate:
-    """At most ``per_min`` a minute, sustained, and as much again in a burst."""
+    """A rate of at most ``per_min`` a minute, sustained, and as much again in a burst."""
 
     __slots__ = ("_paid_until", "_unit_s", "per_min")
 
@@ -57,32 +58,32 @@ class Rate:
         self._paid_until = -math.inf
 
     def wait_s(self, count: int, now: float) -> float:
-        """How long until ``count`` can be taken; 0 when they can be now, inf when never."""
+        """Seconds until ``count`` can be taken; 0 if they can be now, inf if never."""
         if count > self.per_min:
             return math.inf
         wait_s = self.reset_s(now) + count * self._unit_s - WINDOW_S
         return wait_s if wait_s > _ROUNDING * self._unit_s else 0.0
 
     def take(self, count: int, now: float) -> None:
-        """Take what ``wait_s`` allowed."""
+        """Take as many as ``wait_s`` allowed."""
         self._paid_until = max(self._paid_until, now) + count * self._unit_s
 
     def give_back(self, count: int) -> None:
-        """Undo a part of what was taken; never leaves more than a full burst."""
+        """Give back a part of what was taken; never leaves more than a full burst."""
         self._paid_until -= count * self._unit_s
 
     def remaining(self, now: float) -> int:
-        """How many could be taken at once."""
+        """How many could be taken at once now."""
         return math.floor((WINDOW_S - self.reset_s(now)) / self._unit_s + _ROUNDING)
 
     def reset_s(self, now: float) -> float:
-        """How long until the whole burst is there again."""
+        """Seconds until the whole burst is available again."""
         return max(0.0, self._paid_until - now)
 
 
 @dataclass(slots=True)
 class Account:
-    """What one key, or everybody together, has taken."""
+    """Usage of one key, or of all together."""
 
     requests: Rate | None
     tokens: Rate | None
@@ -96,7 +97,7 @@ class Account:
         return account
 
     def limit(self, limits: Limits) -> None:
-        """Hold it to these; what is running goes on being counted."""
+        """Apply new limits; what is running goes on being counted."""
         self.requests = _rate(self.requests, limits.requests_per_min)
         self.tokens = _rate(self.tokens, limits.tokens_per_min)
         self.concurrent = limits.concurrent
@@ -109,7 +110,8 @@ def _rate(known: Rate | None, per_min: int) -> Rate | None:
 
 
 class Standing(NamedTuple):
-    """One limit of a key: how many a minute, how many at once now, when it is whole again."""
+    """One limit of a key: how many per minute, how many at once now, and seconds until it is whole
+    again."""
 
     unit: str
     per_min: int
@@ -127,7 +129,7 @@ class Limiter:
         self._accounts = {key: Account.of(limits) for key, limits in config.by_key.items()}
 
     def replace(self, config: RateLimitConfig) -> None:
-        """From now on these count, for what runs too; a rate that has changed begins anew."""
+        """Replace all limits, also for what is running; a rate that has changed begins anew."""
         self._config = config
         self._everyone.limit(config.everyone)
         for key, account in self._accounts.items():
@@ -137,10 +139,10 @@ class Limiter:
         return self._config.by_key.get(key, self._config.default)
 
     def require(self, key: str, count: int, max_tokens: int, field: str) -> None:
-        """Whether ``count`` requests of ``max_tokens`` each, of which none is of use without the
+        """Check that ``count`` requests of ``max_tokens`` each, none of which is of use without the
         others, can begin now. Raises ``RateLimited``, not retryable where they never can.
 
-        Takes nothing: who took some of them at each try would never get all.
+        Takes nothing: a client that took some of them at each try would never get all.
         """
         accounts, now = self._accounts_of(key), self._clock.now()
         for account, whose in accounts:
@@ -179,13 +181,14 @@ class Limiter:
         return min((limit for limit in limits if limit), default=0)
 
     def begin(self, task: Task) -> None:
-        """Count a request in, until its end. Raises ``RateLimited``."""
+        """Count a request until its end. Raises ``RateLimited``."""
         self._enter(task.job.key)
         task.on_end.append(lambda ended: self._leave(ended.job.key))
 
     @contextmanager
     def counted(self, key: str) -> Iterator[None]:
-        """Count in what is no task, for as long as it takes. Raises ``RateLimited``."""
+        """Count a request that is no task, for as long as the block runs. Raises
+        ``RateLimited``."""
         self._enter(key)
         try:
             yield
@@ -194,8 +197,8 @@ class Limiter:
 
     @contextmanager
     def waiting(self, key: str) -> Iterator[None]:
-        """Count in what a request that is yet to ``begin`` waits for: as in progress, and as no
-        request of its own. Raises ``RateLimited``."""
+        """Count what a request waits for before it can ``begin``, as in progress but not as a
+        request. Raises ``RateLimited``."""
         self._enter(key, takes=0)
         try:
             yield
@@ -226,7 +229,7 @@ class Limiter:
             account.running -= 1
 
     def charge(self, task: Task) -> None:
-        """Take a task's tokens, the most that it can come to. Raises ``RateLimited``."""
+        """Take the most tokens that a task can come to. Raises ``RateLimited``."""
         accounts, now = self._accounts_of(task.job.key), self._clock.now()
         most = task.prompt_tokens + task.sampling.max_tokens
         for account, whose in accounts:
@@ -248,7 +251,7 @@ class Limiter:
         task.on_end.append(lambda ended: self._settle_tokens(ended, most))
 
     def standings(self, key: str) -> list[Standing]:
-        """Where a key stands with its requests and tokens, by the tighter limit of each."""
+        """The standing of a key with its requests and tokens, each by the tighter limit."""
         now, found = self._clock.now(), []
         accounts = [account for account, _ in self._accounts_of(key)]
         for unit, rates in (

@@ -1,10 +1,10 @@
 """Dialects: thin translations between HTTP and the service, none with logic of its own.
 
-- ``server``    the aiohttp application: routes and middleware; ``auth`` says whose token came
-- ``http``      what every dialect is made of
-- ``native``    ``/v2/tasks``
-- ``openai``    ``/v1``
+- ``server``     the aiohttp application: routes and middleware; ``auth`` checks tokens
+- ``http``       what every dialect is made of
+- ``native``     ``/v2/tasks``
+- ``openai``     ``/v1``
 - ``anthropic``  ``/v1/messages``
 - ``kserve``     ``/v2/models``, ``/v2/health``
-- ``operator``  ``/v2/instances``, ``/health``, ``/metrics``
+- ``operator``   ``/v2/instances``, ``/health``, ``/metrics``
 """

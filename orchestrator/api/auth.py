@@ -1,4 +1,4 @@
-"""Who may ask: named keys, compared in constant time, known to logs by fingerprint (OR-12)."""
+"""Authentication by named keys, compared in constant time and logged by fingerprint (OR-12)."""
 
 import hashlib
 import hmac
@@ -8,38 +8,38 @@ from dataclasses import dataclass, field
 from orchestrator.errors import Forbidden, Unauthenticated
 
 _OPERATED = ("/v2/instances", "/v2/catalog")
-"""Reading is for every key, changing for operators."""
+"""Paths that every key may read, and only operators may change."""
 _ADMIN = "/admin"
 
 
 def digest_of(token: str) -> bytes:
-    """SHA-256 of a token. Digests have one length, so that a comparison tells nothing of it."""
+    """SHA-256 of a token. All digests have one length, so a comparison reveals nothing about it."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Who a request comes from. ``tenant`` is whose share it uses unless it names another."""
+    """The sender of a request. ``tenant`` is whose share it uses unless it names another."""
 
     tenant: str
     digest: bytes = field(default=b"", repr=False)
     names_tenants: bool = True
-    """Whether it may speak for other tenants, as a gateway in front of us does."""
+    """Whether the key may act for other tenants, as a gateway in front of us does."""
     is_admin: bool = False
 
     @property
     def sees_tenants(self) -> bool:
-        """Whether it may know of other tenants: an operator does, and where there are no keys
+        """Whether the key may know of other tenants: an operator may, and where there are no keys
         everybody is the same client."""
         return self.is_admin or self == ANYBODY
 
     @property
     def fingerprint(self) -> str:
-        """The start of the token's digest: tells keys apart in logs, and gives none away."""
+        """Start of the token's digest: tells keys apart in logs without revealing any."""
         return self.digest.hex()[:12]
 
     def tenant_for(self, stated: str | None) -> str:
-        """Whose share to use. Raises ``Forbidden`` for a tenant that it may not name."""
+        """The tenant whose share to use. Raises ``Forbidden`` for one that the key may not name."""
         if stated is None or stated == self.tenant:
             return self.tenant
         if not self.names_tenants:
@@ -52,33 +52,34 @@ class Key:
 
 
 ANYBODY = Key("default")
-"""Where no key is configured; settings only allow that on loopback."""
+"""The client of a service without keys, which the settings only allow on loopback."""
 OPERATOR = Key("default", is_admin=True)
-"""The same client with the operators' key: what it sends is as everybody's."""
+"""``ANYBODY`` with the operators' key: what it sends counts as everybody's."""
 
 
 NOBODY = Key("", names_tenants=False)
-"""Who shows no key where one is not asked for."""
+"""A caller without a valid key, on a path that needs none."""
 
 
 class Authenticator:
-    """Checks ``Authorization: Bearer`` and ``x-api-key`` against every key there is."""
+    """Checks ``Authorization: Bearer`` and ``x-api-key`` against all keys."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        """Without keys it lets everybody in, and nobody operate."""
+        """Without keys everybody is let in, and nobody may operate the service."""
         self._keys = tuple(keys)
         self._operators = b""
         self._kept_in = ""
 
     def let_operate(self, key: str, kept_in: str) -> None:
-        """Whoever shows ``key`` operates the service while no key of the settings is an admin's.
+        """Let whoever shows ``key`` operate the service, while no key of the settings is an
+        admin's.
 
-        ``kept_in``: the file that has it, for whoever lacks it and may read there.
+        ``kept_in`` is the file that holds it, for callers who lack the key and may read there.
         """
         self._operators, self._kept_in = digest_of(key), kept_in
 
     def replace(self, keys: Iterable[Key]) -> None:
-        """From now on these count. Raises ``ValueError`` where that would let everybody in."""
+        """Replace all keys. Raises ``ValueError`` where that would let everybody in."""
         new = tuple(keys)
         if self._keys and not new:
             raise ValueError("a service with keys goes on without any only after a restart")
@@ -86,7 +87,7 @@ class Authenticator:
 
     @property
     def has_keys(self) -> bool:
-        """Whether anybody is asked for a token."""
+        """Whether a token is required at all."""
         return bool(self._keys)
 
     @property
@@ -96,11 +97,11 @@ class Authenticator:
 
     @property
     def has_several(self) -> bool:
-        """Whether there is anybody to share with."""
+        """Whether there is more than one key, and so anybody to share with."""
         return len(self._keys) > 1
 
     def check(self, headers: Mapping[str, str]) -> Key:
-        """Whose token came. Raises ``Unauthenticated``."""
+        """The key of the token in ``headers``. Raises ``Unauthenticated``."""
         given = _token(headers)
         if given is not None and self._operators and not self.has_admin:
             digest = digest_of(given)
@@ -111,7 +112,7 @@ class Authenticator:
         if given is None:
             raise Unauthenticated("a token is needed: send Authorization: Bearer or x-api-key")
         digest, found = digest_of(given), None
-        for key in self._keys:  # all of them, so that the time does not tell which one fits
+        for key in self._keys:  # all of them, so that the time does not reveal which one fits
             if hmac.compare_digest(digest, key.digest):
                 found = key
         if found is None:
@@ -119,7 +120,7 @@ class Authenticator:
         return found
 
     def key_with(self, fingerprint: str) -> Key | None:
-        """The key of that fingerprint; None where there is none, or none any more."""
+        """The key of that fingerprint; None where no such key exists any more."""
         if not self._keys:
             return ANYBODY
         if self._operators and not self.has_admin:
@@ -129,15 +130,15 @@ class Authenticator:
         return next((key for key in self._keys if key.fingerprint == fingerprint), None)
 
     def key_or_nobody(self, headers: Mapping[str, str]) -> Key:
-        """Whose token came, where none is asked for."""
+        """The key of the token in ``headers``; ``NOBODY`` where that is missing or wrong."""
         try:
             return self.check(headers)
         except Unauthenticated:
             return NOBODY
 
     def require_admin(self, key: Key) -> None:
-        """Raises ``Forbidden``, or ``Unauthenticated`` where no key has been asked for, unless the
-        key may operate the service."""
+        """Check that the key may operate the service. Raises ``Forbidden``, or ``Unauthenticated``
+        where no key has been asked for."""
         if key.is_admin:
             return
         if self.has_admin:
@@ -160,8 +161,8 @@ class Authenticator:
 
 
 _OPEN_PATHS = ("/health", "/v1/health", "/v2/health", "/ping", "/metrics")
-"""Probes and scrapers need no token, and learn nothing that one would protect. A scraper with an
-operator's is told of tenants too."""
+"""Paths of probes and scrapers, which need no token and reveal nothing that one would protect. A
+scraper with an operator's token is shown tenants too."""
 
 
 def is_open_path(path: str) -> bool:
@@ -170,16 +171,17 @@ def is_open_path(path: str) -> bool:
 
 
 PAGE_FILES = "/page"
-"""What the page at ``/`` is made of lies below it."""
+"""Folder of the files that the page at ``/`` consists of."""
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is the live page, or part of it: that asks for a key, so it needs none."""
+    """Whether a path is the live page, or part of it. The page itself asks for a key, so it needs
+    none."""
     return path == "/" or path.startswith(f"{PAGE_FILES}/")
 
 
 def is_admin_call(method: str, path: str) -> bool:
-    """Whether a call is about how the service runs, rather than using it."""
+    """Whether a call is about how the service runs, rather than about using it."""
     if path.startswith(f"{_ADMIN}/"):
         return True
     if method in ("GET", "HEAD"):

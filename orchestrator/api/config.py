@@ -1,4 +1,4 @@
-"""What an operator may set of the API; built of the settings, read by handlers and connections."""
+"""API configuration, derived from the settings; read by handlers and connections."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from orchestrator.parsing import FormatConfig
 from worker.protocol import Grammar
 
 ANY = "*"
-"""Any host, or any origin."""
+"""Stands for any host, or any origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyConfig:
-    """How much may arrive, and how long it may take."""
+    """Bounds on request bodies: bytes of one, of all together, and seconds to arrive."""
 
     max_bytes: int
     all_bytes: int
@@ -25,7 +25,7 @@ class BodyConfig:
 
 @dataclass(frozen=True, slots=True)
 class BrowserConfig:
-    """Which hosts and origins are ours, or are welcome."""
+    """Hosts and web origins that are ours, or may use the service."""
 
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class BrowserConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """How many connections there may be, and how long they may say nothing."""
+    """Bounds on connections: how many there may be, and how many seconds they may be silent."""
 
     max_connections: int
     header_timeout_s: float
@@ -43,23 +43,23 @@ class ConnectionConfig:
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """How slow a client may be."""
+    """How slow a client that reads a stream may be."""
 
     backlog_bytes: int
     timeout_s: float
     kernel_bytes: int = 2**15
-    """Of the backlog, what the kernel may hold: left to itself it takes megabytes."""
+    """Largest part of the backlog that the kernel may hold; by default it takes megabytes."""
     keepalive_s: float | None = None
     """A comment is sent before a stream has been silent for longer; None: never."""
     behind_s: float = 0.5
-    """A client is behind once something has waited for it for so long."""
+    """A client is behind once something has waited for it for this long."""
     metrics_every_s: float = 0.0
-    """A task's events have one of ``metrics`` this often at most; 0: never."""
+    """Shortest time between two ``metrics`` events of a task; 0: none are sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseStoreConfig:
-    """How much is kept of responses that clients may go on from."""
+    """Bounds on the kept responses that clients may go on from."""
 
     max_responses: int
     max_age_s: float
@@ -68,15 +68,15 @@ class ResponseStoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class GrammarConfig:
-    """What JSON is held to that a schema does not say."""
+    """Rules for JSON that apply in addition to its schema."""
 
     open_objects: bool = False
-    """Objects may have properties that their schema does not name."""
+    """Whether objects may have properties that their schema does not name."""
     spaced: bool = False
-    """JSON may have white space between its tokens."""
+    """Whether JSON may have white space between its tokens."""
 
     def of(self, grammar: Grammar) -> Grammar:
-        """What a client states, held to that."""
+        """A client's grammar with these rules added."""
         if not (self.open_objects or self.spaced):
             return grammar
         return msgspec.structs.replace(grammar, open_objects=self.open_objects, spaced=self.spaced)
@@ -84,7 +84,7 @@ class GrammarConfig:
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """All of it. Without ``keys`` everybody is let in."""
+    """Configuration of the whole API. Without ``keys`` everybody is let in."""
 
     keys: tuple[Key, ...]
     bodies: BodyConfig
@@ -93,16 +93,16 @@ class ApiConfig:
     streams: StreamConfig
     responses: ResponseStoreConfig
     formats: FormatConfig
-    """In which models write tool calls and what they think."""
+    """Formats in which models write tool calls and their thinking."""
     grammars: GrammarConfig = GrammarConfig()
     strict_fields: bool = False
-    """Fields that nobody here knows are refused in every dialect."""
+    """Whether unknown fields are refused in every dialect."""
     model_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of models; one that ends with ``*`` stands for all that begin so."""
+    """Other names for models; one that ends with ``*`` stands for all that begin like it."""
     vllm_metrics: bool = False
-    """``/metrics`` has some under vLLM's names too."""
+    """Whether ``/metrics`` also has some metrics under vLLM's names."""
     batch_objectives: frozenset[str] = frozenset()
-    """Of what a gateway calls a request's objective, what means batch work."""
+    """Values of a gateway's objective header that mean batch work."""
 
 
 CONFIG = web.AppKey("config", ApiConfig)

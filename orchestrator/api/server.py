@@ -1,4 +1,4 @@
-"""The web application: routes, and the one way in and out that every request takes."""
+"""The web application: routes, and the middleware that every request passes through."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -75,10 +75,12 @@ BROWSERS = web.AppKey("browsers", Browsers)
 KEY_SHARES = web.AppKey("key_shares", KeyShares)
 
 ALERTED_STATUSES = (200, 503, 529)
-"""Counted from 0: of a series that begins with its first event, no rate knows that one."""
+"""Statuses whose counters start at 0: if a series begins with its first event, no rate includes
+that one."""
 READ_BUFFER_BYTES = 2**14
-"""A connection is not read from while twice this waits for its handler; what one read of the socket
-brings, up to 256 KiB, comes on top. aiohttp's own would be 256 KiB: 3 GB over all connections."""
+"""Reading from a connection pauses while twice this many bytes wait for its handler; what one read
+of the socket brings, up to 256 KiB, comes on top. aiohttp's default of 256 KiB would be 3 GB over
+all connections."""
 
 
 def build_runner(
@@ -90,7 +92,7 @@ def build_runner(
     *,
     shutdown_timeout_s: float,
 ) -> web.AppRunner:
-    """The application as it is to be served."""
+    """The application, ready to be served."""
     return Runner(
         build_app(orchestrator, health, discovery, config, control),
         keepalive_timeout=config.connections.idle_timeout_s,
@@ -111,9 +113,8 @@ def build_app(
     config: ApiConfig,
     control: Control | None = None,
 ) -> web.Application:
-    """The application over an orchestrator, which whoever calls this starts and ends. Without a
-    ``control`` nobody can operate the process by it.
-    """
+    """The application over an orchestrator, which the caller starts and ends. Without a ``control``
+    nobody can operate the process through it."""
     middlewares: list[Middleware] = [_edge]
     if orchestrator.tracing is not None:
         middlewares.insert(0, tracing_middleware(orchestrator.tracing))
@@ -168,7 +169,7 @@ def build_app(
 
 @web.middleware
 async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Time and name the request, let in who may, and spell errors in the path's dialect."""
+    """Time and name the request, check its key, and spell errors in the path's dialect."""
     orchestrator = request.app[ORCHESTRATOR]
     context = new_context(request, orchestrator.clock, request.app[DIALECTS])
     request[CONTEXT] = context
@@ -204,7 +205,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _identify(request: web.Request, context: Context) -> None:
-    """Put down the client's own name for the request, and its key. Raises ``TidegateError``."""
+    """Set the client's own name for the request, and its key. Raises ``TidegateError``."""
     if is_open_path(request.path):
         with suppress(InvalidRequest):  # a probe's answer is about us, whatever it calls itself
             context.correlation_id = read_correlation_id(request, context.correlation_id)
@@ -240,7 +241,7 @@ async def _close(app: web.Application) -> None:
 
 
 def _name_keywords(context: Context, check: GrammarCheck) -> None:
-    """Those of a schema that its answer is not held to are passed over like unknown fields."""
+    """Report schema keywords that the answer is not held to as ignored, like unknown fields."""
     for grammar in context.grammars:
         for keyword in check.passed_over(grammar):
             if context.ignored is None:
@@ -249,13 +250,13 @@ def _name_keywords(context: Context, check: GrammarCheck) -> None:
 
 
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
-    """What every response carries: the request's name, and what is left of its key's limits."""
+    """Add what every response carries: the request's name, and what is left of its key's limits."""
     response.headers.update(request.app[BROWSERS].headers(request.headers))
     is_open = is_open_path(request.path)
     if not is_open:
         request.app[HTTP_RESPONSES].labels(response.status).inc()
     context = request.get(CONTEXT)
-    if context is None:  # refused before any handler, and named by whoever did
+    if context is None:  # refused before any handler, and named by whoever refused it
         return
     orchestrator = request.app[ORCHESTRATOR]
     _name_keywords(context, orchestrator.grammars)

@@ -1,8 +1,8 @@
-"""What is answered before the service can take requests: while its journal is read and checked.
+"""Answers while the service cannot take requests yet, because its journal is read and checked.
 
-A large journal takes longer than whoever started the process waits for its port. So the port
-listens first, and that for health checks, where there is one: the process lives, says that it is
-starting, and refuses the rest for the moment.
+Reading a large journal takes longer than whoever started the process waits for its port. So the
+port listens first, as does the health port, if there is one: the process is live, says that it is
+starting, and refuses everything else for the moment.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from orchestrator.api.http.accepting import ACCEPTS_PER_PASS, widen_backlog
 from orchestrator.errors import NotReady
 
 MOST_CONNECTIONS = 64
-"""At a time: with every open file taken by clients no journal could be opened."""
+"""Most connections at a time: with every open file taken by clients no journal could be opened."""
 _RETRY_AFTER_S = "1"
 _STARTING = b'{"status":"starting"}'
 _REFUSED = json.dumps(
@@ -35,7 +35,7 @@ _REFUSED = json.dumps(
 async def saying_that_it_starts(
     host: str, port: int, health_port: int | None = None
 ) -> AsyncIterator[None]:
-    """Listen within the body. Raises ``OSError`` where that cannot be at ``port``; a port of 0,
+    """Listen within the body. Raises ``OSError`` where that is impossible at ``port``; a port of 0,
     which nobody could know, is not listened on."""
     runner = web.ServerRunner(_Starting(_answer, access_log=None), shutdown_timeout=0.0)
     await runner.setup()
@@ -43,7 +43,7 @@ async def saying_that_it_starts(
         if port:
             await _listen(runner, host, port)
         if health_port:
-            with suppress(OSError):  # whoever listens there at last says why it cannot
+            with suppress(OSError):  # the service's own health port reports why it cannot listen
                 await _listen(runner, host, health_port)
         yield
     finally:
@@ -57,7 +57,7 @@ async def _listen(runner: web.ServerRunner, host: str, port: int) -> None:
 
 
 class _Starting(web.Server):
-    """Few connections at a time: the oldest make room for the next."""
+    """A server for few connections at a time: the oldest are closed for new ones."""
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -73,6 +73,6 @@ async def _answer(request: web.BaseRequest) -> web.Response:
         body=_STARTING if is_probe else _REFUSED,
         status=503,
         content_type="application/json",
-        # Another server takes the port: a connection that is kept would be cut.
+        # Another server takes the port over: a connection that is kept would be cut.
         headers={"Retry-After": _RETRY_AFTER_S, "Connection": "close"},
     )

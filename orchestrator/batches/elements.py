@@ -1,4 +1,4 @@
-"""The requests of one large JSON body, taken out of it while it comes in."""
+"""Extracts the requests of one large JSON body while it comes in."""
 
 import re
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ _LIST_BEGINS = re.compile(rb'"requests"\s*:\s*\[$')
 
 
 class NoElements(ValueError):
-    """The body is not what is expected; the message says why."""
+    """The body does not have the expected form; the message says why."""
 
 
 class Elements:
-    """Takes ``{"requests": [{…}, {…}], …}`` apart: ``feed`` gives each object of that list, and
-    ``rest`` is the body without them, for a decoder to look at once all has come."""
+    """Splits ``{"requests": [{…}, {…}], …}``: ``feed`` yields each object of that list, and
+    ``rest`` is the body without them, for a decoder to read once all has come."""
 
     def __init__(self, most_bytes: int) -> None:
-        """No object may have more than ``most_bytes``."""
+        """``most_bytes`` is the bound on one object."""
         self._most_bytes = most_bytes
         self._rest = bytearray()
         self._element = bytearray()
@@ -27,15 +27,15 @@ class Elements:
         self._in_string = self._is_escaped = False
         self._has_any = False
         self._list_depth = 0
-        """At which the list's objects begin; 0 while it has not begun, -1 once it is over."""
+        """Depth at which the list's objects begin; 0 before the list, -1 once it is over."""
 
     @property
     def rest(self) -> bytes:
-        """An empty list is where the objects were."""
+        """The body with an empty list in the place of the objects."""
         return bytes(self._rest)
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The objects that end in ``piece``. Raises ``NoElements``."""
+        """Yield the objects that end in ``piece``. Raises ``NoElements``."""
         at = 0
         while at < len(piece):
             if self._is_escaped:
@@ -72,7 +72,7 @@ class Elements:
             self._has_any = True
 
     def _closed(self) -> bool:
-        """Whether that was the end of an object of the list."""
+        """Note a closing bracket; returns whether it was the end of an object of the list."""
         self._depth -= 1
         if self._depth < 0:
             raise NoElements("the body is not valid JSON: it closes more than it opens")

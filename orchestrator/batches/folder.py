@@ -23,25 +23,25 @@ from orchestrator.telemetry.log import fields, service_log
 _RECORD, _DATA = ".record", ".data"
 FILE_PREFIX = "file-"
 _OUTCOMES_SHARE = 0.1
-"""Of the folder's bound, what uploads leave to the outcomes of batches."""
+"""Share (0 to 1) of the folder's bound that uploads leave to the outcomes of batches."""
 
 R = TypeVar("R", StoredFile, StoredBatch)
 
 
 class Contents(NamedTuple):
-    """What an earlier process left."""
+    """The records that an earlier process left."""
 
     files: dict[str, StoredFile]
     batches: dict[str, StoredBatch]
 
 
 class Folder:
-    """``open`` before anything else."""
+    """The folder on the disk. ``open`` it before anything else."""
 
     def __init__(self, config: BatchConfig, sealer: Sealer) -> None:
         self.path = config.folder
         self.used_bytes = 0
-        """By data; records are small and few."""
+        """Bytes of all data; records are not counted, as they are small and few."""
         self.sealer = sealer
         self._bound = config.folder_bytes
 
@@ -60,7 +60,7 @@ class Folder:
         for batch in contents.batches.values():
             wanted |= {batch.input_id, batch.output_id, batch.errors_id}
         for path in self.path.glob(f"*{_DATA}"):
-            # The record of one that cannot be read is there still.
+            # An unreadable record still exists, and its data belongs to it.
             if path.stem in wanted or path.with_suffix(_RECORD).exists():
                 self.used_bytes += path.stat().st_size
             else:  # an upload that was cut short
@@ -68,13 +68,13 @@ class Folder:
         return contents
 
     def save(self, record: StoredFile | StoredBatch) -> None:
-        """Have a record on the disk, in place of the one before."""
+        """Write a record to the disk, in place of the previous one."""
         self._make()
         blob = self.sealer.seal(msgspec.json.encode(record), record.id)
         write_atomically(self.path / f"{record.id}{_RECORD}", blob)
 
     def remove(self, name: str) -> None:
-        """Forget a file or a batch. Idempotent."""
+        """Remove a file or a batch. Idempotent."""
         with suppress(FileNotFoundError):
             (self.path / f"{name}{_RECORD}").unlink()
         data = self.data(name)
@@ -87,17 +87,17 @@ class Folder:
         return self.path / f"{name}{_DATA}"
 
     def writer(self, name: str, end: int = 0) -> "Appender":
-        """Appends to a file's data, from byte ``end`` on."""
+        """A writer that appends to a file's data, from byte ``end`` on."""
         self._make()
         return Appender(self, name, end)
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """The content of a file, bit by bit. Raises ``WrongKey`` too."""
+        """Yield the content of a file in pieces. Raises ``WrongKey`` too."""
         for frame in read_frames(self.data(name), self.sealer):
             yield frame.payload
 
     def require_room(self, size: int, *, is_upload: bool) -> None:
-        """Raises ``OSError`` where so many bytes more are above the bound."""
+        """Raise ``OSError`` if ``size`` more bytes are above the bound."""
         bound = self._bound * (1 - _OUTCOMES_SHARE if is_upload else 1)
         if self.used_bytes + size > bound:
             raise OSError(
@@ -119,7 +119,7 @@ class Folder:
 
 
 class Appender:
-    """One file's writer; ``Folder.require_room`` is its caller's to ask."""
+    """One file's writer. Its caller must ask ``Folder.require_room`` first."""
 
     def __init__(self, folder: Folder, name: str, end: int) -> None:
         path = folder.data(name)

@@ -1,11 +1,11 @@
-"""Append-only files of numbered frames. What was appended survives a kill; a torn end is cut off.
+"""Append-only files of numbered frames. Appended frames survive a kill; a torn end is cut off.
 
 ::
 
     length(4) checksum(4) number(4) kind(1) payload(length)
 
-The checksum (CRC-32) is of all that stands behind it. A payload is sealed as the journal's rows
-are, bound to its file and its place in it.
+The checksum (CRC-32) covers everything behind it. A payload is sealed as the journal's rows are,
+bound to its file and its place in it.
 """
 
 import os
@@ -25,20 +25,21 @@ _BUFFER_BYTES = 2**18
 
 
 class Frame(NamedTuple):
-    """``number`` and ``kind`` mean what the file's writer wants them to."""
+    """One frame. ``number`` and ``kind`` have the meaning that the file's writer gives them."""
 
     number: int
     kind: int
     payload: bytes
     end: int
-    """Where the next one begins, in bytes."""
+    """Offset of the next frame, in bytes."""
 
 
 class FrameWriter:
-    """Appends to one file, made where there is none. Blocks; every method may raise ``OSError``."""
+    """Appends to one file, which is created if missing. Blocks; every method may raise
+    ``OSError``."""
 
     def __init__(self, path: Path, sealer: Sealer, *, end: int = 0) -> None:
-        """Goes on at byte ``end``; what the file has behind it is cut off."""
+        """Continue at byte ``end``; anything behind it is cut off."""
         self.end = end
         self._name = path.name
         self._sealer = sealer
@@ -46,7 +47,8 @@ class FrameWriter:
         os.ftruncate(self._file, end)
 
     def append(self, number: int, kind: int, payload: bytes) -> int:
-        """Returns the bytes that it took. What could not be written in whole is not there."""
+        """Append a frame; returns its size in bytes. A frame that cannot be written in whole is
+        removed."""
         sealed = self._sealer.seal(payload, f"{self._name} {self.end}")
         summed = _SUMMED.pack(number, kind)
         checksum = zlib.crc32(sealed, zlib.crc32(summed))
@@ -61,19 +63,19 @@ class FrameWriter:
         return len(frame)
 
     def sync(self) -> None:
-        """Have it on the disk."""
+        """Flush the file to the disk."""
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
 
 
 def read_frames(path: Path, sealer: Sealer) -> Iterator[Frame]:
-    """All up to the first that is not whole. Blocks. Raises ``OSError``, and ``WrongKey`` for what
-    is sealed with a key that is not there."""
+    """Yield all frames up to the first that is not whole. Blocks. Raises ``OSError``, and
+    ``WrongKey`` for one that is sealed with a missing key."""
     with open(path, "rb", buffering=_BUFFER_BYTES) as file:
         size, at = os.fstat(file.fileno()).st_size, 0
         while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:

@@ -1,5 +1,5 @@
-"""What came of each line of a batch. Its two files are the record: a line is done once its entry is
-in one of them, so that no kill loses or doubles one.
+"""The outcome of each line of a batch. Its two files are the record: a line is done once its entry
+is in one of them, so that no kill loses or doubles one.
 
 Everything here blocks, and is called on one thread.
 """
@@ -12,13 +12,13 @@ from orchestrator.batches.records import Kind, StoredBatch
 
 
 class Ledger:
-    """Open it, put what comes, close it. Raises ``OSError`` and ``WrongKey``."""
+    """The outcomes of one batch: open, put entries, close. Raises ``OSError`` and ``WrongKey``."""
 
     def __init__(self, folder: Folder, batch: StoredBatch) -> None:
-        """Reads what an earlier process wrote; an entry that it was cut short at is not there."""
+        """Read what an earlier process wrote, without an entry in whose middle it was cut short."""
         self.counts: Counter[Kind] = Counter()
         self.bytes = dict.fromkeys((batch.output_id, batch.errors_id), 0)
-        """Of the entries, by file."""
+        """Bytes of the entries, by file."""
         self._folder = folder
         self._batch = batch
         self._done = bytearray()
@@ -36,12 +36,12 @@ class Ledger:
         return end
 
     def is_done(self, number: int) -> bool:
-        """Whether the line of that number is over."""
+        """Whether the line of that number is done."""
         return number < len(self._done) and bool(self._done[number])
 
     def put(self, number: int, kind: Kind, entry: bytes) -> None:
-        """Write down what came of a line, once. That it expired or was cancelled is short, and is
-        written beyond the folder's bound too."""
+        """Write the outcome of a line, once. Entries of expired or cancelled lines are short, and
+        are written even beyond the folder's bound."""
         if kind in (Kind.SUCCEEDED, Kind.ERRORED):
             self._folder.require_room(len(entry), is_upload=False)
         assert not self.is_done(number), f"line {number} would have two entries"
@@ -51,7 +51,7 @@ class Ledger:
         self._mark(number, kind, name, len(entry))
 
     def close(self) -> None:
-        """Have all of it on the disk."""
+        """Flush everything to the disk, and close the files."""
         for writer in self._writers.values():
             writer.sync()
             writer.close()

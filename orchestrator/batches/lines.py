@@ -10,7 +10,7 @@ from orchestrator.batches.records import Line, LineError
 from worker.protocol import excerpt
 
 MOST_ERRORS = 100
-"""Told of one file; whoever has more errors has one kind of them."""
+"""Most errors reported for one file; a file with more has the same kind of error throughout."""
 _MOST_ID_CHARS = 512
 
 
@@ -24,12 +24,12 @@ class BadLine(ValueError):
 
 class RawLine(NamedTuple):
     number: int
-    """From 1."""
+    """Number of the line, from 1."""
     text: bytes
 
 
 class _Stated(msgspec.Struct, frozen=True):
-    """What else a line has is passed over."""
+    """The fields of a line that are read; others are ignored."""
 
     custom_id: str | None = None
     method: str | None = None
@@ -41,7 +41,7 @@ _decoder = msgspec.json.Decoder(_Stated)
 
 
 def split_lines(pieces: Iterable[bytes], most_bytes: int) -> Iterator[RawLine]:
-    """Those that are not blank. Raises ``BadLine`` for one that is longer than ``most_bytes``."""
+    """Yield the lines that are not blank. Raises ``BadLine`` for one longer than ``most_bytes``."""
     number, rest = 0, b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")
@@ -66,7 +66,8 @@ def _line(number: int, text: bytes, most_bytes: int) -> Iterator[RawLine]:
 
 
 def read_line(raw: RawLine) -> Line:
-    """Raises ``BadLine`` for one that is not ``{"custom_id", "method", "url", "body"}``."""
+    """Read a line. Raises ``BadLine`` for one that is not ``{"custom_id", "method", "url",
+    "body"}``."""
     number = raw.number
     try:
         stated = _decoder.decode(raw.text.decode())
@@ -88,7 +89,7 @@ def read_line(raw: RawLine) -> Line:
 
 
 class Check:
-    """Looks at every line of a file before the first one runs, some at a time."""
+    """Checks every line of a file before the first one runs, some at a time."""
 
     def __init__(self, lines: Iterator[RawLine], endpoint: str, most_lines: int) -> None:
         self.total = 0
@@ -97,10 +98,10 @@ class Check:
         self._endpoint = endpoint
         self._most_lines = most_lines
         self._ids: set[bytes] = set()
-        """Digests of the custom ids so far: 16 bytes each, however long they are."""
+        """Digests of the custom ids so far: 16 bytes each, however long the ids are."""
 
     def step(self, count: int) -> bool:
-        """Look at so many more; False once all, or enough that are wrong, have been looked at."""
+        """Check ``count`` more lines; False once all are checked, or enough are wrong."""
         for _ in range(count):
             try:
                 raw = next(self._lines, None)
@@ -157,8 +158,8 @@ class Unfinished:
         self._is_done = is_done
 
     def some(self, most: int, most_bytes: int) -> list[Line]:
-        """The next ones, up to ``most`` and about ``most_bytes``; none once there are no more.
-        Raises ``BadLine`` where the file is not the one that was checked."""
+        """The next lines, up to ``most`` of them and about ``most_bytes``; empty once there are no
+        more. Raises ``BadLine`` where the file is not the one that was checked."""
         found: list[Line] = []
         size = 0
         while len(found) < most and size < most_bytes:

@@ -1,4 +1,4 @@
-"""What batches do."""
+"""Metrics of batches."""
 
 from orchestrator.batches.service import Batches
 from orchestrator.telemetry.metrics import Row

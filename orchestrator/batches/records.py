@@ -1,4 +1,4 @@
-"""What is known of a file and of a batch, as it is kept on the disk."""
+"""The records of a file and of a batch, as they are kept on the disk."""
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -10,7 +10,7 @@ from orchestrator.clock import Boot, Clock
 
 
 class Status(StrEnum):
-    """How far a batch got, in OpenAI's words."""
+    """Progress of a batch, in OpenAI's words."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -27,7 +27,7 @@ class Status(StrEnum):
 
 
 class Kind(IntEnum):
-    """What came of a line. Stored as a number: never renumber."""
+    """Outcome of a line. Stored as a number: never renumber."""
 
     SUCCEEDED = 1
     ERRORED = 2
@@ -36,7 +36,7 @@ class Kind(IntEnum):
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """A moment, on the wall's clock and on the machine's own."""
+    """A moment, on the wall clock and on the machine's own clock."""
 
     unix: float
     boot_id: str
@@ -45,8 +45,8 @@ class Stamp(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Ages of stamps. While the machine has not started again its own clock counts, whatever the
-    wall's is set to; after that the wall's does."""
+    """Ages of stamps. Until the machine restarts its own clock counts, whatever the wall clock is
+    set to; after that the wall clock does."""
 
     clock: Clock
     boot: Boot
@@ -61,17 +61,17 @@ class Time:
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that can be asked for."""
+    """A file that clients can ask for."""
 
     id: str
     owner: str
-    """Fingerprint of the key that it belongs to."""
+    """Fingerprint of the key that the file belongs to."""
     name: str
     purpose: str
     bytes: int
     made: Stamp
     keep_s: float
-    """It is removed so long after it was made."""
+    """Seconds after its making at which the file is removed."""
 
 
 class LineError(msgspec.Struct, frozen=True):
@@ -85,19 +85,19 @@ class LineError(msgspec.Struct, frozen=True):
 
 class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch. The ids of its files are known from the start; ``output_id`` and ``errors_id`` can
-    be asked for once it is over and they have something in them."""
+    be asked for once the batch is over and these files are not empty."""
 
     id: str
     owner: str
     dialect: str
-    """Which API made it, and words its entries."""
+    """The API that made the batch, and that words its entries."""
     input_id: str
     endpoint: str
     window: str
-    """As the client stated it; ``window_s`` in seconds."""
+    """Window as the client stated it; ``window_s`` in seconds."""
     window_s: float
     keep_s: float
-    """It and its results are removed so long after its end."""
+    """Seconds after its end at which the batch and its results are removed."""
     metadata: dict[str, str]
     made: Stamp
     output_id: str
@@ -105,10 +105,10 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = Status.VALIDATING
     total: int = 0
     counts: dict[int, int] = {}
-    """Lines that are over, by ``Kind``."""
+    """Number of lines that are over, by ``Kind``."""
     errors: list[LineError] = []
     times: dict[str, int] = {}
-    """When it came to each status, in Unix seconds."""
+    """When the batch came to each status, in Unix seconds."""
     over: Stamp | None = None
 
     def count(self, *kinds: Kind) -> int:
@@ -119,23 +119,23 @@ class Line(NamedTuple):
     """One request of a batch."""
 
     number: int
-    """From 1, of all lines of the file."""
+    """Number of the line, from 1, among all lines of the file."""
     custom_id: str
     method: str
     url: str
     body: bytes
-    """JSON."""
+    """Body of the request, as JSON."""
 
 
 class Answer(NamedTuple):
-    """What came of a try to serve a line."""
+    """The result of a try to serve a line."""
 
     kind: Kind
     status: int
     request_id: str
     body: bytes
-    """JSON."""
+    """Body of the answer, as JSON."""
     retry_after_s: float | None = None
-    """It is worth another try after so long; None: this is final."""
+    """Seconds after which another try makes sense; None: this is final."""
     is_loss: bool = False
-    """An instance was lost with it: perhaps by its own fault."""
+    """Whether an instance was lost with the line, perhaps because of it."""

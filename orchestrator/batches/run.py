@@ -4,8 +4,8 @@
         │              └─▶ cancelling ─▶ cancelled
         └─▶ failed
 
-A process that dies at any point leaves the next one the batch's record and its ledger, which goes
-on with the lines that have no entry. A line that was under way then is served again from its
+A process that dies at any point leaves the batch's record and its ledger to the next one, which
+goes on with the lines that have no entry. A line that was in progress then is served again from its
 beginning: nobody has seen anything of it.
 """
 
@@ -38,15 +38,16 @@ _CHECKED_AT_ONCE = 500
 _READ_AT_ONCE, _BYTES_AT_ONCE = 64, 2**20
 _SWEPT_AT_ONCE = 500
 _GRACE_S = 1.0
-"""For lines that are under way at the batch's deadline, which is theirs too, to say so."""
+"""Time for lines in progress to report that the batch's deadline, which is theirs too, has
+passed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
-"""Between tries of a line that there is no room for, or of what the disk does not take."""
+"""Pauses between tries of a line that there is no room for, or of a write that the disk refuses."""
 
 T = TypeVar("T")
 
 
 class Run:
-    """A batch that is not over. ``go`` once."""
+    """A batch that is not over. Call ``go`` once."""
 
     def __init__(self, batch: StoredBatch, shop: Shop) -> None:
         self.batch = batch
@@ -55,28 +56,28 @@ class Run:
         self._due_at = clock.now() + batch.window_s - shop.time.age_s(batch.made)
         self._ledger: Ledger | None = None
         self._why: Kind | None = None
-        """Why lines that have not begun never will; None while they will."""
+        """Why no more lines are begun; None while they are."""
         self._next: Place | None = None
-        """Of the line that is to begin next."""
+        """Place of the line that is to begin next, while it waits for it."""
         self._stopped = asyncio.Event()
         self._failing = False
         self._saving = asyncio.Lock()
 
     def told(self) -> StoredBatch:
-        """The batch, with what came of its lines until now."""
+        """The batch, with its lines' outcomes so far."""
         if self._ledger is None or self.batch.status.is_over:
             return self.batch
         counts = {int(kind): count for kind, count in self._ledger.counts.items()}
         return msgspec.structs.replace(self.batch, counts=counts)
 
     async def cancel(self) -> None:
-        """Begin no more lines, and end those that are under way. Idempotent."""
+        """Begin no more lines, and end those in progress. Idempotent."""
         if self.batch.status in (Status.VALIDATING, Status.IN_PROGRESS):
             await self._become(Status.CANCELLING)
             self._stop(Kind.CANCELLED)
 
     async def go(self) -> None:
-        """Until the batch is over; cancelled when the process ends."""
+        """Run the batch until it is over; cancelled when the process ends."""
         clock = self._shop.time.clock
         timer = clock.call_at(self._due_at, lambda: self._stop(Kind.EXPIRED))
         try:
@@ -96,7 +97,8 @@ class Run:
             timer.cancel()
 
     async def _check(self) -> bool:
-        """Whether all lines are requests of this batch; else it has failed."""
+        """Check all lines; returns whether they are requests of this batch. If not, the batch has
+        failed."""
         shop, batch = self._shop, self.batch
         pieces = shop.folder.pieces(batch.input_id)
         lines = split_lines(pieces, shop.config.line_bytes)
@@ -110,8 +112,8 @@ class Run:
         return True
 
     async def _serve_all(self) -> Status:
-        """Until every line has its one entry, as the files say that have them: what the batch has
-        come to."""
+        """Serve until every line has its one entry in the files; returns the status that the batch
+        ends with."""
         shop = self._shop
         while True:
             self._ledger = ledger = await self._insist(lambda: Ledger(shop.folder, self.batch))
@@ -125,7 +127,7 @@ class Run:
                     await shop.block(ledger.close)
                 raise
             await self._insist(ledger.close)
-            # Read anew: what is told is what is there.
+            # Read from the disk again, so that what is reported is what is there.
             self._ledger = again = await self._insist(lambda: Ledger(shop.folder, self.batch))
             await self._insist(again.close)
             if again.counts.total() == self.batch.total:
@@ -139,11 +141,11 @@ class Run:
         await self._publish(again)
         if self._why is Kind.CANCELLED:
             return Status.CANCELLED
-        # What was done before the deadline came is complete, whenever this is said.
+        # Lines that were done before the deadline are complete, whenever this is noticed.
         return Status.EXPIRED if again.counts[Kind.EXPIRED] else Status.COMPLETED
 
     async def _serve(self, ledger: Ledger) -> None:
-        """Serve the lines that have no entry, until there are no more or none is to begin."""
+        """Serve the lines that have no entry, until there are no more or none may begin."""
         shop = self._shop
         lines = self._unfinished(ledger)
         working: set[asyncio.Task[None]] = set()
@@ -173,7 +175,7 @@ class Run:
         return Unfinished(split_lines(pieces, shop.config.line_bytes), ledger.is_done)
 
     async def _place(self) -> Place | None:
-        """Wait for a place in the window; None where no line is to begin any more."""
+        """Wait for a place in the window; None where no more lines may begin."""
         if self._why is not None:
             return None
         self._next = place = Place(self._shop.window, self.batch.owner, self._due_at)
@@ -190,7 +192,7 @@ class Run:
         return place
 
     async def _until_idle(self, working: set[asyncio.Task[None]]) -> None:
-        """Until the lines that are under way are over, or are to be ended."""
+        """Wait until the lines in progress are over, or are to be ended."""
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             while working and not stopped.done():
@@ -201,7 +203,7 @@ class Run:
             stopped.cancel()
 
     async def _one(self, ledger: Ledger, line: Line, place: Place) -> None:
-        """Serve one line, which has its place, and write down what came of it."""
+        """Serve one line, which has its place, and write its outcome down."""
         server = self._shop.server
         assert server is not None
         answer = await self._answer(server, line, place)
@@ -209,7 +211,7 @@ class Run:
         await self._insist(lambda: ledger.put(line.number, answer.kind, entry))
 
     async def _answer(self, server: Server, line: Line, place: Place) -> Answer:
-        """What is final, however many tries it takes until the batch's deadline."""
+        """Get a final answer, with as many tries as fit before the batch's deadline."""
         losses, pause = 0, _FIRST_PAUSE_S
         while True:
             answer = await server.serve(self.batch, line, self._due_at)
@@ -224,14 +226,14 @@ class Run:
             await place.take()
 
     async def _sweep(self, ledger: Ledger, kind: Kind) -> None:
-        """Say of every line without an entry that it never came to one."""
+        """Write an entry for every line that has none: that it was not served."""
         lines, server = self._unfinished(ledger), self._shop.server
         assert server is not None
 
         def some() -> bool:
             found = lines.some(_SWEPT_AT_ONCE, _BYTES_AT_ONCE)
             for line in found:
-                if not ledger.is_done(line.number):  # not at an earlier try
+                if not ledger.is_done(line.number):  # no entry from an earlier try
                     entry = server.entry(self.batch, line, kind, None)
                     ledger.put(line.number, kind, entry)
             return bool(found)
@@ -240,7 +242,7 @@ class Run:
             pass
 
     async def _publish(self, ledger: Ledger) -> None:
-        """What there is of the batch's files can be asked for from now on."""
+        """Make the batch's files available, as far as they have content."""
         batch, shop = self.batch, self._shop
         for name, what in ((batch.output_id, "output"), (batch.errors_id, "errors")):
             if not ledger.bytes[name]:
@@ -266,7 +268,7 @@ class Run:
                 self._next.give_up()
 
     async def _fail(self, code: str, message: str) -> None:
-        """It cannot go on; what is done of it can be asked for."""
+        """End the batch because it cannot go on; lines that are done stay available."""
         if self._ledger is not None:
             await self._publish(self._ledger)
         await self._end(Status.FAILED, errors=[LineError(code, message)])
@@ -285,8 +287,8 @@ class Run:
         )
 
     async def _become(self, status: Status, **changes: object) -> None:
-        """As the disk has it before anybody is told. One that is being cancelled stays so until its
-        end."""
+        """Change the status, on the disk first. A batch that is being cancelled keeps that status
+        until its end."""
         async with self._saving:
             before = self.batch
             if before.status is Status.CANCELLING and not status.is_over:

@@ -1,4 +1,4 @@
-"""Files and batches of one orchestrator, for APIs to ask and to change."""
+"""Files and batches of one orchestrator, for APIs to query and change."""
 
 import asyncio
 import secrets
@@ -32,11 +32,12 @@ PRUNE_EVERY_S = 60.0
 OPEN_WITHIN_S = 5.0
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PIECES_AT_ONCE = 16
-"""Of a file that is read, from the thread to the loop: some hundred KiB of lines."""
+"""Pieces of a file that go from the thread to the loop at a time: some hundred KiB of lines."""
 
 
 class Batches:
-    """``start`` and everything else on the event loop; ``shop.server`` is set before."""
+    """All files and batches. Everything happens on the event loop; ``shop.server`` is set before
+    ``start``."""
 
     def __init__(self, config: BatchConfig, sealer: Sealer, clock: Clock, boot: Boot) -> None:
         self.config = config
@@ -57,11 +58,11 @@ class Batches:
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Go on with what an earlier process left. Whoever serves the lines is known by then."""
+        """Continue what an earlier process left. The server of lines must be set by then."""
         self._upkeep = asyncio.create_task(self._keep_up(), name="batches")
 
     async def close(self) -> None:
-        """Leave what is not over to the next process. Idempotent."""
+        """Leave unfinished batches to the next process. Idempotent."""
         tasks = [*self._tasks, *([self._upkeep] if self._upkeep else [])]
         for task in tasks:
             task.cancel()
@@ -70,22 +71,22 @@ class Batches:
 
     @property
     def unfinished(self) -> int:
-        """Batches that are not over."""
+        """How many batches are not over."""
         return len(self._runs)
 
     @property
     def under_way(self) -> int:
-        """Lines that are being served, or wait to be tried again."""
+        """How many lines are being served, or wait to be tried again."""
         window = self.shop.window
         return window.under_way.total() + window.resting.total()
 
     @property
     def folder_bytes(self) -> int:
-        """What the data of all files takes."""
+        """Bytes that the data of all files takes."""
         return self.shop.folder.used_bytes
 
     def outcomes(self) -> Counter[Kind]:
-        """Lines that are over, of all batches that are kept."""
+        """How many lines are over in each way, in all batches that are kept."""
         counts: Counter[Kind] = Counter()
         for batch in self._all():
             counts.update({Kind(kind): count for kind, count in batch.counts.items()})
@@ -120,7 +121,7 @@ class Batches:
         self._is_open.set()
 
     async def _opened(self) -> None:
-        """Wait for what an earlier process left to be read. Raises ``NotReady``."""
+        """Wait until the records of an earlier process are read. Raises ``NotReady``."""
         try:
             async with asyncio.timeout(OPEN_WITHIN_S):
                 await self._is_open.wait()
@@ -158,7 +159,7 @@ class Batches:
         self._over.pop(batch.id, None)
         for name in (batch.output_id, batch.errors_id):
             await self._remove_file(name)
-        if batch.input_id not in self.shop.files:  # one that no file stands for
+        if batch.input_id not in self.shop.files:  # data that no file record stands for
             await self.shop.disk(self.shop.folder.remove, batch.input_id)
 
     async def _remove_file(self, name: str) -> None:
@@ -169,7 +170,8 @@ class Batches:
 
     @asynccontextmanager
     async def upload(self, owner: str) -> AsyncIterator[Upload]:
-        """Take in a file. Without its ``finish`` within the body nothing of it stays."""
+        """Take in a file. Unless ``finish`` or ``keep`` is called within the body, nothing of it
+        stays."""
         await self._opened()
         own = sum(file.owner == owner for file in self.shop.files.values())
         if own >= MOST_FILES_PER_KEY:
@@ -183,13 +185,13 @@ class Batches:
             await upload.close()
 
     async def files(self, owner: str) -> list[StoredFile]:
-        """All of an owner's, the newest first."""
+        """All files of an owner, the newest first."""
         await self._opened()
         own = [file for file in self.shop.files.values() if file.owner == owner]
         return sorted(own, key=lambda file: (file.made.unix, file.id), reverse=True)
 
     async def file(self, owner: str, name: str) -> StoredFile:
-        """Raises ``NotFound``."""
+        """A file of an owner. Raises ``NotFound``."""
         await self._opened()
         file = self.shop.files.get(name)
         if file is None or file.owner != owner:
@@ -197,7 +199,7 @@ class Batches:
         return file
 
     async def delete_file(self, owner: str, name: str) -> None:
-        """Raises ``NotFound``, and ``InvalidRequest`` while a batch reads it."""
+        """Remove a file. Raises ``NotFound``, and ``InvalidRequest`` while a batch reads it."""
         file = await self.file(owner, name)
         for run in self._runs.values():
             if run.batch.input_id == file.id:
@@ -208,7 +210,7 @@ class Batches:
         await self._remove_file(file.id)
 
     async def content(self, name: str) -> AsyncIterator[bytes]:
-        """What is in a file, bit by bit. Raises ``TidegateError`` where it cannot be read."""
+        """Yield a file's content in pieces. Raises ``TidegateError`` where it cannot be read."""
         pieces = self.shop.folder.pieces(name)
         while piece := await self.shop.disk(_some, pieces):
             yield piece
@@ -216,7 +218,7 @@ class Batches:
     # ── batches ──────────────────────────────────────────────────────────────────────────────
 
     async def create(self, batch: StoredBatch) -> StoredBatch:
-        """Take on a batch that ``new_batch`` made. On the disk before this returns."""
+        """Start a batch that ``new_batch`` made. It is on the disk before this returns."""
         await self._opened()
         own = [one for one in self._all() if one.owner == batch.owner]
         unfinished = sum(not one.status.is_over for one in own)
@@ -235,13 +237,13 @@ class Batches:
         return batch
 
     async def batches(self, owner: str, dialect: str) -> list[StoredBatch]:
-        """All of an owner's, the newest first."""
+        """All batches of an owner in a dialect, the newest first."""
         await self._opened()
         own = [one for one in self._all() if one.owner == owner and one.dialect == dialect]
         return sorted(own, key=lambda one: (one.made.unix, one.id), reverse=True)
 
     async def batch(self, owner: str, dialect: str, name: str) -> StoredBatch:
-        """Raises ``NotFound``."""
+        """A batch of an owner. Raises ``NotFound``."""
         await self._opened()
         run = self._runs.get(name)
         batch = self._over.get(name) if run is None else run.told()
@@ -250,8 +252,8 @@ class Batches:
         return batch
 
     async def cancel(self, owner: str, dialect: str, name: str) -> StoredBatch:
-        """Begin no more of its lines. Raises ``NotFound``, and ``InvalidRequest`` for one that is
-        over."""
+        """Cancel a batch: begin no more of its lines. Raises ``NotFound``, and ``InvalidRequest``
+        if it is over."""
         batch = await self.batch(owner, dialect, name)
         run = self._runs.get(name)
         if run is None:
@@ -260,7 +262,8 @@ class Batches:
         return run.told()
 
     async def delete(self, owner: str, dialect: str, name: str) -> None:
-        """Forget one that is over, with its results. Raises ``NotFound``, ``InvalidRequest``."""
+        """Remove a batch that is over, with its results. Raises ``NotFound``,
+        ``InvalidRequest``."""
         batch = await self.batch(owner, dialect, name)
         if not batch.status.is_over:
             raise InvalidRequest("the batch is under way: cancel it first")
@@ -273,12 +276,12 @@ class Batches:
 
 
 def new_id(prefix: str) -> str:
-    """One that nobody can guess."""
+    """A new id that nobody can guess."""
     return f"{prefix}{secrets.token_hex(16)}"
 
 
 def new_batch(time: Time, **stated: object) -> StoredBatch:
-    """A batch with files of its own; ``stated`` is all that it does not come by itself."""
+    """A batch with ids for its files; ``stated`` are its other fields."""
     output, errors = new_id(FILE_PREFIX), new_id(FILE_PREFIX)
     made = time.stamp()
     times = {Status.VALIDATING.value: int(made.unix)}
@@ -305,5 +308,5 @@ def read_window(text: str, field: str = "completion_window") -> float:
 
 
 def _some(pieces: Iterator[bytes]) -> bytes:
-    """The next bits of a file together; nothing at its end."""
+    """The next pieces of a file, joined; empty at its end."""
     return b"".join(islice(pieces, _PIECES_AT_ONCE))

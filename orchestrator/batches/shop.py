@@ -1,4 +1,5 @@
-"""What all batches share: the folder, the one thread that blocks, the window, who serves lines."""
+"""Parts shared by all batches: the folder, the one thread that blocks, the window, the server of
+lines."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,40 +19,40 @@ T = TypeVar("T")
 
 
 class Server(Protocol):
-    """What serves lines, and words what came of them: an API."""
+    """Serves lines and words their outcomes: an API."""
 
     async def serve(self, batch: StoredBatch, line: Line, due_at: float) -> Answer:
         """Serve a line until ``due_at`` (seconds of the clock). Never raises ``TidegateError``."""
 
     def entry(self, batch: StoredBatch, line: Line, kind: Kind, answer: Answer | None) -> bytes:
-        """What the batch's client reads of a line: JSON with a newline behind it. Without an
-        ``answer`` it was not served."""
+        """A line's result for the batch's client: JSON with a newline behind it. Without an
+        ``answer`` the line was not served."""
 
     def most_at_once(self, owner: str) -> int:
-        """How many lines of an owner may be under way."""
+        """How many lines of an owner may be in progress."""
 
 
 @dataclass(slots=True)
 class Shop:
-    """What all runs share."""
+    """The parts that all runs share."""
 
     config: BatchConfig
     folder: Folder
     time: Time
     thread: Executor
-    """One thread, for all that blocks."""
+    """The one thread for everything that blocks."""
     window: Window
     files: dict[str, StoredFile]
     server: Server | None = None
 
     async def block(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Have the one thread do it."""
+        """Run ``call`` on the one thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.thread, lambda: call(*args, **kwargs))
 
     async def disk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same for a client who waits: raises ``TidegateError`` for what the disk, or a key
-        that is not there, does to it."""
+        """Run ``call`` on the one thread for a client who waits: raises ``TidegateError`` where the
+        disk fails, or a key is missing."""
         try:
             return await self.block(call, *args, **kwargs)
         except FileNotFoundError:

@@ -11,7 +11,7 @@ from orchestrator.errors import BodyTooLarge, TidegateError
 
 
 class Upload:
-    """Write to it, then ``keep`` it or ``finish``; ``close`` in any case."""
+    """An upload: write to it, then ``keep`` it or ``finish``; ``close`` in any case."""
 
     def __init__(self, shop: Shop, owner: str) -> None:
         self.id = f"{FILE_PREFIX}{secrets.token_hex(16)}"
@@ -22,8 +22,8 @@ class Upload:
         self._is_kept = False
 
     async def write(self, content: bytes) -> None:
-        """Raises ``BodyTooLarge`` above the bound of one file, ``JournalUnavailable`` where the
-        folder or the disk is full."""
+        """Append to the file. Raises ``BodyTooLarge`` above the bound of one file,
+        ``JournalUnavailable`` where the folder or the disk is full."""
         self.bytes += len(content)
         most = self._shop.config.file_bytes
         if self.bytes > most:
@@ -33,16 +33,16 @@ class Upload:
         await self._shop.disk(self._append, content)
 
     async def keep(self) -> None:
-        """It stays, as data that no file stands for."""
+        """Keep the data, without a file record that stands for it."""
         await self._shop.disk(self._sync)
         self._is_kept = True
 
     def give_up(self) -> None:
-        """It does not stay after all."""
+        """Undo ``keep``: the data is removed after all."""
         self._is_kept = False
 
     async def finish(self, name: str, purpose: str, keep_s: float) -> StoredFile:
-        """It stays, and can be asked for."""
+        """Keep the data as a file that clients can ask for."""
         file = StoredFile(
             id=self.id,
             owner=self._owner,
@@ -59,7 +59,7 @@ class Upload:
         return file
 
     async def close(self) -> None:
-        """Remove it unless it stays."""
+        """Remove the data unless it is kept."""
         if self._appender is not None and not self._is_kept:
             with suppress(TidegateError):
                 await asyncio.shield(self._shop.disk(self._discard))

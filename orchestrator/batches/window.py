@@ -1,4 +1,5 @@
-"""How many lines of all batches are under way at once, and whose is next: pure, on the loop."""
+"""How many lines of all batches are in progress at once, and which is next. Does no I/O; runs on
+the event loop."""
 
 import asyncio
 from collections import Counter
@@ -16,30 +17,32 @@ class _State(Enum):
 
 
 class Window:
-    """Lets ``size`` lines in: next from the owner with the fewest under way, in turns, and of its
-    own the one whose batch is due first. ``most_of`` says how many an owner may have at once, those
-    that rest included."""
+    """Lets ``size`` lines in at a time: next from the owner with the fewest in progress, owners
+    taking turns, and of theirs the line whose batch is due first. ``most_of`` says how many an
+    owner may have at once, resting ones included."""
 
     def __init__(self, size: int, most_of: Callable[[str], int]) -> None:
         self.under_way: Counter[str] = Counter()
-        """Lines by owner."""
+        """Number of lines in progress, by owner."""
         self.resting: Counter[str] = Counter()
-        """Those that wait for another try: others have their places meanwhile."""
+        """Number of lines that wait for another try, by owner; others have their places
+        meanwhile."""
         self._size = size
         self._most_of = most_of
         self._waiting: dict[str, list[tuple[float, int, Place]]] = {}
         self._served: dict[str, int] = {}
-        """By owner, of which there are as many as keys: when its last line was let in."""
+        """When the last line of each owner was let in, as a running number. There are as many
+        owners as keys."""
         self._numbers = count()
 
     def wait(self, place: "Place") -> None:
-        """Let it in when it is its turn."""
+        """Queue a place, and let it in when it is its turn."""
         own = self._waiting.setdefault(place.owner, [])
         heappush(own, (place.due_at, next(self._numbers), place))
         self.admit()
 
     def admit(self) -> None:
-        """Let in whom there is room for."""
+        """Let in as many places as there is room for."""
         while self.under_way.total() < self._size and (owner := self._next()) is not None:
             _, _, place = heappop(self._waiting[owner])
             self._served[owner] = next(self._numbers)
@@ -47,7 +50,7 @@ class Window:
             place.let_in()
 
     def _next(self) -> str | None:
-        """Whose line is next; None where nobody's is."""
+        """The owner of the next line; None where nobody may have one."""
         eligible = []
         for owner, own in list(self._waiting.items()):
             while own and not own[0][2].is_waiting:
@@ -62,7 +65,7 @@ class Window:
 
 
 class Place:
-    """One line's place in the window. ``leave`` is to follow, however far it came."""
+    """One line's place in the window. ``leave`` must follow, however far it came."""
 
     def __init__(self, window: Window, owner: str, due_at: float) -> None:
         self.owner = owner
@@ -76,7 +79,8 @@ class Place:
         return self._state is _State.WAITING and self._turn is not None and not self._turn.done()
 
     async def take(self) -> None:
-        """Wait for it, also after a ``rest``. Raises ``CancelledError`` after ``give_up``."""
+        """Wait for the place, also after a ``rest``. Raises ``CancelledError`` after
+        ``give_up``."""
         if self._state is _State.RESTING:
             self._window.resting[self.owner] -= 1
         self._state = _State.WAITING
@@ -85,18 +89,18 @@ class Place:
         await self._turn
 
     def let_in(self) -> None:
-        """It is this line's turn."""
+        """Tell the line that it is its turn."""
         assert self._turn is not None
         self._state = _State.IN
         self._turn.set_result(None)
 
     def give_up(self) -> None:
-        """Wait no longer."""
+        """Stop waiting for the place."""
         if self._turn is not None:
             self._turn.cancel()
 
     def rest(self) -> None:
-        """Let others have it until the next ``take``."""
+        """Let others have the place until the next ``take``."""
         assert self._state is _State.IN
         self._state = _State.RESTING
         self._window.under_way[self.owner] -= 1
@@ -104,7 +108,7 @@ class Place:
         self._window.admit()
 
     def leave(self) -> None:
-        """The line is over, or never began."""
+        """Give the place up: the line is over, or never began."""
         if self._state is _State.IN:
             self._window.under_way[self.owner] -= 1
         elif self._state is _State.RESTING:

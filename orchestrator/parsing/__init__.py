@@ -1,17 +1,17 @@
-"""What a model says, taken apart as it says it: reasoning, content, tool calls.
+"""Parses a model's output as it comes: reasoning, content, tool calls.
 
 - ``parser``     one output, fed with text: pieces come out; ``collect`` makes a whole of them
 - ``pieces``     what comes out
-- ``formats``    which format a model speaks, told from its chat template
+- ``formats``    the format that a model uses, derived from its chat template
 - ``calls``      tool calls in the formats of model families
 - ``json_call``  a call as a JSON object that is not complete yet
 - ``marked_call``, ``tagged_call``  a call between marks, and one with each argument in tags
 - ``harmony``    the format of gpt-oss: calls and reasoning in messages with headers
-- ``reasoning``  what stands in tags before the answer
-- ``tool_use``   which tools an answer may or must call
+- ``reasoning``  the part in tags before the answer
+- ``tool_use``   the tools that an answer may or must call
 - ``call_grammar``, ``tagged_grammar``, ``rules``  grammars of calls that must be made
 
-A marker that the text so far only begins is held back; a call that is malformed becomes content.
+Text that may be the beginning of a marker is held back; a call that is malformed becomes content.
 """
 
 from orchestrator.parsing.formats import CallFormat, FormatConfig, OutputFormat, format_of

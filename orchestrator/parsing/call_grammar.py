@@ -15,9 +15,9 @@ from orchestrator.parsing.tool_use import ToolUse
 from worker.protocol import Grammar, GrammarKind
 
 MOST_CALLS = 16
-"""In one answer that must have some: a weak model would not stop by itself."""
+"""Most calls in one answer that must have some: a weak model would not stop by itself."""
 _SPACE = r'("\n" | "\n\n")?'
-"""Between what is thought and the calls."""
+"""White space between the thinking and the calls."""
 
 
 class ForcedCalls(NamedTuple):
@@ -26,12 +26,12 @@ class ForcedCalls(NamedTuple):
 
     grammar: Grammar
     in_thought: Grammar | None
-    """The same where the prompt ends within what the model thinks; None where it cannot."""
+    """The grammar for a prompt that ends within the model's thinking; None where it cannot."""
 
 
 def forced_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> ForcedCalls:
-    """``rules`` are those of a new grammar. Raises ``InvalidGrammar`` for a tool that cannot be as
-    strict as it says."""
+    """The grammars that force calls; ``rules`` are those of a new grammar. Raises
+    ``InvalidGrammar`` for a strict tool whose schema cannot be enforced."""
     calls = _Calls(use, format, rules).rule()
     tags, open, thought = format.reasoning, "", ""
     if format.calls is CallFormat.HARMONY and tags is not None:
@@ -53,8 +53,8 @@ def forced_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> ForcedCall
 
 
 def strict_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> Grammar | None:
-    """One in which text is free, and calls are well-formed: those of strict tools match their
-    schemas. None where no tool is strict, or a format has no text that a call begins with."""
+    """A grammar in which text is free and calls are well-formed: those of strict tools match their
+    schemas. None where no tool is strict, or the format has no text that a call begins with."""
     if format.calls is not CallFormat.HERMES or not any(tool.strict for tool in use.tools):
         return None
     if not rules.is_all_text(HermesReader.OPEN, HermesReader.CLOSE):
@@ -81,7 +81,7 @@ class _Calls:
         self._more = 0 if use.only_one_call else MOST_CALLS - 1
 
     def rule(self) -> str:
-        """A term for all of them."""
+        """A term for all calls of an answer."""
         spelled = self._rules.spelled
         open, close = HermesReader.OPEN, HermesReader.CLOSE
         match self._format.calls:
@@ -95,7 +95,7 @@ class _Calls:
                 return self._several((open,), self._tagged(GLM45), (), "\n")
             case CallFormat.DEEPSEEK:
                 return self._deepseek()
-            case CallFormat.HARMONY:  # one: with its end the output ends
+            case CallFormat.HARMONY:  # only one: with its end the output ends
                 to = f"commentary to={harmony.FUNCTIONS}"
                 behind = (" ", harmony.CONSTRAIN, "json", harmony.MESSAGE)
                 return self._named((harmony.CHANNEL, to), behind)
@@ -123,7 +123,7 @@ class _Calls:
         )
 
     def _named(self, before: Sequence[str], behind: Sequence[str]) -> str:
-        """A name between those, and then the arguments."""
+        """A name between ``before`` and ``behind``, and then the arguments."""
         return self._any_of(
             f"{self._rules.spelled(*before, tool.name, *behind)} {self._arguments(n)}"
             for n, tool in enumerate(self._tools)
@@ -138,7 +138,7 @@ class _Calls:
         return self._rules.add(f"args_{n}", self._rules.arguments(self._tools[n]))
 
     def _any_of(self, calls: Iterable[str]) -> str:
-        """The call of one tool, each by a rule of its own."""
+        """A call of any one tool, each by a rule of its own."""
         names = [self._rules.add(f"tool_{n}", call) for n, call in enumerate(calls)]
         return self._rules.add("body", " | ".join(names))
 

@@ -1,7 +1,7 @@
 """Tool calls in the formats of model families, read as the model writes them.
 
-What begins like a call and is none becomes content again, exactly as it was written. White space
-around calls is left out, so that an answer of nothing else has no content.
+Text that begins like a call and turns out not to be one becomes content again, exactly as it was
+written. White space around calls is left out, so that an answer of nothing else has no content.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ from orchestrator.parsing.tagged_call import GLM45, QWEN3_CODER, TaggedCall
 from orchestrator.tasks.tools import JsonObject
 
 Schemas = Mapping[str, JsonObject | None]
-"""Of the arguments of the tools that may be called, by the tools' names."""
+"""Schemas of the arguments of the tools that may be called, by the tools' names."""
 
 
 class WrittenCall(Protocol):
@@ -31,51 +31,51 @@ class WrittenCall(Protocol):
 
     @property
     def name(self) -> str:
-        """Empty until it is known."""
+        """Name of the tool; empty until it is known."""
 
     @property
     def is_over(self) -> bool: ...
 
     def feed(self, text: str) -> int:
-        """How much of ``text`` belongs to it. Raises ``Wrong``."""
+        """Read ``text``; returns how much of it belongs to the call. Raises ``Wrong``."""
 
     def take(self) -> str:
-        """What is new of the arguments, as JSON."""
+        """The new part of the arguments since the last call, as JSON."""
 
 
 class CallReader(ABC):
     """Splits the calls off the text of an answer."""
 
     def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
-        """With ``only_one``, what follows a call is left out."""
+        """``only_one``: everything after a call is left out."""
         self.made = 0
-        """Calls that are complete."""
+        """Number of calls that are complete."""
         self._tools = tools
         self._only_one = only_one
         self._read: Callable[[str], str] = self._begin
         self._out: list[Piece] = []
         self._held = ""
-        """May be part of a marker, or white space in front of one."""
+        """Text that may be part of a marker, or white space in front of one."""
         self._index = 0
         self._call: WrittenCall = JsonCall()
         self._raw: list[str] = []
-        """All that the model wrote of the call that it is at."""
+        """Everything that the model wrote of the current call."""
         self._is_told = False
-        """That call has begun for whoever listens."""
+        """Whether listeners have been told that the current call has begun."""
         self._follows_call = False
         self._has_failed = False
-        """What began like a call was none."""
+        """Whether something that began like a call turned out not to be one."""
 
     def feed(self, text: str) -> list[Piece]:
-        """What more text comes to."""
+        """Read more text; returns the pieces that it yields."""
         while text:
             text = self._read(text)
         out, self._out = self._out, []
         return out
 
     def finish(self, *, is_cut: bool = False, forced: str = "") -> list[Piece]:
-        """The output has ended. ``is_cut``: not by the model's will; where a call of the tool
-        ``forced`` had to be made, that is what has been cut, however little there is of it."""
+        """End the output. ``is_cut``: not by the model's will; where a call of the tool ``forced``
+        had to be made, that is what has been cut, however little there is of it."""
         is_calling = self._read == self._in_call
         if is_cut and forced and not (self.made or self._has_failed or self._is_told):
             raw = "".join(self._raw) if is_calling else self._held
@@ -88,29 +88,29 @@ class CallReader(ABC):
         out, self._out = self._out, []
         return out
 
-    # what a format has of its own
+    # steps that each format defines
 
     @abstractmethod
     def _begin(self, text: str) -> str:
-        """How an answer begins. Each of these returns what it has not read."""
+        """Read the beginning of an answer. Each of these steps returns what it has not read."""
 
     @abstractmethod
     def _behind_call(self, text: str) -> str:
-        """What stands between a call and what follows."""
+        """Read what stands between a call and what follows."""
 
     @abstractmethod
     def _resume(self) -> None:
-        """To go on after something that was no call."""
+        """Continue after something that turned out not to be a call."""
 
     def _is_idle(self, text: str) -> bool:
-        """Whether it may stand behind the last call and mean nothing."""
+        """Whether ``text`` may stand behind the last call without meaning."""
         return not text.strip(WHITESPACE)
 
-    # for all of them
+    # shared by all formats
 
     def _find(self, markers: tuple[str, ...], found: Callable[[str], str], text: str) -> str:
         """Pass content on up to the first of ``markers``. ``found`` gets what belongs to the call,
-        space and marker, and returns what of it is to be read again."""
+        space and marker, and returns the part of it that is to be read again."""
         if not self._held and text[-1] not in WHITESPACE:
             for marker in markers:
                 if marker[0] in text:
@@ -132,8 +132,8 @@ class CallReader(ABC):
         return found(text[end:behind]) + text[behind:]
 
     def _skip(self, markers: tuple[str, ...], text: str) -> str | None:
-        """What follows those of ``markers`` that ``text`` begins with, white space before each;
-        None: all of it may still belong to one, and is held."""
+        """Skip those of ``markers`` that ``text`` begins with, and white space before each; returns
+        the rest. None if all of it may still belong to a marker, and is held."""
         text = self._held + text
         self._held = ""
         while True:
@@ -194,7 +194,7 @@ class CallReader(ABC):
 
 
 class HermesReader(CallReader):
-    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes, Qwen 2.5 and 3."""
+    """Reads ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes, Qwen 2.5 and 3."""
 
     OPEN = "<tool_call>"
     CLOSE = "</tool_call>"
@@ -221,10 +221,11 @@ class HermesReader(CallReader):
 
 
 class Llama3Reader(CallReader):
-    """``{"name": …, "parameters": {…}}``, ``<|python_tag|>`` before it or not: Llama 3.1 to 3.3.
+    """Reads ``{"name": …, "parameters": {…}}``, with or without ``<|python_tag|>`` before it: Llama
+    3.1 to 3.3.
 
-    Calls may follow text, with ``;`` between them where there are several. An object with another
-    name than a tool's is text.
+    Calls may follow text, with ``;`` between them where there are several. An object whose name is
+    no tool's is text.
     """
 
     TAG = "<|python_tag|>"
@@ -261,9 +262,8 @@ class Llama3Reader(CallReader):
 
 
 class MistralReader(CallReader):
-    """``[TOOL_CALLS]`` and then ``[{"name": …, "arguments": {…}}, …]``, or ``name{…}``, as newer
-    models have it.
-    """
+    """Reads ``[TOOL_CALLS]`` and then ``[{"name": …, "arguments": {…}}, …]``, or ``name{…}``, as
+    newer models have it."""
 
     MARK = "[TOOL_CALLS]"
     ARGS = "[ARGS]"
@@ -279,7 +279,7 @@ class MistralReader(CallReader):
         return ""
 
     def _form(self, text: str) -> str:
-        """Whether it is a list, an object or a name."""
+        """Tell whether a list, an object or a name follows."""
         start = text.lstrip(WHITESPACE)
         if not start:
             self._held += text
@@ -313,7 +313,7 @@ class MistralReader(CallReader):
 
 
 class QwenCoderReader(CallReader):
-    """``<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>``:
+    """Reads ``<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>``:
     Qwen3-Coder, which now and then leaves out the outer tags."""
 
     OPEN = HermesReader.OPEN
@@ -343,7 +343,7 @@ class QwenCoderReader(CallReader):
 
 
 class GlmReader(CallReader):
-    """``<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value></tool_call>``: GLM 4.5 to
+    """Reads ``<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value></tool_call>``: GLM 4.5 to
     4.7."""
 
     def _begin(self, text: str) -> str:
@@ -362,14 +362,15 @@ class GlmReader(CallReader):
 
 
 class DeepSeekCall(MarkedCall):
-    """``NAME<｜tool▁sep｜>{…}``, or ``function<｜tool▁sep｜>NAME`` and the object in a fence."""
+    """One call: ``NAME<｜tool▁sep｜>{…}``, or ``function<｜tool▁sep｜>NAME`` and the object in a
+    fence."""
 
     CALL = "<｜tool▁call▁begin｜>"
     SEPARATOR = "<｜tool▁sep｜>"
     FENCE = "```json"
 
     def __init__(self, *, is_open: bool) -> None:
-        """``is_open``: behind its first mark."""
+        """``is_open``: the call's first mark has been read already."""
         super().__init__()
         self._type = ""
         if is_open:
@@ -419,7 +420,7 @@ class DeepSeekCall(MarkedCall):
 
 
 class DeepSeekReader(CallReader):
-    """DeepSeek V3, R1 and V3.1: all calls between marks, and marks around each."""
+    """Reads calls of DeepSeek V3, R1 and V3.1: all calls between marks, and marks around each."""
 
     BEGIN = "<｜tool▁calls▁begin｜>"
     CLOSE = "<｜tool▁call▁end｜>"

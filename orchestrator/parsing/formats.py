@@ -1,4 +1,4 @@
-"""Which formats a model speaks: told from its chat template, unless the operator says."""
+"""The formats that a model uses, derived from its chat template unless the operator states them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -58,31 +58,32 @@ TAGS: Mapping[str, Tags] = {
     "think_brackets": Tags("[THINK]", "[/THINK]"),
     "harmony": Tags(harmony.ANALYSIS, harmony.END),
 }
-"""What models think in, by name."""
+"""Tags that models think in, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """One model's."""
+    """The format of one model's output."""
 
     calls: CallFormat | None = None
-    """None: none that is known here."""
+    """Format of tool calls; None if none is known here."""
     reasoning: Tags | None = None
-    """None: it does not think in tags."""
+    """Tags that the model thinks in; None if it does not think in tags."""
     names_first: bool = False
-    """Of Mistral's: a call is a name and then its arguments, rather than one object."""
+    """Whether a call in Mistral's format is a name and then its arguments, rather than one
+    object."""
     in_fences: bool = False
-    """Of DeepSeek's: arguments stand in a fenced block, as V3 and R1 have them."""
+    """Whether arguments in DeepSeek's format stand in a fenced block, as in V3 and R1."""
 
     @property
     def reasoning_name(self) -> str | None:
-        """As the setting has it."""
+        """The tags' name, as in the setting; None without tags."""
         return next((name for name, tags in TAGS.items() if tags == self.reasoning), None)
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What its output is told apart by. Some models have special tokens for them, which no text
-        shows."""
+        """The markers that separate the parts of the model's output. Some models have special
+        tokens for them, which no text shows."""
         calls = () if self.calls is None else _CALL_MARKERS[self.calls]
         if self.calls is CallFormat.HARMONY:
             return calls
@@ -91,13 +92,14 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True)
 class FormatConfig:
-    """What the operator says of all models: ``auto`` is what their templates say, ``none`` none."""
+    """The operator's choice for all models: ``auto`` follows their templates, ``none`` disables
+    it."""
 
     tool_calls: str = "auto"
     reasoning: str = "auto"
 
     def of(self, chat_template: str) -> OutputFormat:
-        """A model's format."""
+        """A model's format, by its chat template and these settings."""
         if self == _AUTO:
             return format_of(chat_template)
         told = format_of(chat_template)
@@ -114,7 +116,7 @@ _AUTO = FormatConfig()
 
 @lru_cache(maxsize=64)
 def format_of(chat_template: str) -> OutputFormat:
-    """The format that a template writes earlier turns in, and asks for."""
+    """The format in which a template writes earlier turns, and which it asks for."""
     calls = _calls_in(chat_template)
     if calls is CallFormat.HARMONY:
         return OutputFormat(calls, TAGS["harmony"])

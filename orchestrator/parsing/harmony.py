@@ -4,8 +4,8 @@
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
     <|start|>assistant<|channel|>final<|message|>ANSWER<|return|>
 
-The prompt ends behind ``<|start|>assistant``. An output that begins without a header, such as one
-that a grammar holds to its form from the first token on, is text.
+The prompt ends behind ``<|start|>assistant``. An output that begins without a header, for instance
+because a grammar determines its form from the first token on, is text.
 """
 
 import re
@@ -26,12 +26,12 @@ CALL = "<|call|>"
 RETURN = "<|return|>"
 MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
-"""How the model begins to think."""
+"""Beginning of the model's thinking."""
 _ENDS = (END, CALL, RETURN)
 _OPENS = (START, CHANNEL, "to=")
-"""How a header may begin, the last of them behind what the prompt has of it."""
+"""Beginnings of a header; the last one continues what the prompt has of it."""
 _MOST_HEADER = 256
-"""Characters; what is more is text."""
+"""Longest header, in characters; anything longer is text."""
 _RECIPIENT = re.compile(r"(?:^|[\s>])to=([A-Za-z0-9_.:-]+)", re.ASCII)
 FUNCTIONS = "functions."
 _BEGUN = re.compile(
@@ -39,11 +39,12 @@ _BEGUN = re.compile(
     r"(<\|constrain\|>\w*)?\s*(<[a-z|]*)?",
     re.ASCII,
 )
-"""A header of which the end is missing."""
+"""A header whose end is missing."""
 
 
 class HarmonyCall(MarkedCall):
-    """The arguments of a call whose header has named the tool; none at all are an empty object."""
+    """Reads the arguments of a call whose header has named the tool; none at all are an empty
+    object."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -69,13 +70,13 @@ class HarmonyReader(CallReader):
     def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
         super().__init__(tools, only_one=only_one)
         self._piece: Callable[[str], Piece] = Content
-        """What the message that it is in consists of."""
+        """Type of the pieces of the current message."""
         self._told: set[Callable[[str], Piece]] = set()
         self._is_new = False
-        """Nothing of that message has been told."""
+        """Whether nothing of the current message has been told yet."""
 
     def finish(self, *, is_cut: bool = False, forced: str = "") -> list[Piece]:
-        """The output has ended."""
+        """End the output; see ``CallReader.finish``."""
         held = self._held
         if self._read == self._in_header and _BEGUN.fullmatch(held):
             self._held = ""
@@ -84,10 +85,10 @@ class HarmonyReader(CallReader):
             self._tell(held)
         return super().finish(is_cut=is_cut, forced=forced)
 
-    # what an output is made of
+    # the parts of an output
 
     def _begin(self, text: str) -> str:
-        """At the beginning of a message."""
+        """Read the beginning of a message."""
         text = self._held + text
         self._held = ""
         start = text.lstrip(WHITESPACE)
@@ -160,7 +161,7 @@ class HarmonyReader(CallReader):
         self._read = self._in_message
 
     def _tell(self, text: str) -> None:
-        """More of the message; the second one of its kind is a paragraph of its own."""
+        """Pass on more of the message; a second message of the same kind is a new paragraph."""
         if not text:
             return
         if self._is_new and self._piece in self._told:

@@ -1,8 +1,8 @@
 """A call as models write it, read as it grows: ``{"name": …, "arguments": {…}}``, or a name and
 then its arguments.
 
-Only what is needed to tell where things end is looked at on the way; whether the arguments are JSON
-is known at their end.
+On the way, only the ends of things are looked for; whether the arguments are JSON is known at their
+end.
 """
 
 import re
@@ -21,14 +21,15 @@ _SCALAR_END = re.compile(r"[,}\s]")
 _HEAD = re.compile(
     r"\s*+([A-Za-z0-9_.:-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?(?:\[ARGS\]\s*+)?", re.ASCII
 )
-"""It never goes back: spaces that each part could have would be tried in every way."""
+"""Possessive quantifiers: otherwise spaces that each part could have would be tried in every
+way."""
 MOST_SHORT = 256
-"""Characters of a key, a name or another short value; more is no call."""
+"""Most characters of a key, a name or another short value; with more it is no call."""
 _decode = msgspec.json.Decoder().decode
 
 
 class Value:
-    """One JSON value that begins with a bracket or a quote: where does it end?"""
+    """Finds the end of one JSON value that begins with a bracket or a quote."""
 
     __slots__ = ("_depth", "_escaped", "_in_string")
 
@@ -38,7 +39,8 @@ class Value:
         self._escaped = False
 
     def end_in(self, text: str, at: int = 0) -> int:
-        """Behind its last character in ``text``, which goes on with it at ``at``; -1: not yet."""
+        """Index behind the value's last character in ``text``, in which it continues at ``at``; -1:
+        not yet."""
         if self._escaped and at < len(text):
             self._escaped = False
             at += 1
@@ -64,7 +66,7 @@ class Value:
 
 
 class Wrong(ValueError):
-    """It is no call. ``at`` is behind the first character that shows it."""
+    """The text is no call. ``at`` is behind the first character that shows it."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -88,7 +90,8 @@ class Arguments:
         return self._is_string is not None
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
-        """What may be told of them, and where ``text`` goes on. Raises ``Wrong``."""
+        """Read on at ``at``; returns the JSON that may be told, and where ``text`` goes on. Raises
+        ``Wrong``."""
         if self._is_string is None:
             self._is_string = text[at] == '"'
         end = self._value.end_in(text, at)
@@ -124,12 +127,12 @@ class _At(Enum):
 
 
 class JsonCall:
-    """Reads one. ``name`` is empty until it is known."""
+    """Reads a call as one JSON object. ``name`` is empty until it is known."""
 
     __slots__ = ("_arguments", "_at", "_key", "_names", "_short", "_untold", "_value", "name")
 
     def __init__(self, names: Container[str] | None = None) -> None:
-        """What calls none of ``names`` is no call; None: whatever the name."""
+        """A call of a tool that is not in ``names`` is no call; None allows any name."""
         self.name = ""
         self._names = names
         self._at = _At.START
@@ -144,14 +147,14 @@ class JsonCall:
         return self._at is _At.OVER
 
     def feed(self, text: str) -> int:
-        """How much of ``text`` belongs to it. Raises ``Wrong``."""
+        """Read ``text``; returns how much of it belongs to the call. Raises ``Wrong``."""
         at = 0
         while at < len(text) and self._at is not _At.OVER:
             at = self._step(text, at)
         return at
 
     def take(self) -> str:
-        """What is new of the arguments; ``{}`` at the end of a call without any."""
+        """The new part of the arguments; ``{}`` at the end of a call without any."""
         untold, self._untold = self._untold, ""
         if self.is_over and self._arguments is None:
             return "{}"
@@ -246,7 +249,7 @@ class JsonCall:
         return stop
 
     def _bound_short(self, stop: int) -> None:
-        """The same limit however the text was cut."""
+        """Apply the same limit however the text was cut into pieces."""
         over = len(self._short) - MOST_SHORT
         if over > 0:
             raise Wrong(stop - over + 1)
@@ -268,7 +271,7 @@ class NamedCall:
         return self._arguments is not None and self._arguments.is_over
 
     def feed(self, text: str) -> int:
-        """How much of ``text`` belongs to it. Raises ``Wrong``."""
+        """Read ``text``; returns how much of it belongs to the call. Raises ``Wrong``."""
         at = 0
         if self._arguments is None:
             brace = text.find("{")
@@ -288,6 +291,6 @@ class NamedCall:
         return at
 
     def take(self) -> str:
-        """What is new of the arguments."""
+        """The new part of the arguments."""
         untold, self._untold = self._untold, ""
         return untold

@@ -1,4 +1,4 @@
-"""What calls have in common that are written with marks around a name: read a step at a time."""
+"""Base for calls that are written with marks around a name, read a step at a time."""
 
 import re
 from abc import ABC, abstractmethod
@@ -17,33 +17,34 @@ class MarkedCall(ABC):
         self.is_over = False
         self._untold = ""
         self._mark = ""
-        """As much of a mark as there is."""
+        """The part of a mark that has been read."""
         self._word = ""
-        """The same of a name."""
+        """The part of a name that has been read."""
         self._arguments = Arguments()
         self._read: Callable[[str, int], int] = self._begin
-        """Reads a text on from a place in it, and says how far it has come."""
+        """Reads a text from a place in it on, and returns how far it has come."""
 
     def feed(self, text: str) -> int:
-        """How much of ``text`` belongs to it. Raises ``Wrong``."""
+        """Read ``text``; returns how much of it belongs to the call. Raises ``Wrong``."""
         at = 0
         while at < len(text) and not self.is_over:
             at = self._read(text, at)
         return at
 
     def take(self) -> str:
-        """What is new of the arguments, as JSON."""
+        """The new part of the arguments, as JSON."""
         untold, self._untold = self._untold, ""
         return untold
 
     @abstractmethod
     def _begin(self, text: str, at: int) -> int:
-        """How a call begins."""
+        """Read the beginning of a call."""
 
-    # what formats are made of
+    # steps that formats are made of
 
     def _object(self, text: str, at: int) -> int:
-        """The arguments as one JSON object, with which the call ends; white space before it."""
+        """Read the arguments as one JSON object, with white space before it; the call ends with
+        it."""
         if not self._arguments.has_begun:
             at = self._behind_space(text, at)
             if at == len(text):
@@ -61,7 +62,8 @@ class MarkedCall(ABC):
         return at
 
     def _tag(self, text: str, at: int, tags: tuple[str, ...]) -> tuple[int, str]:
-        """Which of ``tags`` stands here, behind white space; empty while that is open."""
+        """Read one of ``tags`` behind white space; returns the place behind it and the tag, which
+        is empty while that is open."""
         if not self._mark:
             at = self._behind_space(text, at)
         while at < len(text):
@@ -75,7 +77,8 @@ class MarkedCall(ABC):
         return at, ""
 
     def _word_up_to(self, text: str, at: int, ends: str) -> tuple[int, str | None]:
-        """A name before one of the characters ``ends``, which is left; None while it is open."""
+        """Read a name up to one of the characters ``ends``, which is left; returns the place and
+        the name, None while that is open."""
         found = [end for char in ends if (end := text.find(char, at)) >= 0]
         stop = min(found, default=len(text))
         self._word += text[at:stop]
@@ -88,7 +91,7 @@ class MarkedCall(ABC):
         return stop, word.strip(WHITESPACE)
 
     def _checked(self, name: str, at: int) -> str:
-        """A tool's ``name``, which ends at ``at``. Raises ``Wrong`` for what cannot be one."""
+        """A tool's ``name``, which ends at ``at``. Raises ``Wrong`` if it cannot be one."""
         if not _NAME.fullmatch(name):
             raise Wrong(at + 1)
         return name

@@ -1,17 +1,18 @@
-"""Where a marker begins in a text that comes a piece at a time."""
+"""Finds markers in a text that comes a piece at a time."""
 
 from collections.abc import Iterable
 
 from orchestrator.parsing.json_call import WHITESPACE
 
 MOST_SPACE = 64
-"""Characters of white space around markers; what is more is text. A model that goes on with empty
-lines for ever is neither held back nor looked at again and again."""
+"""Most white space around a marker that counts as part of it, in characters; any more is text. A
+model that goes on with empty lines for ever is therefore neither held back nor searched again and
+again."""
 
 
 def begun(text: str, marker: str) -> int:
-    """How many characters at the end of ``text`` may be the beginning of ``marker``, but not all
-    of it."""
+    """How many characters at the end of ``text`` may be the beginning of ``marker``, but not all of
+    it."""
     at = max(0, len(text) - len(marker) + 1)
     while (at := text.find(marker[0], at)) >= 0:
         if marker.startswith(text[at:]):
@@ -21,7 +22,8 @@ def begun(text: str, marker: str) -> int:
 
 
 def certain(text: str, *markers: str) -> int:
-    """Up to where ``text`` neither can belong to one of ``markers`` nor is space in front of it."""
+    """Index up to which ``text`` is certainly neither part of one of ``markers`` nor space in front
+    of it."""
     most = 0
     for marker in markers:
         most = max(most, begun(text, marker))
@@ -29,7 +31,7 @@ def certain(text: str, *markers: str) -> int:
 
 
 def first_of(text: str, markers: Iterable[str]) -> tuple[int, int]:
-    """Where the first of ``markers`` in ``text`` begins and ends; (-1, -1): there is none."""
+    """Start and end of the first of ``markers`` in ``text``; (-1, -1) if there is none."""
     first, end = -1, -1
     for marker in markers:
         at = text.find(marker)
@@ -39,10 +41,10 @@ def first_of(text: str, markers: Iterable[str]) -> tuple[int, int]:
 
 
 def without_space(text: str, end: int) -> int:
-    """Where the white space before ``end`` begins, as far as it counts."""
+    """Start of the white space before ``end``, as far as it counts."""
     return max(len(text[:end].rstrip(WHITESPACE)), end - MOST_SPACE)
 
 
 def has_too_much_space(text: str, rest: str) -> bool:
-    """Whether more than counts has been taken off the beginning of ``text`` to leave ``rest``."""
+    """Whether more space than counts was taken off the beginning of ``text`` to leave ``rest``."""
     return len(text) - len(rest) > MOST_SPACE

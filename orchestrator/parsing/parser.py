@@ -1,4 +1,4 @@
-"""A model's output as it grows: reasoning, content, tool calls."""
+"""Parses a model's output as it grows: reasoning, content, tool calls."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from orchestrator.parsing.reasoning import ReasoningReader
 
 
 class OutputParser:
-    """Reads one output. However it is cut into pieces of text, it comes to the same."""
+    """Reads one output. The result is the same however the text is cut into pieces."""
 
     __slots__ = ("_calls", "_forced", "_reasoning")
 
@@ -32,9 +32,9 @@ class OutputParser:
         prompt_end: str = "",
     ) -> None:
         """``tools`` are those that may be called; None: there are no calls. ``forced`` is the one
-        that must be.
+        that must be called.
 
-        ``prompt_end`` is the last text of the prompt, which tells whether the template has begun
+        ``prompt_end`` is the last text of the prompt, which shows whether the template has begun
         the reasoning.
         """
         self._forced = forced
@@ -49,11 +49,11 @@ class OutputParser:
 
     @property
     def calls_made(self) -> int:
-        """Complete tool calls so far."""
+        """Number of complete tool calls so far."""
         return 0 if self._calls is None else self._calls.made
 
     def feed(self, text: str) -> Sequence[Piece]:
-        """What more text comes to; some may be held back."""
+        """Read more text; returns its pieces. Some text may be held back."""
         if not text:
             return ()
         if self._reasoning is not None:
@@ -66,7 +66,7 @@ class OutputParser:
         return (Content(text),) if self._calls is None else self._calls.feed(text)
 
     def finish(self, tail: str = "", *, is_cut: bool = False) -> Sequence[Piece]:
-        """The output has ended, with ``tail``; ``is_cut``: by a limit, not by the model's will."""
+        """End the output with ``tail``; ``is_cut``: by a limit, not by the model's will."""
         out = list(self.feed(tail))
         forced = self._forced
         if self._reasoning is not None:
@@ -84,14 +84,14 @@ class Call:
 
     name: str
     arguments: str = ""
-    """A JSON object, as the model wrote it."""
+    """Arguments as a JSON object, as the model wrote it."""
     is_cut: bool = False
-    """That is the beginning of one."""
+    """Whether the arguments are only the beginning of an object."""
 
 
 @dataclass(slots=True)
 class Output:
-    """All of it, in one piece."""
+    """A whole output in one piece."""
 
     reasoning: str = ""
     content: str = ""
@@ -99,7 +99,7 @@ class Output:
 
 
 def collect(pieces: Iterable[Piece]) -> Output:
-    """The whole of what ``feed`` and ``finish`` gave. A call that failed is content, unless it was
+    """Join the pieces of ``feed`` and ``finish``. A call that failed is content, unless it was
     cut."""
     output = Output()
     calls: dict[int, Call] = {}

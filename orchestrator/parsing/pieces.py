@@ -1,10 +1,10 @@
-"""What a model's output is made of, in the order in which it says it."""
+"""The pieces of a model's output, in the order in which it writes them."""
 
 import msgspec
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False):
-    """Text that the model thinks in, without the tags around it."""
+    """Text of the model's thinking, without the tags around it."""
 
     text: str
 
@@ -23,24 +23,22 @@ class CallBegins(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):
-    """More of that call's arguments: joined they are a JSON object, as the model wrote it."""
+    """More of a call's arguments: joined they are a JSON object, as the model wrote it."""
 
     index: int
     json: str
 
 
 class CallEnds(msgspec.Struct, frozen=True, gc=False):
-    """That call is complete, its arguments a JSON object."""
+    """A call is complete, its arguments a JSON object."""
 
     index: int
 
 
 class CallFails(msgspec.Struct, frozen=True, gc=False):
-    """A call that has begun is none after all: ``text`` is all that the model wrote of it.
-
-    ``is_cut`` where it is one, and was cut by a limit of the answer's: its arguments are the
-    beginning of a JSON object.
-    """
+    """A call that has begun turns out not to be one: ``text`` is all that the model wrote of it.
+    ``is_cut`` if it is a call that was cut by a limit of the answer: then its arguments are the
+    beginning of a JSON object."""
 
     index: int
     text: str

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, in tags."""
+"""Splits the thinking in tags off the beginning of a model's output."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,41 +9,43 @@ from orchestrator.parsing.pieces import Piece, Reasoning
 
 
 class Tags(NamedTuple):
-    """What stands around it."""
+    """The tags around a model's thinking."""
 
     open: str
     close: str
 
 
 class ReasoningReader:
-    """Splits it off the beginning of an output. White space around the tags is no part of it."""
+    """Splits thinking off the beginning of an output. White space around the tags is no part of
+    it."""
 
     __slots__ = ("_held", "_inside", "_read", "_tags", "is_over")
 
     def __init__(self, tags: Tags, *, is_open: bool) -> None:
-        """``is_open``: the prompt ends within it."""
+        """``is_open``: the prompt ends within the thinking."""
         self._tags = tags
         self._held = ""
         self._inside = False
         self._read: Callable[[str, list[Piece]], str] = self._begin
         self.is_over = False
-        """All that follows is the answer."""
+        """Whether everything that follows is the answer."""
         if is_open:
             self._read = self._think
 
     @property
     def has_begun(self) -> bool:
-        """The output ends in it, were it to end now."""
+        """Whether the output is currently within the thinking."""
         return self._read == self._think
 
     def feed(self, text: str, out: list[Piece]) -> str:
-        """Adds to ``out``; returns what follows once it ``is_over``."""
+        """Read text, adding pieces to ``out``; returns what follows once the reader ``is_over``."""
         while text and not self.is_over:
             text = self._read(text, out)
         return text
 
     def finish(self, out: list[Piece]) -> str:
-        """The output has ended: the same for what was held back."""
+        """End the output: adds text that was held back to ``out``, or returns it if it is no
+        thinking."""
         held, self._held = self._held, ""
         if self._read == self._think:
             self._tell(held.rstrip(WHITESPACE), out)
@@ -87,7 +89,7 @@ class ReasoningReader:
             out.append(Reasoning(text))
 
     def _answer(self, text: str, out: list[Piece]) -> str:
-        """The space before it is left out."""
+        """Skip white space before the answer."""
         text = text.lstrip(WHITESPACE)
         self.is_over = bool(text)
         return text

@@ -1,4 +1,4 @@
-"""What grammars of tool calls are made of: rules as Lark has them, and schemas of arguments."""
+"""Building blocks for grammars of tool calls: rules in Lark's syntax, and schemas of arguments."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from worker.protocol.closed_schema import closed
 from worker.protocol.grammar_source import without_look_around
 
 _JSON_AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One way to space JSON, as the templates do: else a weak model goes on with spaces for ever."""
+"""One way to space JSON, as the templates do: otherwise a weak model writes spaces for ever."""
 _PATTERN = '"pattern"'
 _NOTES = ("description", "title", "$comment", "$schema")
 _VALUES = ("const", "enum", "default", "examples")
@@ -27,12 +27,12 @@ class Rules:
         self._open_objects = open_objects
 
     def add(self, name: str, rule: str) -> str:
-        """Returns the name."""
+        """Add a rule; returns its name."""
         self.lines.append(f"{name}: {rule}")
         return name
 
     def spelled(self, *parts: str) -> str:
-        """Texts and markers, one behind the other; empty for nothing."""
+        """Terms for texts and markers, one after the other; empty for none."""
         terms: list[str] = []
         text = ""
         for part in parts:
@@ -45,19 +45,18 @@ class Rules:
         return " ".join([*terms, quoted(text)] if text else terms)
 
     def text_up_to(self, name: str, *end: str) -> str:
-        """A rule for any text and what stands behind it."""
+        """A rule for any text followed by ``end``."""
         if any(part in self._ids for part in end):
             return self.add(name, f"/(?s:.*)/ {self.spelled(*end)}")
         self.lines.append(f"{name}[suffix={quoted(''.join(end))}]: /(?s:.*)/")
         return name
 
     def is_all_text(self, *markers: str) -> bool:
-        """Whether none of those is a special token."""
+        """Whether none of ``markers`` is a special token."""
         return not any(marker in self._ids for marker in markers)
 
     def json(self, schema: JsonObject, *, lenient: bool) -> str:
-        """A term for JSON of a schema; ``lenient``: what of it cannot be enforced is passed
-        over."""
+        """A term for JSON of a schema; ``lenient``: parts that cannot be enforced are ignored."""
         prepared = self._prepared(schema, lenient)
         text = json.dumps(prepared, ensure_ascii=False)
         if lenient and _PATTERN in text:  # few have any
@@ -65,7 +64,7 @@ class Rules:
         return f"%json {text}"
 
     def arguments(self, tool: Tool) -> str:
-        """The same for a tool's arguments."""
+        """A term for JSON of a tool's arguments; strict unless the tool is not."""
         return self.json(_as_object(tool), lenient=not tool.strict)
 
     def schema_of(self, tool: Tool) -> JsonObject:
@@ -81,12 +80,12 @@ class Rules:
 
 
 def _as_object(tool: Tool) -> JsonObject:
-    """Its arguments are an object, whatever else."""
+    """A tool's schema, made to require an object whatever else it says."""
     return {**(tool.parameters or {}), "type": "object"}
 
 
 def without_notes(schema: JsonObject) -> dict[str, object]:
-    """What decides nothing is left out: a grammar's size is bounded, and any text may be in it."""
+    """The schema without annotations: a grammar's size is bounded, and they may hold any text."""
     kept: dict[str, object] = {}
     for key, value in schema.items():
         if key in _NOTES and isinstance(value, str):
@@ -100,5 +99,5 @@ def without_notes(schema: JsonObject) -> dict[str, object]:
 
 
 def quoted(text: str) -> str:
-    """A literal."""
+    """A text as a literal of the grammar."""
     return json.dumps(text, ensure_ascii=False)

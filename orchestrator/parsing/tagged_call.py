@@ -6,9 +6,9 @@
     </parameter>
     </function>
 
-What the tags are spelled as, a ``TagSyntax`` says. A value is text where the tool's schema allows
-nothing else, and is told as it comes; another is JSON, told once it is whole. What is neither is
-told as text, so that nothing of it is lost.
+A ``TagSyntax`` says how the tags are spelled. A value is text where the tool's schema allows
+nothing else, and is passed on as it comes; any other is JSON, passed on once it is whole. A value
+that is neither is passed on as text, so that nothing of it is lost.
 """
 
 import json
@@ -26,21 +26,22 @@ from worker.protocol.closed_schema import resolved
 _decode = msgspec.json.Decoder().decode
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _MOST_REFERENCES = 8
-"""From one schema to the next, until one says what it is of."""
+"""Most references followed from one schema to the next, until one states its type."""
 
 
 class TagSyntax(NamedTuple):
     """How a family of models spells a call. Before each tag there may be white space."""
 
     name: tuple[str, str]
-    """Around the tool's name."""
+    """Tags around the tool's name."""
     key: tuple[str, str]
-    """Around an argument's."""
+    """Tags around an argument's name."""
     value: tuple[str, str]
-    """Around its value; the first is empty where that follows the key at once."""
+    """Tags around an argument's value; the first is empty where the value directly follows the
+    key."""
     end: str
     on_lines: bool
-    """A value has lines of its own: a line break at each of its ends is none of it."""
+    """Whether a value has lines of its own: a line break at each of its ends is no part of it."""
 
 
 QWEN3_CODER = TagSyntax(
@@ -56,7 +57,7 @@ GLM45 = TagSyntax(
 
 
 class TaggedCall(MarkedCall):
-    """Reads one; an unknown tool's arguments are text."""
+    """Reads one call; an unknown tool's arguments are text."""
 
     def __init__(self, syntax: TagSyntax, tools: Mapping[str, JsonObject | None]) -> None:
         super().__init__()
@@ -64,10 +65,10 @@ class TaggedCall(MarkedCall):
         self._tools = tools
         self._key = ""
         self._value = ""
-        """What of it is held back."""
+        """The part of the current value that is held back."""
         self._is_text = False
         self._has_value = False
-        """Some of the value has been told."""
+        """Whether some of the current value has been passed on."""
         self._count = 0
 
     def _begin(self, text: str, at: int) -> int:
@@ -173,7 +174,7 @@ class TaggedCall(MarkedCall):
 
 
 def types_of(schema: JsonObject | None, key: str) -> set[str]:
-    """What JSON types the schema of some arguments allows the one called ``key``; none where it
+    """JSON types that the schema of some arguments allows the one called ``key``; empty where it
     does not say."""
     properties = (schema or {}).get("properties")
     stated = properties.get(key) if isinstance(properties, Mapping) else None
@@ -219,7 +220,7 @@ def _type_of(value: object) -> str:
 
 
 def as_json(written: str, types: set[str]) -> str:
-    """A value that may be of one of ``types``, as JSON: what is none of them is a string."""
+    """A value as JSON, which may be of one of ``types``; if it is none of them, it is a string."""
     stripped = written.strip(WHITESPACE)
     stripped = _PYTHON.get(stripped, stripped)
     try:

@@ -1,7 +1,7 @@
 """Rules for a call that has each argument in tags of its own.
 
-Arguments come in the schema's order, those that are not required or not. A string is any text up to
-its end tag; another value is JSON.
+Arguments come in the schema's order, optional ones may be missing. A string is any text up to its
+end tag; another value is JSON.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from orchestrator.tasks.tools import JsonObject, Tool
 from worker.protocol import InvalidGrammar
 
 _MOST_ARGUMENTS = 16
-"""Of a tool that does not say which it has."""
+"""Most arguments of a tool that does not say which it has."""
 _DEFINITIONS = ("$defs", "definitions")
 _OF_TEXT = ("pattern", "format", "minLength", "maxLength")
-"""What a schema may say of a string, and text in tags is not held to."""
+"""Keywords for strings in a schema that text in tags cannot be held to."""
 
 
 class TaggedRules:
-    """Those of one grammar."""
+    """The rules for tagged calls of one grammar."""
 
     def __init__(self, syntax: TagSyntax, rules: Rules) -> None:
         self._syntax = syntax
@@ -27,12 +27,12 @@ class TaggedRules:
         self._line = "\n" if syntax.on_lines else ""
         self._end = (f"{self._line}", syntax.value[1], "\n")
         self._text = ""
-        """The rule for any text and the end of a value, once there is one."""
+        """The rule for any text and the end of a value; empty until it is made."""
 
     def call(self, tool: Tool, prefix: str) -> str:
-        """A rule for a call of a tool, from its name to the call's end; ``prefix`` names the rules
-        that it needs. Raises ``InvalidGrammar`` for a strict tool whose schema would not be held
-        to."""
+        """A rule for a call of a tool, from its name to the call's end; ``prefix`` names the
+        rules that it needs. Raises ``InvalidGrammar`` for a strict tool whose schema cannot be
+        enforced."""
         before, behind = self._syntax.name
         terms = [self._rules.spelled(before, tool.name, behind, "\n")]
         parameters = tool.parameters or {}
@@ -84,7 +84,7 @@ class TaggedRules:
 
 
 def _words(schema: object) -> list[str]:
-    """Of which a value is one, where those are strings."""
+    """The strings that a value may be, where its schema lists only strings; else empty."""
     if not isinstance(schema, Mapping):
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")

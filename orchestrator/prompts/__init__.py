@@ -1,4 +1,4 @@
-"""Text and chats become token ids, without ever holding up those who are in a hurry.
+"""Turns text and chats into token ids, without ever delaying urgent requests.
 
 - ``encoder``        one model's tokenizer and chat template
 - ``chat_template``  the Jinja sandbox

@@ -1,4 +1,4 @@
-"""How many tokens a text has at the least, in a millisecond or two per megabyte.
+"""A lower bound on how many tokens a text has, in a millisecond or two per megabyte.
 
 Every token covers at most as many bytes as the longest one that holds the byte in question. So with
 ``longest[b]`` the length of the longest token that holds byte ``b``, the sum of ``1 / longest[b]``
@@ -36,10 +36,11 @@ class TokenBound:
         if any(
             token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values()
         ):
-            self._weights[list(b" \t\n\r\v\f\xa0\x85")] = 0.0  # such a token takes all around it
+            self._weights[list(b" \t\n\r\v\f\xa0\x85")] = 0.0  # such tokens take all of these
 
     def least_tokens(self, text: str) -> int:
-        """No encoding of ``text`` has fewer tokens, special ones that are added not counted."""
+        """A number of tokens that no encoding of ``text`` falls below, not counting added special
+        tokens."""
         if not self._holds:
             return 0
         if self._composes and not text.isascii() and not unicodedata.is_normalized("NFC", text):
@@ -52,7 +53,7 @@ class TokenBound:
 
 
 def _keeps_every_byte(parts: dict[str, Any]) -> bool:
-    """Whether the tokens of a text spell all of it (but for how it is composed)."""
+    """Whether the tokens of a text spell all of it, except for its Unicode composition."""
     model = parts["model"]
     has_unknown = model.get("unk_token") is not None or model.get("unk_id") is not None
     return (

@@ -1,7 +1,7 @@
 """A model's chat template: Jinja in a sandbox, with what ``transformers`` gives templates.
 
 Templates come with a model, messages from anybody. A template may loop over messages within a loop
-over them, so rendering counts CPU time at each turn of a loop and each call of a macro: what lies
+over them, so rendering counts CPU time at each turn of a loop and each call of a macro: the work
 between two of those is at most linear in the messages.
 """
 
@@ -20,10 +20,10 @@ import jinja2.runtime
 import jinja2.sandbox
 
 MAX_RENDER_CPU_S = 2.0
-"""Of one thread. 10,000 messages take a usual template less than a tenth of a second."""
+"""CPU time of one thread. 10,000 messages take a usual template less than a tenth of a second."""
 
 MAX_GROWTH = 16
-"""A rendered text is at most so many times as long as its messages, each counted with
+"""A rendered text is at most this many times as long as its messages, each counted with
 ``MESSAGE_CHARS`` more, and ``_OWN_CHARS`` for the template itself."""
 
 _OWN_CHARS = 65536
@@ -31,10 +31,10 @@ MESSAGE_CHARS = 256
 _REASON_CHARS = 200
 
 _TICK = " tick"
-"""No identifier: no template means it."""
+"""Name of the filter; not an identifier, so no template can use it."""
 
 _TURNS_PER_LOOK = 32
-"""Asking for a thread's CPU time is a system call."""
+"""Loop turns between two looks at the CPU time, because asking for it is a system call."""
 
 
 class BadTemplate(ValueError):
@@ -46,7 +46,7 @@ class Refused(ValueError):
 
 
 class _Budget:
-    """What one render may still take."""
+    """CPU time that one render may still take."""
 
     __slots__ = ("cpu_until", "turns")
 
@@ -55,7 +55,7 @@ class _Budget:
         self.turns = _TURNS_PER_LOOK
 
     def look(self) -> None:
-        """Raise ``Refused`` when the CPU time is spent."""
+        """Raise ``Refused`` if the CPU time is spent."""
         if time.thread_time() > self.cpu_until:
             raise Refused(
                 f"rendering takes more than {MAX_RENDER_CPU_S:g} s; send fewer or shorter messages"
@@ -82,11 +82,11 @@ class ChatTemplate:
                 environment, environment.compile(tree), environment.make_globals(None)
             )
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
-            """Names that it looks at and does not set itself."""
+            """Names that the template reads and does not set itself."""
         except jinja2.TemplateSyntaxError as error:
             reason = _short(error).partition("\n")[0].rstrip(".")
             raise BadTemplate(f"line {error.lineno}: {reason}") from None
-        except Exception as error:  # what Python's own compiler or stack will not take
+        except Exception as error:  # whatever Python's own compiler or stack will not take
             raise BadTemplate(_named(error)) from None
 
     def render(
@@ -99,10 +99,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         chars: int | None = None,
     ) -> str:
-        """``messages`` have a role and a content; the model's turn is next, unless without
-        ``add_generation_prompt``. Templates may look at ``arguments`` of their own, which replace
-        nothing. ``chars`` is how long messages and tools are, counted as ``MAX_GROWTH`` says; None:
-        all that they have is their content. Raises ``Refused``."""
+        """Render ``messages``, which have a role and a content; the model's turn is next, unless
+        without ``add_generation_prompt``. Templates may read ``arguments`` of their own, which
+        replace nothing. ``chars`` is the length of messages and tools, counted as for
+        ``MAX_GROWTH``; None: all that they have is their content. Raises ``Refused``."""
         if chars is None:
             chars = sum(MESSAGE_CHARS + len(str(message["content"])) for message in messages)
         room = MAX_GROWTH * (_OWN_CHARS + chars)
@@ -133,7 +133,7 @@ class ChatTemplate:
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """As chat templates expect it: whitespace control, loop controls and three helpers."""
+    """Jinja as chat templates expect it: whitespace control, loop controls and three helpers."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -146,7 +146,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` marks what the model says, for training; here it is only a scope."""
+    """``{% generation %}`` marks the model's own text, for training; here it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012 - so the base class declares it
 
@@ -157,15 +157,16 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _tick_at(line: int) -> jinja2.nodes.Node:
-    """As a filter: the sandbox looks at each call of anything else, which takes 5 µs."""
+    """A statement that counts one turn. A filter, because the sandbox checks each call of anything
+    else, which takes 5 µs."""
     nothing = jinja2.nodes.Const(None)
     tick = jinja2.nodes.Filter(nothing, _TICK, [], [], None, None)
     return jinja2.nodes.ExprStmt(tick).set_lineno(line)
 
 
-@jinja2.pass_context  # so that it is not worked out once, at compile time
+@jinja2.pass_context  # so that it is not evaluated once, at compile time
 def _tick(context: jinja2.runtime.Context, value: None) -> None:
-    """Called in each turn of a loop and each call of a macro. Raises ``Refused``."""
+    """Count one turn of a loop or one call of a macro. Raises ``Refused``."""
     budget = _budget.get()
     budget.turns -= 1
     if budget.turns <= 0:
@@ -187,7 +188,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes for HTML, which a prompt is not."""
+    """JSON without the escapes for HTML that Jinja's own filter adds, because a prompt is no
+    HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -202,6 +204,6 @@ def _named(error: Exception) -> str:
 
 
 def _short(error: Exception) -> str:
-    """An error may quote the whole message that it is about."""
+    """An error's text, shortened: it may quote the whole message that it is about."""
     text = str(error)
     return text if len(text) <= _REASON_CHARS else f"{text[:_REASON_CHARS]}…"

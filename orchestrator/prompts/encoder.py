@@ -1,4 +1,4 @@
-"""Prompts become token ids with the worker's own tokenizer, so that only ids travel.
+"""Turns prompts into token ids with the worker's own tokenizer, so that only ids travel.
 
 Short prompts are encoded at once: one thousand characters take about 0.4 ms. Longer ones are work
 in steps for ``EncodingStage``, which ends as soon as there are more tokens than the model holds.
@@ -38,13 +38,14 @@ from worker.protocol import ModelCard, block_hashes, excerpt, prefix_salt
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 INLINE_HASH_TOKENS = 4096
-"""Naming the blocks of so many tokens takes the event loop less than half a millisecond."""
+"""Most tokens whose blocks are hashed on the event loop; that takes less than half a
+millisecond."""
 
 STEP_CHARS = 16_000
-"""A step encodes about as many characters, in some ten milliseconds."""
+"""Characters that a step encodes, approximately, in some ten milliseconds."""
 
 _TEXTS_PER_STEP = 4096
-"""Short ones, such as the keys of a schema, take half a microsecond each."""
+"""Texts per step that are short, such as the keys of a schema; each takes half a microsecond."""
 
 _LONG_CHARS = 4 * STEP_CHARS
 _SEARCH_CHARS = 16 * STEP_CHARS
@@ -53,13 +54,13 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Code points that stand for nothing, in any text (Unicode 15, 23.7)."""
 
 _OPEN_END = chr(0x10FFFF)
-"""Stands for nothing either: behind the last text where the model is to go on with it, which keeps
-a template from trimming that text, too."""
+"""Another noncharacter: put behind the last text if the model is to continue it, which also keeps a
+template from trimming that text."""
 
 _NOTHING: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Templates put a role between halves of special tokens."""
+"""Pattern of roles, which templates put between halves of special tokens."""
 
 
 class BadCard(ValueError):
@@ -72,7 +73,7 @@ class PromptEncoder:
     def __init__(self, card: ModelCard, *, special_in_prompts: bool = False) -> None:
         """Takes up to a second for a large vocabulary. Raises ``BadCard``.
 
-        ``special_in_prompts``: what looks like a special token in a plain prompt is one.
+        ``special_in_prompts``: text that looks like a special token in a plain prompt is one.
         """
         self.card = card
         self.vocabulary = vocabulary_of(card)
@@ -90,7 +91,7 @@ class PromptEncoder:
         self._around = _added_around(self._tokenizer)
         self._normalize = unicode_normalizer(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder().values()
-        # Those that are looked for behind the normalizer look as it makes them.
+        # Tokens that are looked for behind the normalizer look as it makes them.
         special = [
             self._normalized(token.content) if token.normalized else token.content
             for token in added
@@ -122,14 +123,14 @@ class PromptEncoder:
         )
 
     def with_card(self, card: ModelCard) -> Self:
-        """The same for a ``card`` that it ``reads_as``, without making it again."""
+        """A copy for a ``card`` that it ``reads_as``, without making everything again."""
         other = copy(self)
         other.card = card
         return other
 
     @property
     def knows_tools(self) -> bool:
-        """Whether its chat template shows tools to the model."""
+        """Whether the chat template shows tools to the model."""
         return self._template is not None and "tools" in self._template.variables
 
     def encode(self, prompt: Prompt) -> Sequence[int]:
@@ -145,7 +146,8 @@ class PromptEncoder:
                 return ids
 
     def steps(self, prompt: Prompt) -> Steps[Sequence[int]]:
-        """The same for a text or a chat in steps. A prompt that does not fit ends them early."""
+        """Encode a text or a chat in steps. A prompt that does not fit the context ends them
+        early."""
         if isinstance(prompt, str):
             text, around = prompt, self._around
         else:
@@ -174,7 +176,7 @@ class PromptEncoder:
         return ids
 
     def hashes_in_steps(self, token_ids: Sequence[int], cache_salt: str) -> Steps[Sequence[bytes]]:
-        """``prefix_hashes`` as work for a thread."""
+        """Run ``prefix_hashes`` as work for a thread."""
         yield False
         return self.prefix_hashes(token_ids, cache_salt)
 
@@ -195,7 +197,7 @@ class PromptEncoder:
         return ids[len(before) : len(ids) - len(behind)]
 
     def decode_in_steps(self, ids: Sequence[int]) -> Steps[str]:
-        """The text of ids, special tokens as they are written, as work for a thread.
+        """Decode ids to text, with special tokens as they are written, as work for a thread.
 
         Raises ``InvalidRequest`` for ids that are none of this model's.
         """
@@ -235,12 +237,12 @@ class PromptEncoder:
             )
 
     def _parts_of(self, prompt: Prompt, text: str) -> Steps[Sequence[str]]:
-        """A prompt's text in parts to be encoded one by one: a client's text is text.
+        """A prompt's text in parts to be encoded one by one, so that a client's text stays text.
 
-        The template's special tokens are tokens; a client's text that looks like one is not. Else a
-        message could end itself and go on as the system (prompt injection by special token). Such
-        text is encoded in two parts, broken behind its first character, which a tokenizer with a
-        prefix space shows as a space.
+        The template's special tokens are tokens; a client's text that looks like one is not.
+        Otherwise a message could end itself and go on as the system (prompt injection by special
+        token). Such text is encoded in two parts, broken behind its first character, which a
+        tokenizer with a prefix space shows as a space.
         """
         if isinstance(prompt, str):
             if self._special_in_prompts:
@@ -296,7 +298,7 @@ class PromptEncoder:
             )
             if not is_open:
                 return text
-            # What the template has behind the text would end it.
+            # Whatever the template has behind the text would end it.
             text, end, _ = text.rpartition(_OPEN_END)
             if not end:
                 raise Refused("it leaves out the last one, with which the model is to go on")
@@ -326,7 +328,8 @@ class PromptEncoder:
 
 
 def vocabulary_of(card: ModelCard) -> bytes:
-    """A name for what turns a chat into token ids: equal for workers that are interchangeable."""
+    """A digest of everything that turns a chat into token ids: equal for workers that are
+    interchangeable."""
     parts = (
         card.tokenizer_json,
         card.chat_template.encode(),

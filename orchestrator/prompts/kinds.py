@@ -1,4 +1,4 @@
-"""What a prompt is: text, a chat or token ids; how long it is, before it is encoded."""
+"""Kinds of prompts (text, chat or token ids), and their length before they are encoded."""
 
 import sys
 from typing import Final
@@ -7,10 +7,10 @@ from orchestrator.prompts.turns import chars_of, uses_tools
 from orchestrator.tasks.job import Chat, Prompt
 
 INLINE_CHARS: Final = 2000
-"""Up to this many characters a prompt costs the event loop less than a millisecond."""
+"""Length in characters up to which a prompt costs the event loop less than a millisecond."""
 
 _MESSAGE_CHARS = 16
-"""What a message costs the chat template beyond its text, as if in characters."""
+"""Cost of a message for the chat template beyond its text, as if in characters."""
 
 _TOKEN_CHARS = 4
 
@@ -25,7 +25,7 @@ def is_short(prompt: Prompt) -> bool:
 
 
 def bytes_of(prompt: Prompt) -> int:
-    """The memory that a prompt's text takes."""
+    """Bytes of memory that a prompt's text takes."""
     if isinstance(prompt, str):
         return sys.getsizeof(prompt)
     if is_ids(prompt):
@@ -36,7 +36,7 @@ def bytes_of(prompt: Prompt) -> int:
 
 
 def tokens_about(prompt: Prompt) -> int:
-    """How many tokens it will be, roughly, where no tokenizer is at hand."""
+    """Approximate number of tokens of a prompt, where no tokenizer is at hand."""
     if isinstance(prompt, tuple) and is_ids(prompt):
         return len(prompt)
     if isinstance(prompt, str):
@@ -49,7 +49,7 @@ def is_ids(prompt: Prompt) -> bool:
 
 
 def chat_of(prompt: Prompt) -> Chat:
-    """A prompt that is known to be one."""
+    """The chat of a prompt that is known to be one."""
     if isinstance(prompt, Chat):
         return prompt
     return Chat(prompt)  # type: ignore[arg-type]  # the others were told apart

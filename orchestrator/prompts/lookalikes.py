@@ -1,4 +1,4 @@
-"""Text of a client's that looks like a special token of the model."""
+"""Finds text of a client that looks like a special token of the model."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 _WINDOW = 32_000
-"""Searched at a time, for ``re`` keeps the interpreter's lock until it is done."""
+"""Characters searched at a time, because ``re`` keeps the interpreter's lock until it is done."""
 
 _UNICODE = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "Precompiled")
 
@@ -16,7 +16,7 @@ _UNICODE = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "P
 class Lookalikes:
     """Finds where any of ``tokens`` begins in a text, also where they overlap.
 
-    A trie: what a character costs grows with the length of tokens, not with their number. A token
+    A trie: the cost per character grows with the length of tokens, not with their number. A token
     of one character cannot be broken, and is left out.
     """
 
@@ -27,7 +27,7 @@ class Lookalikes:
         self._pattern = _beginnings(tokens)
 
     def starts(self, text: str, begin: int = 0, end: int | None = None) -> Iterator[int]:
-        """Where they begin, from ``begin`` up to ``end``, in order."""
+        """Yield where tokens begin, from ``begin`` up to ``end``, in order."""
         end = len(text) if end is None else min(end, len(text))
         if not any(text.find(first, begin, end) >= 0 for first in self._firsts):
             return
@@ -40,9 +40,9 @@ class Lookalikes:
 
 
 def unicode_normalizer(tokenizer: Tokenizer) -> Callable[[str], str] | None:
-    """What texts go through before a ``normalized`` special token is looked for in them.
+    """The normalization of a text before a ``normalized`` special token is looked for in it.
 
-    None where there is no such token or nothing happens to texts: then tokens are as they look.
+    None where there is no such token or texts are not changed: then tokens are as they look.
     """
     added = tokenizer.get_added_tokens_decoder().values()
     if tokenizer.normalizer is None or not any(t.special and t.normalized for t in added):
@@ -62,7 +62,7 @@ def unicode_normalizer(tokenizer: Tokenizer) -> Callable[[str], str] | None:
 
 
 def _beginnings(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Matches the first character of each of ``tokens``."""
+    """A pattern for the first character of each of ``tokens``."""
     root: dict[str, Any] = {}
     for token in tokens:
         node = root

@@ -1,7 +1,7 @@
-"""Where a text may be cut so that its tokens are those of its slices, one after the other.
+"""Cuts a text so that its tokens are those of its slices, one after the other.
 
-Between a letter and a space or a sign: no token of the vocabulary may hold both, and what surrounds
-the cut is encoded in one and in two to see that it makes no difference.
+Cuts are between a letter and a space or a sign: no token of the vocabulary may hold both, and the
+surroundings of the cut are encoded in one and in two to check that it makes no difference.
 """
 
 import re
@@ -14,14 +14,14 @@ _LETTER = r"[^\W\d_]"
 _AROUND = 64
 _TRIES = 8
 _WINDOW = 32_000
-"""Looked through at a time, for ``re`` keeps the interpreter's lock until it is done."""
+"""Characters searched at a time, because ``re`` keeps the interpreter's lock until it is done."""
 
 
 class Slicer:
     """Cuts texts for one tokenizer.
 
-    One that puts a space before every text is given slices without the space that they begin with.
-    ``spellings`` are the bytes that tokens stand for, none where that is not known.
+    A tokenizer that puts a space before every text is given slices without the space that they
+    begin with. ``spellings`` are the bytes that tokens stand for, empty where they are not known.
     """
 
     def __init__(self, tokenizer: Tokenizer, spellings: Iterable[bytes], slice_chars: int) -> None:
@@ -52,7 +52,7 @@ class Slicer:
         )
 
     def slices(self, text: str) -> Iterator[str]:
-        """The parts of ``text`` to be encoded by themselves; the last may be very long."""
+        """Yield the parts of ``text`` to be encoded by themselves; the last may be very long."""
         at = 0
         while len(text) - at > 2 * self._slice_chars:
             cut = self._cut_after(text, at + self._slice_chars)

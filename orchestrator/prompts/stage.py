@@ -1,10 +1,10 @@
-"""Long prompts are encoded here, on threads: a step at a time, of tenants in turn, and of each
-one's own prompts the earliest deadline first.
+"""Encodes long prompts on threads: a step at a time, tenants in turn, and of each tenant's own
+prompts the earliest deadline first.
 
 A step is a slice of a prompt, some ten milliseconds of work, so that a prompt of megabytes delays
-nobody who has less time. A tokenizer whose texts cannot be cut makes *long* steps; these never
-take the last thread. What waits is bounded in bytes, and is dropped once its deadline has passed.
-Nor can one tenant take all of these bytes: three times what is left, at most.
+nobody who has less time. A tokenizer whose texts cannot be cut makes *long* steps; these never take
+the last thread. Waiting prompts are bounded in bytes, and are dropped once their deadline has
+passed. One tenant may hold at most three times as many bytes as are left.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ Steps = Generator[bool, None, T]
 """Work in steps that run on threads, one after the other. Each yields whether the next is long."""
 
 SMALL_BYTES = 64 * 2**10
-"""A last eighth of the bytes is for prompts up to this: one of megabytes shuts nobody out."""
+"""Largest prompt that may use the last eighth of the bytes, so that prompts of megabytes shut
+nobody out."""
 
 _FIRST_S_PER_BYTE = 1e-6
 
@@ -44,10 +45,11 @@ class _Job:
     is_running: bool = False
     took_s: float = 0.0
     charged_s: float = 0.0
-    """Of these, what its tenant has been charged with."""
+    """The part of ``took_s`` that its tenant has been charged with."""
 
     def step(self) -> tuple[bool, Any]:
-        """Whether this was the last one, and its result or whether the next is long."""
+        """Run one step. Returns whether it was the last, and its result or whether the next is
+        long."""
         began = time.perf_counter()
         try:
             return False, next(self.steps)
@@ -67,7 +69,7 @@ class EncodingStage:
     clock: Clock
     held_bytes: int = field(default=0, init=False)
     _held: Counter[str] = field(default_factory=Counter, init=False)
-    """Bytes by tenant."""
+    """Bytes held, by tenant."""
     _waiting: dict[str, list[tuple[float, int, _Job]]] = field(default_factory=dict, init=False)
     _shares: FairShares = field(default_factory=lambda: FairShares(lag_jobs=0.0), init=False)
     _running: int = field(default=0, init=False)
@@ -78,8 +80,8 @@ class EncodingStage:
     async def run(
         self, steps: Steps[T], size: int, due_at: float, part: str = "", tenant: str = ""
     ) -> T:
-        """What ``steps`` return. ``size`` is in bytes, ``due_at`` on the clock; ``part`` is what
-        of the answer is due then, empty for the whole.
+        """Run ``steps``; returns their result. ``size`` is in bytes, ``due_at`` on the clock;
+        ``part`` is the part of the answer that is due then, empty for the whole.
 
         Raises what they raise, ``QueueFull``, or ``DeadlineExceeded`` once ``due_at`` has passed.
         """
@@ -149,7 +151,7 @@ class EncodingStage:
         job.charged_s = job.took_s
         self._running -= 1
         self._running_long -= was_long
-        if step.cancelled():  # the service is going down
+        if step.cancelled():  # the service is shutting down
             job.done.cancel()
         elif (error := step.exception()) is not None:
             if not job.done.done():
@@ -169,7 +171,7 @@ class EncodingStage:
         self._start()
 
     def _left(self, job: _Job) -> None:
-        """Nobody waits for it, or it is over: what it held is free once no step runs."""
+        """Free what a job held, once no step of it runs: nobody waits for it, or it is over."""
         if not job.is_running and job.size:
             job.steps.close()
             self.held_bytes -= job.size

@@ -1,4 +1,4 @@
-"""What single tokens stand for, as workers decode them."""
+"""The texts of single tokens, as workers decode them."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -9,11 +9,11 @@ from tokenizers import Tokenizer
 from worker.protocol.token_bytes import TokenPieces, token_bytes_of
 
 _LOOKED_AT = 16
-"""Tokens at the end of a prompt: no tag has more."""
+"""Tokens at the end of a prompt that are examined for a tag: no tag has more."""
 
 
 class Token(NamedTuple):
-    """What one token stands for. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
+    """The text of one token. Part of a character is spelled ``\\xe2\\x80`` in ``text``.
 
     ``data`` is None where only the tokens beside it would tell its bytes.
     """
@@ -44,12 +44,12 @@ class TokenTexts:
         self.token = lru_cache(maxsize=65536)(self._look_up)
 
     def end_of(self, ids: Sequence[int]) -> str:
-        """The last text of a prompt, in which a template may begin what the model thinks; special
+        """The last text of a prompt, in which a template may begin the model's thinking; special
         tokens as they are written."""
         return "".join(map(self.token_text, ids[-_LOOKED_AT:]))
 
     def all_bytes(self) -> Sequence[bytes]:
-        """What each token stands for, special and other added ones as they are written; empty
+        """The bytes of each token, with special and other added ones as they are written; empty
         where the tokenizer does not tell."""
         to_bytes = self._to_bytes
         if to_bytes is None:
@@ -61,12 +61,12 @@ class TokenTexts:
         ]
 
     def special_ids(self, spellings: Iterable[str]) -> dict[int, str]:
-        """Those that are special tokens, which the text of an answer leaves out."""
+        """The special tokens among ``spellings``, by id; the text of an answer leaves them out."""
         ids = self._special
         return {ids[spelling]: spelling for spelling in spellings if spelling in ids}
 
     def text_of(self, ids: Sequence[int]) -> str | None:
-        """What ids that continue a prompt stand for, just as workers decode them.
+        """The text of ids that continue a prompt, exactly as workers decode them.
 
         None where that ends inside a character, or where more than the ids would be needed.
         """
@@ -78,14 +78,14 @@ class TokenTexts:
             return None
 
     def spellings_of(self, ids: Sequence[int]) -> list[str]:
-        """Tokens as the vocabulary has them, which need not be text."""
+        """Tokens as the vocabulary spells them, which need not be text."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def _look_up(self, token_id: int) -> Token:
         data = b"" if self._pieces is None else self._pieces[token_id]
         if data:
             return Token(data.decode(errors="backslashreplace"), data)
-        text = self.token_text(token_id)  # a special token's, which pieces leave out
+        text = self.token_text(token_id)  # a special token's text, which pieces leave out
         return Token(text, None if "\ufffd" in text else text.encode())
 
     def _decode_one(self, token_id: int) -> str:

@@ -1,6 +1,7 @@
-"""A chat as templates are given it, and all the texts in it that are a client's.
+"""A chat in the form that templates take, and all the texts in it that a client wrote.
 
-Those may be anywhere: in a message, in a tool's description, in the arguments of an earlier call.
+Such texts may be anywhere: in a message, in a tool's description, in the arguments of an earlier
+call.
 """
 
 import hashlib
@@ -22,14 +23,14 @@ class Text(NamedTuple):
 
     text: str
     is_own: bool
-    """The model has written it."""
+    """Whether the model has written it."""
 
 
 Change = Callable[[Text], str]
 
 
 def texts_of(chat: Chat) -> Iterator[Text]:
-    """All of a chat."""
+    """Yield all texts of a chat."""
     for message in chat.messages:
         own = message.role == "assistant"
         yield Text(message.content, own)
@@ -46,7 +47,7 @@ def texts_of(chat: Chat) -> Iterator[Text]:
 
 
 def rewritten(chat: Chat, change: Change) -> Chat:
-    """The same with other texts."""
+    """A copy of a chat with each text changed."""
     messages = tuple(_rewritten(message, change) for message in chat.messages)
     tools = tuple(
         msgspec.structs.replace(
@@ -61,12 +62,13 @@ def rewritten(chat: Chat, change: Change) -> Chat:
 
 
 def turns_of(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """Messages as templates have them. Fields that a turn has no use for are absent."""
+    """Messages in the form that templates take. Fields that a turn has no use for are absent."""
     return [_turn(message) for message in messages]
 
 
 def with_short_ids(chat: Chat) -> Chat:
-    """Mistral's templates take ids of nine letters and digits only, and clients have others."""
+    """A copy of a chat with short ids of calls: Mistral's templates only take nine letters and
+    digits."""
     if not any(message.calls or message.call_id for message in chat.messages):
         return chat
     messages = tuple(
@@ -89,8 +91,8 @@ def _short_id(call_id: str) -> str:
 
 
 def without_later_systems(chat: Chat) -> Chat:
-    """The same where system turns beyond the beginning are the user's, joined with those beside
-    them; for templates that refuse others."""
+    """A copy of a chat where system turns after the beginning are the user's, joined with those
+    beside them; for templates that refuse them."""
     messages = chat.messages
     first = next((at for at, m in enumerate(messages) if m.role != "system"), len(messages))
     if all(message.role != "system" for message in messages[first:]):
@@ -106,7 +108,7 @@ def without_later_systems(chat: Chat) -> Chat:
 
 
 def tools_of(chat: Chat) -> list[JsonObject] | None:
-    """None where there are none, as ``transformers`` tells templates."""
+    """Tools in the form that templates take; None if there are none, as ``transformers`` does."""
     return [tool.stated() for tool in chat.tools] or None
 
 
@@ -116,7 +118,7 @@ def uses_tools(chat: Chat) -> bool:
 
 
 def chars_of(chat: Chat, per_message: int) -> int:
-    """About how long it is, each message counted with so many more."""
+    """Approximate length of a chat in characters, with ``per_message`` more for each message."""
     chars = sum(per_message + tool.chars for tool in chat.tools)
     for message in chat.messages:
         chars += per_message + len(message.role) + len(message.content)

@@ -1,1 +1,1 @@
-"""Conversations: what was said, and for how long their KV is kept."""
+"""Conversations: what was said, and how long their KV is kept."""

@@ -1,4 +1,4 @@
-"""What sessions take, and what becomes of them."""
+"""Metrics of sessions."""
 
 from orchestrator.sessions.store import SessionStore
 from orchestrator.telemetry.metrics import Row

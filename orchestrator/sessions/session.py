@@ -1,4 +1,4 @@
-"""One conversation: what was said so far, as the next turn's prompt begins."""
+"""One conversation: what was said so far, with which the next turn's prompt begins."""
 
 from enum import StrEnum
 from sys import getsizeof
@@ -10,11 +10,12 @@ from orchestrator.tasks.task import Task
 SESSION_BYTES = 1024
 MESSAGE_BYTES = 80
 TOKEN_BYTES = 40
-"""What a session takes in memory beside its text, each message beside its own, and a token."""
+"""Memory in bytes that a session takes beside its text, each message beside its own, and a
+token."""
 
 
 class Kind(StrEnum):
-    """What a session consists of; its first turn decides."""
+    """Form of a session's history; its first turn decides."""
 
     CHAT = "messages"
     TEXT = "prompt"
@@ -51,27 +52,28 @@ class Session:
         self.number = number
         self.key = key
         self.model = model
-        """For turns that name none."""
+        """Model of turns that name none."""
         self.idle_keep_s = idle_keep_s
         self.history: History = ""
         self.bytes = 0
-        """Counted for it."""
+        """Bytes counted for the session."""
         self.turns = 0
-        """That ended well, and so are part of the history."""
+        """Number of turns that ended well, and so are part of the history."""
         self.is_busy = False
-        """A turn is being submitted, or runs."""
+        """Whether a turn is being submitted, or runs."""
         self.task: Task | None = None
-        """The turn that runs."""
+        """The task of the turn that runs, if any."""
         self.used_at = 0.0
         self.created_unix_ms = 0
 
     @property
     def kind(self) -> Kind | None:
-        """None while nothing was said."""
+        """Form of the history; None while nothing was said."""
         return kind_of(self.history) if self.history else None
 
     def joined(self, prompt: Prompt) -> History:
-        """What was said, and then ``prompt``. Raises ``InvalidRequest`` where they do not fit."""
+        """The history followed by ``prompt``. Raises ``InvalidRequest`` where their forms
+        differ."""
         if isinstance(prompt, Chat):
             prompt = prompt.messages
         if not self.history:
@@ -83,18 +85,18 @@ class Session:
                 f"{new.value}; create another session for those",
                 field=new.value,
             )
-        return self.history + prompt  # type: ignore[operator]  # of one kind, as was seen
+        return self.history + prompt  # type: ignore[operator]  # of one kind, as was checked
 
 
 def kind_of(prompt: History) -> Kind:
-    """An empty tuple is a prompt of no tokens."""
+    """Form of a prompt; an empty tuple is a prompt of no tokens."""
     if isinstance(prompt, str):
         return Kind.TEXT
     return Kind.CHAT if prompt and isinstance(prompt[0], Message) else Kind.TOKENS
 
 
 def with_answer(history: History, task: Task, tail: str) -> History:
-    """``history`` with what ``task`` has answered; ``tail`` is its text's end."""
+    """``history`` with the answer of ``task``; ``tail`` is the end of its text."""
     answer = task.record()
     match kind_of(history):
         case Kind.TOKENS:
@@ -107,7 +109,7 @@ def with_answer(history: History, task: Task, tail: str) -> History:
 
 
 def bytes_of(history: History) -> int:
-    """About what it takes in memory."""
+    """Approximate memory that a history takes, in bytes."""
     if isinstance(history, str):
         return SESSION_BYTES + getsizeof(history)
     if kind_of(history) is Kind.TOKENS:

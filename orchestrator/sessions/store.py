@@ -1,4 +1,4 @@
-"""Every session there is, by its key: bounded in number, bytes and age.
+"""All sessions, by their keys: bounded in number, bytes and age.
 
 The history lives here, not with the instance that computed it: when that is lost, the next turn is
 computed elsewhere from the beginning. A turn becomes part of the history when its text has ended
@@ -27,16 +27,16 @@ from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Task
 
 PREFIX = "sess_"
-"""Of ids that are made here. Other names of conversations say where their KV is, nothing more."""
+"""Prefix of ids that are made here. Other names of conversations only say where their KV is."""
 
 
 def is_session(session_id: str) -> bool:
-    """Whether a task with this id goes on with a session, or only names a conversation."""
+    """Whether a task with this id continues a session, or only names a conversation."""
     return session_id.startswith(PREFIX)
 
 
 class Turn:
-    """A task of a session: what it asks for, with all that was said before."""
+    """A turn of a session: its job, and its prompt with all that was said before."""
 
     def __init__(self, store: "SessionStore", session: Session, job: Job, prompt: History) -> None:
         self.job = job
@@ -46,11 +46,12 @@ class Turn:
 
     @property
     def is_deleted(self) -> bool:
-        """Its session is gone."""
+        """Whether the session is gone."""
         return self._session not in self._store
 
     def follow(self, task: Task) -> None:
-        """It was submitted: what ``task`` answers goes on the record. It keeps its text."""
+        """Follow the submitted ``task``: its answer becomes part of the history. It keeps its
+        text."""
         self._session.task = task
         task.on_end.append(self._ended)
         if task.ending is not None:
@@ -68,23 +69,23 @@ class Turn:
 
 
 class SessionStore:
-    """Sessions by id. ``rng`` makes ids: whoever knows one still needs its key."""
+    """Sessions by id. ``rng`` makes ids; an id alone is of no use without its key."""
 
     def __init__(self, config: SessionConfig, clock: Clock, rng: random.Random) -> None:
         self.config = config
         self.total_bytes = 0
         self.turns: Counter[str] = Counter()
-        """By what became of them: ``kept``, ``dropped``."""
+        """Number of turns by what became of them: ``kept``, ``dropped``."""
         self.ended: Counter[str] = Counter()
-        """Sessions by why they are gone: ``deleted``, ``expired``."""
+        """Number of sessions by why they are gone: ``deleted``, ``expired``."""
         self._clock = clock
         self._rng = rng
         self._numbers: Counter[str] = Counter()
-        """How many each key has created."""
+        """How many sessions each key has created."""
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        """Least recently used first."""
+        """Sessions by id, the least recently used first."""
         self._by_key: defaultdict[str, dict[int, Session]] = defaultdict(dict)
-        """By number, in that order."""
+        """Sessions of each key by number, in that order."""
 
     def __len__(self) -> int:
         self.prune()
@@ -94,7 +95,8 @@ class SessionStore:
         return session.id in self._sessions
 
     def create(self, key: str, model: str, history: History, idle_keep_s: float) -> Session:
-        """Begin a session for a key. Raises what refuses it."""
+        """Begin a session for a key. Raises ``RateLimited``, ``InvalidRequest`` or
+        ``NoCapacity``."""
         self.prune()
         if len(self._by_key.get(key, ())) >= self.config.per_key:
             raise RateLimited(
@@ -114,7 +116,8 @@ class SessionStore:
         return session
 
     def get(self, session_id: str, key: str | None) -> Session:
-        """A session of that key; of any with None. Raises ``NotFound``, for another key's too."""
+        """A session of that key, or of any key with None. Raises ``NotFound``, for another key's
+        too."""
         self.prune()
         session = self._sessions.get(session_id)
         if session is None or (key is not None and session.key != key):
@@ -133,18 +136,18 @@ class SessionStore:
         return found[:most], len(found) > most
 
     def delete(self, session: Session) -> None:
-        """Forget a session, with all that was said. What runs is for the caller to end."""
+        """Remove a session, with all that was said. The caller has to end a running turn."""
         self._forget(session, "deleted")
 
     def expires_in_s(self, session: Session) -> float:
-        """How long until it is forgotten without a turn."""
+        """Seconds until the session is forgotten without a turn."""
         return max(0.0, session.used_at + self.config.ttl_s - self._clock.now())
 
     @contextmanager
     def turn(self, job: Job, prompt: Prompt) -> Iterator[Turn]:
-        """Go on with a job's session; the caller has its turn ``follow`` the task, unless it is
-        refused. Raises what refuses it.
-        """
+        """Begin the next turn of a job's session. The caller has the turn ``follow`` the task,
+        unless that is refused. Raises ``NotFound``, ``SessionBusy``, ``InvalidRequest`` or
+        ``NoCapacity``."""
         session = self.get(job.session_id, job.key)
         if session.is_busy:
             running = f" (task {session.task.id})" if session.task is not None else ""
@@ -170,20 +173,20 @@ class SessionStore:
             raise
 
     def said(self, session: Session, history: History) -> None:
-        """A turn has become part of the history."""
-        if session in self:  # else it was deleted meanwhile
+        """Make a turn part of the history."""
+        if session in self:  # else the session was deleted meanwhile
             self._set_history(session, history)
             session.turns += 1
 
     def release(self, session: Session) -> None:
-        """The turn is over: the next one may come."""
+        """End a turn: the next one may come."""
         session.is_busy = False
         session.task = None
         if session in self:
             self._touch(session)
 
     def prune(self) -> None:
-        """Forget what was not used for too long."""
+        """Forget sessions that were not used for too long."""
         oldest_kept = self._clock.now() - self.config.ttl_s
         while self._sessions:
             session = next(iter(self._sessions.values()))

@@ -11,13 +11,13 @@ from typing import Final
 from orchestrator.errors import DeadlineExceeded
 
 DEFAULT: Final = "default"
-"""The source of a deadline that the operator's settings made."""
+"""Source of a deadline that comes from the operator's settings."""
 RUN: Final = "run"
-"""The source of one that an earlier call of the same run stated."""
+"""Source of a deadline that an earlier call of the same run stated."""
 
 
 class Part(StrEnum):
-    """What of an answer has a deadline of its own, and can be what was missed (DL-14)."""
+    """Parts of an answer that have deadlines of their own, and can be missed (DL-14)."""
 
     FIRST_TOKEN = "first_token"
     TOKEN_GAP = "token_gap"
@@ -26,37 +26,40 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineConfig:
-    """What an operator gives to those who ask for none, and at most."""
+    """The operator's default and maximum for deadlines, in seconds."""
 
     default_s: float
     max_s: float
     reads_sdk_timeouts: bool = True
-    """How long a client's SDK waits bounds the default, where the answer comes in one piece."""
+    """Whether the time that a client's SDK waits bounds the default, where the answer comes in one
+    piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A point on the monotonic clock. ``unix_ms`` is the same on the wall, for logs only."""
+    """A point on the monotonic clock. ``unix_ms`` is the same point on the wall clock, for logs
+    only."""
 
     at: float
     unix_ms: int
     clamped_ms: float | None = None
-    """The maximum, where the client asked for more than that."""
+    """The maximum in ms, if the client asked for more; else None."""
     is_default: bool = False
-    """The client stated none. Somebody on the way may wait for less time than the default."""
+    """Whether the client stated none. Somebody on the way may wait for less time than the
+    default."""
     source: str = ""
-    """The header or field that it was read from, ``default`` or ``run``; empty where that is not
-    known any more."""
+    """The header or field that it was read from, ``default`` or ``run``; empty where that is no
+    longer known."""
     unbounded: "Deadline | None" = None
-    """What the client stated, or the default, where somebody on the way waits for less than that:
-    a gateway, an SDK."""
+    """The client's deadline, or the default, if somebody on the way (a gateway, an SDK) waits for
+    less than that; else None."""
 
     def left_ms(self, now: float) -> float:
         """Milliseconds that remain at ``now``; negative once it is past."""
         return (self.at - now) * 1000
 
     def moved(self, by_s: float) -> "Deadline":
-        """The same on a clock that is so far ahead."""
+        """Equivalent deadline on a clock that is ``by_s`` seconds ahead."""
         unbounded = None if self.unbounded is None else self.unbounded.moved(by_s)
         return replace(self, at=self.at + by_s, unbounded=unbounded)
 
@@ -81,15 +84,16 @@ class Parts:
 
     ``first_token_at`` is a point on the monotonic clock. ``token_gap_s`` makes a schedule, not a
     stopwatch between two packets: token ``n`` is due ``n - 1`` gaps after the first-token deadline,
-    or after the first token where no such deadline is stated. What came early may be read while a
-    later token is late. (QoServe, earlier Niyama, arXiv 2503.22562; Andes, arXiv 2404.16283.)
+    or after the first token where no such deadline is stated. Tokens that came early may be read
+    while a later token is late. (QoServe, earlier Niyama, arXiv 2503.22562; Andes, arXiv
+    2404.16283.)
     """
 
     first_token_at: float = math.inf
     token_gap_s: float = math.inf
     cut_at: float = math.inf
-    """Without a token by then the request ends. Never before ``first_token_at``, which may be a
-    target that ends nothing."""
+    """Time by which the request ends if it has no token. Never before ``first_token_at``, which may
+    be a target that ends nothing."""
 
     def due_at(self, number: int, first_came_at: float) -> float:
         """When token ``number``, from 1, is due; ``first_came_at`` is when the first one came."""
@@ -111,4 +115,4 @@ class Parts:
 
 
 NO_PARTS: Final = Parts()
-"""What most requests state; compared by identity, for every token pays for the check."""
+"""The parts of most requests; compared by identity, because every token pays for the check."""

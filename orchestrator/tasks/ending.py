@@ -1,4 +1,4 @@
-"""What a task came to: the one terminal record."""
+"""The one terminal record of a task, with its outcome."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from worker.protocol import AbortCause, FinishReason, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Where the time went, and what is left of it, in ms (DL-9)."""
+    """How a task's time was spent, and what is left of it, in ms (DL-9)."""
 
     queue_ms: float = 0.0
     route_ms: float = 0.0
@@ -18,7 +18,7 @@ class Budget:
     left_ms: float = 0.0
 
     def __str__(self) -> str:
-        """As logs and ``X-Deadline-Budget`` have it."""
+        """The budget as text, for logs and ``X-Deadline-Budget``."""
         return (
             f"queue={self.queue_ms:.1f};route={self.route_ms:.1f};prefill={self.prefill_ms:.1f};"
             f"decode={self.decode_ms:.1f};left={self.left_ms:.1f}"
@@ -44,6 +44,6 @@ class Ending:
     missed_part: Part | None = None
     stop: str = ""
     stop_token_id: int | None = None
-    """The one of the job's own stop tokens that did."""
+    """The job's own stop token that ended the text; None where none did."""
     embedding: bytes = b""
-    """See ``End``."""
+    """The prompt's embedding; see ``End``."""

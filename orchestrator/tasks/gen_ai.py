@@ -1,4 +1,4 @@
-"""The same times under OpenTelemetry's names, as Prometheus spells them: ``gen_ai.server.…``.
+"""Times of requests under OpenTelemetry's names, as Prometheus spells them: ``gen_ai.server.…``.
 
 Names, attributes and buckets are those of the conventions for generative AI
 (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/), so that dashboards made for
@@ -26,12 +26,12 @@ _PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 
 
 def operation_of(api: Api) -> str:
-    """``gen_ai.operation.name``."""
+    """Value of ``gen_ai.operation.name`` for an API."""
     return _OPERATIONS.get(api, "text_completion")
 
 
 class GenAiMetrics:
-    """Counted once per request, at its end."""
+    """Metrics that count each request once, at its end."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.duration = metrics.standard_histogram(
@@ -53,13 +53,15 @@ class GenAiMetrics:
             _PER_TOKEN_S,
             *_LABELS,
         )
-        # What prometheus_client looks up under a lock; there are as many as label values.
+        # prometheus_client looks labels up under a lock; this caches as many as there are label
+        # values.
         self._duration = cache(self.duration.labels)
         self._first_token = cache(self.first_token.labels)
         self._per_token = cache(self.per_token.labels)
 
     def ended(self, task: Task, model: str, code: str) -> None:
-        """``model`` is a bounded label value, ``code`` empty for a request that ended well."""
+        """Count a task that has ended. ``model`` is a bounded label value, ``code`` empty for a
+        request that ended well."""
         marks, labels = task.marks, (operation_of(task.job.api), PROVIDER, model)
         exemplar = exemplar_of(task.job.trace)
         self._duration(*labels, code).observe(marks.ended - marks.received, exemplar)

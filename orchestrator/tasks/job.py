@@ -1,4 +1,4 @@
-"""What a client asks for, the same from every dialect."""
+"""A client's request in a form that is the same from every dialect."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from worker.protocol import Feature, Grammar, OnDeadline, Sampling
 
 
 class Api(StrEnum):
-    """Which door a request came through."""
+    """The API that a request came through."""
 
     NATIVE = "tasks"
     CHAT = "chat"
@@ -26,7 +26,7 @@ class Api(StrEnum):
 
 
 class OnDisconnect(StrEnum):
-    """What becomes of a task when its client goes away (WP-1)."""
+    """Fate of a task whose client goes away (WP-1)."""
 
     CANCEL = "cancel"
     CONTINUE = "continue"
@@ -40,36 +40,36 @@ class Priority(StrEnum):
 
 
 class PlacementMode(StrEnum):
-    """What the instances that a client names mean (OR-7)."""
+    """Meaning of the instances that a client names (OR-7)."""
 
     AUTO = "auto"
     """Any instance."""
     PIN = "pin"
-    """One of these, or none."""
+    """One of the named instances, or none."""
     PREFER = "prefer"
-    """One of these where possible."""
+    """One of the named instances where possible."""
     AVOID = "avoid"
-    """None of these."""
+    """Any but the named instances."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementConstraint:
-    """Where a client wants its task to run; ``instances`` are named as the registry names them.
+    """Constraint on where a task runs; ``instances`` are named as the registry names them.
 
-    What else it asks for is asked of what an instance tells of itself: one that does not say has
-    none of it.
+    All other fields are compared with what an instance reports about itself: an instance that does
+    not report something does not have it.
     """
 
     mode: PlacementMode = PlacementMode.AUTO
     instances: tuple[str, ...] = ()
     quantization: tuple[str, ...] = ()
-    """One of these, in the engines' words; empty for any."""
+    """Acceptable quantizations, in the engines' words; empty for any."""
     vram_bytes: int = 0
-    """At least so much memory of GPUs."""
+    """Least GPU memory, in bytes."""
     compute_capability: tuple[int, int] = (0, 0)
-    """At least this of CUDA's."""
+    """Least CUDA compute capability."""
     capabilities: frozenset[Feature] = frozenset()
-    """Beside those that the request itself needs."""
+    """Features needed beside those that the request itself needs."""
 
     def allows(self, instance: str) -> bool:
         """Whether the task may run there at all, by the instance's name."""
@@ -79,20 +79,22 @@ class PlacementConstraint:
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """One turn of a chat. There may be a hundred thousand, which the collector need not visit."""
+    """One turn of a chat. There may be a hundred thousand, which garbage collection need not
+    visit."""
 
     role: str
     content: str
     is_open: bool = False
-    """The last one may be: the model goes on with it, rather than answer it."""
+    """Whether the model continues this turn, rather than answer it; only the last one may be
+    open."""
     calls: tuple[ToolCall, ...] = ()
-    """What the model called in this turn of its own."""
+    """Calls that the model made in this turn of its own."""
     reasoning: str = ""
-    """What it thought before it called."""
+    """The model's thinking before its calls."""
     call_id: str = ""
-    """This turn is what came of that call."""
+    """Id of the call whose result this turn is; empty for any other turn."""
     name: str = ""
-    """The tool that was called, where this is what came of it."""
+    """Name of the tool whose result this turn is."""
 
 
 TemplateArgument = bool | int | float | str | None
@@ -104,10 +106,10 @@ class Chat:
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
-    """The model's turn is next. An open last message needs no such thing."""
+    """Whether the model's turn is next. An open last message needs no such thing."""
     template_arguments: Mapping[str, TemplateArgument] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
-    """What the model may call."""
+    """Tools that the model may call."""
 
 
 Prompt = str | tuple[int, ...] | tuple[Message, ...] | Chat
@@ -115,20 +117,20 @@ Prompt = str | tuple[int, ...] | tuple[Message, ...] | Chat
 
 
 class BegunThought(NamedTuple):
-    """What an answer must match that begins within what the model thinks."""
+    """Grammar of an answer that begins within the model's thinking."""
 
     tag: str
-    """With which the prompt ends then."""
+    """Tag with which the prompt then ends."""
     grammar: Grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a client asks for, the same from every dialect; all but the prompt itself.
+    """A client's request, the same from every dialect, without the prompt itself.
 
-    ``model`` is empty where the client leaves it to us. ``sampling.max_tokens`` means nothing
-    while ``max_tokens`` is None: admission then fits it to the context. Of what is ``unstated`` in
-    ``sampling``, the model's defaults count.
+    ``model`` is empty where the client leaves it to us. ``sampling.max_tokens`` means nothing while
+    ``max_tokens`` is None: admission then fits it to the context. For fields of ``sampling`` that
+    are ``unstated``, the model's defaults count.
     """
 
     api: Api
@@ -139,49 +141,50 @@ class Job:
     deadline: Deadline
     correlation_id: str
     request_id: str = ""
-    """Another name of the client's own for the request, which its answer repeats."""
+    """The client's own additional name for the request, which its answer repeats."""
     arrived: float
     """When the request's head was read, in seconds of the clock."""
     parts: Parts = NO_PARTS
     """Deadlines for parts of the answer (DL-14)."""
     default_max_tokens: int | None = None
-    """How many are generated where ``max_tokens`` is None; None leaves that to the operator."""
+    """Tokens generated where ``max_tokens`` is None; None leaves that to the operator."""
     cuts_max_tokens: bool = False
-    """``max_tokens`` is cut to what the context holds, rather than refused."""
+    """Whether ``max_tokens`` is cut to what the context holds, rather than refused."""
     on_deadline: OnDeadline = OnDeadline.ERROR
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     keep: bool = False
-    """Keep the text for status and replay."""
+    """Whether to keep the text for status and replay."""
     key: str = ""
     """Fingerprint of the client's token, for logs."""
     priority: Priority = Priority.INTERACTIVE
     tenant: str = ""
-    """Whose share of the service this uses; the name of the key where the client states none."""
+    """Tenant whose share of the service is used; the name of the key where the client states
+    none."""
     session_id: str = ""
     """The conversation that this belongs to, empty for none."""
     idle_keep_s: float = 0.0
-    """How long its KV is kept for the next turn, once this one is over."""
+    """Seconds for which the conversation's KV is kept for the next turn, once this one is over."""
     states_idle_keep: bool = False
-    """The client has said so itself."""
+    """Whether the client has stated ``idle_keep_s`` itself."""
     calls_left: int | None = None
     """Calls that its run will still make after this one, where the client says so (``runs``)."""
     placement: PlacementConstraint = PlacementConstraint()
     trace: TraceContext | None = None
-    """What this is part of, by the client's ``traceparent``."""
+    """The client's trace, from its ``traceparent``."""
     embeds: bool = False
-    """Its prompt's embedding is asked for, and no text."""
+    """Whether the prompt's embedding is asked for, and no text."""
     grammar: Grammar | None = None
-    """What the whole text of the answer must match, from its first token on."""
+    """Grammar that the whole text of the answer must match, from its first token on."""
     begun_thought: BegunThought | None = None
-    """What it must match instead, where the prompt leaves the model in its thoughts."""
+    """Grammar to match instead, where the prompt leaves the model within its thinking."""
     durable: bool = False
-    """It is written down before it is taken on, and outlives the orchestrator (OR-5)."""
+    """Whether it is written down before it is taken on, and outlives the orchestrator (OR-5)."""
     idempotent: bool = False
-    """Its text may be made anew where it cannot be continued exactly after that."""
+    """Whether its text may be made anew after a restart where it cannot be continued exactly."""
     idempotency_key: str = ""
-    """The client's own name for the submission."""
+    """The client's own name for the submission; empty for none."""
     body_digest: bytes = b""
-    """Of what was submitted by that name."""
+    """Digest of the body that was submitted under ``idempotency_key``."""
     needs_ids: bool = False
-    """Of no use without the ids of its tokens: they are told to the client, or the next turn's
-    prompt is made of them."""
+    """Whether it is useless without the ids of its tokens: they are returned to the client, or the
+    next turn's prompt is made of them."""

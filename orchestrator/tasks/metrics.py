@@ -1,4 +1,4 @@
-"""What requests came to, and how long each part of them took."""
+"""Metrics of requests: their outcomes, and how long each part of them took."""
 
 from functools import cache
 
@@ -76,7 +76,8 @@ class TaskMetrics:
         self.tokens_generated = 0
         self.tokens_wasted = 0
         self.tokens_late = 0
-        # What prometheus_client looks up under a lock; there are as many as label values.
+        # prometheus_client looks labels up under a lock; this caches as many as there are label
+        # values.
         self._outcome, self._tenant_outcome = (
             cache(self.outcomes.labels),
             cache(self.tenant_outcomes.labels),
@@ -127,17 +128,18 @@ class TaskMetrics:
 
     @property
     def attainment(self) -> float:
-        """Requests whose deadline was kept, of all that have ended (DL-10); 1 before any has."""
+        """Share (0 to 1) of ended requests whose deadline was kept (DL-10); 1 before any has
+        ended."""
         ended = sum(self.settled.values())
         return self.settled[Outcome.MET] / ended if ended else 1.0
 
     @property
     def waste(self) -> float:
-        """Tokens for requests that ended neither met nor partial, of all tokens (DL-10)."""
+        """Share (0 to 1) of tokens for requests that ended neither met nor partial (DL-10)."""
         return self.tokens_wasted / self.tokens_generated if self.tokens_generated else 0.0
 
     def count_late(self, tokens: int) -> None:
-        """Tokens that came after their task had ended: waste, and counted apart."""
+        """Count tokens that came after their task had ended, as waste and separately."""
         self.tokens_generated += tokens
         self.tokens_wasted += tokens
         self.tokens_late += tokens

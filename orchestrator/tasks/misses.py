@@ -1,4 +1,4 @@
-"""Where a missed deadline's time went: one stage is to blame for each miss."""
+"""Blames one stage for each missed deadline, by where the time went."""
 
 from enum import StrEnum
 
@@ -7,26 +7,26 @@ from orchestrator.tasks.ending import Budget, Ending
 from orchestrator.tasks.task import Task
 
 LIKELY = 0.9
-"""A task with this chance of being in time when it was sent was expected to be."""
+"""Chance of being in time, when it was sent, above which a task was expected to be."""
 
 
 class Stage(StrEnum):
-    """What can be to blame."""
+    """The stages that can be to blame."""
 
     QUEUE = "queue"
-    """It waited, here or in the worker, or was never sent."""
+    """The task waited, here or in the worker, or was never sent."""
     ROUTE = "route"
     """The way to the worker and back."""
     PREFILL = "prefill"
     DECODE = "decode"
     RETRY = "retry"
-    """An instance did not finish it, and it began again elsewhere."""
+    """An instance did not finish the task, and it began again elsewhere."""
     PREDICTION = "prediction"
-    """It was sent in good time by what was known, and the worker took longer."""
+    """The task was sent in good time by what was known, and the worker took longer."""
 
 
 TIMED = (Stage.QUEUE, Stage.ROUTE, Stage.PREFILL, Stage.DECODE)
-"""Stages that a budget has figures of."""
+"""Stages that a budget has figures for."""
 
 
 def times_of(budget: Budget) -> dict[Stage, float]:

@@ -1,7 +1,7 @@
-"""What kind of prompt a task has, as far as the length of its answer may depend on it.
+"""The kind of a task's prompt, as far as the length of its answer may depend on it.
 
-Only hashes, keyed by this process: nobody can tell from one what was said, or compare it with those
-of another process.
+A kind consists of hashes only, keyed by this process: nobody can tell from one what was said, or
+compare it with those of another process.
 """
 
 import os
@@ -15,18 +15,19 @@ from orchestrator.tasks.job import Chat, Job, Message, Prompt
 
 _KEY = os.urandom(32)
 _MOST_CHARS = 4096
-"""Of a text that are looked at: prompts of one kind begin alike."""
+"""Characters of a text that are examined: prompts of one kind begin alike."""
 _OPENING_WORDS = (1, 3)
 _HEAD_TOKENS = 16
-"""Of a prompt that comes as token ids, so many after the first, which only says that a text begins,
-stand for its instructions. Prompts that are hardly longer have none."""
+"""Token ids that stand for the instructions of a prompt that comes as ids. The first one is
+skipped, as it only says that a text begins. Prompts that are hardly longer have no instructions."""
 _SYSTEM_ROLES = ("system", "developer")
 
 
 class PromptKind(NamedTuple):
-    """``instructions`` are system messages, tools and what the answer must match; ``opening`` are
-    the first word of the last turn, and the first few; of a prompt that comes as token ids, the
-    first ids after the one that says that a text begins. Empty where there are none."""
+    """Hashes of a prompt. ``instructions`` are of system messages, tools and the grammar;
+    ``opening`` are of the first word of the last turn, and of the first few; for a prompt that
+    comes as token ids, of the first ids after the one that says that a text begins. Empty where
+    there are none."""
 
     instructions: bytes = b""
     opening: tuple[bytes, ...] = ()
@@ -36,7 +37,7 @@ ANY_KIND = PromptKind()
 
 
 def kind_of(job: Job, prompt: Prompt) -> PromptKind:
-    """The kind of a prompt: microseconds, however long it is."""
+    """The kind of a prompt: takes microseconds, however long it is."""
     asked = [job.grammar.kind, job.grammar.text] if job.grammar is not None else []
     if isinstance(prompt, str):
         return PromptKind(_hash(asked), _opening(prompt))
@@ -62,7 +63,7 @@ def _openings(words: Sequence[str]) -> tuple[bytes, ...]:
 
 
 def _hash(texts: Iterable[str]) -> bytes:
-    """Of these texts in this order; empty for none."""
+    """A hash of texts in their order; empty for none."""
     parts = [text[:_MOST_CHARS] for text in texts]
     if not parts:
         return b""

@@ -9,10 +9,10 @@
 
 The calls of a run have the same ``session_id``, or the trace of the same ``traceparent``. Only a
 call that says how many are to come makes a run: nobody else's calls are counted, or inherit a
-deadline. One that ended well is done; one that failed may be made again. A call that states a
+deadline. A call that ended well is done; one that failed may be made again. A call that states a
 deadline or a number itself is taken at its word, and later ones go by that.
 
-What share of the time a call is ranked by is the deadline assignment of equal slack (Kao and
+The share of the time by which a call is ranked is the deadline assignment of equal slack (Kao and
 Garcia-Molina, 1993: *Deadline assignment in a distributed soft real-time system*), made anew
 whenever it is planned; the deadline that ends it is the run's.
 """
@@ -31,7 +31,7 @@ MAX_CALLS_LEFT = 1000
 
 
 class _Name(NamedTuple):
-    """A run is its key's and tenant's own."""
+    """Name of a run, which is its key's and tenant's own."""
 
     key: str
     tenant: str
@@ -43,19 +43,19 @@ class _Name(NamedTuple):
 class _Run:
     deadline: Deadline
     calls: int
-    """That have not ended well yet, those to come included."""
+    """Number of calls that have not ended well yet, those to come included."""
     counted: float = -1.0
     """When the call came that was counted last: its other choices are no further calls."""
 
 
 class Runs:
-    """The runs that have calls to come. One that is past its deadline is forgotten."""
+    """The runs that have calls to come. A run that is past its deadline is forgotten."""
 
     def __init__(self, clock: Clock, max_runs: int = MAX_RUNS) -> None:
         self._clock = clock
         self._max_runs = max_runs
         self._by_key: dict[str, OrderedDict[_Name, _Run]] = {}
-        """Each key's by each of its names, least recently used first."""
+        """Runs of each key, by each of their names, the least recently used first."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -63,9 +63,7 @@ class Runs:
 
     def join(self, job: Job) -> Job:
         """``job`` with what its run says of it: the calls to come, and a deadline if it has none.
-
-        ``follow`` its task. On the event loop, as everything here.
-        """
+        The caller must ``follow`` its task. Runs on the event loop, as everything here."""
         names = _names_of(job)
         run = self._find(names)
         if run is None:
@@ -86,7 +84,7 @@ class Runs:
         return replace(job, deadline=deadline, calls_left=max(0, run.calls - 1))
 
     def follow(self, task: Task) -> None:
-        """Count the call once it has ended well."""
+        """Count the task's call once it has ended well."""
         if task.job.calls_left is not None and _names_of(task.job):
             task.on_end.append(self._ended)
 
@@ -118,7 +116,7 @@ class Runs:
             own[name] = run
             own.move_to_end(name)
         while self._count > self._max_runs:
-            # Of the key that has most: nobody pushes out others' by making more.
+            # The key with most runs loses one: nobody displaces others' runs by making more.
             most = max(self._by_key.values(), key=len)
             self._forget(next(iter(most)))
 

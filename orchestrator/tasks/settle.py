@@ -15,7 +15,7 @@ from worker.protocol import End, FinishReason, OnDeadline, Outcome
 
 
 class Settler:
-    """Ends tasks, each exactly once: whoever comes second changes nothing."""
+    """Ends tasks, each exactly once: a second end changes nothing."""
 
     def __init__(self, metrics: TaskMetrics, journal: Journal, clock: Clock) -> None:
         self.metrics = metrics
@@ -27,16 +27,16 @@ class Settler:
     ) -> bool:
         """End a task, with its worker's ``End`` where there is one. False if it has ended before.
 
-        Fills in the budget, what was missed of the parts, and what of an earlier process's text was
-        not made again. One that ``is_left`` to the next process comes to its outcome there: here
-        it has none, in no metric and no log.
+        Fills in the budget, the part that was missed, and the rest of an earlier process's text
+        that was not made again. A task that ``is_left`` to the next process comes to its outcome
+        there: here it has none, in no metric and no log.
         """
         if task.ending is not None:
             return False
         task.restore()
         now = self._clock.now()
         if end is not None:
-            # What went on elsewhere had what it had generated in its prompt there.
+            # A job that went on elsewhere had its generated tokens in its prompt there.
             task.cached_tokens = min(end.cached_tokens, task.prompt_tokens)
         _settle_fit(task, ending)
         outcome, missed_part = _with_parts(task, ending, now)
@@ -103,7 +103,7 @@ class Settler:
 
 
 def _settle_fit(task: Task, ending: Ending) -> None:
-    """What was told of a ``fit`` answer's length was a forecast; now it is known (DL-6)."""
+    """Replace the forecast of a ``fit`` answer's length by its actual length (DL-6)."""
     if task.job.on_deadline is not OnDeadline.FIT or ending.error is not None:
         return
     made = task.completion_tokens
@@ -115,7 +115,8 @@ def _settle_fit(task: Task, ending: Ending) -> None:
 
 
 def _with_parts(task: Task, ending: Ending, now: float) -> tuple[Outcome, Part | None]:
-    """The outcome, and what was missed: a text that ended well is met by all its parts (DL-14)."""
+    """The outcome, and the part that was missed: a text that ended well is met if all its parts are
+    (DL-14)."""
     if ending.outcome in (Outcome.MET, Outcome.PARTIAL):
         part = task.missed_at(now)
         return (ending.outcome if part is None else Outcome.MISSED), part

@@ -9,9 +9,9 @@
            ├ prefill
            └ decode                    all tokens, never one span each
 
-Spans are made when what they tell of is over, from times that are kept anyway: a worker's own are
-in its ``End``, so nothing runs on the path of a token, and workers need no OpenTelemetry. What a
-span carries is what a log line does: no prompt, no text, no query string.
+Spans are made when what they describe is over, from times that are kept anyway: a worker's own are
+in its ``End``, so nothing runs on the path of a token, and workers need no OpenTelemetry. A span
+carries what a log line does: no prompt, no text, no query string.
 """
 
 import asyncio
@@ -41,9 +41,10 @@ from orchestrator.telemetry.trace_context import TraceContext
 from worker.protocol import End, Outcome
 
 CLOSE_S: Final = 2.0
-"""What the last spans are given to leave."""
+"""Seconds that the last spans have to be sent."""
 SET_S: Final = 0.05
-"""Wall time that moves by more than this against the monotonic clock was set by somebody."""
+"""A change in seconds of wall time against the monotonic clock above which somebody has set the
+clock."""
 _NO_FAULT = (Outcome.MET, Outcome.PARTIAL, Outcome.ABORTED)
 
 
@@ -57,7 +58,7 @@ class Tracing:
         self._offset_s = clock.unix() - clock.now()
 
     def of_request(self, name: str, parent: TraceContext | None) -> "RequestSpan":
-        """An HTTP request has come, beneath the caller's span where it names one."""
+        """Begin the span of an HTTP request, beneath the caller's span where it names one."""
         span = self._tracer.start_span(
             name,
             None if parent is None else context_of(parent),
@@ -72,7 +73,7 @@ class Tracing:
         return None if trace is None or not trace.sampled else TaskSpans(self, task, trace)
 
     async def close(self) -> None:
-        """Send what is left, for as long as that is of use."""
+        """Send the remaining spans, waiting at most ``CLOSE_S`` seconds."""
         done, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def shut_down() -> None:
@@ -98,7 +99,7 @@ class Tracing:
         kind: SpanKind = SpanKind.INTERNAL,
         error: str = "",
     ) -> Span:
-        """A span of something that is over. ``error`` is a code, empty where it went well."""
+        """Make a span of something that is over. ``error`` is a code, empty where it went well."""
         span = self._tracer.start_span(
             name,
             parent,
@@ -113,15 +114,16 @@ class Tracing:
         return span
 
     def end(self, span: Span) -> None:
-        """Now."""
+        """End a span now."""
         span.end(self._unix_ns(self._clock.now()))
 
     def start(self, name: str, parent: Context, begun: float) -> Span:
-        """A span that others go beneath before it is over."""
+        """Begin a span that others go beneath before it is over."""
         return self._tracer.start_span(name, parent, start_time=self._unix_ns(begun))
 
     def _unix_ns(self, at: float) -> int:
-        # One offset for all, so that what follows begins no earlier; anew where wall time was set.
+        # One offset for all, so that what follows begins no earlier; a new one if wall time was
+        # set.
         offset_s = self._clock.unix() - self._clock.now()
         if abs(offset_s - self._offset_s) > SET_S:
             self._offset_s = offset_s
@@ -129,7 +131,7 @@ class Tracing:
 
 
 class RequestSpan:
-    """An HTTP request, until its answer is written."""
+    """The span of an HTTP request, until its answer is written."""
 
     def __init__(self, span: Span, tracing: Tracing) -> None:
         self._span = span
@@ -138,10 +140,10 @@ class RequestSpan:
         self.trace = TraceContext(
             f"{made.trace_id:032x}", f"{made.span_id:016x}", made.trace_flags.sampled
         )
-        """What is beneath it."""
+        """The trace that spans beneath this one belong to."""
 
     def end(self, attributes: Mapping[str, Field], *, failed: bool) -> None:
-        """Its answer is written, or never will be."""
+        """End the span, because the answer is written, or never will be."""
         for key, value in attributes.items():
             if value is not None:
                 self._span.set_attribute(key, value)
@@ -151,9 +153,8 @@ class RequestSpan:
 
 
 class TaskSpans:
-    """One task's. It and what is beneath it may end in any order: a worker confirms the end of a
-    job that was stopped after its task has ended.
-    """
+    """The spans of one task. They may end in any order: a worker confirms the end of a job that was
+    stopped after its task has ended."""
 
     def __init__(self, tracing: Tracing, task: Task, parent: TraceContext) -> None:
         self._tracing = tracing
@@ -165,7 +166,8 @@ class TaskSpans:
     def attempt_ended(
         self, address: str, dispatched_at: float, first_token_at: float, end: End | None, now: float
     ) -> None:
-        """A worker is done with a job, or, without ``end``, was lost with it."""
+        """Make spans of an attempt that a worker is done with, or, without ``end``, was lost
+        with."""
         self._attempts += 1
         error = "instance_lost" if end is None else (end.code or "")
         lane = self._tracing.add(
@@ -212,7 +214,7 @@ class TaskSpans:
             )
 
     def ended(self, task: Task) -> None:
-        """``task.ending`` is set."""
+        """End the task's span; ``task.ending`` is set."""
         ending, job, marks, span = task.ending, task.job, task.marks, self._span
         assert ending is not None
         if task.model:
@@ -248,7 +250,7 @@ class TaskSpans:
 
 
 def context_of(trace: TraceContext) -> Context:
-    """What a span is to be beneath."""
+    """The context for spans beneath a trace's span."""
     flags = TraceFlags(TraceFlags.SAMPLED if trace.sampled else TraceFlags.DEFAULT)
     made = SpanContext(int(trace.trace_id, 16), int(trace.span_id, 16), True, flags)
     return set_span_in_context(NonRecordingSpan(made))

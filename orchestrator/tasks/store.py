@@ -1,4 +1,4 @@
-"""Tasks that can be asked about: those that run, and as many ended ones as the bounds allow."""
+"""Tasks that can be asked about: running ones, and as many ended ones as the bounds allow."""
 
 import math
 from collections import OrderedDict
@@ -16,8 +16,8 @@ def no_such_task(task_id: str) -> NotFound:
 
 
 class TaskStore:
-    """Tasks by id. An ended one is dropped by count, by age, or when what is kept of all comes to
-    too many tokens or bytes (``Task.kept_bytes``)."""
+    """Tasks by id. An ended one is dropped by count, by age, or when all kept ones come to too many
+    tokens or bytes (``Task.kept_bytes``)."""
 
     def __init__(
         self, clock: Clock, *, max_tasks: int, max_age_s: float, max_tokens: int, max_bytes: int
@@ -25,7 +25,7 @@ class TaskStore:
         self.on_forget: list[Callable[[Task], None]] = []
         """Called with each task that is dropped."""
         self.latest_end = -math.inf
-        """When the last one ended whose client may come back for it, and finds it here only."""
+        """When the last task ended whose client may come back for it, and finds it here only."""
         self._clock = clock
         self._max_tasks = max_tasks
         self._max_age_s = max_age_s
@@ -34,7 +34,7 @@ class TaskStore:
         self._running: dict[str, Task] = {}
         self._ended: OrderedDict[str, Task] = OrderedDict()
         self._bytes: dict[str, int] = {}
-        """Of each that has ended."""
+        """Bytes of each ended task, by id."""
         self._tokens = 0
         self._total_bytes = 0
 
@@ -51,7 +51,7 @@ class TaskStore:
         self._running[task.id] = task
 
     def get(self, task_id: str) -> Task:
-        """Raises ``NotFound``."""
+        """The task of that id. Raises ``NotFound``."""
         self.prune()
         task = self._running.get(task_id) or self._ended.get(task_id)
         if task is None:
@@ -59,12 +59,12 @@ class TaskStore:
         return task
 
     def ended(self) -> Iterator[Task]:
-        """Those that have ended, the newest first."""
+        """Tasks that have ended, the newest first."""
         self.prune()
         return reversed(self._ended.values())
 
     def prune(self) -> None:
-        """Forget what is over a bound, oldest first."""
+        """Drop ended tasks beyond a bound, the oldest first."""
         oldest_kept = self._clock.now() - self._max_age_s
         while self._ended:
             task = next(iter(self._ended.values()))
@@ -78,7 +78,7 @@ class TaskStore:
             self.forget(task)
 
     def forget(self, task: Task) -> None:
-        """Drop one that has ended. Idempotent."""
+        """Drop a task that has ended. Idempotent."""
         if self._ended.get(task.id) is not task:
             return
         del self._ended[task.id]

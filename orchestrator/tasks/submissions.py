@@ -1,4 +1,4 @@
-"""Submissions that are sent again: one task per key that a client gives (``Idempotency-Key``)."""
+"""Repeated submissions: one task per key that a client gives (``Idempotency-Key``)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Named)
 
 
 class Store(Protocol[T]):
-    """What keeps them."""
+    """Keeps tasks or slots."""
 
     on_forget: list[Callable[[T], None]]
 
@@ -30,15 +30,15 @@ class Store(Protocol[T]):
 
 
 class SubmissionKey(NamedTuple):
-    """A client's own name for what it submits, which means nothing with another's token."""
+    """A client's own name for its submission, which is valid with its own token only."""
 
     token: str
-    """Fingerprint."""
+    """Fingerprint of the client's token."""
     name: str
 
 
 class Submitted(NamedTuple, Generic[T]):
-    """``is_repeated``: it had been submitted before."""
+    """The task of a submission; ``is_repeated`` if it had been submitted before."""
 
     task: T
     is_repeated: bool
@@ -52,13 +52,13 @@ class _Entry(Generic[T]):
 
 
 class Submissions(Generic[T]):
-    """Knows a key for as long as the store keeps its task, or slot."""
+    """Remembers a key for as long as the store keeps its task, or slot."""
 
     def __init__(self, store: Store[T]) -> None:
         self._store = store
         self._entries: dict[SubmissionKey, _Entry[T]] = {}
         self._keys: dict[str, SubmissionKey] = {}
-        """By task id."""
+        """Keys by task id."""
         store.on_forget.append(self._forget)
 
     def __len__(self) -> int:
@@ -74,11 +74,11 @@ class Submissions(Generic[T]):
         before: Callable[[], Awaitable[T | None]] | None = None,
     ) -> Submitted[T]:
         """The key's task; ``submit`` makes it, unless it has been made. ``digest`` is the body's.
-        ``before`` looks for one that is not known here any more.
+        ``before`` looks for one that is no longer known here.
 
-        Who comes while another is at it waits for what comes of that, ``wait_s`` at most. A
-        refusal is no task: it keeps no key. Raises what ``submit`` raises, ``KeyReused`` and
-        ``KeyInUse``.
+        A submission that comes while another one is being decided waits for that, ``wait_s`` at
+        most. A refusal is no task: it keeps no key. Raises what ``submit`` raises, ``KeyReused``
+        and ``KeyInUse``.
         """
         self._store.prune()  # a task that is over its age is gone for whoever asks for it
         try:
@@ -107,7 +107,7 @@ class Submissions(Generic[T]):
         return Submitted(task, is_repeated=False)
 
     async def _known(self, key: SubmissionKey, digest: bytes) -> T | None:
-        """The key's task, once it is decided; None where it has none."""
+        """The key's task, once it is decided; None where it has none. Raises ``KeyReused``."""
         while (entry := self._entries.get(key)) is not None:
             if entry.digest != digest:
                 raise KeyReused.by_header()

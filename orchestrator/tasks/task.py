@@ -1,4 +1,4 @@
-"""How far a request got. A task moves through its stages and ends exactly once (DL-10).
+"""A request as a task, which moves through its stages and ends exactly once (DL-10).
 
 It goes back to the queue only when the instance that had it is lost or will not take it (OR-10)::
 
@@ -52,7 +52,8 @@ class Marks:
 
     @property
     def has_started(self) -> bool:
-        """Whether the last worker that got it has begun; an earlier one's start is kept too."""
+        """Whether the last worker that got the task has begun; an earlier worker's start is kept
+        too."""
         return 0 < self.started >= self.dispatched
 
 
@@ -63,27 +64,27 @@ class Listener(Protocol):
         """The worker began; comes at most once, before any token."""
 
     def tokens(self, task: "Task", delta: Delta) -> None:
-        """New tokens. ``task.completion_tokens`` counts them already."""
+        """New tokens came. ``task.completion_tokens`` already includes them."""
 
     def ended(self, task: "Task") -> None:
-        """``task.ending`` is set; nothing follows."""
+        """The task has ended, and ``task.ending`` is set; nothing follows."""
 
 
 class Abandonable(Protocol):
     """A task's job on a worker, as the task sees it."""
 
     def prompt_computed(self) -> None:
-        """Its first token has come."""
+        """Note that the first token has come."""
 
     def abandon(self, ending: Ending) -> None:
-        """The task has ended without the worker: stop the job, count what still comes."""
+        """Stop the job, because the task has ended without the worker; count what still comes."""
 
 
 class JournalEntry(Protocol):
     """A durable task's place in the journal."""
 
     is_left: bool
-    """The next process goes on with it: what ended it here is nobody's business."""
+    """Whether the next process continues the task: then its end here is not told to anybody."""
 
     def when_recorded(self, call: Callable[[], None]) -> None:
         """Call once the task's end is on the disk, or cannot be for now; at once where it is."""
@@ -98,31 +99,32 @@ class Traced(Protocol):
         """A worker is done with a job, or, without ``end``, was lost with it."""
 
     def ended(self, task: "Task") -> None:
-        """``task.ending`` is set."""
+        """The task has ended; ``task.ending`` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierText:
-    """What an earlier process had generated of a task, and may have told its client."""
+    """Text that an earlier process had generated for a task, and may have sent to its client."""
 
     ids: list[int]
     texts: list[str]
-    """Of each token."""
+    """Text of each token."""
     differs: Callable[[], None]
-    """Ends the task, for what is made again is not the same."""
+    """Ends the task, because the text that is made again is not the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An attempt whose lane was cut, or whose worker hangs or died: mostly that shows later."""
+    """An attempt whose lane was cut, or whose worker hangs or died: which one, mostly shows
+    later."""
 
     address: str
     process_id: str
-    """The worker's (``ModelCard.process_id``)."""
+    """Id of the worker's process (``ModelCard.process_id``)."""
     at: float
-    """In seconds of the clock."""
+    """When it was lost, in seconds of the clock."""
     is_death: bool = False
-    """The worker itself said that its engine had failed as a whole."""
+    """Whether the worker itself said that its engine had failed as a whole."""
 
 
 class Task:
@@ -193,14 +195,14 @@ class Task:
     def __init__(self, task_id: str, job: Job) -> None:
         self.id = task_id
         self.leader_id = task_id
-        """Of the choices of one request, the first, by whose id the answer is called."""
+        """Id of the first choice of a request, which the answer is called by."""
         self.job = job
         self.deadline = job.deadline
         self.parts = job.parts
         self.late_part: Part | None = None
         """The first part of the answer that came too late (DL-14)."""
         self.calls_left = job.calls_left or 0
-        """Calls to come that the time until its deadline has to do for, too."""
+        """Calls to come that the time until its deadline must suffice for, too."""
         self.correlation_id = job.correlation_id
         self.stage = Stage.RECEIVED
         self.marks = Marks(job.arrived)
@@ -209,95 +211,102 @@ class Task:
         """The model's own name, once it is known that there is such a model."""
         self.vocabulary = b""
         self.features: frozenset[Feature] = _NO_FEATURES
-        """What an engine must be able to do for it; known once it was admitted."""
+        """Features that its engine must have; known once it was admitted."""
         self.cache_salt = ""
         """Prompts share cached prefixes with those of the same salt (``prefix_salt``)."""
         self.sampling = job.sampling
         self.token_ids: Sequence[int] = ()
-        """The prompt; dropped when the task ends."""
+        """Token ids of the prompt; dropped when the task ends."""
         self.prompt_tokens = 0
         self.prompt_kind = ANY_KIND
         self.cached_tokens = 0
-        """Of the prompt, what its worker found in the prefix cache; known at the end."""
+        """Prompt tokens that its worker found in the prefix cache; known at the end."""
         self.likely_cached = 0
-        """Of the prompt, what an instance's prefix cache held when the task came or was sent."""
+        """Prompt tokens that an instance's prefix cache held when the task came or was sent."""
         self.prefix_hashes: Sequence[bytes] = ()
-        """Of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody caches."""
+        """Hashes of the prompt's full KV blocks, of ``block_tokens`` each; empty where nobody
+        caches."""
         self.block_tokens = 0
         self.work_ms = 0.0
-        """Plan: what it will probably take of an engine's time."""
+        """Plan: time of an engine that the task will probably take, in ms."""
         self.chance = 1.0
-        """Plan: of being in time, if it ran now."""
+        """Plan: chance (0 to 1) of being in time, if it ran now."""
         self.rank = job.deadline.at
         """Plan: its place among those that wait, the smallest first."""
         self.is_background = False
-        """Plan: it only gets what nobody else wants."""
+        """Plan: whether it only gets what nobody else wants."""
         self.is_promised = False
-        """Its deadline is one that we named as feasible: it is kept before others are."""
+        """Whether its deadline is one that we named as feasible, which is kept before others
+        are."""
         self.is_unread = False
-        """Its client is behind with reading: others may have its slot until it reads again."""
+        """Whether its client is behind with reading: others may have its slot until it reads
+        again."""
         self.drop_at = job.deadline.at
-        """Plan: after this it leaves the queue."""
+        """Plan: time after which it leaves the queue."""
         self.paused_on = ""
-        """The instance that keeps its KV while it waits to go on."""
+        """The instance that keeps its KV while it is paused; empty if it is not."""
         self.paused_at = 0.0
         self.pauses = 0
         self.prompt_ready_at = 0.0
         """When its prompt will probably be computed; 0 while no worker has it."""
         self.fitted_tokens: int | None = None
-        """What ``max_tokens`` was shrunk to, to fit the deadline (DL-6)."""
+        """The value that ``max_tokens`` was reduced to, to fit the deadline (DL-6); None if it was
+        not."""
         self.predicted_start: tuple[float, float, int] | None = None
         """When its start was predicted, how long that would be from then, in ms, and the part of
         the queue that it was in."""
         self.given_chance: float | None = None
-        """The chance of being in time that it had when it was first sent to a worker."""
+        """The chance (0 to 1) of being in time that it had when it was first sent to a worker."""
         self.refusal_sample = False
-        """It would have been refused, and is let through to see whether that would have been right
-        (DL-7): nothing but its deadline stops it."""
+        """Whether it would have been refused, and is let through to see whether that would have
+        been right (DL-7): nothing but its deadline stops it."""
         self.attempts = 0
         """How often it was sent to an instance that did not finish it."""
         self.failed_on: frozenset[str] = frozenset()
-        """Those instances."""
+        """The instances that did not finish it."""
         self.losses: list[Loss] = []
-        """Of those attempts, the ones whose worker went away or hung."""
+        """Attempts whose worker went away or hung."""
         self.is_resumable = False
-        """Another instance could go on with what it has generated, which ``transcript`` keeps."""
+        """Whether another instance could continue what it has generated, which ``transcript``
+        keeps."""
         self.begun_by_weights: str | None = None
-        """Digest of the weights that its text goes on with; None for what goes on nowhere."""
+        """Digest of the weights that its text continues with; None if it cannot be continued
+        anywhere."""
         self.needs_continue = False
-        """Only workers that take up any text can go on with it."""
+        """Whether only workers that can take up any text can continue it."""
         self.instance = ""
         self.completion_tokens = 0
         self.listeners: list[Listener] = []
         self.on_end: list[Callable[[Task], None]] = []
         """Called after the listeners have heard of the end."""
         self.prompt_logprobs: list[PromptLogprobs] = []
-        """In the order of the prompt, for those that ask for them; complete with the first token,
-        or the end of a task that has none."""
+        """Log-probabilities in the order of the prompt, for those that ask for them; complete with
+        the first token, or at the end of a task that has none."""
         self.transcript: Transcript | None = None
         self.earlier: EarlierText | None = None
-        """Until ``restore``, or until all of it was made again and is the same."""
+        """An earlier process's text, until ``restore``, or until all of it was made again and is
+        the same."""
         self.attempt: Abandonable | None = None
         self.hedge: Abandonable | None = None
         """A second job for the same task, until one of the two has a token."""
         self.timer: Timer | None = None
         self.spans: Traced | None = None
-        """Where its trace is kept."""
+        """The task's spans, where its trace is kept."""
         self.ending: Ending | None = None
         self.entry: JournalEntry | None = None
-        """Where it is written down; None for most."""
+        """Place of the task in the journal; None for most tasks."""
         self.first_id_free = 0
-        """No event that an earlier process has sent has this number or a later one."""
+        """A number below which all event numbers lie that an earlier process has sent."""
         self.is_text_removed = False
-        """It ended so long ago that its text is no longer kept."""
+        """Whether it ended so long ago that its text is no longer kept."""
 
     @property
     def new_prompt_tokens(self) -> int:
-        """Prompt tokens that will probably have to be computed: those that nobody has cached."""
+        """Prompt tokens that will probably have to be computed, because nobody has cached them."""
         return self.prompt_tokens - self.likely_cached
 
     def prompt_tokens_in(self, blocks: int) -> int:
-        """How many of the prompt's tokens so many cached KV blocks spare; never all of them."""
+        """How many of the prompt's tokens ``blocks`` cached KV blocks spare; never all of them."""
         return max(0, min(self.prompt_tokens - 1, self.block_tokens * blocks))
 
     @property
@@ -310,13 +319,13 @@ class Task:
 
     @property
     def holds_place(self) -> bool:
-        """Whether nobody takes its place in the queue: it is durable and accepted, has begun, or is
-        of the sample that no refusal ends."""
+        """Whether nobody may take its place in the queue: it is durable and accepted, has begun, or
+        belongs to the sample that no refusal ends."""
         return self.job.durable or self.refusal_sample or bool(self.paused_on or self.marks.started)
 
     @property
     def kept_bytes(self) -> int:
-        """About what keeping this takes in memory, with what its client stated."""
+        """Approximate memory that keeping this takes, in bytes, with what its client stated."""
         job = self.job
         stated = sum(map(getsizeof, (*job.sampling.stop, *job.placement.instances)))
         stated += _BIAS_BYTES * len(job.sampling.logit_bias)
@@ -325,27 +334,28 @@ class Task:
 
     @property
     def has_text(self) -> bool:
-        """Whether a client that takes what there is gets anything."""
+        """Whether a client that accepts a partial answer gets anything."""
         return self.completion_tokens > 0 or self.earlier is not None
 
     def missed_at(self, now: float) -> Part | None:
-        """What a text that ends well at ``now`` has missed of its parts; None for nothing."""
+        """The part that a text which ends well at ``now`` has missed; None for none."""
         if self.late_part is None and not self.completion_tokens:
             return Part.FIRST_TOKEN if now > self.parts.first_token_at else None
         return self.late_part
 
     def listen(self, listener: Listener) -> None:
-        """Hear everything from now on. A task that has ended says nothing any more."""
+        """Add a listener, which hears everything from now on. A task that has ended is silent."""
         self.listeners = [*self.listeners, listener]
 
     def unlisten(self, listener: Listener) -> None:
-        """Hear nothing more; fine for one that never listened."""
+        """Remove a listener; no effect for one that never listened."""
         self.listeners = [other for other in self.listeners if other is not listener]
 
     def record(self, *, keeps_logprobs: bool = True) -> Transcript:
-        """Keep everything that the task produces; call it before the first token.
+        """Keep everything that the task produces; to be called before the first token.
 
-        Log-probabilities, most of what there is to keep, only once somebody asks for them too.
+        Log-probabilities, most of what there is to keep, are kept only once somebody asks for them
+        too.
         """
         if self.transcript is None:
             self.transcript = Transcript()
@@ -355,13 +365,13 @@ class Task:
         return self.transcript
 
     def begin(self, now: float, wait_ms: float) -> None:
-        """The worker started the job after ``wait_ms`` in its own queue."""
+        """Note that the worker started the job after ``wait_ms`` in its own queue."""
         if self.stage is not Stage.DISPATCHED:
             return
         self.stage = Stage.RUNNING
         self.time_spent.started(now, wait_ms)
         if self.completion_tokens:
-            return  # it goes on where another instance stopped
+            return  # it continues where another instance stopped
         is_first = not self.marks.started
         self.marks.started = now
         if not is_first:
@@ -370,7 +380,7 @@ class Task:
             listener.started(self)
 
     def deliver(self, delta: Delta, now: float) -> None:
-        """Tokens from the worker. The hot path: everything here is paid per frame and task."""
+        """Take tokens from the worker. The hot path: everything here is paid per frame and task."""
         if self.earlier is not None and not self._repeats(self.earlier, delta):
             return
         if not self.completion_tokens:
@@ -394,11 +404,11 @@ class Task:
             listener.tokens(self, delta)
 
     def restore(self) -> None:
-        """What an earlier process had generated is the task's, as far as it was not made again; its
-        listeners hear of it as of any other text. Nothing where there is none."""
+        """Make an earlier process's text the task's, as far as it was not made again; listeners
+        hear it like any other text. No effect where there is none."""
         earlier, self.earlier = self.earlier, None
         if earlier is None or (self.transcript is not None and self.transcript.logprobs):
-            return  # log-probabilities are not journalled: of them a text has all or none
+            return  # log-probabilities are not journalled, and a text has all of them or none
         self.record()
         first, marks = self.completion_tokens, self.marks
         is_started, marks.started = bool(marks.started), marks.started or marks.received or -1.0
@@ -417,7 +427,8 @@ class Task:
                 )
 
     def _repeats(self, earlier: EarlierText, delta: Delta) -> bool:
-        """Whether new tokens are those of the earlier text, as far as that goes; else it ends."""
+        """Whether new tokens are those of the earlier text, as far as that goes; if not, the task
+        ends."""
         first, end = self.completion_tokens, self.completion_tokens + len(delta.ids)
         known = earlier.ids[first:end]
         if delta.ids[: len(known)] != known:
@@ -428,13 +439,13 @@ class Task:
         return True
 
     def deliver_prompt(self, logprobs: PromptLogprobs) -> None:
-        """What the worker has read of the prompt; from its first token again after a retry."""
+        """Take the worker's log-probabilities of the prompt; after a retry they begin again."""
         if logprobs.first == 1:
             self.prompt_logprobs = []
         self.prompt_logprobs.append(logprobs)
 
     def end(self, ending: Ending, now: float) -> None:
-        """The one end. Whoever ends a task checks ``ending`` first."""
+        """End the task, once only. Whoever ends a task checks ``ending`` first."""
         assert self.ending is None, f"task {self.id} would end twice"
         self.ending = ending
         self.stage = Stage.ENDED

@@ -1,7 +1,7 @@
-"""Where a task's time goes (DL-9, DL-18).
+"""How a task's time is spent (DL-9, DL-18).
 
 A task is in exactly one phase at every moment, by the orchestrator's clock, so the parts of its
-budget never overlap and always sum to the time since it was received. What its worker reports only
+budget never overlap and always sum to the time since it was received. The worker's report only
 divides the time from dispatch to the first token, which the orchestrator cannot see into::
 
     received ──▶ sent ─────────────▶ started ──▶ first token ──▶ ended
@@ -17,14 +17,14 @@ from worker.protocol import End
 
 
 class Phase(IntEnum):
-    """What a task is in; those before ``DECODE`` end with its attempt's first token."""
+    """The phases of a task; those before ``DECODE`` end with its attempt's first token."""
 
     SENT = 0
-    """A worker was sent it, and has not said that it began."""
+    """The task was sent to a worker, which has not said that it began."""
     PREFILL = 1
     DECODE = 2
     WAITING = 3
-    """Being admitted, queued, paused, or between two attempts."""
+    """The task is being admitted, queued, paused, or between two attempts."""
 
 
 class TimeSpent:
@@ -36,15 +36,15 @@ class TimeSpent:
         self.phase = Phase.WAITING
         self._since = received
         self._spent = [0.0] * len(Phase)
-        """By phase, of the present attempt and of the wait before and in it."""
+        """Seconds by phase, of the present attempt and of the wait before and in it."""
         self._earlier = (0.0, 0.0, 0.0, 0.0)
-        """Queue, route, prefill and decode of the attempts before it."""
+        """Seconds of queue, route, prefill and decode of the attempts before the present one."""
         self._worker_wait_s: float | None = None
         """How long the worker had the attempt in its queue; None until it has begun."""
         self._paused_in = Phase.DECODE
 
     def sent(self, now: float) -> None:
-        """An attempt begins."""
+        """Note that an attempt begins."""
         self._enter(Phase.WAITING, now)
         self._earlier = self._parts(now, None)
         self._spent = [0.0] * len(Phase)
@@ -52,29 +52,29 @@ class TimeSpent:
         self.phase = Phase.SENT
 
     def started(self, now: float, wait_ms: float) -> None:
-        """The attempt's worker began, after ``wait_ms`` in its own queue."""
+        """Note that the attempt's worker began, after ``wait_ms`` in its own queue."""
         if self.phase is Phase.SENT:
             self._enter(Phase.PREFILL, now)
             self._worker_wait_s = wait_ms / 1000
 
     def token(self, now: float) -> None:
-        """A token of the attempt; only the first one changes anything."""
+        """Note a token of the attempt; only the first one changes anything."""
         if self.phase < Phase.DECODE:
             self._enter(Phase.DECODE, now)
 
     def waits(self, now: float) -> None:
-        """It is paused, or its attempt is over and another may follow."""
+        """Note that the task is paused, or its attempt is over and another may follow."""
         if self.phase is not Phase.WAITING:
             self._paused_in = self.phase
             self._enter(Phase.WAITING, now)
 
     def resumed(self, now: float) -> None:
-        """A paused attempt goes on where it was."""
+        """Note that a paused attempt goes on where it was."""
         self._enter(self._paused_in, now)
 
     def restore(self, spent_s: Sequence[float], now: float) -> None:
-        """Count what an earlier process had counted, in the order of ``seconds``; the time between
-        that and now it has waited. Of a clock that was set back meanwhile no part is negative."""
+        """Add the time that an earlier process had counted, in the order of ``seconds``; the time
+        since then counts as waiting. No part is negative if the clock was set back meanwhile."""
         total, passed = sum(spent_s), max(0.0, now - self._since)
         share = min(1.0, passed / total) if total > 0 else 0.0
         queue, route, prefill, decode = (share * part for part in spent_s)
@@ -82,7 +82,7 @@ class TimeSpent:
         self._since += queue + route + prefill + decode
 
     def seconds(self, now: float) -> tuple[float, float, float, float]:
-        """Queue, route, prefill and decode up to now."""
+        """Seconds of queue, route, prefill and decode up to ``now``."""
         return self._parts(now, None)
 
     def budget(self, now: float, left_ms: float, end: End | None = None) -> Budget:
@@ -91,7 +91,7 @@ class TimeSpent:
         return Budget(1000 * queue, 1000 * route, 1000 * prefill, 1000 * decode, left_ms)
 
     def _enter(self, phase: Phase, now: float) -> None:
-        # The time of a frame is taken when it comes, which may be before what was told meanwhile.
+        # A frame's time is taken when it comes, which may be before what was reported meanwhile.
         now = max(now, self._since)
         self._spent[self.phase] += now - self._since
         self.phase, self._since = phase, now

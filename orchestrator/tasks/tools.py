@@ -5,22 +5,22 @@ from collections.abc import Mapping
 import msgspec
 
 JsonObject = Mapping[str, object]
-"""What JSON's objects decode to."""
+"""The type that JSON's objects decode to."""
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """One that the model is told of. ``parameters`` is a JSON Schema of its arguments."""
+    """A tool that the model is told of. ``parameters`` is a JSON Schema of its arguments."""
 
     name: str
     description: str = ""
     parameters: JsonObject | None = None
     strict: bool = False
-    """Its arguments must match the schema, whatever the model would like to write."""
+    """Whether its arguments must match the schema, whatever the model would like to write."""
     chars: int = 0
-    """About how long it is as JSON."""
+    """Approximate length of the tool as JSON, in characters."""
 
     def stated(self) -> JsonObject:
-        """As templates have it."""
+        """The tool in the form that templates take."""
         function: dict[str, object] = {"name": self.name}
         if self.description:
             function["description"] = self.description
@@ -30,15 +30,15 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """What the model has called in an earlier turn."""
+    """A call that the model has made in an earlier turn."""
 
     id: str
     name: str
     arguments: JsonObject
     chars: int = 0
-    """About how long it is as JSON."""
+    """Approximate length of the call as JSON, in characters."""
 
     def stated(self) -> JsonObject:
-        """As templates have it: arguments are no text."""
+        """The call in the form that templates take: arguments are an object, not text."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""Whether traces are sent, and where to. Unless they are, nothing of OpenTelemetry is loaded."""
+"""Set-up of traces: whether and where they are sent. Only if they are, OpenTelemetry is loaded."""
 
 from typing import TYPE_CHECKING, Final
 

@@ -1,4 +1,4 @@
-"""Tokens and text so far: for replay, answers in one piece, and going on at another instance."""
+"""Tokens and text so far: for replay, answers in one piece, and continuing on another instance."""
 
 from worker.protocol import Delta, TokenLogprob
 
@@ -6,9 +6,9 @@ TASK_BYTES = 3072
 TOKEN_BYTES = 104
 LOGPROB_BYTES = 136
 TOP_LOGPROB_BYTES = 118
-"""What keeping a task costs, each of its tokens, a token's log-probability, and each of the most
-likely ones beside it (tracemalloc, CPython 3.11, ids above 256, texts of 8 characters). A token
-with the 20 most likely ones costs 2.6 KB, 25 times as much as without."""
+"""Bytes that keeping a task costs, each of its tokens, a token's log-probability, and each of the
+most likely ones beside it (tracemalloc, CPython 3.11, ids above 256, texts of 8 characters). A
+token with the 20 most likely ones costs 2.6 KB, 25 times as much as without."""
 
 
 class Transcript:
@@ -18,7 +18,8 @@ class Transcript:
 
     def __init__(self) -> None:
         self.keeps_logprobs = True
-        """Without them a text can still go on at another instance."""
+        """Whether log-probabilities are kept; a text can continue on another instance without
+        them."""
         self.ids: list[int] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprob] = []
@@ -32,14 +33,14 @@ class Transcript:
 
     @property
     def kept_bytes(self) -> int:
-        """What this takes in memory, by the weights above."""
+        """Approximate memory that this takes, in bytes, by the weights above."""
         tops = len(self.logprobs[0].top) if self.logprobs else 0
         return TOKEN_BYTES * len(self.ids) + len(self.logprobs) * (
             LOGPROB_BYTES + TOP_LOGPROB_BYTES * tops
         )
 
     def started(self, task: object) -> None:
-        """Nothing to keep."""
+        """Do nothing: the start is not kept."""
 
     def tokens(self, task: object, delta: Delta) -> None:
         self.ids.extend(delta.ids)
@@ -48,4 +49,4 @@ class Transcript:
             self.logprobs.extend(delta.logprobs)
 
     def ended(self, task: object) -> None:
-        """Nothing to keep: the ending is the task's."""
+        """Do nothing: the ending is the task's."""

@@ -1,4 +1,4 @@
-"""What a task comes to, and what a worker's ``End`` means for the client: pure.
+"""Outcomes of tasks, and what a worker's ``End`` means for the client. Pure functions.
 
 These endings lack the budget, which the ``Settler`` fills in.
 """
@@ -28,7 +28,8 @@ _OUT_OF_TIME = (Code.DEADLINE_EXCEEDED, Code.DEADLINE_INFEASIBLE)
 
 
 def judge(task: Task, end: End, now: float) -> Ending:
-    """What the worker's terminal record means for the client, whose clock is the deadline."""
+    """The ending that the worker's terminal record means for the client, whose clock is the
+    deadline."""
     if end.code is None and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
         if task.earlier is not None:
             return differs(task)
@@ -42,7 +43,8 @@ def judge(task: Task, end: End, now: float) -> Ending:
 
 
 def overdue(task: Task, now: float) -> Ending:
-    """The deadline is past: an error, or what there is where the client asked for that (DL-6).
+    """Ending for a deadline that is past: an error, or the text so far where the client asked for
+    that (DL-6).
 
     An answer that was to be as long as there is time for, and is there in time, is met.
     """
@@ -59,7 +61,7 @@ def overdue(task: Task, now: float) -> Ending:
 
 
 def no_first_token(task: Task, now: float) -> Ending:
-    """The first token's own deadline is past, and there is none (DL-14)."""
+    """Ending for a first token whose own deadline is past (DL-14)."""
     error = DeadlineExceeded(
         "the first token's deadline passed before any came",
         exceeded_by_ms=1000 * (now - task.parts.cut_at),
@@ -69,7 +71,7 @@ def no_first_token(task: Task, now: float) -> Ending:
 
 
 def aborted(cause: AbortCause) -> Ending:
-    """Somebody who may wants the task to stop."""
+    """Ending for a task that somebody entitled to it wants to stop."""
     error: Aborted
     if cause is AbortCause.DISCONNECT:
         error = ClientDisconnected("the client is gone")
@@ -79,18 +81,18 @@ def aborted(cause: AbortCause) -> Ending:
 
 
 def failed(error: TidegateError) -> Ending:
-    """Something broke on our side."""
+    """Ending for a failure on our side."""
     return Ending(Outcome.FAILED, FinishReason.ERROR, error)
 
 
 def lost(task: Task, error: TidegateError) -> Ending:
-    """Nobody can go on with a task that was taken on: ``error`` says why. A client that would take
-    part of the text at the deadline gets what there is at once (DL-6)."""
+    """Ending for an accepted task that nobody can continue; ``error`` says why. A client that would
+    take part of the text at the deadline gets the text so far at once (DL-6)."""
     return Ending(Outcome.PARTIAL, FinishReason.DEADLINE) if _takes_part(task) else failed(error)
 
 
 def poisonous(task: Task) -> Ending:
-    """Two workers died while they had it: a third is not risked."""
+    """Ending for a task that two workers had when they died: a third is not risked."""
     return lost(
         task,
         PoisonRequest(
@@ -101,22 +103,23 @@ def poisonous(task: Task) -> Ending:
 
 
 def lost_in_restart(task: Task, why: str) -> Ending:
-    """The same, of a durable task of an earlier process."""
+    """Ending for a durable task of an earlier process that nobody can continue."""
     return lost(task, InstanceLost(f"the service was restarted, and the task cannot go on: {why}"))
 
 
 def differs(task: Task) -> Ending:
-    """What is made again of an earlier process's text is not the same."""
+    """Ending for an earlier process's text that did not come out the same again."""
     return lost_in_restart(task, "the same text did not come out again")
 
 
 def refused(error: TidegateError) -> Ending:
-    """Never taken on."""
+    """Ending for a task that was never taken on."""
     return Ending(Outcome.REFUSED, FinishReason.ERROR, error)
 
 
 def _out_of_time(task: Task, end: End, now: float) -> Ending:
-    """A worker gave up for lack of time: before it began, or as soon as that was certain (DL-3)."""
+    """Ending for a worker that gave up for lack of time: before it began, or as soon as that was
+    certain (DL-3)."""
     left_ms = task.deadline.left_ms(now)
     if left_ms < 0 or _takes_part(task):
         return overdue(task, now)
@@ -128,7 +131,7 @@ def _out_of_time(task: Task, end: End, now: float) -> Ending:
 
 
 def _takes_part(task: Task) -> bool:
-    """Whether there is text, and a client that takes less than all of it."""
+    """Whether there is text, and the client takes less than all of it."""
     return task.job.on_deadline is not OnDeadline.ERROR and task.has_text
 
 
@@ -161,5 +164,6 @@ def _worker_failure(task: Task, end: End) -> Ending:
 
 
 def _turned_away(task: Task, error: TidegateError) -> Ending:
-    """An instance had no room for it: its first, or one that was to go on with its text."""
+    """Ending for a task that an instance had no room for: its first, or one that was to continue
+    its text."""
     return lost(task, error) if task.has_text else refused(error)

@@ -1,7 +1,7 @@
 """Attainment and goodput over the last 1, 5 and 15 minutes, by class and by tenant (DL-10).
 
-Counters leave that to whoever scrapes them; this is for a page, a terminal or a person that does
-not. A window is a ring of slices: what is older than it is dropped a slice at a time.
+Counters leave such windows to whoever scrapes them; these are for a page, a terminal or a person
+that does not. A window is a ring of slices: anything older than it is dropped a slice at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,14 +21,14 @@ Key = tuple[Priority, str]
 
 @dataclass(slots=True)
 class Tally:
-    """Requests that ended."""
+    """Numbers of requests that ended, and of those that were met."""
 
     ended: int = 0
     met: int = 0
 
 
 class SlidingWindow:
-    """What ended in the last ``length_s``, or up to one slice less."""
+    """Requests that ended in the last ``length_s`` seconds, or up to one slice less."""
 
     def __init__(self, length_s: float, now: float) -> None:
         self._slice_s = length_s / SLICES
@@ -46,7 +46,7 @@ class SlidingWindow:
         tally.met += outcome is Outcome.MET
 
     def totals(self, now: float) -> dict[Key, Tally]:
-        """Of all slices."""
+        """Tallies of all slices together, by key."""
         self._advance(now)
         totals: dict[Key, Tally] = {}
         for part in self._slices:
@@ -57,7 +57,7 @@ class SlidingWindow:
         return totals
 
     def covered_s(self, now: float) -> float:
-        """How long it has been counting: less than its length at first."""
+        """Seconds that the window covers: less than its length at first."""
         elapsed = now - self._began
         oldest = max(0, int(elapsed / self._slice_s) - SLICES + 1)
         return elapsed - oldest * self._slice_s
@@ -77,17 +77,17 @@ class Windows:
         self._windows = {name: SlidingWindow(s, clock.now()) for name, s in WINDOWS_S.items()}
 
     def count(self, priority: Priority, tenant: str, outcome: Outcome) -> None:
-        """A request ended; of ``tenant`` there is a bounded number of values."""
+        """Count a request that ended; ``tenant`` has a bounded number of values."""
         now, key = self._clock.now(), (priority, tenant)
         for window in self._windows.values():
             window.count(key, outcome, now)
 
     def by_class(self) -> Iterator[tuple[str, str, Tally, float]]:
-        """Window, class, what ended of it, and in how many seconds."""
+        """Names of each window and class, their tally, and the seconds that the window covers."""
         return self._grouped(lambda key: key[0].value)
 
     def by_tenant(self) -> Iterator[tuple[str, str, Tally, float]]:
-        """The same by tenant."""
+        """Names of each window and tenant, their tally, and the seconds that the window covers."""
         return self._grouped(lambda key: key[1])
 
     def _grouped(self, group: Callable[[Key], str]) -> Iterator[tuple[str, str, Tally, float]]:
@@ -112,7 +112,7 @@ def _attainment(
 
 def _goodput(windows: Windows) -> Samples:
     for window, priority, tally, seconds in windows.by_class():
-        # The first second would make a rate of one request that it is not.
+        # In the first second, one request would make an exaggerated rate.
         yield (window, priority), tally.met / max(1.0, seconds)
 
 

@@ -31,14 +31,15 @@ _UNSERVED = {Kind.EXPIRED: "expired", Kind.CANCELLED: "canceled"}
 
 
 class BatchItem(msgspec.Struct, frozen=True):
-    """One request: ``params`` is a body of ``/v1/messages``."""
+    """One request of a batch: ``params`` is a body of ``/v1/messages``."""
 
     custom_id: str
     params: msgspec.Raw
 
 
 class MessageBatchRequest(msgspec.Struct, frozen=True):
-    """``completion_window``, which Anthropic's has not, is a number and one of s m h d."""
+    """Body of a new batch. ``completion_window``, which Anthropic's API lacks, is a number and one
+    of s m h d."""
 
     requests: list[BatchItem]
     completion_window: str = _WINDOW
@@ -49,7 +50,7 @@ _rest_decoder = msgspec.json.Decoder(MessageBatchRequest)
 
 
 async def create(request: web.Request) -> web.Response:
-    """Take on many messages."""
+    """Create a batch of messages."""
     check_version(request.headers)
     batches, owner = batches_of(request), owner_of(request)
     require_json(request)
@@ -88,25 +89,25 @@ async def batches(request: web.Request) -> web.Response:
 
 
 async def retrieve(request: web.Request) -> web.Response:
-    """How far a batch is."""
+    """One batch, and how far it is."""
     return json_response(shape(await _named(request)))
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Begin no more of a batch's messages; what is done of them is kept."""
+    """Cancel a batch: no more of its messages are begun; results so far are kept."""
     name = request.match_info["batch_id"]
     return json_response(shape(await batches_of(request).cancel(owner_of(request), DIALECT, name)))
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Forget a batch that has ended, with its results."""
+    """Delete a batch that has ended, with its results."""
     name = request.match_info["batch_id"]
     await batches_of(request).delete(owner_of(request), DIALECT, name)
     return json_response({"id": name, "type": "message_batch_deleted"})
 
 
 async def results(request: web.Request) -> web.StreamResponse:
-    """What came of each message, one JSON object a line, in any order."""
+    """The result of each message, one JSON object per line, in any order."""
     batch = await _named(request)
     if not batch.status.is_over:
         raise NotFound("the batch has not ended; its results can be asked for once it has")
@@ -147,13 +148,13 @@ def shape(batch: StoredBatch) -> dict[str, object]:
         "cancel_initiated_at": _rfc3339(times.get(Status.CANCELLING.value)),
         "ended_at": _rfc3339(times.get(batch.status.value)) if is_over else None,
         "archived_at": None,
-        # Relative, so that it leads through whatever proxy the client came by; SDKs take it.
+        # Relative, so that it works through whatever proxy the client came by; SDKs accept it.
         "results_url": f"{ENDPOINT}/batches/{batch.id}/results" if is_over else None,
     }
 
 
 def entry(batch: StoredBatch, line: Line, kind: Kind, answer: Answer | None) -> bytes:
-    """A line of the results."""
+    """One line of the results."""
     result: dict[str, object]
     if kind in _UNSERVED:
         result = {"type": _UNSERVED[kind]}
@@ -173,11 +174,11 @@ class _Taken:
         self._ids: set[bytes] = set()
 
     def feed(self, piece: bytes) -> bytes:
-        """The lines of the requests that end in ``piece``. Raises ``NoElements``."""
+        """Lines of the requests that end in ``piece``. Raises ``NoElements``."""
         return b"".join(self._line(element) for element in self._elements.feed(piece))
 
     def finish(self) -> MessageBatchRequest:
-        """What else the body says. Raises ``NoElements`` and ``InvalidRequest``."""
+        """The rest of the body, apart from its requests. Raises ``NoElements``."""
         try:
             rest = _rest_decoder.decode(self._elements.rest)
         except msgspec.ValidationError as error:
@@ -210,7 +211,7 @@ class _Taken:
             "custom_id": item.custom_id,
             "method": "POST",
             "url": ENDPOINT,
-            # A body may have line breaks in it; in a file of lines it has none.
+            # A body may contain line breaks; in a file of lines it must not.
             "body": msgspec.Raw(msgspec.json.format(item.params, indent=-1)),
         }
         return msgspec.json.encode(line) + b"\n"

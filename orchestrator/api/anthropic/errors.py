@@ -17,14 +17,16 @@ _TYPES = {
 
 
 def status_of(error: TidegateError) -> int:
-    """As in every dialect, but for one status for all that another time or place would serve."""
+    """HTTP status of an error: the one of every dialect, except that 529 stands for whatever
+    another time or place would serve."""
     if isinstance(error, Unavailable) and not isinstance(error, RateLimited):
         return OVERLOADED
     return error.status
 
 
 def error_body(error: TidegateError, request_id: str) -> dict[str, object]:
-    """Beside Anthropic's fields it has our ``code``, and the figures that belong to it."""
+    """An error as Anthropic's JSON object, with our ``code`` and the figures that belong to it
+    added."""
     status = status_of(error)
     other = "invalid_request_error" if status < 499 else "api_error"
     message = f"{_overflow(error)}{error.message}"
@@ -41,8 +43,8 @@ def error_body(error: TidegateError, request_id: str) -> dict[str, object]:
 
 
 def _overflow(error: TidegateError) -> str:
-    """What Anthropic says first of what does not fit: agents go by these words and figures, and
-    shorten the conversation by them."""
+    """Anthropic's own prefix for a prompt that does not fit. Agents look for these words and
+    figures, and shorten the conversation by them."""
     if error.code is not Code.CONTEXT_OVERFLOW or error.field not in ("prompt", "messages"):
         return ""
     told, figures = error.details, ""

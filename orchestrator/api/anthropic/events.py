@@ -41,7 +41,7 @@ _AFTER_TEXT = b"}}\n\n"
 
 
 class MessageEvents:
-    """Turns one task's tokens into events. Hears the task; ``stream`` carries them away."""
+    """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events."""
 
     def __init__(self, stream: EventStream, request_id: str) -> None:
         self._stream = stream
@@ -52,7 +52,8 @@ class MessageEvents:
     # as a listener
 
     def started(self, task: Task) -> None:
-        """Nothing to send: the first byte is the first token's, so that errors stay a status."""
+        """Send nothing: the first byte is the first token's, so that errors can still be a
+        status."""
 
     def tokens(self, task: Task, delta: Delta) -> None:
         events = [_BEFORE_TEXT + _encode(text) + _AFTER_TEXT for text in delta.texts if text]
@@ -78,7 +79,7 @@ class MessageEvents:
     # inside
 
     def _rest(self, task: Task, ending: Ending) -> list[bytes]:
-        """What is left of the content."""
+        """Events for what is left of the content when the task ends."""
         events = [self._begin(task, has_text=bool(ending.tail))]
         if ending.tail:
             events.append(_BEFORE_TEXT + _encode(ending.tail) + _AFTER_TEXT)
@@ -90,7 +91,7 @@ class MessageEvents:
         return stop(ending)
 
     def _begin(self, task: Task, *, has_text: bool) -> bytes:
-        """What has to come before more, as far as it has not."""
+        """Events that must precede further content, as far as they have not been sent."""
         events = b""
         if not self._has_message:
             self._has_message = True
@@ -103,14 +104,15 @@ class MessageEvents:
 
 
 class ParsedMessageEvents(MessageEvents):
-    """The same where the model may think in tags, or call tools: a block for each of those."""
+    """Events of a task whose model may think in tags, or call tools: one block for each of
+    those."""
 
     def __init__(self, stream: EventStream, request_id: str, output: TaskOutput) -> None:
         super().__init__(stream, request_id)
         self._output = output
         self._index = -1
         self._open = ""
-        """The type of the block that has begun and not ended."""
+        """Type of the block that has begun and not ended; empty between blocks."""
 
     def started(self, task: Task) -> None:
         self._output.begin(task)
@@ -149,13 +151,13 @@ class ParsedMessageEvents(MessageEvents):
                     events += self._close()
                 case CallFails(_, text, is_cut):
                     events += self._close()
-                    if not is_cut:  # what the client has of the call is none
+                    if not is_cut:  # the client cannot use the part of the call that it has
                         events += self._in_block("text", {"text": ""})
                         events.append(self._delta("text_delta", "text", text))
         return events
 
     def _in_block(self, kind: str, start: dict[str, object]) -> list[bytes]:
-        """Begin a block of that type, unless it is at one."""
+        """Begin a block of that type, unless one is open already."""
         if self._open == kind:
             return []
         events = self._close()
@@ -168,11 +170,11 @@ class ParsedMessageEvents(MessageEvents):
         return events
 
     def _close(self) -> list[bytes]:
-        """End the block that it is at."""
+        """End the block that is open, if one is."""
         if not self._open:
             return []
         events = []
-        if self._open == "thinking":  # where Anthropic's has one; nothing here needs it
+        if self._open == "thinking":  # where Anthropic has one; nothing here needs it
             events.append(self._delta("signature_delta", "signature", ""))
         self._open = ""
         events.append(_event("content_block_stop", {"index": self._index}))

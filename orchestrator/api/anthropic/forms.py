@@ -1,5 +1,5 @@
-"""The form that Anthropic's bodies ask of the text: ``output_config.format``, or ``output_format``,
-as its beta had it."""
+"""The output format of Anthropic's bodies: ``output_config.format``, or ``output_format`` of its
+beta."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ from orchestrator.errors import InvalidRequest
 
 
 class FormatBody(msgspec.Struct, frozen=True):
-    """A JSON Schema's own text goes to the worker as it came."""
+    """A JSON Schema for the answer; its text goes to the worker as it came."""
 
     type: str
     schema: msgspec.Raw = NULL
@@ -19,7 +19,7 @@ class FormatBody(msgspec.Struct, frozen=True):
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
-    """How much effort to make is a hint that nothing here depends on."""
+    """Output settings. The effort to make is a hint that nothing here depends on."""
 
     format: msgspec.Raw = NULL
     effort: Unused = NULL
@@ -31,7 +31,7 @@ _format_reader: Reader[FormatBody | None] = Reader(FormatBody | None)
 
 
 def stated_form(output_config: msgspec.Raw, output_format: msgspec.Raw) -> StatedGrammar | None:
-    """What the text must match. Raises ``InvalidRequest``."""
+    """The grammar that the answer must match, if one is stated. Raises ``InvalidRequest``."""
     require_bounds(output_config, "output_config")
     config: OutputConfig | None = decode_part(output_config, _config_reader, "output_config")
     field, stated = "output_config.format", NULL if config is None else config.format

@@ -38,7 +38,7 @@ _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 class ParsedRequest(NamedTuple):
-    """A request, without its body."""
+    """A parsed request, without its body."""
 
     job: Job
     prompt: Prompt
@@ -48,7 +48,7 @@ class ParsedRequest(NamedTuple):
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
-    """The next message of a conversation, or the rest of one that the client began."""
+    """Create the next message of a conversation, or the rest of one that the client began."""
     check_version(request.headers)
     parsed = await read_body(request, _message_reader, lambda body: _parse(request, body))
     job, output = await _with_output(request, parsed)
@@ -75,7 +75,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
 
 class _Answer(WholeAnswer):
-    """Tells the ``output`` when its prompt is known."""
+    """A whole answer that tells ``output`` once the prompt is known."""
 
     def __init__(self, output: TaskOutput | None) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _Answer(WholeAnswer):
 
 
 async def count_tokens(request: web.Request) -> web.Response:
-    """How many tokens a conversation has as a prompt."""
+    """Count the tokens that a conversation has as a prompt."""
     check_version(request.headers)
     orchestrator, context = request.app[ORCHESTRATOR], request[CONTEXT]
     deadline = read_deadline(
@@ -112,7 +112,8 @@ async def count_tokens(request: web.Request) -> web.Response:
 
 
 def check_version(headers: Mapping[str, str]) -> None:
-    """Every version means the same here. Raises ``InvalidRequest`` for what is none."""
+    """Accept any date as a version; all mean the same here. Raises ``InvalidRequest`` for
+    others."""
     version = headers.get("anthropic-version")
     if version is not None and not _VERSION.fullmatch(version.strip()):
         raise InvalidRequest(
@@ -140,9 +141,9 @@ def _parse(request: web.Request, body: MessagesRequest) -> ParsedRequest:
 async def _with_output(
     request: web.Request, parsed: ParsedRequest
 ) -> tuple[Job, TaskOutput | None]:
-    """The job as its tools want it, and what takes apart what its model says, where that may be
-    more than text. Raises ``InvalidRequest`` for what the model cannot, and what ``loaded_model``
-    does."""
+    """The job with its tools applied, and the parser of the model's output where that may be more
+    than text. Raises ``InvalidRequest`` for what the model cannot do, and what ``loaded_model``
+    raises."""
     encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
     if parsed.must_think and format_of(request.app, encoder).reasoning is None:
         raise InvalidRequest(

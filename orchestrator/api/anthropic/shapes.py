@@ -16,11 +16,12 @@ _STOP_REASONS = {
     FinishReason.LENGTH: "max_tokens",
     FinishReason.DEADLINE: "deadline",
 }
-"""``deadline`` is ours: only who asks for ``on_deadline`` gets it."""
+"""Why a message ended, in Anthropic's words. ``deadline`` is our own, and only sent to those who
+ask for ``on_deadline``."""
 
 
 def blocks_of(output: Output) -> list[object]:
-    """What the model said, in one piece."""
+    """The content blocks of a model's whole output."""
     blocks: list[object] = []
     if output.reasoning:
         blocks.append({"type": "thinking", "thinking": output.reasoning, "signature": ""})
@@ -39,7 +40,7 @@ def blocks_of(output: Output) -> list[object]:
 
 
 def _input(call: Call) -> object:
-    """The arguments; of a call that was cut, as far as they go."""
+    """The arguments of a call; of a call that was cut, as far as they go."""
     if not call.is_cut:
         return msgspec.Raw(call.arguments.encode())
     try:
@@ -56,7 +57,7 @@ def new_call_id() -> str:
 def message(
     task: Task, ending: Ending | None, content: list[object], *, is_calling: bool = False
 ) -> dict[str, object]:
-    """The whole of it; without an ``ending`` as a stream begins."""
+    """A whole message; without an ``ending``, as it is when a stream begins."""
     return {
         "id": answer_id(task),
         "type": "message",
@@ -69,7 +70,7 @@ def message(
 
 
 def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | None]:
-    """Why it ended; ``is_calling`` where it ended with calls of tools."""
+    """The fields that say why a message ended; ``is_calling`` if it ended with calls of tools."""
     if is_calling:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if ending is None:
@@ -81,8 +82,8 @@ def stop(ending: Ending | None, *, is_calling: bool = False) -> dict[str, str | 
 
 
 def usage(task: Task) -> dict[str, int]:
-    """Tokens. The prompt's are in one of three fields each: what the prefix cache had is known at
-    the end, and nothing is ever cached at a price."""
+    """Token counts. Each prompt token is in one of three fields. How many the prefix cache had is
+    known at the end only; nothing is ever cached for a fee."""
     return {
         "input_tokens": task.prompt_tokens - task.cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -1,4 +1,4 @@
-"""Tools as Anthropic's bodies state them, which may or must be called, and how much to think."""
+"""Tools of Anthropic's bodies, which of them may or must be called, and how much to think."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
@@ -18,7 +18,7 @@ _OF_CLIENTS = ("bash_", "computer_", "memory_", "text_editor_")
 
 
 class ToolBody(msgspec.Struct, frozen=True):
-    """A tool. The client's own, which has a schema, is the only kind that is served."""
+    """A tool. Only tools that the client defines, with a schema, are served."""
 
     name: str = ""
     input_schema: msgspec.Raw = NULL
@@ -39,7 +39,7 @@ class ChoiceBody(msgspec.Struct, frozen=True):
 
 
 class ThinkingBody(msgspec.Struct, frozen=True):
-    """A budget of its own is not kept: ``max_tokens`` holds for all."""
+    """Whether to think. A separate budget is not honored: ``max_tokens`` covers everything."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Unused = NULL
@@ -63,7 +63,7 @@ _thinking_reader: Reader[ThinkingBody | None] = Reader(ThinkingBody | None)
 
 
 def tool_use_of(body: StatesTools) -> ToolUse | None:
-    """None where no tool may be called. Raises ``InvalidRequest``."""
+    """The tools that may be called; None where there are none. Raises ``InvalidRequest``."""
     require_bounds(body.tools)
     require_bounds(body.tool_choice, "tool_choice")
     choice: ChoiceBody | None = decode_part(body.tool_choice, _choice_reader, "tool_choice")
@@ -88,9 +88,9 @@ def tool_use_of(body: StatesTools) -> ToolUse | None:
 
 
 def _is_served(tool: ToolBody, where: str) -> bool:
-    """Whether it can be called. Tools of Anthropic's servers, which nobody has here, are passed
-    over. Raises ``InvalidRequest`` for those that a client runs and whose schemas Anthropic's
-    models know by heart: without them it would wait for calls in vain."""
+    """Whether a tool can be called. Tools that run on Anthropic's servers, which nobody has here,
+    are ignored. Raises ``InvalidRequest`` for those that a client runs and whose schemas
+    Anthropic's models know by heart: if ignored, the client would wait for calls in vain."""
     if tool.type in (None, "custom") or tool.input_schema != NULL:
         return True
     kind = excerpt(str(tool.type), 64)
@@ -108,13 +108,13 @@ class Thinking(NamedTuple):
     """How much a model is to think."""
 
     arguments: Mapping[str, TemplateArgument]
-    """What a template that can do both is told."""
+    """Arguments for a chat template that can both think and not think."""
     is_required: bool
-    """It is refused of a model that cannot; else it is a hint."""
+    """Whether a model that cannot think is refused; otherwise thinking is a hint."""
 
 
 def thinking_of(body: StatesTools) -> Thinking:
-    """Raises ``InvalidRequest``."""
+    """How much to think, as the body states it. Raises ``InvalidRequest``."""
     require_bounds(body.thinking, "thinking")
     stated: ThinkingBody | None = decode_part(body.thinking, _thinking_reader, "thinking")
     if stated is None:

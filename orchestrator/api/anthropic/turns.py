@@ -1,4 +1,4 @@
-"""A conversation as Anthropic's bodies have it: turns of blocks, calls and results among them."""
+"""A conversation in Anthropic's form: turns of blocks, including tool calls and their results."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -16,7 +16,7 @@ _BETWEEN_TURNS = "\n\n"
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
-    """Prefixes are cached whether or not a ``cache_control`` asks for it."""
+    """Text of a turn. Prefixes are cached whether or not ``cache_control`` asks for it."""
 
     text: str
     cache_control: Unused = NULL
@@ -27,7 +27,7 @@ Content = str | tuple[TextBlock, ...]
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking", tag_field="type", gc=False):
-    """What the model thought in an earlier turn."""
+    """Thinking of the model in an earlier turn."""
 
     thinking: str = ""
     signature: Unused = NULL
@@ -37,14 +37,14 @@ class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking", tag_field="type
 class RedactedThinkingBlock(
     msgspec.Struct, frozen=True, tag="redacted_thinking", tag_field="type", gc=False
 ):
-    """The same where nobody may read it: nothing to us."""
+    """Thinking that is encrypted; nothing here can use it."""
 
     data: Unused = NULL
     cache_control: Unused = NULL
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use", tag_field="type", gc=False):
-    """What the model called in an earlier turn."""
+    """A tool call that the model made in an earlier turn."""
 
     id: str = ""
     name: str = ""
@@ -54,7 +54,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use", tag_field="type"
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result", tag_field="type", gc=False):
-    """What came of a call. Templates have no word for one that failed: its content says so."""
+    """The result of a call. Templates cannot mark a call as failed: its content must say so."""
 
     tool_use_id: str = ""
     content: Content | None = ""
@@ -66,17 +66,18 @@ Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolR
 
 
 class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One turn. A body may have so many that the collector would be the dearest part."""
+    """One turn. A body may have so many that garbage collection would cost more than anything
+    else."""
 
     role: Literal["user", "assistant", "system"]
     content: str | tuple[Block, ...]
 
 
 def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[Message, ...]:
-    """A chat of alternating turns; an assistant's last one is gone on with.
+    """A chat of alternating turns; a last turn by the assistant is continued.
 
-    Blocks of one turn are joined as they are, turns of one role that follow each other with an
-    empty line between. Results of tools are turns of their own, before the user's text. Raises
+    Blocks of one turn are joined as they are, consecutive turns of one role with an empty line
+    between them. Results of tools become turns of their own, before the user's text. Raises
     ``InvalidRequest``.
     """
     if not messages:
@@ -107,7 +108,7 @@ def turns_of(system: Content | None, messages: Sequence[InputMessage]) -> tuple[
 
 
 def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> Message:
-    """The model's turn. What it thought is left out, unless it called tools then."""
+    """The model's turn. Its thinking is left out, unless it called tools in that turn."""
     texts: list[str] = []
     calls: list[ToolCall] = []
     thoughts: list[str] = []
@@ -143,7 +144,7 @@ def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> M
 def _asked(
     role: str, group: Iterable[tuple[int, InputMessage]], names: dict[str, str]
 ) -> list[Message]:
-    """The user's turn, with what came of calls before it; or the system's."""
+    """The user's turn, preceded by the results of calls; or the system's turn."""
     texts: list[str] = []
     results: list[Message] = []
     for at, message in group:

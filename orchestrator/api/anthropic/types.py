@@ -1,6 +1,6 @@
-"""Anthropic's request bodies, as far as they are served here; what is not is refused by name.
+"""Anthropic's request bodies, as far as they are served here; the rest is refused by name.
 
-What a body may say beyond its API is the same as in every other dialect (``GenerationRequest``).
+Additional fields are those of every other dialect (``GenerationRequest``).
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from orchestrator.tasks.job import Chat, Prompt
 
 
 class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who asks, in the client's own books; nothing here depends on it."""
+    """The client's own name for its user; nothing here depends on it."""
 
     user_id: str | None = None
 
@@ -107,7 +107,7 @@ def refuse_unsupported(body: MessagesRequest | CountTokensRequest) -> None:
 
 
 def chat_of(body: "MessagesRequest | CountTokensRequest") -> tuple[Prompt, ToolUse | None]:
-    """The conversation, and the tools in it that may be called. Raises ``InvalidRequest``."""
+    """The conversation, and those of its tools that may be called. Raises ``InvalidRequest``."""
     use = tool_use_of(body)
     arguments = {**thinking_of(body).arguments, **template_arguments(body.chat_template_kwargs)}
     turns = turns_of(body.system, body.messages)
@@ -126,4 +126,4 @@ _ONLY = {
     "container": Served(_nothing, "tools of servers are not served", is_hint=True),
     "speed": Served(lambda value: value == "standard", "there is one, standard", is_hint=True),
 }
-"""Fields of which few values are served."""
+"""Fields of which only some values are served."""

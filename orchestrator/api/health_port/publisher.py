@@ -1,4 +1,5 @@
-"""The health port as the orchestrator has it: a responder process, told what to answer."""
+"""The orchestrator's end of the health port: runs a responder process and tells it what to
+answer."""
 
 import asyncio
 import json
@@ -14,9 +15,9 @@ from orchestrator.health import HealthBoard, PreparedResponse
 from orchestrator.telemetry.log import fields, service_log
 
 PUBLISH_EVERY_S = 0.05
-"""A change shows on the port within this and what the pipe takes."""
+"""Time within which a change shows on the port, not counting what the pipe takes."""
 BEAT_EVERY_S = 0.5
-"""So often the responder hears that the loop is alive."""
+"""How often the responder is told that the event loop is alive."""
 _BACKLOG = 256
 _RESTART_S = 0.5
 _END_S = 1.0
@@ -24,20 +25,20 @@ _SCRIPT = Path(responder.__file__)
 
 
 class HealthPort:
-    """Keeps one responder running, and tells it what the board says.
+    """Keeps one responder running, and sends it the health board's answers.
 
     The socket is bound here and stays open while a responder is replaced: checks wait meanwhile.
     """
 
     def __init__(self, board: HealthBoard, host: str, port: int, *, stalled_after_s: float) -> None:
-        """Raises ``OSError`` when the port cannot be listened on."""
+        """Bind the socket. Raises ``OSError`` if the port cannot be listened on."""
         self._board = board
         self._stalled_after_s = stalled_after_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         self._runner: asyncio.Task[None] | None = None
         self.pid = 0
-        """Of the responder; 0 while there is none."""
+        """Process id of the responder; 0 while there is none."""
 
     @property
     def port(self) -> int:
@@ -80,7 +81,7 @@ class HealthPort:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             pass_fds=(fd,),
-            # It needs none of our secrets.
+            # The responder needs none of our secrets.
             env={k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")},
         )
         assert process.stdin is not None
@@ -90,7 +91,7 @@ class HealthPort:
             await self._publish(process.stdin, ended)
         finally:
             self.pid = 0
-            process.stdin.close()  # which ends it
+            process.stdin.close()  # makes the responder end
             done, _ = await asyncio.wait([ended], timeout=_END_S)
             if not done:
                 process.kill()
@@ -101,7 +102,8 @@ class HealthPort:
         published: dict[str, PreparedResponse] = {}
         beat_at = 0.0
         while not ended.done():
-            # A responder that is late gets the newest once it reads again, and nothing in between.
+            # A responder that falls behind gets the newest answers once it reads again, not those
+            # between.
             if not transport.get_write_buffer_size():
                 answers = self._board.by_path()
                 if answers != published or loop.time() >= beat_at:
@@ -111,6 +113,6 @@ class HealthPort:
 
 
 def _line(answers: Mapping[str, PreparedResponse]) -> bytes:
-    """As the responder reads them."""
+    """All answers as one line in the form that the responder reads."""
     by_path = {path: (answer.status, answer.body.decode()) for path, answer in answers.items()}
     return json.dumps(by_path).encode() + b"\n"

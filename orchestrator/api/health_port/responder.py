@@ -23,7 +23,7 @@ from contextlib import suppress
 from http import HTTPStatus
 
 MOST_CONNECTIONS = 256
-"""When there are more, the one that has been silent for longest makes room."""
+"""Most connections at a time; beyond that, the one that has been silent for longest is closed."""
 HEAD_BYTES = 8192
 IDLE_S = 60.0
 _LOOK_EVERY_S = 5.0
@@ -35,7 +35,7 @@ Answer = tuple[int, bytes]
 
 
 class Answers:
-    """What to say, and for how long it may be said."""
+    """The answers to health checks, valid for as long as the orchestrator is heard from."""
 
     def __init__(self, stalled_after_s: float, now: float) -> None:
         self._stalled_after_s = stalled_after_s
@@ -44,7 +44,7 @@ class Answers:
         self._pending = b""
 
     def take(self, data: bytes, now: float) -> None:
-        """Take bytes of the pipe. Of whole lines the last one with answers counts."""
+        """Take bytes from the pipe. Of several whole lines, the last one with answers counts."""
         *lines, self._pending = (self._pending + data).split(b"\n")
         if lines:
             self._heard_at = now
@@ -74,14 +74,14 @@ class Exchange:
         self._unread = b""
         self.unsent = b""
         self.is_last = False
-        """Nothing more is read: the connection ends when all is sent."""
+        """Whether the connection ends once all is sent; nothing more is read then."""
 
     def receive(self, data: bytes) -> None:
-        # Empty lines before a request are no part of it (RFC 9112, 2.2), nor of what may pile up.
+        # Empty lines before a request are no part of it (RFC 9112, 2.2), and must not pile up.
         self._unread = (self._unread + data).lstrip(b"\r\n")
 
     def proceed(self, now: float) -> None:
-        """Answer the next request, if it is whole; to be called while nothing is unsent."""
+        """Answer the next request, if it is whole. To be called only while nothing is unsent."""
         if self.is_last:
             return
         head, end, rest = self._unread.partition(b"\r\n\r\n")
@@ -136,7 +136,7 @@ class _Connection:
 
 
 class Responder:
-    """One thread and one selector: no socket is waited for, so none delays another."""
+    """Serves all connections with one thread and one selector: no socket ever blocks another."""
 
     def __init__(self, listener: socket.socket, pipe: int, answers: Answers) -> None:
         self._listener = listener
@@ -144,16 +144,16 @@ class Responder:
         self._answers = answers
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}
-        """By file, the one that has been silent for longest first."""
+        """Connections by file descriptor, the one that has been silent for longest first."""
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until the pipe ends."""
+        """Serve until the pipe ends."""
         while True:
             ready = self._selector.select(_LOOK_EVERY_S)
-            # What it has to say goes before what is asked.
+            # News from the pipe is read before requests are answered.
             if any(key.fd == self._pipe for key, _ in ready):
                 data = os.read(self._pipe, _READ_BYTES)
                 if not data:
@@ -190,7 +190,7 @@ class Responder:
 
     def _serve(self, fd: int) -> None:
         connection = self._connections.get(fd)
-        if connection is None:  # it made room for another
+        if connection is None:  # it was closed to make room for another
             return
         try:
             is_over = self._exchange(fd, connection)
@@ -200,9 +200,10 @@ class Responder:
             self._close(fd)
 
     def _exchange(self, fd: int, connection: _Connection) -> bool:
-        """Read, answer, send, as far as nobody has to wait; whether the connection is over.
+        """Read, answer and send as far as possible without waiting. Returns whether the connection
+        is over.
 
-        Nothing is read before all is sent, so that whoever does not read takes no memory.
+        Nothing is read before all is sent, so that a client that does not read takes no memory.
         """
         exchange, now = connection.exchange, time.monotonic()
         if not exchange.unsent:
@@ -244,7 +245,7 @@ def _error(code: str, message: str) -> bytes:
 
 
 def main() -> None:
-    # Whoever stops the orchestrator's process group has it drain first: answer until it has ended.
+    # Whoever stops the orchestrator's process group has it drain first, so answer until it ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(fileno=int(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Accepting connections: as many as there may be open files; failing to is said once a minute."""
+"""Accepting connections, as many as open files allow; failures are logged once a minute."""
 
 import asyncio
 import os
@@ -10,19 +10,19 @@ from orchestrator.api.http.connection_limit import MIN_CONNECTIONS
 from orchestrator.telemetry.log import fields, service_log
 
 _RESERVED_FILES = 256
-"""Open files that clients' connections never take, half of them where there are few: lanes, logs,
-what libraries need, and those that are turned away."""
+"""Open files that clients' connections never take, or half of all where there are few: for lanes,
+logs, libraries, and connections that are turned away."""
 ACCEPTS_PER_PASS = 16
-"""So many are accepted in one pass of the event loop: to admit the request that comes with one
+"""Connections accepted in one pass of the event loop: admitting the request that comes with each
 takes some milliseconds when thousands come at once. asyncio calls this the backlog."""
 LISTEN_BACKLOG = 1024
-"""So many wait in the kernel meanwhile; clients beyond them try again after a second."""
+"""Connections that may wait in the kernel; clients beyond them retry after a second."""
 _ENOUGH_FILES = 65536
 _LOG_EVERY_S = 60.0
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as it may; returns how many that is."""
+    """Raise this process's limit of open files as far as it may; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
     if soft == resource.RLIM_INFINITY or soft >= most:
@@ -32,13 +32,14 @@ def raise_file_limit() -> int:
 
 
 def most_connections() -> int:
-    """How many connections this process may have, with as many open files as it may have."""
+    """How many connections the process's limit of open files, raised as far as it may be,
+    allows."""
     files = raise_file_limit()
     return max(MIN_CONNECTIONS, files - min(_RESERVED_FILES, files // 2))
 
 
 def widen_backlog(server: asyncio.AbstractServer | None) -> None:
-    """Let more connections wait to be accepted than asyncio accepts at a time, which knows one
+    """Let more connections wait in the kernel than asyncio accepts per pass; asyncio uses one
     number for both."""
     assert isinstance(server, asyncio.Server)
     for listening in server.sockets:
@@ -47,7 +48,7 @@ def widen_backlog(server: asyncio.AbstractServer | None) -> None:
 
 
 class QuietAccept:
-    """An event loop's exception handler: failing to accept is said once a minute, in one line."""
+    """An event loop's exception handler that logs failures to accept in one line, once a minute."""
 
     def __init__(self) -> None:
         self._log_at = 0.0

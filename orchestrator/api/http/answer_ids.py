@@ -1,4 +1,4 @@
-"""What answers are called in each dialect, made of their task's id, and back."""
+"""Ids of answers in each dialect, derived from their task's id, and back."""
 
 from orchestrator.tasks.job import Api
 from orchestrator.tasks.task import Task
@@ -12,12 +12,12 @@ ID_PREFIXES = {
 
 
 def answer_id(task: Task) -> str:
-    """What the client's answer is called; a request with several choices has one for all."""
+    """Id of the client's answer; a request with several choices has one for all of them."""
     return ID_PREFIXES.get(task.job.api, "") + task.leader_id
 
 
 def task_id_of(name: str) -> str:
-    """The task's own id, of that or of its answer's."""
+    """The task's own id, from itself or from its answer's id."""
     for prefix in ID_PREFIXES.values():
         if name.startswith(prefix):
             return name.removeprefix(prefix)

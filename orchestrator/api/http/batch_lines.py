@@ -25,15 +25,15 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Job, OnDisconnect, Priority
 
 FIRST_CARDS_S = 60.0
-"""So long after its start the service may not know yet which models its instances serve."""
+"""How long after its start the service may still not know which models its instances serve."""
 _ASK_AGAIN_S = 1.0
 
 Entry = Callable[[StoredBatch, Line, Kind, Answer | None], bytes]
-"""What the client of a dialect reads of a line (``batches.shop.Server.entry``)."""
+"""Renders a line's result in a dialect, for its client to read (``batches.shop.Server.entry``)."""
 
 
 def batches_of(request: web.Request) -> Batches:
-    """Raises ``InvalidRequest`` where the service has none."""
+    """The service's batches. Raises ``InvalidRequest`` where it has none."""
     batches = request.app[ORCHESTRATOR].stages.batches
     if batches is None:
         raise InvalidRequest(
@@ -44,12 +44,12 @@ def batches_of(request: web.Request) -> Batches:
 
 
 def owner_of(request: web.Request) -> str:
-    """Whose files and batches a request may see."""
+    """Fingerprint of the key whose files and batches a request may see."""
     return request[CONTEXT].key.fingerprint
 
 
 class _Modes(msgspec.Struct, frozen=True):
-    """What a line cannot ask for, for it has one answer in one piece."""
+    """Fields that a line may not set, because it has one answer in one piece."""
 
     stream: bool | None = None
     background: bool | None = None
@@ -73,7 +73,8 @@ class BatchLines:
         return self._entries[batch.dialect](batch, line, kind, answer)
 
     def most_at_once(self, owner: str) -> int:
-        """Half of what the key may have in progress: the rest is for its other requests."""
+        """Half of the requests that the key may have in progress: the rest is for its other
+        requests."""
         orchestrator = self._app[ORCHESTRATOR]
         limit = orchestrator.limits.concurrent_of(owner)
         batches = orchestrator.stages.batches
@@ -122,7 +123,7 @@ class BatchLines:
         )
 
     def _retry_after_s(self, error: TidegateError) -> float | None:
-        """None for an error that another try would not change."""
+        """Seconds until a retry makes sense; None for an error that a retry would not change."""
         if isinstance(error, Unavailable) and error.retryable:
             return error.retry_after_ms / 1000
         if isinstance(error, ModelNotFound) and self._is_beginning():
@@ -130,7 +131,7 @@ class BatchLines:
         return None
 
     def _is_beginning(self) -> bool:
-        """Whether an instance that has not been reached yet may serve what nobody else does."""
+        """Whether an instance that has not been reached yet might serve what no other one does."""
         orchestrator = self._app[ORCHESTRATOR]
         if orchestrator.clock.now() > self._began + FIRST_CARDS_S:
             return False
@@ -142,11 +143,11 @@ def _withdrawn() -> Unauthenticated:
 
 
 def _unserved(body: bytes) -> InvalidRequest | None:
-    """Why a line asks for more than one answer in one piece; None where it does not."""
+    """Error for a line that asks for more than one answer in one piece; None if it does not."""
     try:
         modes = _modes.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        return None  # its route says what is wrong
+        return None  # the route reports what is wrong
     for field in ("stream", "background"):
         if getattr(modes, field):
             return InvalidRequest(

@@ -28,22 +28,23 @@ R = TypeVar("R")
 BODIES = web.AppKey("bodies", BodyBudget)
 
 INLINE_BYTES = 64 * 1024
-"""Up to this many bytes a body costs the event loop less than a millisecond."""
+"""Largest body that costs the event loop less than a millisecond, and is decoded on it."""
 
 LARGE_BODIES = web.AppKey("large_bodies", LargeBodies)
 
 
 async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T], R]) -> R:
-    """What ``make`` makes of the request's body as ``reader``'s type; nothing else of it stays.
+    """Read the request's body as ``reader``'s type; returns what ``make`` makes of it.
 
-    For a large body both happen on a thread. Raises ``InvalidRequest`` or a kind of it, and
-    ``DeadlineExceeded`` when the deadline of the headers passes meanwhile.
+    Nothing else of the body is kept. For a large body both happen on a thread. Raises
+    ``InvalidRequest`` or a kind of it, and ``DeadlineExceeded`` when the deadline of the headers
+    passes meanwhile.
     """
     require_json(request)
     patience = asyncio.timeout(request.app[CONFIG].bodies.timeout_s)
 
     def give_up() -> None:
-        """End the reading: another body gets the room."""
+        """Stop reading, so that another body gets the room."""
         with suppress(RuntimeError):  # its own time has just run out
             patience.reschedule(0.0)
 
@@ -66,8 +67,8 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
 
 @contextmanager
 def _ignored_by(request: web.Request) -> Iterator[Ignored | None]:
-    """What is passed over while the request is read; told afterwards, also of one that is refused.
-    None where nothing is to be passed over."""
+    """Collects what is ignored while the request is read, and reports it afterwards, even if the
+    request is refused. Yields None where nothing may be ignored."""
     context, route = request[CONTEXT], request.match_info.route.resource
     if request.app[CONFIG].strict_fields or not context.dialect.is_tolerant or route is None:
         yield None
@@ -80,7 +81,7 @@ def _ignored_by(request: web.Request) -> Iterator[Ignored | None]:
 
 
 def require_json(request: web.Request) -> None:
-    """Raise ``UnsupportedMediaType`` unless the body is plain JSON by its own account."""
+    """Raise ``UnsupportedMediaType`` unless the body is declared as plain JSON."""
     if request.content_type != "application/json" and not request.content_type.endswith("+json"):
         # Nothing else may pass for JSON: a web page may send some kinds of body without asking.
         # aiohttp reports a missing header as application/octet-stream.

@@ -1,9 +1,9 @@
-"""What request bodies take while they arrive, bounded over all connections.
+"""A bound on the bytes of request bodies that are arriving, over all connections.
 
-Bytes count when they come, not when a Content-Length announces them, so that words alone reserve
-nothing. Nobody waits for room, so nobody can wait for ever: where there is none, the body that
-holds most of those still unfinished is given up for one that holds less, and otherwise the one that
-wants more is. A few large bodies that never end therefore keep no small one out.
+Bytes count when they come, not when a Content-Length announces them, so an announcement alone
+reserves nothing. Nobody waits for room, so nobody can wait for ever. When there is none, the
+unfinished body that holds most is given up for one that holds less; otherwise the one that wants
+more is. A few large bodies that never end therefore keep no small one out.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,8 @@ from orchestrator.errors import NoCapacity
 
 RETRY_AFTER_MS = 1000.0
 SMALL_BYTES = 64 * 2**10
-"""The last eighth is for bodies up to this: whole ones that wait to be decoded are not given up."""
+"""Largest body that may use the last eighth of the budget. Whole bodies that wait to be decoded are
+never given up, and could otherwise fill it."""
 
 
 class BodyShare:
@@ -26,14 +27,15 @@ class BodyShare:
         self.is_given_up = False
 
     def take(self, count: int) -> None:
-        """``count`` more bytes have come. Raises ``NoCapacity`` when there is no room for them."""
+        """Count ``count`` more bytes that have come. Raises ``NoCapacity`` if there is no room for
+        them."""
         if self.is_given_up or not self._budget.make_room(self, count):
             raise self.refusal()
         self.held_bytes += count
 
     def finish(self) -> None:
-        """The body is whole: it is given up for no other any more. Raises ``NoCapacity`` when it
-        has just been."""
+        """Note that the body is whole: it is no longer given up for others. Raises ``NoCapacity``
+        when it has just been."""
         if self.is_given_up:
             raise self.refusal()
         self._budget.finished(self)
@@ -47,7 +49,7 @@ class BodyShare:
 
 
 class BodyBudget:
-    """At most ``most_bytes`` in all."""
+    """Bounds all bodies together to ``most_bytes``."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -56,9 +58,9 @@ class BodyBudget:
 
     @contextmanager
     def share(self, give_up: Callable[[], None]) -> Iterator[BodyShare]:
-        """A body's part, returned at the end of the block.
+        """Context manager for a body's part, which is returned at the end of the block.
 
-        ``give_up`` is called when its room is taken away: it must stop the reading soon, and must
+        ``give_up`` is called when its room is taken away. It must stop the reading soon, and must
         not raise.
         """
         share = BodyShare(self, give_up)
@@ -70,7 +72,7 @@ class BodyBudget:
             self._release(share)
 
     def make_room(self, share: BodyShare, count: int) -> bool:
-        """Count ``count`` more bytes for ``share``; False when it may not have them."""
+        """Count ``count`` more bytes for ``share``; False if it may not have them."""
         is_small = share.held_bytes + count <= SMALL_BYTES
         most = self.most_bytes if is_small else self.most_bytes * 7 // 8
         while self.total_bytes + count > most:
@@ -89,7 +91,7 @@ class BodyBudget:
         self._unfinished.pop(share, None)
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when the books do not add up."""
+        """Raise ``AssertionError`` if the totals do not add up."""
         assert 0 <= self.total_bytes <= self.most_bytes
         assert sum(share.held_bytes for share in self._unfinished) <= self.total_bytes
         assert not any(share.is_given_up for share in self._unfinished)

@@ -1,15 +1,15 @@
 """What web pages may do here: not everything that reaches a socket was meant for it.
 
 A page that somebody has open in a browser can send requests to services on their machine. While no
-key is configured nothing else stands between the two, so there the names under which a request
-comes are looked at (a token proves more than any of them)::
+key is configured nothing else stands between the two, so then the names under which a request comes
+are checked (a token proves more than any of them)::
 
-    Host      ours, or DNS rebinding makes any page one of our own
-    Origin    ours, for what changes something: a page may send such requests without asking
+    Host      must be ours, or DNS rebinding makes any page one of our own
+    Origin    must be ours for changes: a page may send such requests without asking
 
-Operators' calls need a key besides, which no page knows (``auth``).
+Operators' calls also need a key, which no page knows (``auth``).
 
-With ``cors_origins`` pages from there may ask, and read our answers (the Fetch standard, "CORS
+With ``cors_origins``, pages from there may ask, and read our answers (the Fetch standard, "CORS
 protocol").
 """
 
@@ -29,7 +29,7 @@ _MAX_AGE_S = 600
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/@]+)(?::\d*)?", re.ASCII | re.IGNORECASE)
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]+(?:[ \t]*,[ \t]*[A-Za-z0-9_-]+)*", re.ASCII)
 _MOST_HEADER_NAMES = 2048
-"""Characters; OpenAI's SDK asks for about 300."""
+"""Most characters of a list of header names; OpenAI's SDK asks for about 300."""
 _EXPOSED = ", ".join(
     (
         "X-Correlation-Id",
@@ -58,7 +58,7 @@ _EXPOSED = ", ".join(
 
 
 class Browsers:
-    """Knows which hosts and origins are ours, or are welcome."""
+    """Knows the hosts and origins that are ours, or may use the service."""
 
     def __init__(self, config: BrowserConfig) -> None:
         self._hosts = frozenset(_bare(host) for host in config.allowed_hosts)
@@ -68,9 +68,10 @@ class Browsers:
         self._credentials = config.cors_credentials
 
     def check(self, method: str, headers: Mapping[str, str]) -> None:
-        """For a service without keys. Raises ``Forbidden`` for what a strange page may have sent.
+        """Check a request to a service without keys. Raises ``Forbidden`` for what a foreign page
+        may have sent.
 
-        What has no ``Host`` (HTTP/1.0) or no ``Origin`` comes from no browser.
+        A request without ``Host`` (HTTP/1.0) or without ``Origin`` does not come from a page.
         """
         host = headers.get("Host")
         if host is not None and not self._is_our_host(host):
@@ -90,9 +91,9 @@ class Browsers:
             )
 
     def preflight(self, method: str, headers: Mapping[str, str]) -> web.Response | None:
-        """The answer to a browser that asks before it sends; None where it is no such question.
+        """The answer to a browser's preflight request; None for any other request.
 
-        Raises ``Forbidden`` for an origin that is not welcome.
+        Raises ``Forbidden`` for an origin that may not use the service.
         """
         if not self._origins or method != "OPTIONS":
             return None
@@ -114,7 +115,7 @@ class Browsers:
         return web.Response(status=204, headers=answer)
 
     def headers(self, asked: Mapping[str, str]) -> dict[str, str]:
-        """What an answer to ``asked`` needs for a page to read it."""
+        """Headers that the answer to ``asked`` needs for a page to be able to read it."""
         if not self._origins:
             return {}
         answer = {} if self._any_origin else {"Vary": "Origin"}
@@ -134,7 +135,8 @@ class Browsers:
         return self._any_host or self._is_our_name(_bare(host))
 
     def _is_our_origin(self, origin: str, host: str | None) -> bool:
-        """Whether a page came from here, as ``host``, or from something else on this machine."""
+        """Whether a page came from this service, as ``host``, or from something else on this
+        machine."""
         try:
             found = urlsplit(origin)
             name = (found.hostname or "").removesuffix(".")
@@ -149,6 +151,6 @@ class Browsers:
 
 
 def _bare(host: str) -> str:
-    """A host without its port, brackets and last dot; empty for what is none."""
+    """A host without its port, brackets and last dot; empty where it is not valid."""
     match = _HOST.fullmatch(host.strip().lower())
     return match[1].strip("[]").removesuffix(".") if match else ""

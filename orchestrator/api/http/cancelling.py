@@ -13,7 +13,7 @@ from orchestrator.tasks.task import Task
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Stop what goes by that name; 202 whether it ran, had ended or was cancelled before (WP-2)."""
+    """Cancel what goes by an id; 202 whether it ran, had ended or was cancelled before (WP-2)."""
     name, orchestrator = request.match_info["task_id"], request.app[ORCHESTRATOR]
     slots = find_slots(request, name)
     for slot in slots:
@@ -32,7 +32,8 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 async def cancel_tasks(request: web.Request, name: str) -> Sequence[Task]:
-    """Stop the tasks that go by ``name``, for their own key or an admin's. Raises ``NotFound``."""
+    """Cancel the tasks that go by ``name``, for their own key or an admin's. Raises
+    ``NotFound``."""
     tasks = await find_tasks(request, name)
     for task in tasks:
         request.app[ORCHESTRATOR].cancel(task)
@@ -42,8 +43,8 @@ async def cancel_tasks(request: web.Request, name: str) -> Sequence[Task]:
 
 
 async def recorded(task: Task) -> None:
-    """Wait until what became of a durable task is on the disk, before anybody is told. Raises
-    ``Draining`` where that is left to the next process."""
+    """Wait until a durable task's outcome is on the disk, before anybody is told of it. Raises
+    ``Draining`` where the task is left to the next process."""
     if task.entry is not None and task.ending is not None:
         if task.entry.is_left:
             raise Draining("the service is going down; the task goes on when it is back")

@@ -1,6 +1,6 @@
-"""One client's connection: how long a head may take, and who has hung up or does not read.
+"""One client's connection: bounds how long a head may take, and notices hang-ups and idle readers.
 
-aiohttp gives a connection an hour to say something, and keeps what comes behind a running request
+aiohttp allows a connection an hour of silence, and buffers what comes behind a running request,
 where an end of input does not show.
 """
 
@@ -23,17 +23,17 @@ from orchestrator.telemetry.log import fields, service_log
 
 RESERVED_HEADER_TIMEOUT_S = 2.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""The one interim response that every client of HTTP/1.1 takes, asked for or not."""
+"""The one interim response that every client of HTTP/1.1 accepts, asked for or not."""
 _NO_ROOM = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: 0\r\n\r\n"
 )
-"""For a client of which no request has been read: nobody knows in which dialect."""
+"""Answer to a client that has sent no request yet, so that its dialect is unknown."""
 
 
 class Connection(RequestHandler):
-    """One client's. Closed when the head of a request takes too long to come, or when nothing of
-    what is sent is read for as long as an idle connection may stand.
+    """One client's connection. Closed when a request's head takes too long to come, or when nothing
+    of what is sent is read for as long as an idle connection may stand.
 
     A client that ends its side of the connection behind a whole request still gets its answer, as
     long as it is there to read it; see ``hang_ups``.
@@ -60,15 +60,15 @@ class Connection(RequestHandler):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._payload: StreamReader = EMPTY_PAYLOAD
-        """Of the last request of which the head has come."""
+        """Body of the last request whose head has come."""
         self._in_head = False
-        """The last bytes belong to a request of which the head has not come yet."""
+        """Whether the last bytes belong to a request whose head is still incomplete."""
         self._discards = False
-        """More came behind a running request than is kept: no more is read of the connection."""
+        """Whether input is dropped, because more came behind a running request than is kept."""
         self._prober: Prober | None = None
-        """The client's input has ended."""
+        """Whether the client's input has ended."""
         self.is_reserved = False
-        """One of the last few: for probes and operators only."""
+        """Whether this is one of the last few connections, for probes and operators only."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -83,16 +83,16 @@ class Connection(RequestHandler):
 
     @property
     def is_serving(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is in progress."""
         return self._current_request is not None
 
     @property
     def _is_idle(self) -> bool:
-        """Every request that has come is answered."""
+        """Whether every request that has come is answered."""
         return self._waiter is not None and not self._waiter.done()
 
     def drop(self) -> None:
-        """Close at once: what is still to be sent may never be read."""
+        """Close at once; what is still to be sent may be lost."""
         transport = self.transport
         self.force_close()
         if transport is not None:
@@ -113,7 +113,7 @@ class Connection(RequestHandler):
             self._watch_writing()
 
     def _watch_writing(self) -> None:
-        """Drop a client that takes nothing for as long as an idle connection may stand."""
+        """Drop a client that reads nothing for as long as an idle connection may stand."""
         timeout_s = self._config.idle_timeout_s
         held = self._unsent_bytes()
 
@@ -127,7 +127,7 @@ class Connection(RequestHandler):
         self._write_timer = self._loop.call_later(timeout_s, look)
 
     def _unsent_bytes(self) -> int:
-        """What we and the kernel hold for the client."""
+        """Bytes that we and the kernel hold for the client."""
         assert self.transport is not None
         ours: int = self.transport.get_write_buffer_size()
         return ours + unacknowledged_bytes(self._fd)
@@ -139,8 +139,8 @@ class Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._discards:
             return
-        # The last byte that is no line end, and all behind it, are looked at apart: a request that
-        # ends with them is whole, and nothing of another has come.
+        # The last byte that is no line end, and all behind it, are looked at separately: a request
+        # that ends with them is whole, and nothing of another one has come.
         last = max(0, len(data.rstrip(b"\r\n")) - 1)
         if last:
             self._feed(data[:last])
@@ -159,7 +159,7 @@ class Connection(RequestHandler):
             self._expect_head()
 
     def _feed(self, data: bytes) -> bool:
-        """Hand ``data`` to the parser; whether a request became whole."""
+        """Hand ``data`` to the parser; returns whether a request became whole."""
         count, payload, was_whole = self._request_count, self._payload, self._payload.is_eof()
         super().data_received(data)
         if self._request_count == count:
@@ -173,18 +173,18 @@ class Connection(RequestHandler):
         return self._payload.is_eof()
 
     def _break_off(self, payload: StreamReader) -> None:
-        """A body that has begun cannot be read on: its request is told, and is the last."""
+        """End a body that cannot be read any further: its request is told, and is the last one."""
         self._messages.pop()
         payload.set_exception(web.RequestPayloadError("malformed"))
         payload.feed_eof()  # or aiohttp would wait for the rest of it
         self.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for one
-        """Whether to stay, so that an answer can be sent."""
+        """Whether to keep the connection open, so that an answer can be sent."""
         return not self._is_idle and self._payload.is_eof() and self._ask_on()
 
     def _ask_on(self) -> bool:
-        """Ask the client from now on whether it is still there; False when there is no way to."""
+        """Start asking the client whether it is still there; False when there is no way to."""
         if self._hang_ups is None or self.transport is None:
             return False
         if self._prober is None:
@@ -197,14 +197,14 @@ class Connection(RequestHandler):
         if self._is_idle or transport is None:
             self.gone()  # it has all its answers
             return False
-        if request is None:  # about to begin, or to end
+        if request is None:  # a request is about to begin, or to end
             return False
         if request.writer.output_size:
             stream = request.get(STREAM)
             if stream is not None:
                 stream.probe()
             return False
-        if request.version < HttpVersion11:  # knows of no interim responses
+        if request.version < HttpVersion11:  # such clients know of no interim responses
             self.gone()
             return False
         transport.write(_CONTINUE)
@@ -241,10 +241,9 @@ class Connection(RequestHandler):
         super()._resume_transport_reading()
 
     def _discard_input(self) -> None:
-        """Read on, but keep no more: unread bytes would hide the end of input for ever once they
-        fill the window. What has come whole is answered, and the connection closed behind it, as
-        it may be (RFC 9112, 9.3.2).
-        """
+        """Read on, but keep nothing more: unread bytes would hide the end of input for ever once
+        they fill the window. Requests that are whole are answered; then the connection is closed,
+        as it may be (RFC 9112, 9.3.2)."""
         self._discards = True
         self._in_head = False
         if self._messages and not self._payload.is_eof():
@@ -254,7 +253,7 @@ class Connection(RequestHandler):
         self._resume_transport_reading()
 
     def _ended_unread(self) -> None:
-        """The client's input has ended, behind bytes that are not read yet."""
+        """Handle the end of the client's input behind bytes that are not read yet."""
         if not self._ask_on():
             self.drop()
 
@@ -268,7 +267,7 @@ class Connection(RequestHandler):
         if self._address is not None:
             self._limit.closed(self, self._address, is_reserved=self.is_reserved)
             self._address = None
-        # Until its turn comes the handler writes to a transport that is closing: to nobody.
+        # Until then the handler writes to a transport that is closing, which nobody reads.
         self._losses.add(partial(super().connection_lost, exc))
 
     def handle_error(
@@ -281,7 +280,7 @@ class Connection(RequestHandler):
         """Answer what the parser refused, or a fault in aiohttp itself."""
         if status < 500:
             return self._unhandled.malformed(request, exc)
-        if isinstance(exc, ConnectionError):  # the client's: there is nobody to be told
+        if isinstance(exc, ConnectionError):  # the client's own: nobody is left to be told
             raise exc
         self.log_exception("request failed outside its handler", exc_info=exc)
         if request.writer.output_size:
@@ -289,15 +288,15 @@ class Connection(RequestHandler):
         return self._unhandled.refused(request, TidegateError("an internal error occurred"))
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Say what failed, without messages and tracebacks, in which content may stand."""
+        """Log what failed, without messages and tracebacks, which may contain users' content."""
         error = options.get("exc_info")
-        if isinstance(error, web.RequestPayloadError):  # the client's; it has been told
+        if isinstance(error, web.RequestPayloadError):  # the client's own; it has been told
             return
         reason = type(error).__name__ if isinstance(error, BaseException) else None
         service_log.error(str(args[0]).partition(":")[0], extra=fields(reason=reason))
 
     def log_debug(self, *args: Any, **options: Any) -> None:
-        """Nothing: it is about clients that went away."""
+        """Log nothing: such messages are about clients that went away."""
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
@@ -308,7 +307,7 @@ class Connection(RequestHandler):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._is_idle:  # else it is looked at once what runs is answered
+        if self._is_idle:  # else it is checked once the running request is answered
             self.drop()
 
     def _stop_head_timer(self) -> None:

@@ -1,4 +1,4 @@
-"""How many connections there are, in all and per address; the last few are for operators.
+"""A bound on connections, in all and per address; the last few are for operators.
 
 ::
 
@@ -16,12 +16,13 @@ from typing import Protocol
 from orchestrator.errors import NoCapacity
 
 RESERVED_CONNECTIONS = 16
-"""Of those allowed in all, for health checks, metrics and operators' calls only."""
+"""Connections kept for health checks, metrics and operators' calls, out of those allowed in all."""
 MIN_CONNECTIONS = 2 * RESERVED_CONNECTIONS
 _TURNED_AWAY = 64
-"""Beyond those allowed in all: so many can say what they want, and be answered, at a time."""
+"""Connections beyond those allowed that can be open at a time, to be heard and answered."""
 _MOST_OF_ONE = 0.75
-"""Of the connections, what one address may have, and one key where there are several."""
+"""Share (0 to 1) of the connections that one address may have, and one key where there are
+several."""
 
 
 class Counted(Protocol):
@@ -29,24 +30,25 @@ class Counted(Protocol):
 
     @property
     def is_serving(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is in progress."""
 
     def turn_away(self) -> None:
-        """Close without having heard what it wants."""
+        """Close the connection without having heard what it wants."""
 
 
 class KeyShares:
-    """How many requests are under way with each key, and so connections are taken, from however
-    many addresses."""
+    """Bounds the requests in progress of each key, and with them the connections that it takes,
+    from however many addresses."""
 
     def __init__(self, most: int) -> None:
-        """``most`` connections there may be."""
+        """``most`` is the bound on all connections."""
         self._most = max(1, int(_MOST_OF_ONE * (most - RESERVED_CONNECTIONS)))
         self._by_key: Counter[str] = Counter()
 
     @contextmanager
     def counted(self, key: str) -> Iterator[None]:
-        """Count one in. Raises ``NoCapacity`` for a key that has its share."""
+        """Count a request while the block runs. Raises ``NoCapacity`` for a key that has its full
+        share."""
         if self._by_key[key] >= self._most:
             raise NoCapacity(
                 f"{self._most} requests of this key are under way, which is its share of the "
@@ -63,7 +65,7 @@ class KeyShares:
 
 
 class ConnectionLimit:
-    """At most ``most`` connections, three quarters of them from one address."""
+    """Allows at most ``most`` connections, three quarters of them from one address."""
 
     def __init__(self, most: int) -> None:
         self._usual = most - RESERVED_CONNECTIONS
@@ -73,9 +75,9 @@ class ConnectionLimit:
         """Connections beyond those for everybody, the longest silent first."""
 
     def opened(self, connection: Counted, address: str) -> bool:
-        """Count a connection; False when it is not for everything.
+        """Count a connection; False if it is one of the last few, which are not for every request.
 
-        Of those the one that has been silent for longest makes room for the next.
+        Where there are too many of those, the one that has been silent for longest is closed.
         """
         own = self._by_address[address]
         most_of_one = max(1, _MOST_OF_ONE * self._usual)
@@ -91,7 +93,7 @@ class ConnectionLimit:
         return False
 
     def heard(self, connection: Counted) -> None:
-        """One of the last few has said something: the others go before it."""
+        """Note that one of the last few has said something: the others are closed before it."""
         if connection in self._reserved:
             self._reserved[connection] = self._reserved.pop(connection)
 

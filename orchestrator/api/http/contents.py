@@ -10,7 +10,7 @@ from orchestrator.api.http.batch_lines import batches_of
 async def stream_files(
     request: web.Request, names: Iterable[str], content_type: str, size: int
 ) -> web.StreamResponse:
-    """The content of files, one behind the other, ``size`` bytes in all."""
+    """Stream the content of files, one after the other, ``size`` bytes in all."""
     response = web.StreamResponse()
     response.content_type = content_type
     response.content_length = size

@@ -1,4 +1,4 @@
-"""What is known of an HTTP request, from its head to its answer."""
+"""Facts about one HTTP request, collected from its head to its answer."""
 
 import re
 import uuid
@@ -22,7 +22,7 @@ from worker.protocol import Grammar
 
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
-"""OpenAI's name for the same, which proxies use too."""
+"""OpenAI's name for the correlation id's header, which proxies use too."""
 IGNORED_HEADERS = "x-tidegate-ignored-headers"
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
@@ -33,23 +33,23 @@ def _own_status(error: TidegateError) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """An API's own spelling, as far as what every API shares needs it. Served below ``path``."""
+    """An API's own conventions, as far as shared code needs them. Served below ``path``."""
 
     path: str
     error_body: Callable[[TidegateError, str], object]
-    """Of an error, and the request's name."""
+    """Makes an error's JSON body; the string is the request's id as the answer names it."""
     status_of: Callable[[TidegateError], int] = _own_status
     request_id_header: str = REQUEST_ID_HEADER
-    """Where its clients look for the request's name."""
+    """Header in which the API's clients look for the request's id."""
     time_header: str = ""
-    """In which clients of this API are told how long an answer took, in ms."""
+    """Header that tells clients of this API how long an answer took, in ms; empty for none."""
     tells_queue: bool = False
-    """Its rate limit headers tell of the queue too, which is what they run into first."""
+    """Whether rate limit headers also cover the queue, which clients would run into first."""
     aliases: frozenset[str] = frozenset()
-    """Paths of its own elsewhere."""
+    """Paths of the API outside ``path``."""
     is_tolerant: bool = False
-    """Its clients are other people's: what they say that means nothing here is passed over, unless
-    the operator wants it refused (``TIDEGATE_STRICT_FIELDS``)."""
+    """Whether unknown fields are ignored, because its clients are written by others; not if the
+    operator wants them refused (``TIDEGATE_STRICT_FIELDS``)."""
 
     def serves(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/") or path in self.aliases
@@ -58,11 +58,11 @@ class Dialect:
 ORCHESTRATOR = web.AppKey("orchestrator", Orchestrator)
 HEALTH = web.AppKey("health", HealthBoard)
 HTTP_ERRORS = web.AppKey("http_errors", Counter)
-"""Error responses, by ``status`` and ``code``."""
+"""Number of error responses, by ``status`` and ``code``."""
 HTTP_RESPONSES = web.AppKey("http_responses", Counter)
-"""All responses, by ``status``."""
+"""Number of all responses, by ``status``."""
 DIALECTS = web.AppKey("dialects", Sequence[Dialect])
-"""The last one is spoken wherever no other is."""
+"""All dialects; the last one is used wherever no other serves the path."""
 
 
 @dataclass(slots=True)
@@ -73,50 +73,51 @@ class Context:
     correlation_id: str
     dialect: Dialect
     key: Key = ANYBODY
-    """Whose token it came with."""
+    """The key of the token that came with the request."""
     request_id: str = ""
     """The client's ``x-request-id``; empty where there is none that may be passed on."""
     deadline: Deadline | None = None
     field_names: Mapping[str, str] = field(default_factory=dict)
-    """What this client calls fields that have another name with us."""
+    """The client's names for fields that are called something else here."""
     ignored: Ignored | None = None
-    """What of it was passed over; None where nothing may be."""
+    """Record of what was ignored in the request; None where nothing may be."""
     grammars: tuple[Grammar, ...] = ()
-    """One of these its answer must match."""
+    """Grammars one of which the answer must match."""
     ignored_headers: list[str] = field(default_factory=list)
-    """Headers of gateways and SDKs that could not be read, or may not count; the answer names them.
-    """
+    """Headers of gateways and SDKs that could not be read, or may not count; named in the
+    answer."""
     task: Task | None = None
-    """Once it is admitted."""
+    """The request's task, once it is admitted."""
     adapt: Callable[[Job], Job] | None = None
-    """What the service makes of the job of a request that it sends itself."""
+    """Changes the job, for requests that the service sends itself."""
 
     @property
     def answer_id(self) -> str:
-        """What the answer calls the request."""
+        """Id under which the answer names the request."""
         return self.request_id or self.correlation_id
 
 
 CONTEXT = web.RequestKey("context", Context)
 TRACE = web.RequestKey("trace", TraceContext)
-"""What spans of the request go beneath; where traces are sent."""
+"""Parent of the request's spans; set where traces are sent."""
 
 
 def new_context(request: web.BaseRequest, clock: Clock, dialects: Sequence[Dialect]) -> Context:
-    """A request's that has just come, under a name of ours."""
-    # CONNECT states no path but an authority; where somebody wrote one, that is what they meant.
+    """Context of a new request, named by the client's ``x-request-id`` or an id of our own."""
+    # CONNECT states no path but an authority; a path that somebody wrote there is what they meant.
     path = request.raw_path if request.method == "CONNECT" else request.path
-    # By path, so that an unknown one still gets the errors of its API.
+    # The dialect goes by the path, so that an unknown path still gets the errors of its API.
     dialect = next((dialect for dialect in dialects if dialect.serves(path)), dialects[-1])
     request_id = request.headers.get(REQUEST_ID_HEADER, "")
     if not _CORRELATION_ID.fullmatch(request_id):
         request_id = ""
-    # So that who searches the logs for either finds it.
+    # One id for both, so that a search of the logs for either finds the request.
     return Context(instant(clock), request_id or uuid.uuid4().hex, dialect, request_id=request_id)
 
 
 def read_correlation_id(request: web.Request, default: str) -> str:
-    """The client's own. Raises ``InvalidRequest`` for one unfit to be passed on."""
+    """The client's correlation id, else ``default``. Raises ``InvalidRequest`` for one that is
+    unfit to be passed on."""
     given = request.headers.get(CORRELATION_HEADER)
     if given is None:
         return default
@@ -129,5 +130,5 @@ def read_correlation_id(request: web.Request, default: str) -> str:
 
 
 def trace_of(request: web.Request) -> TraceContext | None:
-    """What the request is part of: the span that was made of it, else the caller's own."""
+    """The trace that the request is part of: its own span if there is one, else the caller's."""
     return request.get(TRACE) or read_traceparent(request.headers.get("traceparent"))

@@ -65,9 +65,11 @@ _RFC3339 = re.compile(
 )
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
 _LEAST_S = -1e12
-"""Further back is as late, and no number to show anyone."""
+"""Earliest deadline, relative to arrival: anything earlier is just as late, and unfit to be
+shown."""
 _SECONDS_OF_OUR_TIME = (1e9, 1e11)
-"""What lies between is a time since 2001 in epoch seconds, but of the 1970s in milliseconds."""
+"""Numbers that are plausible as epoch seconds (since 2001); as milliseconds, they would be in the
+1970s."""
 _GRPC_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _GRPC_UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _GO_STEP = re.compile(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
@@ -75,16 +77,16 @@ _GO_DURATION = re.compile(rf"[+-]?(?:0|(?:{_GO_STEP.pattern})+)", re.ASCII)
 _GO_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 _GO_UNIT_S |= {"m": 60.0, "h": 3600.0}
 _MOST_BARE_S = 3600.0
-"""Of a header that some write in seconds and some in milliseconds, more without a unit is unclear.
-"""
+"""Largest number without a unit that is taken as seconds in a header that some write in seconds and
+some in milliseconds."""
 
 
 _Read = Callable[[str], float | None]
-"""A header's value as a number, in the header's own unit; None where it cannot be read."""
+"""Reads a header's value as a number, in the header's own unit; None where it cannot be read."""
 
 
 class _Limit(NamedTuple):
-    """Seconds from the arrival on, and who says so."""
+    """A time limit in seconds from the arrival, and the header or field that states it."""
 
     budget_s: float
     source: str
@@ -111,9 +113,9 @@ def read_deadline(
 ) -> Deadline:
     """The deadline of a request, whose answer comes ``in_one_piece`` or bit by bit.
 
-    ``is_awaited``: the client waits for it on this connection, so that bounds count. Headers of
-    others that cannot be read are added to ``ignored``. Raises ``InvalidRequest`` for
-    what a client states itself and cannot be read.
+    ``is_awaited``: the client waits for it on this connection, so that bounds count. Unreadable
+    headers of gateways and SDKs are added to ``ignored``. Raises ``InvalidRequest`` for unreadable
+    ones that a client states itself.
     """
     passed_over: MutableSequence[str] = [] if ignored is None else ignored
     stated = list(_budgets(headers, arrival))
@@ -153,7 +155,7 @@ def _deadline(
 
 
 def stated_deadline(headers: Headers, arrival: Instant, policy: DeadlineConfig) -> Deadline | None:
-    """The deadline that headers state, before there is a body; None for none that can be read."""
+    """The deadline that headers state, before there is a body; None if none can be read."""
     try:
         deadline = read_deadline(headers, None, arrival, policy)
     except InvalidRequest:
@@ -162,7 +164,7 @@ def stated_deadline(headers: Headers, arrival: Instant, policy: DeadlineConfig) 
 
 
 def default_deadline(arrival: Instant, policy: DeadlineConfig) -> Deadline:
-    """The one of a request that states none that can be read."""
+    """The deadline of a request that states none, or none that can be read."""
     return read_deadline(CIMultiDict(), None, arrival, policy)
 
 
@@ -172,8 +174,8 @@ def read_parts(
     arrival: Instant,
     ignored: MutableSequence[str] | None = None,
 ) -> Parts:
-    """The deadlines for parts of an answer. Raises ``InvalidRequest`` for one that is no use and
-    that the client states itself; the headers of others are added to ``ignored`` then."""
+    """The deadlines for parts of an answer. Raises ``InvalidRequest`` for an unusable one that the
+    client states itself; unusable headers of gateways are added to ``ignored``."""
     passed_over: MutableSequence[str] = [] if ignored is None else ignored
 
     def of_others(unit_s: float, read: _Read, *names: str) -> Iterator[float]:
@@ -234,7 +236,7 @@ def _limits_of_others(
     ignored: MutableSequence[str],
     unit_s: float = 1.0,
 ) -> Iterator[_Limit]:
-    """What a header of somebody else's states; nothing for 0, by which they mean no limit."""
+    """Limits from a header that others add. No limit for 0, by which they mean none."""
     for value in headers.getall(name, ()):
         for part in value.split(","):
             stated = read(part.strip())
@@ -288,7 +290,8 @@ def _absolute_s(value: str) -> float:
 
 
 def _rfc3339_s(minute: str, second: str, fraction: str, zone: str) -> float:
-    """Unix time. A leap second (RFC 3339, 5.7) is the first of the next day, as POSIX counts."""
+    """Unix time in seconds. A leap second (RFC 3339, 5.7) is the first of the next day, as in
+    POSIX."""
     leap_s = second == "60"
     moment = datetime.fromisoformat(f"{minute}{'59' if leap_s else second}{zone}".upper())
     utc = moment.astimezone(UTC)
@@ -305,7 +308,8 @@ def _grpc_timeout_s(value: str) -> float:
 
 
 def _go_duration_s(value: str) -> float | None:
-    """As Go's ``time.ParseDuration`` reads it, which is what llm-d's router does."""
+    """A duration in seconds, read like Go's ``time.ParseDuration``, as llm-d's router does; None
+    where it cannot be read."""
     if not _GO_DURATION.fullmatch(value):
         return None
     seconds = sum(float(count) * _GO_UNIT_S[unit] for count, unit in _GO_STEP.findall(value))

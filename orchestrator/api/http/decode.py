@@ -24,10 +24,10 @@ _STEP = re.compile(r"[^.\[\]]+")
 
 
 class Reader(Generic[T]):
-    """Reads JSON as a type: to the letter, or, where the request is read tolerantly
-    (``passing_over``), past fields that the type has not and with numbers in strings.
+    """Reads JSON as a type: strictly, or, where the request is read tolerantly (``passing_over``),
+    ignoring fields that the type lacks and accepting numbers in strings.
 
-    The second costs nothing for a text that has no such field: the same decoding tells.
+    Reading tolerantly costs nothing extra for a text without such fields: the same decoding tells.
     """
 
     @overload
@@ -35,12 +35,12 @@ class Reader(Generic[T]):
     @overload
     def __init__(self, kind: Any, *, strict: bool = True) -> None: ...
     def __init__(self, kind: Any, *, strict: bool = True) -> None:
-        """``strict`` is msgspec's: whether a number must not stand in a string."""
+        """``strict`` is msgspec's: whether a number in a string is refused."""
         self.type = kind
         self._exact: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind, strict=strict)
 
     def read(self, text: str | msgspec.Raw, place: str = "") -> T:
-        """``text``, which stands at ``place`` in a body. Raises ``msgspec.DecodeError``."""
+        """Read ``text``, which stands at ``place`` in a body. Raises ``msgspec.DecodeError``."""
         ignored = passed_over()
         if ignored is None:
             return self._exact.decode(text)
@@ -59,7 +59,8 @@ class Reader(Generic[T]):
 
     @cached_property
     def _closed(self) -> "msgspec.json.Decoder[T]":
-        """What is lenient about unknown fields by its type would not tell of them."""
+        """Decoder that refuses unknown fields even in types that allow them, so that they are
+        noticed."""
         kind = with_unknown_fields(self.type, forbidden=True)
         return msgspec.json.Decoder(kind, strict=False)
 
@@ -74,7 +75,7 @@ class Reader(Generic[T]):
 
 
 def decode(body: bytes, reader: Reader[T]) -> T:
-    """Bytes as ``reader``'s type. Raises ``InvalidRequest`` naming the field that is wrong."""
+    """Read bytes as ``reader``'s type. Raises ``InvalidRequest`` naming the field that is wrong."""
     if not body.strip():
         raise InvalidRequest("the body is empty; expected a JSON object")
     try:
@@ -92,7 +93,8 @@ def decode(body: bytes, reader: Reader[T]) -> T:
 
 
 def decode_part(part: msgspec.Raw, reader: Reader[T], field: str) -> T:
-    """What was left raw of a body, at ``field``, as ``reader``'s type."""
+    """Read a part of a body that was left raw, at ``field``, as ``reader``'s type. Raises
+    ``InvalidRequest``."""
     try:
         return reader.read(part, field)
     except msgspec.ValidationError as error:

@@ -26,11 +26,11 @@ from orchestrator.api.config import StreamConfig
 from orchestrator.errors import TidegateError
 
 HEADERS_WITHIN_S = 1.0
-"""Of a stream that has no event yet (OR-23)."""
+"""Longest wait for a first event before a stream's headers are sent without one (OR-23)."""
 _KEEP_ALIVE = b": still there\n\n"
 _NO_FILE = -1
 _PIECE = 64 * 1024
-"""A slow client must read this much within its time limit."""
+"""Bytes that a slow client must read within its time limit."""
 
 SSE_HEADERS: Mapping[str, str] = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -47,34 +47,34 @@ class EventStream:
     ) -> None:
         self._request = request
         self.headers = {**SSE_HEADERS, **headers}
-        """As they are when the stream is served."""
+        """Headers of the response; may be changed until the stream is served."""
         self._config = config
         self._backlog = bytearray()
         self._woken = asyncio.Event()
         self._finished = False
         self._refusal: TidegateError | None = None
         self._is_begun = False
-        """Its headers have left, or are about to: its status is decided."""
+        """Whether the headers have left, or are about to, so that the status is decided."""
         self._transport: asyncio.Transport | None = None
         self._file = _NO_FILE
-        """The socket's, to write to while nothing waits in the transport: a sixth of what the
-        transport takes for it is spared."""
+        """File descriptor of the socket, written to directly while nothing waits in the transport:
+        this spares a sixth of what the transport takes."""
         self._direct = False
         self._chunked = True
         self._quiet = True
         self.dropped = 0
-        """Events that were offered while the client was behind."""
+        """Number of events that were dropped while the client was behind."""
         self.too_slow = False
-        """The client was disconnected for not reading."""
+        """Whether the client was disconnected for not reading."""
         self.is_behind = False
-        """The client has not kept up for a while, and something waits for it."""
+        """Whether the client has not kept up for a while, and something waits for it."""
         self.on_behind: Callable[[], None] = _nothing
         """Called when ``is_behind`` changes while the stream is served."""
 
     # ── synchronous side: called while a frame is being handed out ───────────────────────────
 
     def send(self, data: bytes) -> None:
-        """Write one or more whole events. Never waits; quietly drops what nobody will read."""
+        """Write one or more whole events. Never waits; silently drops what nobody will read."""
         if not data:  # an empty chunk would end the response
             return
         self._quiet = False
@@ -87,7 +87,8 @@ class EventStream:
         self._woken.set()
 
     def _write(self, data: bytes) -> None:
-        """Write while nothing waits before it; what the socket does not take is then the first."""
+        """Write while nothing is queued before it; what the socket does not take is queued
+        first."""
         transport = self._transport
         assert transport is not None
         if transport.is_closing():  # from here on its file may be another connection's
@@ -95,7 +96,7 @@ class EventStream:
         if self._file != _NO_FILE:
             try:
                 sent = os.write(self._file, data)
-            except OSError:  # it is full, or broken, which the transport then finds, too
+            except OSError:  # it is full, or broken, which the transport then notices too
                 sent = 0
             if sent == len(data):
                 return
@@ -113,7 +114,7 @@ class EventStream:
             self.dropped += 1
 
     def probe(self) -> None:
-        """Write a comment, unless the client is behind: then what it has not read is a probe."""
+        """Write a comment, unless the client is behind: then unread data serves as the probe."""
         if self._direct:
             self.send(_KEEP_ALIVE)
 
@@ -124,7 +125,7 @@ class EventStream:
         self._woken.set()
 
     def cut(self) -> None:
-        """Break the connection off: what belongs after this comes to whoever asks again."""
+        """Break the connection off; a client that asks again gets what would have followed."""
         self._give_up()
         self._woken.set()
 
@@ -145,10 +146,10 @@ class EventStream:
     # ── the handler's side ───────────────────────────────────────────────────────────────────
 
     async def run(self, past: Iterator[bytes] | None = None) -> web.StreamResponse:
-        """Serve the stream to its end; the handler's return value.
+        """Serve the stream to its end; returns the handler's response.
 
-        With ``past``, headers leave at once and then what it yields, at the client's pace: it is
-        asked for more only when all before has left. Raises what was given to ``refuse``;
+        With ``past``, headers leave at once, followed by what it yields, at the client's pace: it
+        is asked for more only when all before has left. Raises what was given to ``refuse``, and
         ``ConnectionError`` or ``CancelledError`` when the client goes away or is given up.
         """
         if past is None:
@@ -169,7 +170,8 @@ class EventStream:
             socket.setsockopt(SOL_SOCKET, SO_SNDBUF, self._config.kernel_bytes)
             if transport.get_extra_info("sslcontext") is None:
                 self._file = socket.fileno()
-        # Any unsent byte then counts as pressure, and draining means that all have left.
+        # With this limit any unsent byte counts as pressure, and draining means that all bytes have
+        # left.
         transport.set_write_buffer_limits(high=0)
         try:
             for piece in past or ():
@@ -194,7 +196,7 @@ class EventStream:
         return response
 
     async def _until_first_event(self) -> None:
-        """Wait for what decides between an answer and an error, but not for long."""
+        """Wait, but not for long, for what decides between an answer and an error."""
         try:
             async with asyncio.timeout(HEADERS_WITHIN_S):
                 await self._woken.wait()
@@ -202,9 +204,10 @@ class EventStream:
             self.send(_KEEP_ALIVE)
 
     async def _until_woken(self) -> None:
-        """Wait for the end, or for a client that does not keep up."""
+        """Wait for the end, or for a client that does not keep up; keeps the stream alive
+        meanwhile."""
         keepalive_s = self._config.keepalive_s
-        # Two looks within the time, so that no silence is longer than it.
+        # Check twice within the time, so that no silence is longer than it.
         look_s = None if keepalive_s is None else keepalive_s / 2
         while True:
             self._quiet = True
@@ -248,4 +251,4 @@ def _nothing() -> None:
 
 
 STREAM = web.RequestKey("stream", EventStream)
-"""Of a request that is being answered with one."""
+"""The stream that a request is being answered with."""

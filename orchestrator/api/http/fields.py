@@ -1,4 +1,4 @@
-"""What a body may say of a generation that means the same in every dialect (OR-2, DL-1)."""
+"""Fields of a body about a generation that mean the same in every dialect (OR-2, DL-1)."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -39,33 +39,36 @@ from worker.protocol import (
 
 MAX_INSTANCES = 64
 MAX_INSTANCE_CHARS = 256
-"""A host's name has at most 253; what is stated is kept with the task."""
+"""A host's name has at most 253 characters; what is stated is kept with the task."""
 SESSION_HEADER = "X-Session-Id"
 FLEX = "flex"
 """OpenAI's ``service_tier`` for work that may wait."""
 OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
-"""llm-d's router's, and their older names in the Gateway API Inference Extension."""
+"""Headers of llm-d's router, with their older names in the Gateway API Inference Extension."""
 NO_FAIRNESS_ID = "default-flow"
-"""What that router calls a request that names none."""
+"""Name that llm-d's router gives to requests that name none."""
 CALLS_LEFT_HEADER = "X-Chain-Calls-Left"
 NULL = msgspec.Raw(b"null")
 Unused = msgspec.Raw
-"""Accepted and not even decoded, which could take long: it changes nothing about the answer."""
+"""Type of fields that are accepted and not even decoded, which could take long, because they do not
+change the answer."""
 _MOST_LOOKED_AT = 256
-"""Bytes of a field of which few values are served; those are short."""
+"""Most bytes that are decoded of a field of which only some values are served; those are short."""
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
-"""What may travel in headers, logs and metrics; as correlation ids."""
+"""Names that are safe in headers, logs and metrics; the same as for correlation ids."""
 _CAPABILITY = re.compile(r"\d{1,3}\.\d{1,3}", re.ASCII)
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
 _MOST_BIAS_BYTES = 64 * 1024
-"""As many as there may be take less; many more take long to decode."""
+"""Bound on ``logit_bias``: as many entries as are allowed take less, and many more take long to
+decode."""
 
 
 class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``instances`` are named as ``/v2/instances`` names them, which also says what each has of the
-    rest. All of it is ours, so that a field with another name is a mistake in every dialect."""
+    """Placement of a task. ``instances`` are named as ``/v2/instances`` names them, which also says
+    what each offers. All fields are our own, so that an unknown one is a mistake in every
+    dialect."""
 
     has_fields_of_ours: ClassVar[bool] = True
 
@@ -78,31 +81,31 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Served(NamedTuple):
-    """What is served of a field."""
+    """The values of a field that are served."""
 
     fits: Callable[[Any], bool]
-    """Whether a value is."""
+    """Whether a value is served."""
     otherwise: str
-    """What to say of one that is not."""
+    """Advice for a client that sent a value that is not served."""
     is_hint: bool = False
-    """Without it the answer is as good, so that clients that do not go by the letter get one."""
+    """Whether the answer is as good without it, so that tolerant reading ignores it."""
 
 
 class StatedGrammar(NamedTuple):
-    """What the answer must match, and where the client said so."""
+    """The grammar that the answer must match, and the field in which the client stated it."""
 
     field: str
     grammar: Grammar
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The base of every dialect's body; each adds its prompt and what else it has."""
+    """The base of every dialect's body; each adds its prompt and its other fields."""
 
     default_max_tokens: ClassVar[int | None] = None
-    """How many tokens an API generates unless asked; None leaves it to the operator."""
+    """Tokens that an API generates unless asked; None leaves it to the operator."""
     cuts_max_tokens: ClassVar[bool] = False
-    """A ``max_tokens`` that the context cannot hold means as many as it can: of an API in which it
-    must be stated, so that clients state the most that a model of its own could."""
+    """Whether a ``max_tokens`` beyond the context is cut to what fits, for APIs that require the
+    field, so that clients state the most that their own model could generate."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -132,7 +135,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     placement: PlacementBody | None = None
 
     def prompt_of(self) -> Prompt:
-        """Raises ``InvalidRequest`` for one that is not served."""
+        """The prompt to generate from. Raises ``InvalidRequest`` for one that is not served."""
         raise NotImplementedError
 
     def token_limit(self) -> int | None:
@@ -140,37 +143,37 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return self.max_tokens
 
     def wanted_logprobs(self) -> int | None:
-        """How many alternatives' log-probabilities to tell per token; None: not even its own."""
+        """How many alternatives' log-probabilities to return per token; None: not even its own."""
         raise NotImplementedError
 
     def own_sampling(self) -> Mapping[str, Any]:
-        """Of ``Sampling``, what only this dialect has."""
+        """Fields of ``Sampling`` that only this dialect has."""
         return {}
 
     def stated_grammar(self) -> StatedGrammar | None:
-        """What the answer must match. Raises ``InvalidRequest``."""
+        """The grammar that the answer must match. Raises ``InvalidRequest``."""
         return None
 
     def wants_one_piece(self) -> bool:
-        """Whether the client waits for all of the answer at once."""
+        """Whether the client waits for the whole answer at once."""
         return False
 
     def is_awaited(self) -> bool:
-        """Whether the answer is of no use once the client is gone."""
+        """Whether the answer is useless once the client is gone."""
         return self.on_disconnect is OnDisconnect.CANCEL
 
     def stated_tier(self) -> str | None:
-        """How the API spells what ``priority`` says; None for nothing."""
+        """The API's own word for ``priority``; None if it is not stated."""
         return None
 
     def field_names(self) -> Mapping[str, str]:
-        """What the client calls fields that have another name here, for errors."""
+        """The client's names for fields that are called something else here, for errors."""
         return {}
 
 
 class OtherFormsRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The base of bodies that say in a way of their own what the answer must match: OpenAI's chats'
-    and vLLM's ways are refused, since an answer that passed over them would have another form."""
+    """The base of bodies that have a way of their own to state what the answer must match. OpenAI's
+    chat fields and vLLM's are refused, because ignoring them would give the answer another form."""
 
     guided_choice: Unused = NULL
     guided_grammar: Unused = NULL
@@ -182,7 +185,7 @@ class OtherFormsRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tr
 
 
 def other_forms(own: str) -> dict[str, Served]:
-    """What is served of these, where ``own`` takes their place."""
+    """Fields that are refused in favor of ``own``, and those of which only one value is served."""
     instead = Served(lambda value: not value, f"send {own}")
     forms = [one for one in OtherFormsRequest.__struct_fields__ if one.startswith("guided_")]
     return {
@@ -194,12 +197,13 @@ def other_forms(own: str) -> dict[str, Served]:
 def read_job(
     request: web.Request, body: GenerationRequest, api: Api, *, keep: bool
 ) -> tuple[Job, Prompt]:
-    """What a request asks for. Raises ``InvalidRequest``, or ``Forbidden`` for a strange tenant."""
+    """The job and prompt of a request. Raises ``InvalidRequest``, or ``Forbidden`` for a tenant
+    that the key may not name."""
     return read_job_of(request, body, api, keep=keep), body.prompt_of()
 
 
 def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep: bool) -> Job:
-    """The same without the prompt."""
+    """The job of a request, without its prompt. Raises the same errors as ``read_job``."""
     context = request[CONTEXT]
     context.field_names = body.field_names()
     stated, grammar = body.stated_grammar(), None
@@ -263,7 +267,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
 
 
 def refuse_unserved(body: msgspec.Struct, served: Mapping[str, Served]) -> None:
-    """Raise ``InvalidRequest`` for the first field that asks for what is not served, by
+    """Raise ``InvalidRequest`` for the first field whose value is not served, according to
     ``served``."""
     for field, (fits, expected, is_hint) in served.items():
         value = getattr(body, field, None)
@@ -286,7 +290,7 @@ def class_of(
     """The class that a request waits in: by its ``priority``, else by its API's own word for it,
     else by the objective that a gateway names.
 
-    An integer is vLLM's, where less is earlier and 0 usual: what is above waits as batch work.
+    An integer is vLLM's: less is earlier, 0 is usual, and anything above waits as batch work.
     """
     if isinstance(body.priority, Priority):
         return body.priority
@@ -301,8 +305,8 @@ def class_of(
 
 
 def _tenant(headers: Headers, stated: str | None, context: Context) -> str:
-    """Whose share to use. A gateway's word for it counts only with a key that may name tenants,
-    and is passed over otherwise: anybody can write a header."""
+    """The tenant whose share to use. A gateway's header counts only with a key that may name
+    tenants, and is ignored otherwise, because anybody can write a header."""
     key = context.key
     if stated is not None:
         return key.tenant_for(_name("tenant", stated))
@@ -342,7 +346,8 @@ def _calls_left(headers: Mapping[str, str], stated: int | None) -> int | None:
 
 
 def _session_id(headers: Mapping[str, str], body: GenerationRequest) -> str:
-    """The conversation, named in the body, or in a header by clients that cannot add a field."""
+    """Id of the conversation, from the body, or from a header for clients that cannot add a
+    field."""
     named = headers.get(SESSION_HEADER)
     if body.session_id is None:
         return _name(SESSION_HEADER, named) or ""
@@ -355,7 +360,8 @@ def _session_id(headers: Mapping[str, str], body: GenerationRequest) -> str:
 
 
 def _idle_keep_s(body: GenerationRequest, config: SessionConfig, session_id: str) -> float:
-    """How long the conversation's KV is kept for its next turn; as is usual unless it is stated."""
+    """Seconds for which the conversation's KV is kept for its next turn; the default unless
+    stated."""
     stated = body.idle_keep_s
     if stated is None:
         return config.idle_keep_s if session_id else 0.0
@@ -369,7 +375,7 @@ def _idle_keep_s(body: GenerationRequest, config: SessionConfig, session_id: str
 
 
 def read_idle_keep_s(stated: float, config: SessionConfig) -> float:
-    """Seconds, within what the operator allows. Raises ``InvalidRequest``."""
+    """A stated time in seconds, within what the operator allows. Raises ``InvalidRequest``."""
     if not 0 <= stated <= config.max_idle_keep_s:
         raise InvalidRequest(
             f"idle_keep_s must be 0 to {config.max_idle_keep_s:g} seconds, got {stated:g}",

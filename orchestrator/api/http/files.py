@@ -1,4 +1,5 @@
-"""Files from memory: whole, or one range of bytes (RFC 9110, section 14), at the client's pace."""
+"""Files served from memory: whole, or one range of bytes (RFC 9110, section 14), at the client's
+pace."""
 
 import asyncio
 import re
@@ -10,7 +11,7 @@ from aiohttp import web
 from orchestrator.api.config import CONFIG
 
 _PIECE = 64 * 1024
-"""A slow client must read this much within its time limit."""
+"""Bytes that a slow client must read within its time limit."""
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)", re.ASCII)
 _MOST_DIGITS = 18
 
@@ -23,7 +24,7 @@ class _Span(NamedTuple):
 async def send_file(
     request: web.Request, data: bytes, name: str, content_type: str, etag: str
 ) -> web.StreamResponse:
-    """``data`` as the answer to GET or HEAD. ``name`` and ``etag`` are ours, never a client's."""
+    """Answer GET or HEAD with ``data``. ``name`` and ``etag`` are ours, never a client's."""
     headers = {
         "Content-Type": content_type,
         "Content-Disposition": f'inline; filename="{name}"',
@@ -51,7 +52,7 @@ async def send_file(
 
 
 async def _write(response: web.StreamResponse, data: bytes, span: _Span, timeout_s: float) -> None:
-    """Raises ``ConnectionResetError`` for a client that reads nothing."""
+    """Write a part of ``data``. Raises ``ConnectionResetError`` for a client that reads nothing."""
     try:
         for start in range(span.start, span.stop, _PIECE):
             async with asyncio.timeout(timeout_s):
@@ -61,8 +62,8 @@ async def _write(response: web.StreamResponse, data: bytes, span: _Span, timeout
 
 
 def _span(request: web.Request, size: int, etag: str) -> _Span | None:
-    """What is asked for; None where there is nothing of it. What cannot be read, and more ranges
-    than one, are answered with all of it, as they may be."""
+    """The range that is asked for; None where none of it exists. An unreadable range, or several,
+    are answered with the whole file, as the RFC allows."""
     everything = _Span(0, size)
     stated = _RANGE.fullmatch(request.headers.get("Range", "").strip())
     if stated is None or stated[1] == stated[2] == "":
@@ -81,7 +82,7 @@ def _span(request: web.Request, size: int, etag: str) -> _Span | None:
 
 
 def _place(digits: str) -> int:
-    """A number of bytes. One of so many digits is beyond the end of any file, and may be more than
-    ``int`` takes."""
+    """A number of bytes. A number of very many digits is beyond the end of any file, and may be
+    more than ``int`` takes."""
     digits = digits.lstrip("0")
     return sys.maxsize if len(digits) > _MOST_DIGITS else int(digits or "0")

@@ -1,4 +1,4 @@
-"""Tasks that clients name: those of this process, and what the journal has of earlier ones."""
+"""Tasks by the ids that clients name: those of this process, and earlier ones from the journal."""
 
 import functools
 from collections.abc import Awaitable, Callable, Iterable
@@ -25,8 +25,8 @@ async def find_task(request: web.Request) -> Task:
 
 
 async def find_tasks(request: web.Request, stated: str) -> list[Task]:
-    """What goes by any id that was shown: a task, all choices of one answer, or whatever runs under
-    a correlation id. For its own key or an admin's. Raises ``NotFound``."""
+    """Tasks by any id that was shown: one task, all choices of one answer, or whatever runs under a
+    correlation id. For their own key or an admin's. Raises ``NotFound``."""
     key = request[CONTEXT].key
     orchestrator, task_id = request.app[ORCHESTRATOR], task_id_of(stated)
 
@@ -55,8 +55,7 @@ async def find_tasks(request: web.Request, stated: str) -> list[Task]:
 
 
 def find_slots(request: web.Request, name: str) -> list[Slot]:
-    """Clips that have not ended and that go by that id or correlation id, for their own key or an
-    admin's."""
+    """Clips that have not ended, by id or correlation id, for their own key or an admin's."""
     key = request[CONTEXT].key
     return [
         slot
@@ -67,24 +66,23 @@ def find_slots(request: web.Request, name: str) -> list[Slot]:
 
 
 def status_of(task: Task | Slot) -> str:
-    """How far it got, in the native API's words."""
+    """How far a task or clip is, in the native API's words."""
     if isinstance(task, Task) and task.stage <= Stage.QUEUED:
         return "queued"
     return task.stage.name.lower()
 
 
 def is_kept(task: Task) -> bool:
-    """Whether its text is there to be asked for, and followed, by whoever knows its id."""
+    """Whether a task's text can be asked for, and followed, by whoever knows its id."""
     return task.job.keep or task.ending is not None
 
 
 async def submitted_before(
     orchestrator: Orchestrator, job: Job, name: str, digest: bytes
 ) -> Task | None:
-    """The durable task that the same key has submitted by that name, to this process or an earlier
-    one; None where it has not. Raises ``KeyReused``, and what
-    keeps one that is being written from the disk.
-    """
+    """The durable task that the same key has submitted under that name, to this process or an
+    earlier one; None if there is none. Raises ``KeyReused``, and the error that keeps a task being
+    written from reaching the disk."""
     durable = orchestrator.stages.durable
     if durable is None:
         return None
@@ -115,7 +113,8 @@ async def _look(
     durable: DurableTasks,
     find: Callable[[], Awaitable[Found | None]],
 ) -> tuple[TaskRow, Task] | None:
-    """What ``find`` finds; None for nothing. Raises ``NotFound`` for one that was forgotten."""
+    """The task that ``find`` finds; None if there is none. Raises ``NotFound`` for one that was
+    forgotten."""
     for _ in range(2):
         found = await find()
         if found is None:

@@ -1,4 +1,4 @@
-"""What a body may say of the form of the answer: OpenAI's ``response_format``, and vLLM's
+"""Fields for the form of the answer: OpenAI's ``response_format``, and vLLM's
 ``structured_outputs`` with its older spelling, ``guided_…``.
 
 A schema's own text goes to the worker as it came: it may be long, and nobody else reads it.
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 _MOST_ERROR_CHARS = 200
 _ROOM_BYTES = 4096
-"""For what stands around a schema."""
+"""Bytes allowed for what surrounds a schema."""
 
 
 class GrammarRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The base of bodies that may say it."""
+    """The base of bodies that may state a grammar."""
 
     response_format: msgspec.Raw = NULL
     structured_outputs: msgspec.Raw = NULL
@@ -60,11 +60,11 @@ class _ResponseFormat(msgspec.Struct):
     type: str
     json_schema: _JsonSchema | None = None
     schema: msgspec.Raw = NULL
-    """llama.cpp's spelling, beside ``json_object``."""
+    """llama.cpp's place for the schema, beside ``json_object``."""
     format: Unused = NULL
     structures: Unused = NULL
     triggers: Unused = NULL
-    """Those of a structural tag, which is read as a whole."""
+    """Fields of a structural tag, which is read as a whole."""
 
 
 class _StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,7 +92,7 @@ _READ = _Read(
 
 
 def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
-    """OpenAI's; None for text. Raises ``InvalidRequest``."""
+    """The grammar of OpenAI's ``response_format``; None for text. Raises ``InvalidRequest``."""
     stated = _decode(field, value, _READ.format)
     if stated.type == "text":
         return None
@@ -114,8 +114,8 @@ def response_format(field: str, value: msgspec.Raw) -> Grammar | None:
 
 
 def json_schema(field: str, schema: msgspec.Raw, strict: bool | None) -> Grammar:
-    """A schema, or a string that holds one. What cannot be enforced of it is passed over, unless it
-    is ``strict``. Raises ``InvalidRequest``."""
+    """Grammar of a schema, or of a string that holds one. Parts that cannot be enforced are
+    ignored, unless it is ``strict``. Raises ``InvalidRequest``."""
     text = _text(schema)
     if text.startswith('"'):
         text = str(_decode(field, schema, _strings))

@@ -1,9 +1,9 @@
-"""Clients that hang up, told from clients that have said all that they will (WP-1).
+"""Tells clients that hang up from clients that have only finished sending (WP-1).
 
-What TCP shows of both is the same end of input (FIN), and while a connection is not read, because
-more requests than are wanted came behind a running one, it shows nothing at all. So the kernel is
-asked about such a connection (``EPOLLRDHUP``), and at the end of input something is sent that says
-nothing: a closed socket answers it with a reset, a half-closed one acknowledges it::
+TCP shows the same end of input (FIN) for both. While a connection is not read, because too many
+requests came behind a running one, it shows nothing at all. So the kernel is asked about such a
+connection (``EPOLLRDHUP``), and at the end of input something is sent that has no meaning: a closed
+socket answers it with a reset, a half-closed one acknowledges it::
 
     end of input ─▶ 100 Continue, or a comment in an event stream ─┬─ reset: gone
                             ▲                                      ├─ not acknowledged: gone
@@ -24,28 +24,30 @@ from contextlib import suppress
 from typing import Protocol
 
 NOTICE_WITHIN_S = 0.2
-"""A client that has acknowledged nothing for so long is gone."""
+"""A client that has acknowledged nothing for this long is gone."""
 _OFTEN_S = 0.05
 _RARELY_S = 1.0
 
 VANISHED_S = 30
-"""A client that goes without a word, as when its machine or the way to it does, is gone by then."""
+"""Time within which a client that vanishes without a word, with its machine or its network, is
+noticed."""
 _PROBE_AFTER_S = 15
 _PROBE_EVERY_S = 5
 
 CAN_WATCH = hasattr(select, "epoll")
-"""On Linux. Elsewhere the end of input is a hang-up, and goes unnoticed while nothing is read."""
+"""Whether sockets can be watched without reading them: on Linux only. Elsewhere an end of input
+counts as a hang-up, and goes unnoticed while nothing is read."""
 
 
 def notice_vanished(client: socket.socket) -> None:
-    """Have the kernel probe a client that says nothing, and give up one that acknowledges nothing:
-    else its work would go on until its deadline, and for a quarter of an hour what it is sent."""
+    """Have the kernel probe a silent client, and give up one that acknowledges nothing. Otherwise
+    its work would go on until its deadline, and sending to it for a quarter of an hour."""
     options = {
         "TCP_KEEPIDLE": _PROBE_AFTER_S,
         "TCP_KEEPINTVL": _PROBE_EVERY_S,
         "TCP_USER_TIMEOUT": 1000 * VANISHED_S,
     }
-    with suppress(OSError):  # on a socket that is no TCP's, or closed already
+    with suppress(OSError):  # not a TCP socket, or closed already
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in options.items():
             if hasattr(socket, name):
@@ -62,11 +64,12 @@ class HangUps:
         loop.add_reader(self._epoll.fileno(), self._look)
 
     def watch(self, fd: int, call: Callable[[], None], *, end_of_input: bool) -> None:
-        """Call once when the peer is gone, or at its ``end_of_input``, whatever comes first.
+        """Call ``call`` once, when the peer is gone or at its ``end_of_input``, whichever comes
+        first.
 
-        A socket is watched for one thing at a time, the last that was said.
+        A socket is watched for one thing at a time; the last call counts.
         """
-        events = select.EPOLLRDHUP if end_of_input else 0  # errors and hang-ups are always told
+        events = select.EPOLLRDHUP if end_of_input else 0  # errors and hang-ups are always reported
         if fd in self._calls:
             self._epoll.modify(fd, events)
         else:
@@ -74,7 +77,7 @@ class HangUps:
         self._calls[fd] = call
 
     def unwatch(self, fd: int) -> None:
-        """Call it before the socket is closed; fine for one that is not watched."""
+        """Stop watching a socket, before it is closed; no effect on one that is not watched."""
         if self._calls.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
@@ -92,21 +95,21 @@ class HangUps:
 
 
 class Asked(Protocol):
-    """A connection whose client has said all that it will."""
+    """A connection whose client has finished sending."""
 
     @property
     def is_answering(self) -> bool:
-        """It sends what may be acknowledged slowly."""
+        """Whether an answer is being sent, which may be acknowledged slowly."""
 
     def probe(self) -> bool:
-        """Send something that says nothing. False when what is sent is not to be waited for."""
+        """Send something without meaning; False if its acknowledgement must not be waited for."""
 
     def gone(self) -> None:
-        """The client has hung up. The last call."""
+        """Handle that the client has hung up; nothing is called after this."""
 
 
 class Prober:
-    """Asks such a client again and again whether it is still there; resets are told elsewhere."""
+    """Asks such a client repeatedly whether it is still there; resets are noticed elsewhere."""
 
     def __init__(self, asked: Asked, transport: asyncio.Transport, fd: int) -> None:
         self._asked = asked
@@ -115,7 +118,7 @@ class Prober:
         self._loop = asyncio.get_running_loop()
         self._often_until = self._loop.time() + NOTICE_WITHIN_S
         self._waits_since: float | None = None
-        """When a probe was sent that is to be acknowledged."""
+        """When the probe was sent that is still to be acknowledged; None if there is none."""
         self._timer: asyncio.Handle = self._loop.call_soon(self._look)
 
     def stop(self) -> None:
@@ -135,12 +138,12 @@ class Prober:
         self._waits_since = now if self._asked.probe() else None
 
     def _unacknowledged(self) -> bool:
-        """Whether the kernel or we hold something that the client has not acknowledged."""
+        """Whether we or the kernel hold something that the client has not acknowledged."""
         if self._transport.get_write_buffer_size():
             return True
         return unacknowledged_bytes(self._fd) > 0
 
 
 def unacknowledged_bytes(fd: int) -> int:
-    """What the kernel has sent or is to send on a socket, and the peer has not acknowledged."""
+    """Bytes that the kernel has sent or will send on a socket and the peer has not acknowledged."""
     return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder)

@@ -1,4 +1,4 @@
-"""What requests say that means nothing here: passed over rather than refused, and told.
+"""Fields and values without a meaning here: ignored rather than refused, and reported.
 
 Clients send new fields every month, most of which change nothing about an answer. Each is named in
 a header of the answer, once in the log, and counted by route and place.
@@ -18,24 +18,24 @@ from orchestrator.telemetry.metrics import Metrics
 
 IGNORED_HEADER = "x-tidegate-ignored"
 MOST_NAMES = 32
-"""That are told of one request."""
+"""Most names that are reported for one request."""
 MOST_LOGGED = 500
-"""Names that are kept, so that each is logged once."""
+"""Most names that are remembered, so that each is logged once."""
 _MOST_NAME_CHARS = 64
 _MOST_HEADER_CHARS = 1024
 _AND_MORE = "..."
 _UNFIT = re.compile(r"[^A-Za-z0-9_.$@/:+=-]", re.ASCII)
-"""For a header, and for a log that is read as a table."""
+"""Characters that are unfit for a header, and for a log that is read as a table."""
 
 
 class Ignored:
-    """What was passed over of one request, by name."""
+    """Fields and values that were ignored in one request, by name."""
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}
-        """Where each name is, as the type of the body has it; such as ``messages[]``."""
+        """Place of each ignored name, as the body's type has it (``messages[]``), by path."""
         self.has_more = False
-        """Others are not named."""
+        """Whether there are more that are not named."""
 
     def add(self, place: str, name: str) -> None:
         name = _UNFIT.sub("?", name[:_MOST_NAME_CHARS])
@@ -48,7 +48,7 @@ class Ignored:
         self.places[path] = place
 
     def header(self) -> str:
-        """Empty where nothing was passed over."""
+        """Value of the answer's header; empty where nothing was ignored."""
         told = ""
         for name in self.places:
             longer = f"{told}, {name}" if told else name
@@ -59,7 +59,7 @@ class Ignored:
 
 
 class IgnoredFields:
-    """Logs and counts what is passed over."""
+    """Logs and counts what is ignored."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._counter: Counter = metrics.counter(
@@ -72,7 +72,7 @@ class IgnoredFields:
         self._logged: set[tuple[str, str]] = set()
 
     def tell(self, route: str, ignored: Ignored) -> None:
-        """Of a request to ``route``, as the router has it."""
+        """Log and count what was ignored in a request to ``route``, as the router spells it."""
         for name, place in ignored.places.items():
             self._counter.labels(route, place or "body").inc()
             if (route, name) in self._logged or len(self._logged) >= MOST_LOGGED:
@@ -97,8 +97,8 @@ _current: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
 
 @contextmanager
 def passing_over(ignored: Ignored | None) -> Iterator[None]:
-    """While a request is read: what means nothing is put down in ``ignored``; with None it is
-    refused."""
+    """While the block runs, record what a request's body has without meaning in ``ignored``; with
+    None it is refused."""
     token = _current.set(ignored)
     try:
         yield
@@ -107,8 +107,8 @@ def passing_over(ignored: Ignored | None) -> Iterator[None]:
 
 
 def pass_over(place: str, name: str, otherwise: InvalidRequest) -> None:
-    """Put ``name`` at ``place`` down as ignored. Raises ``otherwise`` where requests are read to
-    the letter."""
+    """Record ``name`` at ``place`` as ignored. Raises ``otherwise`` where requests are read
+    strictly."""
     ignored = _current.get()
     if ignored is None:
         raise otherwise
@@ -116,5 +116,5 @@ def pass_over(place: str, name: str, otherwise: InvalidRequest) -> None:
 
 
 def passed_over() -> Ignored | None:
-    """Of the request that is being read; None where nothing is passed over."""
+    """Record of what is ignored in the request being read; None where nothing may be."""
     return _current.get()

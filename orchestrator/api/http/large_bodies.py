@@ -12,16 +12,16 @@ from orchestrator.fair_gate import FairGate
 T = TypeVar("T")
 
 _BYTES_PER_S = 2**20
-"""What a large body yields to smaller ones that come after it."""
+"""Size in bytes that sets a body back by one second in its tenant's order of work."""
 
 
 class LargeBodies:
     """Turns large bodies into requests on a thread, one after the other, tenants in turn.
 
-    The decoder holds the interpreter lock throughout, for some 10 ms a megabyte, so the thread
-    rests after each as long as it took: between two of them everybody else has a turn. A tenant's
-    body goes before those of its own that came up to a second earlier for each megabyte that they
-    are larger.
+    The decoder holds the interpreter lock throughout, for some 10 ms per megabyte, so the thread
+    rests after each body for as long as it took, and gives everybody else a turn. A tenant's body
+    goes before those of its own that came up to a second earlier for each megabyte that they are
+    larger.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class LargeBodies:
 
     @property
     def is_busy(self) -> bool:
-        """Whether one is worked on."""
+        """Whether a body is being worked on."""
         return self._gate.is_busy
 
     async def work(self, call: Callable[[], T], size: int, due_at: float, tenant: str = "") -> T:
-        """What ``call`` returns or raises. ``size`` is the body's, in bytes; ``due_at`` is on the
-        loop's clock. Raises ``DeadlineExceeded`` when its turn has not come by then.
-        """
+        """Run ``call`` on the thread; returns or raises what it does. ``size`` is the body's, in
+        bytes; ``due_at`` is on the loop's clock. Raises ``DeadlineExceeded`` if its turn has not
+        come by then."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(due_at):
@@ -49,7 +49,7 @@ class LargeBodies:
 
         def done(work: "asyncio.Future[Any]") -> None:
             if not work.cancelled():
-                work.exception()  # whoever asked may be gone, and it is no news then
+                work.exception()  # whoever asked may be gone, and then nobody needs to know
             self._gate.leave(tenant, loop.time() - began)
 
         work = loop.run_in_executor(self._executor, self._work, call)

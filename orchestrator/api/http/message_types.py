@@ -1,4 +1,4 @@
-"""Types of messages made from types of messages, for whatever reads them in another way."""
+"""Message types derived from other message types, for reading or describing them differently."""
 
 from collections.abc import Callable
 from functools import cache, reduce
@@ -10,7 +10,7 @@ import msgspec
 
 
 def mapped(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """``kind`` with each type that it is made of replaced by what ``change`` makes of it."""
+    """``kind`` with each type in it replaced by ``change`` of that type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is None or origin is Literal or not parts:
         return change(kind)
@@ -25,7 +25,7 @@ def mapped(kind: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def redefined(field: msgspec.structs.FieldInfo, kind: Any, default: object) -> Any:
-    """A field's name, its new type, and the rest of it, for ``msgspec.defstruct``."""
+    """A field with a new type, as ``msgspec.defstruct`` takes it: name, type, and the rest."""
     made = (
         msgspec.field(name=field.encode_name, default_factory=field.default_factory)
         if field.default_factory is not msgspec.NODEFAULT
@@ -36,7 +36,7 @@ def redefined(field: msgspec.structs.FieldInfo, kind: Any, default: object) -> A
 
 @cache
 def with_unknown_fields(kind: Any, *, forbidden: bool) -> Any:
-    """``kind`` whose messages, inner ones too, may have fields that are not theirs, or may not."""
+    """``kind`` with unknown fields ``forbidden`` or allowed in it and in all its inner messages."""
     return mapped(kind, lambda leaf: _changed(leaf, forbidden) if _is_message(leaf) else leaf)
 
 
@@ -46,7 +46,7 @@ def _is_message(kind: object) -> bool:
 
 @cache
 def _changed(message: type[msgspec.Struct], forbidden: bool) -> type[msgspec.Struct]:
-    """A subclass, so that whatever is done with ``message`` can be done with it."""
+    """A subclass of ``message`` for the new rule, so that it can be used in its place."""
     if getattr(message, "has_fields_of_ours", False):
         return message
     fields = [

@@ -1,4 +1,4 @@
-"""What models are called by clients, and what here."""
+"""Clients' names for models, and ours."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,11 @@ from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import ORCHESTRATOR
 
 ANY_END = "*"
-"""Behind an alias: it stands for all names that begin so."""
+"""Ends an alias that stands for all names that begin like it."""
 
 
 def served_name(request: web.Request, name: str | None) -> str:
-    """Our name of the model that a client asks for; empty where it leaves that to us."""
+    """Our name for the model that a client asks for; empty where it leaves that to us."""
     if not name:
         return ""
     aliases = request.app[CONFIG].model_aliases
@@ -25,7 +25,7 @@ def served_name(request: web.Request, name: str | None) -> str:
 
 
 def listed_aliases(app: web.Application) -> Mapping[str, str]:
-    """Those that stand for one name each."""
+    """Aliases that stand for one name each, with their models."""
     aliases = app[CONFIG].model_aliases
     return {name: model for name, model in aliases.items() if not name.endswith(ANY_END)}
 

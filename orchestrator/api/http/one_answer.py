@@ -1,4 +1,4 @@
-"""One task and the one answer that it makes: as events, or in one piece."""
+"""Requests that are one task with one answer: streamed as events, or in one piece."""
 
 import asyncio
 from collections.abc import Callable
@@ -70,6 +70,7 @@ class WholeAnswer(Transcript):
 async def whole_answer(
     request: web.Request, job: Job, prompt: Prompt, answer: WholeAnswer | None = None
 ) -> tuple[Task, Transcript]:
-    """The same for all tokens and texts; the text's ``tail`` is the ending's."""
+    """Submit a job and wait for all its tokens and texts; the ``tail`` of the text is the ending's.
+    Raises ``TidegateError`` if it did not end well."""
     answer = answer or WholeAnswer()
     return await until_answered(request, job, prompt, answer), answer

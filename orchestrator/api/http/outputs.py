@@ -1,4 +1,4 @@
-"""What a task's model says, taken apart for whoever answers with it."""
+"""Parses what a task's model writes into content, reasoning and tool calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,11 +18,12 @@ from orchestrator.tasks.task import Task
 from worker.protocol import Delta, FinishReason, Grammar, GrammarKind, InvalidGrammar
 
 _AT_ONCE = 256
-"""Tokens whose text is read together: each call in it copies what is left of it."""
+"""Tokens whose text is parsed together: each call in it copies what is left of the text."""
 
 
 class TaskOutput:
-    """One task's, fed by its listener: ``begin``, ``feed`` with each delta, ``finish``."""
+    """Parser of one task's output, fed by its listener: ``begin``, ``feed`` with each delta,
+    ``finish``."""
 
     __slots__ = ("_encoder", "_format", "_parser", "_special", "_tools")
 
@@ -35,12 +36,12 @@ class TaskOutput:
         self._parser = self._new_parser("")
 
     def begin(self, task: Task) -> None:
-        """The worker has begun, so that the prompt is known."""
+        """Prepare for a task whose worker has begun, so that its prompt is known."""
         if self._format.reasoning is not None:
             self._parser = self._new_parser(self._encoder.tokens.end_of(task.token_ids))
 
     def feed(self, delta: Delta) -> Sequence[Piece]:
-        """What new tokens come to; some text may be held back."""
+        """Parse new tokens; some of their text may be held back."""
         texts = delta.texts
         if self._special:
             texts = list(map(self._text_of, delta.ids, texts))
@@ -52,15 +53,15 @@ class TaskOutput:
         return pieces
 
     def feed_token(self, token_id: int, text: str) -> Sequence[Piece]:
-        """The same for one token."""
+        """Parse one token; some of its text may be held back."""
         return self._parser.feed(self._text_of(token_id, text))
 
     def finish(self, tail: str, ending: Ending) -> Sequence[Piece]:
-        """The task has ended well, with ``tail`` behind its last token."""
+        """Parse the rest of a task that has ended well, with ``tail`` behind its last token."""
         return self._parser.finish(tail, is_cut=ending.finish_reason is not FinishReason.STOP)
 
     def is_calling(self, ending: Ending) -> bool:
-        """Whether it has ended with tool calls, rather than been cut after some."""
+        """Whether the task has ended with tool calls, rather than been cut after some."""
         if not self._parser.calls_made:
             return False
         # What follows the only call is left out, and so is its end.
@@ -82,18 +83,18 @@ class TaskOutput:
 
 
 def format_of(app: web.Application, encoder: PromptEncoder) -> OutputFormat:
-    """In which a model's output is."""
+    """The format of a model's output, from its chat template and the settings."""
     return app[CONFIG].formats.of(encoder.card.chat_template)
 
 
 def output_of(
     app: web.Application, encoder: PromptEncoder, job: Job, tools: ToolUse | None
 ) -> TaskOutput | None:
-    """For one task; None where all that it says is content."""
+    """Parser for one task's output; None where all of it is content."""
     format = format_of(app, encoder)
     may_think = job.grammar is None or job.grammar.kind is GrammarKind.STRUCTURAL_TAG
     if not may_think and not (tools is not None and tools.must_call):
-        # It holds from the first token on, so that there is no reasoning.
+        # The grammar holds from the first token on, so that there is no reasoning.
         format = replace(format, reasoning=None)
     if tools is None and format.calls is not CallFormat.HARMONY:
         format = replace(format, calls=None)
@@ -137,7 +138,7 @@ def with_tools(request: web.Request, encoder: PromptEncoder, job: Job, use: Tool
                 grammar = strict_calls(use, format, rules())
                 return job if grammar is None else replace(job, grammar=_checked(request, grammar))
             return job
-        # It goes before a form of the text that is asked for, too: of a call there is no text.
+        # This goes before a form that is asked for: a forced call leaves no text.
         request[CONTEXT].grammars = ()
         forced = forced_calls(use, format, rules())
         job = replace(job, grammar=_checked(request, forced.grammar))
@@ -150,7 +151,8 @@ def with_tools(request: web.Request, encoder: PromptEncoder, job: Job, use: Tool
 
 
 def _checked(request: web.Request, grammar: Grammar) -> Grammar:
-    """What is wrong with it is wrong with the client's ``tools``. Raises ``InvalidGrammar``."""
+    """Check a grammar; errors in it are reported as the client's ``tools``. Raises
+    ``InvalidGrammar``."""
     context = request[CONTEXT]
     context.field_names = {**context.field_names, "grammar": "tools"}
     grammar.check()

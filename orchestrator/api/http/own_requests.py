@@ -1,6 +1,5 @@
-"""Requests that the service sends itself: they take the live routes' own handlers, whatever these
-read and answer, without a connection.
-"""
+"""Requests that the service sends itself: handled by the live routes' own handlers, whatever these
+read and answer, without a connection."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from orchestrator.telemetry.log import fields, service_log
 
 
 class Reply(NamedTuple):
-    """What a handler answered, or why it did not."""
+    """A handler's answer, or the error that it raised."""
 
     status: int
     body: bytes
@@ -33,7 +32,7 @@ class Reply(NamedTuple):
 
 
 class _Nobody(BaseProtocol):
-    """In the place of a connection."""
+    """Stand-in for a connection, for requests that have none."""
 
     ssl_context = peername = sockname = None
 
@@ -48,9 +47,9 @@ async def send(
     adapt: Callable[[Job], Job],
     refusal: TidegateError | None = None,
 ) -> Reply:
-    """Have ``POST path`` answered as a client of ``key`` would have it, under the correlation id
-    ``name``; ``adapt`` makes another job of the one that was read. With a ``refusal`` that is
-    the answer. Cancelled, it is a client that has gone."""
+    """Have ``POST path`` answered as for a client of ``key``, under the correlation id ``name``.
+    ``adapt`` changes the job that was read. A ``refusal`` is answered instead. Cancelling this
+    counts as the client hanging up."""
     request = _request(app, path, body)
     match = await app.router.resolve(request)
     match.add_app(app)

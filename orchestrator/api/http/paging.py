@@ -23,7 +23,7 @@ class Page(NamedTuple, Generic[N]):
     has_more: bool
 
     def told(self, shape: Callable[[N], object]) -> dict[str, object]:
-        """As OpenAI and Anthropic spell it."""
+        """The page as OpenAI and Anthropic spell it in JSON; ``shape`` renders each entry."""
         return {
             "object": "list",
             "data": [shape(entry) for entry in self.entries],
@@ -42,8 +42,8 @@ def page_of(
     after: str = "after",
     before: str = "before",
 ) -> Page[N]:
-    """What ``query`` asks for: ``limit`` entries behind the one named by ``after``, or the last
-    ones ahead of the one named by ``before``. Raises ``InvalidRequest``."""
+    """The page that ``query`` asks for: ``limit`` entries behind the one named by ``after``, or the
+    last ones ahead of the one named by ``before``. Raises ``InvalidRequest``."""
     limit = query.get("limit", str(default))
     if not (limit.isascii() and limit.isdigit() and len(limit) < 7 and 1 <= int(limit) <= most):
         raise InvalidRequest(f"limit must be a whole number from 1 to {most}", field="limit")

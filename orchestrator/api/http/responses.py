@@ -40,7 +40,7 @@ def json_response(
 
 
 def error_response(error: TidegateError, context: Context, now: float) -> web.Response:
-    """An error as the dialect's body, with its headers; ``now`` is on the clock."""
+    """Answer an error with the dialect's body and headers; ``now`` is on the clock."""
     _name_as_sent(error, context.field_names)
     headers = error_headers(error)
     if context.task is not None:
@@ -57,8 +57,8 @@ def error_response(error: TidegateError, context: Context, now: float) -> web.Re
 
 
 def error_headers(error: TidegateError) -> dict[str, str]:
-    """What a client may go by without reading the body."""
-    # The official OpenAI SDK honours it.
+    """Headers from which a client can tell what to do without reading the body."""
+    # The official OpenAI SDK honors it.
     headers = {"x-should-retry": "true" if error.retryable else "false"}
     if isinstance(error, Unavailable) and error.retryable:
         headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
@@ -73,7 +73,7 @@ def error_headers(error: TidegateError) -> dict[str, str]:
 
 
 def name_response(response: web.StreamResponse, context: Context) -> None:
-    """Put the request's name on its answer, and what was passed over of it."""
+    """Add the request's ids to its answer, and the names of what was ignored."""
     response.headers[CORRELATION_HEADER] = context.correlation_id
     for header in {REQUEST_ID_HEADER, context.dialect.request_id_header}:
         response.headers[header] = context.answer_id
@@ -86,8 +86,9 @@ def name_response(response: web.StreamResponse, context: Context) -> None:
 def rate_limit_headers(
     standings: Iterable[Standing], queue: QueueRoom | None = None
 ) -> dict[str, str]:
-    """``x-ratelimit-…`` as OpenAI spells them. Requests are limited by a ``queue`` that is bounded
-    too; whichever leaves fewer is told. When that will be empty nobody knows."""
+    """``x-ratelimit-…`` headers as OpenAI spells them. A bounded ``queue`` limits requests too,
+    and whichever leaves fewer is reported; when a queue will be empty is not known, so it has no
+    reset."""
     headers = {}
     if queue is not None:
         headers["x-ratelimit-limit-requests"] = str(queue.bound)
@@ -102,7 +103,7 @@ def rate_limit_headers(
 
 
 def spell_duration(seconds: float) -> str:
-    """As OpenAI's reset headers spell it: ``120ms``, ``1.5s``, ``6m0s``."""
+    """A duration as OpenAI's reset headers spell it: ``120ms``, ``1.5s``, ``6m0s``."""
     if seconds < 1:
         return f"{math.ceil(1000 * seconds)}ms"
     minutes, rest = divmod(round(seconds, 3), 60)
@@ -110,7 +111,7 @@ def spell_duration(seconds: float) -> str:
 
 
 def task_headers(task: Task, now: float) -> dict[str, str]:
-    """What became of a task's deadlines so far: in every answer that is about it (DL-9)."""
+    """Headers on a task's deadlines so far, for every answer about the task (DL-9)."""
     ending = task.ending
     if ending is None:
         budget = task.time_spent.budget(now, task.deadline.left_ms(now))
@@ -125,8 +126,8 @@ def task_headers(task: Task, now: float) -> dict[str, str]:
 
 
 def deadline_headers(deadline: Deadline) -> dict[str, str]:
-    """Which of those that were stated counts (DL-20), and the maximum where the client asked for
-    more (DL-1)."""
+    """Headers that name the deadline which counts, of all that were stated (DL-20), and the maximum
+    where the client asked for more (DL-1)."""
     headers = {}
     if deadline.source:
         headers["X-Deadline-Source"] = deadline.source
@@ -136,8 +137,8 @@ def deadline_headers(deadline: Deadline) -> dict[str, str]:
 
 
 def task_fields(task: Task) -> dict[str, object]:
-    """What a body says beyond its API: a ``max_tokens`` that was shrunk to fit the deadline (DL-6),
-    a part that was missed (DL-14). Nothing where neither was."""
+    """Additional fields of a body: a ``max_tokens`` that was reduced to fit the deadline (DL-6),
+    and a part that was missed (DL-14). Empty where neither applies."""
     fields: dict[str, object] = {}
     if task.fitted_tokens is not None:
         fields["fitted_max_tokens"] = task.fitted_tokens
@@ -147,7 +148,7 @@ def task_fields(task: Task) -> dict[str, object]:
 
 
 def _name_as_sent(error: TidegateError, names: Mapping[str, str]) -> None:
-    """Call the field by the name that the client knows."""
+    """Name the wrong field as the client knows it."""
     ours = error.field or ""
     if ours in names:
         error.field = names[ours]

@@ -1,4 +1,4 @@
-"""The server: bounded connections, and nothing that aiohttp answers by itself."""
+"""The server: bounds connections, and leaves nothing to be answered by aiohttp itself."""
 
 from collections.abc import Awaitable, Callable
 
@@ -22,7 +22,7 @@ _EXPECTED = "100-continue"
 
 
 class Runner(web.AppRunner):
-    """An application's runner whose connections are ``Connection``."""
+    """An application's runner whose connections are ``Connection`` objects."""
 
     async def _make_server(self) -> web.Server:
         orchestrator = self.app[ORCHESTRATOR]
@@ -31,7 +31,7 @@ class Runner(web.AppRunner):
 
 
 class _Server(web.Server):
-    """Makes connections. ``made`` is aiohttp's own, for the application."""
+    """Makes connections. ``made`` is aiohttp's own server, for the application."""
 
     def __init__(self, made: web.Server, config: ApiConfig, unhandled: Unhandled) -> None:
         super().__init__(
@@ -65,7 +65,8 @@ class _Server(web.Server):
             self._hang_ups.close()
 
     def _outermost(self, handle: Handle) -> Handle:
-        """``handle`` with what aiohttp refuses before any middleware, such as an ``Expect``."""
+        """``handle``, preceded by what aiohttp would refuse before any middleware, such as an
+        ``Expect``."""
 
         async def outermost(request: web.BaseRequest) -> web.StreamResponse:
             connection, refused = request.protocol, self._unhandled.refused
@@ -76,7 +77,7 @@ class _Server(web.Server):
                 response.headers.update(self._browsers.headers(request.headers))
                 return response
             if request.headers.get("Expect", _EXPECTED).lower() != _EXPECTED:
-                # aiohttp's own answer repeats it, and breaks off where it is no text.
+                # aiohttp's own answer repeats the header, and breaks off where it is no text.
                 wrong = InvalidRequest("Expect must be 100-continue", field="Expect")
                 return refused(request, wrong)
             try:

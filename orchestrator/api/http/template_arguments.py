@@ -1,4 +1,4 @@
-"""What a body tells its model's chat template: vLLM's ``chat_template_kwargs``."""
+"""Arguments of a body for its model's chat template: vLLM's ``chat_template_kwargs``."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from orchestrator.tasks.job import TemplateArgument
 _MOST_ARGUMENT_BYTES = 4096
 _arguments_decoder = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
 _WORD = re.compile(r"[A-Za-z0-9 _.,:+-]{0,64}")
-"""What a template may be told: no special token is spelled so."""
+"""Strings that a template may be given: no special token is spelled like this."""
 
 
 def template_arguments(stated: msgspec.Raw) -> Mapping[str, TemplateArgument]:
-    """Of a body. Raises ``InvalidRequest``."""
+    """The arguments that a body states. Raises ``InvalidRequest``."""
     if stated is NULL:
         return {}
     field = "chat_template_kwargs"

@@ -1,4 +1,4 @@
-"""What every dialect asks of tools: names, schemas and arguments within bounds."""
+"""Rules for tools in every dialect: names, schemas and arguments within bounds."""
 
 import re
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from orchestrator.tasks.tools import JsonObject, Tool, ToolCall
 
 MOST_TOOLS = 512
 MOST_TOOL_BYTES = 512 * 1024
-"""Of all that is said of a request's tools: they are rendered into its prompt."""
+"""Most bytes of a request's tools all together, because they are rendered into its prompt."""
 MOST_DEPTH = 64
-"""Levels of a schema or of arguments: whoever walks them calls itself for each."""
+"""Most levels of a schema or of arguments: code that walks them recurses once per level."""
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
 UNREADABLE = "INVALID_JSON"
-"""Under which arguments that are no JSON object stand: the name that Anthropic's documentation
-gives it (fine-grained tool streaming)."""
+"""Name under which arguments that are no JSON object are passed on, taken from Anthropic's
+documentation (fine-grained tool streaming)."""
 _string_reader = Reader(str)
 _object_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
@@ -28,7 +28,7 @@ _object_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dic
 def read_tool(
     name: str, description: str | None, schema: msgspec.Raw | None, strict: bool | None, where: str
 ) -> Tool:
-    """A tool that a body states at ``where``. Raises ``InvalidRequest``."""
+    """Read a tool that a body states at ``where``. Raises ``InvalidRequest``."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"{where}.name must be 1 to 128 letters, digits or any of _ . : -",
@@ -43,11 +43,11 @@ def read_tool(
 
 
 def read_call(call_id: str, name: str, arguments: str | msgspec.Raw, where: str) -> ToolCall:
-    """A call of an earlier turn. Its arguments are an object or a string that holds one; null and
-    nothing are none.
+    """Read a call of an earlier turn. Its arguments are an object or a string that holds one; null
+    or an empty string means no arguments.
 
-    What the model wrote as arguments and is no JSON object, it is shown as it wrote it, unless
-    requests are read to the letter. Raises ``InvalidRequest``.
+    Arguments that are no JSON object are shown to the model as it wrote them, unless requests are
+    read strictly. Raises ``InvalidRequest``.
     """
     if isinstance(arguments, str):
         text = arguments
@@ -67,7 +67,8 @@ def read_call(call_id: str, name: str, arguments: str | msgspec.Raw, where: str)
 
 
 def read_object(data: str | bytes, what: str, where: str) -> JsonObject:
-    """A JSON object that is not too deep. Raises ``InvalidRequest`` that names ``what``."""
+    """Read a JSON object that is not nested too deeply. Raises ``InvalidRequest`` that names
+    ``what``."""
     try:
         value = _object_decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -87,7 +88,8 @@ def require_bounds(raw: msgspec.Raw, field: str = "tools") -> None:
 
 
 def require_known(use: ToolUse, field: str = "tool_choice") -> None:
-    """Raise ``InvalidRequest`` for a choice of a tool that there is not, or for too many."""
+    """Raise ``InvalidRequest`` for a choice of a tool that does not exist, or for too many
+    tools."""
     if len(use.tools) > MOST_TOOLS:
         raise InvalidRequest(f"tools: at most {MOST_TOOLS}, got {len(use.tools)}", field="tools")
     if use.only and all(tool.name != use.only for tool in use.tools):

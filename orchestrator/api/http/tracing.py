@@ -1,4 +1,4 @@
-"""The HTTP request as a span, where traces are sent at all (OR-16)."""
+"""A span for each HTTP request, where traces are sent at all (OR-16)."""
 
 from typing import TYPE_CHECKING
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 def tracing_middleware(tracing: "Tracing") -> Middleware:
-    """Outside of all others: what it makes a span of includes the answer's last byte."""
+    """Middleware that makes a span of each request. It must be the outermost, so that the span
+    includes the answer's last byte."""
 
     @web.middleware
     async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if is_open_path(request.path):  # health and metrics: many, and nobody's
+        if is_open_path(request.path):  # health and metrics: many, and of no client
             return await handler(request)
         resource = request.match_info.route.resource
-        # The route, not the path: a task's id in a name would make each a span of its own kind.
+        # The route, not the path: a task's id in the name would make each span one of its own kind.
         route = resource.canonical if resource is not None else "unknown"
         parent = read_traceparent(request.headers.get("traceparent"))
         span = tracing.of_request(f"{request.method} {route}", parent)

@@ -1,7 +1,7 @@
 """Answers to what reaches no handler: malformed HTTP, and what aiohttp would refuse by itself.
 
 aiohttp answers that in plain text with the bytes that it could not read, and logs them with a
-traceback: there a client's key or prompt would stand (OR-16).
+traceback, which might contain a client's key or prompt (OR-16).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from orchestrator.service import Orchestrator
 from orchestrator.telemetry.log import fields, service_log
 
 _LOG_EVERY_S = 1.0
-"""A flood of malformed requests is one line a second."""
+"""Shortest time between two log lines on malformed requests."""
 
 
 class Unhandled:
@@ -34,13 +34,13 @@ class Unhandled:
         self._log_at = 0.0
 
     def refused(self, request: web.BaseRequest, error: TidegateError) -> web.Response:
-        """The answer to what no handler saw."""
+        """The answer to a request that is refused before any handler sees it."""
         orchestrator, context = self._orchestrator, self._context(request)
         context.deadline = stated_deadline(request.headers, context.arrival, orchestrator.deadlines)
         return self._answer(error, context)
 
     def malformed(self, request: web.BaseRequest, error: BaseException | None) -> web.Response:
-        """The answer to what is no request; nothing of it is told or kept."""
+        """The answer to bytes that are no request; nothing of them is repeated or kept."""
         context = self._context(request)
         self._malformed += 1
         if context.arrival.mono >= self._log_at:

@@ -1,7 +1,7 @@
-"""Names of the fields in a JSON text that its type has not, by the place where they stand.
+"""Finds the names of fields in a JSON text that its type lacks, with their places.
 
-The text is taken apart along its type only: what is in an unknown field, and what the type leaves
-raw, is not looked at.
+The text is parsed along its type only: the content of unknown fields, and of what the type leaves
+raw, is not examined.
 """
 
 from functools import cache
@@ -12,9 +12,11 @@ import msgspec.inspect as types
 from orchestrator.api.http.ignored import Ignored
 
 _MOST_BYTES = 2**20
-"""Of a longer text one name is told: to take it apart would need some twenty times its size."""
+"""Longest text that is searched; parsing it takes some twenty times its size. For longer ones only
+one name is reported."""
 _MOST_OBJECTS = 1_000
-"""Are taken apart, at some microseconds each: clients send the same names in all of them."""
+"""Most objects that are parsed, at some microseconds each: clients send the same names in all of
+them."""
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _arrays = msgspec.json.Decoder(list[msgspec.Raw])
 _raw = msgspec.json.Decoder(msgspec.Raw)
@@ -23,15 +25,16 @@ _raw = msgspec.json.Decoder(msgspec.Raw)
 def put_down_unknown(
     text: str | msgspec.Raw, shape: types.Type, place: str, ignored: Ignored
 ) -> bool:
-    """Add to ``ignored`` what ``shape`` does not know in ``text``, which stands at ``place`` of a
-    body and has been read as that already. Whether any was found: a long text is not searched."""
+    """Add to ``ignored`` the fields that ``shape`` lacks in ``text``, which stands at ``place`` of
+    a body and has already been read as that type. Returns whether any was found; a long text is not
+    searched."""
     length = len(text) if isinstance(text, str) else len(memoryview(text))
     if length > _MOST_BYTES:
         return False
     before = len(ignored.places)
     try:
         _Search(ignored).look(_raw.decode(text), shape, place)
-    except msgspec.DecodeError:  # a name that is no text, such as half a surrogate pair
+    except msgspec.DecodeError:  # a name that is not valid text, such as half a surrogate pair
         return False
     return len(ignored.places) > before
 
@@ -42,7 +45,7 @@ class _Search:
         self._left = _MOST_OBJECTS
 
     def look(self, value: msgspec.Raw, shape: types.Type, place: str) -> None:
-        """Look through ``value``, which has that shape."""
+        """Search ``value``, which has that shape."""
         first = bytes(memoryview(value)[:1])
         if first == b"{":
             self._object(value, shape, place)
@@ -74,7 +77,7 @@ def _alternatives(shape: types.Type) -> tuple[types.Type, ...]:
 
 
 def _items_of(shape: types.Type) -> types.Type | None:
-    """What a list holds, if that may be messages."""
+    """Type of a list's items, if they may be messages; else None."""
     for one in _alternatives(shape):
         if isinstance(one, types.ListType | types.VarTupleType) and _has_messages(one):
             return one.item_type
@@ -82,7 +85,8 @@ def _items_of(shape: types.Type) -> types.Type | None:
 
 
 def _message_of(shape: types.Type, stated: dict[str, msgspec.Raw]) -> types.StructType | None:
-    """Which of several an object is, its tag says."""
+    """The message type of an object; if several are possible, its tag decides. None where none
+    fits."""
     messages = [one for one in _alternatives(shape) if isinstance(one, types.StructType)]
     if len(messages) < 2:
         return messages[0] if messages else None
@@ -95,7 +99,7 @@ def _message_of(shape: types.Type, stated: dict[str, msgspec.Raw]) -> types.Stru
 
 @cache
 def _fields_of(message: type) -> dict[str, types.Type | None]:
-    """By name: the type where there is something to look for in it."""
+    """Type of each field, by name; None for one that holds no messages to search."""
     info = types.type_info(message)
     assert isinstance(info, types.StructType)
     return {

@@ -1,4 +1,4 @@
-"""This program's version, for whoever asks."""
+"""Version of this program."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,4 +1,4 @@
-"""Errors as Triton has them: one string, worded ``code: message`` as on its own ports."""
+"""Errors in Triton's form: one string, worded ``code: message`` as on its own ports."""
 
 from orchestrator.api.http.context import Dialect
 from orchestrator.errors import TidegateError

@@ -1,4 +1,4 @@
-"""``generate_stream``: an event per frame with what it added, in Triton's shape."""
+"""``generate_stream``: one event per frame with the text that it added, in Triton's shape."""
 
 import msgspec
 
@@ -13,14 +13,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 class PieceEvents:
-    """Turns one task's tokens into events. Hears the task; ``stream`` carries them away."""
+    """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events."""
 
     def __init__(self, stream: EventStream, outputs: Outputs) -> None:
         self._stream = stream
         self._outputs = outputs
 
     def started(self, task: Task) -> None:
-        """Nothing to send: the first byte is the first token's, so that errors stay a status."""
+        """Send nothing: the first byte is the first token's, so that errors can still be a
+        status."""
 
     def tokens(self, task: Task, delta: Delta) -> None:
         piece = self._outputs.piece(task, "".join(delta.texts), delta.ids, delta.logprobs or ())

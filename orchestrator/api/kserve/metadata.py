@@ -1,4 +1,4 @@
-"""What there is: the server, its models, and whether they are ready (KServe v2)."""
+"""Metadata and readiness of the server and its models (KServe v2)."""
 
 from aiohttp import web
 
@@ -34,13 +34,13 @@ OUTPUTS = {
     names.NUM_INPUT_TOKENS: "UINT32",
     names.NUM_OUTPUT_TOKENS: "UINT32",
 }
-"""Tensors and their types, as ``model_repository/llm/config.pbtxt`` has them."""
+"""Output tensors and their types, as in ``model_repository/llm/config.pbtxt``."""
 
 
 def model_of(request: web.Request) -> PromptEncoder:
-    """The model that a path names; Triton's own name for it means the only one there is.
+    """The model that a path names; Triton's own model name means the only one there is.
 
-    Raises ``NotReady`` or ``ModelNotFound``, and ``NotFound`` for a version that there is not.
+    Raises ``NotReady`` or ``ModelNotFound``, and ``NotFound`` for a version that does not exist.
     """
     orchestrator, match = request.app[ORCHESTRATOR], request.match_info
     if match.get("version", MODEL_VERSION) != MODEL_VERSION:
@@ -51,7 +51,7 @@ def model_of(request: web.Request) -> PromptEncoder:
 
 
 async def server(request: web.Request) -> web.Response:
-    """This server's name and version."""
+    """Show this server's name, version and extensions."""
     extensions = ["generate"]
     if request.app[ORCHESTRATOR].slots.fleet.is_served:
         extensions.append("slots")
@@ -59,17 +59,17 @@ async def server(request: web.Request) -> web.Response:
 
 
 async def live(request: web.Request) -> web.Response:
-    """The process answers."""
+    """Check that the process answers."""
     return web.Response(status=request.app[HEALTH].live.status)
 
 
 async def ready(request: web.Request) -> web.Response:
-    """503 while work should go elsewhere."""
+    """Check that the service takes work; 503 while work should go elsewhere."""
     return web.Response(status=request.app[HEALTH].ready.status)
 
 
 async def model(request: web.Request) -> web.Response:
-    """A model's tensors."""
+    """Show a model's tensors."""
     if _is_slot_model(request):
         return json_response(
             {
@@ -93,7 +93,7 @@ async def model(request: web.Request) -> web.Response:
 
 
 async def model_ready(request: web.Request) -> web.Response:
-    """503 while no instance of it takes work."""
+    """Check that an instance of the model takes work; 503 while none does."""
     orchestrator = request.app[ORCHESTRATOR]
     if _is_slot_model(request):
         return web.Response(status=200 if orchestrator.slots.fleet.ready() else 503)
@@ -106,7 +106,7 @@ async def model_ready(request: web.Request) -> web.Response:
 
 
 def _is_slot_model(request: web.Request) -> bool:
-    """Whether the path names the slot model, which ``/v2/slots`` serves, and there is one."""
+    """Whether the path names the slot model, which ``/v2/slots`` serves, and one is served."""
     orchestrator, match = request.app[ORCHESTRATOR], request.match_info
     return (
         match["model"] == SLOT_MODEL
@@ -127,7 +127,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def paths(end: str = "") -> tuple[str, str]:
-    """Of a model, without and with its version."""
+    """Paths of a model, without and with its version."""
     return f"/v2/models/{{model}}{end}", f"/v2/models/{{model}}/versions/{{version}}{end}"
 
 

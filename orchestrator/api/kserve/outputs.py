@@ -1,4 +1,4 @@
-"""An answer as the plain contract's outputs, by name: of a whole text, or of a piece of it."""
+"""An answer as the plain contract's outputs, by name: a whole text, or a piece of one."""
 
 import json
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from worker.protocol import TokenLogprob
 from worker.protocol import tensors as names
 
 NOT_FINISHED = "None"
-"""``finish_reason`` of a piece that is not the last, as vLLM's backend has it."""
+"""``finish_reason`` of a piece that is not the last, as in vLLM's backend."""
 
 
 @dataclass(slots=True)
 class Outputs:
-    """Says of each piece what its request asked for."""
+    """Renders the outputs that a request asked for, for each piece of its answer."""
 
     request: GenerateRequest
     encoder: PromptEncoder
@@ -32,7 +32,7 @@ class Outputs:
         logprobs: Sequence[TokenLogprob],
         finish_reason: str = NOT_FINISHED,
     ) -> dict[str, object]:
-        """Outputs by name."""
+        """The outputs of one piece, by name."""
         asked = self.request
         self._cumulative += sum(entry.logprob for entry in logprobs)
         outputs: dict[str, object] = {names.TEXT_OUTPUT: text}
@@ -50,12 +50,13 @@ class Outputs:
         return outputs
 
     def head(self, task: Task) -> dict[str, object]:
-        """What stands before the outputs."""
+        """Fields that precede the outputs."""
         head: dict[str, object] = {"model_name": task.model, "model_version": MODEL_VERSION}
         return head | {"id": self.request.id} if self.request.id else head
 
     def _described(self, token_id: int, entry: TokenLogprob) -> dict[str, dict[str, object]]:
-        """As vLLM has it: the chosen token first; the others' rank is their place in the list."""
+        """A token's log-probability as vLLM has it: the chosen token first; the others' rank is
+        their place in the list."""
         ranked = {token_id: (entry.logprob, entry.rank)}
         for rank, (top_id, logprob) in enumerate(entry.top, start=1):
             ranked[top_id] = logprob, rank
@@ -70,7 +71,7 @@ class Outputs:
 
 
 def as_tensors(outputs: dict[str, object], wanted: Sequence[str]) -> list[dict[str, object]]:
-    """As ``infer`` has them: those ``wanted``, or all."""
+    """Outputs as the tensors of ``infer``: those ``wanted``, or all if that is empty."""
     return [
         {"name": name, "datatype": OUTPUTS[name], "shape": [1], "data": [value]}
         for name, value in outputs.items()

@@ -27,20 +27,20 @@ _infer_reader = Reader(InferRequest)
 
 
 class ParsedRequest(NamedTuple):
-    """A request, without its body but for what its answer depends on."""
+    """A parsed request, with what its answer depends on."""
 
     job: Job
     prompt: Prompt
     outputs: Outputs
     prepended: str
-    """What comes before the answer's own text."""
+    """Text that precedes the answer's own."""
     is_streamed: bool
     wanted: tuple[str, ...] = ()
-    """Outputs by name; empty for all."""
+    """Names of the outputs that are wanted; empty for all."""
 
 
 async def generate(request: web.Request) -> web.Response:
-    """The whole answer, by field."""
+    """Generate a whole answer, by field."""
     parsed = await _read_generate(request)
     _refuse_stream(parsed)
     task, outputs = await _answer(request, parsed)
@@ -48,7 +48,8 @@ async def generate(request: web.Request) -> web.Response:
 
 
 async def generate_stream(request: web.Request) -> web.StreamResponse:
-    """The answer as server-sent events: as it comes, or in one where ``stream`` is not true."""
+    """Generate an answer as server-sent events: as it comes, or as one event if ``stream`` is not
+    true."""
     parsed = await _read_generate(request)
     if parsed.is_streamed:
         return await stream_answer(
@@ -65,7 +66,7 @@ async def generate_stream(request: web.Request) -> web.StreamResponse:
 
 
 async def infer(request: web.Request) -> web.Response:
-    """The whole answer, by tensor."""
+    """Generate a whole answer, by tensor."""
     encoder = model_of(request)
 
     def parse(body: InferRequest) -> ParsedRequest:

@@ -37,11 +37,11 @@ _BESIDE = (
     "calls_left",
     "placement",
 )
-"""What a request's parameters say also where the sampling stands elsewhere."""
+"""Names that are read from ``parameters`` even when ``sampling_parameters`` is present."""
 
 
 RequestId = Annotated[str, msgspec.Meta(max_length=256)]
-"""Comes back with the answer."""
+"""The client's id for the request, returned with the answer."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of ``infer``'s, in JSON."""
+    """One input tensor of ``infer``, in JSON."""
 
     name: str
     datatype: str
@@ -71,7 +71,7 @@ class InputTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutputTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One that is asked for; answers are always JSON."""
+    """An output tensor that is asked for; answers are always JSON."""
 
     name: str
     parameters: msgspec.Raw = NULL
@@ -86,7 +86,8 @@ class InferRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: msgspec.Raw = NULL
 
     def fields(self) -> GenerateRequest:
-        """The same by field. Raises ``InvalidRequest`` for tensors that there are not."""
+        """The request in the form of ``generate``, by field. Raises ``InvalidRequest`` for unknown
+        or malformed tensors."""
         values: dict[str, Any] = {}
         for at, tensor in enumerate(self.inputs):
             field, expected = f"inputs[{at}]", INPUTS.get(tensor.name)
@@ -117,7 +118,7 @@ class InferRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StatedRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What parameters may say, with the prompt: what a job is made of."""
+    """The prompt and all parameters, from which the job is made."""
 
     default_max_tokens: ClassVar[int | None] = DEFAULT_MAX_TOKENS
 
@@ -127,7 +128,7 @@ class StatedRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     skip_special_tokens: bool = True
     deadline_unix_ms: float | None = None
     guided_decoding: msgspec.Raw = NULL
-    """As Triton's vLLM backend has it: what ``structured_outputs`` says, in a string."""
+    """Grammar field of Triton's vLLM backend: what ``structured_outputs`` states, in a string."""
 
     def prompt_of(self) -> Prompt:
         return self.text_input
@@ -150,7 +151,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any] | None)
 
 
 def read_stated(body: GenerateRequest, model: str, unix_ms: float) -> StatedRequest:
-    """All that a request asks of a generation; ``unix_ms`` is when it came.
+    """Everything that a request asks of a generation; ``unix_ms`` is when it came.
 
     Raises ``InvalidRequest``.
     """

@@ -1,1 +1,1 @@
-"""``/v2/tasks``."""
+"""The native API: ``/v2/tasks``, ``/v2/sessions``, ``/v2/slots``."""

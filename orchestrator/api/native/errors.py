@@ -5,7 +5,8 @@ from orchestrator.errors import TidegateError
 
 
 def error_object(error: TidegateError) -> dict[str, object]:
-    """In the body of an answer, a task's ``error``, and an ``error`` event."""
+    """An error as a JSON object, for an answer's body, a task's ``error``, and an ``error``
+    event."""
     body: dict[str, object] = {
         "code": error.code.value,
         "message": error.message,

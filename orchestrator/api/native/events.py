@@ -1,13 +1,13 @@
 """A task's events as server-sent events, live and replayed (OR-1).
 
-Events are numbered, so that a client that lost its connection resumes where it was::
+Events are numbered, so that a client that lost its connection can resume where it was::
 
     0 queued   1 started   2 … n+1 one per token   n+2 end or error
 
 A task that ended before it started has its terminal event as number 1. Text that was held back to
-the end comes as one more ``token`` event, without ids. ``metrics`` come among the tokens, without
-a number: they are lost for a client that is behind, and never replayed. A follower first replays
-what the task's transcript has, then hears the task itself.
+the end comes as one more ``token`` event, without ids. ``metrics`` come among the tokens, without a
+number: they are lost for a client that is behind, and never replayed. A follower first replays the
+task's transcript, then listens to the task itself.
 """
 
 import math
@@ -34,7 +34,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read_last_event_id(value: str | None) -> int:
-    """Number of the last event that the client has; -1 for none."""
+    """Number of the last event that the client has; -1 for none. Raises ``InvalidRequest``."""
     if value is None or not value.strip():
         return -1
     if not (value.isascii() and value.isdigit() and len(value) <= 15):
@@ -46,13 +46,13 @@ def read_last_event_id(value: str | None) -> int:
 
 
 def last_number(task: Task) -> int | None:
-    """Number of a task's terminal event; None while there is none."""
+    """Number of a task's terminal event; None while the task has not ended."""
     if task.ending is None:
         return None
     ending = task.ending
     number = FIRST_TOKEN + task.completion_tokens if task.marks.started else 1
     number += bool(ending.tail)
-    # After a restart a text may have ended before it is where its client has read already.
+    # After a restart, a text may end before the point up to which its client has already read.
     is_cut_short = ending.error is not None or ending.outcome is Outcome.PARTIAL
     return max(number, task.first_id_free) if is_cut_short else number
 
@@ -71,11 +71,11 @@ class TaskEvents:
 
     @property
     def is_behind(self) -> bool:
-        """Whether its client does not keep up."""
+        """Whether the client does not keep up."""
         return self._stream.is_behind
 
     def replay(self, task: Task, queue_position: int) -> Iterator[bytes]:
-        """What has happened so far, in pieces; once that is all, the task is listened to.
+        """Yield what has happened so far, in pieces; after the last one the task is listened to.
 
         The task goes on while a piece is being read, so there may be more after each.
         """
@@ -116,9 +116,9 @@ class TaskEvents:
     def ended(self, task: Task) -> None:
         if task.entry is None:
             self._finish(task)
-        elif task.entry.is_left:  # its client asks again, and then the next process
+        elif task.entry.is_left:  # the client asks again, and the next process answers
             self._stream.cut()
-        else:  # what a client has seen of an end must not become another one by a crash
+        else:  # an end that a client has seen must not change through a crash
             task.entry.when_recorded(lambda: self._finish(task))
 
     # inside
@@ -134,7 +134,7 @@ class TaskEvents:
         self._stream.finish(last + self._event(number, kind, _terminal_data(task, ending)))
 
     def _event(self, number: int, kind: str, data: object) -> bytes:
-        """One event; nothing where the client has it."""
+        """One event; empty if the client has it."""
         if number <= self._after:
             return b""
         return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, kind.encode(), _encode(data))
@@ -146,7 +146,8 @@ class TaskEvents:
         texts: Sequence[str],
         logprobs: Sequence[TokenLogprob],
     ) -> bytes:
-        """One event per token that the client does not have; ``first`` is the first's index."""
+        """One event per token that the client does not have; ``first`` is the index of
+        ``ids[0]``."""
         events = []
         for offset in range(max(0, self._after + 1 - FIRST_TOKEN - first), len(ids)):
             index = first + offset
@@ -185,7 +186,7 @@ def _terminal_data(task: Task, ending: Ending) -> dict[str, object]:
 
 
 def ended(task: Task, ending: Ending) -> dict[str, object]:
-    """What the native API says of a task that has ended, but its error."""
+    """The native API's fields for a task that has ended, except its error."""
     return {
         "outcome": ending.outcome,
         "finish_reason": ending.finish_reason,

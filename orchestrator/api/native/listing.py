@@ -1,4 +1,4 @@
-"""``GET /v2/tasks``: what runs and what was, without a word of what was asked or answered."""
+"""``GET /v2/tasks``: running and ended tasks, without any text that was asked or answered."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,8 @@ STATUSES = ("queued", "dispatched", "running", "ended")
 
 
 async def listing(request: web.Request) -> web.Response:
-    """The caller's tasks, or an admin's everybody's; newest first, ``limit`` of one ``status``."""
+    """List the caller's tasks, or everybody's for an admin; newest first, ``limit`` of one
+    ``status``."""
     status, limit = request.query.get("status"), read_limit(request.query.get("limit"))
     if status is not None and status not in STATUSES:
         raise InvalidRequest(
@@ -42,7 +43,8 @@ async def listing(request: web.Request) -> web.Response:
 
 
 def _newest_first(orchestrator: Orchestrator) -> Iterator[Task | Slot]:
-    """All that lives, whatever route it came by, then the tasks that have ended and are kept."""
+    """All live tasks and slots, whatever route they came by, then the kept tasks that have
+    ended."""
     live: list[Task | Slot] = [*orchestrator.live(), *orchestrator.slots.store.running()]
     yield from sorted(live, key=lambda one: one.marks.received, reverse=True)
     yield from orchestrator.store.ended()
@@ -70,7 +72,7 @@ def _line(task: Task, now: float) -> dict[str, object]:
 
 
 def _slot_line(slot: Slot, now: float) -> dict[str, object]:
-    """The same of a clip that has not ended; ``/v2/slots`` tells the rest."""
+    """A clip that has not ended, in the fields of a task; ``/v2/slots`` has the rest."""
     age_ms = round(1000 * (now - slot.marks.received), 1)
     return {
         "task_id": slot.id,

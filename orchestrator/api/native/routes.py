@@ -1,4 +1,4 @@
-"""``/v2/tasks``: submit, ask, follow, cancel."""
+"""``/v2/tasks``: submit, query, follow and cancel tasks."""
 
 import hashlib
 import re
@@ -45,7 +45,7 @@ _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 async def submit(request: web.Request) -> web.Response:
-    """Take a task on: 202 with where to follow it."""
+    """Submit a task: 202 with where to follow it."""
     orchestrator = request.app[ORCHESTRATOR]
     name = read_idempotency_key(request)
     job, prompt, digest = await read_body(request, _reader, lambda body: _read(request, body, name))
@@ -81,7 +81,7 @@ async def submit(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """A task as it stands."""
+    """Show a task's current state."""
     orchestrator = request.app[ORCHESTRATOR]
     task = await find_task(request)
     await recorded(task)
@@ -158,7 +158,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def read_idempotency_key(request: web.Request) -> str | None:
-    """The client's own name for its submission. Raises ``InvalidRequest``."""
+    """The client's own name for its submission, if stated. Raises ``InvalidRequest``."""
     name = request.headers.get("Idempotency-Key")
     if name is not None and not _IDEMPOTENCY_KEY.fullmatch(name):
         raise InvalidRequest(
@@ -169,7 +169,7 @@ def read_idempotency_key(request: web.Request) -> str | None:
 
 
 def _read(request: web.Request, body: TaskRequest, name: str | None) -> tuple[Job, Prompt, bytes]:
-    """What a body asks for, and its digest where it has a ``name``."""
+    """The job and prompt of a body, and its digest if the submission has a ``name``."""
     job, prompt = read_job(request, body, Api.NATIVE, keep=True)
     digest = b"" if name is None else hashlib.sha256(msgspec.json.encode(body)).digest()
     durable = body.durable
@@ -187,14 +187,15 @@ def _read(request: web.Request, body: TaskRequest, name: str | None) -> tuple[Jo
 
 
 def _text(task: Task) -> dict[str, object]:
-    """What there is of it, for whoever may ask: what goes to its own client only is not kept."""
+    """The task's text so far, if anybody may ask for it: text for its own client only is not
+    kept."""
     if not is_kept(task):
         return {}
     return {"text": task.record().text() + ("" if task.ending is None else task.ending.tail)}
 
 
 def _durability(orchestrator: Orchestrator, task: Task) -> dict[str, object]:
-    """What a client may count on."""
+    """The fields that say how durable a task is; empty for one that is not."""
     durable = orchestrator.stages.durable
     if durable is None or not task.job.durable:
         return {}

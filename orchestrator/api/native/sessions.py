@@ -21,7 +21,7 @@ _reader = Reader(SessionRequest)
 
 
 async def create(request: web.Request) -> web.Response:
-    """A new session: 201 with its id, which tasks continue it by."""
+    """Create a session: 201 with its id, by which tasks continue it."""
     orchestrator, key = request.app[ORCHESTRATOR], request[CONTEXT].key.fingerprint
     config = orchestrator.sessions.config
     with orchestrator.limits.counted(key):
@@ -38,13 +38,13 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    """A session with all that was said."""
+    """Show a session with everything that was said."""
     session, store = _session_of(request), request.app[ORCHESTRATOR].sessions
     return json_response(_described(session, store) | _said(session))
 
 
 async def listing(request: web.Request) -> web.Response:
-    """The key's own sessions, oldest first, a page at a time."""
+    """List the key's own sessions, oldest first, a page at a time."""
     store = request.app[ORCHESTRATOR].sessions
     limit = _query(request, "limit", PAGE)
     if not 1 <= limit <= MOST:
@@ -61,7 +61,7 @@ async def listing(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Forget a session; a turn that runs is cancelled."""
+    """Delete a session; a running turn is cancelled."""
     orchestrator, session = request.app[ORCHESTRATOR], _session_of(request)
     orchestrator.sessions.delete(session)
     if session.task is not None:

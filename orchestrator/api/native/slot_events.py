@@ -1,8 +1,8 @@
 """A slot's events as server-sent events, live and replayed (OR-1).
 
 Events are numbered: 0 is ``queued``, then come ``stage`` and ``preview`` as they happen, and one
-terminal event, ``result`` or ``error``. A follower first replays what is kept, then hears the slot
-itself. Of each stage's previews only the last is kept, and a client that is behind gets none.
+terminal event, ``result`` or ``error``. A follower first replays what is kept, then listens to the
+slot itself. Of each stage's previews only the last is kept, and a client that is behind gets none.
 """
 
 import base64
@@ -32,7 +32,7 @@ class SlotEvents:
         self._after = after
 
     def replay(self, slot: Slot, position: int, predicted_ms: float | None) -> Iterator[bytes]:
-        """What has happened so far, in pieces; once that is all, the slot is listened to."""
+        """Yield what has happened so far, in pieces; after the last one the slot is listened to."""
         queued = {
             "slot_id": slot.id,
             "queue_position": position,
@@ -40,7 +40,7 @@ class SlotEvents:
         }
         yield self._event(0, "queued", queued)
         sent = self._after
-        while True:  # it goes on while a piece is being read
+        while True:  # the slot goes on while a piece is being read
             first = bisect_right(slot.events, sent, key=_number_of)
             found = slot.events[first : first + PIECE_EVENTS]
             if not found:
@@ -80,24 +80,25 @@ class SlotEvents:
         return self._event(event.number, "preview", data)
 
     def _event(self, number: int, kind: str, data: object) -> bytes:
-        """One event; nothing where the client has it."""
+        """One event; empty if the client has it."""
         if number <= self._after:
             return b""
         return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, kind.encode(), _encode(data))
 
 
 def ended(slot: Slot, ending: SlotEnding) -> dict[str, object]:
-    """What is said of a slot that has ended, but its error: the worker's facts, and the outcome."""
+    """The fields for a slot that has ended, except its error: the worker's facts, and the
+    outcome."""
     return {**slot.facts, "outcome": ending.outcome, "instance": slot.instance or None}
 
 
 def outputs_of(slot: Slot) -> dict[str, str]:
-    """Where its files are."""
+    """Paths at which a slot's files can be fetched, by output name."""
     return {name: f"/v2/slots/{slot.id}/outputs/{OUTPUTS[name].file}" for name in slot.files}
 
 
 def described(slot: Slot, now: float) -> dict[str, object]:
-    """A line of a list: nothing of what was asked for."""
+    """A slot as one line of a list, without anything of its recipe."""
     ending = slot.ending
     until = now if ending is None else slot.marks.ended
     return {

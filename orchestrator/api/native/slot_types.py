@@ -16,11 +16,11 @@ _RECIPE_SCHEMA = {
     },
     "required": ["schema", "text"],
 }
-"""What OpenAPI's document says of one; the rest is in docs/slot.md."""
+"""Schema of a recipe in the OpenAPI document; docs/slot.md has the rest."""
 
 
 class SlotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``recipe`` is read by the worker's own rules (docs/slot.md)."""
+    """Body of a new slot. ``recipe`` is read by the worker's own rules (docs/slot.md)."""
 
     recipe: Annotated[msgspec.Raw, Meta(extra_json_schema=_RECIPE_SCHEMA)]
     model: str = "slot"

@@ -1,4 +1,4 @@
-"""``/v2/slots``: submit a recipe, ask, follow, cancel, fetch what was rendered."""
+"""``/v2/slots``: submit a recipe; query, follow and cancel a slot; fetch what was rendered."""
 
 import hashlib
 
@@ -34,7 +34,7 @@ _reader = Reader(SlotRequest)
 
 
 async def submit(request: web.Request) -> web.Response:
-    """Take a slot on: 202 with where to follow it."""
+    """Submit a slot: 202 with where to follow it."""
     orchestrator = request.app[ORCHESTRATOR]
     slots, name = orchestrator.slots, read_idempotency_key(request)
     job, digest = await read_body(
@@ -66,7 +66,7 @@ async def submit(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """A slot as it stands."""
+    """Show a slot's current state."""
     slot = _slot_of(request)
     answer = _standing(request, slot)
     answer["deadline_unix_ms"] = slot.deadline.unix_ms
@@ -79,7 +79,8 @@ async def status(request: web.Request) -> web.Response:
 
 
 async def listing(request: web.Request) -> web.Response:
-    """The caller's slots, or an admin's everybody's; newest first, ``limit`` of one ``status``."""
+    """List the caller's slots, or everybody's for an admin; newest first, ``limit`` of one
+    ``status``."""
     wanted, limit = request.query.get("status"), read_limit(request.query.get("limit"))
     if wanted is not None and wanted not in STATUSES:
         raise InvalidRequest(
@@ -106,7 +107,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     last = slot.last_number
     if last is not None and after >= last:
         return web.Response(status=204)  # tells a browser's EventSource not to come again
-    # Whoever claims to have more than there is would never hear of the end.
+    # A client that claims to have more than there is would never hear of the end.
     after = min(after, slot.newest_number)
     stream = EventStream(request, deadline_headers(slot.deadline), request.app[CONFIG].streams)
     follower = SlotEvents(stream, after)
@@ -121,7 +122,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Stop a slot; 202 whether it ran, had ended or was cancelled before (WP-2)."""
+    """Cancel a slot; 202 whether it ran, had ended or was cancelled before (WP-2)."""
     slot = _slot_of(request)
     request.app[ORCHESTRATOR].slots.cancel(slot)
     return json_response(
@@ -135,7 +136,7 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 async def output(request: web.Request) -> web.StreamResponse:
-    """A file that was rendered, or a range of it."""
+    """Fetch a rendered file, or a range of it."""
     slot, file = _slot_of(request), request.match_info["name"]
     for name, kind in OUTPUTS.items():
         if kind.file == file and name in slot.files:
@@ -159,7 +160,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def _job(request: web.Request, body: SlotRequest) -> SlotJob:
-    """What a body asks for. Raises ``InvalidRequest``, ``ModelNotFound``."""
+    """The job that a body asks for. Raises ``InvalidRequest``, ``ModelNotFound``."""
     context = request[CONTEXT]
     policy = request.app[ORCHESTRATOR].deadlines
     deadline = read_deadline(
@@ -201,7 +202,7 @@ def _job(request: web.Request, body: SlotRequest) -> SlotJob:
 
 
 def _standing(request: web.Request, slot: Slot) -> dict[str, object]:
-    """What both a submission and a question are answered with."""
+    """The fields that answers to a submission and to a query have in common."""
     slots = request.app[ORCHESTRATOR].slots
     answer: dict[str, object] = {
         "slot_id": slot.id,

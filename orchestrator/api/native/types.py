@@ -12,14 +12,15 @@ from orchestrator.tasks.job import Message, OnDisconnect, Prompt
 
 
 class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One turn of a chat. A body may have so many that the collector would be the dearest part."""
+    """One turn of a chat. A body may have so many that garbage collection would cost more than
+    anything else."""
 
     role: str
     content: str
 
 
 class TaskRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Exactly one of ``prompt``, ``messages``, ``prompt_token_ids``."""
+    """A submission, with exactly one of ``prompt``, ``messages``, ``prompt_token_ids``."""
 
     prompt: str | None = None
     messages: list[TaskMessage] | None = None
@@ -50,7 +51,7 @@ class TaskRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The body of ``POST /v2/sessions``. What it begins with is optional, and at most one."""
+    """The body of ``POST /v2/sessions``. At most one beginning may be stated, or none."""
 
     model: str = ""
     prompt: str | None = None
@@ -83,7 +84,8 @@ def _given(body: _HasPrompt) -> list[str]:
 
 
 def _prompt_of(body: _HasPrompt) -> History:
-    """The one that is given."""
+    """The prompt in whichever form it is given. Raises ``InvalidRequest`` for empty
+    ``messages``."""
     if body.prompt is not None:
         return body.prompt
     if body.messages is not None:

@@ -1,1 +1,1 @@
-"""``/v1``: chat completions, completions, models."""
+"""``/v1``: chat completions, completions, embeddings, files, batches, responses, models."""

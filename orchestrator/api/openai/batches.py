@@ -1,4 +1,4 @@
-"""``/v1/batches``: the requests of a file, served in the background by a deadline for all."""
+"""``/v1/batches``: the requests of a file, served in the background within one deadline."""
 
 import msgspec
 from aiohttp import web
@@ -36,14 +36,15 @@ _UNSERVED = {
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True):
-    """How long the results are kept; the service's own bound (TIDEGATE_BATCH_KEEP_S) holds too."""
+    """How long the results are kept; the service's own bound (TIDEGATE_BATCH_KEEP_S) also
+    applies."""
 
     anchor: str
     seconds: int
 
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``completion_window``: a number and one of s m h d, at most 7d."""
+    """Body of a new batch. ``completion_window``: a number and one of s m h d, at most 7d."""
 
     input_file_id: str
     endpoint: str
@@ -56,7 +57,7 @@ _reader = Reader(BatchRequest)
 
 
 async def create(request: web.Request) -> web.Response:
-    """Take on the requests of a file."""
+    """Create a batch of the requests in a file."""
     batches, owner = batches_of(request), owner_of(request)
     body = await read_body(request, _reader, _checked)
     file = await batches.file(owner, body.input_file_id)
@@ -90,13 +91,13 @@ async def batches(request: web.Request) -> web.Response:
 
 
 async def retrieve(request: web.Request) -> web.Response:
-    """How far a batch is."""
+    """Show one batch, and how far it is."""
     name = request.match_info["batch_id"]
     return json_response(shape(await batches_of(request).batch(owner_of(request), DIALECT, name)))
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """Begin no more of a batch's requests; what is done of them is kept."""
+    """Cancel a batch: no more of its requests are begun; results so far are kept."""
     name = request.match_info["batch_id"]
     return json_response(shape(await batches_of(request).cancel(owner_of(request), DIALECT, name)))
 
@@ -134,7 +135,7 @@ def shape(batch: StoredBatch) -> dict[str, object]:
 
 
 def entry(batch: StoredBatch, line: Line, kind: Kind, answer: Answer | None) -> bytes:
-    """A line of the output or the error file."""
+    """One line of the output or the error file."""
     told: dict[str, object] = {
         "id": f"batch_req_{batch.id.removeprefix('batch_')}_{line.number}",
         "custom_id": line.custom_id,

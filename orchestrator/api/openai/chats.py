@@ -1,4 +1,4 @@
-"""A chat as OpenAI's bodies have it, and what vLLM's add for its template."""
+"""A chat in OpenAI's form, with vLLM's additions for its template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
@@ -26,27 +26,28 @@ class ContentPart(msgspec.Struct, frozen=True, gc=False):
     thinking: str | None = None
     annotations: Unused = NULL
     cache_control: Unused = NULL
-    """Prefixes are cached whether or not it asks for it."""
+    """Has no effect: prefixes are cached whether or not it asks for it."""
 
 
 class CalledFunction(msgspec.Struct, frozen=True, gc=False):
     name: str
     arguments: msgspec.Raw = NULL
-    """A JSON object, as one or in a string."""
+    """A JSON object, as such or in a string."""
 
 
 class MessageToolCall(msgspec.Struct, frozen=True, gc=False):
-    """What the model called in an earlier turn, as it was sent to the client."""
+    """A tool call that the model made in an earlier turn, as it was sent to the client."""
 
     function: CalledFunction
     id: str | None = None
     type: Literal["function"] | None = None
     index: Unused = NULL
-    """Of a stream's delta, which some clients keep as it came."""
+    """Index from a stream's delta, which some clients keep as it came."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One turn of a chat. A body may have so many that the collector would be the dearest part."""
+    """One turn of a chat. A body may have so many that garbage collection would cost more than
+    anything else."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | tuple[str | ContentPart, ...] | None = None
@@ -57,7 +58,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     tool_calls: tuple[MessageToolCall, ...] | None = None
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
-    """What calls were before there were several."""
+    """The single call of OpenAI's older form, before there were several."""
     audio: None = None
     annotations: Unused = NULL
     cache_control: Unused = NULL
@@ -77,7 +78,7 @@ class StatesChat(Protocol):
 
 
 def chat_of(body: StatesChat, tools: tuple[Tool, ...] = ()) -> Chat:
-    """Raises ``InvalidRequest`` for one that is not served."""
+    """The chat of a body, with the tools that may be called. Raises ``InvalidRequest``."""
     if not body.messages:
         raise InvalidRequest("messages is empty; it needs at least one", field="messages")
     called: dict[str, str] = {}
@@ -99,8 +100,9 @@ def chat_of(body: StatesChat, tools: tuple[Tool, ...] = ()) -> Chat:
 
 
 def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
-    """What a model was thinking is left out, as templates do with earlier turns, unless it called
-    tools then: it goes on from there. ``called`` are the names of calls so far, by id."""
+    """A turn as the model reads it. Its earlier thinking is left out, as templates do, unless it
+    called tools in that turn, because then it continues from there. ``called`` maps the ids of
+    calls so far to their names."""
     content = _text_of(message, f"messages[{at}].content")
     if message.role in ("tool", "function"):
         return _result(message, content, f"messages[{at}].tool_call_id", called)
@@ -131,7 +133,7 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
 
 
 def _result(message: ChatMessage, content: str, where: str, called: Mapping[str, str]) -> Message:
-    """What came of a call: of the last one, where a function's result does not say."""
+    """The result of a call: of the last call, if a function's result does not name one."""
     call_id = message.tool_call_id or ""
     if not call_id and message.role == "function":
         call_id = next(reversed(called), "call_0")  # type: ignore[arg-type]
@@ -141,8 +143,9 @@ def _result(message: ChatMessage, content: str, where: str, called: Mapping[str,
 
 
 def _text_of(message: ChatMessage, where: str) -> str:
-    """What a message says. Without any it may call tools, or be what came of a call; anybody else's
-    content must be there, or it stands under another name, which is passed over."""
+    """The text of a message. An assistant's turn may have none, because it calls tools, and so may
+    a tool's result. Others must have content: where it is missing, it stands under another name,
+    which was ignored."""
     content = message.content
     if isinstance(content, str):
         return content

@@ -1,7 +1,7 @@
-"""The choices of one request: a task for each, which stand and fall together.
+"""The choices of one request: one task for each, which succeed or fail together.
 
-All have the request's deadline, and all end when its client goes. What ends one in an error ends
-the request: nobody could use the others' texts without it.
+All have the request's deadline, and all end when its client goes. An error of one ends the request,
+because nobody could use the others' texts without it.
 """
 
 import asyncio
@@ -19,38 +19,40 @@ from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Listener, Task
 
 AT_ONCE = 2
-"""Tasks begun or ended per pass of the event loop, so that nobody else waits for all of them."""
+"""Tasks begun or ended per pass of the event loop, so that nobody else has to wait for all of
+them."""
 
 
 class Choices:
-    """One request's tasks: ``n`` for each prompt, in that order."""
+    """One request's tasks: ``n`` for each prompt, in the order of the prompts."""
 
     def __init__(self, orchestrator: Orchestrator, request: ParsedRequest) -> None:
         self.request = request
         self.tasks: list[Task] = []
         self.failed: Task | None = None
-        """The first that ended in an error; the others are cancelled then."""
+        """The first task that ended in an error, upon which the others are cancelled."""
         self._orchestrator = orchestrator
         self._read_ahead: deque[Task] = deque()
-        """The first of each prompt whose choices have not begun."""
+        """The first task of each prompt whose choices have not begun."""
         self._readings: deque[Reading] = deque()
-        """Parallel to it: what the others of the prompt need not find out again."""
+        """Parallel to ``_read_ahead``: how the prompt reads, so that its other tasks need not
+        repeat that."""
         self._listeners: list[Listener] = []
         self.count = self._left = len(request.prompts) * request.n
 
     def prompt_of(self, index: int) -> Prompt:
-        """What the choice of that index continues."""
+        """The prompt that the choice of that index continues."""
         return self.request.prompts[index // self.request.n]
 
     @property
     def first(self) -> Task | None:
-        """The one whose id the whole answer has; None until it is submitted."""
+        """The task whose id the whole answer has; None until it is submitted."""
         return self.tasks[0] if self.tasks else None
 
     async def submit(self, listener_of: Callable[[int], Listener]) -> None:
-        """Offer all, each with a listener for its index. Raises the first refusal.
+        """Offer all tasks, each with a listener for its index. Raises the first refusal.
 
-        Stops early once one of them has failed. However it ends, ``leave`` is to follow.
+        Stops early once one of them has failed. However it ends, the caller must call ``leave``.
         """
         n = self.request.n
         if self.count > 1:
@@ -64,7 +66,7 @@ class Choices:
                     await asyncio.sleep(0)
                     if self._stopped():
                         return
-                # Before the task is taken: it raises where the model has gone meanwhile.
+                # The listener is made first, because that raises if the model has gone meanwhile.
                 listener = listener_of(len(self.tasks))
                 if draw == 0:
                     task = self._read_ahead.popleft()
@@ -79,9 +81,10 @@ class Choices:
                     return
 
     def ended(self, task: Task) -> bool:
-        """One has ended. Whether the request is over, by the last of them or by an error.
+        """Note that a task has ended. Returns whether the request is over, by its last task or by
+        an error.
 
-        Called in the middle of what a lane brings, so that the others end a moment later.
+        Called in the middle of what a lane brings, so the others are ended a moment later.
         """
         assert task.ending is not None
         if task.ending.error is None:
@@ -93,21 +96,21 @@ class Choices:
         return True
 
     def cancel(self) -> None:
-        """End those that have not: they are of no use any more."""
+        """Cancel the tasks that have not ended: they are of no use any more."""
         self._end(self._orchestrator.cancel)
 
     def leave(self, *, too_slow: bool = False) -> None:
-        """Nobody follows them any more; what becomes of those that run, their job says."""
+        """Stop following the tasks; their job says whether running ones go on."""
         self._unlisten()
         self._end(lambda task: self._orchestrator.disconnected(task, too_slow=too_slow))
 
     def mark_reading(self, keeps_up: bool) -> None:
-        """Whether the client keeps up with what is sent."""
+        """Note whether the client keeps up with what is sent."""
         for task in self.tasks:
             self._orchestrator.mark_reading(task, keeps_up)
 
     def usage(self) -> dict[str, object]:
-        """Of all, once they have ended."""
+        """Usage of all tasks together, once they have ended."""
         return usage(self.tasks, self.request.n)
 
     def told_tier(self) -> dict[str, object]:
@@ -117,9 +120,8 @@ class Choices:
         return {"service_tier": tier_of(self.request.job.priority)}
 
     async def _read(self) -> None:
-        """Encode all prompts before the first begins: what it says could not be sent before the
-        last is known to be one that can be served.
-        """
+        """Encode all prompts before the first task begins. Its text could not be sent anyway before
+        the last prompt is known to be one that can be served."""
         for prompt in self.request.prompts:
             if self._read_ahead and len(self._read_ahead) % AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -135,7 +137,8 @@ class Choices:
             require_short_echo(tokens, is_streamed=is_streamed and as_ids)
 
     def _stopped(self) -> bool:
-        """Whether one of them has failed, so that no more are to be offered."""
+        """Whether a task has failed, so that no more are to be offered; then the others are
+        cancelled."""
         if self.failed is None:
             return False
         self._unlisten()
@@ -143,7 +146,8 @@ class Choices:
         return True
 
     def _end(self, end: Callable[[Task], None]) -> None:
-        """The last first: those that still wait are not to start in place of the others."""
+        """End tasks, the last first: those that still wait must not start in place of the
+        others."""
         tasks = [*self.tasks, *self._read_ahead]
         _end_some(end, [task for task in tasks if task.ending is None])
 
@@ -160,7 +164,8 @@ def _end_some(end: Callable[[Task], None], tasks: list[Task]) -> None:
 
 
 def _job_of(job: Job, draw: int) -> Job:
-    """The ``draw``-th with one prompt: a seed that is stated would make all of them equal."""
+    """The job of a prompt's ``draw``-th choice. A stated seed is varied, or all choices would be
+    equal."""
     seed = job.sampling.seed
     if not draw or seed is None:
         return job

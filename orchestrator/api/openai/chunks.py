@@ -1,8 +1,8 @@
 """OpenAI's streamed chunks: one event per token, from parts that are built once per request.
 
-A chunk differs from the next in its text only, so everything around the text is encoded ahead and
-a token costs one JSON string and one join. What clients may ask for beside the text (log
-probabilities, token ids, the usage so far) makes a token's chunk one of its own.
+Consecutive chunks differ in their text only, so everything around the text is encoded in advance
+and a token costs one JSON string and one join. Further fields that clients may ask for (log
+probabilities, token ids, the usage so far) make a token's chunk one of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,13 +25,12 @@ from worker.protocol import Delta, TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 _PLACE = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands for the text in a chunk that is encoded ahead."""
+"""Stands for the text in a chunk that is encoded in advance."""
 
 
 class ChunkStream:
-    """Turns one choice's tokens into chunks. Hears its task; ``stream`` carries them away, those
-    of a request's other choices too.
-    """
+    """Turns one choice's tokens into chunks. Listens to its task; ``stream`` sends the chunks of
+    all of a request's choices."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class ChunkStream:
             or self._options.running_usage
             or self._options.token_ids
         )
-        """A token's chunk has more than its text."""
+        """Whether a token's chunk has more than its text."""
         self._before = b""
         self._after = b""
         self._text_offset = 0
@@ -65,7 +64,8 @@ class ChunkStream:
     # as a listener
 
     def started(self, task: Task) -> None:
-        """Nothing to send: the first byte is the first token's, so that errors stay a status."""
+        """Send nothing: the first byte is the first token's, so that errors can still be a
+        status."""
         if self._options.needs_prompt_ids:
             self._prompt_ids = list(task.token_ids)  # a task that has ended has none
 
@@ -119,7 +119,7 @@ class ChunkStream:
     # inside
 
     def _open(self, task: Task) -> None:
-        """Encode what every chunk has in common; a chat begins with the speaker's role."""
+        """Encode what all chunks have in common; a chat begins with the speaker's role."""
         whole = _event(self._chunk(task, [self._shape.delta(self._index, _PLACE)]))
         self._before, _, self._after = whole.partition(_encode(_PLACE))
         ids = self._prompt_ids if self._options.token_ids else None
@@ -177,7 +177,7 @@ class ChunkStream:
     def _chunk(
         self, task: Task, choices: list[dict[str, object]], made: int = 0
     ) -> dict[str, object]:
-        """``made``: of this choice's tokens, how many there are with this chunk."""
+        """A chunk with these choices. ``made``: how many tokens its choice has, with this chunk."""
         chunk = self._shape.head(self._choices.first or task, self._created, chunk=True)
         chunk["choices"] = choices
         chunk |= self._choices.told_tier()
@@ -189,15 +189,15 @@ class ChunkStream:
 
 
 class ParsedChunkStream(ChunkStream):
-    """The same for a chat in which the model may think in tags, or call tools."""
+    """Chunks of a chat in which the model may think in tags, or call tools."""
 
     def __init__(self, output: TaskOutput, *args: Any, **kwargs: Any) -> None:
-        """The others are those of ``ChunkStream``."""
+        """Takes the arguments of ``ChunkStream`` after ``output``."""
         super().__init__(*args, **kwargs)
         self._output = output
         self._around_reasoning: list[bytes] = []
         self._around_arguments: dict[int, list[bytes]] = {}
-        """By the call's index."""
+        """Encoded parts around a call's arguments, by the call's index."""
 
     def started(self, task: Task) -> None:
         super().started(task)
@@ -231,7 +231,7 @@ class ParsedChunkStream(ChunkStream):
             self._stream.send(self._event_of(task, said))
 
     def _cut(self, task: Task, piece: Piece) -> list[bytes]:
-        """What stands before, between and behind the piece's text in a chunk with nothing else."""
+        """The parts before, between and after the piece's text in a chunk with nothing else."""
         return self._event_of(task, delta_of([piece])).split(_encode(_PLACE))
 
     def _event_of(self, task: Task, said: dict[str, object]) -> bytes:

@@ -1,8 +1,8 @@
-"""What a completion tells of its prompt: the text, and how likely its tokens were.
+"""The prompt's own part of a completion: its text, and how likely its tokens were.
 
 The first token of a prompt has no log-probability: nothing came before it. Forms are OpenAI's for
-``echo`` with ``logprobs``, and vLLM's for ``prompt_logprobs``. A long prompt has a hundred
-thousand numbers, so they are encoded in turns with what else the event loop has to do.
+``echo`` with ``logprobs``, and vLLM's for ``prompt_logprobs``. A long prompt has a hundred thousand
+numbers, so encoding them yields to the event loop in between.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from worker.protocol import PromptLogprobs, TokenLogprob
 T = TypeVar("T")
 
 MOST_NUMBERS = 2**18
-"""Log-probabilities that an answer tells of its prompts: some 10 MB of JSON."""
+"""Most log-probabilities that an answer may have of its prompts: some 10 MB of JSON."""
 MOST_STREAMED_NUMBERS = 2**15
-"""In a stream, where they are one event."""
+"""Most log-probabilities of prompts in a stream, where they are one event."""
 
 _TOKENS_AT_ONCE = 1024
-"""Looked up per pass of the event loop."""
+"""Tokens looked up per pass of the event loop."""
 
 _encode = msgspec.json.Encoder().encode
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 _Turns = Generator[None, None, T]
-"""Work that others may have their turn in between of; returns a ``T``."""
+"""Work that yields whenever others may have a turn; returns a ``T``."""
 
 
 def require_few_numbers(tokens: int, top: int, *, is_streamed: bool) -> None:
-    """Whether an answer may tell of so many prompt tokens. Raises ``InvalidRequest``."""
+    """Check that an answer may cover so many prompt tokens. Raises ``InvalidRequest``."""
     numbers, most = tokens * (top + 1), MOST_STREAMED_NUMBERS if is_streamed else MOST_NUMBERS
     if numbers > most:
         raise InvalidRequest(
@@ -50,7 +50,7 @@ def require_few_numbers(tokens: int, top: int, *, is_streamed: bool) -> None:
 
 
 def require_short_echo(tokens: int, *, is_streamed: bool) -> None:
-    """Whether an answer may repeat so many prompt tokens. Raises ``InvalidRequest``."""
+    """Check that an answer may repeat so many prompt tokens. Raises ``InvalidRequest``."""
     most = MOST_STREAMED_NUMBERS if is_streamed else MOST_NUMBERS
     if tokens > most:
         raise InvalidRequest(
@@ -62,7 +62,7 @@ def require_short_echo(tokens: int, *, is_streamed: bool) -> None:
 
 
 def text_of(prompt: Prompt, ids: Sequence[int], tokens: TokenTexts) -> str:
-    """What ``echo`` puts before the text."""
+    """Text that ``echo`` puts before the answer's own."""
     return at_once(_text_of(prompt, ids, tokens))
 
 
@@ -90,12 +90,13 @@ async def add_echo(
 
 
 async def own_form(ids: Sequence[int], task: Task, top: int, tokens: TokenTexts) -> msgspec.Raw:
-    """vLLM's ``prompt_logprobs``: for each token its own and the likeliest ones', by id."""
+    """vLLM's ``prompt_logprobs``: for each token, by id, its own log-probability and the likeliest
+    ones."""
     return await _in_turns(_own_form(ids, task.prompt_logprobs, top, tokens.token))
 
 
 def at_once(turns: "_Turns[T]") -> T:
-    """All of it without a break."""
+    """Do all the work without a break; returns its result."""
     while True:
         try:
             next(turns)
@@ -121,7 +122,7 @@ def echoed_logprobs(
     tokens: TokenTexts,
     rest: Mapping[str, Sequence[object]],
 ) -> "_Turns[msgspec.Raw]":
-    """OpenAI's ``logprobs`` of prompt and text; ``rest`` are the text's own."""
+    """OpenAI's ``logprobs`` of prompt and text; ``rest`` are those of the text alone."""
     token_of, texts = tokens.token, (yield from _texts(ids, tokens))
     lists: dict[str, list[bytes]] = {name: [] for name in _LISTS}
     _extend(lists, {"tokens": [named(token_of(ids[0]))], "text_offset": [0]})
@@ -168,7 +169,8 @@ def _own_form(
 def _checked(
     ids: Sequence[int], read: Sequence[PromptLogprobs]
 ) -> Iterable[tuple[int, list[TokenLogprob]]]:
-    """What the worker has told, whole; by the position of the first token of each piece."""
+    """The worker's pieces, each with the position of its first token. Raises ``TidegateError`` if
+    they do not cover the whole prompt."""
     at = 1
     for piece in read:
         if piece.first == at:
@@ -186,7 +188,7 @@ def _extend(lists: Mapping[str, list[bytes]], more: Mapping[str, object]) -> Non
 
 
 def _texts(ids: Sequence[int], tokens: TokenTexts) -> "_Turns[list[str]]":
-    """What each token adds to the text: nothing while a character is incomplete."""
+    """The text that each token adds: empty while a character is incomplete."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
     for begin in range(0, len(ids), _TOKENS_AT_ONCE):

@@ -1,7 +1,7 @@
-"""``POST /v1/embeddings``: prompts as vectors of length 1, by the served model's hidden states.
+"""``POST /v1/embeddings``: prompts as vectors of length 1, from the served model's hidden states.
 
 Each input is a task like any other: limits, admission, the queue, placement and deadlines hold. Its
-worker reads it and makes no text.
+worker reads it and generates no text.
 """
 
 import asyncio
@@ -51,11 +51,11 @@ _FOR_TEXT = (
     "session_id",
     "idle_keep_s",
 )
-"""Of what every generation may state, what means nothing here."""
+"""Fields of every generation that mean nothing for embeddings."""
 
 
 class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """At most 128 inputs."""
+    """Body of an embedding request, with at most 128 inputs."""
 
     default_max_tokens: ClassVar[int | None] = 1
 
@@ -71,7 +71,7 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
     truncate_prompt_tokens: Unused = NULL
 
     def refuse_unsupported(self) -> None:
-        """Raise ``InvalidRequest`` for the first field that means nothing here."""
+        """Raise ``InvalidRequest`` for the first field that means nothing for embeddings."""
         refuse_unserved(self, _ONLY)
         plain = EmbeddingRequest(input=NULL)
         for field in _FOR_TEXT:
@@ -93,7 +93,7 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
             )
 
     def token_limit(self) -> int | None:
-        """One, which nobody is told of: reading a prompt ends with it."""
+        """One token, which is not returned: reading a prompt ends with it."""
         return 1
 
     def wanted_logprobs(self) -> int | None:
@@ -113,11 +113,11 @@ _ONLY = {
         lambda value: not value, "what does not fit the context is refused, not cut"
     ),
 }
-"""Fields of which one value is served."""
+"""Fields of which only one value is served."""
 
 
 class _Done:
-    """Waits for a request's tasks."""
+    """Listens for the end of a request's tasks."""
 
     def __init__(self, choices: Choices, over: asyncio.Event) -> None:
         self._choices = choices
@@ -136,7 +136,7 @@ _reader = Reader(EmbeddingRequest)
 
 
 async def embed(request: web.Request) -> web.Response:
-    """A vector for each input, in that order."""
+    """Compute a vector for each input, in that order."""
     orchestrator = request.app[ORCHESTRATOR]
     parsed, as_bytes = await read_body(request, _reader, lambda body: _parse(request, body))
     if (await orchestrator.loaded_model(parsed.job)).card.pooling is None:
@@ -185,8 +185,8 @@ def _parse(request: web.Request, body: EmbeddingRequest) -> tuple[ParsedRequest,
 
 
 async def _entry(index: int, task: Task, as_bytes: bool) -> msgspec.Raw:
-    """One of many, encoded in turns with what else the event loop has to do: 128 vectors of 4096
-    numbers take 65 ms."""
+    """One of many entries. Yields to the event loop before each: 128 vectors of 4096 numbers take
+    65 ms."""
     await asyncio.sleep(0)
     assert task.ending is not None
     data = task.ending.embedding

@@ -13,7 +13,7 @@ _TYPES = {
     504: "timeout_error",
 }
 _CODES = {Code.CONTEXT_OVERFLOW: "context_length_exceeded"}
-"""Where OpenAI has a name of its own that clients go by."""
+"""OpenAI's own names of errors that clients go by."""
 
 
 def error_body(error: TidegateError) -> dict[str, object]:

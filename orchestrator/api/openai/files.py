@@ -1,4 +1,4 @@
-"""``/v1/files``: what batches read and what they write."""
+"""``/v1/files``: what batches read and write."""
 
 import asyncio
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _LEAST_KEEP_S = 3600
 
 
 async def create(request: web.Request) -> web.Response:
-    """Upload a file of requests, one JSON object a line."""
+    """Upload a file of requests, one JSON object per line."""
     batches = batches_of(request)
     if request.content_type != "multipart/form-data":
         raise UnsupportedMediaType(
@@ -52,7 +52,7 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def files(request: web.Request) -> web.Response:
-    """The key's files."""
+    """List the key's files."""
     own = await batches_of(request).files(owner_of(request))
     purpose = request.query.get("purpose")
     own = [file for file in own if purpose in (None, file.purpose)]
@@ -63,19 +63,19 @@ async def files(request: web.Request) -> web.Response:
 
 
 async def retrieve(request: web.Request) -> web.Response:
-    """One file's description."""
+    """Show one file's description."""
     return json_response(shape(await _named(request)))
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Forget a file."""
+    """Delete a file."""
     name = request.match_info["file_id"]
     await batches_of(request).delete_file(owner_of(request), name)
     return json_response({"id": name, "object": "file", "deleted": True})
 
 
 async def content(request: web.Request) -> web.StreamResponse:
-    """What is in a file."""
+    """Download a file's content."""
     file = await _named(request)
     return await stream_files(request, [file.id], "application/jsonl", file.bytes)
 
@@ -96,7 +96,8 @@ def shape(file: StoredFile) -> dict[str, object]:
 
 
 def read_keep_s(anchor: object, seconds: object, field: str) -> float:
-    """How long a client wants something kept. Raises ``InvalidRequest``."""
+    """Seconds for which a client wants something kept, raised to the minimum. Raises
+    ``InvalidRequest``."""
     text = str(seconds)
     if anchor != "created_at" or not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InvalidRequest(
@@ -117,12 +118,12 @@ def routes() -> list[web.RouteDef]:
 
 class _Form(NamedTuple):
     name: str | None
-    """The file's; None where there was none."""
+    """Name of the file; None if there was no file."""
     fields: Mapping[str, str]
 
 
 async def _read(request: web.Request, upload: Upload) -> _Form:
-    """Write the file of the body to ``upload``. Its parts may come in any order."""
+    """Write the file in the body to ``upload``. Its parts may come in any order."""
     timeout_s = request.app[CONFIG].bodies.timeout_s
     name, fields = None, dict[str, str]()
     reader = await request.multipart()
@@ -162,7 +163,7 @@ async def _text(part: BodyPartReader, timeout_s: float) -> str:
 
 
 def _keep_s(fields: Mapping[str, str]) -> float | None:
-    """What the form's ``expires_after[…]`` says; None where it is not there."""
+    """Seconds of the form's ``expires_after[…]``; None if it is not stated."""
     anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
     if anchor is None and seconds is None:
         return None

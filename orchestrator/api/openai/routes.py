@@ -46,13 +46,13 @@ _completion_reader = Reader(CompletionRequest)
 
 
 async def chat(request: web.Request) -> web.StreamResponse:
-    """One answer to a chat."""
+    """Answer a chat."""
     parsed = await read_body(request, _chat_reader, lambda body: _parse(request, body, Api.CHAT))
     return await _complete(request, parsed, CHAT)
 
 
 async def completion(request: web.Request) -> web.StreamResponse:
-    """The continuation of a text."""
+    """Continue a text."""
     parsed = await read_body(
         request, _completion_reader, lambda body: _parse(request, body, Api.COMPLETIONS)
     )
@@ -60,7 +60,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
 
 
 async def models(request: web.Request) -> web.Response:
-    """Every model that is served, or that would be loaded if it were asked for."""
+    """List every model that is served, or that would be loaded on request."""
     demand = request.app[ORCHESTRATOR].stages.demand
     states = demand.states()
     data = [_model(request, name) for name in sorted(states)]
@@ -73,7 +73,7 @@ async def models(request: web.Request) -> web.Response:
 
 
 async def model(request: web.Request) -> web.Response:
-    """One model by name."""
+    """Show one model by name."""
     orchestrator = request.app[ORCHESTRATOR]
     stated = request.match_info["model"]
     name = served_name(request, stated)
@@ -205,7 +205,7 @@ async def submitted(
     listener_of: Callable[[int], Listener],
     stream: EventStream | None = None,
 ) -> AsyncIterator[None]:
-    """Have all choices on their way. Ends what still runs when it is left."""
+    """Submit all choices for the time of the block; ends what still runs when it is left."""
     try:
         try:
             await choices.submit(listener_of)
@@ -219,7 +219,7 @@ async def submitted(
 
 
 class _Text(Transcript):
-    """One choice's, for an answer in one piece."""
+    """One choice's transcript, for an answer in one piece."""
 
     __slots__ = ("_choices", "_over", "output", "prompt_ids")
 
@@ -243,7 +243,7 @@ class _Text(Transcript):
     async def choice(
         self, index: int, at: int, task: Task, shape: Shape, encoder: PromptEncoder
     ) -> dict[str, object]:
-        """Its part of the answer; it was the ``at``-th to be submitted."""
+        """The choice's part of the answer; it was the ``at``-th to be submitted."""
         if index:
             await asyncio.sleep(0)  # a choice may be long, and there may be a hundred of them
         ending, options = task.ending, self._choices.request.options
@@ -278,7 +278,8 @@ class _Text(Transcript):
 
 
 def _kept(choices: Choices, texts: Sequence[Transcript]) -> list[int]:
-    """Those that the client gets: of each prompt's the likeliest, where it asks for the best."""
+    """The choices that the client gets: the likeliest of each prompt, if it asks for the best; else
+    all."""
     n, best = choices.request.n, choices.request.options.best
     if best is None:
         return list(range(choices.count))
@@ -290,16 +291,16 @@ def _kept(choices: Choices, texts: Sequence[Transcript]) -> list[int]:
 
 
 def _output_of(request: web.Request, choices: Choices) -> TaskOutput | None:
-    """One choice's, once its prompt is read; None where all that is said is content."""
+    """Parser of one choice's output, once its prompt is read; None where all of it is content."""
     job = choices.request.job
     encoder = request.app[ORCHESTRATOR].model(job.model)
     return output_of(request.app, encoder, job, choices.request.tools)
 
 
 def _model(request: web.Request, name: str) -> dict[str, object]:
-    """With the fields that vLLM adds, of which clients read the context's length, and with ours:
-    how the model writes tool calls and what it thinks, and whether it is loaded. Of one that is
-    not only its name and its size are known."""
+    """A model with the fields that vLLM adds, among them the context's length that clients read,
+    and our own: how it writes tool calls and its thinking, and whether it is loaded. Only name and
+    size are known of one that is not."""
     orchestrator = request.app[ORCHESTRATOR]
     demand = orchestrator.stages.demand
     state, loadable = demand.states().get(name, "loaded"), demand.loadable().get(name)

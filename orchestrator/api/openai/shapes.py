@@ -28,18 +28,19 @@ from orchestrator.tasks.task import Task
 from worker.protocol import TokenLogprob
 
 _TOKENS_AT_ONCE = 64
-"""With the 20 most likely ones beside each they take one or two milliseconds."""
+"""Tokens encoded at a time; with the 20 most likely ones beside each they take one or two
+milliseconds."""
 _LARGE = ("content", "top_logprobs")
 
 _encode = msgspec.json.Encoder().encode
 
 TokenOf = Callable[[int], Token]
-"""What one token id alone stands for."""
+"""Finds what one token id stands for on its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One kind of completion."""
+    """One kind of completion: its names, and whether it is a chat."""
 
     id_prefix: str
     object_name: str
@@ -47,7 +48,7 @@ class Shape:
     is_chat: bool
 
     def head(self, task: Task, created: int, *, chunk: bool) -> dict[str, object]:
-        """The fields that stand before ``choices``; ``task`` is the first choice's."""
+        """The fields before ``choices``; ``task`` is the first choice's."""
         return {
             "id": self.id_prefix + task.id,
             "object": self.chunk_name if chunk else self.object_name,
@@ -80,7 +81,7 @@ class Shape:
     def message(
         self, index: int, output: Output, logprobs: object, finish_reason: str
     ) -> dict[str, object]:
-        """The same for what was taken apart; of chats."""
+        """A choice of a chat in one piece, from parsed output."""
         message: dict[str, object] = {
             "role": "assistant",
             "content": output.content or (None if output.calls else ""),
@@ -126,7 +127,7 @@ class Shape:
             "tokens": [named(token_of(token_id)) for token_id in ids],
             "token_logprobs": [entry.logprob for entry in entries],
             "top_logprobs": [
-                # With the sampled token, which need not be among the most likely.
+                # Includes the sampled token, which need not be among the most likely.
                 {named(token_of(i)): lp for i, lp in (*entry.top, (token_id, entry.logprob))}
                 for token_id, entry in zip(ids, entries, strict=True)
             ],
@@ -140,8 +141,8 @@ class Shape:
         entries: Sequence[TokenLogprob],
         token_of: TokenOf,
     ) -> dict[str, object]:
-        """The same of a whole text, in turns with what else the event loop has to do: what is
-        large of it is JSON already, so that the whole answer need only be put together."""
+        """Log-probabilities of a whole text, computed in steps that let the event loop do other
+        work. Large parts are already encoded, so that the answer need only be put together."""
         told: dict[str, object] = {}
         offset = 0
         for begin in range(0, len(ids), _TOKENS_AT_ONCE):
@@ -163,7 +164,7 @@ class Shape:
 
 
 def delta_of(pieces: Iterable[Piece]) -> dict[str, object]:
-    """What a chunk of a chat says more by them."""
+    """The ``delta`` that pieces add to a chat, as a chunk has it."""
     reasoning = content = ""
     calls: list[dict[str, object]] = []
     for piece in pieces:
@@ -179,7 +180,7 @@ def delta_of(pieces: Iterable[Piece]) -> dict[str, object]:
             case CallArguments(index, json):
                 calls.append({"index": index, "function": {"arguments": json}})
             case CallFails(_, text, is_cut=False):
-                content += text  # what the client has of the call it cannot read
+                content += text  # the client cannot read the part of the call that it has
     delta: dict[str, object] = _reasoning(reasoning) if reasoning else {}
     if content:
         delta["content"] = content
@@ -193,7 +194,7 @@ def new_call_id() -> str:
 
 
 def _reasoning(text: str) -> dict[str, object]:
-    """By the name that most clients look for, and by vLLM's newer one."""
+    """A model's thinking, under the name that most clients look for and under vLLM's newer one."""
     return {"reasoning_content": text, "reasoning": text}
 
 
@@ -209,14 +210,15 @@ def stop_reason(ending: Ending) -> str | int | None:
 
 
 def stop_text(ending: Ending, tokens: TokenTexts) -> str:
-    """The same as text, for clients that want it there."""
+    """Text of the stop string or token that ended a text, for clients that want it in the
+    answer."""
     if ending.stop_token_id is None:
         return ending.stop
     return tokens.token(ending.stop_token_id).text
 
 
 def usage(tasks: Sequence[Task], n: int) -> dict[str, object]:
-    """Of a request's ended tasks, ``n`` for each prompt, which counts once."""
+    """Usage of a request's ended tasks, ``n`` for each prompt; a prompt counts once."""
     prompts = tasks[::n]
     counts = token_counts(
         sum(task.prompt_tokens for task in prompts), sum(task.completion_tokens for task in tasks)
@@ -239,5 +241,5 @@ def _described(token: Token, logprob: float) -> dict[str, object]:
 
 
 def named(token: Token) -> str:
-    """As OpenAI's older shape tells tokens apart, which has no place for bytes."""
+    """A token's name in OpenAI's older shape, which has no field for bytes."""
     return token.text if token.is_text or token.data is None else f"bytes:{token.text}"

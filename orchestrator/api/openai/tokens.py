@@ -1,4 +1,4 @@
-"""``/v1/tokenize``, ``/v1/detokenize`` and ``/v1/tokenizer_info``, as vLLM's server has them."""
+"""``/v1/tokenize``, ``/v1/detokenize`` and ``/v1/tokenizer_info``, as on vLLM's server."""
 
 import asyncio
 from typing import NamedTuple
@@ -22,13 +22,13 @@ from orchestrator.tasks.job import Prompt
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Exactly one of ``prompt`` and ``messages``."""
+    """Body with exactly one of ``prompt`` and ``messages``."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
-    """Those of every plain prompt; a chat has its template's own."""
+    """Whether a plain prompt gets the usual special tokens; a chat has its template's own."""
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -38,7 +38,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     tools: msgspec.Raw = NULL
 
     def prompt_of(self) -> Prompt:
-        """Raises ``InvalidRequest``."""
+        """The prompt to encode. Raises ``InvalidRequest``."""
         refuse_unserved(self, _ONLY)
         if (self.prompt is None) is (self.messages is None):
             raise InvalidRequest("expected exactly one of prompt and messages", field="prompt")
@@ -54,11 +54,11 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 _ONLY = {name: ChatRequest.served[name] for name in ("chat_template", "documents")}
-"""What would make the prompt another one."""
+"""Fields that would change the prompt, and are not served."""
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Token ids to be text again."""
+    """Body with the token ids to decode."""
 
     model: str | None = None
     tokens: list[int]
@@ -68,7 +68,7 @@ class _Asked(NamedTuple):
     model: str
     prompt: Prompt
     is_bare: bool
-    """Without the special tokens of every plain prompt."""
+    """Whether the prompt gets none of the special tokens that plain prompts usually get."""
     with_spelling: bool
 
 
@@ -77,7 +77,7 @@ _detokenize_reader = Reader(DetokenizeRequest)
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """The token ids of a prompt, just as a request would have them."""
+    """Encode a prompt into token ids, exactly as for a request."""
     orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
     key = request[CONTEXT].key
     asked = await read_body(request, _tokenize_reader, lambda body: _asked(request, body))
@@ -101,7 +101,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    """The text that token ids stand for."""
+    """Decode token ids into text."""
     orchestrator, deadline = request.app[ORCHESTRATOR], _deadline(request)
     key = request[CONTEXT].key
     body = await read_body(request, _detokenize_reader, lambda body: body)
@@ -112,7 +112,7 @@ async def detokenize(request: web.Request) -> web.Response:
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:
-    """What a model's tokenizer is like, by the names of ``tokenizer_config.json``, for clients that
+    """Describe a model's tokenizer, by the names of ``tokenizer_config.json``, for clients that
     render its chats themselves."""
     card = request.app[ORCHESTRATOR].model(request.query.get("model", "")).card
     return json_response(

@@ -1,4 +1,4 @@
-"""Tools as OpenAI's chat bodies state them, and which of them may or must be called."""
+"""Tools in OpenAI's chat bodies, and which of them may or must be called."""
 
 from collections.abc import Set
 from typing import Literal, Protocol
@@ -22,7 +22,7 @@ class FunctionBody(msgspec.Struct, frozen=True):
 
 
 class ToolBody(msgspec.Struct, frozen=True):
-    """The only kind of tool that is served."""
+    """A tool. Functions are the only type that is served."""
 
     type: Literal["function"]
     function: FunctionBody
@@ -83,7 +83,7 @@ def stated_tools(stated: msgspec.Raw) -> tuple[Tool, ...]:
 
 
 def tool_use_of(body: StatesTools) -> ToolUse | None:
-    """None where no tool may be called. Raises ``InvalidRequest``."""
+    """The tools that may be called; None if there are none. Raises ``InvalidRequest``."""
     require_bounds(body.tool_choice, "tool_choice")
     choice = decode_part(body.tool_choice, _choice_reader, "tool_choice")
     tools = stated_tools(body.tools)
@@ -102,8 +102,8 @@ def tool_use_of(body: StatesTools) -> ToolUse | None:
 
 
 def allowed_of(tools: tuple[Tool, ...], names: Set[str], field: str) -> tuple[Tool, ...]:
-    """Those of ``tools`` that ``tool_choice`` allows. The model is shown no others, for it could
-    call what it knows. Raises ``InvalidRequest``."""
+    """The tools that ``tool_choice`` allows. The model is shown no others, for it might call any
+    that it knows. Raises ``InvalidRequest``."""
     if unknown := names - {tool.name for tool in tools}:
         raise InvalidRequest(f"{field}: tools has no {excerpt(min(unknown), 64)!r}", field=field)
     return tuple(tool for tool in tools if tool.name in names)
@@ -112,9 +112,9 @@ def allowed_of(tools: tuple[Tool, ...], names: Set[str], field: str) -> tuple[To
 def use_of(
     tools: tuple[Tool, ...], mode: str | None, only: str, *, is_parallel: bool
 ) -> ToolUse | None:
-    """What ``tool_choice`` makes of the tools: a ``mode``, or the ``only`` one to be called.
+    """The tools as ``tool_choice`` has them used: a ``mode``, or the ``only`` one to be called.
 
-    None where none may be called. Raises ``InvalidRequest``.
+    None if no tool may be called. Raises ``InvalidRequest``.
     """
     if mode not in (None, "auto", "none", "required"):
         raise InvalidRequest(

@@ -1,10 +1,9 @@
-"""OpenAI's request bodies, as far as they are served here; what is not is refused by name.
+"""OpenAI's request bodies, as far as they are served here; the rest is refused by name.
 
 ``deadline_ms``, ``first_token_ms``, ``token_gap_ms``, ``on_deadline``, ``on_disconnect``,
 ``priority``, ``tenant``, ``session_id``, ``idle_keep_s`` and ``placement`` are ours;
-``min_tokens``, ``ignore_eos``, ``top_k``, ``min_p``, ``repetition_penalty``,
-``structured_outputs`` and ``guided_…`` have the names of vLLM's server. The official SDK sends them
-with ``extra_body``.
+``min_tokens``, ``ignore_eos``, ``top_k``, ``min_p``, ``repetition_penalty``, ``structured_outputs``
+and ``guided_…`` have the names of vLLM's server. The official SDK sends them with ``extra_body``.
 """
 
 from collections.abc import Mapping
@@ -23,14 +22,15 @@ from orchestrator.tasks.job import Job, Priority, Prompt
 from worker.protocol import OnDeadline
 
 MOST_CHOICES = 128
-"""Of a request, all prompts together: each is a task of its own. OpenAI's bound for ``n``."""
+"""Most choices of a request, all prompts together: each is a task of its own. OpenAI's bound for
+``n``."""
 _Prompts = msgspec.defstruct(
     "_Prompts",
     [(f"prompt_{at}", msgspec.Raw, NULL) for at in range(MOST_CHOICES)],
     array_like=True,
     forbid_unknown_fields=True,
 )
-"""A list that is not read on where it is too long: a million prompts would take a second."""
+"""A list that stops being read once it is too long: a million prompts would take a second."""
 _prompts_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Prompts)
 _prompt_decoder: msgspec.json.Decoder[str | tuple[int, ...]] = msgspec.json.Decoder(
     str | tuple[int, ...]
@@ -54,7 +54,8 @@ _SERVED = {
     ),
     "use_beam_search": Served(_nothing, "answers are sampled; send n or best_of"),
 }
-"""Of both kinds of completion. An answer without what they ask for would be another one."""
+"""Fields of both kinds of completion of which only some values are served. Ignoring them would
+change the answer."""
 _SERVED_OF_CHATS = {
     **_SERVED,
     "add_special_tokens": Served(_nothing, "the chat template has its own"),
@@ -84,7 +85,8 @@ _SERVED_OF_TEXTS = {
 
 
 def tier_of(priority: Priority) -> str:
-    """The ``service_tier`` that a request is served in: there are two, none above the usual."""
+    """The ``service_tier`` in which a request is served: the usual one, or flex for work that may
+    wait."""
     return FLEX if priority is Priority.BATCH else "default"
 
 
@@ -97,24 +99,26 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnswerOptions(NamedTuple):
-    """What an answer has beside the text."""
+    """Parts of an answer beside its text."""
 
     usage: bool = False
-    """A stream ends with the usage of all choices."""
+    """Whether a stream ends with the usage of all choices."""
     running_usage: bool = False
-    """Each chunk has that of its own choice so far."""
+    """Whether each chunk has the usage of its own choice so far."""
     token_ids: bool = False
     stop_in_text: bool = False
     echo: bool = False
-    """The prompt stands before the text, with log-probabilities if the text has them."""
+    """Whether the prompt precedes the text, with log-probabilities if the text has them."""
     prompt_logprobs: int | None = None
-    """So many alternatives of each of the prompt's tokens, in vLLM's own form."""
+    """How many alternatives of each prompt token to return, in vLLM's own form; None for no such
+    list."""
     best: int | None = None
-    """Of a prompt's choices, how many the client gets: the likeliest. None for all."""
+    """How many of a prompt's choices the client gets, the likeliest; None for all."""
     hides_logprobs: bool = False
-    """They are for us, to find the likeliest."""
+    """Whether log-probabilities are left out of the answer, as they only serve to find the
+    likeliest."""
     tier: bool = False
-    """The ``service_tier`` that it was served in."""
+    """Whether the answer names the ``service_tier`` that it was served in."""
 
     @property
     def needs_prompt_ids(self) -> bool:
@@ -122,7 +126,7 @@ class AnswerOptions(NamedTuple):
 
 
 class ParsedRequest(NamedTuple):
-    """A request, without its body."""
+    """A parsed request, without its body."""
 
     job: Job
     prompts: tuple[Prompt, ...]
@@ -134,7 +138,7 @@ class ParsedRequest(NamedTuple):
 
 
 class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What both kinds of completion have in common."""
+    """The fields that both kinds of completion have in common."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -170,10 +174,10 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     prompt_cache_retention: Unused = NULL
 
     served: ClassVar[Mapping[str, Served]] = {}
-    """Fields of which few values are served."""
+    """Fields of which only some values are served."""
 
     def refuse_unsupported(self) -> None:
-        """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
+        """Raise ``InvalidRequest`` for the first field whose value is not served."""
         refuse_unserved(self, self.served)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
@@ -197,7 +201,8 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         }
 
     def wanted_prompt_logprobs(self) -> int | None:
-        """As ``wanted_logprobs``, for the prompt's own tokens."""
+        """How many alternatives' log-probabilities to return per prompt token; None: not even its
+        own."""
         return self.prompt_logprobs
 
     def wants_one_piece(self) -> bool:
@@ -207,16 +212,17 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         return self.service_tier
 
     def prompts(self, use: ToolUse | None) -> tuple[Prompt, ...]:
-        """Each has choices of its own; the model is told of the tools that it may ``use``. Raises
-        ``InvalidRequest`` for what is not served."""
+        """The prompts, each with choices of its own; the model is told of the tools that it may
+        ``use``. Raises ``InvalidRequest`` for prompts that are not served."""
         raise NotImplementedError
 
     def tool_use(self) -> ToolUse | None:
-        """Which tools the answer may call; None: none. Raises ``InvalidRequest``."""
+        """The tools that the answer may call; None for none. Raises ``InvalidRequest``."""
         return None
 
     def choices_per_prompt(self, prompts: int) -> int:
-        """With so many prompts. Raises ``InvalidRequest`` for too many."""
+        """How many choices each of so many ``prompts`` gets. Raises ``InvalidRequest`` for too
+        many."""
         n = 1 if self.n is None else self.n
         if not 1 <= n <= MOST_CHOICES:
             raise InvalidRequest(f"n must be 1 to {MOST_CHOICES}, got {n}", field="n")
@@ -320,7 +326,8 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
         return self.best_of is not None and self.best_of > (self.n or 1)
 
     def wanted_prompt_logprobs(self) -> int | None:
-        """To echo without generating, a prompt is read for its log-probabilities, told or not."""
+        """Alternatives per prompt token. To echo without generating, a prompt is read for its
+        log-probabilities, returned or not."""
         tops = [top for top in (self.prompt_logprobs, self._echoed_logprobs()) if top is not None]
         return max(tops, default=None)
 
@@ -362,7 +369,7 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
 
 
 def read_prompts(stated: msgspec.Raw, field: str) -> tuple[Prompt, ...]:
-    """One or several texts or lists of token ids. Raises ``InvalidRequest``."""
+    """One or several prompts, as texts or token ids. Raises ``InvalidRequest``."""
     text = bytes(memoryview(stated)).strip()
     is_list = text.startswith(b"[") and text[1:].lstrip().startswith((b'"', b"["))
     try:

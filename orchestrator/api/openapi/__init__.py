@@ -1,1 +1,1 @@
-"""``/openapi.json``: what every route of the service takes and gives."""
+"""``/openapi.json``: the requests and answers of every route of the service."""

@@ -1,8 +1,9 @@
-"""``GET /openapi.json``: OpenAPI 3.1 of every route, made from the types that bodies are read into.
+"""``GET /openapi.json``: OpenAPI 3.1 of every route, derived from the types that bodies are read
+into.
 
-What a request may say is what its decoder takes; checks that need more than a type (a number's
-range, the model's context) answer 400. Answers are objects in the dialects' own shapes, which their
-SDKs describe in full, and are not spelled out a second time here.
+A request may state what its decoder accepts; checks that need more than a type (a number's range,
+the model's context) answer 400. Answers are objects in the dialects' own shapes, which their SDKs
+describe in full, and are not repeated here.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ class MissingOperation(LookupError):
 
 
 async def openapi(request: web.Request) -> web.Response:
-    """This document."""
+    """Show the OpenAPI document of this service."""
     kept = request.app[DOCUMENT]
     if not kept:
         kept["body"] = msgspec.json.encode(await asyncio.to_thread(document_of, request.app))
@@ -43,7 +44,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def document_of(app: web.Application) -> dict[str, Any]:
-    """Of all routes of ``app``. Raises ``MissingOperation``."""
+    """The document of all routes of ``app``. Raises ``MissingOperation``."""
     found = [
         (route.method, route.resource.canonical, route.handler)
         for route in app.router.routes()
@@ -97,7 +98,7 @@ def _dialect_of(app: web.Application, path: str) -> Dialect:
 
 
 def _as_read(operation: Operation, dialect: Dialect, app: web.Application) -> Operation:
-    """Its body may have fields that are not told of where they are passed over."""
+    """The operation, with unknown fields allowed in its body where they are ignored."""
     if operation.body is None or app[CONFIG].strict_fields or not dialect.is_tolerant:
         return operation
     return operation._replace(body=with_unknown_fields(operation.body, forbidden=False))
@@ -139,7 +140,7 @@ def _fine(operation: Operation) -> dict[str, Any]:
 
 
 def _error(dialect: Dialect) -> dict[str, Any]:
-    """In the dialect's shape: that of an example."""
+    """The error response of a dialect, in the shape of an example."""
     example = dialect.error_body(TidegateError("an internal error occurred"), "an-id")
     return {
         "description": "An error",
@@ -148,7 +149,7 @@ def _error(dialect: Dialect) -> dict[str, Any]:
 
 
 def _shape_of(example: object) -> dict[str, Any]:
-    """The schema of what has an example's fields; null may be anything."""
+    """The schema of objects with an example's fields; null may be anything."""
     if isinstance(example, Mapping):
         return {
             "type": "object",
@@ -172,13 +173,14 @@ def _kinds(kind: type[TidegateError]) -> Iterable[type[TidegateError]]:
 
 
 class _Plain:
-    """Message types as msgspec can describe them: what is left as raw JSON may be anything."""
+    """Message types in a form that msgspec can describe: whatever is left as raw JSON may be
+    anything."""
 
     def __init__(self) -> None:
         self._made: dict[type, Any] = {}
 
     def of(self, kind: Any) -> Any:
-        """``kind``, or what stands for it."""
+        """``kind``, or the type that replaces it."""
         return mapped(kind, self._leaf)
 
     def _leaf(self, kind: Any) -> Any:

@@ -1,6 +1,7 @@
-"""What each route takes and gives, for ``/openapi.json``. A route that is missing fails a test.
+"""The requests and answers of each route, for ``/openapi.json``. A missing route fails a test.
 
-By method and path as the router has it. Errors are not here: they follow from the path's dialect.
+Keys are method and path as the router has them. Errors are not here: they follow from the path's
+dialect.
 """
 
 from collections.abc import Mapping
@@ -30,16 +31,17 @@ HTML = "text/html"
 
 
 class Operation(NamedTuple):
-    """``gives`` are the media types of its ``statuses``, those of an answer that went well."""
+    """One route. ``gives`` are the media types of its ``statuses``, those of a successful
+    answer."""
 
     body: type | None = None
     gives: tuple[str, ...] = (JSON,)
     statuses: tuple[int, ...] = (200,)
     parameters: tuple[str, ...] = ()
-    """In the query."""
+    """Names of query parameters."""
     body_is_optional: bool = False
     takes: Mapping[str, object] | None = None
-    """The schema of a body of ``multipart/form-data``."""
+    """The schema of a body of ``multipart/form-data``; None for another type of body."""
 
 
 FORM: Mapping[str, object] = {

@@ -1,1 +1,1 @@
-"""For whoever runs it: instances, health, metrics."""
+"""Routes for operators: instances, health, metrics, catalogs, the live page."""

@@ -1,4 +1,4 @@
-"""``/admin``: the process itself, for whoever runs it (OR-14)."""
+"""``/admin``: control of the process itself, for operators (OR-14)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from orchestrator.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What operators act on."""
+    """The objects that operators act on."""
 
     lifecycle: Lifecycle
     reloader: Reloader
@@ -25,7 +25,7 @@ class Control:
     verify_engine: VerifyEngine = not_verified
 
     def follow_keys(self, auth: Authenticator) -> None:
-        """Have ``auth`` know the keys of new settings."""
+        """Have ``auth`` follow the keys of reloaded settings."""
         keys = ("token", "admin_token", "keys")
         self.reloader.follow(keys, lambda new: auth.replace(self.keys_of(new)))
 
@@ -34,7 +34,7 @@ CONTROL = web.AppKey("control", Control)
 
 
 async def drain(request: web.Request) -> web.Response:
-    """Refuse new work, let what runs finish; the process stays, and says how far it is."""
+    """Refuse new work and let running work finish; the process stays. Shows how far it is."""
     control = request.app[CONTROL]
     grace_s = await read_grace_s(request, control.reloader.settings.shutdown_grace_s)
     control.lifecycle.begin_drain(grace_s)
@@ -48,12 +48,12 @@ async def undrain(request: web.Request) -> web.Response:
 
 
 async def state(request: web.Request) -> web.Response:
-    """How far a drain is."""
+    """Show how far a drain is."""
     return json_response(_describe(request))
 
 
 async def reload(request: web.Request) -> web.Response:
-    """Read settings and keys anew; what cannot change while it runs is named."""
+    """Read settings and keys again; names those that cannot change while it runs."""
     return json_response((await request.app[CONTROL].reloader.reload()).described())
 
 

@@ -12,7 +12,8 @@ from worker.protocol import Feature, OnDeadline
 
 
 async def capabilities(request: web.Request) -> web.Response:
-    """For clients that ask before they send; what an instance alone can do, its own page says."""
+    """Show what the service can do, for clients that ask first; instances have pages of their
+    own."""
     orchestrator = request.app[ORCHESTRATOR]
     sessions, room = orchestrator.sessions.config, orchestrator.queue_room
     return json_response(
@@ -38,7 +39,7 @@ async def capabilities(request: web.Request) -> web.Response:
 
 
 def _features(orchestrator: Orchestrator) -> list[str]:
-    """What the engine of at least one instance that is ready can do."""
+    """The features that the engine of at least one ready instance has."""
     cards = [one.card for one in orchestrator.registry if one.ready and one.card is not None]
     return [name for name in sorted(Feature) if any(name not in card.lacks for card in cards)]
 

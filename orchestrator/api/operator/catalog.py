@@ -1,7 +1,7 @@
 """``/v2/catalog``: models and engines on the orchestrator's machine (PV-5).
 
-The catalogs are files, so nothing here reads them on the event loop. Paths on the machine stay out
-of the answers: they say what the files are, not where.
+The catalogs are files, so nothing here reads them on the event loop. Paths on the machine are kept
+out of answers: they say what the files are, not where.
 """
 
 import asyncio
@@ -40,17 +40,18 @@ the first thing that is wrong with it, or an empty string."""
 PAGE: Final = 50
 MOST: Final = 200
 NICENESS: Final = 10
-"""Of a verification, above the service's own."""
+"""How much nicer a verification is than the service, as in nice(2)."""
 _SETTLED_MS: Final = 2000
-"""A change so young may be followed by another one in the same second, which is as exactly as
-``Last-Modified`` tells: then it is left out."""
+"""Age in ms below which ``Last-Modified`` is left out: another change may follow in the same
+second, and the header is no more exact than that."""
 
 
 _FOLDERS: Final = re.compile(r"(?<![\w./:-])/(?:[^\s/]+/)*(?=[^\s/])")
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """``waiting``, ``running``, ``passed`` or ``failed``. Times are Unix milliseconds."""
+    """A verification, with the state ``waiting``, ``running``, ``passed`` or ``failed``. Times are
+    Unix milliseconds."""
 
     state: str
     asked_ms: int
@@ -59,7 +60,7 @@ class Verification(msgspec.Struct, frozen=True):
 
 
 class _Entry(NamedTuple):
-    """One as it is told. ``key`` is its place in a listing, which no other entry moves."""
+    """One entry as it is shown. ``key`` is its place in a listing, which no other entry moves."""
 
     id: str
     key: str
@@ -77,7 +78,7 @@ class _Seen(NamedTuple):
     states: dict[tuple[Kind, str], Verification]
 
     def changed_ms(self, catalog_ms: int) -> int:
-        """When what is told of entries changed last; now while one is being verified."""
+        """When the shown entries changed last, in Unix ms; now while one is being verified."""
         return max([catalog_ms, *(each.ended_ms or now_ms() for each in self.states.values())])
 
     def told(self, kind: Kind, id: str) -> object:
@@ -95,11 +96,11 @@ class Verifications:
         self._turn = threading.Lock()
 
     def seen(self) -> _Seen:
-        """As of now."""
+        """All verifications as of now."""
         return _Seen(dict(self.states))
 
     def ask(self, kind: Kind, id: str) -> Verification:
-        """Verify an entry; one that is waited for or runs is not asked for twice."""
+        """Verify an entry; no effect if that is already waiting or running."""
         known = self.states.get((kind, id))
         if known is not None and known.ended_ms is None:
             return known
@@ -117,7 +118,7 @@ class Verifications:
                 problem = self._problem(kind, id)
             except (ProvisionError, OSError) as error:
                 problem = str(error)
-            except Exception as error:  # of which nobody would hear on this thread
+            except Exception as error:  # nobody would hear of it on this thread
                 service_log.exception("a catalog's entry could not be verified")
                 problem = f"it could not be verified: {type(error).__name__}"
             self.states[kind, id] = msgspec.structs.replace(
@@ -138,13 +139,13 @@ class Verifications:
 
 @dataclass(frozen=True, slots=True)
 class Catalogs:
-    """What the routes read. ``home`` is asked on threads only."""
+    """The catalogs that the routes read. ``home`` is called on threads only."""
 
     home: Callable[[], Path]
     verifications: Verifications
 
     def models(self) -> _Listing:
-        seen = self.verifications.seen()  # before the catalog, which has what came of them
+        seen = self.verifications.seen()  # read before the catalog, which has their results
         found = ModelCatalog(self.home()).models()
         changed_ms = seen.changed_ms(found.changed_ms)
         return _Listing(changed_ms, [self._model(entry, seen) for entry in found.entries])
@@ -195,23 +196,23 @@ def catalogs(
 
 
 async def models(request: web.Request) -> web.Response:
-    """Models on the orchestrator's machine, oldest first, a page at a time."""
+    """List the models on the orchestrator's machine, oldest first, a page at a time."""
     return await _page(request)
 
 
 async def engines(request: web.Request) -> web.Response:
-    """Engines on the orchestrator's machine, oldest first, a page at a time."""
+    """List the engines on the orchestrator's machine, oldest first, a page at a time."""
     return await _page(request)
 
 
 async def one(request: web.Request) -> web.Response:
-    """One entry: what it is, its digests, its state."""
+    """Show one entry: what it is, its digests, its state."""
     changed_ms, entry = await _one(request)
     return _answer(request, entry.told, changed_ms)
 
 
 async def state(request: web.Request) -> web.Response:
-    """Whether an entry can be used, and how its verification goes."""
+    """Show whether an entry can be used, and how its verification goes."""
     _, entry = await _one(request)
     names = ("id", "name", "engine", "state", "problem", "verified_ms", "verification")
     told = {name: entry.told[name] for name in names if name in entry.told}
@@ -219,7 +220,7 @@ async def state(request: web.Request) -> web.Response:
 
 
 async def verify(request: web.Request) -> web.Response:
-    """Read every byte of an entry again; ``…/state`` tells what came of it. Idempotent."""
+    """Read every byte of an entry again; ``…/state`` has the result. Idempotent."""
     kind, _ = request.app[CATALOGS].of(request)
     _, entry = await _one(request)
     if entry.told.get("state") == ModelState.STAGING.value:
@@ -260,9 +261,10 @@ async def _read(listing: Callable[[], _Listing]) -> _Listing:
 
 
 def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.Response:
-    """With what a client needs to ask again for what has changed only; 304 where nothing has.
+    """An answer with the headers that let a client ask again only for changes; 304 if there are
+    none.
 
-    ``changed_ms`` None: what is told changes without the catalog.
+    ``changed_ms`` is None where the answer changes independently of the catalog.
     """
     body = msgspec.json.encode(told)
     tag = hashlib.sha256(body).hexdigest()[:32]
@@ -275,7 +277,8 @@ def _answer(request: web.Request, told: object, changed_ms: int | None) -> web.R
 
 
 def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
-    """As RFC 9110 has it: a tag that is sent counts, and a date only without one."""
+    """Whether the client has this answer, by RFC 9110: a tag takes precedence, a date counts only
+    without one."""
     tags = request.if_none_match
     if tags is not None:
         return any(each.value in (tag, "*") for each in tags)
@@ -284,18 +287,18 @@ def _is_known(request: web.Request, tag: str, changed_ms: int | None) -> bool:
         changed_ms
         and since is not None
         and now_ms() - changed_ms > _SETTLED_MS
-        # a date that is yet to come is of a clock that was wrong: later changes may be before it
+        # a date in the future comes from a wrong clock: later changes may precede it
         and changed_ms // 1000 <= since.timestamp() <= time.time()
     )
 
 
 def _without_paths(text: str, home: Path) -> str:
-    """Of each absolute path the last name only; of one below ``home`` what is below."""
+    """The text with each absolute path cut to its last name; below ``home``, to what follows it."""
     return _FOLDERS.sub("", text.replace(f"{home}/", ""))
 
 
 def _without_folders(word: str) -> str:
-    """``-DCOMPILER=/usr/bin/cc`` as ``-DCOMPILER=cc``."""
+    """A word without folders: ``-DCOMPILER=/usr/bin/cc`` becomes ``-DCOMPILER=cc``."""
     return " ".join(
         f"{name}{equals}{PurePath(value).name}" if "/" in value else part
         for part in word.split(" ")
@@ -312,7 +315,7 @@ def _limit(request: web.Request) -> int:
 
 
 def _key(created_ms: int, id: str) -> str:
-    """Sorts as entries do, and stays theirs whatever comes and goes."""
+    """A key that sorts as entries do, and that does not change when others come and go."""
     return f"{created_ms:016d}:{id}"
 
 
@@ -321,7 +324,7 @@ def _encoded(key: str) -> str:
 
 
 def _cursor(request: web.Request) -> str:
-    """The key after which a page begins; empty for the first."""
+    """The key after which a page begins; empty for the first page. Raises ``InvalidRequest``."""
     text = request.query.get("cursor", "")
     try:
         key = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()

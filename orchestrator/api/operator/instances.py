@@ -1,4 +1,4 @@
-"""``/v2/instances``: what there is, and taking one out of use and back (OR-2)."""
+"""``/v2/instances``: list instances, and take one out of use and back (OR-2)."""
 
 import math
 
@@ -20,7 +20,7 @@ DISCOVERY = web.AppKey("discovery", DiscoverySync)
 
 
 async def listing(request: web.Request) -> web.Response:
-    """Every instance as it stands, and what is wrong with a source of them."""
+    """List the current state of every instance, and what is wrong with a source of them."""
     orchestrator = request.app[ORCHESTRATOR]
     return json_response(
         {
@@ -35,13 +35,13 @@ async def listing(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """One instance as it stands."""
+    """Show the current state of one instance."""
     orchestrator, (registry, address) = request.app[ORCHESTRATOR], _named(request)
     return json_response(_described(orchestrator, registry.named(address)))
 
 
 async def register(request: web.Request) -> web.Response:
-    """Have one more instance for a time; again before it is over, to keep it. Idempotent."""
+    """Register an instance for a time; repeat before it is over to keep it. Idempotent."""
     asked = await read_registration(request)
     discovery = request.app[DISCOVERY]
     done = discovery.registered.register(asked.address, asked.ttl_s)
@@ -51,7 +51,7 @@ async def register(request: web.Request) -> web.Response:
 
 
 async def deregister(request: web.Request) -> web.Response:
-    """Have a registered instance no longer: its running jobs may finish. Idempotent."""
+    """Remove a registered instance: its running jobs may finish. Idempotent."""
     address, discovery = request.match_info["address"], request.app[DISCOVERY]
     was_there = discovery.registered.deregister(address)
     await discovery.read(discovery.registered)
@@ -74,7 +74,7 @@ async def undrain(request: web.Request) -> web.Response:
 async def swap(request: web.Request) -> web.Response:
     """Give an instance another model: 202 while it goes on, 200 where the caller waits. Idempotent.
 
-    Raises ``SwapFailed`` to one who waits; ``GET /v2/instances`` tells the others.
+    Raises ``SwapFailed`` for a caller who waits; others see it in ``GET /v2/instances``.
     """
     asked = await read_swap(request)
     swaps = request.app[ORCHESTRATOR].stages.swaps
@@ -83,8 +83,8 @@ async def swap(request: web.Request) -> web.Response:
 
 
 async def reload(request: web.Request) -> web.Response:
-    """Have an instance load the model that it has anew, from its files: drained, then a swap to the
-    same. Answered, and raises, as a swap."""
+    """Have an instance load its model again, from its files: drained, then swapped to the same one.
+    Answers, and raises, like a swap."""
     asked = await read_reload(request)
     swaps = request.app[ORCHESTRATOR].stages.swaps
     running = swaps.reload(request.match_info["address"], asked.grace_s)
@@ -98,7 +98,7 @@ async def _told_of(running: RunningSwap, *, wait: bool) -> web.Response:
 
 
 def describe_swap(swap: RunningSwap) -> dict[str, object]:
-    """How a swap that was asked for here goes, or went."""
+    """Progress or result of a swap that was asked for here."""
     return {
         "address": swap.address,
         "model": swap.model,
@@ -166,7 +166,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
 
 
 def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, object]:
-    """With its slot model, and its latest swap."""
+    """An instance with its slot model, and its latest swap."""
     return {
         **describe(instance, orchestrator.registry),
         "slot": describe_slot(orchestrator.slots.fleet, instance.address),
@@ -175,7 +175,8 @@ def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, obje
 
 
 def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:
-    """The latest that was asked for here, or that its lanes tell of; null without any."""
+    """The latest swap that was asked for here, or that the instance's lanes report; null if
+    none."""
     running, told = swaps.latest.get(instance.address), instance.swap
     if running is not None and (not running.is_over or told is None or told.model == running.model):
         return describe_swap(running)
@@ -194,8 +195,8 @@ def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:
 
 
 def describe_slot(fleet: SlotFleet, address: str) -> dict[str, object] | None:
-    """An instance's slot model; null where it has none. ``told`` is its own account of itself,
-    null of one that gives none."""
+    """An instance's slot model; null if it has none. ``told`` is the model's own account of itself,
+    null if it gives none."""
     instance = fleet.instances.get(address)
     if instance is None or not instance.heard_at:
         return None
@@ -215,8 +216,8 @@ def describe_slot(fleet: SlotFleet, address: str) -> dict[str, object] | None:
 
 
 def _rows(instance: Instance) -> dict[str, object]:
-    """How many jobs should run there at once, and what would come of other numbers if requests like
-    the latest kept coming."""
+    """How many jobs should run on the instance at once, and what other numbers would achieve if
+    requests like the latest kept coming."""
     found = instance.outlook
     best = 0.0 if found is None else float(found.met.max())
     return {
@@ -235,7 +236,7 @@ def _rows(instance: Instance) -> dict[str, object]:
 
 def _pace(instance: Instance) -> dict[str, object]:
     """Measured: the most tokens/s of late. Predicted: the first token of a short prompt sent now,
-    and what predictions rest on."""
+    and what predictions are based on."""
     if instance.step_learner is None or not instance.step_learner.model.known:
         return {"perf_tokens_per_s": None, "first_token_ms": None, "prediction": None}
     model = instance.step_learner.model

@@ -1,4 +1,4 @@
-"""What clients, probes and dashboards of vLLM and of NVIDIA's NIM ask of a server.
+"""Endpoints that clients, probes and dashboards of vLLM and of NVIDIA's NIM expect.
 
 vLLM's ``/version``, ``/ping`` (SageMaker's probe) and ``/load``; NIM's ``/v1/health/live``,
 ``/v1/health/ready``, ``/v1/metadata`` and ``/v1/version``.
@@ -12,32 +12,32 @@ from orchestrator.api.http.version import VERSION
 
 
 async def version(request: web.Request) -> web.Response:
-    """This service's own version, as vLLM tells its own."""
+    """Show the version of this service, in vLLM's form."""
     return json_response({"version": VERSION})
 
 
 async def ping(request: web.Request) -> web.Response:
-    """503 while work should go elsewhere; no body."""
+    """Check that the service takes work; 503 while work should go elsewhere. No body."""
     return web.Response(status=request.app[HEALTH].ready.status)
 
 
 async def load(request: web.Request) -> web.Response:
-    """How many requests wait or run."""
+    """Show how many requests wait or run."""
     return json_response({"server_load": request.app[ORCHESTRATOR].live_tasks})
 
 
 async def live(request: web.Request) -> web.Response:
-    """The process answers, in NIM's words."""
+    """Check that the process answers, in NIM's words."""
     return _health(request.app[HEALTH].live.status, "live")
 
 
 async def ready(request: web.Request) -> web.Response:
-    """503 while work should go elsewhere, in NIM's words."""
+    """Check that the service takes work; 503 while work should go elsewhere, in NIM's words."""
     return _health(request.app[HEALTH].ready.status, "ready")
 
 
 async def metadata(request: web.Request) -> web.Response:
-    """Version and models in NIM's form. No container's assets and no profile belong to it."""
+    """Show version and models in NIM's form, without container assets or a profile."""
     models = sorted(request.app[ORCHESTRATOR].models.by_name())
     return json_response(
         {
@@ -52,7 +52,7 @@ async def metadata(request: web.Request) -> web.Response:
 
 
 async def nim_version(request: web.Request) -> web.Response:
-    """This service's own version, as NIM tells its own."""
+    """Show the version of this service, in NIM's form."""
     return json_response({"release": VERSION, "api": VERSION})
 
 

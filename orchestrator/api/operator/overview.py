@@ -1,8 +1,8 @@
 """``/v2/overview``: the service as a page or a terminal watches it.
 
-A snapshot is taken once a second for all who watch, and only while somebody does; it takes half a
-millisecond with 80 requests waiting. What was seen in the last minutes is kept for who comes next:
-a page that is loaded anew has its curves at once.
+A snapshot is taken once a second for all watchers, and only while there are any; it takes half a
+millisecond with 80 requests waiting. The last minutes are kept for the next watcher: a page that is
+reloaded has its curves at once.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from orchestrator.telemetry.log import service_log
 
 EVERY_S = 1.0
 HISTORY = 300
-"""Snapshots, as rows of a few figures each."""
+"""Most snapshots that are kept, as rows of a few figures each."""
 MOST_WATCHERS = 64
 _encode = msgspec.json.Encoder().encode
 
 
 class Overview:
-    """Takes the snapshots, and hands them to everyone who watches."""
+    """Takes the snapshots, and sends them to all watchers."""
 
     def __init__(self, orchestrator: Orchestrator, health: HealthBoard) -> None:
         self._orchestrator = orchestrator
@@ -37,7 +37,7 @@ class Overview:
         self._finishes = Finishes(orchestrator)
         self._history: deque[tuple[float, ...]] = deque(maxlen=HISTORY)
         self._watchers: dict[EventStream, bool] = {}
-        """Each with whether it may see the names of tenants."""
+        """Watchers, each with whether it may see the names of tenants."""
         self._taking: asyncio.Task[None] | None = None
         self._taken: dict[bool, bytes] = {}
         """The last snapshot, with the names of tenants and without."""
@@ -49,19 +49,17 @@ class Overview:
         return len(self._watchers)
 
     def latest(self, *, tenants: bool) -> bytes:
-        """The last snapshot; a new one where nobody has watched lately. ``tenants`` is for who may
-        know of others.
-        """
-        # What is taken between two that are sent would keep its finishes from who watches.
+        """The last snapshot, or a new one if nobody has watched lately. ``tenants``: whether the
+        reader may know of other tenants."""
+        # A snapshot between two that are sent would take its finishes from the watchers.
         most_s = EVERY_S if self._taking is None else 2 * EVERY_S
         if self._orchestrator.clock.now() - self._taken_at >= most_s:
             self._take()
         return self._taken[tenants]
 
     def join(self, stream: EventStream, *, tenants: bool) -> Iterator[bytes]:
-        """``stream`` gets every snapshot from now on; what it is to have first. Raises
-        ``NoCapacity``.
-        """
+        """Send every snapshot from now on to ``stream``; yields what it is to have first. Raises
+        ``NoCapacity``."""
         if len(self._watchers) >= MOST_WATCHERS:
             raise NoCapacity(f"{MOST_WATCHERS} watch already", retry_after_ms=10_000)
         self._watchers[stream] = tenants
@@ -71,7 +69,7 @@ class Overview:
         return self._past(tenants)
 
     def leave(self, stream: EventStream) -> None:
-        """It watches no more; the last one ends the taking."""
+        """End sending snapshots to ``stream``; without watchers no more are taken."""
         self._watchers.pop(stream, None)
         if self._watchers or self._taking is None:
             return
@@ -80,7 +78,7 @@ class Overview:
         self._orchestrator.on_offered.remove(self._finishes.offered)
 
     def close(self) -> None:
-        """End every stream, so that none holds up the end of the service."""
+        """End every stream, so that none delays the end of the service."""
         for stream in self._watchers:
             stream.finish()
 
@@ -125,13 +123,13 @@ OVERVIEW = web.AppKey("overview", Overview)
 
 
 async def once(request: web.Request) -> web.Response:
-    """The service as it stands."""
+    """Show the current state of the service."""
     body = request.app[OVERVIEW].latest(tenants=request[CONTEXT].key.sees_tenants)
     return web.Response(body=body, content_type="application/json")
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """What was seen in the last minutes, then the service as it stands, once a second."""
+    """Stream the last minutes, then the current state of the service once a second."""
     overview = request.app[OVERVIEW]
     stream = EventStream(request, {}, request.app[CONFIG].streams)
     past = overview.join(stream, tenants=request[CONTEXT].key.sees_tenants)
@@ -142,7 +140,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def close(app: web.Application) -> None:
-    """For the end of the application: nobody's stream is to hold it up."""
+    """End all streams when the application ends, so that none delays it."""
     app[OVERVIEW].close()
 
 

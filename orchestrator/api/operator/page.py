@@ -1,7 +1,7 @@
-"""``/``: the live page, a playground and a board. Its files lie in ``static/`` as they are sent.
+"""``/``: the live page, a playground and a board. The files in ``static/`` are sent as they are.
 
-They hold no secret and need no key: the page asks for one, and sends it with each of its calls.
-What it may load, and whom it may ask, is in its ``Content-Security-Policy``: this service alone.
+They hold no secret and need no key: the page asks for one, and sends it with each of its calls. Its
+``Content-Security-Policy`` lets it load from, and talk to, this service alone.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Kept, but asked for each time: after an upgrade no old file works with a new one.
+    # Cached, but revalidated each time: after an upgrade no old file works with a new one.
     "Cache-Control": "no-cache",
 }
 
@@ -64,16 +64,16 @@ _FILES = {
     for path in sorted(_STATIC.rglob("*"))
     if path.is_file()
 }
-"""Read once: no request opens a file, or names one that is not here."""
+"""All files, read once: no request opens a file, or names one that is not here."""
 
 
 async def index(request: web.Request) -> web.Response:
-    """The page itself."""
+    """Show the live page."""
     return _answer(request, "index.html")
 
 
 async def file(request: web.Request) -> web.Response:
-    """What the page is made of."""
+    """Fetch one of the live page's files."""
     return _answer(request, request.match_info["name"])
 
 

@@ -1,4 +1,4 @@
-"""``/health`` and ``/metrics``: prepared answers, no work (LB-4, OR-13)."""
+"""``/health`` and ``/metrics``: answers prepared in advance (LB-4, OR-13)."""
 
 from aiohttp import web
 
@@ -14,33 +14,34 @@ def _answer(probe: PreparedResponse) -> web.Response:
 
 
 async def live(request: web.Request) -> web.Response:
-    """The process answers: always 200."""
+    """Check that the process answers: always 200."""
     return _answer(request.app[HEALTH].live)
 
 
 async def startup(request: web.Request) -> web.Response:
-    """503 until some instance has told what it serves."""
+    """Check that the service has started: 503 until some instance has told what it serves."""
     return _answer(request.app[HEALTH].startup)
 
 
 async def ready(request: web.Request) -> web.Response:
-    """503 ``not_ready``, ``draining`` or ``exhausted`` while nobody is let in; 200 ``ready``,
-    ``near_exhaustion`` or ``degraded``."""
+    """Check that the service takes work: 503 ``not_ready``, ``draining`` or ``exhausted`` while
+    nobody is let in; 200 ``ready``, ``near_exhaustion`` or ``degraded``."""
     return _answer(request.app[HEALTH].ready)
 
 
 async def overall(request: web.Request) -> web.Response:
-    """The body of ``ready``, with 200 while the process lives."""
+    """Show the state of the service: the body of ``/health/ready``, always with 200."""
     return _answer(request.app[HEALTH].overall)
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """For Prometheus."""
+    """Show all metrics, for Prometheus."""
     return await _exposition(request)
 
 
 async def vllm_metrics(request: web.Request) -> web.Response:
-    """For endpoint pickers, which ask many times a second: what has vLLM's names, and no more."""
+    """Show only the metrics under vLLM's names, for endpoint pickers, which ask many times a
+    second."""
     if not request.app[CONFIG].vllm_metrics:
         raise NotFound("there are no metrics under vLLM's names: TIDEGATE_VLLM_METRICS is not set")
     return await _exposition(request, VLLM_PREFIX)

@@ -1,4 +1,4 @@
-"""The service at one moment, for people who watch it: no prompt, no text, no name of a task."""
+"""The service at one moment, for people who watch it: no prompts, texts or names of tasks."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ MOST_INSTANCES = 64
 MOST_WAITING = 64
 MOST_FINISHES = 200
 PREDICTIONS_PER_SNAPSHOT = 20
-"""A forecast behind a long queue takes a millisecond."""
+"""Most finishes predicted per snapshot: a forecast behind a long queue takes a millisecond."""
 
 
 class Finish(NamedTuple):
-    """When a task was predicted to end, and when it did, in ms since it came."""
+    """When a task was predicted to end, when it did, and its deadline, in ms since it came."""
 
     predicted_ms: float
     actual_ms: float
@@ -30,30 +30,31 @@ class Finish(NamedTuple):
 
 
 class Finishes:
-    """Follows tasks from their admission to their end. Only those that come while it is told."""
+    """Compares predicted and actual ends of tasks, as far as it is told of their admission."""
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
         self._left = PREDICTIONS_PER_SNAPSHOT
         self.recent: deque[Finish] = deque(maxlen=MOST_FINISHES)
         self.total = 0
-        """How many there have been: the last of them are in ``recent``."""
+        """Number of finishes so far; the last of them are in ``recent``."""
 
     def offered(self, task: Task) -> None:
-        """A task was let in: forecast it as a client would be told."""
+        """Forecast the end of a task that was let in, as a client would be told it."""
         if self._left <= 0 or task.ending is not None:
             return
         self._left -= 1
         try:
             predicted_ms = self._predict(task)
-        except Exception:  # the request itself is well
+        except Exception:  # the request itself is fine
             service_log.exception("no finish could be predicted for the overview")
             return
         if predicted_ms is not None:
             task.on_end.append(lambda ended: self._ended(ended, predicted_ms))
 
     def _predict(self, task: Task) -> float | None:
-        """In ms since it came; None while nothing has been measured to go by."""
+        """Predicted time from a task's arrival to its end, in ms; None while nothing has been
+        measured."""
         orchestrator = self._orchestrator
         forecaster = orchestrator.stages.prediction.forecaster
         if not forecaster.capacity_of(task.model).models:
@@ -63,11 +64,11 @@ class Finishes:
         return passed_ms + forecaster.forecast(task, wait_ms=wait_ms).finish_ms
 
     def next_snapshot(self) -> None:
-        """As many forecasts again may be made."""
+        """Allow forecasts for the next snapshot."""
         self._left = PREDICTIONS_PER_SNAPSHOT
 
     def since(self, total: int) -> list[Finish]:
-        """Those that came after the first ``total``, as far as they are kept."""
+        """The finishes that came after the first ``total``, as far as they are kept."""
         new = min(self.total - total, len(self.recent))
         return list(islice(self.recent, len(self.recent) - new, None))
 
@@ -90,7 +91,7 @@ class Finishes:
 
 
 def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, object]:
-    """Everything at this moment but ``Finishes``."""
+    """Everything at this moment except ``Finishes``."""
     now = orchestrator.clock.now()
     queue, metrics = orchestrator.queue, orchestrator.stages.settler.metrics
     registry = orchestrator.registry
@@ -131,7 +132,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
 
 
 def without_tenants(taken: dict[str, object]) -> dict[str, object]:
-    """The same for who may not know of other tenants."""
+    """A snapshot for readers who may not know of other tenants."""
     queue = taken["queue"]
     assert isinstance(queue, dict)
     first = [{k: v for k, v in task.items() if k != "tenant"} for task in queue["first"]]
@@ -139,7 +140,7 @@ def without_tenants(taken: dict[str, object]) -> dict[str, object]:
 
 
 def _waiting(task: Task, now: float) -> dict[str, object]:
-    """A waiting task. ``slack_ms`` is how long it can still wait, until it is certain to miss."""
+    """A waiting task. ``slack_ms`` is how long it can still wait before it is certain to miss."""
     return {
         "slack_ms": round(1000 * (task.drop_at - now), 1),
         "left_ms": round(task.deadline.left_ms(now), 1),
@@ -155,7 +156,7 @@ def _waiting(task: Task, now: float) -> dict[str, object]:
 
 
 def _codes(orchestrator: Orchestrator) -> dict[str, int]:
-    """How many requests ended in which error, the most first."""
+    """Number of requests that ended in each error code, the most frequent first."""
     counts: Counter[str] = Counter()
     for metric in orchestrator.stages.settler.metrics.outcomes.collect():
         for sample in metric.samples:
@@ -165,7 +166,7 @@ def _codes(orchestrator: Orchestrator) -> dict[str, int]:
 
 
 def _windows(orchestrator: Orchestrator) -> dict[str, dict[str, float]]:
-    """What ended in the last minutes, all classes together."""
+    """Requests that ended in each of the recent time windows, all classes together."""
     windows: dict[str, dict[str, float]] = {}
     for name, _, tally, seconds in orchestrator.stages.settler.metrics.windows.by_class():
         window = windows.setdefault(name, {"ended": 0, "met": 0, "seconds": round(seconds, 1)})
@@ -175,7 +176,7 @@ def _windows(orchestrator: Orchestrator) -> dict[str, dict[str, float]]:
 
 
 def _reported(instance: Instance) -> dict[str, object]:
-    """What its worker told of itself last; nulls while it has told nothing."""
+    """The latest report of the instance's worker; nulls if there is none."""
     stats = instance.stats
     names = (
         "running",
@@ -193,7 +194,7 @@ def _reported(instance: Instance) -> dict[str, object]:
 
 
 def _slot(orchestrator: Orchestrator, address: str) -> dict[str, object] | None:
-    """Its slot model, as far as people watch it; null where it has none."""
+    """The instance's slot model, as far as people watch it; null if it has none."""
     fleet = orchestrator.slots.fleet
     described = describe_slot(fleet, address)
     if described is None:
@@ -232,4 +233,4 @@ SUMS = (
     "prefill_tokens_total",
 )
 POINT = ("unix_ms", *TOTALS, "depth", *SUMS)
-"""Columns of a history."""
+"""Names of the columns of a history."""

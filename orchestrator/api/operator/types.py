@@ -1,4 +1,4 @@
-"""What operators send."""
+"""Bodies that operators send."""
 
 import math
 from collections.abc import Callable
@@ -12,17 +12,18 @@ from orchestrator.api.http.decode import Reader
 from orchestrator.errors import InvalidRequest
 
 MAX_GRACE_MS = 24 * 3_600_000.0
-"""Longer is no drain but an outage."""
+"""Longest grace period in ms: a longer one is no drain but an outage."""
 
 
 class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """``grace_ms``: what runs may go on for so long."""
+    """Body of a drain. ``grace_ms``: how long running work may go on."""
 
     grace_ms: float | None = None
 
 
 class RegisterRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """``address``: ``host:port`` of a Triton's gRPC endpoint, or a URL, for ``ttl_s`` seconds."""
+    """Body of a registration. ``address``: ``host:port`` of a Triton's gRPC endpoint, or a URL, for
+    ``ttl_s`` seconds."""
 
     address: str
     ttl_s: float = 45.0
@@ -32,12 +33,11 @@ _registrations = Reader(RegisterRequest)
 
 
 class SwapRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """``model``: a name that the instance knows, or the path of a folder on its machine; then
-    ``name`` is what it is called. ``settings`` are more of the worker's, as its environment spells
-    them without ``TIDEGATE_WORKER_``. ``grace_ms``: what runs may go on for so long; left out, to
-    the last of its deadlines. ``wait`` answers once it is over. ``back`` instead of a model: the
-    one before this.
-    """
+    """Body of a swap. ``model``: a name that the instance knows, or the path of a folder on its
+    machine; ``name`` is then what to call it. ``settings`` are further settings of the worker,
+    spelled as in its environment without ``TIDEGATE_WORKER_``. ``grace_ms``: how long running work
+    may go on; by default, to the last of its deadlines. ``wait`` answers once the swap is over.
+    ``back`` instead of a model: the previous one."""
 
     model: str = ""
     name: str = ""
@@ -48,7 +48,7 @@ class SwapRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReloadRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """``grace_ms`` and ``wait`` as of a swap."""
+    """Body of a reload; ``grace_ms`` and ``wait`` mean the same as in a swap."""
 
     grace_ms: float | None = None
     wait: bool = False
@@ -56,7 +56,7 @@ class ReloadRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class AskedSwap:
-    """``settings`` are those of ``Swap``."""
+    """A swap or reload that was asked for; ``settings`` are those of ``Swap``."""
 
     settings: dict[str, str]
     grace_s: float | None
@@ -70,7 +70,7 @@ MAX_SETTINGS = 64
 
 
 async def read_grace_s(request: web.Request, default_s: float) -> float:
-    """Of a drain, whose body may be left out. Raises ``InvalidRequest``."""
+    """Grace period of a drain in seconds; the body may be left out. Raises ``InvalidRequest``."""
     if not request.body_exists:
         return default_s
     asked = (await read_body(request, _reader, _same)).grace_ms
@@ -78,7 +78,7 @@ async def read_grace_s(request: web.Request, default_s: float) -> float:
 
 
 async def read_swap(request: web.Request) -> AskedSwap:
-    """What to swap to. Raises ``InvalidRequest``."""
+    """The swap that is asked for. Raises ``InvalidRequest``."""
     return await read_body(request, _swap_reader, _asked_swap)
 
 
@@ -108,7 +108,7 @@ def _asked_swap(body: SwapRequest) -> AskedSwap:
 
 
 async def read_reload(request: web.Request) -> AskedSwap:
-    """How to load the model anew; the body may be left out. Raises ``InvalidRequest``."""
+    """How to load the model again; the body may be left out. Raises ``InvalidRequest``."""
     if not request.body_exists:
         return _asked_reload(ReloadRequest())
     return await read_body(request, _reload_reader, _asked_reload)
@@ -129,7 +129,7 @@ def _checked_grace_s(asked: float) -> float:
 
 
 async def read_registration(request: web.Request) -> RegisterRequest:
-    """Which instance is there, and for how long. Raises ``InvalidRequest``."""
+    """The instance to register, and for how long. Raises ``InvalidRequest``."""
     return await read_body(request, _registrations, lambda asked: asked)
 
 

@@ -1,4 +1,4 @@
-"""What endpoint pickers and autoscalers read of a model server, under vLLM's names.
+"""Metrics that endpoint pickers and autoscalers read of a model server, under vLLM's names.
 
 The Gateway API Inference Extension's "model server protocol", which llm-d's router follows: queue,
 running requests, KV cache and LoRA adapters (https://github.com/kubernetes-sigs/
@@ -16,7 +16,7 @@ VLLM_PREFIX = "vllm:"
 
 
 def _tasks(stages: Collection[Stage]) -> Callable[[Orchestrator], Samples]:
-    """Tasks that got so far, by model; 0 for a served one that has none."""
+    """Number of tasks in one of ``stages``, by model; 0 for a served model that has none."""
 
     def read(orchestrator: Orchestrator) -> Samples:
         counts = dict.fromkeys(orchestrator.models.by_name(), 0)
@@ -30,7 +30,7 @@ def _tasks(stages: Collection[Stage]) -> Callable[[Orchestrator], Samples]:
 
 
 def _instances(orchestrator: Orchestrator) -> Iterator[tuple[str, list[Instance]]]:
-    """By model, those that have told of their KV cache."""
+    """Instances that have reported their KV cache, by model."""
     for model in orchestrator.models.by_name():
         of_model = [
             instance
@@ -43,7 +43,7 @@ def _instances(orchestrator: Orchestrator) -> Iterator[tuple[str, list[Instance]
 
 
 def _blocks(instances: list[Instance]) -> tuple[int, int]:
-    """Used ones and all of them."""
+    """Numbers of used KV blocks and of all KV blocks."""
     stats = [one.stats for one in instances if one.stats is not None]
     return sum(of.kv_blocks_used for of in stats), sum(of.kv_blocks_total for of in stats)
 

@@ -1,4 +1,4 @@
-"""What is written down of requests: one record of every end, and durable tasks in whole (OR-5).
+"""The record of requests: one entry for every end, and durable tasks in whole (OR-5).
 
 A durable task, from its submission to the day when nothing is left of it::
 

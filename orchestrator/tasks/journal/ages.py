@@ -1,9 +1,9 @@
-"""How old a row is, on a clock that goes on at its own pace whatever the wall clock is set to.
+"""Ages of rows, on a clock that goes on at its own pace whatever the wall clock is set to.
 
-Retention by the wall clock would remove everything when that is set forward, and keep a text for
-ever that ended while it was wrong. Within one boot the machine's own clock counts. Across boots
+Retention by the wall clock would remove everything when that is set forward, and would keep a text
+for ever that ended while it was wrong. Within one boot the machine's own clock counts. Across boots
 only the wall clock knows how long the machine was off, and it is believed up to a day: after a
-longer time off, rows are kept by so much longer.
+longer time off, rows are kept that much longer.
 """
 
 import sqlite3
@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.clock import Boot
 
 MOST_OFF_S = 86_400.0
-"""Time off between two boots that is believed."""
+"""Longest time off between two boots that is believed, in seconds."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -25,21 +25,21 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 class AgeClock:
-    """Begins as Unix seconds and never jumps. ``load`` before ``now``."""
+    """A clock that begins as Unix seconds and never jumps. ``load`` it before ``now``."""
 
     def __init__(self, unix: Callable[[], float], boot: Boot) -> None:
         self._unix = unix
         self._boot = boot
         self._offset: float | None = None
-        """From the boot's seconds to ours."""
+        """Difference between this clock and the boot's seconds; None before ``load``."""
 
     def now(self) -> float:
-        """Seconds; only differences mean anything."""
+        """Seconds on this clock; only differences mean anything."""
         assert self._offset is not None
         return self._boot.now() + self._offset
 
     def load(self, db: sqlite3.Connection) -> None:
-        """Go on from where ``db`` says that the clock was; nothing once it is known."""
+        """Continue from the time stored in ``db``; no effect if the time is known already."""
         if self._offset is not None:
             return
         found = db.execute("SELECT value FROM meta WHERE name = 'age'").fetchone()
@@ -47,7 +47,7 @@ class AgeClock:
         self._offset = now - self._boot.now()
 
     def save(self, db: sqlite3.Connection) -> None:
-        """For the next process."""
+        """Store the time for the next process."""
         mark = _Mark(self.now(), self._unix(), self._boot.id, self._boot.now())
         db.execute("INSERT OR REPLACE INTO meta VALUES ('age', ?)", (msgspec.msgpack.encode(mark),))
 

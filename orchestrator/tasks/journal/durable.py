@@ -1,8 +1,8 @@
 """Durable tasks, as the event loop sees them: accepted, running, ended, found again (OR-5).
 
-Nothing here is paid for tokens: a running task's are read from its transcript every 250 ms. What
-clients are told of an end waits for its record to be on the disk, unless the disk takes nothing,
-so that no crash ever makes another end of one that somebody has seen.
+Tokens cost nothing here: a running task's are read from its transcript every 250 ms. Clients are
+told of an end only once its record is on the disk, unless the disk takes nothing, so that a crash
+never changes an end that somebody has seen.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from orchestrator.tasks.journal.writer import JournalWriter
 from orchestrator.tasks.task import Task
 
 COMMIT_WAIT_S = 5.0
-"""A disk that takes longer is as good as broken."""
+"""Longest wait for the disk, in seconds; a slower disk is as good as broken."""
 
 T = TypeVar("T")
 
 
 class DurableTasks:
-    """The journal of one orchestrator. ``start`` and everything else on the event loop."""
+    """The journal of one orchestrator. ``start`` and everything else run on the event loop."""
 
     def __init__(self, file: JournalFile, clock: Clock) -> None:
         self.config: JournalConfig = file.config
@@ -38,22 +38,22 @@ class DurableTasks:
         """Called when ``fault`` has changed."""
         self.commits = self.records = 0
         self.recovered: Counter[str] = Counter()
-        """Tasks of an earlier process, by what was done with them."""
+        """Number of tasks of an earlier process, by what was done with them."""
         self.observe_ms: Callable[[float], None] = _ignore
-        """Told how long each transaction took."""
+        """Called with the time that each transaction took, in ms."""
         self.boot = file.boot
         self._file = file
         self._clock = clock
         self._next_n = file.next_n
         self._live: dict[int, Entry] = {}
         self._ending: dict[int, Entry] = {}
-        """Those that have ended, until the writer has looked at it."""
+        """Entries of tasks that have ended, by number, until the writer has dealt with the end."""
         self._left: list[Entry] = []
-        """For the next process."""
+        """Entries that are left to the next process."""
         self._undecided: dict[int, Entry] = {}
-        """Those that a client waits for the disk with, the oldest first."""
+        """Entries whose clients wait for the disk, the oldest first."""
         self._looks_at: asyncio.TimerHandle | None = None
-        """One timer for all of them: one for each cost as much as the rest of the wait."""
+        """One timer for all waiting clients: one for each cost as much as the rest of the wait."""
         self._by_name: dict[tuple[str, str], Entry] = {}
         """Submissions that have a name, until the file knows it."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,12 +70,12 @@ class DurableTasks:
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start to write."""
         self._loop = asyncio.get_running_loop()
         self._writer.start()
 
     async def close(self) -> None:
-        """Write what there is, then let others have the file. Idempotent."""
+        """Write everything there is, then release the file. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             await asyncio.to_thread(self._close)
@@ -88,22 +88,22 @@ class DurableTasks:
 
     @property
     def live(self) -> int:
-        """Tasks that have not ended."""
+        """How many tasks have not ended."""
         return len(self._live)
 
     @property
     def left(self) -> int:
-        """Tasks that a drain has left to the next process."""
+        """How many tasks a drain has left to the next process."""
         return len(self._left)
 
     @property
     def unwritten(self) -> int:
-        """Records that were promised and wait for the disk."""
+        """How many promised records wait for the disk."""
         return self._writer.unwritten
 
     @property
     def set_aside(self) -> str:
-        """What a damaged file is called now, in the journal's folder; empty where there is none."""
+        """New name of a damaged file, in the journal's folder; empty where there is none."""
         path = self._writer.set_aside
         return "" if path is None else path.name
 
@@ -123,7 +123,8 @@ class DurableTasks:
             )
 
     def accept(self, task: Task, model_digest: str) -> None:
-        """Hand a task that was let in to the writer. ``committed`` says when it is on the disk."""
+        """Hand a task that was let in to the writer. ``committed`` waits until it is on the
+        disk."""
         offset = self._clock.unix() - self._clock.now()
         accept = Accept(
             row_of(self._next_n, task, self._clock, self.boot),
@@ -143,7 +144,7 @@ class DurableTasks:
         self._writer.put(accept)
 
     def adopt(self, task: Task, accept: Accept, tokens: int) -> None:
-        """Go on with a task that an earlier process had accepted, ``tokens`` of which it wrote."""
+        """Continue a task that an earlier process had accepted, and had written ``tokens`` of."""
         entry = self._add(task, accept)
         entry.committed.set_result(None)
         entry.tokens = tokens
@@ -165,7 +166,7 @@ class DurableTasks:
         self._looks_at = asyncio.get_running_loop().call_later(wait_s, self._give_up)
 
     def _give_up(self) -> None:
-        """Tell whoever has waited for too long."""
+        """Refuse the tasks whose clients have waited for too long."""
         self._looks_at = None
         now = asyncio.get_running_loop().time()
         for n, entry in list(self._undecided.items()):
@@ -177,7 +178,8 @@ class DurableTasks:
             entry.decide(f"the disk did not take it within {COMMIT_WAIT_S:g} s")
 
     def refuse(self, task: Task) -> None:
-        """Nobody was told of a task: its end, which is to follow, frees its submission's name."""
+        """Mark a task that nobody was told of: its end, which must follow, frees its submission's
+        name."""
         entry = task.entry
         assert isinstance(entry, Entry)
         entry.is_refused = True
@@ -190,7 +192,7 @@ class DurableTasks:
             del self._by_name[name]
 
     def flush(self) -> None:
-        """Hand new tokens of running tasks to the writer; to be called every 250 ms or so."""
+        """Hand new tokens of running tasks to the writer; to be called about every 250 ms."""
         stuck_s = self._writer.stuck_s
         if stuck_s > COMMIT_WAIT_S:
             self._set_fault(f"the disk has taken nothing for {stuck_s:.0f} s")
@@ -207,13 +209,14 @@ class DurableTasks:
             self._writer.put(tokens)
 
     def keep_no_tokens(self, task: Task) -> None:
-        """A task of ``adopt`` is made anew: of two texts none may be written behind the other."""
+        """Stop writing tokens of a task of ``adopt`` that is made anew, lest one text is written
+        behind the other."""
         assert isinstance(task.entry, Entry)
         task.entry.keeps_tokens = False
 
     def leave(self, task: Task) -> bool:
-        """Leave a task as it is to the next process: what ends it here is not written down, and
-        those who follow it are not told. False for one that is not durable, or not yet."""
+        """Leave a task as it is to the next process: its end here is not written down, and its
+        followers are not told. False for one that is not durable, or not yet."""
         entry = task.entry
         if not isinstance(entry, Entry) or entry.n not in self._live:
             return False
@@ -230,8 +233,8 @@ class DurableTasks:
         return True
 
     def take_back(self) -> list[tuple[Task, Unfinished]]:
-        """What was left to the next process, for there is none: this one goes on. Each with the
-        task that it was until then."""
+        """Take back what was left to the next process, because this one goes on. Returns each with
+        the task that it was until then."""
         left, self._left = self._left, []
         now = self._clock.now()
         return [(entry.task, entry.unfinished(now)) for entry in left]
@@ -267,8 +270,8 @@ class DurableTasks:
     # ── looking up ───────────────────────────────────────────────────────────────────────────
 
     async def submission(self, key: str, idempotency_key: str) -> Task | None:
-        """One by that name that is just being written; waits for that. Raises what ``committed``
-        does."""
+        """The task of a submission by that name that is just being written; waits for that. None if
+        there is none. Raises what ``committed`` does."""
         entry = self._by_name.get((key, idempotency_key))
         if entry is None:
             return None
@@ -276,7 +279,7 @@ class DurableTasks:
         return entry.task
 
     def ending(self, task_id: str) -> Task | None:
-        """One that has just ended, and of whose end the file does not know yet."""
+        """A task that has just ended, and of whose end the file does not know yet; else None."""
         entries = self._ending.values()
         return next((entry.task for entry in entries if entry.task.id == task_id), None)
 
@@ -285,13 +288,13 @@ class DurableTasks:
         return await self._reader.find(task_id)
 
     async def find_submission(self, key: str, idempotency_key: str) -> Found | None:
-        """A task by what its client called its submission."""
+        """A task by its client's name for the submission."""
         return await self._reader.find_submission(key, idempotency_key)
 
     # ── from the writer's thread ─────────────────────────────────────────────────────────────
 
     def _to_begin_with(self) -> list[Accept]:
-        """What a new file begins with; tokens follow with the next ``flush``."""
+        """The tasks that a new file begins with; their tokens follow with the next ``flush``."""
         self._call(self._write_tokens_anew, None)
         live = list(self._live.values())
         return [entry.accept for entry in live if entry.accept is not None]

@@ -1,4 +1,4 @@
-"""A live durable task's place in the journal: what of it is on its way to the disk."""
+"""A live durable task's place in the journal, and how much of it is on its way to the disk."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,18 +18,18 @@ class Entry:
     n: int
     task: Task
     accept: Accept | None
-    """What a new file begins with; gone with the end, for the prompt is in it."""
+    """The record that a new file begins with; dropped at the end, because the prompt is in it."""
     committed: asyncio.Future[None]
-    """Raises ``JournalUnavailable``."""
+    """Done once the acceptance is on the disk; raises ``JournalUnavailable``."""
     begun: float
-    """On the event loop's clock."""
+    """When the entry was made, on the event loop's clock."""
     tokens: int = 0
-    """How many have been handed to the writer."""
+    """How many tokens have been handed to the writer."""
     keeps_tokens: bool = True
     is_recorded: bool = False
     is_refused: bool = False
     is_left: bool = False
-    """The next process goes on with it."""
+    """Whether the next process continues the task."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def when_recorded(self, call: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ class Entry:
             call()
 
     def unfinished(self, now: float) -> Unfinished:
-        """As another process would find it."""
+        """The task as another process would find it."""
         assert self.accept is not None
         transcript = self.task.transcript
         tokens = StoredTokens(b"", [])
@@ -59,7 +59,7 @@ class Entry:
         return Unfinished(self.accept.row, self.accept.request, tokens)
 
     def new_tokens(self, now: float) -> Tokens | None:
-        """What has come since the last call, as it is handed to the writer; None where nothing."""
+        """Tokens since the last call, as they are handed to the writer; None if there are none."""
         transcript = self.task.transcript
         if transcript is None or not self.keeps_tokens or len(transcript.ids) <= self.tokens:
             return None
@@ -70,7 +70,7 @@ class Entry:
         return Tokens(self.n, first, StoredTokens(pack_ids(ids), texts, spent_s))
 
     def decide(self, fault: str) -> None:
-        """Its acceptance is on the disk, or ``fault`` says why not."""
+        """Note that the acceptance is on the disk, or that ``fault`` prevents it."""
         if self.committed.done():
             return
         if fault:
@@ -81,7 +81,7 @@ class Entry:
 
 
 def new_entry(task: Task, accept: Accept) -> Entry:
-    """On the event loop."""
+    """Make an entry. To be called on the event loop."""
     loop = asyncio.get_running_loop()
     committed = loop.create_future()
     committed.add_done_callback(_retrieve)
@@ -89,6 +89,6 @@ def new_entry(task: Task, accept: Accept) -> Entry:
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:
-    """Nobody may wait for it any more."""
+    """Read the future's error, so that it is not reported when nobody waits for it any more."""
     if not future.cancelled():
         future.exception()

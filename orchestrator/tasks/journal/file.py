@@ -1,7 +1,7 @@
 """The journal's file: who may open it, and what an earlier process left in it (OR-5).
 
-One process at a time (``lock``), so that no task ever runs twice at once. A file that is damaged is
-renamed, never deleted.
+One process at a time may use it (``lock``), so that no task ever runs twice at once. A damaged file
+is renamed, never deleted.
 """
 
 import errno
@@ -24,12 +24,12 @@ from orchestrator.tasks.journal.sealing import Sealer, WrongKey
 from orchestrator.telemetry.log import fields, service_log
 
 LOCK_WAIT_S = 1.0
-"""For another connection to let go of the file: a backup, an operator's shell."""
+"""Seconds for another connection to let go of the file: a backup, an operator's shell."""
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",
-    # Zeroes what is deleted: a prompt is gone from the file with its row. What the log of writes
-    # still has of it is overwritten by later ones, and cut off at a checkpoint.
+    # Zeroes deleted data: a prompt is gone from the file with its row. What the write-ahead log
+    # still has of it is overwritten by later writes, and cut off at a checkpoint.
     "PRAGMA secure_delete = ON",
     "PRAGMA temp_store = MEMORY",
     "PRAGMA journal_size_limit = 16777216",
@@ -40,15 +40,15 @@ _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 @dataclass(frozen=True, slots=True)
 class JournalConfig:
-    """What an operator wants."""
+    """Settings of the journal."""
 
     path: Path
     window_ms: float = 0.0
-    """0: a task is on the disk before its 202. Else so much may be lost with the process."""
+    """How much may be lost with the process, in ms; 0: a task is on the disk before its 202."""
     keep_results_s: float = 86_400.0
     keep_s: float = 7 * 86_400.0
     keys: tuple[bytes, ...] = ()
-    """Prompts and texts are encrypted with the first one; all of them open."""
+    """Keys for prompts and texts: the first encrypts, all of them decrypt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Unfinished:
     row: TaskRow
     request: StoredRequest | None
     tokens: StoredTokens
-    """All that were journalled."""
+    """All tokens that were journalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +71,19 @@ class JournalFile:
     next_n: int
     unfinished: list[Unfinished]
     set_aside: Path | None
-    """Where a damaged file is now."""
+    """New path of a damaged file; None where there is none."""
     boot: Boot
     foreign_rows: int
-    """Those that are not sealed with the first key."""
+    """Number of rows that are not sealed with the first key."""
 
     def close(self) -> None:
-        """Let others have it. A journal must not be written to any more."""
+        """Release the file. It must not be written to any more."""
         self.lock.close()
 
 
 def open_journal(config: JournalConfig) -> JournalFile:
-    """Take the file, or make it; reads what has not ended. Blocks. Raises ``JournalError``."""
+    """Lock the file, created if missing, and read the unfinished tasks. Blocks. Raises
+    ``JournalError``."""
     try:
         sealer = Sealer(config.keys)
     except ValueError as error:
@@ -105,17 +106,17 @@ def open_journal(config: JournalConfig) -> JournalFile:
 
 
 def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connection:
-    """A connection for one thread. Raises ``sqlite3.Error`` or ``OSError``; a missing file is
-    one, unless it ``is_new``.
+    """A connection for one thread. Raises ``sqlite3.Error`` or ``OSError``, also for a missing file
+    unless it ``is_new``.
 
-    While it is open nobody here may close another descriptor of the file: that would drop all
-    locks that this process has on it (POSIX), and whoever else reads the file and leaves it would
-    then take itself for the last one and delete the log that is being written.
+    While it is open nobody here may close another descriptor of the file: that would drop all locks
+    that this process has on it (POSIX), and whoever else reads the file and leaves it would then
+    take itself for the last one and delete the log that is being written.
     """
     if is_new:
         _make_private(config.path)
     if not os.access(config.path, os.R_OK | os.W_OK):
-        os.stat(config.path)  # is there one at all?
+        os.stat(config.path)  # raises if there is no file
         raise PermissionError(errno.EACCES, "it cannot be written", str(config.path))
     uri = f"{config.path.absolute().as_uri()}?mode=rw"
     db = sqlite3.connect(uri, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
@@ -129,8 +130,8 @@ def connect(config: JournalConfig, *, is_new: bool = False) -> sqlite3.Connectio
 
 
 def _make_private(path: Path) -> None:
-    """Make the file where there is none; one that others may read, as from a backup, is theirs no
-    more. SQLite makes what lies beside it alike."""
+    """Create the file if missing, and take it away from other users if they may read it, for
+    instance after a restore. SQLite gives the files beside it the same permissions."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     for suffix in ("", "-wal", "-shm"):
@@ -140,7 +141,7 @@ def _make_private(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file, with what belongs to it; returns its new name."""
+    """Rename a damaged file, with the files that belong to it; returns its new path."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
     aside = path.with_name(f"{path.name}.damaged-{stamp}")
     for suffix in ("", "-wal", "-shm"):
@@ -156,8 +157,8 @@ def set_aside(path: Path) -> Path:
 
 
 def finish_set_aside(path: Path) -> None:
-    """What a crash left between two of the renames: a log without its file, which SQLite would
-    delete with the next file's first page. It goes where its file is."""
+    """Finish a rename that a crash cut short, leaving a log without its file, which SQLite would
+    delete with the next file's first page. The log goes to where its file is."""
     with suppress(FileNotFoundError):
         if not os.stat(f"{path}-wal").st_size or (path.exists() and path.stat().st_size):
             return
@@ -183,8 +184,8 @@ def is_damage(error: Exception) -> bool:
 
 
 def told(error: Exception, path: Path) -> str:
-    """What is wrong with the journal at ``path``, for clients: without the paths of the machine,
-    and of what nobody foresaw no more than its kind."""
+    """A description of an error of the journal at ``path``, for clients: without paths of the
+    machine, and with no more than the kind of an unforeseen error."""
     if isinstance(error, OSError):
         return error.strerror or "the disk failed"
     if isinstance(error, sqlite3.Error | JournalError | WrongKey):
@@ -263,7 +264,7 @@ def _request_of(row: TaskRow, body: bytes | None, sealer: Sealer) -> StoredReque
 
 
 def _tokens_of(db: sqlite3.Connection, n: int, sealer: Sealer) -> StoredTokens:
-    """As far as they follow each other without a gap, and can be read."""
+    """The tokens of a task, as far as they follow each other without a gap, and can be read."""
     ids, texts, spent_s = bytearray(), list[str](), StoredTokens(b"", []).spent_s
     rows = db.execute("SELECT first, body FROM tokens WHERE n = ? ORDER BY first", (n,))
     for first, body in rows:

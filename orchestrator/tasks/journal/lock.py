@@ -1,9 +1,9 @@
-"""Whose journal it is: one process's at a time, also where somebody removes the lock's file.
+"""Locks a journal for one process at a time, even if somebody removes the lock's file.
 
 Two locks are held for as long as the process lives, stopped or not: on a file beside the journal,
-which says whose it is, and on the journal itself. Whoever removes the first one does not open the
-way for a second orchestrator, and it is made anew before the next transaction. Where both files
-were replaced, and another process has them, this one never writes again.
+which says whose it is, and on the journal itself. Removing the first one does not open the way for
+a second orchestrator, and it is made anew before the next transaction. Where both files were
+replaced, and another process has them, this one never writes again.
 """
 
 import errno
@@ -25,8 +25,8 @@ class JournalLock:
     """Both locks. Used by one thread at a time; every method may raise ``OSError``."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ``JournalError`` where another process has it. Makes the journal's file, where
-        there is none, so that it has one that can be locked."""
+        """Take both locks. Raises ``JournalError`` where another process has them. Creates the
+        journal's file if missing, so that it can be locked."""
         self._path = path
         self._beside = Path(f"{path}.lock")
         self._lock = self._file = -1
@@ -40,8 +40,8 @@ class JournalLock:
             raise
 
     def require(self) -> None:
-        """Be sure of it, before each transaction. Raises ``JournalError`` where another process
-        has taken it."""
+        """Check that both locks are still held, before each transaction. Raises ``JournalError``
+        where another process has taken them."""
         if _inode(self._beside) == self._lock_inode and _inode(self._path) == self._file_inode:
             return
         try:
@@ -62,7 +62,7 @@ class JournalLock:
             ) from None
 
     def close(self) -> None:
-        """Let others have it. No connection may be open any more."""
+        """Release both locks. No connection may be open any more."""
         for file in (self._file, self._lock):
             if file >= 0:
                 with suppress(OSError):
@@ -81,7 +81,7 @@ class JournalLock:
             except BaseException:
                 os.close(lock)
                 raise
-            with suppress(OSError):  # a full disk: whose it is, is for people only
+            with suppress(OSError):  # a full disk: the process id is for people only
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
             old, self._lock, self._lock_inode = self._lock, lock, inode
@@ -91,9 +91,9 @@ class JournalLock:
         raise JournalError(f"{self._beside} is removed again and again; end who does that")
 
     def _take_file(self) -> None:
-        """The journal that has its name now.
+        """Lock the file that has the journal's name now.
 
-        To close any descriptor of a file drops the locks that SQLite has on it in this process
+        Closing any descriptor of a file drops the locks that SQLite has on it in this process
         (POSIX): so this one is closed when the file is another one already, or at the end.
         """
         if self._file >= 0 and _inode(self._path) == self._file_inode:
@@ -122,7 +122,7 @@ def _lock(file: int, path: Path, holder: str) -> None:
 
 
 def _inode(path: Path) -> int:
-    """0 where there is no such file."""
+    """Inode of a file; 0 if there is none."""
     try:
         return os.stat(path).st_ino
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What is remembered of tasks beyond their life. Durable storage (OR-5) goes behind this."""
+"""Records of requests beyond their life, in memory. Durable storage (OR-5) goes behind this."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from worker.protocol import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """How one offered request ended. Nothing of what it said."""
+    """How one offered request ended, without anything that it said."""
 
     task_id: str
     correlation_id: str

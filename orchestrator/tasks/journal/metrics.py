@@ -1,4 +1,4 @@
-"""What the journal does."""
+"""Metrics of the journal."""
 
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.telemetry.metrics import Row

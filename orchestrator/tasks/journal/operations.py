@@ -1,4 +1,4 @@
-"""What is written down of a task, as it is handed to the journal's thread."""
+"""Operations on a task's records, as they are handed to the journal's thread."""
 
 from dataclasses import dataclass, field
 
@@ -7,16 +7,16 @@ from orchestrator.tasks.journal.records import StoredRequest, StoredResult, Stor
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """A task that is to be on the disk before it is promised to anybody."""
+    """A task that must be on the disk before it is promised to anybody."""
 
     row: TaskRow
     request: StoredRequest | None
-    """None where an earlier process wrote one that cannot be read."""
+    """Request to run the task by; None where an earlier process wrote one that is unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Some more of its tokens, from index ``first`` on."""
+    """More tokens of a task, from index ``first`` on."""
 
     n: int
     first: int
@@ -25,14 +25,14 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """It is over."""
+    """A task has ended."""
 
     n: int
     ended_unix: float
     completion_tokens: int
     result: StoredResult
     is_accepted: bool = True
-    """Else nobody was told of it: it keeps no idempotency key."""
+    """Whether somebody was told of the task; if not, it keeps no idempotency key."""
 
 
 Operation = Accept | Tokens | Ended
@@ -40,9 +40,9 @@ Operation = Accept | Tokens | Ended
 
 @dataclass(slots=True)
 class Batch:
-    """What one transaction wrote, or did not."""
+    """The operations of one transaction, whether it succeeded or not."""
 
     operations: list[Operation] = field(default_factory=list)
     took_s: float = 0.0
     fault: str = ""
-    """Why nothing of it is on the disk; empty where all is."""
+    """Why none of it is on the disk; empty if all of it is."""

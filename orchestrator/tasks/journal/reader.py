@@ -1,4 +1,4 @@
-"""Looks tasks up in the journal, on a thread of its own: it never waits for what is written."""
+"""Looks tasks up in the journal, on a thread of its own, so that it never waits for writes."""
 
 import asyncio
 import os
@@ -23,13 +23,13 @@ _LOOK = (
 
 
 READ_WAIT_S = 5.0
-"""A disk that takes longer is as good as broken."""
+"""Longest wait for the disk, in seconds; a slower disk is as good as broken."""
 CLOSE_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A task in the journal; ``result`` is None while it lives, and once that is removed."""
+    """A task in the journal; ``result`` is None while it lives, and once the result is removed."""
 
     row: TaskRow
     result: StoredResult | None
@@ -46,7 +46,7 @@ class JournalReader:
         self._db: sqlite3.Connection | None = None
         self._inode = 0
         self._inbox: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
-        # A daemon, for one that hangs on its disk must not keep the process.
+        # A daemon, because a thread that hangs on its disk must not keep the process.
         self._thread = threading.Thread(target=self._run, name="tidegate-journal-read", daemon=True)
         self._is_closed = False
 
@@ -55,11 +55,11 @@ class JournalReader:
         return await self._ask("t.id = ?", (task_id,))
 
     async def find_submission(self, key: str, idempotency_key: str) -> Found | None:
-        """A task by what its client called its submission. Raises ``JournalUnavailable``."""
+        """A task by its client's name for the submission. Raises ``JournalUnavailable``."""
         return await self._ask("t.key = ? AND t.idempotency_key = ?", (key, idempotency_key))
 
     def close(self) -> None:
-        """Waits for a look-up that is under way, for a moment."""
+        """End the thread; waits a moment for a look-up in progress."""
         self._is_closed = True
         self._inbox.put(None)
         if self._thread.is_alive():

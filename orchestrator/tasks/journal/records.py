@@ -1,4 +1,4 @@
-"""What is stored of a durable task, and a task made of it again."""
+"""The stored form of a durable task, and a task made from it again."""
 
 from array import array
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ _ID_BYTES = array(_IDS).itemsize
 
 
 class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that it takes to run a task again. Removed when it ends."""
+    """Everything needed to run a task again. Removed when it ends."""
 
     job: Job
     sampling: Sampling
-    """As admission settled it, with a seed wherever something is drawn."""
+    """Sampling as admission settled it, with a seed wherever something is drawn."""
     token_ids: bytes
     vocabulary: bytes
     model_digest: str
     cache_salt: str
     clock_offset: float
-    """From the clock's seconds to unix time, for the points in time of ``job``."""
+    """Difference from the clock's seconds to Unix time, for the points in time of ``job``."""
 
     def __post_init__(self) -> None:
         _check_ids(self.token_ids)
@@ -41,7 +41,7 @@ class StoredTokens(msgspec.Struct, frozen=True):
     ids: bytes
     texts: list[str]
     spent_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    """See ``TimeSpent.seconds``: when these were handed over."""
+    """Time spent when these tokens were handed over; see ``TimeSpent.seconds``."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != _ID_BYTES * len(self.texts):
@@ -49,7 +49,7 @@ class StoredTokens(msgspec.Struct, frozen=True):
 
 
 class StoredError(msgspec.Struct, frozen=True):
-    """Of a task that ended with one."""
+    """The error of a task that ended with one."""
 
     code: Code
     message: str
@@ -75,7 +75,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     fitted_tokens: int | None
     clamped_ms: float | None
     start_wait_s: float | None
-    """From its arrival to its start; None where it never started."""
+    """Seconds from its arrival to its start; None if it never started."""
     first_id_free: int
     """See ``Task.first_id_free``."""
     deadline_source: str = ""
@@ -86,7 +86,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """The row of ``tasks``, which outlives the rest."""
+    """The row of ``tasks``, which outlives the other records."""
 
     n: int
     id: str
@@ -105,7 +105,7 @@ class TaskRow:
     completion_tokens: int | None = None
     boot_id: str | None = None
     arrived_boot_s: float | None = None
-    """On the clock of that boot."""
+    """When the task arrived, on the clock of that boot."""
 
 
 COLUMNS = tuple(TaskRow.__dataclass_fields__)
@@ -122,7 +122,8 @@ def unpack_ids(blob: bytes) -> list[int]:
 
 
 def _check_ids(blob: bytes) -> None:
-    """Raise ``ValueError``, of which msgspec makes a ``ValidationError`` where a record is read."""
+    """Raise ``ValueError`` for broken ids; msgspec makes it a ``ValidationError`` where a record is
+    read."""
     if len(blob) % _ID_BYTES:
         raise ValueError(f"{len(blob)} bytes of token ids, which have {_ID_BYTES} each")
 
@@ -148,7 +149,7 @@ def row_of(n: int, task: Task, clock: Clock, boot: Boot) -> TaskRow:
 
 def request_of(task: Task, model_digest: str, clock_offset: float) -> StoredRequest:
     return StoredRequest(
-        # A client's own numbers may be of any size; what admission made of them fits.
+        # A client's own numbers may be of any size; the ones that admission settled fit.
         job=replace(task.job, sampling=task.sampling),
         sampling=task.sampling,
         token_ids=pack_ids(task.token_ids),
@@ -160,7 +161,7 @@ def request_of(task: Task, model_digest: str, clock_offset: float) -> StoredRequ
 
 
 def result_of(task: Task) -> StoredResult:
-    """Of a task that has ended."""
+    """The result of a task that has ended."""
     ending, transcript, marks = task.ending, task.transcript, task.marks
     assert ending is not None and transcript is not None
     error = ending.error
@@ -210,8 +211,8 @@ def live_task(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> 
 
 
 def _arrived(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> float:
-    """When a task arrived, by our clock: by the boot's where it still is that boot, else by the
-    wall's, which may have been set back, but leaves no more time than there was at first."""
+    """When a task arrived, on our clock: by the boot's clock within the same boot, else by the wall
+    clock. That may have been set back, but leaves no more time than there was at first."""
     now = clock.now()
     if row.arrived_boot_s is not None and boot.has(row.boot_id, row.arrived_boot_s):
         return now - (boot.now() - row.arrived_boot_s)
@@ -220,7 +221,7 @@ def _arrived(row: TaskRow, stored: StoredRequest, clock: Clock, boot: Boot) -> f
 
 
 def bare_job(row: TaskRow, clock: Clock, clamped_ms: float | None = None, source: str = "") -> Job:
-    """What is left of a job whose request is gone."""
+    """The job of a row whose request is gone, as far as it is known."""
     offset = clock.unix() - clock.now()
     return Job(
         api=Api.NATIVE,

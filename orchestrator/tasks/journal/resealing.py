@@ -1,4 +1,4 @@
-"""What was written in plain text, or with an earlier key, is sealed with the first key of today.
+"""Seals rows in plain text, or of an earlier key, with the current first key.
 
 ::
 
@@ -6,7 +6,7 @@
                           journal is not opened, so that no row is given up for lack of it
     meta resealed         all rows are sealed by this key: the other probes are gone
 
-The rows are walked over once, a bounded number at a time, beside what is written otherwise.
+The rows are walked over once, a bounded number at a time, in between other writes.
 """
 
 import sqlite3
@@ -16,14 +16,14 @@ from orchestrator.tasks.journal.sealing import PREFIX_BYTES, Sealer, WrongKey
 from orchestrator.telemetry.log import fields, service_log
 
 RESEAL_ROWS = 500
-"""Looked at in one transaction, lest submissions wait for it."""
+"""Rows examined in one transaction, lest submissions wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
     name: str
     kind: str
-    """What its rows are sealed as."""
+    """The kind that the rows are sealed as."""
     keys: str
 
     def place(self, key: tuple[int, ...]) -> str:
@@ -38,7 +38,8 @@ _TABLES = (
 
 
 def check_keys(db: sqlite3.Connection, sealer: Sealer) -> None:
-    """Raises ``WrongKey`` where one is lacking that a row may need."""
+    """Check that all keys are there that rows may need, and store a probe of ours. Raises
+    ``WrongKey``."""
     probes = db.execute("SELECT name, value FROM meta WHERE name GLOB 'key_probe*'").fetchall()
     for _, probe in probes:
         sealer.check(probe)
@@ -48,8 +49,8 @@ def check_keys(db: sqlite3.Connection, sealer: Sealer) -> None:
 
 
 def count_foreign(db: sqlite3.Connection, sealer: Sealer) -> int:
-    """How many rows are to be sealed anew; said once. Reads all of them, but only the first time
-    with a new key."""
+    """Number of rows to be sealed again; logged once. Reads all rows, but only the first time with
+    a new key."""
     if not sealer.has_key or _is_done(db, sealer):
         return 0
     plain = found = 0
@@ -73,7 +74,7 @@ def count_foreign(db: sqlite3.Connection, sealer: Sealer) -> int:
 
 
 class Resealing:
-    """One walk over all rows. On the writer's thread."""
+    """One walk over all rows. Runs on the writer's thread."""
 
     def __init__(self, sealer: Sealer, is_needed: bool) -> None:
         self._sealer = sealer
@@ -86,7 +87,7 @@ class Resealing:
         return not self._tables
 
     def step(self, db: sqlite3.Connection) -> None:
-        """The next rows. Raises ``sqlite3.Error``; the same rows come again then."""
+        """Seal the next rows. Raises ``sqlite3.Error``; then the same rows come again."""
         table = self._tables[0]
         after = self._after or tuple(-1 for _ in table.keys.split(","))
         marks = ", ".join("?" * len(after))
@@ -118,7 +119,7 @@ class Resealing:
         if is_last:
             del self._tables[0]
             if self.is_over:
-                # The log of writes still has what they were.
+                # The write-ahead log still has the old contents.
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 service_log.info(
                     "all of the journal is sealed with the first key: the others may go",

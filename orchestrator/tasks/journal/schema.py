@@ -1,4 +1,4 @@
-"""The journal's tables, and how files of earlier versions get there.
+"""The journal's tables, and the migrations of files of earlier versions.
 
 ``user_version`` of the file counts the migrations that it has had. They are only ever appended to.
 """
@@ -27,7 +27,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE UNIQUE INDEX tasks_by_idempotency_key ON tasks (key, idempotency_key)
             WHERE idempotency_key IS NOT NULL""",
         "CREATE INDEX tasks_that_live ON tasks (n) WHERE ended_unix IS NULL",
-        # What may not outlive a task's end stands by itself, so that it can be removed.
+        # Data that may not outlive a task's end has tables of its own, so that it can be removed.
         "CREATE TABLE requests (n INTEGER PRIMARY KEY, body BLOB NOT NULL)",
         """CREATE TABLE tokens (
             n INTEGER NOT NULL, first INTEGER NOT NULL, body BLOB NOT NULL,
@@ -37,15 +37,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
     ),
     (
-        # What is over its age is found without a walk over everything.
+        # Rows beyond their age are found without a walk over everything.
         "CREATE INDEX tasks_by_end ON tasks (ended_unix) WHERE ended_unix IS NOT NULL",
         "CREATE INDEX results_by_end ON results (ended_unix)",
     ),
     (
-        # When a task arrived on a clock that nobody sets, and which boot that clock is of.
+        # When a task arrived on a clock that nobody sets, and the boot that this clock belongs to.
         "ALTER TABLE tasks ADD COLUMN boot_id TEXT",
         "ALTER TABLE tasks ADD COLUMN arrived_boot_s REAL",
-        # When it ended by the clock of ``ages``: the wall's may be set while rows are kept.
+        # When it ended by the clock of ``ages``: the wall clock may be set while rows are kept.
         "ALTER TABLE tasks ADD COLUMN ended_age REAL",
         "ALTER TABLE results ADD COLUMN ended_age REAL",
         "UPDATE tasks SET ended_age = min(ended_unix, CAST(strftime('%s', 'now') AS REAL)) "

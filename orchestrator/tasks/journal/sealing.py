@@ -1,6 +1,6 @@
-"""Prompts and texts at rest, encrypted where the operator has set a key (AES-256-GCM).
+"""Encryption of prompts and texts at rest, where the operator has set a key (AES-256-GCM).
 
-What is stored begins with how it was sealed::
+A stored blob begins with how it was sealed::
 
     00                              not at all
     01 nonce(12) text tag(16)       by a key that is not named (files before version 3)
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 32
 PREFIX_BYTES = 5
-"""What tells how a blob was sealed is within these."""
+"""Length of the start of a blob that tells how it was sealed."""
 _ID_BYTES = 4
 _NONCE_BYTES = 12
 _PLAIN, _UNNAMED, _NAMED = b"\x00", b"\x01", b"\x02"
@@ -31,11 +31,11 @@ _PROBE = b"tidegate"
 
 
 class WrongKey(ValueError):
-    """What was sealed cannot be opened; the message says what to do."""
+    """A sealed blob cannot be opened; the message says what to do."""
 
 
 def read_keys(text: str) -> tuple[bytes, ...]:
-    """The keys that a setting spells, with commas between them. Raises ``ValueError``."""
+    """The keys of a setting, separated by commas. Raises ``ValueError``."""
     keys = tuple(_read_key(one) for one in text.split(","))
     if len(set(keys)) < len(keys):
         raise ValueError("the same key is there twice; name each one once, the newest first")
@@ -59,7 +59,7 @@ class Sealer:
     """Seals and opens blobs. Each is bound to its place, so that none passes for another."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
-        """Raises ``ValueError`` where the library is missing."""
+        """Takes keys of 32 bytes. Raises ``ValueError`` where the library is missing."""
         self._ciphers: dict[bytes, AESGCM] = {_id_of(key): _cipher_of(key) for key in keys}
         self._first = next(iter(self._ciphers), b"")
 
@@ -69,12 +69,12 @@ class Sealer:
 
     @property
     def prefix(self) -> bytes:
-        """What everything begins with that is sealed now."""
+        """The start of every blob that is sealed now."""
         return _NAMED + self._first if self._first else _PLAIN
 
     @property
     def name(self) -> str:
-        """Of the key that seals; says nothing about it."""
+        """Name of the key that seals, which reveals nothing about it; empty without a key."""
         return self._first.hex()
 
     def seal(self, blob: bytes, place: str) -> bytes:
@@ -86,7 +86,7 @@ class Sealer:
         return self.prefix + nonce + sealed
 
     def open(self, stored: bytes, place: str) -> bytes:
-        """What was sealed. Raises ``WrongKey``."""
+        """The original blob. Raises ``WrongKey``."""
         how = stored[:1]
         if how == _PLAIN:
             return stored[1:]
@@ -113,11 +113,11 @@ class Sealer:
         )
 
     def probe(self) -> bytes:
-        """Something sealed, to tell the right key by."""
+        """A sealed constant, to recognize the right key by."""
         return self.seal(_PROBE, "probe")
 
     def check(self, probe: bytes) -> None:
-        """Raises ``WrongKey`` unless the key that ``probe`` was made with is one of ours."""
+        """Raise ``WrongKey`` unless the key that ``probe`` was made with is one of ours."""
         self.open(probe, "probe")
 
 

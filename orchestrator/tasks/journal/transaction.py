@@ -1,4 +1,4 @@
-"""What one transaction of the journal does, in SQL."""
+"""The SQL of the journal's transactions."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -10,10 +10,10 @@ from orchestrator.tasks.journal.operations import Accept, Ended, Operation, Toke
 from orchestrator.tasks.journal.records import COLUMNS
 
 TIDY_ROWS = 2000
-"""Removed at a time, lest submissions wait for it."""
+"""Most rows removed at a time, lest submissions wait for it."""
 
 Seal = Callable[[bytes, str], bytes]
-"""Encrypts a value for the place that it is named after, where there is a key."""
+"""Encrypts a value, where there is a key, for the place that is named by the string."""
 
 _INSERT = (
     f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
@@ -23,10 +23,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def write(db: sqlite3.Connection, seal: Seal, operations: Sequence[Operation], age: float) -> None:
-    """All of it in one transaction, or nothing. A task's operations keep their order. ``age`` is
-    now, by the clock that retention goes by."""
+    """Write all operations in one transaction, or none. A task's operations keep their order.
+    ``age`` is now, on the clock of retention."""
     db.execute("BEGIN IMMEDIATE")
-    # First: whoever was refused may have come again by the same name.
+    # Comes first, because a client that was refused may have come again under the same name.
     refused = {one.n for one in operations if isinstance(one, Ended) and not one.is_accepted}
     if refused:
         db.executemany(
@@ -43,7 +43,7 @@ def write(db: sqlite3.Connection, seal: Seal, operations: Sequence[Operation], a
         ],
     )
     _end(db, seal, [one for one in operations if isinstance(one, Ended)], age)
-    if not operations:  # a look whether the disk takes anything
+    if not operations:  # tests whether the disk takes anything
         db.execute("INSERT OR REPLACE INTO meta VALUES ('looked', ?)", (b"",))
     db.execute("COMMIT")
 
@@ -63,11 +63,11 @@ def _insert(db: sqlite3.Connection, seal: Seal, accepted: Sequence[Accept]) -> N
 
 
 def _end(db: sqlite3.Connection, seal: Seal, ended: Sequence[Ended], age: float) -> None:
-    """Only what has not ended: whichever end is first is the one that there is."""
+    """End the tasks that have not ended: whichever end is first counts."""
     if not ended:
         return
     numbers = [(one.n,) for one in ended]
-    # First: a disk that is full takes the rest where these were.
+    # Comes first: a full disk takes the rest where these were.
     db.executemany("DELETE FROM requests WHERE n = ?", numbers)
     db.executemany("DELETE FROM tokens WHERE n = ?", numbers)
     db.executemany(
@@ -99,7 +99,7 @@ def _end(db: sqlite3.Connection, seal: Seal, ended: Sequence[Ended], age: float)
 
 
 def remove_old(db: sqlite3.Connection, results_before: float, tasks_before: float) -> int:
-    """Remove what ended before these times, of the clock of ``write``, a bounded number of rows;
+    """Remove rows that ended before these times, on the clock of ``write``, up to a bound; returns
     how many."""
     db.execute("BEGIN IMMEDIATE")
     removed = db.execute(

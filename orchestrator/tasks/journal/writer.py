@@ -1,8 +1,8 @@
-"""The journal's thread: all that came while one transaction was written goes into the next.
+"""The journal's thread: everything that came while one transaction was written goes into the next.
 
 A transaction that fails is rolled back as a whole: tasks in it are not accepted, tokens in it are
 written later, and ends in it are kept and tried again until the disk takes them. Meanwhile the
-journal has a ``fault``; the thread looks every second whether it is over.
+journal has a ``fault``; the thread checks every second whether it is over.
 """
 
 import os
@@ -28,7 +28,7 @@ from orchestrator.tasks.journal.transaction import TIDY_ROWS, remove_old, write
 from orchestrator.telemetry.log import fields, service_log
 
 MOST_OPERATIONS = 2048
-"""In one transaction."""
+"""Most operations in one transaction."""
 RETRY_S = 1.0
 CLOSE_WAIT_S = 5.0
 SET_ASIDE_EVERY_S = 600.0
@@ -49,7 +49,7 @@ class JournalWriter:
         on_fault: Callable[[str], None],
         live: Callable[[], Sequence[Accept]],
     ) -> None:
-        """``live`` is what a new file is to begin with: the tasks that have not ended."""
+        """``live`` returns the tasks that have not ended, with which a new file begins."""
         self._file = file
         self._config = file.config
         self._ages = AgeClock(unix, file.boot)
@@ -59,13 +59,13 @@ class JournalWriter:
         self._live = live
         self._inbox: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._unwritten: list[Operation] = []
-        """What was promised, and the disk did not take."""
+        """Promised operations that the disk did not take."""
         self.set_aside = file.set_aside
-        """Where a damaged file is."""
+        """New path of a damaged file; None where there is none."""
         self._db: sqlite3.Connection | None = None
         self._inode = 0
         self._lacks_live = False
-        """The file is a new one, which does not have yet what lives."""
+        """Whether the file is a new one that still lacks the live tasks."""
         self._fault = ""
         self._busy_since: float | None = None
         self._is_closing = False
@@ -76,12 +76,12 @@ class JournalWriter:
 
     @property
     def unwritten(self) -> int:
-        """What was promised and waits for the disk."""
+        """How many promised operations wait for the disk."""
         return len(self._unwritten)
 
     @property
     def stuck_s(self) -> float:
-        """How long the transaction that is being written has taken; 0 where none is."""
+        """Seconds that the transaction being written has taken; 0 if there is none."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -89,11 +89,12 @@ class JournalWriter:
         self._thread.start()
 
     def put(self, operation: Operation) -> None:
-        """Have it written with the next transaction. Never waits."""
+        """Write an operation with the next transaction. Never waits."""
         self._inbox.put(operation)
 
     def close(self) -> bool:
-        """Write what there is, then end the thread. False where the disk does not let it end."""
+        """Write everything there is, then end the thread. False where the disk does not let it
+        end."""
         self._inbox.put(None)
         self._thread.join(CLOSE_WAIT_S)
         return not self._thread.is_alive()
@@ -115,7 +116,7 @@ class JournalWriter:
         self._close_db()
 
     def _collect(self) -> list[Operation]:
-        """Wait for something to write; all that there is by then."""
+        """Wait for operations to write; returns all that have come by then."""
         wait_s = RETRY_S
         if not self._fault and not self._unwritten:
             wait_s = min(max(self._tidy_at - time.monotonic(), 0.0), TIDY_EVERY_S)
@@ -160,8 +161,8 @@ class JournalWriter:
         self._tell(batch.fault)
 
     def _one_by_one(self, promised: Sequence[Operation]) -> list[Operation]:
-        """Write each by itself, lest one that cannot be written takes others with it, or is tried
-        for ever; what the disk does not take is to be tried again."""
+        """Write each operation by itself, lest one that cannot be written takes others with it, or
+        is tried for ever. Returns those that the disk did not take, to be tried again."""
         unwritten: list[Operation] = []
         for one in promised:
             try:
@@ -174,10 +175,11 @@ class JournalWriter:
         return unwritten
 
     def _promised(self, operations: Sequence[Operation]) -> list[Operation]:
-        """What has to be written sooner or later: not tokens, which are in memory still."""
+        """The operations that must be written sooner or later: not tokens, which are still in
+        memory."""
         if self._config.window_ms:
             return [one for one in operations if not isinstance(one, Tokens)]
-        # Of a task that was never accepted nothing is left to be said.
+        # Nothing is left to be said of a task that was never accepted.
         refused = {one.row.n for one in operations if isinstance(one, Accept)}
         return [one for one in operations if isinstance(one, Ended) and one.n not in refused]
 
@@ -197,7 +199,7 @@ class JournalWriter:
         self._on_fault(fault)
 
     def _failed(self, error: Exception) -> str:
-        """Give the transaction up; what to call it."""
+        """Give the transaction up; returns a description of the error."""
         db = self._db
         if db is not None:
             try:
@@ -213,9 +215,8 @@ class JournalWriter:
         return f"{told(error, self._config.path)} ({name})"
 
     def _begin_anew(self) -> None:
-        """Put a damaged file aside. The next try makes a new one, with the tasks that live; where
-        that is damaged at once, it is the disk.
-        """
+        """Put a damaged file aside. The next try makes a new one, with the live tasks; if that is
+        damaged at once, the disk is at fault."""
         self._close_db()
         if time.monotonic() < self._may_set_aside_at:
             return
@@ -238,7 +239,8 @@ class JournalWriter:
                 service_log.exception("closing the journal failed")
 
     def _open(self) -> sqlite3.Connection:
-        """The connection, on the file that has the journal's name. A new file gets what lives."""
+        """The connection, to the file that has the journal's name. A new file gets the live
+        tasks."""
         inode = self._inode_now()
         self._lacks_live |= not inode
         if self._db is not None and self._inode != inode:
@@ -261,7 +263,7 @@ class JournalWriter:
         return self._db
 
     def _inode_now(self) -> int:
-        """0 where there is no such file."""
+        """Inode of the journal's file; 0 if there is none."""
         try:
             return os.stat(self._config.path).st_ino
         except FileNotFoundError:
@@ -274,8 +276,8 @@ class JournalWriter:
     # ── retention ────────────────────────────────────────────────────────────────────────────
 
     def _tidy(self) -> None:
-        """Remove what is over its age and seal anew what another key has sealed, a bounded number
-        of rows at a time."""
+        """Remove rows beyond their age and reseal rows of another key, a bounded number at a
+        time."""
         removed = 0
         self._busy_since = time.monotonic()
         try:
@@ -288,7 +290,7 @@ class JournalWriter:
             self._tidied += 1
             if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
                 self._ages.save(db)
-                # What the log of writes still has of removed prompts goes with it.
+                # The write-ahead log goes too, with what it still has of removed prompts.
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except (sqlite3.Error, OSError, JournalError) as error:
             self._tell(self._failed(error))
@@ -297,7 +299,7 @@ class JournalWriter:
             self._tell(self._failed(error))
         finally:
             self._busy_since = None
-        self._on_fault(self._fault)  # where the disk hung, that is over
+        self._on_fault(self._fault)  # the disk may have hung until now, and that is over
         wait_s = RETRY_S if removed >= TIDY_ROWS else TIDY_EVERY_S
         if not self._resealing.is_over:
             wait_s = min(wait_s, RESEAL_EVERY_S)

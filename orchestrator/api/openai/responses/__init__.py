@@ -1,1 +1,1 @@
-"""``/v1/responses``: OpenAI's Responses API, and what it remembers of earlier answers."""
+"""``/v1/responses``: OpenAI's Responses API, with its memory of earlier answers."""

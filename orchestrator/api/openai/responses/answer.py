@@ -1,4 +1,4 @@
-"""One response in the making: hears its task, and says how it stands."""
+"""One response in the making: listens to its task, and renders its current state."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from worker.protocol import Delta, TokenLogprob
 
 
 class Answer:
-    """``output`` takes apart what the model says; None: all of it is text. ``keep`` is called at
-    the end of one that is to be stored."""
+    """Collects a task's output. ``output`` parses what the model says; None: all of it is text.
+    ``keep`` is called at the end of a response that is to be stored."""
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class Answer:
         self.asked = asked
         self.complete = asyncio.Event()
         self.is_plain = output is None and asked.job.sampling.logprobs is None
-        """All that it says is the text of one message."""
+        """Whether all of the output is the text of one message."""
         self._items = OutputItems(tell)
         self._output = output
         self._token_of = token_of
         self._keep = keep
         self._logprobs: list[object] = []
-        """Of tokens whose text is still to come."""
+        """Log-probabilities of tokens whose text is still to come."""
         self._tokens = 0
         self._reasoning_tokens = 0
 
@@ -81,16 +81,16 @@ class Answer:
             self._keep(task, self)
         self.complete.set()
 
-    # how it stands
+    # its current state
 
     def body(self, task: Task) -> dict[str, object]:
-        """The response."""
+        """The response as it is now."""
         status = status_of(task.ending, has_started=task.stage >= Stage.RUNNING)
         output = [item.body() for item in self._items.items]
         return response(task, self.asked, status, output, reasoning_tokens=self._reasoning_tokens)
 
     def turns(self) -> tuple[Message, ...]:
-        """What the conversation has more by it."""
+        """The turns that this response adds to the conversation."""
         items = self._items.items
         content = "".join([item.text for item in items if item.kind is Kind.MESSAGE])
         calls = self._calls()

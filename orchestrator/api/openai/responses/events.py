@@ -29,7 +29,7 @@ _DELTA = "response.output_text.delta"
 
 
 class ResponseEvents(Answer):
-    """Turns one task's tokens into events. Hears the task; ``stream`` carries them away."""
+    """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events."""
 
     def __init__(
         self,
@@ -42,11 +42,12 @@ class ResponseEvents(Answer):
         super().__init__(asked, output, token_of, keep, self._tell)
         self._stream = stream
         self._events: list[bytes] = []
-        """Of what is being told, to be sent together."""
+        """Encoded events that are to be sent together."""
         self._number = 0
         self._has_begun = False
         self._before_text = b""
-        """Of a plain message's delta, what stands before its text; empty until there is one."""
+        """Encoded start of a plain message's delta, up to its text; empty until there is a
+        message."""
 
     # as a listener
 

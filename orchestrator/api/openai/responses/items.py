@@ -1,7 +1,7 @@
-"""The items that a conversation is made of, as the Responses API has them.
+"""The items of a conversation in the Responses API.
 
-What a client sends back of an earlier answer has whatever its SDK keeps beside the text; only what
-is read here matters.
+Items of an earlier answer that a client sends back have whatever its SDK keeps beside the text;
+only the fields read here matter.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,19 +27,19 @@ _WITHOUT_CONTENT = (
     "tool_search_output",
     "web_search_call",
 )
-"""What somebody else's server did; the message after it says what came of it."""
+"""Items for what another service's server did; the message after it states the result."""
 _SERVED = "message, function_call, function_call_output, reasoning, item_reference"
 
 
 class InputText(msgspec.Struct, frozen=True, tag="input_text", tag_field="type", gc=False):
-    """Text of anybody's."""
+    """Text of any author."""
 
     text: str
     cache_control: Unused = NULL
 
 
 class OutputText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type", gc=False):
-    """Text of the assistant's."""
+    """Text that the assistant wrote."""
 
     text: str
     annotations: Unused = NULL
@@ -47,26 +47,26 @@ class OutputText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal", tag_field="type", gc=False):
-    """What another service's model answered instead."""
+    """A refusal that another service's model answered with."""
 
     refusal: str
 
 
 class ReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text", tag_field="type", gc=False):
-    """What a model was thinking."""
+    """Thinking of a model."""
 
     text: str
 
 
 class PlainText(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=False):
-    """Text as chats have it."""
+    """Text in the form that chats have."""
 
     text: str
     cache_control: Unused = NULL
 
 
 class SummaryText(msgspec.Struct, frozen=True, tag="summary_text", tag_field="type", gc=False):
-    """What a model was thinking, in short."""
+    """Summary of a model's thinking."""
 
     text: str
 
@@ -75,7 +75,8 @@ Part = InputText | OutputText | PlainText | Refusal | ReasoningText | SummaryTex
 
 
 class InputItem(msgspec.Struct, frozen=True, gc=False):
-    """One item of any type. A body may have so many that the collector would be the dearest part.
+    """One item of any type. A body may have so many that garbage collection would cost more than
+    anything else.
 
     A message may come without its ``type``.
     """
@@ -101,25 +102,25 @@ class Reference(NamedTuple):
 
     @property
     def task_id(self) -> str:
-        """Of the task that made the answer: items are named after it."""
+        """Id of the task that made the answer: items are named after it."""
         parts = self.item_id.split("_")
         return parts[1] if len(parts) > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Those of a request. What is known of them here need not be looked for on the event loop:
-    there may be a hundred thousand."""
+    """The turns of a request. The flags spare the event loop a search: there may be a hundred
+    thousand turns."""
 
     turns: tuple[Message | Reference, ...]
     has_references: bool = False
     has_orphans: bool = False
-    """Results of calls that were made before this request."""
+    """Whether there are results of calls that were made before this request."""
 
 
 def turns_of(items: str | Sequence[InputItem]) -> Turns:
-    """What a conversation has more by a request. Raises ``InvalidRequest`` for what is not
-    served."""
+    """The turns that a request adds to a conversation. Raises ``InvalidRequest`` for items that are
+    not served."""
     if isinstance(items, str):
         return Turns((Message("user", items),))
     reader = _Reader()
@@ -130,7 +131,7 @@ def turns_of(items: str | Sequence[InputItem]) -> Turns:
 
 
 class _Reader:
-    """Makes turns of items: what a model said and called in one go is one turn."""
+    """Turns items into turns: what a model said and called in one go is one turn."""
 
     def __init__(self) -> None:
         self.turns: list[Message | Reference] = []
@@ -139,7 +140,7 @@ class _Reader:
         self._called: dict[str, str] = {}
         """Names of calls so far, by id."""
         self._calls: list[ToolCall] = []
-        """Those of a turn that is not over."""
+        """Calls of a turn that is not over."""
         self._thought = ""
 
     def read(self, item: InputItem, at: int) -> None:
@@ -181,7 +182,7 @@ class _Reader:
             self._thought = ""
 
     def end_calls(self) -> None:
-        """The calls so far belong to what the model said before them, if it said anything."""
+        """Attach the calls so far to what the model said before them, if it said anything."""
         if not self._calls:
             return
         calls, self._calls = tuple(self._calls), []
@@ -201,10 +202,10 @@ class _Reader:
 def joined(
     earlier: tuple[Message, ...], new: Turns, answer_of: Callable[[str], Message | None]
 ) -> tuple[Message, ...]:
-    """A conversation with its new turns: with what each reference means, and the names of tools
-    whose results they have.
+    """A conversation with its new turns, where references are resolved and results have the names
+    of their tools.
 
-    ``answer_of`` knows the answer of a task. Raises ``InvalidRequest`` for one that is not kept.
+    ``answer_of`` finds the answer of a task. Raises ``InvalidRequest`` for one that is not kept.
     """
     turns = _resolved(new.turns, answer_of) if new.has_references else new.turns
     history = (*earlier, *turns)
@@ -212,9 +213,8 @@ def joined(
 
 
 def conversation(instructions: str | None, history: Sequence[Message]) -> tuple[Message, ...]:
-    """All that the model is to read. Instructions that follow each other at the beginning become
-    one message, which is all that many chat templates take.
-    """
+    """Everything that the model is to read. Consecutive instructions at the beginning become one
+    message, because many chat templates accept only one."""
     first = next((at for at, m in enumerate(history) if m.role != "system"), len(history))
     texts = [message.content for message in history[:first]]
     if instructions:
@@ -227,7 +227,7 @@ def conversation(instructions: str | None, history: Sequence[Message]) -> tuple[
 def _resolved(
     turns: Iterable[Message | Reference], answer_of: Callable[[str], Message | None]
 ) -> tuple[Message, ...]:
-    """With the whole turn that an item belongs to in the place of each reference, once."""
+    """Turns with each reference replaced by the whole turn that its item belongs to, once."""
     messages: list[Message] = []
     seen = set()
     for turn in turns:

@@ -1,7 +1,7 @@
-"""What a response is made of, item by item: a message, what the model thought, its tool calls.
+"""The items of a response: a message, the model's thinking, its tool calls.
 
-Items are filled from the pieces that a model's output is taken apart into. Whoever streams hears of
-each step, in the order of OpenAI's events.
+Items are filled from the pieces into which a model's output is parsed. A stream hears of each step,
+in the order of OpenAI's events.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +20,11 @@ from orchestrator.parsing import (
 )
 
 Tell = Callable[[str, Mapping[str, object]], None]
-"""Hears an event: its type without ``response.``, and what it says."""
+"""Receives an event: its type without ``response.``, and its fields."""
 
 
 class Kind(StrEnum):
-    """What an item is; each has ids of its own."""
+    """Kinds of items; the value is the prefix of their ids."""
 
     MESSAGE = "msg"
     REASONING = "rs"
@@ -39,7 +39,7 @@ class Item:
     index: int
     id: str
     texts: list[str] = field(default_factory=list)
-    """Its text; a call's arguments."""
+    """Pieces of its text; of a call, of its arguments."""
     logprobs: list[object] = field(default_factory=list)
     name: str = ""
     call_id: str = ""
@@ -51,12 +51,12 @@ class Item:
 
     @property
     def place(self) -> dict[str, object]:
-        """Where its text is, for events."""
+        """The fields with which an event says where its text belongs."""
         place: dict[str, object] = {"item_id": self.id, "output_index": self.index}
         return place if self.kind is Kind.CALL else {**place, "content_index": 0}
 
     def part(self) -> dict[str, object]:
-        """The one part of a message's or a thought's content."""
+        """The only part in the content of a message or a thought."""
         if self.kind is Kind.REASONING:
             return {"type": "reasoning_text", "text": self.text}
         return {
@@ -67,7 +67,7 @@ class Item:
         }
 
     def body(self, *, is_new: bool = False) -> dict[str, object]:
-        """As the output has it; ``is_new``: before it has any content."""
+        """The item as it stands in the output; ``is_new``: before it has any content."""
         match self.kind:
             case Kind.MESSAGE:
                 own: dict[str, object] = {
@@ -89,7 +89,7 @@ class Item:
 
 
 class OutputItems:
-    """The items of one response, as they come to be."""
+    """The items of one response, as they come into being."""
 
     def __init__(self, tell: Tell | None = None) -> None:
         self._task_id = ""
@@ -105,12 +105,12 @@ class OutputItems:
         return item if item is not None and item.kind is Kind.MESSAGE else None
 
     def begin(self, task_id: str) -> None:
-        """The items have names with that."""
+        """Set the task's id, from which the items get theirs."""
         self._task_id = task_id
 
     def add(self, pieces: Sequence[Piece], logprobs: list[object]) -> list[object]:
-        """More of the output, with its tokens' ``logprobs``; returns those that are still to be
-        told, with the next text."""
+        """Add more output, with its tokens' ``logprobs``; returns those that are left for the next
+        text."""
         for piece in pieces:
             match piece:
                 case Content(text):
@@ -138,15 +138,15 @@ class OutputItems:
         return logprobs
 
     def say(self, text: str, logprobs: list[object]) -> None:
-        """More text of the message."""
+        """Add text to the message."""
         item = self._in(Kind.MESSAGE)
         item.texts.append(text)
         item.logprobs += logprobs
         self._tell("output_text.delta", {**item.place, "delta": text, "logprobs": logprobs})
 
     def finish(self, status: str, logprobs: list[object]) -> None:
-        """The output has ended, with the log-probabilities of tokens without text. One without
-        any item is an empty message."""
+        """End the output; ``logprobs`` are those of tokens without text. If there is no item, add
+        an empty message."""
         message = self.open_message
         if message is None and not self.items:
             message = self._begin(Kind.MESSAGE)
@@ -155,12 +155,12 @@ class OutputItems:
         self.close(status)
 
     def stop(self) -> None:
-        """It broke off: what has begun stays incomplete."""
+        """Mark the open item as incomplete, because the output broke off."""
         if self._open is not None:
             self._open.status = "incomplete"
 
     def close(self, status: str = "completed") -> None:
-        """The open item is whole, if there is one."""
+        """End the open item, if there is one, with ``status``."""
         item, self._open = self._open, None
         if item is None:
             return

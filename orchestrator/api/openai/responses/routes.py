@@ -1,4 +1,4 @@
-"""``/v1/responses``: make one, ask for it again, go on from it, cancel, delete."""
+"""``/v1/responses``: create a response, fetch it again, continue from it, cancel, delete."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -33,7 +33,7 @@ _reader = Reader(ResponsesRequest)
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    """The next turn of a conversation."""
+    """Create the next turn of a conversation."""
     asked = await read_body(request, _reader, lambda body: _parse(request, body))
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
     if asked.is_background and not store.keeps_any:
@@ -69,7 +69,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 async def count_tokens(request: web.Request) -> web.Response:
-    """How many tokens a request would have as a prompt."""
+    """Count the tokens that a request would have as a prompt."""
     asked = await read_body(request, _reader, lambda body: _parse(request, body))
     job = asked.job
     _, prompt = _conversation(request.app[RESPONSES], asked)
@@ -79,7 +79,7 @@ async def count_tokens(request: web.Request) -> web.Response:
 
 
 async def retrieve(request: web.Request) -> web.Response:
-    """One that is stored."""
+    """Fetch a stored response."""
     if request.query.get("stream", "false") != "false":
         raise InvalidRequest(
             "stream is not supported here: a stored response comes in one piece", field="stream"
@@ -88,7 +88,7 @@ async def retrieve(request: web.Request) -> web.Response:
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """End one, whether it is made in the background or somebody waits for it (OR-21)."""
+    """Cancel a response, whether it is made in the background or somebody waits for it (OR-21)."""
     key, name = _named(request)
     try:
         return _answer(request.app[RESPONSES].cancel(key, name))
@@ -100,7 +100,7 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Forget one."""
+    """Delete a response."""
     key, name = _named(request)
     request.app[RESPONSES].delete(key, name)
     return json_response({"id": name, "object": "response", "deleted": True})
@@ -138,7 +138,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedRequest:
 
 
 async def _begin(request: web.Request, job: Job, prompt: Prompt, answer: Answer) -> web.Response:
-    """Take it on; it can be asked for from now on."""
+    """Submit a background response, and answer at once; it can be fetched from then on."""
     orchestrator = request.app[ORCHESTRATOR]
     request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
     running = _Background(orchestrator, task, answer)
@@ -148,7 +148,7 @@ async def _begin(request: web.Request, job: Job, prompt: Prompt, answer: Answer)
 
 
 class _Background(NamedTuple):
-    """One that nobody waits for."""
+    """A response in the making that nobody waits for."""
 
     orchestrator: Orchestrator
     task: Task
@@ -162,7 +162,7 @@ class _Background(NamedTuple):
 
 
 def _conversation(store: ResponseStore, asked: ParsedRequest) -> tuple[tuple[Message, ...], Chat]:
-    """What was said, without instructions, and what the model is to read. Raises
+    """The conversation without instructions, and the chat that the model is to read. Raises
     ``InvalidRequest``."""
     key = asked.job.key
     history = joined(
@@ -181,13 +181,13 @@ def _conversation(store: ResponseStore, asked: ParsedRequest) -> tuple[tuple[Mes
 
 
 def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:
-    """The conversation that a request goes on with. Raises ``InvalidRequest``."""
+    """The conversation that a request continues. Raises ``InvalidRequest``."""
     if name is None:
         return ()
     try:
         return store.get(key, name).messages
     except NotFound as error:
-        # Not 404, for which clients give up the model that they asked for.
+        # Not 404, upon which clients give up the model that they asked for.
         raise InvalidRequest(
             f"previous_response_id: {error.message}; send the conversation as input",
             field="previous_response_id",

@@ -1,4 +1,4 @@
-"""A response as OpenAI has it, its items and its usage."""
+"""OpenAI's response object, its items and its usage."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,8 @@ from orchestrator.tasks.task import Task
 from worker.protocol import AbortCause, FinishReason, TokenLogprob
 
 _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
-"""``deadline`` is ours: only who asks for ``on_deadline`` gets it."""
+"""Why a response is incomplete, in OpenAI's words. ``deadline`` is our own, and only sent to those
+who ask for ``on_deadline``."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -32,7 +33,7 @@ def response(
     *,
     reasoning_tokens: int = 0,
 ) -> dict[str, object]:
-    """The whole of it, as it stands: with what became of it once it has ended."""
+    """A whole response in its current state, with its outcome once the task has ended."""
     ending = task.ending
     error = ending.error if ending is not None else None
     reason = _INCOMPLETE.get(ending.finish_reason) if status == "incomplete" and ending else None
@@ -56,7 +57,7 @@ def response(
 
 
 def status_of(ending: Ending | None, *, has_started: bool = True) -> str:
-    """What a response is said to be."""
+    """OpenAI's word for the state of a response."""
     if ending is None:
         return "in_progress" if has_started else "queued"
     if ending.error is not None:
@@ -67,7 +68,8 @@ def status_of(ending: Ending | None, *, has_started: bool = True) -> str:
 def logprobs_of(
     ids: Sequence[int], entries: Sequence[TokenLogprob], token_of: TokenOf
 ) -> list[object]:
-    """As a chat's, in JSON already: an answer has thousands, and is written as a whole."""
+    """Log-probabilities in a chat's form, already encoded: an answer has thousands, and is encoded
+    as a whole."""
     content = CHAT.logprobs(ids, (), entries, token_of)["content"]
     assert isinstance(content, list)
     return [msgspec.Raw(_encode(entry)) for entry in content]

@@ -1,7 +1,7 @@
-"""Responses that clients may ask for again, or go on from: the latest, as the bounds allow.
+"""Responses that clients may fetch again, or continue from: the latest, within bounds.
 
-Each belongs to the key that it was made with; to others it does not exist. What is over a bound
-goes, the oldest of the key that keeps most: nobody pushes out what others keep by keeping more.
+Each belongs to the key that it was made with; to others it does not exist. Beyond a bound, the
+oldest of the key that keeps most is dropped, so nobody displaces others' responses by keeping more.
 """
 
 from collections import OrderedDict
@@ -17,29 +17,30 @@ from worker.protocol import excerpt
 
 _OWN_BYTES = 512
 _MESSAGE_BYTES = 128
-"""What keeping a response takes beside its body, and each of its messages beside the text."""
+"""Bytes that keeping takes: a response beside its body, and each of its messages beside the
+text."""
 _CALL_BYTES = 64
-"""Per character of a call's arguments, which are kept decoded."""
+"""Bytes per character of a call's arguments, which are kept decoded."""
 
 
 class Running(Protocol):
-    """One that is made in the background."""
+    """A response that is made in the background."""
 
     def body(self) -> bytes:
-        """As it stands."""
+        """The response as JSON, in its current state."""
 
     def cancel(self) -> None:
-        """End it; it is kept then."""
+        """End the response; it is kept then."""
 
 
 class Stored(NamedTuple):
-    """One that has ended: its body as JSON, and the conversation up to and with it, without its
-    instructions."""
+    """A response that has ended: its body as JSON, and the conversation up to and including it,
+    without its instructions."""
 
     body: bytes
     messages: tuple[Message, ...]
     ended: float
-    """On the clock."""
+    """When it ended, in seconds of the clock."""
     kept_bytes: int
 
 
@@ -52,7 +53,7 @@ class ResponseStore:
         self._running: dict[tuple[str, str], Running] = {}
         self._by_key: dict[str, OrderedDict[str, Stored]] = {}
         self._bytes: dict[str, int] = {}
-        """Of each key."""
+        """Bytes kept, by key."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -64,16 +65,17 @@ class ResponseStore:
 
     @property
     def keeps_any(self) -> bool:
-        """Whether a response may be kept at all."""
+        """Whether any response may be kept at all."""
         config = self._config
         return min(config.max_responses, config.max_age_s, config.max_bytes) > 0
 
     def begin(self, key: str, name: str, running: Running) -> None:
-        """One that is made in the background can be asked for meanwhile; ``put`` is to follow."""
+        """Let a background response be fetched until it ends; ``put`` must follow."""
         self._running[key, name] = running
 
     def put(self, key: str, name: str, body: bytes, messages: tuple[Message, ...]) -> None:
-        """Keep one that has just ended. What is larger than all of the room is not kept."""
+        """Keep a response that has just ended. One that is larger than all of the room is not
+        kept."""
         self._running.pop((key, name), None)
         size = _kept_bytes(body, messages)
         if size > self._config.max_bytes:
@@ -88,7 +90,7 @@ class ResponseStore:
             self._remove(most, next(iter(self._by_key[most])))
 
     def get(self, key: str, name: str) -> Stored:
-        """One that has ended. Raises ``NotFound``."""
+        """A response that has ended. Raises ``NotFound``."""
         self._prune()
         own = self._by_key.get(key)
         if own is None or name not in own:
@@ -96,27 +98,27 @@ class ResponseStore:
         return own[name]
 
     def answer(self, key: str, name: str) -> Message | None:
-        """What was said in one; None where it is not kept, or nothing was."""
+        """The assistant's turn in a response; None if it is not kept, or said nothing."""
         own = self._by_key.get(key)
         stored = None if own is None else own.get(name)
         last = stored.messages[-1] if stored is not None and stored.messages else None
         return last if last is not None and last.role == "assistant" else None
 
     def body(self, key: str, name: str) -> bytes:
-        """As it stands. Raises ``NotFound``."""
+        """A response's body in its current state. Raises ``NotFound``."""
         running = self._running.get((key, name))
         return self.get(key, name).body if running is None else running.body()
 
     def cancel(self, key: str, name: str) -> bytes:
-        """End one that is made in the background; others stay as they are (WP-2). Its body then.
-        Raises ``NotFound``."""
+        """Cancel a background response; others stay as they are (WP-2). Returns the body
+        afterwards. Raises ``NotFound``."""
         running = self._running.get((key, name))
         if running is not None:
             running.cancel()
         return self.body(key, name)
 
     def delete(self, key: str, name: str) -> None:
-        """Forget one, whether or not it has ended. Raises ``NotFound``."""
+        """Delete a response, whether or not it has ended. Raises ``NotFound``."""
         running = self._running.get((key, name))
         if running is None:
             self.get(key, name)
@@ -126,7 +128,7 @@ class ResponseStore:
             self._remove(key, name)
 
     def _prune(self) -> None:
-        """Forget what is too old."""
+        """Drop responses that are too old."""
         oldest_kept = self._clock.now() - self._config.max_age_s
         for key in list(self._by_key):
             while key in self._by_key:
@@ -144,8 +146,8 @@ class ResponseStore:
 
 
 def _kept_bytes(body: bytes, messages: Sequence[Message]) -> int:
-    """About what it takes in memory. What conversations have in common counts in each: it lives
-    as long as the last of them."""
+    """Approximate memory that a response takes. What conversations have in common counts in each,
+    because it lives as long as the last of them."""
     texts = sum(
         getsizeof(text)
         for m in messages

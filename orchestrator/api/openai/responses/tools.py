@@ -1,4 +1,4 @@
-"""Tools as bodies of ``/v1/responses`` state them, and which of them may or must be called."""
+"""Tools in bodies of ``/v1/responses``, and which of them may or must be called."""
 
 from typing import Literal
 
@@ -15,7 +15,8 @@ from worker.protocol import excerpt
 
 
 class FunctionTool(msgspec.Struct, frozen=True):
-    """A function of the client's; of other types, which are not served, only that is read."""
+    """A tool. Only functions of the client are served; of other types nothing but the type is
+    read."""
 
     type: str
     name: str = ""
@@ -41,7 +42,7 @@ _choice_reader: Reader[str | Choice | None] = Reader(str | Choice | None)
 def tool_use_of(
     tools: msgspec.Raw, tool_choice: msgspec.Raw, *, is_parallel: bool
 ) -> ToolUse | None:
-    """None where no tool may be called. Raises ``InvalidRequest``."""
+    """The tools that may be called; None if there are none. Raises ``InvalidRequest``."""
     require_bounds(tools)
     require_bounds(tool_choice, "tool_choice")
     stated: list[FunctionTool] | None = decode_part(tools, _tools_reader, "tools")
@@ -65,8 +66,8 @@ def tool_use_of(
 
 
 def _is_served(kind: str, field: str) -> bool:
-    """Whether a tool can be called: functions of the client's are. Of others the model is not told,
-    so that it answers without."""
+    """Whether a tool can be called: only the client's functions can. The model is not told of
+    others, so that it answers without them."""
     if kind == "function":
         return True
     pass_over("tools[]", f"type={excerpt(kind, 64)}", _unserved(kind, field))

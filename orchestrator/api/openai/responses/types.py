@@ -1,6 +1,6 @@
-"""What a body of ``/v1/responses`` asks for; what is not served is refused by name.
+"""The body of ``/v1/responses``, as far as it is served here; the rest is refused by name.
 
-What it may say beyond its API is the same as in every other dialect (``GenerationRequest``).
+Additional fields are those of every other dialect (``GenerationRequest``).
 """
 
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ from orchestrator.tasks.job import Job, Priority, TemplateArgument
 from worker.protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 _MOST_METADATA_BYTES = 64 * 1024
-"""As many as there may be take less."""
+"""Bound on ``metadata``; as many pairs as are allowed take less."""
 _MOST_TEXT_BYTES = MAX_GRAMMAR_BYTES + 4096
-"""With what stands around a schema."""
+"""Bound on ``text``: a grammar with what surrounds its schema."""
 _MOST_PAIRS = 16
 _MOST_KEY_CHARS = 64
 _MOST_VALUE_CHARS = 512
@@ -45,7 +45,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TextFormat(msgspec.Struct, frozen=True):
-    """What the text is to be. A schema's own text goes to the worker as it came."""
+    """Format of the text. A schema's own text goes to the worker as it came."""
 
     type: str = "text"
     name: Unused = NULL
@@ -55,7 +55,7 @@ class TextFormat(msgspec.Struct, frozen=True):
 
 
 class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the text is to be like."""
+    """Options for the text of the answer."""
 
     format: TextFormat | None = None
     verbosity: Unused = NULL
@@ -175,7 +175,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request, without its body."""
+    """A parsed request, without its body."""
 
     job: Job
     created_unix: int
@@ -188,11 +188,12 @@ class ParsedRequest:
     is_background: bool
     is_stored: bool
     echo: Mapping[str, object]
-    """What the answer repeats of it."""
+    """The fields of the request that the answer repeats."""
 
 
 def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
-    """What an answer repeats of its request, and nothing that would keep its body."""
+    """The fields of a request that its answer repeats; none of them keeps the whole body in
+    memory."""
     return {
         "background": bool(body.background),
         "instructions": body.instructions,
@@ -246,4 +247,4 @@ _ONLY = {
     "moderation": Served(_nothing, "no moderation is served"),
     "context_management": Served(_nothing, "nothing is compacted here", is_hint=True),
 }
-"""Fields of which few values are served."""
+"""Fields of which only some values are served."""
