@@ -15,7 +15,7 @@ from worker.protocol import AbortCause, Delta, End, PromptLogprobs
 
 
 class AttemptOwner(Protocol):
-    """What attempts report to: the dispatcher."""
+    """The listener to which attempts report: the dispatcher."""
 
     def now(self) -> float: ...
 
@@ -181,7 +181,7 @@ class AttemptsInFlight:
     def __init__(self) -> None:
         self._attempts: dict[Attempt, None] = {}
         self.removed = asyncio.Event()
-        """Set whenever a worker is done with an attempt; whoever waits clears it."""
+        """Set whenever a worker is done with an attempt; the waiter clears it."""
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._attempts)

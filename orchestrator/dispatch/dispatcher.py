@@ -55,7 +55,7 @@ class Dispatcher:
         self._in_flight = launcher.in_flight
         self._replanner = Replanner(queue, prediction.forecaster, clock, self.pump)
         self.attempts_done = launcher.in_flight.removed
-        """Set whenever a job is over on its worker; whoever waits clears it."""
+        """Set whenever a job is over on its worker; the waiter clears it."""
 
     # ── in and out of the queue ──────────────────────────────────────────────────────────────
 

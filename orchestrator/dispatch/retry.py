@@ -72,8 +72,8 @@ class RetryConfig:
     """Settings of second tries that an operator chooses."""
 
     share: float = 0.1
-    """Second tries of tasks that had not begun, over requests offered, in the long run; 0 also
-    rules out second tries that draw on no budget."""
+    """Second tries of tasks that had not begun, over requests offered, in the long run; with 0,
+    tasks that had begun get none either."""
     burst: float = 10.0
     attempts: int = 3
     """How often a task is sent in all, at most."""
@@ -237,7 +237,7 @@ class Retrier:
         if loss.is_death:
             return False
         instance = self._registry.instances.get(loss.address)
-        if instance is None:  # whoever has taken its place has another address
+        if instance is None:  # another in its place has another address
             return False
         if instance.process_id != loss.process_id:
             return False

@@ -48,7 +48,7 @@ class JobResult(StrEnum):
     DEADLINE = "deadline"
     """The deadline came first: no failure unless the job took longer than predicted as well."""
     ABORTED = "aborted"
-    """Somebody outside wanted it to stop."""
+    """Stopped because somebody outside wanted it."""
     REFUSED = "refused"
     """The instance said that it has no room, or is going away."""
     LOST = "lost"

@@ -53,7 +53,7 @@ class Candidate:
     can_continue: bool = False
     """Whether it takes up any text where another instance left it."""
     lacks: frozenset[Feature] = frozenset()
-    """Features that it lacks."""
+    """Features that its engine lacks."""
     abort_ms: float = 0.0
     """How long, in ms, a job that was given up may hold its slot there."""
     quantization: str = ""

@@ -311,7 +311,7 @@ class Instance:
         if is_new:
             self.encoder = encoder
             self.step_learner = None
-            self._candidate = None  # of another model, perhaps
+            self._candidate = None  # it may be of another model
         self.concurrency.set_max_running(encoder.card.max_running)
         if self.step_learner is None:
             self.step_learner = StepLearner(encoder.card.max_running, encoder.card.max_step_tokens)

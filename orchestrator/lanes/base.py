@@ -119,7 +119,7 @@ class Lane(ABC):
         self.last_frame_at = clock.now()
         """When the peer was last heard of, in seconds of the clock."""
         self.is_worn = False
-        """Whether it has carried so much that a new lane is to take its place."""
+        """Whether the lane has carried enough that a new lane is to take its place."""
         self.successor: Lane | None = None
         """The lane that takes new jobs once it is open; jobs that are on this one end here."""
         self.tokens_total = 0

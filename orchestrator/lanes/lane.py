@@ -54,7 +54,7 @@ class LaneBroken(Exception):
 
 
 class LaneStale(LaneBroken):
-    """What is sent on the lane does not reach the worker that opened it. A new lane will do."""
+    """Messages on the lane do not reach the worker that opened it. A new lane will do."""
 
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -33,9 +33,9 @@ class Tls(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ca: Path | None = None
-    """The certificates of those who sign the other side's; those that the system trusts without."""
+    """Certificates of the signers of the other side's; by default those that the system trusts."""
     certificate: Path | None = None
-    """What is shown to the other side, with what leads from it to its root."""
+    """The certificate shown to the other side, with the chain from it to its root."""
     key: Path | None = None
     """The private key of ``certificate``, not encrypted."""
     server_name: str = Field(default="", pattern=r"^[A-Za-z0-9._:-]*$")
@@ -60,7 +60,7 @@ class Tls(BaseModel):
             for name, path in (("certificate", self.certificate), ("key", self.key)):
                 _read(name, path)
             try:
-                # Without a password of ours OpenSSL would ask whoever sits at the terminal.
+                # Without a password of ours OpenSSL would ask at the terminal.
                 made.load_cert_chain(self.certificate, self.key, password=lambda: b"")
             except OSError as error:
                 raise ValueError(

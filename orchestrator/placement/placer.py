@@ -153,7 +153,7 @@ class Placer:
         return any(c.can_resume if requirements.resumes else c.has_room for c in able)
 
     def requirements(self, task: Task) -> Requirements:
-        """What ``task`` needs. Token counts are rounded up to the next instance's bound."""
+        """The requirements of task. Token counts are rounded up to an instance's bound."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
         at = bisect_left(self._token_limits, tokens)
         rounded = self._token_limits[at] if at < len(self._token_limits) else tokens
@@ -224,7 +224,7 @@ class Placer:
                 engine_entry=self._candidates[choice.name].provenance.engine_entry or None,
             )
         candidate = self._candidates[choice.name] = self._registry.candidate(choice.name)
-        if Feature.KV_EVENTS not in candidate.lacks:  # else nobody knows whether it keeps anything
+        if Feature.KV_EVENTS not in candidate.lacks:  # otherwise unknown what it keeps
             self.affinity.record(tenant, session, choice.name, now)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────

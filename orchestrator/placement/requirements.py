@@ -1,4 +1,4 @@
-"""What a task needs of an instance."""
+"""The requirements that a task has of an instance."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ NOTHING: frozenset[Feature] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What an instance must have; tasks of equal requirements can go to the same ones."""
+    """Properties that an instance must have; tasks with equal ones can go to the same instances."""
 
     model: str
     vocabulary: bytes

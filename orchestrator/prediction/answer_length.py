@@ -69,7 +69,7 @@ Link = tuple[object, ...]
 
 
 class LengthKey(NamedTuple):
-    """What an answer's length depends on. ``deadline_ms`` is None if none was stated,
+    """The facts that an answer's length depends on. ``deadline_ms`` is None if none was stated,
     ``prompt_tokens`` 0 if unknown."""
 
     model: str

@@ -76,7 +76,7 @@ class Asked(NamedTuple):
     prompt_tokens: float
     whole_ms: float
     first_ms: float
-    """Ms until its first token is due."""
+    """Ms until the answer's first token is due."""
     weight: float
     tenant: str
 

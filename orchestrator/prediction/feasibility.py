@@ -118,7 +118,7 @@ class RefusalCounts:
 
 
 class RefusalStats(RefusalCounts, Generic[T]):
-    """Draws the sample and counts."""
+    """Draws the sample of decisions that are not carried out, and counts all decisions."""
 
     def __init__(self, in_sample: Callable[[T], bool] = lambda task: False) -> None:
         """``in_sample`` draws whether a decision is not carried out."""
@@ -163,7 +163,7 @@ class RefusalStats(RefusalCounts, Generic[T]):
         self.recent_share += _SMOOTHING * (refused - self.recent_share)
 
     def refused_late(self) -> None:
-        """One that was let in, and counted as such, has to go after all."""
+        """Count a refusal of a task that had been let in, and counted as such."""
         self.refused += 1
         self.recent_share = min(1.0, self.recent_share + _SMOOTHING)
 

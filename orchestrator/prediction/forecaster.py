@@ -57,7 +57,7 @@ _NO_CAP = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the instances that serve a model can do now."""
+    """The present capacity of the instances that serve a model."""
 
     models: tuple[StepModel, ...]
     slots: int
@@ -84,7 +84,7 @@ class Forecast:
     least_ms: float
     slow_ms: float
     bottleneck: str
-    """What the least time consists of: ``decode``, or ``route``, the way to a worker."""
+    """The part that the least time consists of: ``decode``, or ``route``, the way to a worker."""
 
     @property
     def finish_ms(self) -> float:

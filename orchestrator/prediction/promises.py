@@ -40,7 +40,7 @@ class Promises:
     def wait_ms(self) -> float:
         """Ms until one more promise can be kept, after all earlier ones.
 
-        Promises get a share of the capacity, so that they can be kept whoever else comes.
+        Promises get a share of the capacity, so that they can be kept whatever else comes.
         """
         now = self._clock.now()
         while self._open:

@@ -4,8 +4,8 @@ from enum import StrEnum
 
 
 class QueueOrder(StrEnum):
-    """What decides which waiting task is next. ``slack`` is Tidegate's own; the others are there
-    for comparison, and ``fifo`` ignores classes as well."""
+    """How the next waiting task is chosen. ``slack`` is Tidegate's own; the others are there for
+    comparison, and ``fifo`` ignores classes as well."""
 
     SLACK = "slack"
     DEADLINE = "deadline"

@@ -12,7 +12,7 @@ Tasks with next to no chance of being in time are *background*: they get what no
 come back as soon as a plan gives them a chance. At ``drop_at``, the deadline less the least that
 its work can take, a task is taken out.
 
-Who comes to a full queue takes the place of a task that would have left late::
+A task that comes to a full queue takes the place of one that would have left late::
 
     newcomer is interactive   batch work of its own tenant
     newcomer is of a tenant   any work of the tenant with the most places, batch work first
@@ -113,7 +113,7 @@ class TaskQueue(Generic[T]):
     ) -> None:
         """``bound`` -1 is unbounded, 0 refuses everything that cannot start at once.
 
-        ``policy`` is what whoever pushes does when it is full.
+        ``policy`` tells callers of ``push`` what to do if the queue is full.
         """
         self.bound = bound
         self.policy = policy

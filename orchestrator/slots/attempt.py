@@ -160,4 +160,4 @@ class Attempt:
                 name: data for name, data in answer.tensors.items() if name in OUTPUTS and data
             }
             return bool(kind == "result")
-        return False  # of a newer worker
+        return False  # an event of a newer worker

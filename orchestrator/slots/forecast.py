@@ -160,7 +160,7 @@ class Wish:
         """The latest start with which some plan that would do can still be in time."""
         least_s = self._least_s.get(ability)
         if least_s is None:
-            if len(self._least_s) >= _MOST_ABILITIES:  # of what instances said before
+            if len(self._least_s) >= _MOST_ABILITIES:  # keeps abilities of the past from piling up
                 self._least_s.clear()
             least_s = alone_s(ability.work(self.least(ability), self.chosen))
             self._least_s[ability] = least_s

@@ -34,7 +34,7 @@ from worker.protocol.slot import SlotState
 ASK_AGAIN_S: Final = 0.5
 """Seconds between two requests to a model that cannot tell its state."""
 LOOK_AGAIN_S: Final = 5.0
-"""Least longest pause in seconds between looks at an instance that never had the model."""
+"""Seconds to which pauses between looks at an instance that never had the model may grow."""
 RENEW_S = 5.0
 """Seconds after which a watch is begun anew."""
 

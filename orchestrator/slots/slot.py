@@ -82,7 +82,7 @@ class Stoppable(Protocol):
 
 
 class Slot:
-    """One offered slot."""
+    """One offered slot, from its submission to its ending."""
 
     def __init__(self, slot_id: str, job: SlotJob) -> None:
         self.id = slot_id
@@ -179,7 +179,7 @@ class Slot:
             self._tell(Progress(self._number(), stage, percent, image))
 
     def end(self, ending: SlotEnding, now: float) -> None:
-        """End the slot. Whoever calls this checks ``ending`` first."""
+        """End the slot. The caller must check ``ending`` first."""
         assert self.ending is None, f"slot {self.id} would end twice"
         self.ending = ending
         self.stage = SlotStage.ENDED

@@ -27,7 +27,7 @@ class Actor(StrEnum):
 
 
 class Action(StrEnum):
-    """What an event does."""
+    """Kinds of events: the deed, as a verb."""
 
     PREFLIGHT = "preflight"
     BUILD = "build"

@@ -245,8 +245,7 @@ class ModelCatalog:
             yield from (self.folder / kind).glob("*")
 
     def _scan(self) -> dict[str, ModelEntry]:
-        """Entries by id, from every folder with a readable manifest; complete ones override
-        others."""
+        """Entries by id, from folders with a readable manifest; complete ones override others."""
         found: dict[str, ModelEntry] = {}
         for folder in self._model_folders():
             with contextlib.suppress(OSError, msgspec.MsgspecError):

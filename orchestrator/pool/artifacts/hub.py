@@ -71,7 +71,7 @@ def _list(repository: str, revision: str) -> HubModel:
         ) from None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise StagingFailed(f"{api.endpoint} did not tell of {repository}: {error}") from error
-    except Exception as error:  # of its HTTP library, which differs by version
+    except Exception as error:  # raised by its HTTP library, which differs by version
         raise StagingFailed(
             f"cannot reach {api.endpoint} for {repository}: {error or type(error).__name__}; look"
             " at the network, or name a mirror with HF_ENDPOINT"

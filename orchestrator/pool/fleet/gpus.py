@@ -92,7 +92,7 @@ class Gpus:
             faults = await asyncio.to_thread(self._reader.faults)
         except GpuUnavailable:
             faults = []
-        except Exception:  # of another version of NVIDIA's library
+        except Exception:  # another version of NVIDIA's library raised it
             if not self._is_failing:
                 pool_log.exception("faults of GPUs cannot be read; one that vanishes is noticed")
             self._is_failing, faults = True, []

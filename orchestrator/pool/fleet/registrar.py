@@ -86,7 +86,7 @@ class AddressList:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.stat(self._beside), os.fstat(self._lock)):
                     return
-        # Others may be other users, who can lock any file that they can read.
+        # Other managers may belong to other users, who can lock any file that they can read.
         lock = os.open(self._beside, os.O_RDONLY | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

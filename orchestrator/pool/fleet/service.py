@@ -289,7 +289,7 @@ class PoolService:
         )
 
     def _targets(self) -> dict[str, Target]:
-        """Everybody who is to be told, by name."""
+        """Every target that must be told, by name."""
         told = self.file.orchestrators
         key = os.environ.get(told.key_env, "")
         found: list[Target] = []

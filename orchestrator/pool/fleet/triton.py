@@ -45,7 +45,7 @@ class TritonHost:
 
 
 class PoolTriton:
-    """One instance (``member.PoolUnit``)."""
+    """The Triton of one instance (``member.PoolUnit``)."""
 
     def __init__(self, host: TritonHost, wish: Wish, kept: TritonPorts, hooks: Hooks) -> None:
         self.name = wish.name
