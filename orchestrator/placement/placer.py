@@ -153,7 +153,7 @@ class Placer:
         return any(c.can_resume if requirements.resumes else c.has_room for c in able)
 
     def requirements(self, task: Task) -> Requirements:
-        """The requirements of task. Token counts are rounded up to an instance's bound."""
+        """The requirements of ``task``. Token counts are rounded up to an instance's bound."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
         at = bisect_left(self._token_limits, tokens)
         rounded = self._token_limits[at] if at < len(self._token_limits) else tokens

@@ -70,7 +70,7 @@ class StepUnderLoad:
     """Measured tokens per second of all jobs together; see ``StepModel``."""
 
     def finish_ms(self, new_tokens: int, output_tokens: int) -> float:
-        """Ms from now on, for a job that computes new_tokens and makes output_tokens."""
+        """Ms from now on, for a job that computes ``new_tokens``, makes ``output_tokens``."""
         prompt = (new_tokens if new_tokens > 1 else 1) + self.ahead_tokens
         return (
             self.wait_ms

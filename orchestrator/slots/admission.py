@@ -150,7 +150,7 @@ class SlotAdmission:
     def _infeasibility(
         self, slot: Slot, ready: list[SlotInstance], now: float
     ) -> DeadlineInfeasible | None:
-        """Why slot cannot be in time, or would make earlier ones late; None if neither."""
+        """Why ``slot`` cannot be in time, or would make earlier ones late; None if neither."""
         wish, others = slot.wish, list(self._waiting)
         found = self._hindrance(wish, others, self._waiting.place_of(slot), now)
         if found is None:
