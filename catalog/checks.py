@@ -1,4 +1,4 @@
-"""Whether files are what they should be: digests, and the formats' own bounds."""
+"""Checks whether files are what they should be: digests, and the formats' own bounds."""
 
 import hashlib
 import json
@@ -12,11 +12,11 @@ from catalog.errors import DamagedModel
 from catalog.gguf import read_gguf
 
 _MOST_HEADER_BYTES: Final = 100_000_000
-"""As the safetensors library has it."""
+"""Longest header of a safetensors file, as the safetensors library has it."""
 _MOST_JSON_BYTES: Final = 256 * 2**20
-"""The largest tokenizers have 40 MB."""
+"""Largest JSON file that is read: the largest tokenizers have 40 MB."""
 _ABSURD: Final = (RecursionError, MemoryError, OverflowError)
-"""What reading a file can come to that somebody has made for that."""
+"""Errors that reading a malicious file can cause."""
 _BITS: Final = {
     "BOOL": 8,
     "F4": 4,
@@ -31,14 +31,14 @@ _BITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """Of one file, in hex. ``git`` is the name that git gives such a file."""
+    """Digests of one file, in hex. ``git`` is the name that git gives such a file."""
 
     sha256: str
     git: str
 
 
 def digests_of(path: Path) -> Digests:
-    """Both in one pass. Raises ``OSError``."""
+    """Both digests of a file, in one pass. Raises ``OSError``."""
     sha256 = hashlib.sha256()
     git = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as file:
@@ -49,7 +49,7 @@ def digests_of(path: Path) -> Digests:
 
 
 def check_formats(folder: Path, files: list[str]) -> None:
-    """Look at every file whose format says how long it must be. Raises ``DamagedModel``."""
+    """Check every file whose format says how long it must be. Raises ``DamagedModel``."""
     tensors: dict[str, set[str]] = {}
     for name in files:
         if name.endswith(".safetensors"):
@@ -75,7 +75,7 @@ def _says_what_it_is(config: object) -> bool:
 
 
 def check_safetensors(path: Path) -> set[str]:
-    """The names of its tensors, whose data must fill the file to its last byte.
+    """The names of a file's tensors, whose data must fill the file to its last byte.
 
     Raises ``DamagedModel``.
     """

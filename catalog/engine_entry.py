@@ -1,7 +1,7 @@
-"""What an engine on this machine is, however it came here.
+"""Defines an engine on this machine, however it came here.
 
-A provider finds or makes one; what it yields names everything that decides what the engine does,
-and stands in the engine catalog under an id of its own.
+A provider finds or makes one; its result names everything that decides what the engine does, and
+stands in the engine catalog under an id of its own.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import msgspec
 
 ComputeMode = Literal["cpu", "cuda"]
 EnvironmentVars = Mapping[str, str]
-"""Variables of a process, to go over those that it has."""
+"""Variables of a process, which override those that it has."""
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -24,13 +24,13 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """``triton``, ``vllm``, ``llamacpp``."""
     version: str
     build_ref: str
-    """What it was made from: ``wheel nvidia-pytriton==0.7.0``, ``path /opt/tritonserver``."""
+    """Source it was made from: ``wheel nvidia-pytriton==0.7.0``, ``path /opt/tritonserver``."""
     created_ms: int
     digest: str = ""
     """Hex SHA-256 over what was installed."""
     build_flags: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
-    """Paths of what belongs to it alone."""
+    """Paths that belong to this engine alone."""
     compute_mode: ComputeMode = "cpu"
     binary: str = ""
 
@@ -49,18 +49,19 @@ class PreparedEngine:
     """The server, or the Python of its environment."""
     catalog_id: str
     environment: EnvironmentVars = field(default_factory=dict)
-    """For the process that runs it."""
+    """Variables for the process that runs it."""
 
 
 class EngineProvider(Protocol):
-    """One way to come by an engine."""
+    """One way to get an engine."""
 
     @property
     def name(self) -> str:
-        """Of the engine."""
+        """The engine's name."""
 
     async def ensure(self, home: Path) -> PreparedEngine:
-        """Have it below the state directory ``home``, and in the catalog; quick where it is.
+        """Put the engine below the state directory ``home`` and into the catalog; quick if it is
+        there.
 
         Raises ``ProvisionError`` that says what is missing, with the command that mends it.
         """

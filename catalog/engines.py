@@ -5,7 +5,7 @@
       <id>/                            an engine's own environment, with ``.tidegate-engine.json``
       <id>.partial/, <id>.lock         one that is being made
 
-As with models the folders are the truth. What lies elsewhere (a Triton in ``/opt``) has its entry
+As with models the folders are the truth. An engine elsewhere (a Triton in ``/opt``) has its entry
 in the file only, and gets it again when it is asked for again.
 """
 
@@ -23,7 +23,7 @@ MANIFEST = ".tidegate-engine.json"
 
 
 class Engines(msgspec.Struct, frozen=True):
-    """The file. ``version`` counts its changes."""
+    """The catalog's file. ``version`` counts its changes."""
 
     version: int = 0
     changed_ms: int = 0
@@ -31,7 +31,7 @@ class Engines(msgspec.Struct, frozen=True):
 
 
 def now_ms() -> int:
-    """Unix milliseconds."""
+    """The present time in Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
@@ -48,7 +48,7 @@ class EngineCatalog:
         return self._file.path
 
     def engines(self) -> Engines:
-        """All that are still there, oldest first, with the count of changes that they are of."""
+        """All engines that are still there, oldest first, with the number of their last change."""
         found = self._file.read()
         here = tuple(entry for entry in found.entries if Path(entry.binary).exists())
         return msgspec.structs.replace(found, entries=here)
@@ -68,7 +68,7 @@ class EngineCatalog:
         return its[-1]
 
     def put(self, entry: EngineEntry) -> EngineEntry:
-        """Write an engine down, or what has changed of one; its age stays."""
+        """Add or update an engine's entry; its time of creation stays."""
         with self._file.editing() as (engines, write):
             known = {each.id: each for each in engines.entries}
             old = known.get(entry.id)

@@ -1,4 +1,4 @@
-"""What can go wrong before anything serves.
+"""Errors that can occur before anything serves.
 
 ProvisionError
  ├─ MachineUnfit       the machine lacks something; the message ends with the command that fixes it
@@ -43,7 +43,7 @@ class NoEngine(EngineNotFound):
 
 
 class EngineUnknown(ProvisionError, LookupError):
-    """Nothing here is an engine of that name, or nobody knows how to get one."""
+    """No engine of that name is here, or there is no way to get one."""
 
 
 class FetchFailed(ProvisionError):
@@ -51,7 +51,7 @@ class FetchFailed(ProvisionError):
 
 
 class ModelNotFound(ProvisionError, FileNotFoundError):
-    """Nothing on this machine is called so, or it is not complete."""
+    """No model of that name is on this machine, or it is not complete."""
 
 
 class StagingFailed(ProvisionError):
@@ -103,4 +103,4 @@ class PoolInUse(ProvisionError):
 
 
 class PortsUnguarded(ProvisionError):
-    """Others could reach Triton, and nobody would be asked for a token."""
+    """Others could reach a Triton that would ask nobody for a token."""

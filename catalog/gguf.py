@@ -1,4 +1,4 @@
-"""GGUF files: whether one is whole, and what it says of itself. Nothing of its weights is read.
+"""Reads GGUF files: whether one is whole, and its metadata. Nothing of its weights is read.
 
 The format is ggml's (docs/gguf.md there): magic, version, counts, key-value pairs, tensor
 descriptions, then the tensors' data from the next multiple of the alignment.
@@ -18,9 +18,9 @@ _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 1
 _UINT32: Final = 4
 _MOST_DIMS: Final = 8
 _MOST_TEXT_BYTES: Final = 2**24
-"""Of a text outside of arrays: a chat template has 100 kB at most."""
+"""Longest text outside of arrays: a chat template has 100 kB at most."""
 _MOST_ENTRIES: Final = 2**20
-"""Of pairs, and of tensors: a model of 10^12 parameters has thousands."""
+"""Most pairs, and most tensors: a model of 10^12 parameters has thousands."""
 _BLOCKS: Final = {
     0: (1, 4),
     1: (1, 2),
@@ -55,12 +55,12 @@ _BLOCKS: Final = {
     35: (256, 66),
     39: (32, 17),
 }
-"""By ggml type: elements of a block, and its bytes. Types that are not here are newer than this."""
+"""Elements and bytes of a block, by ggml type. Types that are not here are newer than this."""
 
 
 class _Reader:
-    """Reads and does not map: of a mapped file that is cut meanwhile, or lies on a bad sector, the
-    kernel ends the process."""
+    """Reads a header without mapping the file: the kernel would end the process if a mapped file
+    were cut meanwhile, or lay on a bad sector."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
@@ -91,7 +91,7 @@ class _Reader:
         return self.take(self.u64()).decode("utf-8", "replace")
 
     def value(self, kind: int) -> str | int | None:
-        """A string or an unsigned 32-bit number; everything else is passed over."""
+        """Read a string or an unsigned 32-bit number; skip every other value and return None."""
         if kind == _STRING:
             return self.string()
         if kind == _UINT32:
@@ -119,9 +119,9 @@ class _Reader:
 
 
 def read_gguf(path: Path) -> dict[str, str | int]:
-    """Its texts and 32-bit numbers by key: ``general.license``, say.
+    """The texts and 32-bit numbers of a GGUF file's header by key, such as ``general.license``.
 
-    Raises ``DamagedModel`` for a file that is none, is cut, or whose tensors do not fit into it.
+    Raises ``DamagedModel`` for a file that is no GGUF, is cut, or whose tensors do not fit into it.
     """
     size = path.stat().st_size
     if size == 0:
@@ -161,7 +161,7 @@ def _read(reader: _Reader, size: int) -> dict[str, str | int]:
 
 
 def _tensor_end(reader: _Reader) -> int:
-    """Where a tensor's data ends, from where the data of all begin."""
+    """The end of a tensor's data, counted from the start of all tensors' data."""
     name = reader.string()
     dims = reader.u32()
     if dims > _MOST_DIMS:

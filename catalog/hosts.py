@@ -4,13 +4,12 @@ import ipaddress
 
 
 def connect_host(host: str) -> str:
-    """Where to reach, from this machine, who listens on ``host``."""
+    """The address that reaches, from this machine, a server that listens on ``host``."""
     return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there. A name other than localhost may be
-    anything."""
+    """Whether only this machine reaches ``host``. A name other than localhost may be anything."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is known of a model on this machine."""
+"""The catalog's entry of a model on this machine."""
 
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -7,10 +7,10 @@ import msgspec
 
 
 class ModelState(StrEnum):
-    """``ACTIVE`` only when every file was there and as it should be."""
+    """State of a model: ``ACTIVE`` only if every file was there and as it should be."""
 
     STAGING = "staging"
-    """Files are on their way, or were: adding it again goes on."""
+    """Files are on their way, or were: adding the model again goes on."""
     ACTIVE = "active"
     BROKEN = "broken"
     """``verify`` found something wrong, which ``problem`` says."""
@@ -26,7 +26,7 @@ class ModelFormat(StrEnum):
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """One file, ``path`` below the model's folder."""
+    """One file; ``path`` is below the model's folder."""
 
     path: str
     bytes: int
@@ -44,12 +44,12 @@ class ModelEntry(msgspec.Struct, frozen=True):
     """``hub:org/name``, or the path that it was made from."""
     created_ms: int
     revision: str = ""
-    """Of a hub: the commit."""
+    """The commit, for a model from a hub."""
     licence: str = ""
-    """As its author names it; empty where nothing does."""
+    """The licence as its author names it; empty if no file names one."""
     files: tuple[ModelFile, ...] = ()
     digest: str = ""
-    """As an engine that serves it has it in its model card."""
+    """The model's digest, as an engine that serves it tells it in its model card."""
     used_ms: int = 0
     verified_ms: int = 0
     problem: str = ""
@@ -60,7 +60,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
     @property
     def gguf(self) -> PurePosixPath | None:
-        """Of a GGUF model the file that an engine is given: the first, where it is in several."""
+        """The file of a GGUF model that an engine is given: the first if there are several. None
+        for other formats."""
         if self.format is not ModelFormat.GGUF:
             return None
         return PurePosixPath(min(f.path for f in self.files if f.path.endswith(".gguf")))

@@ -7,8 +7,8 @@
       trash/                  what is being deleted
 
 The folders are the truth, and the file an index of them: a model is moved to ``store`` in one step
-when its files are all there and its entry lies with them. A file that was lost or damaged is made
-anew from them.
+when its files are all there and its entry lies with them. An index that was lost or damaged is made
+anew from the folders.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _CLAIM_ATTEMPTS, _CLAIM_PAUSE_S = 5, 0.01
 
 
 class Models(msgspec.Struct, frozen=True):
-    """The file. ``version`` counts its changes."""
+    """The catalog's file. ``version`` counts its changes."""
 
     version: int = 0
     changed_ms: int = 0
@@ -41,14 +41,14 @@ class Models(msgspec.Struct, frozen=True):
 
 
 def now_ms() -> int:
-    """Unix milliseconds."""
+    """The present time in Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 class ModelCatalog:
     """The models below the state directory ``home``. Several processes may have one each.
 
-    Methods raise ``CatalogUnusable`` where the file system refuses.
+    Methods raise ``CatalogUnusable`` if the file system refuses.
     """
 
     def __init__(self, home: Path, now_ms: Callable[[], int] = now_ms) -> None:
@@ -61,11 +61,11 @@ class ModelCatalog:
         return self._file.path
 
     def models(self) -> Models:
-        """All entries, oldest first, with the count of changes that they are of."""
+        """All entries, oldest first, with the number of the change that they are of."""
         models = self._file.read()
         if {self.path_of(entry) for entry in models.entries} == set(self._model_folders()):
             return models
-        # a folder was moved and nobody lived to write it down; whoever changes something next does
+        # A folder was moved and nobody lived to write it down; the next change will.
         entries = self._settled({entry.id: entry for entry in models.entries})
         return Models(models.version, models.changed_ms, _ordered(entries))
 
@@ -82,33 +82,34 @@ class ModelCatalog:
         return found
 
     def find(self, text: str) -> ModelEntry | None:
-        """The entry with that id or name; of two with one name the one that can be used."""
+        """The entry with that id or name, of two namesakes the usable one; None if none is
+        there."""
         its = [entry for entry in self.entries() if text in (entry.id, entry.name)]
         usable = [entry for entry in its if entry.state is ModelState.ACTIVE]
         return next(iter(usable or its), None)
 
     def what_there_is(self) -> str:
-        """For an error: ``is a, b``, or ``are none``."""
+        """The names of active models, as an error needs them: ``is a, b``, or ``are none``."""
         names = sorted(entry.name for entry in self.entries() if entry.state is ModelState.ACTIVE)
         if not names:
             return "are none; tidegate models add HF_ID, PATH or FILE.gguf gets one"
         return f"is {', '.join(names)}; tidegate models add gets another"
 
     def path_of(self, entry: ModelEntry) -> Path:
-        """The folder with its files, which is another one once it is complete."""
+        """The folder with the model's files, which changes once it is complete."""
         kind = "staging" if entry.state is ModelState.STAGING else "store"
         return self.folder / kind / entry.id
 
     def servable_path(self, entry: ModelEntry) -> Path:
-        """What an engine is given: the folder, or the GGUF file."""
+        """The path that an engine is given: the folder, or the GGUF file."""
         gguf = entry.gguf
         return self.path_of(entry) if gguf is None else self.path_of(entry) / gguf
 
     @contextlib.contextmanager
     def claim(self, id: str) -> Iterator[None]:
-        """Be the only one who stages, verifies or removes that model; ends with the process.
+        """Hold the right to stage, verify or remove that model; ends with the process.
 
-        Raises ``StagingFailed`` while somebody else does.
+        Raises ``StagingFailed`` while another process holds it.
         """
         folder = self.folder / "locks"
         try:
@@ -126,7 +127,7 @@ class ModelCatalog:
             os.close(lock)
 
     def is_claimed(self, id: str) -> bool:
-        """Whether somebody stages, verifies or removes it right now."""
+        """Whether some process stages, verifies or removes the model right now."""
         try:
             with self.claim(id):
                 return False
@@ -134,8 +135,8 @@ class ModelCatalog:
             return True
 
     def digest_of(self, entry: ModelEntry, threads: int | None = None) -> str:
-        """As an engine has it in its model card; reads the weights, on so many ``threads`` (one
-        per core). Raises ``OSError``."""
+        """The model's digest, as an engine tells it in its model card. Reads the weights on
+        ``threads`` threads (None: one per core). Raises ``OSError``."""
         folder = self.path_of(entry)
         if entry.format is not ModelFormat.GGUF:
             return model_digest(folder, threads)
@@ -143,10 +144,10 @@ class ModelCatalog:
         return files_digest([folder / part for part in parts], threads)
 
     def stage(self, entry: ModelEntry) -> Path:
-        """Write down that a model's files are on their way; the folder that they go to.
+        """Write down that a model's files are on their way; returns the folder that they go to.
 
-        Of one that is broken what is there goes back to where it can be completed. Raises
-        ``StagingFailed`` where another model has its name.
+        The files of a broken model go back there to be completed. Raises ``StagingFailed`` if
+        another model has its name.
         """
         with self._editing() as entries:
             require_free(entry, entries.values())
@@ -164,7 +165,7 @@ class ModelCatalog:
         """Register a model whose staged files are complete and verified. Returns its new entry."""
         active = msgspec.structs.replace(entry, state=ModelState.ACTIVE, problem="")
         staged, final = self.folder / "staging" / entry.id, self.folder / "store" / entry.id
-        # Links and the names in its folders, too; before others have to wait for it.
+        # Links and the names in its folders, too; before other processes have to wait.
         sync_tree(staged)
         with self._editing() as entries:
             self._make(final.parent)
@@ -176,16 +177,16 @@ class ModelCatalog:
         return active
 
     def update(self, id: str, **changes: str | int) -> None:
-        """Change this of a model, use or verification or name, and nothing that others changed
-        since it was read. One that is gone stays so."""
+        """Change these fields of a model: use, verification or name. Changes that others made since
+        it was read stay; a model that is gone stays gone."""
         with self._editing() as entries:
             if id in entries:
                 entries[id] = msgspec.structs.replace(entries[id], **changes)
 
     def remove(self, entry: ModelEntry) -> None:
-        """Delete a model, complete or not. It is gone from the file before its files are.
+        """Delete a model, complete or not. It leaves the catalog's file before its files go.
 
-        Raises ``StagingFailed`` while somebody is at work on it.
+        Raises ``StagingFailed`` while another process is at work on it.
         """
         with self.claim(entry.id), self._editing() as entries:
             for kind in ("store", "staging"):
@@ -194,7 +195,7 @@ class ModelCatalog:
         self.empty_trash()
 
     def empty_trash(self) -> None:
-        """Delete what was thrown away, by this process or one that was killed meanwhile."""
+        """Delete what was thrown away, by this process or by one that was killed meanwhile."""
         with contextlib.suppress(FileNotFoundError):
             for each in (self.folder / "trash").iterdir():
                 shutil.rmtree(each, ignore_errors=True)
@@ -204,7 +205,7 @@ class ModelCatalog:
         self.update(entry.id, used_ms=self._now_ms())
 
     def _make(self, folder: Path) -> None:
-        """``folder`` and what it is in, for their owner only."""
+        """Make ``folder`` and the folders that it is in, for their owner only."""
         for each in (self.folder, folder.parent, folder):
             each.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -226,7 +227,7 @@ class ModelCatalog:
                 write(self._numbered(entries, models.version))
 
     def _settled(self, entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
-        """``entries`` with what a process that was killed between two steps had left to do."""
+        """``entries`` brought in line with the folders, as a killed process may have left them."""
         found = self._scan()
         return {
             id: entries[id] if id in entries and _same_place(entries[id], entry) else entry
@@ -244,7 +245,7 @@ class ModelCatalog:
             yield from (self.folder / kind).glob("*")
 
     def _scan(self) -> dict[str, ModelEntry]:
-        """By id, of every folder with a readable manifest; complete ones count before others."""
+        """Entries by id, from folders with a readable manifest; complete ones override others."""
         found: dict[str, ModelEntry] = {}
         for folder in self._model_folders():
             with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -256,7 +257,7 @@ class ModelCatalog:
 
 
 def _locked(lock: int) -> bool:
-    """Whether it is ours now. Somebody who only looks has it for a moment (``is_claimed``)."""
+    """Try to take the lock. A process that only looks holds it for a moment (``is_claimed``)."""
     for attempts_left in reversed(range(_CLAIM_ATTEMPTS)):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -267,7 +268,7 @@ def _locked(lock: int) -> bool:
 
 
 def require_free(entry: ModelEntry, entries: Iterable[ModelEntry]) -> None:
-    """Raises ``StagingFailed`` where one of the others is called like ``entry``."""
+    """Raise ``StagingFailed`` if one of the other entries has the name of ``entry``."""
     for each in entries:
         if each.id != entry.id and entry.name in (each.name, each.id):
             raise StagingFailed(

@@ -1,13 +1,13 @@
-"""The operators' key of a service on this machine, for where its settings name no admin's.
+"""The operators' key of a service on this machine, used if its settings name no admin's.
 
 An orchestrator makes one up when it begins to listen, and keeps it in a file that its own user
 alone can read, until it ends::
 
     TIDEGATE_HOME/operator/127.0.0.1-8080
 
-Whoever can read that may operate the service; the command ``tidegate`` and the pool manager read it
-by themselves. A key that a killed orchestrator has left is taken up by the next one at its address,
-so that a page that knows it goes on working.
+Anybody who can read the file may operate the service; the command ``tidegate`` and the pool manager
+read it by themselves. The next orchestrator at an address takes up the key that a killed one has
+left, so that a page that knows it goes on working.
 
 Standard library only.
 """
@@ -25,27 +25,27 @@ from catalog.paths import state_dir
 
 _KEY_BYTES = 32
 _KEY_CHARS = 43
-"""Of so many bytes in base64."""
+"""Number of base64 characters that ``_KEY_BYTES`` bytes take."""
 _IPV4 = "127.0.0.1"
 _SAME_HOST = {"localhost": _IPV4, _IPV4: "localhost"}
-"""A service that listens on the one may be asked by the other name."""
+"""Two names of one host: a service that listens on one may be asked by the other."""
 
 
 class Access(NamedTuple):
-    """Where to ask as an operator, and with which key; ``key`` is empty where none is kept here."""
+    """URL and key for asking as an operator; ``key`` is empty if none is kept here."""
 
     url: str
     key: str
 
 
 def key_file(home: Path, host: str, port: int) -> Path:
-    """Where the key of the service that listens there is kept."""
+    """The file with the key of the service that listens at ``host`` and ``port``."""
     name = re.sub(r"[^A-Za-z0-9.-]", "_", connect_host(host))
     return home / "operator" / f"{name}-{port}"
 
 
 def keep_key(path: Path) -> str:
-    """The key that is kept there, made up where there is none that others cannot have read.
+    """The key kept at ``path``; a new one if there is none, or if others could have read it.
 
     Raises ``OSError``.
     """
@@ -64,7 +64,7 @@ def keep_key(path: Path) -> str:
 def access(url: str, home: Path | None = None) -> Access:
     """How to operate the service at ``url``, if it keeps its key on this machine.
 
-    ``localhost`` becomes ``127.0.0.1`` where the service listens there alone: another user could
+    ``localhost`` becomes ``127.0.0.1`` if the service listens there alone: another user could
     listen on the other addresses of that name, and would be sent the key.
     """
     try:
@@ -83,7 +83,7 @@ def access(url: str, home: Path | None = None) -> Access:
 
 
 def _read(path: Path) -> str:
-    """Empty for what is not there, cannot be read, or could be read by others."""
+    """The key in a file; empty if it is not there, cannot be read, or could be read by others."""
     try:
         with path.open(encoding="ascii") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:

@@ -1,4 +1,4 @@
-"""Where things are: the code that serves, what comes with it, and where this machine's state goes.
+"""Paths of the code that serves, of what comes with it, and of this machine's state.
 
 Standard library only.
 """
@@ -8,18 +8,18 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-"""What has ``orchestrator``, ``worker`` and ``model_repository``: the checkout, or
+"""The folder with ``orchestrator``, ``worker`` and ``model_repository``: the checkout, or
 ``tidegate/_runtime`` of an installed wheel."""
 MODEL_REPOSITORY = ROOT / "model_repository"
 DEMO_CHECKPOINT = ROOT / "worker" / "demo_model" / "checkpoint"
 NGC_ROOT = Path("/opt/tritonserver")
-"""Where NVIDIA's container images have their Triton."""
+"""The folder of Triton in NVIDIA's container images."""
 JOURNAL_BY_DEFAULT = "TIDEGATE_JOURNAL_DEFAULT"
-"""Variable by which a launcher names the orchestrator's journal; every setting goes before it."""
+"""Variable by which a launcher names the orchestrator's journal; any setting overrides it."""
 
 
 def state_dir() -> Path:
-    """Where the wheel's server and the logs go: ``TIDEGATE_HOME``, or ``.tidegate`` in a checkout.
+    """Folder of the wheel's server and the logs: ``TIDEGATE_HOME``, or ``.tidegate`` in a checkout.
 
     An installed wheel keeps them in ``$XDG_DATA_HOME/tidegate``, ``~/.local/share`` by default:
     its own folder goes with the next ``pip install``, and may be somebody else's.
@@ -33,12 +33,13 @@ def state_dir() -> Path:
 
 
 def log_dir(home: Path, host: str, port: int) -> Path:
-    """Of what listens there: two services that share a port on different hosts share no log."""
+    """Folder for logs of the service at that address: two services that share a port on different
+    hosts share no log."""
     return home / "logs" / _place(host, port)
 
 
 def journal_file(home: Path, host: str, port: int) -> Path:
-    """Where the orchestrator that listens there writes durable tasks down by default."""
+    """Default file in which the orchestrator at that address writes durable tasks down."""
     return home / "journal" / f"{_place(host, port)}.db"
 
 

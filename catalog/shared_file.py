@@ -1,9 +1,9 @@
 """A small JSON file that several processes read and write.
 
 Readers take no lock: a new version replaces the old one by a rename. Writers take turns by a lock
-file beside it. What was written is on the disk before it has its name, so that after a crash there
-is the old version or the new one. A file that cannot be read is set aside, never overwritten, and
-made anew from what its owner knows otherwise.
+file beside it. A new version is on the disk before it has its name, so that after a crash there is
+the old version or the new one. A file that cannot be read is set aside, never overwritten, and made
+anew from what its owner knows otherwise.
 """
 
 import fcntl
@@ -25,9 +25,9 @@ _LOOK_S = 0.02
 
 
 class SharedFile(Generic[T]):
-    """One file with one value of type ``kind``. ``rebuild`` makes it where there is none to read.
+    """One file with one value of type ``kind``. ``rebuild`` makes the value if none can be read.
 
-    Every method raises ``CatalogUnusable`` where the file system refuses.
+    Every method raises ``CatalogUnusable`` if the file system refuses.
     """
 
     def __init__(self, path: Path, kind: type[T], rebuild: Callable[[], T]) -> None:
@@ -47,7 +47,7 @@ class SharedFile(Generic[T]):
 
     @contextmanager
     def editing(self) -> Iterator[tuple[T, Callable[[T], None]]]:
-        """The value while nobody else can change it, and what writes the next one."""
+        """The value while nobody else can change it, and the function that writes the next one."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._locked():
@@ -64,7 +64,7 @@ class SharedFile(Generic[T]):
             ) from error
 
     def _load(self) -> T | None:
-        """None where there is no file, or none that makes sense."""
+        """The value in the file; None if there is no file, or its content makes no sense."""
         try:
             return self._decoder.decode(self.path.read_bytes())
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Whether a registered model is still what it was."""
+"""Checks whether a registered model is still what it was."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from catalog.models import ModelCatalog, now_ms
 def verify_model(
     catalog: ModelCatalog, entry: ModelEntry, threads: int | None = None
 ) -> ModelEntry:
-    """Read every byte again; the entry as it is now, ``BROKEN`` with the reason or ``ACTIVE``.
+    """Read every byte again; returns the new entry, ``BROKEN`` with the reason or ``ACTIVE``.
 
     ``threads``: see ``ModelCatalog.digest_of``. Raises ``StagingFailed`` for a model that is not
     complete, ``CatalogUnusable``.
@@ -31,7 +31,7 @@ def verify_model(
 
 
 def _problem(folder: Path, entry: ModelEntry) -> str:
-    """The first thing that is wrong; empty for nothing."""
+    """The first problem found; empty if there is none."""
     for file in entry.files:
         path = folder / file.path
         try:

@@ -30,7 +30,7 @@ _COVERS = {
     _SLOT_STAMP: ("cpu,slot", (_STAMP, _SLOT_STAMP)),
     _DEV_STAMP: ("cpu,dev", (_STAMP, _SLOT_STAMP, _DEV_STAMP)),
 }
-"""By what was asked for: the extras, and whose wishes they fulfil."""
+"""Stamps by what was asked for: the extras to install, and the stamps that these fulfil."""
 _PATH_FILE = "tidegate-checkout.pth"
 _INPUTS = ("pyproject.toml", "constraints.txt")
 
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def make_venv() -> None:
-    """Create ``.venv``, anew when it is broken or of another Python."""
+    """Create ``.venv``, anew if it is broken or of another Python."""
     if not _venv_fits():
         check_venv_module()
         _say(f".venv for Python {python_version()}")
@@ -74,9 +74,9 @@ def make_venv() -> None:
 
 
 def set_up_triton(pip_args: list[str]) -> None:
-    """Unpack the Triton server of the wheel; nothing when that was done for this Python.
+    """Unpack the Triton server of the wheel; does nothing if that was done for this Python.
 
-    Comes before the packages: what the machine lacks shows here, before minutes of download.
+    To be called before the packages: what the machine lacks shows here, before minutes of download.
     """
     home = state_dir()
     if wheel.is_prepared(home):
@@ -89,7 +89,7 @@ def set_up_triton(pip_args: list[str]) -> None:
 
 
 def install_packages(pip_args: list[str], wanted: str) -> None:
-    """Packages as ``constraints.txt`` pins them, and the checkout itself in editable form."""
+    """Install packages as ``constraints.txt`` pins them, and the checkout in editable form."""
     extras, stamps = _COVERS[wanted]
     _say(f"Python packages ({extras}) into .venv (the first time takes minutes)")
     for stamp in _COVERS:  # what is installed may change under the others, too
@@ -106,8 +106,8 @@ def _have_the_client_seen() -> None:
     """Name the client's folder in a path file: mypy and pyright follow those, and not the import
     hook by which pip installs a checkout.
 
-    Relative, so that it is ASCII: the Python of Triton's stub reads nothing else, and would not
-    start.
+    The path is relative, so that it is ASCII: the Python of Triton's stub reads nothing else, and
+    would not start.
     """
     packages = VENV / "lib" / f"python{python_version()}" / "site-packages"
     packages.mkdir(parents=True, exist_ok=True)
@@ -148,8 +148,8 @@ def _pip_install(arguments: list[str]) -> None:
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     pip += ["--disable-pip-version-check", "--constraint", "constraints.txt"]
     if not sys.dont_write_bytecode:
-        # Half of the time would go to byte code, most of it of modules that nobody imports; those
-        # that are get theirs on first use, which makes the first start a second longer.
+        # Half of the time would go to byte code, most of it of modules that nobody imports; the
+        # others get theirs on first use, which makes the first start a second longer.
         pip.append("--no-compile")
     _run(
         [*pip, *arguments],

@@ -21,14 +21,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = False) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP; a second one cuts the end short.
 
-    ``hint`` is shown once it serves (``console.open_view``). ``follow_parent`` ends with the
-    process that started this one, too. Returns 0 for an end that was asked for, 1 (the reason is
-    on stderr then) for one that was not, 130 for one that was cut short.
+    ``hint`` is shown once it serves (``console.open_view``). With ``follow_parent`` it also ends
+    with the process that started this one. Returns 0 for an end that was asked for, 1 for any other
+    (with the reason on stderr), 130 for one that was cut short.
     """
     if follow_parent:
         parent = os.getppid()
         die_with_parent(signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before the line above took effect
+        if os.getppid() != parent:  # the parent ended before the line above took effect
             return EXIT_FAILED
     try:
         with open_view(Console(), hint) as view:

@@ -1,4 +1,4 @@
-"""What a person sees while the service starts, runs and ends: live on a terminal, else lines."""
+"""Shows a person how the service starts, runs and ends: live on a terminal, otherwise in lines."""
 
 import json
 import os
@@ -43,11 +43,11 @@ def curl_line(url: str, model: str, *, with_token: bool) -> str:
 
 @contextmanager
 def open_view(console: Console, hint: str | None) -> Iterator[View]:
-    """A view on ``console``. ``hint`` is printed once it serves, ``{url}`` filled in, and with
-    ``{key}`` what the page needs to operate the service: on a terminal only, since logs are read by
-    others.
+    """A view on ``console``. ``hint`` is printed once it serves, with ``{url}`` filled in, and
+    ``{key}`` with what the page needs to operate the service: on a terminal only, since others read
+    logs.
 
-    With ``TIDEGATE_LOG_FORMAT=json``, as the orchestrator's log, every line is an object.
+    With ``TIDEGATE_LOG_FORMAT=json``, as in the orchestrator's log, every line is an object.
     """
     if os.environ.get("TIDEGATE_LOG_FORMAT") == "json":
         yield _JsonView(console)

@@ -1,4 +1,4 @@
-"""Whoever reaches Triton is asked for something, or it listens on loopback only (OR-12)."""
+"""Requires that Triton asks its clients for a token, or listens on loopback only (OR-12)."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def require_guard(
     is_open: bool,
     opened_by: str,
 ) -> None:
-    """Raise ``PortsUnguarded`` when others could reach a Triton that asks for no token.
+    """Raise ``PortsUnguarded`` if others could reach a Triton that asks for no token.
 
     ``is_open``: the operator has said, with ``opened_by``, that they may.
     """

@@ -1,4 +1,5 @@
-"""``tidegate up``: Triton instances and the orchestrator, started, kept up and ended together.
+"""``tidegate up``: starts Triton instances and the orchestrator, keeps them up and ends them
+together.
 
     launcher ─┬─ guardian ─ tritonserver ─ Python stub     one per instance, and one for its clips
               └─ guardian ─ python -m orchestrator
@@ -6,8 +7,8 @@
 Everything starts at once; the orchestrator's lanes connect when Triton is there. After that each
 half is restarted by itself when it is lost: a Triton keeps its ports, so lanes come back; the
 orchestrator keeps its port, so clients do. A Triton that keeps failing is given up by itself. A
-failure of the first start ends everything with the reason, as does the orchestrator when it keeps
-failing, or the last Triton.
+failure of the first start ends everything with the reason, as does an orchestrator, or the last
+Triton, that keeps failing.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ _INSTANCES = "TIDEGATE_WORKER_INSTANCES"
 
 
 class Launcher:
-    """One run. ``on_event`` must return at once and never raise."""
+    """One run of the launcher. ``on_event`` must return at once and never raise."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Launcher:
         """Names of the instances that have not been given up."""
         self._emit = on_event
         self._rng = rng or random.Random()
-        # An orchestrator elsewhere could not know one that is made up here.
+        # An orchestrator elsewhere could not know a token that is made up here.
         self._lane_token = spec.lane_token or (secrets.token_urlsafe(32) if spec.serve else "")
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -83,7 +84,7 @@ class Launcher:
 
     @property
     def url(self) -> str:
-        """Where clients go: the orchestrator, or the first Triton when there is none."""
+        """The address for clients: the orchestrator's, or the first Triton's if there is none."""
         if self.orchestrator is not None:
             return self.orchestrator.url
         return f"http://{self.instances[0].http_address}"
@@ -105,7 +106,7 @@ class Launcher:
         await _together(self._register(install), *(self._keep(unit) for unit in self._units))
 
     async def _register(self, install: TritonInstall) -> None:
-        """Have the server in the catalog of engines, for placements and people to name it."""
+        """Put the server into the catalog of engines, for placements and people to name it."""
         try:
             await asyncio.to_thread(registered, self.spec.home, install)
         except (CatalogUnusable, OSError) as error:
@@ -118,7 +119,7 @@ class Launcher:
         return await ensure_triton(self.spec.triton, self.spec.home, fetching)
 
     async def _start_all(self, install: TritonInstall) -> None:
-        """Start every unit at once; again with other ports when a chosen one was taken."""
+        """Start every unit at once; again with other ports if a chosen one was taken."""
         for attempts_left in reversed(range(_PORT_ATTEMPTS)):
             self._make_units(install)
             try:
@@ -190,7 +191,7 @@ class Launcher:
             for server, its_ports in zip(self._servers, ports, strict=True)
         ]
         if spec.serve:
-            # Of an earlier run that was killed; within this one a key outlives restarts.
+            # The key of an earlier run that was killed; within this run a key outlives restarts.
             with contextlib.suppress(OSError):
                 key_file(spec.home, spec.host, port).unlink(missing_ok=True)
             self.orchestrator = OrchestratorProcess(
@@ -210,8 +211,8 @@ class Launcher:
 
     @property
     def _servers(self) -> list["_Server"]:
-        """What each Triton serves. One has a single model where an orchestrator is in front: two in
-        one Triton end together when the process of either crashes."""
+        """The servers to start. Each has a single model if an orchestrator is in front: two models
+        in one Triton end together when the process of either crashes."""
         spec = self.spec
         kinds = [("triton", spec.models)]
         if spec.serve and SLOT_MODEL in spec.models and len(spec.models) > 1:
@@ -245,7 +246,7 @@ class Launcher:
         return journal_file(self.spec.home, self.spec.host, port)
 
     def _remove_passing_journal(self) -> None:
-        """On a port that was chosen for this run nobody comes back for what it has."""
+        """Remove the journal of a port chosen for this run: nobody comes back for it there."""
         if self.orchestrator is None or self.spec.port:
             return
         path = self._journal(self.orchestrator.port)
@@ -257,7 +258,7 @@ class Launcher:
                     file.unlink()
 
     def _require_guard(self) -> None:
-        """Raise ``PortsUnguarded`` when others could reach a Triton that asks for no token."""
+        """Raise ``PortsUnguarded`` if others could reach a Triton that asks for no token."""
         spec = self.spec
         require_guard(
             spec.triton_host,
@@ -269,7 +270,7 @@ class Launcher:
         )
 
     def _choose_port(self) -> int:
-        """The orchestrator's port: the one asked for, a free one where none was."""
+        """The orchestrator's port: the one asked for, or a free one."""
         spec = self.spec
         if not spec.port:
             return free_ports(1, spec.host, self._asked_ports())[0]
@@ -278,13 +279,13 @@ class Launcher:
         return spec.port
 
     def _asked_ports(self) -> set[int]:
-        """Those of every Triton that were asked for."""
+        """The ports of all Tritons that were asked for."""
         asked, servers = self.spec.triton_ports, range(len(self._servers))
         firsts = filter(None, (asked.http, asked.grpc, asked.metrics))
         return {first + PORT_STRIDE * place for first in firsts for place in servers}
 
     def _choose_ports(self, taken: int) -> list[TritonPorts]:
-        """Ports of every server: those asked for, free ones where none was, but not ``taken``."""
+        """Ports of every server: the ones asked for, otherwise free ones, but not ``taken``."""
         spec, asked = self.spec, self.spec.triton_ports
         servers = range(len(self._servers))
         free = iter(free_ports(3 * len(servers), spec.triton_host, {taken, *self._asked_ports()}))
@@ -302,7 +303,7 @@ class Launcher:
         ]
 
     def _ports_are_free(self) -> bool:
-        """Whether nobody else has a port of ours; asked when nothing of ours runs."""
+        """Whether no other program has a port of ours; to be asked when nothing of ours runs."""
         places = [
             (self.spec.triton_host, port)
             for each in self.instances
@@ -315,7 +316,7 @@ class Launcher:
     # ── the state file ───────────────────────────────────────────────────────────────────────
 
     def _require_state_file(self) -> None:
-        """Raise ``StateFileUnusable`` when the state file cannot be written."""
+        """Raise ``StateFileUnusable`` if the state file cannot be written."""
         path = self.spec.state_file
         if path is None:
             return
@@ -332,7 +333,7 @@ class Launcher:
             ) from error
 
     def _write_state(self) -> None:
-        """Keep the state file up to date; the service goes on without where that fails."""
+        """Keep the state file up to date; the service goes on without it if that fails."""
         path = self.spec.state_file
         if path is None:
             return
@@ -362,7 +363,7 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """One Triton to start; ``index`` counts those with the same models."""
+    """One Triton to start; ``index`` counts servers of the same models."""
 
     name: str
     models: tuple[str, ...]
@@ -370,12 +371,12 @@ class _Server:
 
 
 def _partial(path: Path) -> Path:
-    """Where a file is written before it takes its place in one step."""
+    """The path at which a file is written before it takes its place in one step."""
     return path.with_name(path.name + ".partial")
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:
-    """Run all; when one raises, cancel and await the others, then raise the same."""
+    """Run all coroutines; if one raises, cancel and await the others, then raise its error."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         await asyncio.gather(*tasks)

@@ -3,8 +3,8 @@
     pool.toml ─▶ wishes ─▶ Manager ─┬─ Member ─ guardian ─ tritonserver     each detached: they
                                     └─ Member ─ guardian ─ tritonserver     outlive the manager
 
-A manager that was killed is followed by another one, which finds what runs and goes on with it
-(``recover``). A new file changes what differs and nothing else (``apply``).
+The manager after one that was killed finds running instances and goes on with them (``recover``). A
+new file changes what differs and nothing else (``apply``).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from pool.process.detached import Found
 from pool.supervise import RestartPolicy
 
 POOL = "pool"
-"""What events name that are about no single instance."""
+"""Target of events that are about no single instance."""
 
 
 class Wanted(Protocol):
@@ -39,11 +39,11 @@ class Wanted(Protocol):
 
     @property
     def digest(self) -> str:
-        """Another one is a reason to start it anew."""
+        """Digest of the wish: a change is a reason to start the instance anew."""
 
     @property
     def has_own_ports(self) -> bool:
-        """Whether it can run beside the one that it replaces."""
+        """Whether it can run beside the instance that it replaces."""
 
 
 W = TypeVar("W", bound=Wanted)
@@ -51,53 +51,53 @@ W_contra = TypeVar("W_contra", bound=Wanted, contravariant=True)
 
 
 class Machine(Protocol[W_contra]):
-    """What the manager needs of the machine that it runs on; tests simulate one."""
+    """The operations of the manager's machine; tests simulate one."""
 
     def found(self) -> Sequence[Found]:
-        """Everything of this pool that runs. What is left of other runs is ended."""
+        """Every running unit of this pool. Remains of other runs are cleared."""
 
     def make(self, wish: W_contra, kept: InstanceRecord | None, hooks: Hooks) -> PoolUnit:
-        """A unit that is not started yet; chosen ports are those that are ``kept`` if any are."""
+        """A unit that is not started yet; it keeps the chosen ports of ``kept``, if any."""
 
     def make_former(self, found: Found, hooks: Hooks) -> PoolUnit:
-        """The unit of something that runs and is no longer asked for as it is."""
+        """The unit of a running process that is no longer asked for as it is."""
 
     async def fits_beside(self, wish: W_contra) -> bool:
-        """Whether it could start while everything else goes on running."""
+        """Whether an instance could start while everything else goes on running."""
 
 
 class Keeper(Protocol):
-    """Where the state outlives the manager."""
+    """A store in which the state outlives the manager."""
 
     def write(self, state: PoolState) -> None:
-        """Raises ``OSError``."""
+        """Write the state. Raises ``OSError``."""
 
 
 class Registrar(Protocol):
     """Tells orchestrators which instances are ready."""
 
     def set_ready(self, addresses: frozenset[str]) -> None:
-        """These, and no others. Returns at once."""
+        """Set the addresses of all ready instances. Returns at once."""
 
     async def told(self, timeout_s: float) -> None:
-        """Wait until they have been told, or for so long."""
+        """Wait until orchestrators have been told, or for ``timeout_s``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
-    """``drain_s``: what running work is given."""
+    """Settings of a manager. ``drain_s``: seconds that running work is given."""
 
     drain_s: float = 30.0
     policy: RestartPolicy = POLICY
     recover_s: float = 5.0
-    """What runs already has so long to answer before orchestrators are told what is there."""
+    """Seconds that running instances have to answer before orchestrators are told what is there."""
     tell_s: float = 2.0
-    """Orchestrators have so long to hear that an instance goes; then it is drained anyway."""
+    """Seconds that orchestrators have to hear that an instance goes; then it is drained anyway."""
 
 
 @dataclass(slots=True)
 class _Making:
-    """Of a member that is being made: its hooks come before it."""
+    """A member that is being made: its hooks exist before it does."""
 
     member: Member | None = field(default=None)
 
@@ -118,7 +118,7 @@ class Manager(Generic[W]):
         """``state`` is what the last manager left."""
         self.members: dict[str, Member] = {}
         self.incoming: dict[str, Member] = {}
-        """By the name of the one that they are to replace."""
+        """Members that are to replace others, by the name of the one to be replaced."""
         self.config = config
         self.state = state
         self._machine = machine
@@ -133,7 +133,7 @@ class Manager(Generic[W]):
     # ── what is asked for ────────────────────────────────────────────────────────────────────
 
     async def recover(self, wishes: Mapping[str, W]) -> None:
-        """Go on with what runs already. Call it once, before anything else; then ``apply``."""
+        """Go on with running instances. Call it once, before anything else; then ``apply``."""
         spare = []
         for found in self._machine.found():
             name = found.label.unit
@@ -146,7 +146,7 @@ class Manager(Generic[W]):
                 member = other
             if member is not None:
                 spare.append(member)
-        # One by one they would look as if the others had gone.
+        # Begun one by one they would look as if the others had gone.
         self._is_recovering = True
         for member in self.members.values():
             member.begin(attached=True)
@@ -157,11 +157,11 @@ class Manager(Generic[W]):
                 outcome.cancel()
         self._is_recovering = False
         self._changed()
-        # Of two with one name the other was to replace it, or is what it had replaced.
+        # Of two with one name, the spare was to replace the current one, or was replaced by it.
         await asyncio.gather(*(self._end(member) for member in spare))
 
     async def apply(self, wishes: Mapping[str, W]) -> None:
-        """Have these instances and no others: what is as it should be is not touched."""
+        """Run these instances and no others; those that are as they should be are not touched."""
         async with self._applying:
             gone = [m for name, m in self.members.items() if name not in wishes]
             changed = [
@@ -198,9 +198,9 @@ class Manager(Generic[W]):
         self._save()
 
     async def replace(self, name: str, wish: W) -> bool:
-        """Have ``wish`` serve in the place of an instance; whether it does.
+        """Replace an instance by ``wish``; returns whether that serves.
 
-        Where memory and ports allow, it is started first, and if it fails the old one stays.
+        If memory and ports allow, the new one is started first, and if it fails the old one stays.
         Otherwise the old one is ended first.
         """
         old = self.members[name]
@@ -240,7 +240,7 @@ class Manager(Generic[W]):
         self._save()
 
     async def leave(self) -> None:
-        """Keep them no longer; all go on by themselves, for the next manager to find."""
+        """Stop keeping the instances; all go on by themselves, for the next manager to find."""
         self._save()
         everyone = [*self.members.values(), *self.incoming.values()]
         await asyncio.gather(*(member.leave() for member in everyone))
@@ -248,15 +248,15 @@ class Manager(Generic[W]):
     # ── members ──────────────────────────────────────────────────────────────────────────────
 
     def _is_current(self, found: Found, wish: W | None) -> bool:
-        """Whether, of two with one name, this is the one that served: the state says so, or where
-        that is lost, that it is as it should be."""
+        """Whether, of two with one name, this is the one that served: by the state, or if that is
+        lost, by being as it should be."""
         record = self.state.instances.get(found.label.unit)
         if record is not None and record.mark:
             return record.mark == found.label.mark
         return wish is not None and wish.digest == found.label.facts.get("digest")
 
     async def _attached(self, found: Found, wish: W | None) -> Member | None:
-        """A member that has hold of what was found; None where that has ended meanwhile."""
+        """A member attached to a run that was found; None if it has ended meanwhile."""
         making, hooks = self._hooks(found.label.unit)
         digest = found.label.facts.get("digest", "")
         if wish is not None and wish.digest == digest:
@@ -316,12 +316,12 @@ class Manager(Generic[W]):
 
     @property
     def ready_addresses(self) -> frozenset[str]:
-        """Of every instance that can take work now."""
+        """Addresses of all instances that can take work now."""
         everyone = (*self.members.values(), *self.incoming.values())
         return frozenset(m.unit.address for m in everyone if m.is_ready and m.unit.address)
 
     def _save(self) -> None:
-        """Have the next manager know. One that cannot be told keeps nobody from serving."""
+        """Save the state for the next manager. A failure keeps nobody from serving."""
         for name, member in self.members.items():
             self.state.instances[name] = member.record()
         try:

@@ -1,7 +1,7 @@
 """``tidegate pool``: runs a manager in the foreground, or asks the one that runs.
 
-What only a manager needs, gRPC and HTTP above all, is imported where one begins: to ask takes a
-fraction of the time then.
+Modules that only a manager needs, gRPC and HTTP above all, are imported where one begins: asking
+takes a fraction of the time then.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from pool.process.detached import DetachedProcess, Found, clear_remains, find_de
 EXIT_FAILED = 1
 _ASK_S = 10.0
 _END_S = 30.0
-"""Beyond the drain: what ending takes at most."""
+"""Seconds beyond the drain that ending takes at most."""
 _BAD = {EventKind.LOST, EventKind.FAILED, EventKind.GPU_OUT, EventKind.WARNED}
 _BAD |= {EventKind.KEPT, EventKind.REFUSED_FILE, EventKind.UNREGISTERED}
 
@@ -51,7 +51,8 @@ def say(event: PoolEvent) -> None:
 
 
 def run(path: Path) -> int:
-    """Keep the pool of a file until SIGINT or SIGTERM, which drain it; a second one hurries."""
+    """Keep the pool of a file until SIGINT or SIGTERM, which drain it; a second one hurries.
+    Returns the exit status."""
     form = os.environ.get("TIDEGATE_LOG_FORMAT", "auto")
     level = os.environ.get("TIDEGATE_LOG_LEVEL", "info")
     log.configure("json" if form == "json" else "text" if form == "text" else "auto", level)
@@ -71,7 +72,7 @@ async def _run(path: Path) -> None:
 
     def reload() -> None:
         if service.manager is not None:
-            with contextlib.suppress(ProvisionError):  # it was said
+            with contextlib.suppress(ProvisionError):  # an event said so
                 service.reload()
 
     loop = asyncio.get_running_loop()
@@ -82,7 +83,7 @@ async def _run(path: Path) -> None:
 
 
 def check(path: Path, *, as_json: bool) -> int:
-    """Say what a file would start; 1 where something of it would not."""
+    """Print what a file would start; returns 1 if some instance of it would not start."""
     from pool.fleet.check import plan
 
     async def checked() -> bool:
@@ -102,7 +103,7 @@ def check(path: Path, *, as_json: bool) -> int:
 
 
 def status(path: Path | None, *, as_json: bool) -> int:
-    """Every instance as it stands; also without a manager."""
+    """Print the state of every instance; works also without a manager."""
     return _exit(lambda: asyncio.run(_status(_home(path), as_json=as_json)))
 
 
@@ -130,7 +131,7 @@ async def _status(home: Path, *, as_json: bool) -> bool:
 
 
 def reload(path: Path | None) -> int:
-    """Have the manager read its file anew."""
+    """Make the manager read its file anew, and print what it will do."""
 
     async def reloaded() -> None:
         told = await ask(_home(path), {"do": "reload"}, _ASK_S)
@@ -159,9 +160,9 @@ async def _stop(path: Path | None, how: str) -> None:
 
 
 async def _end_unmanaged(path: Path, grace_s: float) -> None:
-    """The manager is gone and its instances are not: there is nobody to drain them, so they end as
-    their guardians end them, SIGTERM first. Raises ``PoolInUse`` where one is there after all, that
-    starts or hangs: it would start them again."""
+    """End instances whose manager is gone. Nobody can drain them, so their guardians end them,
+    SIGTERM first. Raises ``PoolInUse`` if there is a manager after all that starts or hangs: it
+    would start them again."""
     home = PoolHome(path)
     home.claim()
     try:
@@ -177,7 +178,7 @@ async def _end(found: Found, grace_s: float) -> None:
 
 
 def _unmanaged(home: Path) -> Answer:
-    """What runs without a manager."""
+    """The instances that run without a manager, as an answer."""
     return {
         "manager_pid": None,
         "home": str(home),
@@ -218,6 +219,7 @@ def _table(*columns: str) -> Table:
 
 
 def _show(table: Table) -> None:
-    # What is no terminal gets whole lines. Reasons have lines of logs, with brackets of their own.
+    # Output that is no terminal gets whole lines. Reasons have lines of logs, with brackets of
+    # their own.
     width = None if sys.stdout.isatty() else 200
     Console(width=width, markup=False, highlight=False, emoji=False).print(table)

@@ -1,7 +1,7 @@
 """``pool.toml``: which instances are to run on this machine, and whom to tell of them (PV-1).
 
 A file that does not fit is refused as a whole, each mistake with its line and key, unknown keys
-too. Secrets are never in it: it names environment variables that have them.
+included. It never holds secrets: it names the environment variables that have them.
 """
 
 import re
@@ -48,13 +48,13 @@ _GIVEN_ELSEWHERE = {
     "plain_token": "the environment variable TIDEGATE_WORKER_PLAIN_TOKEN",
     "legacy_stub": "nothing: the Triton that is found says so",
 }
-"""Settings of a worker that the pool sets, by where they are said."""
+"""Settings of a worker that the pool sets, each with the place where it is given instead."""
 
 
 MOST_INSTANCES = 256
-"""Of one pool, which is one machine; as many as an orchestrator has registered at most."""
+"""Most instances of one pool, which is one machine: as many as an orchestrator registers."""
 _MOST_MISTAKES = 20
-"""That are said of a file."""
+"""Most mistakes of a file that are reported."""
 _DAY_S = 86_400.0
 
 
@@ -66,24 +66,24 @@ class PoolSettings(_Strict):
     """``[pool]``. Times are seconds."""
 
     home: Path | None = None
-    """Where state, logs and run folders go; ``pool`` in TIDEGATE_HOME by default."""
+    """Folder of state, logs and run folders; ``pool`` in TIDEGATE_HOME by default."""
     heartbeat_s: float = Field(default=15.0, gt=0, le=_DAY_S)
-    """Three without an answer, and an instance is down."""
+    """Seconds between heartbeats; after three without an answer an instance is down."""
     drain_s: float = Field(default=30.0, ge=0, le=_DAY_S)
-    """What running work is given when an instance is removed, replaced or ended."""
+    """Seconds that running work is given when an instance is removed, replaced or ended."""
     load_timeout_s: float = Field(default=300.0, gt=0, le=_DAY_S)
     host: str = Field(default="127.0.0.1", pattern=_HOST)
-    """Where the Tritons listen."""
+    """Address where the Tritons listen."""
     advertise: str = Field(default="", pattern=_HOST)
-    """What orchestrators are told instead, where they reach this machine by another name."""
+    """Address that orchestrators are told instead, if they reach this machine by another name."""
     open: bool = False
-    """Off loopback, too, whoever reaches Triton may generate without a token."""
+    """Whether clients off loopback, too, may generate without a token."""
     triton_tls: Tls | None = None
     """``[pool.triton_tls]``: TLS at the Tritons' gRPC ports (docs/operating.md)."""
     triton: Path | None = None
     """A server to use rather than the first that is found."""
     metrics_port: Port | None = None
-    """The manager's own metrics, on loopback; none by default."""
+    """Port of the manager's own metrics, on loopback; none by default."""
 
 
 class OrchestratorsSettings(_Strict):
@@ -92,8 +92,8 @@ class OrchestratorsSettings(_Strict):
     register_at: tuple[str, ...] = Field(default=(), alias="register")
     """``file:PATH``, a list of addresses that orchestrators follow, or the URL of one."""
     key_env: str = "TIDEGATE_ADMIN_TOKEN"
-    """The environment variable that has the admin's key for those; where it has none, the one that
-    an orchestrator of this user keeps on this machine."""
+    """The environment variable with the admin's key for these orchestrators; if it is empty, the
+    key that an orchestrator of this user keeps on this machine."""
 
     @field_validator("register_at")
     @classmethod
@@ -113,12 +113,12 @@ class OrchestratorSettings(_Strict):
     host: str = "127.0.0.1"
     port: Port = 8080
     settings: dict[str, Scalar] = {}
-    """``TIDEGATE_…`` of it, in small letters."""
+    """The orchestrator's settings ``TIDEGATE_…``, in small letters."""
 
 
 class PortsSettings(_Strict):
-    """0 is chosen, and kept over restarts. Of the first of several; the next one's are higher by
-    10 each."""
+    """Ports of the first of several instances; each next one's are higher by 10. 0 is chosen, and
+    kept over restarts."""
 
     http: Port = 0
     grpc: Port = 0
@@ -132,20 +132,20 @@ class InstanceSettings(_Strict):
     model: str = Field(min_length=1)
     """``demo``, a registered name, a checkpoint folder or a .gguf file."""
     model_name: str = ""
-    """What clients call it."""
+    """The model's name for clients."""
     engine: str = "torch"
     devices: Devices = "cpu"
-    """``"cpu"``, or what each instance gets in turn: ``[0, 1]`` one GPU each, ``["0,1", "2,3"]``
-    two each. Numbers, or UUIDs of GPUs and MIG devices."""
+    """``"cpu"``, or the GPUs that each instance gets in turn: ``[0, 1]`` one each, ``["0,1",
+    "2,3"]`` two each. Numbers, or UUIDs of GPUs and MIG devices."""
     count: int | None = Field(default=None, ge=1, le=64)
-    """One for each entry of ``devices`` by default."""
+    """Number of instances; one for each entry of ``devices`` by default."""
     vram_gib: float | None = Field(default=None, gt=0)
-    """What it takes on each of its GPUs; estimated where it is not said."""
+    """GiB that it takes on each of its GPUs; estimated by default."""
     memory_gib: float | None = Field(default=None, gt=0)
-    """What the worker may take at most (TIDEGATE_WORKER_MEMORY_HARD_GIB)."""
+    """Most GiB that the worker may take (TIDEGATE_WORKER_MEMORY_HARD_GIB)."""
     ports: PortsSettings = PortsSettings()
     settings: dict[str, Scalar] = {}
-    """``TIDEGATE_WORKER_…``, in small letters."""
+    """Settings of the worker ``TIDEGATE_WORKER_…``, in small letters."""
 
     @field_validator("devices", mode="before")
     @classmethod
@@ -200,13 +200,13 @@ class InstanceSettings(_Strict):
 
     @property
     def instance_names(self) -> tuple[str, ...]:
-        """One name is that of the entry, of several each has its number."""
+        """Names of the instances: the entry's name for one; with a number for each of several."""
         count = len(self.groups) if self.count is None else self.count
         return (self.name,) if count == 1 else tuple(f"{self.name}-{i}" for i in range(count))
 
 
 class PoolFile(_Strict):
-    """The whole of it."""
+    """The whole file."""
 
     pool: PoolSettings = PoolSettings()
     orchestrators: OrchestratorsSettings = OrchestratorsSettings()
@@ -229,8 +229,8 @@ class PoolFile(_Strict):
 
     @model_validator(mode="after")
     def _check_targets(self) -> "PoolFile":
-        """The orchestrator beside follows the pool's own list; told twice, it would have each
-        instance from two sources."""
+        """Refuse targets that are the orchestrator beside: it follows the pool's own list, and
+        would have each instance from two sources."""
         beside = self.orchestrator
         for entry in self.orchestrators.register_at:
             url = urlsplit(entry)
@@ -245,7 +245,7 @@ class PoolFile(_Strict):
 
     @model_validator(mode="after")
     def _check_ports(self) -> "PoolFile":
-        """Two on one port would each be told that another program has it."""
+        """Refuse two uses of one port: each would be told that another program has it."""
         taken: dict[int, str] = {}
         for what, port in self._fixed_ports():
             if port > LAST_PORT:
@@ -255,7 +255,7 @@ class PoolFile(_Strict):
         return self
 
     def _fixed_ports(self) -> Iterator[tuple[str, int]]:
-        """What each port that the file chooses is for; 0 is chosen later."""
+        """Each port that the file fixes, with its use; 0 is chosen later."""
         beside = self.orchestrator.port if self.orchestrator is not None else 0
         for what, port in (
             ("the orchestrator's port", beside),
@@ -274,7 +274,7 @@ _WORKER = tuple(WorkerSettings.model_fields)
 
 
 def read_pool_file(path: Path) -> PoolFile:
-    """Raises ``PoolFileInvalid`` with a line for each mistake."""
+    """Read the file at ``path``. Raises ``PoolFileInvalid`` with a line for each mistake."""
     try:
         file = parse_pool_file(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -291,7 +291,7 @@ def read_pool_file(path: Path) -> PoolFile:
 
 
 def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
-    """Of its text; ``where`` it is from is named in errors. Raises ``PoolFileInvalid``."""
+    """Read a pool file's text; errors name ``where`` it is from. Raises ``PoolFileInvalid``."""
     try:
         values = tomllib.loads(text)
     except RecursionError:
@@ -314,7 +314,7 @@ def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
 
 
 def line_of(text: str, keys: tuple[str | int, ...]) -> int:
-    """Where a key stands, or what is nearest to it: its table, else the first line."""
+    """The line of a key, or of what is nearest to it: its table, otherwise the first line."""
     table = [key for key in keys if isinstance(key, str)]
     number = next((key for key in keys if isinstance(key, int)), 0)
     best, depth, seen = 1, 0, -1
@@ -343,7 +343,7 @@ def _said(kind: str, message: str, keys: tuple[str | int, ...]) -> str:
 
 
 def _known_beside(keys: tuple[str | int, ...]) -> tuple[str, ...]:
-    """The keys that stand where an unknown one was found."""
+    """The keys that may stand where an unknown one was found."""
     models: dict[str, type[BaseModel]] = {
         "pool": PoolSettings,
         "orchestrators": OrchestratorsSettings,
@@ -360,12 +360,12 @@ def _near(name: str, known: tuple[str, ...]) -> str:
 
 
 def _without_alternatives(keys: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """pydantic adds which kind of a union it tried; that is no key of the file."""
+    """``keys`` without the kinds of a union that pydantic adds: they are no keys of the file."""
     return tuple(k for k in keys if isinstance(k, int) or re.fullmatch(r"[a-z_][\w-]*", k))[:4]
 
 
 def _spelled(keys: tuple[str | int, ...]) -> str:
-    """``instances[0].model``, as errors name a key."""
+    """A key as errors name it: ``instances[0].model``."""
     text = ""
     for key in keys:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key

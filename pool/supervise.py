@@ -1,4 +1,4 @@
-"""Keeps one unit alive: restarts it when it is lost, gives up when that is pointless (PV-1)."""
+"""Keeps one unit alive: restarts it if it is lost, gives up if that is pointless (PV-1)."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ class Keeping:
 
     start_process: StartProcess = GuardedProcess.start
     heartbeat_s: float | None = None
-    """None: ``HEARTBEAT_S``."""
+    """Seconds between heartbeats; None means ``HEARTBEAT_S``."""
     on_miss: Callable[[], None] = _nothing
     """Called for each heartbeat without an answer."""
 
@@ -37,13 +37,14 @@ class Unit(Protocol):
 
     @property
     def where(self) -> str:
-        """Where it can be reached, as a person reads it."""
+        """The place where it can be reached, in words for a person."""
 
     async def start(self) -> None:
-        """Start and wait until it serves. Raises ``StartFailed``; ``stop`` is called then too."""
+        """Start it and wait until it serves. Raises ``StartFailed``; ``stop`` is called even
+        then."""
 
     async def lost(self) -> str:
-        """Wait until it no longer serves; why, in a few words."""
+        """Wait until it no longer serves; returns why, in a few words."""
 
     async def stop(self, drain_s: float) -> None:
         """End it: running work may go on for ``drain_s``, and nothing is left on return.
@@ -56,7 +57,7 @@ class Unit(Protocol):
 
 
 _MOST_DOUBLINGS = 60
-"""Of a pause; more would be no number any more one day."""
+"""Most doublings of a pause: more would overflow one day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class RestartPolicy:
     max_failures: float = 5
     """Losses and failed starts in a row after which the unit is given up; ``math.inf``: never."""
     stable_s: float = 30.0
-    """A unit that served for this long starts again from no failures."""
+    """Seconds of service after which a unit counts as having had no failures."""
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
         """Pause before the start that follows ``failures`` failures in a row (from 1)."""
@@ -87,7 +88,8 @@ async def supervise(
     clock: Callable[[], float] = time.monotonic,
     failed: str | None = None,
 ) -> None:
-    """Watch a started ``unit`` until cancelled; with ``failed`` one whose start has failed so.
+    """Watch a started ``unit`` until cancelled; with ``failed``, one whose start failed for that
+    reason.
 
     ``on_lost`` gets the reason and the pause in seconds before the next start, ``on_ready`` the
     seconds since the loss. Raises ``GaveUp``.
@@ -117,7 +119,7 @@ async def supervise(
 
 
 async def first_of(*watches: Coroutine[Any, Any, str]) -> str:
-    """The reason that the first of several watches comes back with."""
+    """The reason of the first of several watches that returns."""
     tasks = [asyncio.create_task(watch) for watch in watches]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +132,7 @@ async def first_of(*watches: Coroutine[Any, Any, str]) -> str:
 async def missed_heartbeats(
     answers: Callable[[], Awaitable[bool]], keeping: Keeping | None = None
 ) -> str:
-    """Wait until something that hangs has not answered ``MISSES`` times in a row."""
+    """Wait until ``answers`` has been False ``MISSES`` times in a row; returns the reason."""
     keeping = keeping or Keeping()
     misses = 0
     while misses < MISSES:

@@ -1,4 +1,4 @@
-"""From the queue to a lane, and what comes of it.
+"""Takes tasks from the queue to a lane, and handles what comes of them.
 
 - ``dispatcher``    starts what can start; the queue's bound; deadlines of what waits
 - ``time_limits``   when a task ends here, and what its worker may take

@@ -1,6 +1,4 @@
-"""One dispatch of a task to one instance: what stands between the lane, the task and the
-dispatcher.
-"""
+"""One dispatch of a task to one instance: connects the lane, the task and the dispatcher."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,25 +15,25 @@ from worker.protocol import AbortCause, Delta, End, PromptLogprobs
 
 
 class AttemptOwner(Protocol):
-    """Hears what becomes of attempts."""
+    """The listener to which attempts report: the dispatcher."""
 
     def now(self) -> float: ...
 
     def first_token(self, attempt: "Attempt") -> None:
-        """One of two attempts at a task has a token."""
+        """One of two attempts at a task has its first token."""
 
     def attempt_ended(self, attempt: "Attempt", end: End) -> None:
-        """The worker is done with it."""
+        """The worker is done with the attempt's job."""
 
     def attempt_lost(self, attempt: "Attempt", error: TidegateError) -> None:
-        """The lane is gone, and the job with it."""
+        """The lane is gone, and the attempt's job with it."""
 
     def listener_failed(self, attempt: "Attempt") -> None:
-        """Called while the exception is being handled."""
+        """Handling a message of the attempt raised; called while the exception is being handled."""
 
 
 class Attempt:
-    """One task's job on a lane. When the task ends first, it stays until the worker is done."""
+    """One task's job on a lane. It outlives the task until the worker is done."""
 
     __slots__ = (
         "_lane",
@@ -76,19 +74,19 @@ class Attempt:
         self.job = job
         self.dispatched_at = now
         self.begun_tokens = task.completion_tokens
-        """Of the text, how many came from other instances before; 0 where it is all its own."""
+        """How many tokens of the text came from other instances before; 0 if none did."""
         self.handle = -1
         self.basis: tuple[StepModel, Load] | None = None
-        """What was known of the instance when the job was sent there."""
+        """The instance's step model and load when the job was sent there; None while unknown."""
         self.has_slot = False
-        """As its worker says: a job that was paused or resumed a moment ago may yet have one, or
-        wait for one."""
+        """Whether the job has a slot, as its worker last said: a job that was just paused may still
+        have one, and one that was just resumed may still wait for one."""
         self.is_paused = False
-        """As it was asked for."""
+        """Whether the last request to the worker was to pause the job."""
         self.pauses = 0
         self.late_tokens = 0
         self.lost_hedge = False
-        """The task's other attempt had the first token."""
+        """Whether the task's other attempt had the first token."""
         self.abandoned_at = 0.0
         self.cause: AbortCause | None = None
 
@@ -155,7 +153,7 @@ class Attempt:
     # from the dispatcher
 
     def pause(self, *, for_another: bool = True) -> None:
-        """Leave the slot at the next step's border, to another job or to nobody; the KV stays."""
+        """Leave the slot at the end of the step, to another job or to nobody; the KV stays."""
         self.is_paused = True
         self.pauses += 1
         self.basis = None  # how long it stood still says nothing about the instance
@@ -163,27 +161,27 @@ class Attempt:
         self.concurrency.pause(self.job, for_another=for_another)
 
     def resume(self, load: int) -> None:
-        """Go on beside ``load`` others."""
+        """Go on, beside ``load`` other jobs."""
         self.is_paused = False
-        if self.has_slot:  # it has not left it yet: no worker says that it got it back
+        if self.has_slot:  # not left yet: no worker will say that it has the slot back
             self.concurrency.got_slot()
         self._lane.resume(self.handle)
         self.concurrency.resume(self.job, load)
 
     def withdraw(self) -> None:
-        """The task goes on elsewhere: stop the job, count what still comes."""
+        """Stop the job because its task goes on elsewhere; tokens that still come are counted."""
         if self.task.attempt is self:
             self.task.attempt = None
         self._lane.cancel(self.handle, AbortCause.CANCEL)
 
 
 class AttemptsInFlight:
-    """All that were sent and have not ended, in that order, so that a simulated run repeats."""
+    """Attempts that were sent and have not ended, in order, so that a simulated run repeats."""
 
     def __init__(self) -> None:
         self._attempts: dict[Attempt, None] = {}
         self.removed = asyncio.Event()
-        """Set whenever a worker is done with one; whoever waits clears it."""
+        """Set whenever a worker is done with an attempt; the waiter clears it."""
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._attempts)

@@ -1,7 +1,7 @@
-"""The end of an attempt, as one page, and the ends of tasks.
+"""Handles the end of an attempt, and the ends of tasks.
 
-An attempt ends when its worker says so, or when its lane is lost. Its instance is judged by it, the
-forecaster learns from it; then its task goes on with a hedge, is tried again, or ends.
+An attempt ends when its worker says so, or when its lane is lost. Its instance is judged by it, and
+the forecaster learns from it; then its task goes on with a hedge, is tried again, or ends.
 """
 
 import math
@@ -25,7 +25,7 @@ from orchestrator.tasks.verdicts import judge, lost, overdue, poisonous
 from worker.protocol import AbortCause, Code, End, FinishReason
 
 FAULTS = frozenset({Code.ENGINE_ERROR, Code.NOT_FINITE, Code.INTERNAL})
-"""An instance's own: a hedge that is under way already is not touched by them."""
+"""Faults of an instance's own: a hedge that is already under way is not touched by them."""
 
 
 class Completion:
@@ -50,9 +50,10 @@ class Completion:
         self._clock = clock
 
     def ended(self, attempt: Attempt, end: End, *, is_current: bool) -> RetryAfter | None:
-        """The worker is done with a job. ``is_current``: its task still counted on it.
+        """Handle an end that the worker reported. ``is_current``: the task still counted on this
+        job.
 
-        Returns when the task is to be tried again, if it is.
+        Returns when the task is to be tried again; None if it is not.
         """
         now = self._clock.now()
         _trace(attempt, end, now)
@@ -83,7 +84,7 @@ class Completion:
     def lost(
         self, attempt: Attempt, error: TidegateError, *, is_current: bool
     ) -> RetryAfter | None:
-        """The lane is gone, and what the job did with it; returns what ``ended`` does."""
+        """Handle a job that was lost with its lane. Returns what ``ended`` does."""
         now = self._clock.now()
         _trace(attempt, None, now)
         self._settler.metrics.count_late(attempt.late_tokens)
@@ -106,8 +107,8 @@ class Completion:
         return None
 
     def leave_silent(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
-        """Withdraw what waits for its first token on an instance that has fallen silent, where it
-        can be tried elsewhere; tasks with a hedge go on with that.
+        """Withdraw attempts that wait for their first token on a suspect instance, where they can
+        be tried elsewhere; tasks with a hedge go on with that.
         """
         silent = {i.address for i in self._registry if i.state is InstanceState.SUSPECT}
         if not silent:
@@ -130,8 +131,8 @@ class Completion:
                 yield attempt, retry
 
     def leave_draining(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
-        """Withdraw what will probably not end on its instance before that instance's drain does,
-        where another one goes on with it (OR-14)."""
+        """Withdraw attempts that will probably outlast their instance's drain, where another
+        instance can go on with them (OR-14)."""
         ends = {i.address: i.drain_ends_at for i in self._registry if i.drain_ends_at < math.inf}
         if not ends:
             return
@@ -150,7 +151,7 @@ class Completion:
 
     def awaits_fate(self, task: Task) -> bool:
         """Whether a task that is to be sent again must wait until it is known whether its workers
-        died. Ends it where they did."""
+        died. If enough of them died, ends the task and returns False."""
         now = self._clock.now()
         return not self._end_poisonous(task, now) and (
             self._retrier.fate_of(task, now) is Fate.OPEN
@@ -164,19 +165,19 @@ class Completion:
         return True
 
     def _note_loss(self, attempt: Attempt, now: float, *, is_death: bool = False) -> None:
-        """A worker went away or hangs, and this task may be why."""
+        """Note that a worker went away or hangs, perhaps because of this attempt's task."""
         instance = self._registry.instances.get(attempt.address)
-        # A model that is loaded anew ends a worker that was well.
+        # Loading a model anew ends a worker that was well.
         if instance is not None and not instance.is_reopening:
             loss = Loss(attempt.address, instance.process_id, now, is_death)
             attempt.task.losses.append(loss)
 
     def first_token(self, attempt: Attempt) -> None:
-        """One of a task's two attempts has a token."""
+        """Keep the one of a task's two attempts that has a token."""
         self._hedger.first_token(attempt)
 
     def settle(self, task: Task, ending: Ending) -> None:
-        """End a task that no worker has, or without its worker."""
+        """End a task that no worker has, or that is not to wait for its worker."""
         self._settler.settle(task, ending)
 
     def _measure(self, attempt: Attempt, end: End, now: float) -> None:
@@ -203,7 +204,7 @@ class Completion:
             instance.round_trip_ms.add(max(0.0, 1000 * (now - attempt.dispatched_at) - worker_ms))
 
     def _complete_text(self, attempt: Attempt, now: float) -> Ending | None:
-        """The end of a text that is complete although its worker did not report it."""
+        """The ending of a text that is complete without its worker's word; None otherwise."""
         task, instance = attempt.task, self._registry.instances.get(attempt.address)
         ending = ending_of_complete_text(task, instance)
         if ending is None or task.deadline.left_ms(now) >= 0:
@@ -219,7 +220,7 @@ def _trace(attempt: Attempt, end: End | None, now: float) -> None:
 
 
 def _abort_cause(attempt: Attempt, end: End) -> str:
-    """Why a job was stopped early, by whoever did it; empty for any other end (WP-5)."""
+    """Why a job was stopped early, whoever stopped it; empty for any other end (WP-5)."""
     if attempt.cause is not None:
         return attempt.cause.value
     if end.reason is FinishReason.DEADLINE:

@@ -1,4 +1,4 @@
-"""From the queue onto a lane: starts what can start whenever something changes."""
+"""Moves tasks from the queue onto lanes: starts what can start whenever something changes."""
 
 import math
 from itertools import chain, islice
@@ -23,11 +23,11 @@ from orchestrator.telemetry.narration import RETRIED, narrate
 from worker.protocol import End, OnDeadline
 
 FRESH = 4
-"""Waiting tasks whose turn is next are planned anew before anything is started."""
+"""How many of the next waiting tasks are planned anew before anything is started."""
 POLICY_PASSES = 32
-"""Waiting tasks that an operator's policy may send nowhere before a pass goes no further."""
+"""How many waiting tasks an operator's policy may send nowhere before a pass ends."""
 FEW_SPECS = 8
-"""After so many that cannot start, a pass no longer asks whether that is all there are."""
+"""Number of different blocked requirements after which a pass no longer checks for an early end."""
 
 
 class Dispatcher:
@@ -55,7 +55,7 @@ class Dispatcher:
         self._in_flight = launcher.in_flight
         self._replanner = Replanner(queue, prediction.forecaster, clock, self.pump)
         self.attempts_done = launcher.in_flight.removed
-        """Set whenever a job is over on its worker; whoever waits clears it."""
+        """Set whenever a job is over on its worker; the waiter clears it."""
 
     # ── in and out of the queue ──────────────────────────────────────────────────────────────
 
@@ -83,7 +83,7 @@ class Dispatcher:
             )
 
     def _displace(self, task: Task) -> None:
-        """Another one takes its place, unless it is for the sample."""
+        """End a waiting task whose place other work takes, unless it is in the refusal sample."""
         if self._prediction.feasibility.spares(task, RefusalKind.DROPPED):
             self._queue.reorder([task])
             return
@@ -93,7 +93,7 @@ class Dispatcher:
         self.withdraw(task)
 
     def enqueue(self, task: Task) -> None:
-        """Take an admitted task: it starts now, later, or ends at its deadline."""
+        """Take an admitted task: it starts now or later, or ends at its deadline."""
         self._launcher.offered()
         task.stage = Stage.QUEUED
         now = task.marks.queued = self._clock.now()
@@ -109,7 +109,7 @@ class Dispatcher:
             self._prediction.start_times.queued(task)
 
     def instances_changed(self) -> None:
-        """One may have come, or may take work again."""
+        """Start what can start: an instance may have come, or may take work again."""
         self.pump()
 
     def withdraw(self, task: Task) -> None:
@@ -118,7 +118,7 @@ class Dispatcher:
             self.pump()
 
     def mark_reading(self, task: Task, does: bool) -> None:
-        """The client of a task is behind, or reads again."""
+        """Note whether a task's client reads (``does``) or has fallen behind."""
         if task.is_unread is not does or task.ending is not None:
             return
         task.is_unread = not does
@@ -126,7 +126,7 @@ class Dispatcher:
         self.pump()
 
     def _deadline_passed(self, task: Task) -> None:
-        """A task's timer. A worker that has it gets a grace to report the end itself."""
+        """Handle a task's timer. A worker that has the task gets a grace to report its end."""
         now = self._clock.now()
         ends_at = self._limits.ends_at(task, now)
         if ends_at == math.inf:
@@ -158,7 +158,7 @@ class Dispatcher:
                 self._start()
             room = self._pausing.make_room(self._queue, self._in_flight, now)
             if room.paused:
-                try:  # those for whom there is room now, before those who made it
+                try:  # tasks that can start now come before those that made room
                     for task in room.recalled:
                         self._recall(task)
                     self._placer.refresh()
@@ -174,7 +174,7 @@ class Dispatcher:
             service_log.exception("dispatch pass failed; will retry")
 
     def _end_expired(self, now: float) -> None:
-        """End what has run out of time, or is certain to."""
+        """End tasks that have run out of time, or are certain to."""
         for task in self._queue.expired(now):
             if task.deadline.left_ms(now) <= 0:
                 self._completion.settle(task, overdue(task, now))
@@ -186,12 +186,13 @@ class Dispatcher:
                 self._queue.push(task)
 
     def _start(self) -> None:
-        """Send whatever has somewhere to go, as of the placer's last ``refresh``."""
+        """Send every task that has somewhere to go, as of the placer's last ``refresh``."""
         placer = self._placer
         blocked: set[Requirements] = set()
         passes = POLICY_PASSES
         has_room = placer.has_room
-        # Without a free slot only interactive work may start, where others' rows are to be paused.
+        # Without a free slot only interactive work may start, where the rows of other jobs are to
+        # be paused.
         for task in self._queue.leaving(only_interactive=not placer.has_free_slot):
             if not has_room or not passes:
                 return
@@ -204,12 +205,13 @@ class Dispatcher:
                 choice = placer.choose(task)
                 if choice is None:
                     if task.is_background and not placer.has_free_slot:
-                        return  # all that are left are background
+                        return  # all tasks that are left are background
                     if placer.has_room_for(requirements):  # this task only, mostly for a policy
                         passes -= 1
                     else:
                         blocked.add(requirements)
-                        # In order is expensive with many tenants; this is one pass over all.
+                        # Iterating in order is expensive with many tenants; this is one pass over
+                        # all.
                         if len(blocked) <= FEW_SPECS and all(
                             placer.requirements(other) in blocked for other in self._queue.tasks()
                         ):
@@ -229,7 +231,7 @@ class Dispatcher:
             self._launcher.start(self, task, choice)
 
     def _could_not_start(self, task: Task) -> None:
-        """A fault of ours with one task: it fails, so that those behind it are not kept waiting."""
+        """Fail a task that a fault of ours kept from starting, so that those behind it go on."""
         service_log.exception(
             "dispatch of a task failed",
             extra=fields(task_id=task.id, correlation_id=task.correlation_id),
@@ -261,19 +263,19 @@ class Dispatcher:
         self._completion.first_token(attempt)
 
     def attempt_ended(self, attempt: Attempt, end: End) -> None:
-        """The worker is done with a job: its slot is free."""
+        """Handle the end of a job that its worker reported: its slot is free."""
         is_current = self._detach(attempt)
         self._retry(attempt, self._completion.ended(attempt, end, is_current=is_current))
         self.pump()
 
     def attempt_lost(self, attempt: Attempt, error: TidegateError) -> None:
-        """The lane is gone, and what the job did with it."""
+        """Handle a job that was lost with its lane."""
         is_current = self._detach(attempt)
         self._retry(attempt, self._completion.lost(attempt, error, is_current=is_current))
         self.pump()
 
     def listener_failed(self, attempt: Attempt) -> None:
-        """A fault of ours in handling one task's tokens must not cost the lane's other tasks."""
+        """Fail the attempt's task: a fault of ours must not cost the lane's other tasks."""
         service_log.exception(
             "handling a worker's message failed",
             extra=fields(task_id=attempt.task.id, correlation_id=attempt.task.correlation_id),
@@ -281,7 +283,7 @@ class Dispatcher:
         self._fail(attempt.task)
 
     def _detach(self, attempt: Attempt) -> bool:
-        """A job is over; whether its task still counted on it."""
+        """Forget a job that is over; returns whether its task still counted on it."""
         self._in_flight.remove(attempt)
         attempt.concurrency.remove(attempt.job)
         task = attempt.task
@@ -294,7 +296,7 @@ class Dispatcher:
         return is_current
 
     def _forget_pause(self, task: Task) -> None:
-        """The job that it would have resumed is gone."""
+        """Take a paused task out of the queue: the job that it would have resumed is gone."""
         if task.paused_on:
             task.paused_on = ""
             self._queue.remove(task)
@@ -306,8 +308,11 @@ class Dispatcher:
     # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
 
     def upkeep(self) -> None:
-        """See to jobs that are late with their first tokens, or on instances that drain; to be
-        called every 250 ms or so."""
+        """See to jobs that are late with their first tokens, or on instances that are silent or
+        drain.
+
+        To be called every 250 ms or so.
+        """
         try:
             # One by one: a task that was withdrawn is in the queue again before the next is judged.
             leaving = (self._completion.leave_silent, self._completion.leave_draining)
@@ -316,7 +321,7 @@ class Dispatcher:
                 self._retry(attempt, retry)
         finally:
             self.pump()
-        if not self._queue:  # else others wait for the slots
+        if not self._queue:  # otherwise others wait for the slots
             self._launcher.hedge_late(self)
 
     def _retry(self, attempt: Attempt, retry: RetryAfter | None) -> None:
@@ -360,7 +365,7 @@ class Dispatcher:
     def _queue_again(self, task: Task) -> None:
         if task.ending is not None:
             return
-        # A forecast for the whole of it must not cost what it has generated already.
+        # A forecast for all of the task must not cost what it has generated already.
         task.refusal_sample |= task.completion_tokens > 0
         self._prediction.forecaster.plan(task, self._clock.now())
         self._queue.push(task)

@@ -1,9 +1,9 @@
 """Hedged requests (OR-10): a job that is late with its first token is sent to a second instance.
 
-The first token wins; the other attempt is cancelled, and its end is waited for. Only while nothing
-waits in the queue, where another instance has a free slot, when slack is short, and for at most one
-request in fifty: a second copy of a job is work that somebody else could have used. (Dean and
-Barroso, The tail at scale, 2013.)
+The first token wins; the other attempt is cancelled, and its end is waited for. Hedges are sent
+only while nothing waits in the queue, if another instance has a free slot and slack is short, and
+for at most one request in fifty: a second copy of a job takes work from others. (Dean and Barroso,
+The tail at scale, 2013.)
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,32 +18,32 @@ from orchestrator.prediction.forecaster import Forecaster, least_tokens
 from orchestrator.tasks.task import Task
 
 SHORT_SLACK = 2.0
-"""Slack is short when less time is left than so many times what few tasks exceed."""
+"""Slack is short when less time is left than this many times a slow estimate of the job."""
 
 
 @dataclass(slots=True)
 class HedgeStats:
-    """What became of hedges. Each is won or lost, or neither attempt had a token."""
+    """Counts of hedges. Each is won or lost, or neither attempt had a token."""
 
     begun: int = 0
     won: int = 0
     lost: int = 0
     aborts_verified: int = 0
-    """Losers whose worker has confirmed that they are gone."""
+    """Losing attempts whose worker has confirmed that they are gone."""
 
 
 class Hedger:
     """Decides which jobs are hedged, and where; keeps the attempt that wins."""
 
     def __init__(self, registry: Registry, forecaster: Forecaster, *, share: float) -> None:
-        """``share`` of the requests offered are hedged at most; 0 hedges none."""
+        """``share`` (0 to 1) of the requests offered are hedged at most; 0 hedges none."""
         self._registry = registry
         self._forecaster = forecaster
         self.budget = RetryBudget(share, 1.0, is_full=False)
         self.stats = HedgeStats()
 
     def due(self, in_flight: Iterable[Attempt], now: float) -> Iterator[tuple[Attempt, str]]:
-        """Late attempts, each with the instance for its hedge, which is counted as sent."""
+        """Late attempts, each with the instance for its hedge. Each one is counted as sent."""
         if self.budget.is_empty:
             return
         for attempt in list(in_flight):
@@ -62,7 +62,7 @@ class Hedger:
     def is_due(
         self, task: Task, basis: tuple[StepModel, Load] | None, sent_at: float, now: float
     ) -> bool:
-        """Whether a job sent at ``sent_at`` is late with its first token, and that matters."""
+        """Whether a job sent at ``sent_at`` is late with its first token and short of slack."""
         if self.budget.is_empty or basis is None or not basis[0].known:
             return False
         model, load = basis
@@ -75,7 +75,7 @@ class Hedger:
         return 1000 * (now - sent_at) > first_ms
 
     def target(self, task: Task, now: float) -> str | None:
-        """The least loaded other instance with a slot free for ``task``, if any."""
+        """The least loaded other instance with a slot free for ``task``; None if there is none."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
         requirements = Requirements(
             task.model,
@@ -98,7 +98,7 @@ class Hedger:
         return min(free, key=lambda c: (c.load / c.limit, c.name)).name if free else None
 
     def promote(self, task: Task) -> bool:
-        """The first attempt is over without a token: the hedge takes its place, if there is one."""
+        """Let the hedge replace a first attempt that ended tokenless. False without a hedge."""
         hedge, task.hedge = task.hedge, None
         if hedge is None:
             return False
@@ -107,7 +107,7 @@ class Hedger:
         return True
 
     def first_token(self, winner: Attempt) -> None:
-        """One of a task's two attempts has a token: the other one is stopped."""
+        """Keep the attempt that has a token, and stop the task's other one."""
         task, hedge = winner.task, winner.task.hedge
         loser = task.attempt if hedge is winner else hedge
         assert isinstance(loser, Attempt)

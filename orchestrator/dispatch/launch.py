@@ -17,7 +17,7 @@ from orchestrator.tasks.task import Stage, Task
 from worker.protocol import OnDeadline
 
 QUEUED_S = 0.002
-"""A task that was not sent within this had to wait for room."""
+"""How long, in seconds, a task may take to be sent without counting as queued for lack of room."""
 
 
 class Launcher:
@@ -42,7 +42,7 @@ class Launcher:
         self._clock = clock
 
     def offered(self) -> None:
-        """One more task: retries and hedges may be a share of them."""
+        """Count one more task: retries and hedges may be a share of the tasks offered."""
         self._retrier.budget.offered()
         self._hedger.budget.offered()
 
@@ -68,7 +68,7 @@ class Launcher:
         task.attempt = self._send(owner, task, choice, now)
 
     def hedge_late(self, owner: AttemptOwner) -> None:
-        """Give jobs that are late with their first token a second attempt elsewhere."""
+        """Send a second attempt elsewhere for each job that is late with its first token."""
         now = self._clock.now()
         for attempt, target in self._hedger.due(self.in_flight, now):
             attempt.task.hedge = self._send(owner, attempt.task, Choice(target, 0, 0.0), now)
@@ -92,7 +92,7 @@ class Launcher:
             sampling=sampling,
             budget_ms=self.limits.budget_ms(task, instance, now),
             deadline_unix_ms=task.deadline.unix_ms,
-            # What fit leaves too long after all ends cleanly.
+            # Text that a ``fit`` answer still has at the deadline ends cleanly.
             on_deadline=OnDeadline.PARTIAL
             if task.job.on_deadline is OnDeadline.FIT
             else task.job.on_deadline,
@@ -100,11 +100,11 @@ class Launcher:
             cache_salt=task.cache_salt,
             session=_session(task.job),
             session_keep_ms=1000 * task.job.idle_keep_s,
-            # Others of its run are to come, within the same time.
+            # More calls of its run are to come, within the same time.
             share_ms=task.deadline.left_ms(now) / (1 + task.calls_left)
             if task.calls_left
             else None,
-            # What is late already is no longer urgent.
+            # A first token that is late already is no longer urgent.
             first_token_budget_ms=1000 * first_due_s if 0 < first_due_s < math.inf else None,
             token_gap_ms=1000 * parts.token_gap_s if parts.token_gap_s < math.inf else None,
             keeps_on=self._prediction.feasibility.stats.runs_on(task),
@@ -112,18 +112,18 @@ class Launcher:
             grammar=task.job.grammar,
             begun_tokens=len(token_ids) - task.prompt_tokens,
             stop_after_tokens=task.sampling.min_tokens if task.completion_tokens else 0,
-            # Those of another model's tokenizer would mean something else there.
+            # Token ids of another model's tokenizer would mean something else there.
             serving=0 if instance.card is None else instance.card.serving,
             expected_tokens=self._prediction.forecaster.most_tokens_left(task),
         )
-        # Only what was really sent counts as in flight.
+        # A job counts as in flight only once it was really sent.
         attempt.breaker_token = self._registry.breakers.begin(choice.name)
         instance.concurrency.add(job, load)
         self.in_flight.add(attempt)
         return attempt
 
     def _in_flight_job(self, task: Task, choice: Choice) -> InFlightJob:
-        """What a task is to the concurrency limit of the instance that takes it."""
+        """A task as the concurrency limit of the instance that takes it counts it."""
         made = task.completion_tokens
         new = task.prompt_tokens - choice.cached_tokens + made
         most = new + task.sampling.max_tokens - made
@@ -138,5 +138,5 @@ class Launcher:
 
 
 def _session(job: Job) -> str:
-    """As workers know a conversation: tenants may use the same names."""
+    """A conversation's name for workers, with its tenant's: tenants may use the same names."""
     return f"{job.tenant}/{job.session_id}" if job.session_id else ""

@@ -1,7 +1,7 @@
-"""How late this process gets to run: what a text that leaves just before its deadline allows for.
+"""Measures how late this process gets to run, for texts that must leave before their deadline.
 
 On a machine whose processors others take, an event loop wakes up some milliseconds late, and so
-does the client beside it. That is measured by timers of its own, and only while somebody wants it.
+does the client beside it. Timers measure this delay, and only while somebody wants it.
 """
 
 from orchestrator.clock import Clock
@@ -11,11 +11,11 @@ EVERY_S = 0.02
 LONG_DELAY = 0.98
 _WINDOW = 256
 _ASLEEP_S = 1.0
-"""A timer that is later than this comes after a machine stood still: that tells of nothing else."""
+"""Largest delay of a timer that counts. A longer one means that the whole machine stood still."""
 
 
 class LoopDelay:
-    """Measures while it is asked to."""
+    """Measures the event loop's delay while asked to."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -25,11 +25,11 @@ class LoopDelay:
 
     @property
     def long_s(self) -> float:
-        """Few timers are later than that, in seconds."""
+        """A delay in seconds that few timers exceed: quantile ``LONG_DELAY`` of the latest ones."""
         return self._delays_s.at(LONG_DELAY)
 
     def watch(self, until: float) -> None:
-        """Measure from now on, up to that time at least."""
+        """Measure from now until at least ``until``, in seconds of the clock."""
         self._until = max(self._until, until)
         if self._due_at is None:
             self._arm()

@@ -1,4 +1,4 @@
-"""Retries, hedges, and how fast abandoned work is gone."""
+"""Metrics of retries and hedges, and of how fast abandoned work is gone."""
 
 from orchestrator.dispatch.hedge import HedgeStats
 from orchestrator.dispatch.retry import Retrier, RetryDenied
@@ -6,7 +6,7 @@ from orchestrator.telemetry.metrics import Metrics, Row
 
 
 class DispatchMetrics:
-    """What the dispatcher observes when an abandoned job is over."""
+    """Times that the dispatcher observes when an abandoned job is over."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.cancellation_ms = metrics.histogram(

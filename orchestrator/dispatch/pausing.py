@@ -1,11 +1,11 @@
-"""Which running jobs make room for more urgent work (DL-15).
+"""Chooses the running jobs that make room for more urgent work (DL-15).
 
 A paused job keeps its KV where it is and its place among the waiting by its urgency, so it goes on
 without computing anything again. It is paused only for work that is clearly more urgent, and only a
 few times for what it gets done. What a client is not reading is less urgent than anything, and goes
 on once it reads.
 
-Who gets the slot waits in the queue, or inside the worker already: among those that wait there the
+The task that gets the slot waits in the queue, or inside the worker already: of the tasks there the
 worker begins with the one that has the least slack.
 """
 
@@ -25,54 +25,56 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Stage, Task
 
 MOST_PAUSES, TOKENS_PER_PAUSE = 4, 16
-"""One job is paused so often, and once more for each so many tokens that it has made: a long one
-makes room again and again, and gets on nevertheless. Workers keep to it too."""
+"""How often one job may be paused, and how many tokens earn it one more pause: a long job makes
+room again and again, and still gets on. Workers keep to these limits too."""
 MOST_MEMORY = 0.5
-"""Of an instance's KV memory, that paused jobs may hold before more are paused."""
+"""Largest share (0 to 1) of an instance's KV memory held by paused jobs when more are paused."""
 SCAN_S_PER_JOB = 0.0002
-"""Between two scans of what runs, which take some 20 µs a job: up to a tenth of the time."""
+"""Seconds between scans, for each running job: a scan takes some 20 µs a job, a tenth of it."""
 PATIENCE_S = 0.05
-"""Whoever waits inside a worker mostly has a slot by then: only afterwards is one made for it."""
+"""Seconds that a task waits inside a worker before a slot is made for it: most have one by then."""
 AT_ONCE = 8
-"""Waiting tasks that room is made for at a time."""
+"""How many waiting tasks room is made for at a time."""
 _MARGIN = math.log(1.6)
-"""How much more urgent, as a logarithm: less would trade places for nothing. In the simulator, at
-twice the capacity with 64 slots, 3 met 0.594 and 0.587 of two loads, 1.6 0.605 and 0.620, 1.2 no
-more than that."""
+"""How much more urgent a waiting task must be, as a logarithm: less would trade places for nothing.
+In the simulator, at twice the capacity with 64 slots, a factor of 3 met 0.594 and 0.587 of two
+loads, 1.6 met 0.605 and 0.620, and 1.2 no more than that."""
 
 
 @dataclass(slots=True)
 class PauseStats:
-    """Totals, for metrics."""
+    """Totals of pauses and resumptions, for metrics."""
 
     paused: int = 0
     resumed: int = 0
 
 
 class Running(NamedTuple):
-    """A job that may be paused."""
+    """A running job that may be paused."""
 
     urgency: float
     attempt: Attempt
 
 
 class Swap(NamedTuple):
-    """Who gets a slot, and who leaves it."""
+    """The waiting task that gets a slot, and the running attempt that leaves it."""
 
     waiting: Task
     running: Attempt
 
 
 class Room(NamedTuple):
-    """Tasks that were paused, and those that wait inside other workers and are to have their slots:
-    these have to be taken back from there."""
+    """Tasks that were paused, and tasks that wait inside other workers and are to have the slots.
+
+    The second kind has to be taken back from those workers.
+    """
 
     paused: list[Task]
     recalled: list[Task]
 
 
 class Pausing:
-    """Decides which running jobs are paused, pauses and resumes them."""
+    """Decides which running jobs are paused; pauses and resumes them."""
 
     def __init__(
         self, registry: Registry, forecaster: Forecaster, placer: Placer, *, enabled: bool
@@ -86,7 +88,7 @@ class Pausing:
 
     @property
     def is_wanted_inside(self) -> bool:
-        """Whether some wait for a slot inside a worker that can pause others for them."""
+        """Whether any task waits for a slot inside a worker that can pause others for it."""
         return self._enabled and any(
             instance.can_pause and instance.has_waiting
             for instance in self._registry.instances.values()
@@ -94,14 +96,14 @@ class Pausing:
 
     @property
     def has_surplus(self) -> bool:
-        """Whether more rows run somewhere than should, and can be paused."""
+        """Whether some instance runs more rows than it should, and can pause them."""
         return self._enabled and any(
             instance.can_pause and instance.load > instance.concurrency.most_rows
             for instance in self._registry.instances.values()
         )
 
     def is_due(self, now: float) -> bool:
-        """Whether ``victims`` would scan what runs."""
+        """Whether enough time has passed since the last scan of running jobs."""
         return self._enabled and now >= self._next_at
 
     def make_room(self, queue: TaskQueue[Task], attempts: Iterable[Attempt], now: float) -> Room:
@@ -128,7 +130,7 @@ class Pausing:
         task.time_spent.waits(now)
 
     def surplus(self, attempts: Iterable[Attempt], now: float) -> list[Attempt]:
-        """What runs beyond the number of rows that is best, the least urgent first."""
+        """The least urgent jobs of each instance that runs more rows than is best for it."""
         found: list[Attempt] = []
         for name, jobs in self._by_instance(attempts, now).items():
             instance = self._registry.instances[name]
@@ -139,14 +141,14 @@ class Pausing:
 
     @staticmethod
     def _may_hold_more(instance: Instance) -> bool:
-        """Whether paused jobs hold less of its KV memory than they may."""
+        """Whether the paused jobs of ``instance`` hold no more of its KV memory than they may."""
         stats = instance.stats
         if stats is None or not stats.kv_blocks_total:
             return True
         return instance.concurrency.paused_blocks <= MOST_MEMORY * stats.kv_blocks_total
 
     def resume(self, task: Task, now: float) -> None:
-        """A paused job has a slot again."""
+        """Resume a paused job: it has a slot again."""
         attempt = task.attempt
         assert isinstance(attempt, Attempt) and attempt.is_paused
         task.paused_on = ""
@@ -162,12 +164,12 @@ class Pausing:
         if not (queue or self.is_wanted_inside) or not self.is_due(now):
             return []
         attempts = list(attempts)
-        # With many jobs a scan is expensive, and urgent work can wait so long.
+        # With many jobs a scan is expensive, and urgent work can wait that long.
         self._next_at = now + SCAN_S_PER_JOB * len(attempts)
         running = self._by_instance(attempts, now)
         rows = _rows_of(running)
         chosen: list[Swap] = []
-        # By urgency alone: a tenant whose turn it is may have nothing that is worth a pause.
+        # In order of urgency alone: a tenant whose turn it is may have nothing worth a pause.
         for task in (*self._inside(attempts, now), *queue.first(AT_ONCE)):
             if not running:
                 break
@@ -193,8 +195,8 @@ class Pausing:
         running: Mapping[str, Sequence[Running]],
         rows: Mapping[str, Counter[str]],
     ) -> Running | None:
-        """The least urgent job that may make room for ``task``; on its own instance, if it has
-        been sent to one and there is any."""
+        """The least urgent job that may make room for ``task``: on the task's own instance if it
+        was sent to one and there is any."""
         found = [
             job
             for name in self._placer.able(task)
@@ -206,8 +208,8 @@ class Pausing:
         return min(here or found, key=lambda job: job.urgency, default=None)
 
     def _inside(self, attempts: Iterable[Attempt], now: float) -> list[Task]:
-        """What has waited for a slot inside a worker for long, but for those that a slot is being
-        cleared for."""
+        """Tasks that have waited long for a slot inside a worker, without those that a slot is
+        already being cleared for."""
         waiting = {
             name: list[Task]()
             for name, instance in self._registry.instances.items()
@@ -217,7 +219,7 @@ class Pausing:
             task = attempt.task
             if attempt.has_slot or task.attempt is not attempt or task.hedge is not None:
                 continue
-            # What was paused there, and is to go on, does so before all others.
+            # A job that was paused there and is to go on does so before all others.
             if task.stage is not Stage.DISPATCHED or now < attempt.dispatched_at + PATIENCE_S:
                 continue
             if attempt.address in waiting:
@@ -229,7 +231,7 @@ class Pausing:
         return found
 
     def _by_instance(self, attempts: Iterable[Attempt], now: float) -> dict[str, list[Running]]:
-        """What may be paused, by instance, the least urgent last."""
+        """Jobs that may be paused, by instance, the least urgent last."""
         full = {
             name: list[Running]()
             for name, instance in self._registry.instances.items()
@@ -270,14 +272,15 @@ class Pausing:
 
 
 def _most_pauses(attempt: Attempt) -> int:
-    """As its worker counts, which does not know of tokens that other instances made."""
+    """How often the attempt may be paused, counted as its worker counts: without tokens that other
+    instances made."""
     made = attempt.task.completion_tokens - attempt.begun_tokens
     return MOST_PAUSES + made // TOKENS_PER_PAUSE
 
 
 def _beyond_shares(jobs: Sequence[Running], over: int) -> list[Attempt]:
-    """The least urgent of ``jobs``, ``over`` of them; each of the tenant that has the most rows, of
-    those that have any as little urgent."""
+    """The ``over`` least urgent of ``jobs``, taken from tenants that have more than an equal share
+    of the rows as far as there are any."""
     rows = Counter(job.attempt.task.tenant for job in jobs)
     left = list(jobs)
     found: list[Attempt] = []
@@ -291,15 +294,18 @@ def _beyond_shares(jobs: Sequence[Running], over: int) -> list[Attempt]:
 
 
 def _rows_of(running: Mapping[str, Sequence[Running]]) -> dict[str, Counter[str]]:
-    """By instance: how many rows each tenant has."""
+    """How many rows each tenant has, by instance."""
     return {
         name: Counter(job.attempt.task.tenant for job in jobs) for name, jobs in running.items()
     }
 
 
 def _least_urgent(jobs: Sequence[Running], task: Task, rows: Mapping[str, int]) -> Running | None:
-    """The last of ``jobs`` that may make room for ``task``: batch work pauses its like only, and
-    what is not read; a tenant takes rows of its own, or of one that has more of them.
+    """The least urgent of ``jobs``, sorted most urgent first, that may make room for ``task``; None
+    if none may.
+
+    Batch work pauses only batch work, and jobs that nobody reads; a tenant takes rows of its own,
+    or of one that has more of them.
     """
     for job in reversed(jobs):
         other = job.attempt.task

@@ -1,4 +1,4 @@
-"""Plans what waits anew, a few tasks at a time, so that no stream is delayed."""
+"""Plans waiting tasks anew, a few at a time, so that no stream is delayed."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from orchestrator.telemetry.log import service_log
 PLAN_EVERY_S = 0.05
 AT_ONCE, PAUSE_S = 16, 0.002
 MANY = 128
-"""With more that wait the pauses are longer, so that planning takes no more of the time."""
+"""Waiting tasks beyond which the pauses grow, so that planning takes no more of the time."""
 
 
 class Replanner:
@@ -24,7 +24,7 @@ class Replanner:
         clock: Clock,
         on_planned: Callable[[], None],
     ) -> None:
-        """``on_planned`` is called when every waiting task has a new plan, if none waits too."""
+        """``on_planned`` is called when every waiting task has a new plan, even if none waits."""
         self._queue = queue
         self._forecaster = forecaster
         self._clock = clock
@@ -34,7 +34,7 @@ class Replanner:
         self._is_scheduled = False
 
     def wake(self) -> None:
-        """Something waits, here or inside a worker. Idempotent."""
+        """Begin rounds of planning: something waits, here or inside a worker. Idempotent."""
         if not self._is_scheduled:
             self._later(PLAN_EVERY_S, self._begin)
 
@@ -71,7 +71,7 @@ class Replanner:
                 self._on_planned()
 
     def plan(self, tasks: list[Task]) -> None:
-        """Plan these now, those of them that wait."""
+        """Plan those of ``tasks`` that wait, now."""
         now = self._clock.now()
         waiting = [task for task in tasks if task in self._queue]
         for task in waiting:

@@ -1,9 +1,9 @@
-"""Whether and how a text that has begun goes on at another instance (OR-10).
+"""Decides whether and how a text that has begun goes on at another instance (OR-10).
 
 The prompt and what was generated so far are sent as the prompt. A worker's random numbers come from
 seed and position in the text, and its text stage decodes what it generates as the continuation of a
-prompt, so nothing is lost, repeated or drawn differently. Where the client states no seed the
-orchestrator draws one, so that whoever goes on has the same.
+prompt, so nothing is lost, repeated or drawn differently. If the client states no seed, the
+orchestrator draws one, so that every attempt has the same.
 
 Stop strings, penalties and half characters look back at what was generated: they need a worker that
 is told where that begins (``ModelCard.can_continue``).
@@ -21,7 +21,7 @@ from worker.protocol import Feature, FinishReason, ModelCard, Outcome, Sampling
 
 
 def with_seed(sampling: Sampling, rng: random.Random) -> Sampling:
-    """The same with a seed, where draws depend on one and the client left it to us."""
+    """``sampling`` with a seed, if its draws depend on one and the client gave none."""
     if sampling.temperature == 0 or sampling.seed is not None:
         return sampling
     return msgspec.structs.replace(sampling, seed=rng.getrandbits(63))
@@ -45,7 +45,7 @@ def looks_back(sampling: Sampling) -> bool:
 
 
 def remaining_request(task: Task) -> tuple[list[int], Sampling]:
-    """What to send for a task: prompt and parameters, less what it has generated already."""
+    """The request to send for a task: prompt and parameters, less the tokens generated already."""
     if not task.completion_tokens:
         return list(task.token_ids), task.sampling
     assert task.is_resumable and task.transcript is not None
@@ -60,8 +60,9 @@ def remaining_request(task: Task) -> tuple[list[int], Sampling]:
 
 
 def ending_of_complete_text(task: Task, lost: Instance | None) -> Ending | None:
-    """The end of a text that lacks nothing but the end from its worker, which is ``lost``; None for
-    any other text, and where a worker has to say what is left of it.
+    """The ending of a text that is complete but for its end from its worker, ``lost``.
+
+    None for any other text, and if only a worker can say what is left of it.
     """
     if lost is None or lost.encoder is None or not _has_all_ids(task, lost):
         return None
@@ -82,7 +83,7 @@ def ending_of_complete_text(task: Task, lost: Instance | None) -> Ending | None:
 
 
 def can_resume(task: Task, lost: Instance | None) -> bool:
-    """Whether all that was generated is known, as far as going on with it needs that."""
+    """Whether enough of what was generated is known to go on with it."""
     if lost is None or lost.encoder is None or not _has_all_ids(task, lost):
         return False
     assert task.transcript is not None
@@ -90,7 +91,7 @@ def can_resume(task: Task, lost: Instance | None) -> bool:
 
 
 def needs_continue(task: Task, lost: Instance) -> bool:
-    """Whether only a worker that takes up any text goes on with it as ``lost`` would have."""
+    """Whether only a worker that takes up any text would go on exactly as ``lost`` would have."""
     assert lost.encoder is not None and task.transcript is not None
     ids = task.transcript.ids
     return (

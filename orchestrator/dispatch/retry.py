@@ -1,22 +1,22 @@
-"""Second tries (OR-10): which jobs get one, and when.
+"""Decides which jobs get a second try, and when (OR-10).
 
 Before the first token a job that its instance lost or would not take goes back to the queue. After
 it, a text can go on elsewhere from where it stopped (``resume``).
 
 Both cost work a second time, and are not attempted when the deadline could not be kept any more
-(DL-12). Those that have not begun draw on a budget, a share of what is offered, lest a fault that
-follows the requests keeps the service busy. A text that has begun does not: there are no more of
-them than an instance has slots, its client has read half of it, and it waits for a slot by its
-urgency like everybody.
+(DL-12). Jobs that have not begun draw on a budget, a share of what is offered, lest a fault that
+follows the requests keep the service busy. Texts that have begun do not: there are no more of them
+than an instance has slots, their clients have read half of them, and they wait for slots by urgency
+like everybody.
 
-Where no instance is left the client is told, and may go elsewhere, at once. A durable task was
-promised by this journal, and nobody else can end it: it waits for an instance, as it does after a
-restart of the orchestrator, and draws on no budget, or of all that a lane held few would be kept.
+If no instance is left, the client is told at once and may go elsewhere. A durable task was promised
+by this journal, and nobody else can end it: it waits for an instance, as it does after a restart of
+the orchestrator, and draws on no budget, or few of all the tasks that a lane held would be kept.
 
 Tries are numbered, since a request may be what its workers die of. A worker that is back with the
-process it had was only cut off, and that try does not count. Two that died are enough: the task is
-not sent to a third. Where two went away and it is not known yet whether they died, it waits until
-they are back or ``FATE_S`` are over.
+process it had was only cut off, and that try does not count. Once two have died, the task is not
+sent to a third. While it is not known whether two that went away died, the task waits until they
+are back or ``FATE_S`` is over.
 """
 
 import random
@@ -42,15 +42,15 @@ from orchestrator.tasks.task import Loss, Task
 from worker.protocol import Code
 
 RETRYABLE = frozenset({Code.INSTANCE_LOST, Code.DRAINING, Code.NO_CAPACITY, Code.QUEUE_FULL})
-"""What says something about the instance, and nothing about the request."""
+"""Codes that say something about the instance, and nothing about the request."""
 
 
 DEADLY = 2
-"""A task that so many workers died with ends."""
+"""How many workers must have died with a task for it to end."""
 FATE_S = 10.0
-"""A worker that is not back after so long died, as far as a task can wait."""
+"""Seconds after which a worker that is not back counts as dead."""
 FATE_DURABLE_S = 60.0
-"""And as far as a durable one can: most workers have loaded their model again by then."""
+"""``FATE_S`` for a durable task: most workers have loaded their model again by then."""
 FATE_LOOK_S = 0.1
 
 
@@ -62,23 +62,23 @@ class RetryDenied(StrEnum):
     BUDGET = "budget"
     DEADLINE = "deadline"
     TEXT = "text"
-    """It has begun, and cannot be continued exactly."""
+    """The text has begun, and cannot be continued exactly."""
     POISON = "poison"
-    """Two workers died with it."""
+    """Two workers died with the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryConfig:
-    """What an operator allows."""
+    """Settings of second tries that an operator chooses."""
 
     share: float = 0.1
-    """Second tries of what had not begun over requests offered, in the long run; with 0 there are
-    none of what had begun either."""
+    """Second tries of tasks that had not begun, over requests offered, in the long run; with 0,
+    tasks that had begun get none either."""
     burst: float = 10.0
     attempts: int = 3
-    """Sent so often in all."""
+    """How often a task is sent in all, at most."""
     backoff_s: float = 0.025
-    """The first pause, doubled each time; each is drawn from half to one and a half of that."""
+    """Seconds of the first pause, doubled for each try; drawn from 0.5 to 1.5 times that."""
     backoff_most_s: float = 1.0
     floor_ms: float = 10.0
 
@@ -87,19 +87,19 @@ class Fate(StrEnum):
     """What became of the workers that a task was lost with."""
 
     SAFE = "safe"
-    """Fewer than ``DEADLY`` died."""
+    """Fewer than ``DEADLY`` workers died."""
     OPEN = "open"
-    """Perhaps so many did: it shows when they are back."""
+    """``DEADLY`` workers may have died: it shows when they are back."""
     POISON = "poison"
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """A second try, after a pause."""
+    """A second try, after a pause of ``delay_s`` seconds."""
 
     delay_s: float
     is_try: bool = True
-    """It counts among a task's tries."""
+    """Whether it counts among a task's tries."""
 
 
 class Retrier:
@@ -114,7 +114,7 @@ class Retrier:
         self.denied: Counter[RetryDenied] = Counter()
 
     def keep_transcript(self, task: Task) -> None:
-        """Keep what a task generates, where another instance could go on with it."""
+        """Keep what a task generates, if another instance could go on with it."""
         task.sampling = with_seed(task.sampling, self._rng)
         may_go_on = len(self._registry.instances) > 1 or task.entry is not None
         task.is_resumable = may_go_on and is_resumable(task.sampling)
@@ -130,12 +130,12 @@ class Retrier:
         elsewhere: bool = False,
         planned: bool = False,
     ) -> RetryAfter | None:
-        """Whether a task that the instance ``failed`` did not finish is sent once more.
+        """Whether a task that the instance ``failed`` did not finish is sent once more; None if
+        not.
 
-        With ``elsewhere`` only to another instance, and at once. A text goes on at once as well,
-        unless it is durable.
-        ``planned``: the instance drains, which is nobody's fault. That counts as no try, and who
-        has nowhere to go waits for an instance to come back.
+        ``elsewhere``: only to another instance, and at once. A text that has begun goes on at once
+        as well, unless it is durable. ``planned``: the instance drains, which is nobody's fault.
+        This counts as no try, and a task that has nowhere to go waits for an instance to come back.
         """
         lost = self._registry.instances.get(failed)
         can_go_on = not task.completion_tokens or can_resume(task, lost)
@@ -160,8 +160,8 @@ class Retrier:
         ]
         if elsewhere:
             ready = [instance for instance in ready if instance.address != failed]
-        # A network that is cut takes all lanes within a moment, and each would cost a try: who may
-        # wait for an instance to come back does not run from one to the next.
+        # A network that is cut takes all lanes within a moment, and each would cost a try: a task
+        # that may wait for an instance to come back does not run from one to the next.
         at_once = elsewhere or planned or (task.completion_tokens and task.entry is None)
         delay_s = 0.0 if at_once else self._backoff_s(task.attempts)
         if not can_go_on:
@@ -172,7 +172,7 @@ class Retrier:
             has_somewhere = bool(ready) or (task.entry is not None and not elsewhere)
             denied = self._denied(task, failed, has_somewhere, now + delay_s)
         if denied is not None:
-            # What is not lost yet is asked for again; poison counts where it ends a task.
+            # Work that is not lost yet is asked about again; poison counts where it ends a task.
             self.denied[denied] += not elsewhere and denied is not RetryDenied.POISON
             return None
         is_free = task.completion_tokens or task.entry is not None or self._reopens(failed)
@@ -198,7 +198,7 @@ class Retrier:
             return RetryDenied.POISON
         if not has_somewhere:
             return RetryDenied.NOWHERE
-        # Those that were only cut off, or stood still, do not count.
+        # Workers that were only cut off, or stood still, do not count.
         survived = self._survivals(task, starts_at).count(True)
         if task.attempts + 1 - survived >= self._config.attempts:
             return RetryDenied.ATTEMPTS
@@ -224,12 +224,12 @@ class Retrier:
         return Fate.POISON
 
     def can_lose_another(self, task: Task, now: float) -> bool:
-        """Whether a task would not wait for a worker's end, were that lost with it too."""
+        """Whether a task need not wait for its fate even if one more worker is lost with it."""
         survivals = self._survivals(task, now)
         return len(survivals) - survivals.count(True) + 1 < DEADLY
 
     def _survivals(self, task: Task, now: float) -> list[bool | None]:
-        """Of each worker that a task was lost with and whose process is known."""
+        """Whether each worker that a task was lost with, and whose process is known, lived on."""
         return [self._survival(loss, now) for loss in task.losses if loss.process_id]
 
     def _survival(self, loss: Loss, now: float) -> bool | None:
@@ -237,26 +237,26 @@ class Retrier:
         if loss.is_death:
             return False
         instance = self._registry.instances.get(loss.address)
-        if instance is None:  # whoever has taken its place has another address
+        if instance is None:  # another in its place has another address
             return False
         if instance.process_id != loss.process_id:
             return False
         if instance.greeted_at > loss.at:
             return True
-        # It may have been silent only: its lanes are the same.
+        # Perhaps the worker was only silent: its lanes are the same.
         has_spoken = instance.is_up and now - instance.silent_s(now) > loss.at + FATE_LOOK_S
         return True if has_spoken else None
 
     def _reopens(self, failed: str) -> bool:
-        """Whether jobs were lost because a model was loaded anew: no fault that follows them."""
+        """Whether jobs were lost to a model's being loaded anew: no fault that follows them."""
         lost = self._registry.instances.get(failed)
         return lost is not None and lost.is_reopening
 
     def _least_ms(self, task: Task) -> float:
-        """What is left of the task takes at the very least, as far as that is known."""
+        """Least ms that the rest of the task takes, as far as that is known."""
         token_ids, sampling = remaining_request(task)
         tokens = sampling.max_tokens if sampling.ignore_eos else max(1, sampling.min_tokens)
-        # All of the prompt may be cached where it goes.
+        # All of the prompt may be cached where the task goes.
         work = Work(len(token_ids), len(token_ids) - 1, tokens)
         capacity = self._registry.capacity(task.model)
         least_ms = min((model.least_ms(work) for model in capacity.models), default=0.0)

@@ -1,4 +1,4 @@
-"""A share of what is offered: what retries and hedges may use, each its own."""
+"""Limits second tries to a share of the requests offered; retries and hedges each have a budget."""
 
 
 class RetryBudget:

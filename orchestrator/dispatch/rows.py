@@ -25,14 +25,15 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 
 EVERY_S, INSTANCES_AT_ONCE = 0.05, 2
-"""Between two decisions, while jobs run. Each instance's takes some two milliseconds: with more
-instances than that the time between is longer, so that it is never much of a core."""
+"""Seconds between two decisions while jobs run, and how many instances that is meant for. One
+instance's decision takes some two milliseconds: with more instances the pause is longer, so that it
+is never much of a core."""
 LEAST_REQUESTS = 4
-"""Fewer say nothing of what is asked for."""
+"""Number of recent requests below which they say nothing of the demand."""
 
 
 class RowControl:
-    """Bounds the rows of instances by what was asked for of late."""
+    """Bounds the rows of instances by the work that was asked for of late."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class RowControl:
         *,
         enabled: bool,
     ) -> None:
-        """``pausing`` makes room within that number. Not ``enabled``, all slots are used."""
+        """``pausing`` makes room within that number. If not ``enabled``, all slots are used."""
         self.pausing = pausing
         self._registry = registry
         self._forecaster = forecaster
@@ -57,7 +58,8 @@ class RowControl:
         self._is_scheduled = False
 
     def asked(self, task: Task, changed: Callable[[], None]) -> None:
-        """``task`` joins the queue. ``changed`` is called after decisions that change something."""
+        """Count ``task``, which joins the queue. ``changed`` is called when a decision changes
+        rows."""
         if not self._enabled:
             return
         now = self._clock.now()
@@ -107,7 +109,8 @@ class RowControl:
         return is_changed
 
     def _best(self, demand: Demand | None, instance: Instance, instances: int) -> int:
-        """Rows that ``instance`` should have, one of so many; with what led to it kept there."""
+        """Rows for ``instance``, one of ``instances`` that share the demand; keeps the outlook
+        behind it there."""
         assert instance.step_learner is not None
         pace, others = instance.step_learner.model, instance.foreign_load
         most = max(1, pace.slots - others)

@@ -1,4 +1,4 @@
-"""When a task ends here, and what its worker may take (DL-6, DL-14)."""
+"""Decides when a task ends here, and how long its worker may take (DL-6, DL-14)."""
 
 import math
 from dataclasses import dataclass
@@ -9,33 +9,33 @@ from orchestrator.tasks.task import Task
 from worker.protocol import OnDeadline
 
 USUAL_ROUND_TRIP = 0.75
-"""The quantile of round trips to a worker that a clean end allows for. After a longer one the text
-ends here, as far as it has come: as punctual, and only what a worker held back is missing."""
+"""Quantile of the round trips to a worker that a clean end allows for. After a longer one the text
+ends here, as far as it has come: just as punctual, and only what a worker held back is missing."""
 MAX_ROUND_TRIP_SHARE = 0.1
 MAX_RETURN_SHARE = 0.25
-"""At most these shares of the time that is left are for the way to the worker and back, and for
-that with what the client needs."""
+"""Largest shares of the time left that are kept for the way to the worker and back, and for that
+way together with what the client needs."""
 DELAYS = 2.0
-"""So many long delays of the event loop a clean end allows for: its own, and its client's."""
+"""How many long delays of the event loop a clean end allows for: its own, and its client's."""
 MAX_DELAY_SHARE = 0.06
-"""And at most this share of what the client gave."""
+"""Largest share of the time that the client gave which is kept for delays of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """What an operator wants, in seconds."""
+    """Limits that an operator chooses, in seconds."""
 
     grace_s: float
-    """A worker has this long beyond the deadline to report the end itself."""
+    """How long after the deadline a worker may still report the end itself."""
     return_margin_s: float
-    """A text that is cut at the deadline leaves this much earlier, so that its client has it."""
+    """How long before the deadline a text cut at it leaves, so that its client has it in time."""
     max_run_s: float | None = None
-    """Where set, work that has started has this long, whatever its deadline."""
+    """How long work that has started may run, whatever its deadline; None: until its deadline."""
     loop_delay: LoopDelay | None = None
-    """None: the event loop is never late, as in a simulator."""
+    """Measures the event loop's delay; None if the loop is never late, as in a simulator."""
 
     def ends_at(self, task: Task, now: float) -> float:
-        """When ``task`` ends unless its worker says so first; infinite for what may run on."""
+        """When ``task`` ends unless its worker says so first; infinite for work that may run on."""
         if task.attempt is not None and self.max_run_s is not None:
             return math.inf
         if self.lacks_first_token(task, now):
@@ -51,7 +51,7 @@ class TimeLimits:
         return not task.completion_tokens and task.parts.cut_at < self._cut_at(task, now)
 
     def budget_ms(self, task: Task, instance: Instance, now: float) -> float:
-        """What the worker may take. Where it is to end a text cleanly, the way back is kept."""
+        """Milliseconds that the worker may take; less the way back if it ends texts cleanly."""
         if self.max_run_s is not None:
             return 1000 * self.max_run_s
         left_ms = task.deadline.left_ms(now)
@@ -62,7 +62,7 @@ class TimeLimits:
         return left_ms - min(return_ms, MAX_RETURN_SHARE * left_ms)
 
     def _margin_s(self, task: Task) -> float:
-        """How long before its deadline a text leaves that is to be at its client by then."""
+        """Seconds before its deadline that a text leaves which must reach its client by then."""
         if self.loop_delay is None:
             return self.return_margin_s
         given_s = task.deadline.at - task.job.arrived

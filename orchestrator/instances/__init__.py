@@ -1,11 +1,11 @@
-"""The workers' side: which instances there are, and how they are.
+"""The workers' side: tracks which instances there are, and their health.
 
-- ``registry``       which there are: add, retire, cordon, remove; the snapshot for placement
+- ``registry``       the set of instances: add, retire, cordon, remove; the snapshot for placement
 - ``instance``       one Triton: lanes, card, load, state; ``candidate`` is it as placement sees it
 - ``monitor``        decides the states by what lanes report, and by heartbeats
 - ``served_models``  models by name, each with the encoder of its prompts
 - ``discovery``      keeps the registry in step with where addresses come from
-- ``breaker``        takes an instance out that fails; says what a job's end counts as
+- ``breaker``        takes out an instance that fails; says what a job's end counts as
 - ``concurrency``    how many jobs to have in flight there
 - ``prefix_index``   which instance holds which KV blocks
 - ``metrics``

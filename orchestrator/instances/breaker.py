@@ -8,11 +8,11 @@ while (DL-11).
        │                                      └────── a probe fails ────┘   │
        └──────────────── enough probes succeed ─────────────────────────────┘
 
-Only what an instance does itself is a failure: an error, or far more time than its own prediction,
-and by far more than its peers exceed theirs. A deadline that was too tight, a cancel or a client
-that left is not. At most a share of an instance's peers is ejected at once, never the last one:
-where none would be left, all are used again. All but those that fail everything: who has failed
-``BreakerConfig.blackout`` jobs in a row, with none that ended otherwise, gets probes only, whatever
+Only what an instance does itself is a failure: an error, or taking far longer than predicted for
+it, and by far more than its peers exceed their predictions. A deadline that was too tight, a cancel
+or a client that left is not. At most a share of an instance's peers is ejected at once, never the
+last one: if none would be left, all are used again. The exception is an instance that fails
+everything: one that has failed ``BreakerConfig.blackout`` jobs in a row gets probes only, whatever
 becomes of the others.
 """
 
@@ -30,7 +30,7 @@ from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import AbortCause, Code, End, FinishReason
 
 _SAME_LOSS_S = 1.0
-"""Jobs that are lost within this were lost with one lane, which counts once."""
+"""Seconds within which lost jobs count as lost with one lane, which is one failure."""
 
 
 class BreakerState(StrEnum):
@@ -46,44 +46,45 @@ class JobResult(StrEnum):
 
     FINISHED = "finished"
     DEADLINE = "deadline"
-    """Its deadline came first: no failure unless it took longer than predicted as well."""
+    """The deadline came first: no failure unless the job took longer than predicted as well."""
     ABORTED = "aborted"
-    """Somebody outside wanted it to stop."""
+    """Stopped because somebody outside wanted it."""
     REFUSED = "refused"
     """The instance said that it has no room, or is going away."""
     LOST = "lost"
-    """It went down with its lane, which counts once however many jobs were on it."""
+    """The job went down with its lane, which counts once however many jobs were on it."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerConfig:
-    """When a breaker opens, and for how long."""
+    """Settings of when a breaker opens, and for how long."""
 
     window: int = 20
-    """Jobs that count."""
+    """How many of the latest jobs count."""
     min_results: int = 5
     failure_share: float = 0.5
-    """This share of them failed opens the breaker."""
+    """The share of failed jobs that opens the breaker."""
     slow_ratio: float = 3.0
-    """Actual over predicted time that is a failure, in units of what its peers' ratio is …"""
+    """Actual over predicted time that is a failure, in units of the peers' usual ratio …"""
     slow_floor_ms: float = 250.0
-    """… if it is this much more as well: short jobs are easily three times as long."""
+    """… if it also takes this many ms more: short jobs easily take three times as long."""
     open_s: float = 5.0
-    """At first; each time that follows without a recovery is twice as long, up to the most."""
+    """Seconds that a breaker stays open at first; doubled each time it opens again without a
+    recovery, up to ``max_open_s``."""
     max_open_s: float = 60.0
     probes: int = 2
-    """Jobs at once while half open."""
+    """Most jobs at once while half open."""
     probes_to_close: int = 3
     blackout: int = 8
-    """An instance that has failed so many jobs in a row is ejected even as the last one."""
+    """Number of jobs failed in a row after which even the last instance is ejected."""
     max_ejected: float = 0.5
     """Share of an instance's peers, itself included, whose breakers may be open together."""
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerToken:
-    """A job under way; ``probe`` names the half-open period that it probes, 0 for none."""
+    """A job under way; ``probe`` is the half-open period that it probes, 0 for none."""
 
     instance: str
     probe: int = 0
@@ -93,13 +94,13 @@ class BreakerToken:
 class _Sample:
     failed: bool
     ratio: float | None
-    """Actual over predicted time, where both are known."""
+    """Actual over predicted time; None unless both are known."""
     is_error: bool = False
-    """It failed of an error, not of slowness."""
+    """Whether the job failed with an error, not by slowness."""
 
 
 class Breaker:
-    """One instance's. ``Breakers`` decides what is a failure, and whether it may open."""
+    """One instance's breaker. ``Breakers`` decides what is a failure, and whether it may open."""
 
     def __init__(self, config: BreakerConfig) -> None:
         self._config = config
@@ -111,19 +112,19 @@ class Breaker:
         self._probing = 0
         self._good_probes = 0
         self._errors = 0
-        """In a row, the latest job's included."""
+        """Number of jobs that failed with an error in a row, including the latest."""
 
     @property
     def is_dark(self) -> bool:
-        """Whether it fails everything that it is given."""
+        """Whether the instance fails everything that it is given."""
         return self._errors >= self._config.blackout
 
     def open_s(self, now: float) -> float:
-        """How long it still gets no work, not even probes."""
+        """Seconds for which the instance still gets no work, not even probes; 0 unless open."""
         return self._open_until - now if self.state(now) is BreakerState.OPEN else 0.0
 
     def state(self, now: float) -> BreakerState:
-        """As of ``now``: one that is open becomes half open by itself."""
+        """The state as of ``now``: an open breaker becomes half open by itself."""
         if self._state is BreakerState.OPEN and now >= self._open_until:
             self._state = BreakerState.HALF_OPEN
             self._period += 1
@@ -138,14 +139,14 @@ class Breaker:
         return state is BreakerState.CLOSED
 
     def begin(self, now: float) -> int:
-        """A job is sent; returns the half-open period that it probes, 0 for none."""
+        """Count a job that is sent; returns the half-open period that it probes, 0 for none."""
         if self.state(now) is not BreakerState.HALF_OPEN:
             return 0
         self._probing += 1
         return self._period
 
     def end(self, probe: int, sample: _Sample | None, now: float, *, may_open: bool) -> bool:
-        """A job is over, with a sample if it tells anything. True if the breaker opened."""
+        """Count a job's end, with a sample if it tells anything. True if the breaker opened."""
         state = self.state(now)
         was_dark = self.is_dark
         if sample is not None:
@@ -153,10 +154,10 @@ class Breaker:
         if state is BreakerState.HALF_OPEN:
             return self._end_probe(probe, sample, now)
         if state is BreakerState.OPEN and self.is_dark and not was_dark:
-            # It was used all the same, since there was no other.
+            # The instance was used all the same, since there was no other.
             self._open_until = now + self._open_s
         if state is BreakerState.OPEN or sample is None:
-            return False  # what was sent before it opened tells nothing new
+            return False  # jobs sent before the breaker opened tell nothing new
         self._samples.append(sample)
         failures = sum(s.failed for s in self._samples)
         is_bad = len(
@@ -171,7 +172,7 @@ class Breaker:
 
     @property
     def usual_ratio(self) -> float | None:
-        """What its jobs took over what was predicted, in the middle; None while unknown."""
+        """Median ratio of actual to predicted time of the instance's jobs; None while unknown."""
         ratios = [s.ratio for s in self._samples if s.ratio is not None]
         return median(ratios) if len(ratios) >= self._config.min_results else None
 
@@ -197,7 +198,8 @@ class Breaker:
 
 
 class Breakers:
-    """All instances' breakers. ``peers`` gives those that could do an instance's work, with it."""
+    """All instances' breakers. ``peers`` gives the instances that could do an instance's work,
+    itself included."""
 
     def __init__(
         self,
@@ -218,8 +220,8 @@ class Breakers:
         return BreakerState.CLOSED if breaker is None else breaker.state(self._now())
 
     def admits(self, instance: str) -> bool:
-        """Whether an instance may be given work: by its breaker, or since no peer's admits any and
-        it does not fail everything."""
+        """Whether an instance may be given work: its breaker lets it through, or no peer's breaker
+        does and it does not fail everything."""
         if self._admits(instance):
             return True
         breaker = self._breakers.get(instance)
@@ -228,19 +230,19 @@ class Breakers:
         return not any(self._admits(peer) for peer in self._peers(instance))
 
     def dark_s(self, instance: str) -> float:
-        """How long an instance that fails everything still gets nothing; 0 for any other."""
+        """Seconds that an instance that fails everything still gets no work; 0 for others."""
         breaker = self._breakers.get(instance)
         return breaker.open_s(self._now()) if breaker is not None and breaker.is_dark else 0.0
 
     def begin(self, instance: str) -> BreakerToken:
-        """A job goes to an instance. Give the token back with ``end``."""
+        """Count a job that goes to an instance. Give the token back with ``end``."""
         breaker = self._breakers.get(instance)
         return BreakerToken(instance, 0 if breaker is None else breaker.begin(self._now()))
 
     def end(
         self, token: BreakerToken, result: JobResult, *, predicted_ms: float, actual_ms: float
     ) -> bool:
-        """A job is over; ``predicted_ms`` is 0 where nothing was. True if the breaker opened."""
+        """Count a job's end; ``predicted_ms`` is 0 if unknown. True if the breaker opened."""
         name = token.instance
         breaker = self._breakers.setdefault(name, Breaker(self._config))
         sample = self._sample(name, result, predicted_ms, actual_ms)
@@ -249,7 +251,7 @@ class Breakers:
         return opened
 
     def remove(self, instance: str) -> None:
-        """An instance is gone for good."""
+        """Forget an instance that is gone for good."""
         self._breakers.pop(instance, None)
         self._lost_at.pop(instance, None)
         del self.ejections[instance]
@@ -257,7 +259,7 @@ class Breakers:
     def _sample(
         self, name: str, result: JobResult, predicted_ms: float, actual_ms: float
     ) -> _Sample | None:
-        """What a result tells of the instance; None for nothing."""
+        """The sample that a result gives of the instance; None if it tells nothing."""
         if result in (JobResult.ABORTED, JobResult.REFUSED):
             return None
         if result is JobResult.LOST:
@@ -277,7 +279,8 @@ class Breakers:
         return _Sample(slow, ratio)
 
     def _usual_elsewhere(self, name: str) -> float:
-        """By how much peers exceed their predictions; 1 if they do not: errors of the model."""
+        """Median ratio by which peers exceed their predictions, at least 1: the step model's
+        error."""
         known = [
             ratio
             for peer in self._peers(name)
@@ -306,11 +309,11 @@ _RESULTS = {
     Code.INTERNAL: JobResult.FAILED,
     Code.INSTANCE_LOST: JobResult.LOST,
 }
-"""Every other code is a refusal: of the request, or for want of room or time."""
+"""Results by code; any other code is a refusal: of the request, or for want of room or time."""
 
 
 class AttemptFacts(Protocol):
-    """What the dispatcher knows of a job. ``dispatched_at`` is in seconds of the clock."""
+    """Facts about a job that its dispatcher knows. ``dispatched_at`` is in seconds of the clock."""
 
     @property
     def breaker_token(self) -> BreakerToken: ...
@@ -329,7 +332,7 @@ def record_end(
     end: End | None,
     now: float,
 ) -> None:
-    """Tell an instance's breaker of one job, which was lost if it has no ``end``."""
+    """Tell an instance's breaker of the end of one job, which was lost if it has no ``end``."""
     if instance is None:  # removed meanwhile
         return
     result = JobResult.LOST if end is None else classify_end(end, attempt.cause)
@@ -343,7 +346,7 @@ def record_end(
 
 
 def classify_end(end: End, cause: AbortCause | None) -> JobResult:
-    """What a job's end says of its worker. ``cause`` is why we told it to stop, if we did."""
+    """How a job's end counts for its worker. ``cause`` is why we told it to stop, if we did."""
     if cause is not None or end.reason is FinishReason.CANCELLED:
         return JobResult.ABORTED
     if end.code is not None:
@@ -352,7 +355,7 @@ def classify_end(end: End, cause: AbortCause | None) -> JobResult:
 
 
 def _predicted_ms(instance: Instance, attempt: AttemptFacts, end: End) -> float:
-    """A time that few jobs with the same work exceed; 0 while that is unknown.
+    """Ms that few jobs with the same work exceed; 0 while unknown.
 
     Jobs that came while it ran slowed it down too, and are no fault of the instance.
     """

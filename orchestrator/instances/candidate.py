@@ -10,7 +10,7 @@ UNLIMITED = 2**62
 
 
 def read_capability(text: str) -> tuple[int, int]:
-    """``9.0`` as (9, 0), so that it can be compared; (0, 0) for what is no version."""
+    """``9.0`` as (9, 0), so that it can be compared; (0, 0) for a text that is no version."""
     major, _, minor = text.partition(".")
     is_version = major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()
     return (int(major), int(minor)) if is_version else (0, 0)
@@ -20,10 +20,10 @@ def read_capability(text: str) -> tuple[int, int]:
 class Candidate:
     """An instance as placement sees it.
 
-    ``vocabulary`` names the tokenizer: token ids only mean something to one that has the same.
+    ``vocabulary`` names the tokenizer: token ids mean something only to an instance with the same.
     ``limit`` is how many jobs it is sent before they wait here, ``load`` how many it has.
-    ``max_tokens`` bounds a prompt and its answer together, by context and by KV memory.
-    ``kv_free`` is in blocks. Without a ``step`` nothing is known of its speed.
+    ``max_tokens`` bounds a prompt and its answer together, by context and by KV memory. ``kv_free``
+    is in blocks. Without a ``step`` nothing is known of its speed.
     """
 
     name: str
@@ -39,29 +39,29 @@ class Candidate:
     slots: int = 0
     """How many jobs run at once, by rows and KV memory; more wait in the worker."""
     max_running: int = 0
-    """How many may run for a paused job, whose KV is there, to go on."""
+    """How many jobs may run for a paused job, whose KV is there, to go on."""
     most_rows: int = UNLIMITED
     """How many jobs should run at once."""
     batch: int = 0
-    """Batch jobs that run there: they keep nobody else out."""
+    """Number of batch jobs that run there: they keep nobody else out."""
     is_clearing: bool = False
-    """Jobs were told to leave their slots to others, which have not got them yet."""
+    """Whether jobs were told to leave their slots to others, which have not got them yet."""
     has_grammars: bool = False
-    """It makes texts match grammars, and would not pass one over."""
+    """Whether it makes texts match grammars; an instance without them would ignore one."""
     model_digest: str = ""
-    """Of its weights: a text goes on with the same only."""
+    """Digest of its weights: a text goes on only with the same weights."""
     can_continue: bool = False
-    """It takes up any text where another instance left it."""
+    """Whether it takes up any text where another instance left it."""
     lacks: frozenset[Feature] = frozenset()
-    """What it cannot do."""
+    """Features that its engine lacks."""
     abort_ms: float = 0.0
-    """How long a job that was given up may hold its slot there."""
+    """How long, in ms, a job that was given up may hold its slot there."""
     quantization: str = ""
     vram_bytes: int = 0
     compute_capability: tuple[int, int] = (0, 0)
     device_mask: int = 0
     provenance: Provenance = UNKNOWN
-    """What of this machine's catalogs it runs."""
+    """The entries of this machine's catalogs that it runs."""
     is_up: bool = True
     """Whether its jobs go on, though it may take no new ones."""
 
@@ -80,19 +80,20 @@ class Candidate:
         return self.ready and self.load < (self.slots or self.limit)
 
     def stops_within(self, left_ms: float) -> bool:
-        """Whether a job that is given up is gone before so much time is over."""
+        """Whether a job that is given up frees its slot within ``left_ms``."""
         return not self.abort_ms or self.abort_ms < left_ms
 
     @property
     def can_resume(self) -> bool:
-        """Whether a job whose KV it holds would run at once."""
-        # It goes on before those that wait in the worker, so it may be sent whenever they may, but
-        # for one moment: it would have back the slot that it has just left to one of them.
+        """Whether a paused job whose KV it holds would run at once."""
+        # A paused job goes on before those that wait in the worker, so it may be sent whenever they
+        # may, except for one moment: it would take back the slot that it has just left to one of
+        # them.
         most = self.max_running if self.is_clearing else max(self.max_running, self.limit)
         return self.is_up and self.load < min(most, self.most_rows + self.batch)
 
     def takes(self, *, yields: bool, resumes: bool) -> bool:
-        """Whether a job may start, or go on, there now. One that ``yields`` must not stand before
+        """Whether a job may start, or go on, there now. A job that ``yields`` must not stand before
         others in the worker's own queue, nor run beyond the number of rows that is best."""
         if yields and self.load >= self.most_rows:
             return False

@@ -19,13 +19,13 @@ from worker.protocol import WorkerStats
 FIRST_BACKLOG = 2.0
 LONG_WAIT_STEPS = 4.0
 ROWS_PER_BACKLOG = 16
-"""What waits in a worker cannot go elsewhere: a few for many slots, of which several fall free in a
-step, and none for few."""
+"""Number of slots for each job that may wait in the worker. What waits there cannot go elsewhere: a
+few jobs for many slots, of which several fall free in a step, and none for few slots."""
 _SMOOTHING = 0.1
 _GROW, _SHRINK = 0.25, 0.25
 _FIRST_OUTPUT_TOKENS = 64.0
 UNBOUNDED = 2**31
-"""More rows than any worker has."""
+"""More rows than any worker has: no bound."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,13 +36,13 @@ class InFlightJob:
     output_tokens: int
     blocks: int
     is_computing_prompt: bool
-    """It has no token yet. Changed by the limit that it is added to."""
+    """Whether the job has no token yet. Changed by the limit that it is added to."""
     was_queued: bool = True
-    """It waited in our queue first: with a higher limit it would have been there sooner."""
+    """Whether the job waited in our queue first: a higher limit would have sent it sooner."""
     is_batch: bool = False
-    """It has time, and leaves its slot to who has not."""
+    """Whether the job is batch work, which leaves its slot to more urgent work."""
     found_no_slot: bool = False
-    """Sent when every slot was taken already."""
+    """Whether every slot was taken when the job was sent."""
 
 
 class ConcurrencyLimit:
@@ -66,9 +66,9 @@ class ConcurrencyLimit:
         self.clearing = 0
         """Slots that jobs were told to leave, less the jobs that have got one since."""
         self.batch = 0
-        """Batch jobs there that are not paused."""
+        """Number of batch jobs there that are not paused."""
         self._prefill_tokens = 0
-        """Of jobs that are computing their prompts."""
+        """Prompt tokens of jobs that are computing their prompts."""
         self._outputs = 0
         self._mean_output = _FIRST_OUTPUT_TOKENS
         self._mean_blocks = 0.0
@@ -77,28 +77,28 @@ class ConcurrencyLimit:
 
     @property
     def limit(self) -> int:
-        """Jobs to have in flight at most. Batch jobs keep nobody else out."""
+        """Most jobs to have in flight. Batch jobs keep nobody else out."""
         backlog = min(math.floor(self.backlog), self.fitting // ROWS_PER_BACKLOG)
         return min(self.fitting + backlog, self.most_rows + self.batch)
 
     @property
     def most(self) -> int:
-        """What ``limit`` can be at most, on an idle worker that is used to long queues."""
+        """The largest value of ``limit``: on an idle worker that is used to long queues."""
         most_backlog = min(self._max_backlog, self._max_running // ROWS_PER_BACKLOG)
         return self._max_running + most_backlog
 
     @property
     def slots(self) -> int:
-        """Jobs that run at once at most: what fits, and no more than is good."""
+        """Most jobs to run at once: as many as fit, and no more than is good."""
         return min(self.fitting, self.most_rows)
 
     def set_max_running(self, max_running: int) -> None:
-        """The worker runs at most so many."""
+        """Set how many jobs the worker runs at most."""
         if max_running != self._max_running:
             self._max_running = self.fitting = max(1, max_running)
 
     def observe(self, stats: WorkerStats) -> None:
-        """What the worker reports: free blocks are those that no running job has reserved."""
+        """Take in the worker's report: free blocks are those that no running job has reserved."""
         self._step_ms = stats.step_ms
         slots = self._max_running
         if self._mean_blocks >= 1 and stats.kv_blocks_total:
@@ -110,7 +110,7 @@ class ConcurrencyLimit:
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────
 
     def add(self, job: InFlightJob, load: int) -> None:
-        """A job goes to the instance, which has ``load`` others."""
+        """Count a job that goes to the instance, which has ``load`` others."""
         job.found_no_slot = load >= self.fitting
         self._jobs.add(job)
         self.batch += job.is_batch
@@ -121,7 +121,7 @@ class ConcurrencyLimit:
         self._mean_blocks += (job.blocks - self._mean_blocks) * (1.0 if first else _SMOOTHING)
 
     def started(self, job: InFlightJob, wait_ms: float) -> None:
-        """The worker began with a job that it had for ``wait_ms``."""
+        """Learn from a job that the worker began after ``wait_ms``."""
         self.got_slot()
         if not job.found_no_slot or not self._step_ms:
             return
@@ -132,14 +132,14 @@ class ConcurrencyLimit:
             self._move_backlog(-_SHRINK)
 
     def prompt_computed(self, job: InFlightJob) -> None:
-        """A job has its first token."""
+        """Note that a job has its first token."""
         if job in self._jobs and job.is_computing_prompt:
             self._prefill_tokens -= job.new_tokens
         job.is_computing_prompt = False
 
     @property
     def paused(self) -> int:
-        """Jobs of ours that wait there with their KV, and take no slot."""
+        """Number of our jobs that wait there with their KV, and take no slot."""
         return len(self._paused)
 
     @property
@@ -153,22 +153,23 @@ class ConcurrencyLimit:
         return sum(job.blocks for job in self._jobs) + self.paused_blocks
 
     def pause(self, job: InFlightJob, *, for_another: bool = True) -> None:
-        """A running job leaves its slot, to another or to nobody, and keeps its KV."""
+        """Count a running job as paused: it leaves its slot, perhaps to another, and keeps its
+        KV."""
         self.remove(job)
         self._paused.add(job)
         self.clearing += for_another
 
     def got_slot(self) -> None:
-        """A job began in the worker, or goes on there."""
+        """Note that a job began in the worker, or goes on there."""
         self.clearing = max(0, self.clearing - 1)
 
     def resume(self, job: InFlightJob, load: int) -> None:
-        """A paused job goes on, beside ``load`` others."""
+        """Count a paused job as running again, beside ``load`` others."""
         self._paused.discard(job)
         self.add(job, load)
 
     def remove(self, job: InFlightJob) -> None:
-        """The worker is done with a job, or has lost it. Idempotent."""
+        """Forget a job that the worker is done with, or has lost. Idempotent."""
         self._paused.discard(job)
         if job in self._jobs:
             self._jobs.remove(job)
@@ -177,7 +178,7 @@ class ConcurrencyLimit:
             self._outputs -= job.output_tokens
 
     def outstanding_work(self, jobs: int) -> Load:
-        """What ``jobs`` in all, ours and others', have left to do; others' are like ours."""
+        """Work left to ``jobs`` in all, ours and others'; others' are taken to be like ours."""
         running = min(jobs, self.slots)
         waiting = jobs - running
         mean = self._outputs / len(self._jobs) if self._jobs else self._mean_output
@@ -185,7 +186,7 @@ class ConcurrencyLimit:
             running=running,
             waiting=waiting,
             prefill_tokens=self._prefill_tokens,
-            # Running ones are half done on average.
+            # Running jobs are half done on average.
             decode_tokens=round(mean * (running / 2 + waiting)),
         )
 

@@ -1,7 +1,7 @@
-"""What an instance's readiness is made of (OR-13): its artifacts, its engine, its health.
+"""The gates that an instance's readiness is made of (OR-13): its artifacts, engine and health.
 
-Each gate is open or says why not, so that who looks at a service that is not ready sees which part
-of it to mend. An instance takes new work when all of its gates are open.
+Each gate is open or says why not, so that a person who looks at a service that is not ready sees
+which part of it to mend. An instance takes new work when all of its gates are open.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ ARTIFACTS, ENGINE, HEALTH = "artifacts", "engine", "health"
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """``reason`` is for people, and empty while it is open."""
+    """A part of an instance's readiness. ``reason`` is for people, and empty while the gate is
+    open."""
 
     reason: str = ""
 
@@ -36,7 +37,8 @@ def gates_of(instance: Instance, breaker: BreakerState) -> dict[str, Gate]:
 
 
 def _lacks_artifacts(instance: Instance) -> str:
-    """Its model's files: read by the worker, and told of in a card that can be used."""
+    """Why the model's files are not ready: not read by the worker, or not told of in a usable card.
+    Empty if they are."""
     if instance.fault:
         return instance.fault
     if instance.announced_card is None:
@@ -77,7 +79,7 @@ class GateWatch:
         self._open: dict[tuple[str, str], bool] = {}
 
     def look(self, registry: Registry) -> None:
-        """Compare every instance's gates with those of the last look."""
+        """Compare every instance's gates with those of the last call."""
         seen: dict[tuple[str, str], bool] = {}
         for instance in registry:
             breaker = registry.breakers.state(instance.address)

@@ -1,4 +1,4 @@
-"""One Triton instance: the lanes to it, what it serves, how loaded it is, how it is.
+"""One Triton instance: its lanes, what it serves, its load and its state.
 
 The state follows the lanes (OR-6); ``InstanceMonitor`` decides it::
 
@@ -6,7 +6,7 @@ The state follows the lanes (OR-6); ``InstanceMonitor`` decides it::
          ▲                                └──silent 1 s──▶┘                       │
          └───────────────────── every lane closed, tries again ◀──────────────────┘
 
-One whose card cannot be used has a ``fault``: it stays CONNECTING until another card comes.
+An instance whose card cannot be used has a ``fault``: it stays CONNECTING until another card comes.
 """
 
 import math
@@ -23,10 +23,11 @@ from orchestrator.prompts.encoder import PromptEncoder
 from worker.protocol import ModelCard, SwapPhase, SwapReport, WorkerStats
 
 LANE_SILENT_S = 0.6
-"""A lane that missed two heartbeats more than its freshest sibling is the last to get work."""
+"""Seconds by which a lane's last frame may be older than its freshest sibling's, about two
+heartbeats, before the lane is the last to get work."""
 
 CANDIDATE_TTL_S = 0.05
-"""A candidate is built anew after this, even if none of the facts it is keyed by has changed."""
+"""Seconds after which a candidate is built anew, even if none of its key's facts has changed."""
 
 FIRST_ROUND_TRIP_MS = 5.0
 _ROUND_TRIPS = 128
@@ -36,7 +37,7 @@ class InstanceState(StrEnum):
     """Whether an instance can be given work: only ``up`` can."""
 
     ABSENT = "absent"
-    """Its Triton answers and has no text model: it is there for clips, or is to be given one."""
+    """The Triton answers and has no text model: it is there for clips, or is to be given one."""
     CONNECTING = "connecting"
     UP = "up"
     SUSPECT = "suspect"
@@ -44,64 +45,63 @@ class InstanceState(StrEnum):
 
 
 class Instance:
-    """What is known of one Triton.
+    """The known facts about one Triton.
 
     ``Registry`` writes ``lanes``, ``cordoned``, ``retiring_since`` and ``removed``, dispatch tells
-    ``concurrency`` and ``round_trip_ms`` of its jobs, and the monitor writes all else.
+    ``concurrency`` and ``round_trip_ms`` of its jobs, and the monitor writes everything else.
     """
 
     def __init__(self, address: str, max_backlog: int = 0, entry: str = "") -> None:
         self.address = address
         self.entry = entry or address
-        """As the settings or a source name it: a URL for one of another kind."""
+        """The address as the settings or a source name it: a URL for another kind of server."""
         self.kind = kind_of(self.entry)
         self.concurrency = ConcurrencyLimit(max_backlog)
         self.lanes: list[Lane] = []
         self.reporter: Lane | None = None
-        """The lane whose reports of the prefix cache are read; each lane carries the same."""
+        """The lane whose reports of the prefix cache are read; each lane carries the same ones."""
         self.state = InstanceState.CONNECTING
         self.reason = "not reached yet"
-        """Why it is not up, for people; empty while it is."""
+        """Why the instance is not up, for people; empty while it is."""
         self.fault = ""
-        """Why its last card cannot be used, which no waiting mends; empty when it can."""
+        """Why its last card cannot be used, which no waiting mends; empty if it can."""
         self.draining = False
-        """The worker itself takes no new work."""
+        """Whether the worker itself takes no new work."""
         self.worker_drain_ends_at = math.inf
-        """When the worker ends what still runs, in seconds of the clock; inf while it does not
-        drain."""
+        """When the worker ends what still runs, in seconds of the clock; inf unless it drains."""
         self.cordoned = False
-        """An operator wants it to have no new work."""
+        """Whether an operator wants it to get no new work."""
         self.cordon_ends_at = math.inf
-        """When its running work is to be gone; inf where it may end in its own time."""
+        """When its running work is to be gone, in seconds of the clock; inf for no limit."""
         self.retiring_since: float | None = None
         """When discovery stopped naming it, in seconds of the clock; None while it is named."""
         self.removed = False
-        """Its lanes are being closed, or are."""
+        """Whether its lanes are closed or being closed."""
         self.announced_card: ModelCard | None = None
         """The last card that came; ``card`` follows once its tokenizer is ready."""
         self.process_id = ""
-        """Its worker's, as the last card said; empty where none was said."""
+        """Id of its worker's process, as the last card gave it; empty if it gave none."""
         self.greeted_at = 0.0
         """When the last card came, in seconds of the clock."""
         self.is_reading_card = False
-        """The announced card's tokenizer is being made ready; until then nothing may use it."""
+        """Whether the announced card's tokenizer is still being made ready, and cannot be used."""
         self.swap: SwapReport | None = None
-        """How the latest swap of its model goes or went, as its lanes tell."""
+        """The latest report of a swap of its model; None if there is none."""
         self.serves_since = 0.0
-        """When it began to serve the model that it has, in seconds of the clock."""
+        """When it began to serve its present model, in seconds of the clock."""
         self.encoder: PromptEncoder | None = None
         self.provenance = UNKNOWN
         self.stats: WorkerStats | None = None
         self.outlook: Outlook | None = None
-        """What the number of rows that it should run was decided by; None where all may run."""
+        """The outlook that decided how many rows it should run; None if all may run."""
         self.step_learner: StepLearner | None = None
         """Learns its speed; None until its card is known."""
         self.round_trip_ms = Quantiles([FIRST_ROUND_TRIP_MS] * 9, _ROUND_TRIPS)
-        """Of jobs that ended: what they took beyond what the worker accounts for."""
+        """Ms that ended jobs took beyond what the worker accounts for."""
         self.foreign_load = 0
-        """Jobs on the worker that are not ours, by its last statistics."""
+        """Number of jobs on the worker that are not ours, by its last statistics."""
         self.slots_running = 0
-        """Ours that its slot model has (``orchestrator.slots`` counts them)."""
+        """Number of our slots that its slot model has (``orchestrator.slots`` counts them)."""
         self.health_failures = 0
         """How often it stopped being up, or could not be reached."""
         self._candidate: tuple[object, Candidate] | None = None
@@ -109,7 +109,7 @@ class Instance:
 
     @property
     def drain_ends_at(self) -> float:
-        """Until when its jobs may run; inf unless it drains."""
+        """When its jobs must have ended, in seconds of the clock; inf unless it drains."""
         return min(self.worker_drain_ends_at, self.cordon_ends_at)
 
     @property
@@ -118,12 +118,12 @@ class Instance:
 
     @property
     def chat_fault(self) -> str:
-        """Why it takes plain prompts only; empty where it takes chats, or has no card yet."""
+        """Why it takes plain prompts only; empty if it takes chats, or has no card yet."""
         return "" if self.encoder is None else self.encoder.chat_fault
 
     @property
     def is_swapping(self) -> bool:
-        """Whether its worker is at a swap of models, and open lanes would tell of its end."""
+        """Whether its worker is swapping models, and open lanes would tell of its end."""
         ended = (SwapPhase.DONE, SwapPhase.FAILED)
         return (
             self.swap is not None
@@ -133,7 +133,7 @@ class Instance:
 
     @property
     def is_out_of_use(self) -> bool:
-        """Whether it was taken out of use: by an operator, or as nobody names it any more."""
+        """Whether an operator took it out of use, or nobody names it any more."""
         return self.removed or self.cordoned or self.retiring_since is not None
 
     def is_to_serve(self, model: str) -> bool:
@@ -145,7 +145,7 @@ class Instance:
         return self.is_swapping and self.swap is not None and self.swap.model == model
 
     def may_speak_again(self, model: str) -> bool:
-        """Whether it serves ``model``, and is only silent for a little longer than usual."""
+        """Whether it serves ``model``, and has only been silent for a little longer than usual."""
         return (
             self.state is InstanceState.SUSPECT
             and self.card is not None
@@ -178,12 +178,12 @@ class Instance:
 
     @property
     def lane_load(self) -> int:
-        """Our jobs on its lanes, paused ones included."""
+        """Number of our jobs on its lanes, including paused ones."""
         return sum(lane.load for lane in self.lanes)
 
     @property
     def load(self) -> int:
-        """Jobs that have or want a slot there."""
+        """Number of jobs that have or want a slot there."""
         return self.lane_load - self.concurrency.paused + self.foreign_load
 
     @property
@@ -197,14 +197,14 @@ class Instance:
 
     @property
     def can_pause(self) -> bool:
-        """Whether its jobs can leave their slot and keep their KV."""
+        """Whether its jobs can leave their slots and keep their KV."""
         return self.card is not None and self.card.can_pause
 
     @property
     def occupancy(self) -> Load:
-        """How many jobs it has, not what they still need: that is ``outstanding_work``.
+        """The number of jobs it has, without what they still need (``outstanding_work``).
 
-        Jobs are judged and learnt from by this one. On the simulator (one minute, twice the
+        Jobs are judged and learnt from by this load. On the simulator (one minute, twice the
         capacity) ``outstanding_work`` here took goodput from 31.0/s to 20.4 and waste to 22 %.
         """
         slots = 1 if self.card is None else self.card.max_running
@@ -213,13 +213,13 @@ class Instance:
 
     @property
     def pace(self) -> StepModel:
-        """What its steps take, with as many slots as it is to use. Its card must be known."""
+        """The step model with as many slots as it is to use. Its card must be known."""
         assert self.step_learner is not None
         model, slots = self.step_learner.model, self.concurrency.slots
         return model if slots >= model.slots else replace(model, slots=slots)
 
     def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
-        """Itself as placement sees it at ``now``. Kept for a moment while nothing changes.
+        """The instance as placement sees it at ``now``. Cached for a moment while nothing changes.
 
         ``is_admitted``: its circuit breaker lets work through.
         """
@@ -288,13 +288,13 @@ class Instance:
         return min(lanes, key=rank)
 
     def silent_s(self, now: float) -> float:
-        """Since when no open lane has had a frame, in seconds."""
+        """Seconds since an open lane last had a frame; 0 if none is open."""
         return min((lane.silent_s(now) for lane in self.lanes if lane.is_open), default=0.0)
 
     # ── for the monitor ──────────────────────────────────────────────────────────────────────
 
     def take_stats(self, stats: WorkerStats) -> None:
-        """The worker's statistics of a moment ago."""
+        """Take in the worker's statistics of a moment ago."""
         self.stats = stats
         self.concurrency.observe(stats)
         if self.step_learner is not None:
@@ -306,12 +306,12 @@ class Instance:
         self.foreign_load = max(0, min(active + stats.paused - ours, active - (ours - paused)))
 
     def take_encoder(self, encoder: PromptEncoder) -> bool:
-        """The announced card is usable. True if it is another one than before."""
+        """Use the encoder of the announced card. True if it is another one than before."""
         is_new = self.encoder is not encoder
         if is_new:
             self.encoder = encoder
             self.step_learner = None
-            self._candidate = None  # of another model, perhaps
+            self._candidate = None  # it may be of another model
         self.concurrency.set_max_running(encoder.card.max_running)
         if self.step_learner is None:
             self.step_learner = StepLearner(encoder.card.max_running, encoder.card.max_step_tokens)
@@ -320,7 +320,7 @@ class Instance:
         return is_new
 
     def forget_stats(self) -> None:
-        """No lane is open: what the worker said of itself no longer holds."""
+        """Forget what the worker said of itself, since no lane is open."""
         self.stats = None
         self.foreign_load = 0
         self.draining = False

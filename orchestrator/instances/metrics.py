@@ -1,4 +1,4 @@
-"""How the instances are: states, breakers, lanes, and what workers report with their heartbeats."""
+"""Metrics of instances: states, breakers, lanes, and what workers report with their heartbeats."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,7 +17,7 @@ def _each(read: Callable[[Instance], float]) -> _Read:
 
 
 def _reported(read: Callable[[WorkerStats], float]) -> _Read:
-    """Of the instances that have reported yet."""
+    """Read a metric from the statistics of each instance that has reported."""
     return lambda registry: (
         ((instance.address,), read(instance.stats))
         for instance in registry
@@ -240,7 +240,7 @@ REPORTED: tuple[Row[Registry], ...] = (
         )
     ),
 )
-"""From the workers' last heartbeats."""
+"""Metrics from the workers' last heartbeats."""
 
 _Total = tuple[str, str, str, Callable[[WorkerStats], float]]
 _TOTALS: tuple[_Total, ...] = (

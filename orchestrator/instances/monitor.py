@@ -1,4 +1,4 @@
-"""How the instances are: takes in what their lanes carry, and judges them by their heartbeats.
+"""Watches the instances: takes in what their lanes carry, and judges them by their heartbeats.
 
 Any frame counts as a heartbeat; workers send one every 250 ms when they have nothing to say.
 """
@@ -50,7 +50,7 @@ _SWAP_TOLD = {
 }
 _WANTED = frozenset({InstanceState.UP, InstanceState.ABSENT})
 _NO_MODEL = "unknown model"
-"""Triton's words for one that it was not started with."""
+"""Triton's words for a model that it was not started with."""
 READING_CARD = "its model's tokenizer is being made ready"
 
 
@@ -73,7 +73,7 @@ class InstanceMonitor:
         clock: Clock,
         emission_us: Histogram,
     ) -> None:
-        """``emission_us`` is from a frame's decoding to its tokens being written, per token."""
+        """``emission_us``: time from a frame's decoding to its tokens being written, per token."""
         self._registry = registry
         self._models = models
         self._config = config
@@ -88,7 +88,7 @@ class InstanceMonitor:
             task.cancel()
 
     def check_heartbeats(self) -> None:
-        """Judge every instance by the age of its last frame; call it every 250 ms or so.
+        """Judge every instance by the age of its last frame; to be called every 250 ms or so.
 
         When this process itself is late, frames wait unread, and their age says nothing.
         """
@@ -165,7 +165,7 @@ class InstanceMonitor:
         elif silent_s >= self._config.suspect_after_s:
             self._set_state(instance, InstanceState.SUSPECT, _silence(silent_s))
         elif instance.stats is not None and (stuck_ms := instance.stats.stuck_ms):
-            # Its worker lives, and ends itself where the step does not come back.
+            # The worker lives, and ends itself if the step does not come back.
             reason = f"its engine has been in one step for {stuck_ms / 1000:.0f} s"
             self._set_state(instance, InstanceState.SUSPECT, reason)
         else:
@@ -197,7 +197,7 @@ class InstanceMonitor:
         self._registry.changed()
 
     def _count_failure(self, instance: Instance) -> None:
-        """It cannot be reached, and nobody wanted that."""
+        """Count that the instance cannot be reached, unless somebody wanted that."""
         if not (self._registry.is_closing or instance.removed or instance.draining):
             instance.health_failures += 1
 
@@ -216,7 +216,7 @@ class InstanceMonitor:
         self._registry.changed()
 
     def _swap_reported(self, instance: Instance, report: SwapReport) -> None:
-        """Each lane tells the same."""
+        """Take in a report of a swap; each lane brings the same."""
         was, instance.swap = instance.swap, report
         if was is not None and was.phase is report.phase and was.model == report.model:
             return
@@ -288,7 +288,7 @@ class InstanceMonitor:
         lane_log.error("%s", fault, extra=fields(instance=instance.address))
 
     def _encoder_ready(self, instance: Instance, encoder: PromptEncoder) -> None:
-        # It may have come back with another model in the meantime.
+        # The instance may have come back with another model in the meantime.
         if instance.removed or encoder.card != instance.announced_card:
             return
         instance.provenance = self._models.provenance(encoder.card)
@@ -316,7 +316,8 @@ class InstanceMonitor:
     # ── the prefix cache ─────────────────────────────────────────────────────────────────────
 
     def _kv_report_received(self, instance: Instance, lane: Lane, report: KvReport) -> None:
-        """A lane's first report is full; from then on it misses none, or breaks."""
+        """Take in a report of the prefix cache. A lane's first one is full; it misses none after
+        that, or breaks."""
         if instance.reporter is None and report.full:
             instance.reporter = lane
         if lane is instance.reporter:

@@ -1,8 +1,8 @@
-"""Which instance holds which KV blocks, by their KV reports (OR-9).
+"""Tracks which instance holds which KV blocks, by their KV reports (OR-9).
 
 Every block's hash maps to the set of instances that hold it, as bits of an integer: the longest
-cached prefix on *all* instances is then one walk along a task's hashes, however many there are.
-A hash covers its whole prefix and its salt (``worker.protocol.block_hashes``), so those of other
+cached prefix on *all* instances is then one walk along a task's hashes, however many there are. A
+hash covers its whole prefix and its salt (``worker.protocol.block_hashes``), so hashes of different
 models, tokenizers or tenants never meet.
 """
 
@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from worker.protocol import KvReport
 
 MAX_HASHES = 32_768
-"""Hashes kept of one instance; the oldest go. Half a million tokens in blocks of 16."""
+"""Most hashes kept of one instance; the oldest go. Half a million tokens in blocks of 16."""
 
 
 class PrefixIndex:
-    """Block hashes by instance. One that is missing costs a prefill that was not expected, nothing
-    else.
-    """
+    """Block hashes by instance. A missing one costs an unexpected prefill, nothing else."""
 
     def __init__(self, max_hashes: int = MAX_HASHES) -> None:
         self._max_hashes = max_hashes
@@ -54,13 +52,13 @@ class PrefixIndex:
             self._drop(oldest, bit)
 
     def remove(self, instance: str) -> None:
-        """Nothing is known of an instance any more. Fine for one that never reported."""
+        """Forget all blocks of an instance. Fine for one that never reported."""
         bit = self._bits.pop(instance, 0)
         for block_hash in self._held.pop(instance, ()):
             self._drop(block_hash, bit)
 
     def longest(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """How many of ``hashes``, from the first on, each instance holds; those without are left
+        """How many of ``hashes``, from the first on, each instance holds; those with none are left
         out. One dictionary look-up per hash that anybody holds.
         """
         holders = self._holders

@@ -1,7 +1,7 @@
-"""Which entries of this machine's catalogs an instance runs (PV-4).
+"""Finds which entries of this machine's catalogs an instance runs (PV-4).
 
-An instance tells the digest of its model and the name and version of its engine; the catalogs know
-what has them. Instances of other machines, and models that nobody added, have no entries here.
+An instance tells the digest of its model and the name and version of its engine; the catalogs have
+the matching entries. Instances of other machines, and models that nobody added, have none here.
 """
 
 import re
@@ -20,7 +20,7 @@ _VERSION: Final = re.compile(r"[\w.+-]+")
 
 
 class Provenance(NamedTuple):
-    """Ids of catalog entries; empty where there is none."""
+    """Ids of catalog entries; empty if there is none."""
 
     model_entry: str = ""
     engine_entry: str = ""
@@ -30,7 +30,8 @@ UNKNOWN: Final = Provenance()
 
 
 def provenance_of(card: ModelCard, home: Callable[[], Path] = state_dir) -> Provenance:
-    """Reads both catalogs, so not for the event loop. A catalog that cannot be read has nothing."""
+    """The catalog entries of a card. Reads both catalogs, so not for the event loop. A catalog that
+    cannot be read counts as empty."""
     try:
         models = ModelCatalog(home()).entries()
         engines = EngineCatalog(home()).entries()

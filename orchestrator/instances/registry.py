@@ -1,4 +1,4 @@
-"""Which Triton instances there are, and a snapshot of them for placement.
+"""Holds the set of Triton instances, and gives placement a snapshot of them.
 
 ``InstanceMonitor`` keeps their states. ``snapshot_version`` moves with topology and capability,
 never with load.
@@ -22,12 +22,12 @@ from orchestrator.prediction.forecaster import Capacity
 from orchestrator.telemetry.log import fields, lane_log, service_log
 
 LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
-"""How lanes come to be; a simulator has its own."""
+"""Makes a lane; a simulator has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryConfig:
-    """What every instance is given. ``max_backlog`` is in jobs beyond those that it can run."""
+    """Settings of every instance. ``max_backlog`` is in jobs beyond those that it can run."""
 
     lanes_per_instance: int
     max_backlog: int
@@ -38,7 +38,7 @@ class InstancesListener(Protocol):
     """Follows the instances. Called from the lanes' readers: must not wait."""
 
     def instances_changed(self) -> None:
-        """Something may be placed anew: one came, went, changed its state or reported."""
+        """Called when an instance came, went, changed its state or reported."""
 
 
 class Registry:
@@ -98,7 +98,7 @@ class Registry:
     # ── which instances there are ────────────────────────────────────────────────────────────
 
     def addresses(self) -> dict[str, float | None]:
-        """Every instance by its entry, and since when it is retiring if it is."""
+        """Every instance by its entry, with the time when it began to retire, or None."""
         return {instance.entry: instance.retiring_since for instance in self}
 
     def idle(self, entry: str) -> bool:
@@ -114,7 +114,7 @@ class Registry:
     def add(self, entry: str) -> None:
         """Open lanes to one more instance, or keep one that was retiring. Idempotent.
 
-        One whose name another entry still has is not added yet: that one has to go first.
+        An instance whose name another entry still has is not added yet: that entry has to go first.
         """
         address = name_of(entry)
         instance = self.instances.get(address)
@@ -150,7 +150,7 @@ class Registry:
     def cordon(self, address: str, grace_s: float = math.inf) -> Instance:
         """Give an instance no new work, for an operator. Idempotent. Raises ``NotFound``.
 
-        What runs there is moved elsewhere where it will not end within ``grace_s``.
+        Jobs there that will not end within ``grace_s`` seconds are moved elsewhere if possible.
         """
         instance = self._set_cordoned(address, True)
         instance.cordon_ends_at = self._clock.now() + grace_s
@@ -184,7 +184,7 @@ class Registry:
         return instance
 
     def _open_lanes(self, instance: Instance, owner: LaneOwner) -> None:
-        # Others' jobs have a request each: one lane knows of them all.
+        # Each job on another kind of server is a request of its own: one lane knows of them all.
         is_own = instance.kind is Kind.TIDEGATE
         for _ in range(self._config.lanes_per_instance if is_own else 1):
             self._open_lane(instance, owner)
@@ -196,8 +196,9 @@ class Registry:
         return lane
 
     async def replace_worn_lanes(self) -> None:
-        """Open a lane beside each that is worn, and close those whose jobs have ended since. Call
-        it now and then.
+        """Open a lane beside each worn one, and close replaced lanes whose jobs have ended.
+
+        To be called now and then.
         """
         over: list[Lane] = []
         for instance in self:
@@ -224,14 +225,14 @@ class Registry:
         ]
 
     def candidate(self, name: str) -> Candidate:
-        """One of ``candidates`` as it is now."""
+        """The named one of ``candidates`` as it is now."""
         instance = self.instances[name]
         assert instance.encoder is not None, f"{name} was never a candidate"
         admits = self.breakers.admits(name)
         return instance.candidate(instance.encoder, admits, self._clock.now())
 
     def capacity(self, model: str) -> Capacity:
-        """What the instances that are ready can do for ``model``, or all of them for ``""``."""
+        """The capacity of the ready instances for ``model``, or of all of them for ``""``."""
         serving = [
             (i, i.pace, i.encoder.card)
             for i in self
@@ -244,7 +245,7 @@ class Registry:
             models=tuple(pace for _, pace, _ in serving),
             slots=sum(pace.slots for _, pace, _ in serving),
             free=sum(max(0, pace.slots - i.load) for i, pace, _ in serving),
-            # What cannot be stopped in time is not started.
+            # Work that cannot be stopped in time is not started.
             min_start_ms=min(
                 (max(card.min_start_budget_ms, card.abort_ms) for *_, card in serving), default=0.0
             ),
@@ -252,7 +253,7 @@ class Registry:
         )
 
     def most_places(self, model: str) -> int:
-        """Jobs for ``model``, or for any (``""``), that the instances known by now take if idle."""
+        """Most jobs for ``model``, or for any (``""``), that the known instances take if idle."""
         return sum(
             i.concurrency.most
             for i in self
@@ -264,8 +265,8 @@ class Registry:
         return any(i.ready and i.card is not None and i.card.model == model for i in self)
 
     def dark_s(self, model: str) -> float:
-        """How long nothing is sent to any instance for ``model``, since all that are ready fail
-        everything; 0 where one may be given work."""
+        """Seconds for which nothing is sent to any instance for ``model``, since all that are ready
+        fail everything; 0 if one may be given work."""
         serving = [i for i in self if i.ready and i.card is not None and i.card.model == model]
         return min((self.breakers.dark_s(i.address) for i in serving), default=0.0)
 
@@ -275,7 +276,7 @@ class Registry:
         return any(i.is_to_serve(model) or i.may_speak_again(model) for i in self)
 
     def _peers(self, address: str) -> list[str]:
-        """Those that are ready and could do an instance's work, itself among them."""
+        """Ready instances that could do an instance's work, including itself."""
         instance = self.instances.get(address)
         card = None if instance is None else instance.card
         if card is None:

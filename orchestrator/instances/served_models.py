@@ -12,11 +12,11 @@ from orchestrator.prompts.encoder import PromptEncoder
 from worker.protocol import ModelCard
 
 RECENT = 4
-"""Encoders that are kept after their model has gone: to make one takes up to seconds."""
+"""Encoders that are kept after their model has gone: making one takes up to seconds."""
 
 
 class ServedModels:
-    """Reads the registry; instances with equal cards share one encoder."""
+    """Finds the models that instances serve; instances with equal cards share one encoder."""
 
     def __init__(
         self, registry: Registry, executor: Executor, *, special_in_prompts: bool = False
@@ -26,12 +26,15 @@ class ServedModels:
         self._executor = executor
         self._special_in_prompts = special_in_prompts
         self._provenance: dict[tuple[str, str, str], Provenance] = {}
-        """By what decides it of a card, so that each is looked up once."""
+        """Catalog entries by what decides them in a card, so that each is looked up once."""
         self._recent: deque[PromptEncoder] = deque(maxlen=RECENT)
 
     def by_name(self) -> dict[str, PromptEncoder]:
-        """Models that are known, up or not. A ready instance's card is preferred, and of those that
-        of an engine that lacks the least: placement finds who can do what it says."""
+        """Encoders of all known models, up or not, by name.
+
+        The card of a ready instance is preferred, and of those that of an engine that lacks the
+        least: placement finds the instance that can do what the card says.
+        """
         known: dict[str, PromptEncoder] = {}
         for instance in sorted(self._registry, key=_preference):
             if instance.encoder is not None:
@@ -39,10 +42,10 @@ class ServedModels:
         return known
 
     def resolve(self, model: str) -> PromptEncoder:
-        """The model of that name, or the only one when the name is empty.
+        """The encoder of the model of that name, or of the only one if the name is empty.
 
-        Raises ``NotReady`` while no instance has sent a usable card, ``InvalidRequest`` for no name
-        where there are several, else ``ModelNotFound``.
+        Raises ``NotReady`` while no instance has sent a usable card, ``InvalidRequest`` if no name
+        is given and several are served, otherwise ``ModelNotFound``.
         """
         known = self.by_name()
         if not known:
@@ -64,7 +67,8 @@ class ServedModels:
         )
 
     def encoder_of(self, card: ModelCard) -> PromptEncoder | None:
-        """An encoder that some instance has for an equal card, or one that reads prompts alike."""
+        """An encoder that some instance has for an equal card, or one that reads prompts alike;
+        None if there is none."""
         served = [i.encoder for i in self._registry if i.encoder is not None]
         for encoder in served:
             if encoder.card == card:
@@ -84,7 +88,7 @@ class ServedModels:
         return encoder
 
     def provenance(self, card: ModelCard) -> Provenance:
-        """Of a card that was loaded."""
+        """The catalog entries of a card that was loaded."""
         return self._provenance.get(_origin(card), UNKNOWN)
 
     def _make(self, card: ModelCard) -> PromptEncoder:

@@ -1,6 +1,6 @@
-"""Lanes: ways to an instance that carry every job to it.
+"""Lanes: connections to an instance that carry every job to it.
 
-- ``base``   what every kind of lane is and does, and who hears of it
+- ``base``   the interface of every kind of lane and of its listeners
 - ``lane``   over one ``ModelStreamInfer`` call of Tidegate's worker: connects, submits, reconnects
 - ``grpc_call`` such a call, on the event loop; ``http2``: the frames beneath it
 - ``reconnector`` session after session with a peer, with pauses between them; slot links use it too

@@ -1,4 +1,4 @@
-"""What a lane is: a way to one Triton instance that carries many jobs, whatever its wire is.
+"""Defines a lane: a connection to one instance that carries many jobs, whatever its protocol.
 
 A kind of lane implements ``Lane``'s abstract methods and keeps two promises: every job that was
 submitted ends with exactly one of ``JobSink.on_ended`` and ``on_lost``, and its owner hears of
@@ -31,10 +31,10 @@ class JobSink(Protocol):
         """The worker began with the job, which had waited there for ``wait_ms``."""
 
     def on_prompt(self, logprobs: PromptLogprobs) -> None:
-        """Those of its prompt's next tokens, where it asks for them."""
+        """Log-probabilities of the prompt's next tokens came, for a job that asks for them."""
 
     def on_tokens(self, delta: Delta, now: float) -> None:
-        """Its next tokens; ``now`` is in seconds of the clock."""
+        """The answer's next tokens came; ``now`` is in seconds of the clock."""
 
     def on_paused(self) -> None:
         """The job stands still; ``on_resumed``, ``on_ended`` or ``on_lost`` follows."""
@@ -56,34 +56,34 @@ class LaneOwner(Protocol):
         """The lane is up. ``first`` carries the model card."""
 
     def lane_reported(self, lane: "Lane", frame: Frame) -> None:
-        """A frame with statistics, a drain, a new card or a report of the prefix cache."""
+        """A frame came with statistics, a drain, a new card or a report of the prefix cache."""
 
     def lane_closed(self, lane: "Lane", reason: str) -> None:
         """The lane is broken; its jobs have been told."""
 
     def emission_sampled(self, seconds: float, tokens: int) -> None:
-        """A frame with that many tokens took this long to reach its clients' sockets."""
+        """A frame with ``tokens`` tokens took ``seconds`` to reach its clients' sockets."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneConfig:
-    """How lanes connect. Seconds."""
+    """Settings of how lanes connect. Times are in seconds."""
 
     open_timeout_s: float
     keepalive_s: float
     reconnect_min_s: float
     reconnect_max_s: float
     worn_after_bytes: int = 64 * 2**20
-    """What Triton may come to keep for one stream: until its end it keeps all that was answered on
-    it (24.10; a KiB for each response, and its bytes)."""
+    """Bytes that Triton may keep for one stream before a new one replaces it: until the stream's
+    end it keeps all that was answered on it (24.10; a KiB for each response, and its bytes)."""
     token: str = field(default="", repr=False)
-    """What workers ask of whoever opens a lane."""
+    """Secret that workers require to open a lane."""
     tls: Tls | None = None
-    """Of connections to Tritons; None: they are in plain text."""
+    """TLS of connections to Tritons; None: they are in plain text."""
 
 
 class JobFields(TypedDict):
-    """What a job is submitted with: the fields of ``Submit`` but for those that name it."""
+    """The fields that a job is submitted with: those of ``Submit`` except its lane and handle."""
 
     token_ids: list[int]
     sampling: Sampling
@@ -113,15 +113,15 @@ class Lane(ABC):
         self.address = address
         self.is_open = False
         self.is_reopening = False
-        """It was given up because it was stale, and the next attempt to connect has not failed."""
+        """Whether it was given up as stale, and no attempt to connect has failed since."""
         self.is_closing = False
-        """Triton takes no new requests for the model; jobs that it has go on."""
+        """Whether Triton takes no new requests for the model; jobs that it has go on."""
         self.last_frame_at = clock.now()
-        """When it was last heard of, in seconds of the clock."""
+        """When the peer was last heard of, in seconds of the clock."""
         self.is_worn = False
-        """So much has been carried on it that a new one is to take its place."""
+        """Whether the lane has carried enough that a new lane is to take its place."""
         self.successor: Lane | None = None
-        """Takes the new jobs once it is open; those that are here end here."""
+        """The lane that takes new jobs once it is open; jobs that are on this one end here."""
         self.tokens_total = 0
         self.frames_total = 0
         self.sessions_total = 0
@@ -133,7 +133,7 @@ class Lane(ABC):
 
     @property
     def load(self) -> int:
-        """Jobs that the worker has not reported the end of."""
+        """How many jobs the worker has not reported the end of."""
         return len(self._jobs)
 
     @property
@@ -142,14 +142,14 @@ class Lane(ABC):
         return self.successor is not None and self.successor.is_open
 
     def take_over(self, worn: "Lane") -> None:
-        """Count what was carried on the lane in whose place this one is."""
+        """Add the totals of the lane that this one replaces."""
         self.tokens_total += worn.tokens_total
         self.frames_total += worn.frames_total
         self.sessions_total += worn.sessions_total
         self.submitted_total += worn.submitted_total
 
     def silent_s(self, now: float) -> float:
-        """How long ago its last frame came, in seconds."""
+        """Seconds since the last frame came."""
         return now - self.last_frame_at
 
     # ── for those who have work ──────────────────────────────────────────────────────────────
@@ -164,11 +164,11 @@ class Lane(ABC):
 
     @abstractmethod
     def pause(self, handle: int) -> None:
-        """Have a job stand still, its KV kept. Idempotent; for workers that ``can_pause``."""
+        """Make a job stand still, with its KV kept. Idempotent; for workers that ``can_pause``."""
 
     @abstractmethod
     def resume(self, handle: int) -> None:
-        """Have a paused job go on. Idempotent."""
+        """Make a paused job go on. Idempotent."""
 
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
@@ -178,7 +178,7 @@ class Lane(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Give it up for good: the worker stops whatever still runs on it. Idempotent."""
+        """Close the lane for good: the worker stops what still runs on it. Idempotent."""
 
     @abstractmethod
     def break_off(self, reason: str) -> None:
@@ -186,7 +186,7 @@ class Lane(ABC):
 
     @abstractmethod
     def reopen(self) -> None:
-        """The same, since another lane to this worker was found to be stale."""
+        """Connect anew, because another lane to this worker was found to be stale."""
 
     @abstractmethod
     def describe(self) -> None:
@@ -194,12 +194,12 @@ class Lane(ABC):
 
     @abstractmethod
     def probe(self) -> None:
-        """Find out whether what is sent still arrives, if nothing else would; call it often."""
+        """Check that what is sent still arrives, if nothing else would show it; call it often."""
 
     # ── for kinds of lanes ───────────────────────────────────────────────────────────────────
 
     def _add_job(self, sink: JobSink) -> int:
-        """A new job's handle."""
+        """Register a job; returns its handle."""
         handle = self._next_handle
         self._next_handle += 1
         self.submitted_total += 1

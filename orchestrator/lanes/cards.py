@@ -1,5 +1,5 @@
-"""Cards for servers that have none: from the folder, what the server told, and what is known of the
-kind.
+"""Makes model cards for servers that have none, from the tokenizer's folder, what the server told,
+and facts about its kind.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ ALWAYS_LACKING = frozenset(
         Feature.STEP_ABORT,
     }
 )
-"""Of every server that is not Tidegate's: what its API has no way to ask for or tell, or what this
-side does not ask it for."""
+"""Features that every server lacks which is not Tidegate's: its API cannot ask for or tell them, or
+this side does not ask."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a server says of itself; 0 and empty where it does not."""
+    """Facts that a server told about itself; 0 or empty if it did not."""
 
     model: str
     engine: str
@@ -52,9 +52,9 @@ def make_card(
     slots: int,
     takes_ids: bool,
 ) -> ModelCard:
-    """``abort_ms`` and ``slots`` are the kind's usual ones."""
+    """A card for the server. ``abort_ms`` and ``slots`` are the kind's usual ones."""
     contexts = [c for c in (endpoint.context, told.context_tokens, folder.context_tokens) if c]
-    # Whoever states no weights shares them with nobody: equal names are no equal files.
+    # An instance that states no weights shares them with none: equal names do not mean equal files.
     weights = endpoint.weights or f"{endpoint.name} {told.model}"
     is_digest = _DIGEST.fullmatch(endpoint.weights)  # as workers have it
     return ModelCard(
@@ -86,7 +86,7 @@ def make_card(
 
 
 def _served(defaults: SamplingDefaults, lacks: Collection[Feature]) -> SamplingDefaults:
-    """Without those that the server cannot follow: nobody asked for them."""
+    """``defaults`` without those that the server cannot follow: no client asked for them."""
     unserved = {"repetition_penalty": Feature.PENALTIES, "min_p": Feature.MIN_P}
     left_out = {name: None for name, feature in unserved.items() if feature in lacks}
     return msgspec.structs.replace(defaults, **left_out)

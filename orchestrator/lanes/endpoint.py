@@ -1,7 +1,7 @@
-"""How instances of other kinds are named: one URL each, with all that has to be known of them.
+"""Reads the names of instances of other kinds: one URL each, with all that must be known.
 
-``KIND+SCHEME://host:port[/model]?tokenizer=DIR&…``. A plain ``host:port`` is a Triton with
-Tidegate's own worker, whose card says the rest.
+URLs have the form ``KIND+SCHEME://host:port[/model]?tokenizer=DIR&…``. A plain ``host:port`` is a
+Triton with Tidegate's own worker, whose card says the rest.
 """
 
 import math
@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 
 class Kind(StrEnum):
-    """What is at the other end."""
+    """The kind of server at the other end."""
 
     TIDEGATE = "tidegate"
     TRITON = "triton"
@@ -51,30 +51,30 @@ _MODEL = re.compile(r"[^\s?#]{1,256}")
 class Endpoint:
     """One instance of another kind.
 
-    ``model`` is its name at the server, empty where the server has one only; ``alias`` what clients
-    call it, empty for the same. ``context`` (tokens) and ``slots`` (jobs at once) are 0 where the
-    server is asked for them.
+    ``model`` is the model's name at the server, empty if the server has only one; ``alias`` is its
+    name for clients, empty for the same. ``context`` (tokens) and ``slots`` (jobs at once) are 0 if
+    the server is to be asked for them.
     """
 
     kind: Kind
     name: str
-    """As the registry has it."""
+    """The instance's name in the registry."""
     host: str
     """``host:port``."""
     base_url: str
-    """Over HTTP, without a slash at the end; empty for gRPC."""
+    """Base URL without a slash at the end, over HTTP; empty for gRPC."""
     tokenizer: Path
-    """Folder with ``tokenizer.json``, and what else is known of the model."""
+    """Folder with ``tokenizer.json``, and other files about the model."""
     model: str = ""
     alias: str = ""
     context: int = 0
     slots: int = 0
     abort_ms: float | None = None
-    """How long a job that was given up may hold its slot; None: as is usual for the kind."""
+    """Ms that a job that was given up may hold its slot; None: as is usual for the kind."""
     weights: str = ""
-    """Instances of equal ``weights`` may go on with each other's texts; empty: nobody may."""
+    """Instances of equal ``weights`` may go on with each other's texts; if empty, none may."""
     key_file: Path | None = None
-    """Holds what the server asks for as a bearer token."""
+    """File with the bearer token that the server asks for; None if it asks for none."""
 
 
 def is_url(entry: str) -> bool:
@@ -83,12 +83,12 @@ def is_url(entry: str) -> bool:
 
 
 def name_of(entry: str) -> str:
-    """The registry's name for what a checked entry names."""
+    """The registry's name for the instance that a checked entry names."""
     return read_endpoint(entry).name if is_url(entry) else entry
 
 
 def kind_of(entry: str) -> Kind:
-    """What a checked entry names."""
+    """The kind of the instance that a checked entry names."""
     return read_endpoint(entry).kind if is_url(entry) else Kind.TIDEGATE
 
 

@@ -1,4 +1,4 @@
-"""Makes lanes by the kind of the instance."""
+"""Makes the lane that an instance's kind needs."""
 
 import random
 
@@ -21,7 +21,7 @@ _HTTP: dict[Kind, type[HttpLane]] = {
 
 
 class LaneFactory:
-    """Lanes of all kinds, with one HTTP client for those that need one."""
+    """Makes lanes of all kinds, with one HTTP client for those that need one."""
 
     def __init__(self) -> None:
         self._pool = HttpPool()
@@ -29,7 +29,7 @@ class LaneFactory:
     def __call__(
         self, entry: str, config: LaneConfig, owner: LaneOwner, clock: Clock, rng: random.Random
     ) -> Lane:
-        """A lane to what ``entry`` names, not started."""
+        """A lane to the instance that ``entry`` names, not started."""
         if not is_url(entry):
             return StreamLane(entry, config, owner, clock, rng)
         endpoint = read_endpoint(entry)

@@ -7,10 +7,10 @@ in one call for everything that came together::
 
     socket ─▶ loop ─▶ HTTP/2 frames ─▶ messages ─▶ on_messages([…])
 
-A call has a connection of its own, over TLS where that is set. What proves that the peer is alive
-are its messages and TCP's own probes; the peer's pings are answered. A peer that announces its end
-(GOAWAY) is told of while the call goes on.
-Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
+A call has a connection of its own, over TLS if that is set. The peer's messages and TCP's own
+probes prove that it is alive; its pings are answered. A peer's announcement that it will end the
+connection (GOAWAY) is reported while the call goes on. Source:
+https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
 
 import asyncio
@@ -53,17 +53,17 @@ from orchestrator.lanes.tls import SETTING, Tls, why_no_tls
 
 _STREAM = 1
 _PREFIX = struct.Struct(">BI")
-"""Of a gRPC message: whether it is compressed, and its length."""
+"""Head of a gRPC message: whether it is compressed, and its length."""
 _WINDOW = 4 * 1024 * 1024
-"""What the peer may send ahead of being told that more is welcome."""
+"""Bytes that the peer may send before it is told that more is welcome."""
 _BUFFER = 256 * 1024
 _MOST_HEADER_BYTES = 64 * 1024
 _MOST_MESSAGE_BYTES = 256 * 1024 * 1024
-"""The largest that comes is a rendered clip."""
+"""Largest message that is taken, in bytes; the largest that comes is a rendered clip."""
 _MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""What a peer that reads nothing may have us keep for it."""
+"""Most unsent bytes that are kept for a peer that reads nothing."""
 _CONNECT_S = 1.0
-"""How long each address of a name with several may take to answer."""
+"""Seconds that each address may take to answer, of a name with several."""
 _PROBES = 4
 _PROBE_EVERY_S = 5
 _TLS_ALERT = b"\x15\x03"
@@ -79,12 +79,12 @@ class CallEnded(Exception):
 
 
 OnMessages = Callable[[list[bytes]], None]
-"""Takes what came together, in order. What it raises ends the call."""
+"""Takes messages that came together, in order. An exception that it raises ends the call."""
 OnLeaving = Callable[[], None]
 
 
 def _ignore() -> None:
-    """Nobody minds."""
+    """Do nothing when the peer announces its end."""
 
 
 async def open_call(
@@ -179,13 +179,13 @@ class GrpcCall(asyncio.BufferedProtocol):
         self._messages: list[bytes] = []
         self._unacknowledged = 0
         self._is_greeted = False
-        """Its settings came, with which HTTP/2 begins."""
+        """Whether the peer's settings came, with which HTTP/2 begins."""
         self._is_answered = False
-        """The head of its answer came."""
+        """Whether the head of the peer's answer came."""
         self._headers = Decoder()
         self._header_block = bytearray()
         self._in_headers = False
-        """More of them has to follow at once."""
+        """Whether a CONTINUATION of the headers must follow at once."""
         self._headers_end_stream = False
         self._last_words = ""
         # out
@@ -197,8 +197,8 @@ class GrpcCall(asyncio.BufferedProtocol):
     # ── for who calls ────────────────────────────────────────────────────────────────────────
 
     def send(self, message: bytes) -> None:
-        """Send a message, now or as soon as the peer has room. Never waits; a peer for which too
-        much is kept already is given up."""
+        """Send a message, now or as soon as the peer has room. Never waits; gives up a peer for
+        which too much is already kept."""
         self._outgoing += _PREFIX.pack(0, len(message))
         self._outgoing += message
         self._pump()
@@ -211,9 +211,9 @@ class GrpcCall(asyncio.BufferedProtocol):
             )
 
     def finish(self) -> None:
-        """Say that no message is to come, once all that was sent is through; the peer then ends
-        the call. A Triton (24.10) that sees a stream cancelled instead, after it has refused
-        something there, keeps the connection's socket for good.
+        """End our side of the stream, once all that was sent is through; the peer then ends the
+        call. A Triton (24.10) that sees a stream cancelled instead, after it has refused something
+        there, keeps the connection's socket for good.
         """
         self._write(frame(Kind.DATA, Flag.END_STREAM, _STREAM, b""))
 
@@ -224,7 +224,8 @@ class GrpcCall(asyncio.BufferedProtocol):
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.write(reset(_STREAM, CANCEL))
-            # One that reads nothing would keep it for good; gRPC's servers say no goodbye in TLS.
+            # A peer that reads nothing would keep the socket for good; gRPC's servers say no
+            # goodbye in TLS.
             if self._is_secure or transport.get_write_buffer_size():
                 transport.abort()
             else:
@@ -233,7 +234,7 @@ class GrpcCall(asyncio.BufferedProtocol):
             await self._gone.wait()
 
     def keep_alive(self, idle_s: float) -> None:
-        """Have the kernel probe a silent peer, and give up one that acknowledges nothing."""
+        """Make the kernel probe a silent peer, and give up one that acknowledges nothing."""
         if self._transport is None:
             return
         own = self._transport.get_extra_info("socket")
@@ -323,7 +324,7 @@ class GrpcCall(asyncio.BufferedProtocol):
             at = stop
             kind = word & 0xFF
             if kind != Kind.DATA or stream != _STREAM:
-                stream &= MAX_STREAM  # one bit is for no use
+                stream &= MAX_STREAM  # one bit is reserved
                 check_frame(kind, stream, stop - start, _STREAM)
             if self._in_headers and kind != Kind.CONTINUATION:
                 raise Http2Error("headers that break off")
@@ -336,7 +337,8 @@ class GrpcCall(asyncio.BufferedProtocol):
             self._filled = filled - at
 
     def _greet(self, kind: int, flags: int, begin: bytes) -> None:
-        """The first that came. Raises ``Http2Error`` where that is not how HTTP/2 begins."""
+        """Check how the peer begins. Raises ``Http2Error`` if that is not how HTTP/2 begins, and
+        ``CallEnded`` for TLS or HTTP/1."""
         if begin.startswith(_TLS_ALERT):
             raise CallEnded("unavailable", f"it speaks TLS: set {SETTING}")
         if begin.startswith(b"HTTP/"):
@@ -370,7 +372,7 @@ class GrpcCall(asyncio.BufferedProtocol):
         del self._partial[:taken]
 
     def _split(self, data: memoryview) -> int:
-        """Cut whole messages off; returns how many bytes they were."""
+        """Cut whole messages off ``data``; returns how many bytes they were."""
         at = 0
         while len(data) - at >= _PREFIX.size:
             compressed, size = _PREFIX.unpack_from(data, at)
@@ -420,7 +422,7 @@ class GrpcCall(asyncio.BufferedProtocol):
                 raise Http2Error("a push, which was not asked for")
 
     def _take_goaway(self, last_stream: int, error: int, words: bytes) -> None:
-        """The peer begins no more streams here, and ends this one at its time."""
+        """Handle that the peer begins no more streams here, and ends this one at its time."""
         said = words.decode(errors="replace") or f"the server is going away ({error_name(error)})"
         if last_stream < _STREAM:
             raise CallEnded("unavailable", said)
@@ -457,7 +459,7 @@ class GrpcCall(asyncio.BufferedProtocol):
     # ── out ──────────────────────────────────────────────────────────────────────────────────
 
     def _pump(self) -> None:
-        """Send what the peer's windows allow."""
+        """Send as much as the peer's windows allow."""
         windows = self._windows
         while self._outgoing:
             size = min(len(self._outgoing), self._frame_bytes, *windows.values())

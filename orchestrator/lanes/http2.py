@@ -1,4 +1,4 @@
-"""The little of HTTP/2 (RFC 9113) that one gRPC call on a connection of its own needs."""
+"""Implements the little of HTTP/2 (RFC 9113) that one gRPC call on its own connection needs."""
 
 import struct
 from enum import IntEnum
@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 
 class Flag(IntEnum):
-    """Of frames; ``ACK`` and ``END_STREAM`` share a bit."""
+    """Flags of frames; ``ACK`` and ``END_STREAM`` share a bit."""
 
     ACK = 0x1
     END_STREAM = 0x1
@@ -70,7 +70,7 @@ _SIZES: dict[int, int] = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 
 
 
 class Http2Error(ValueError):
-    """What came is not HTTP/2 as it is promised."""
+    """Data from the peer that breaks HTTP/2."""
 
 
 def frame(kind: Kind, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -91,12 +91,12 @@ def reset(stream: int, code: int) -> bytes:
 
 
 def error_name(code: int) -> str:
-    """What a peer says by an error code."""
+    """A peer's error code in words."""
     return _ERRORS[code] if code < len(_ERRORS) else f"error {code}"
 
 
 def check_frame(kind: int, stream: int, size: int, own_stream: int) -> None:
-    """Whether a frame may come on ``stream``, where ``own_stream`` is the only one that was opened.
+    """Check that a frame may come on ``stream``, if ``own_stream`` is the only one that was opened.
 
     Raises ``Http2Error``.
     """
@@ -111,14 +111,14 @@ def check_frame(kind: int, stream: int, size: int, own_stream: int) -> None:
 
 
 def widened(window: int, count: int) -> int:
-    """What may be sent once a peer has room for ``count`` more. Raises ``Http2Error``."""
+    """The window after a peer makes room for ``count`` more bytes. Raises ``Http2Error``."""
     if window + count > MAX_WINDOW:
         raise Http2Error(f"a flow control window of {window + count} bytes, {MAX_WINDOW} at most")
     return window + count
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """Values by name. Raises ``Http2Error``."""
+    """The values of a SETTINGS payload, by setting. Raises ``Http2Error``."""
     if len(payload) % _SETTING.size:
         raise Http2Error(f"SETTINGS of {len(payload)} bytes")
     values = dict(_SETTING.iter_unpack(payload))
@@ -130,14 +130,14 @@ def read_settings(payload: bytes) -> dict[int, int]:
 
 
 def read_number(payload: bytes, at: int = 0) -> int:
-    """31 bits. Raises ``Http2Error``."""
+    """The 31-bit number at ``at``. Raises ``Http2Error``."""
     if len(payload) < at + _NUMBER.size:
         raise Http2Error(f"a control frame of {len(payload)} bytes")
     return int(_NUMBER.unpack_from(payload, at)[0]) & MAX_WINDOW
 
 
 def unpadded(payload: bytes, flags: int) -> bytes:
-    """A payload of DATA or HEADERS without padding and priority. Raises ``Http2Error``."""
+    """The payload of DATA or HEADERS without padding and priority. Raises ``Http2Error``."""
     start, stop = 0, len(payload)
     if flags & Flag.PADDED:
         start, stop = 1, stop - (payload[0] if payload else 1)

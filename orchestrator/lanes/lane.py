@@ -41,10 +41,10 @@ from worker.protocol import (
 SAMPLE_EVERY = 64
 """One frame in this many is timed from its decoding to its tokens being written (LB-8)."""
 PROBE_S = 2.0
-"""A lane that carries nothing is tried this often: Triton may have reloaded its model, and then
-sends what comes to the new instance, while the old one goes on with its heartbeats here."""
+"""Seconds between probes of a lane that carries nothing: Triton may have reloaded its model, and
+then sends messages to the new instance, while the old one goes on with its heartbeats here."""
 _RESPONSE_BYTES = 1024
-"""What Triton keeps of a response beside its bytes (24.10, measured)."""
+"""Bytes that Triton keeps of a response beside its own (24.10, measured)."""
 NO_JOB = -1
 """A handle that no job has: a message about it says that the lane is known, and changes nothing."""
 
@@ -54,14 +54,14 @@ class LaneBroken(Exception):
 
 
 class LaneStale(LaneBroken):
-    """What is sent on the lane does not reach the worker that opened it. A new one will do."""
+    """Messages on the lane do not reach the worker that opened it. A new lane will do."""
 
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LANE_CLOSED = f"{Code.LANE_CLOSED.value}: "
 _STALE = "the model was reloaded; reopening its lanes"
 _UNAVAILABLE = "has no available versions"
-"""Triton's own words, for a model that is unloaded or a server that is going down."""
+"""Triton's words for a model that is unloaded, or for a server that is going down."""
 
 
 class StreamLane(Lane):
@@ -85,9 +85,9 @@ class StreamLane(Lane):
         """Done once a session's first frame is here."""
         self._seq = 0
         self._carried_bytes = 0
-        """In this session, as Triton keeps it."""
+        """Bytes that Triton keeps of this session."""
         self._is_leaving = False
-        """Its connection will be closed: another one takes its place before."""
+        """Whether the peer will close the connection: another lane takes over before that."""
         self._until_sample = SAMPLE_EVERY
         self._cancels: dict[AbortCause, list[int]] = {}
         self._sessions = Reconnector(
@@ -107,7 +107,7 @@ class StreamLane(Lane):
         handle = self._next_handle
         message = Submit(lane=self._name, handle=handle, **job)
         self._post(message, f"{handle}/{message.correlation_id}")
-        return self._add_job(sink)  # only what could be encoded is a job here
+        return self._add_job(sink)  # only a message that could be encoded is a job here
 
     def cancel(self, handle: int, cause: AbortCause) -> None:
         if handle in self._jobs and self.is_open:
@@ -116,8 +116,11 @@ class StreamLane(Lane):
             self._cancels.setdefault(cause, []).append(handle)
 
     def _send_cancels(self) -> None:
-        """Whatever was cancelled in one pass of the loop, as one message per cause: a message for
-        each of a thousand clients that are gone would take seconds to get through Triton."""
+        """Send what was cancelled in one pass of the loop as one message per cause.
+
+        A message for each of a thousand clients that are gone would take seconds to get through
+        Triton.
+        """
         cancels, self._cancels = self._cancels, {}
         for cause, handles in cancels.items():
             self._post(Cancel(self._name, handles, cause), f"cancel/{handles[0]}")
@@ -197,7 +200,7 @@ class StreamLane(Lane):
         self._is_leaving = self.is_worn = True
 
     def _take(self, messages: list[bytes]) -> None:
-        """Everything that came together: usually one frame."""
+        """Take in all messages that came together: usually one frame."""
         for message in messages:
             self._carried_bytes += _RESPONSE_BYTES + len(message)
             frame = self._frame(service_pb2.ModelStreamInferResponse.FromString(message))
@@ -213,7 +216,7 @@ class StreamLane(Lane):
             raise LaneBroken("the first frame carried no model card")
         opened.set_result(None)
         self._seq = frame.seq
-        self._carried_bytes = 0  # but for the card, which each lane begins with
+        self._carried_bytes = 0  # without the card, with which each lane begins
         self.sessions_total += 1
         self._sessions.is_up()
         self.last_frame_at = self._clock.now()
@@ -242,7 +245,7 @@ class StreamLane(Lane):
             self._owner.lane_reported(self, frame)
 
     def _frame(self, response: service_pb2.ModelStreamInferResponse) -> Frame | None:
-        """The frame in what was read; None for a response without data."""
+        """The frame in a response; None for a response without data."""
         if response.error_message:
             self._refused(response.infer_response.id, response.error_message)
             return None
@@ -252,13 +255,13 @@ class StreamLane(Lane):
         return frame
 
     def _refused(self, request_id: str, message: str) -> None:
-        """An error in-band: one job's where the id says so, else the whole lane's.
+        """Handle an error in-band: one job's if the id says so, otherwise the whole lane's.
 
         A worker says what is wrong with a job in a frame, so this is an error of Triton's own, or
         of a worker that does not know this lane.
         """
         if _LANE_CLOSED in message:
-            # No job may be sent here from now on, and those there are go back to the queue.
+            # No job may be sent here from now on, and the jobs here go back to the queue.
             self.is_open, self.is_reopening = False, True
             raise LaneStale(_STALE)
         head = request_id.partition("/")[0]
@@ -275,6 +278,6 @@ class StreamLane(Lane):
 
     def _post(self, message: LaneMessage, request_id: str) -> None:
         data = to_request(message, request_id).SerializeToString()
-        if self._stream is not None:  # else it is broken, which its jobs are about to hear
+        if self._stream is not None:  # otherwise the lane is broken, as its jobs are about to hear
             self._last_sent_at = self._clock.now()
             self._stream.send(data)

@@ -23,8 +23,8 @@ class JobFailed(Exception):
 
 
 class Finish(NamedTuple):
-    """How a server says that a text ended. ``prompt_tokens`` is 0 where it does not say; ``tail``
-    is text behind the last token's."""
+    """How a server says that a text ended. ``prompt_tokens`` is 0 if it does not say; ``tail`` is
+    text after the last token's."""
 
     reason: FinishReason
     stop: str = ""
@@ -35,8 +35,8 @@ class Finish(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Some of an answer: the ids of its new tokens and the text that they came to. ``logprobs`` are
-    parallel to ``ids`` where asked for."""
+    """A part of an answer: the ids of its new tokens and their text. ``logprobs`` are parallel to
+    ``ids`` if asked for."""
 
     ids: Sequence[int]
     text: str
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class LaneJob:
-    """What is asked for, and how far it got. Times are seconds of the lane's clock."""
+    """A job's request and its progress. Times are seconds of the lane's clock."""
 
     handle: int
     sink: JobSink
@@ -65,17 +65,18 @@ class LaneJob:
     """Text without a token of its own, for the next piece."""
 
     finish: "Finish | None" = None
-    """The server has said how the text ended; what may still come is about it, and no text."""
+    """How the server said that the text ended; what may still come is about the end, and no text.
+    None until it has said so."""
 
     @property
     def left_tokens(self) -> int:
-        """How many it may still come to."""
+        """Most tokens that the answer may still have."""
         return max(0, self.sampling.max_tokens - self.completion_tokens)
 
     def unnamed(self, count: int) -> list[int]:
-        """So many tokens without ids, whatever number a server tells: no more than may come."""
+        """``count`` tokens without ids, but no more than the answer may still have."""
         return [NO_TOKEN_ID] * max(0, min(count, self.left_tokens))
 
     def left_s(self, now: float) -> float:
-        """Until its deadline."""
+        """Seconds until the job's deadline."""
         return max(0.0, self.ends_at - now)

@@ -1,8 +1,8 @@
-"""A worker's pace as it is seen from outside, for servers that do not tell it.
+"""Measures a worker's pace from outside, for servers that do not tell it.
 
 Engines that batch give each running stream a token per step. So within a short window the stream
-that got most tokens counts the steps, and the time in which any job was there is the time that they
-took: with the way to the server and its own queue in it, which is what a job there will meet too.
+with most tokens counts the steps, and the time in which any job was there is the time that they
+took. It includes the way to the server and the server's own queue, as a job there will meet too.
 """
 
 from worker.protocol import WorkerStats
@@ -16,7 +16,7 @@ class LaneMeter:
         """Tokens of each job under way since the last report."""
         self._busy_since: float | None = None
         self._busy_s = 0.0
-        """Of this window, and of those before it without a token."""
+        """Seconds with a job under way, in this window and in those before it without a token."""
         self._steps_total = 0
         self._busy_ms_total = 0.0
         self._prompt_tokens_total = 0
@@ -27,24 +27,24 @@ class LaneMeter:
         self._foreign_before = 0
 
     def begin(self, handle: int, now: float) -> None:
-        """A job was sent."""
+        """Count a job that was sent."""
         if not self._window:
             self._busy_since = now
         self._window[handle] = 0
         self._jobs_total += 1
 
     def first_token(self, prompt_tokens: int) -> None:
-        """A job has its first token: its prompt was computed."""
+        """Count a job's first token: its prompt was computed."""
         self._prompt_tokens_total += prompt_tokens
 
     def tokens(self, handle: int, count: int) -> None:
-        """A job got some more."""
+        """Count ``count`` more tokens of a job."""
         self._tokens_total += count
         if handle in self._window:
             self._window[handle] += count
 
     def end(self, handle: int, now: float) -> None:
-        """A job is over, or was lost."""
+        """Count the end of a job that is over, or was lost."""
         steps = self._window.pop(handle, 0)
         if steps > max(self._window.values(), default=0):
             self._close_window(steps, now)
@@ -53,12 +53,14 @@ class LaneMeter:
             self._busy_since = None
 
     def saw_others(self, jobs: int) -> None:
-        """The server says that it has so many jobs that are not ours. Its word is from a moment
-        ago: only what it says twice counts."""
+        """Take in how many jobs of others the server says it has.
+
+        Its word is from a moment ago: only a number that it says twice counts.
+        """
         self._foreign, self._foreign_before = min(jobs, self._foreign_before), jobs
 
     def report(self, now: float) -> WorkerStats:
-        """What is known by now, as a worker would tell it."""
+        """The statistics so far, as a worker would tell them."""
         steps = max(self._window.values(), default=0)
         if steps:
             self._close_window(steps, now)

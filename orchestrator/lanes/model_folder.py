@@ -1,4 +1,4 @@
-"""What a folder with a tokenizer says of the model that another kind of server runs."""
+"""Reads a folder with a tokenizer for facts about the model that another kind of server runs."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ class BadFolder(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """``context_tokens`` is 0 where nothing says it."""
+    """Facts about a model, from its folder. ``context_tokens`` is 0 if no file says it."""
 
     tokenizer_json: bytes
     chat_template: str
@@ -34,12 +34,12 @@ class ModelFolder:
     context_tokens: int
     sampling_defaults: SamplingDefaults
     digest: str
-    """Hex, of the tokenizer alone: nothing here says which weights the server has."""
+    """Hex digest of the tokenizer alone: nothing here says which weights the server has."""
 
 
 def read_folder(path: Path) -> ModelFolder:
-    """Read ``tokenizer.json`` and, where they are there, ``tokenizer_config.json``,
-    ``chat_template.jinja``, ``config.json`` and ``generation_config.json``. Takes up to a second.
+    """Read ``tokenizer.json`` and, if present, ``tokenizer_config.json``, ``chat_template.jinja``,
+    ``config.json`` and ``generation_config.json``. Takes up to a second.
 
     Raises ``BadFolder``.
     """

@@ -1,4 +1,5 @@
-"""The plain contracts of Triton's LLM backends: which a model has, requests to it, its answers.
+"""Speaks the plain contracts of Triton's LLM backends: recognizes a model's, makes requests, reads
+answers.
 
 - ``vllm_backend``: ``sampling_parameters`` as one JSON object. Tidegate's worker answers it too.
 - ``tensorrtllm_backend``'s ``ensemble`` and ``tensorrt_llm_bls``: a tensor for each parameter,
@@ -54,7 +55,7 @@ _BY_INPUT: Final = {
 
 
 class NoSuchContract(ValueError):
-    """The model takes no text as these contracts have it."""
+    """The model has none of these contracts for text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class _Tensor:
 
 
 class PlainAnswer(NamedTuple):
-    """One response. ``tokens`` is None where the model does not count them."""
+    """One response. ``tokens`` is None if the model does not count them."""
 
     text: str
     tokens: int | None
@@ -75,7 +76,7 @@ class PlainAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What one model takes and gives."""
+    """The inputs and outputs of one model."""
 
     engine: str
     lacks: tuple[Feature, ...]
@@ -89,7 +90,7 @@ class Contract:
     def request(
         self, model: str, request_id: str, prompt: str, sampling: Sampling
     ) -> service_pb2.ModelInferRequest:
-        """A job as one request."""
+        """One request for a job."""
         request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
         request.parameters[ASKS_FOR_FINAL].bool_param = True
         self._add(request, names.TEXT_INPUT, [prompt])
@@ -115,7 +116,7 @@ class Contract:
         return request
 
     def answer(self, response: service_pb2.ModelInferResponse) -> PlainAnswer:
-        """What one response says."""
+        """The answer in one response."""
         raw = {
             tensor.name: data
             for tensor, data in zip(response.outputs, response.raw_output_contents, strict=False)
@@ -147,7 +148,7 @@ class Contract:
 
 
 def contract_of(metadata: service_pb2.ModelMetadataResponse) -> Contract:
-    """Which contract a model has. Raises ``NoSuchContract``."""
+    """The contract that a model has. Raises ``NoSuchContract``."""
     inputs = {
         tensor.name: _Tensor(tensor.name, tensor.datatype, len(tensor.shape))
         for tensor in metadata.inputs
@@ -205,7 +206,7 @@ def _vllm_parameters(sampling: Sampling) -> dict[str, Any]:
 
 
 def _trtllm_values(sampling: Sampling) -> list[tuple[str, list[Any]]]:
-    # Greedy is the likeliest token only; a temperature of 0 is refused by some versions.
+    # Greedy means the likeliest token only; some versions refuse a temperature of 0.
     is_greedy = sampling.temperature == 0
     values: list[tuple[str, list[Any]]] = [
         ("max_tokens", [sampling.max_tokens]),

@@ -1,10 +1,9 @@
-"""Triton's LLM backends over their plain contract: one gRPC stream per job, on one connection.
+"""A lane to a Triton LLM backend by its plain contract: one gRPC stream per job, on one connection.
 
-What these do not have, the card says (``plain_contract``): prompts are sent as text, answers come
-as text without ids, and nothing is told of how full the engine is. A job is cancelled by closing
-its stream, which Triton tells the backend, and its deadline travels as the call's own. One response
-per token and a stream per job is what lanes of Tidegate's own are there to spare: ``make bench``
-has both.
+The card says what such a backend lacks (``plain_contract``): prompts are sent as text, answers come
+as text without ids, and the backend does not tell how full its engine is. A job is cancelled by
+closing its stream, which Triton tells the backend, and its deadline travels as the call's own.
+Tidegate's own lanes spare one response per token and a stream per job: ``make bench`` has both.
 """
 
 import asyncio
@@ -27,10 +26,11 @@ from orchestrator.lanes.tls import Tls, open_channel, why_no_channel
 from worker.protocol import Code, FinishReason, ModelCard, excerpt
 
 ABORT_MS: Final = 100.0
-"""Backends look for a closed stream at a response, or every so often (TensorRT-LLM: 100 ms)."""
+"""Ms until an aborted job's slot is free. Backends look for a closed stream at a response, or every
+so often (TensorRT-LLM: 100 ms)."""
 SLOTS: Final = 32
 _COUNTED_CHARS: Final = 256
-"""A text of this length is cut into tokens within a fraction of a millisecond."""
+"""Length of a text, in characters, that is cut into tokens within a fraction of a millisecond."""
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 64 * 2**20),
@@ -51,7 +51,7 @@ _LOST: Final = (
 
 
 class PlainLane(PolledLane):
-    """One model of one Triton."""
+    """A lane to one model of one Triton."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class PlainLane(PolledLane):
                     return finish
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                await asyncio.sleep(1.0)  # ours ends it in a moment, as the client wants it
+                await asyncio.sleep(1.0)  # our deadline ends it as the client wants
             if error.code() in _LOST:
                 raise ServerLost(_said(error)) from None
             raise JobFailed(_CODES.get(error.code(), Code.ENGINE_ERROR), _said(error)) from None
@@ -157,12 +157,12 @@ class PlainLane(PolledLane):
         raise ServerLost("its answer broke off")
 
     def deliver(self, job: LaneJob, piece: Piece) -> None:
-        """Pass some of an answer on."""
+        """Pass a part of an answer on."""
         self._deliver(job, piece)
 
 
 class _Reader:
-    """One job's responses as pieces and an end."""
+    """Turns one job's responses into pieces and an end."""
 
     def __init__(self, lane: PlainLane, job: LaneJob, text: PromptText, cuts: bool) -> None:
         """``cuts``: the backend leaves stop strings in its text."""
@@ -171,13 +171,13 @@ class _Reader:
         self._text = text
         self._cutter = StopCutter(job.sampling.stop if cuts else ())
         self._uncounted = ""
-        """The last of the text, which is counted anew with each response."""
+        """The end of the text, which is counted anew with each response."""
         self._counted = 0
-        """Tokens of what came before it."""
+        """Number of tokens before ``_uncounted``."""
         self._reason = ""
 
     def take(self, answer: PlainAnswer) -> Finish | None:
-        """One response; how the text ended where it was the last."""
+        """Take in one response; returns how the text ended if it was the last."""
         job = self._job
         count = answer.tokens
         if count is None:
@@ -193,8 +193,8 @@ class _Reader:
         return Finish(self._ended_by(), tail=self._cutter.flush())
 
     def _count(self, answer: PlainAnswer) -> int:
-        """Tokens by the model's own tokenizer, where the backend does not count them: of the last
-        of the text anew, so that one that came in two halves is one."""
+        """New tokens by the model's own tokenizer, if the backend does not count them. The end of
+        the text is counted anew, so that a token that came in two halves is one."""
         if not answer.text:
             return 0
         self._uncounted += answer.text

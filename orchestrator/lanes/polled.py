@@ -1,4 +1,4 @@
-"""A lane to a server that others wrote: jobs by its own API, its health by asking.
+"""A lane to another kind of server: jobs by its own API, its health by asking.
 
 ::
 
@@ -8,8 +8,8 @@
                  ▲ cancel, deadline: the request is closed, its end is reported by us
 
 The server knows nothing of deadlines, so the lane keeps them: at a job's deadline it ends, whatever
-the server says, and nothing that comes later is passed on. What is closed may hold its slot at the
-server for the card's ``abort_ms``: for so long it counts as load.
+the server says, and nothing that comes later is passed on. A closed request may hold its slot at
+the server for the card's ``abort_ms``: for that time it counts as load.
 """
 
 import asyncio
@@ -39,14 +39,13 @@ from worker.protocol import (
 )
 
 POLL_S: Final = 0.3
-"""The server is asked for its health so often: three times before its silence counts."""
+"""Seconds between two polls of the server's health: three before its silence counts."""
 RECHECK_POLLS: Final = 20
-"""And so many times less often what it serves: it may have come back with another model between two
-looks."""
+"""Polls between two checks of which model the server serves: it may have come back with another."""
 SAMPLE_EVERY: Final = 64
 _MOST_IDS: Final = 2**31
 _MOST_HELD: Final = 2**16
-"""Characters that wait for the token that they came of."""
+"""Most characters that wait for the token that they came of."""
 
 
 class _Enough(Exception):
@@ -90,25 +89,26 @@ class PolledLane(Lane):
 
     @abstractmethod
     async def _reach(self, folder: ModelFolder) -> ModelCard:
-        """See that the server is there and what it serves. Raises ``ServerLost``."""
+        """Check that the server is there, and make its card. Raises ``ServerLost``."""
 
     @abstractmethod
     async def _poll(self) -> int | None:
-        """Ask for its health; how many jobs it has in all, None where it does not say.
+        """Ask for the server's health; returns how many jobs it has in all, None if it does not
+        say.
 
-        Raises ``ServerLost`` where it is gone; no answer in time is silence.
+        Raises ``ServerLost`` if it is gone; no answer in time is silence.
         """
 
     @abstractmethod
     async def _generate(self, job: LaneJob) -> Finish:
-        """Have a job done, each piece of it told to ``_deliver``, whose exceptions are not caught.
+        """Have a job done, and tell each piece to ``_deliver``, whose exceptions are not caught.
 
-        Cancelled: close the request, so that the server stops. Raises ``JobFailed`` and
+        When cancelled, close the request, so that the server stops. Raises ``JobFailed`` and
         ``ServerLost``.
         """
 
     async def _begin_anew(self) -> None:
-        """Drop a connection that was given up: it may be one that nobody hears of any more."""
+        """Drop a connection that was given up: it may be a dead one."""
 
     async def _disconnect(self) -> None:
         """Release what the lane holds. Idempotent."""
@@ -147,14 +147,14 @@ class PolledLane(Lane):
         if job is not None and not job.is_over:
             self._give_up(job)
             end = self._end_of(job, FinishReason.CANCELLED, Code.CANCELLED, "cancelled")
-            # Whoever cancels is in the middle of something.
+            # The caller may be in the middle of something.
             asyncio.get_running_loop().call_soon(self._report_end, job, end)
 
     def pause(self, handle: int) -> None:
-        """No such server can: its card says so."""
+        """Do nothing: no such server can pause, as its card says."""
 
     def resume(self, handle: int) -> None:
-        """The same."""
+        """Do nothing: no such server can pause, as its card says."""
 
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
@@ -171,14 +171,14 @@ class PolledLane(Lane):
         self._sessions.break_off(reason)
 
     def reopen(self) -> None:
-        """Each request says which model it means: there is nothing stale."""
+        """Do nothing: each request names its model, so nothing is stale."""
 
     def describe(self) -> None:
         if self.is_open and self._card is not None:
             asyncio.get_running_loop().call_soon(self._report)
 
     def probe(self) -> None:
-        """Every poll is one."""
+        """Do nothing: every poll is a probe."""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
@@ -262,14 +262,14 @@ class PolledLane(Lane):
             self._report_end(job, end)
 
     def _deliver(self, job: LaneJob, piece: Piece) -> None:
-        """Pass some of an answer on, unless the job is over."""
+        """Pass a part of an answer on, unless the job is over."""
         if job.is_over:
             return
         now = self.last_frame_at = self._clock.now()
         ids, logprobs = list(piece.ids), piece.logprobs
         if ids and not NO_TOKEN_ID <= min(ids) <= max(ids) < _MOST_IDS:
             raise JobFailed(Code.ENGINE_ERROR, "its server sent a token id that no vocabulary has")
-        if len(ids) > job.left_tokens:  # a server that does not heed what it was asked for
+        if len(ids) > job.left_tokens:  # the server does not heed the limit
             if not job.left_tokens:
                 raise _Enough
             ids, logprobs = ids[: job.left_tokens], logprobs and logprobs[: job.left_tokens]
@@ -288,7 +288,7 @@ class PolledLane(Lane):
         job.completion_tokens += count
         self._meter.tokens(job.handle, count)
         self.tokens_total += count
-        # The text is what all of them came to.
+        # The last token carries the text of all of them.
         texts = [""] * (count - 1) + [text]
         job.sink.on_tokens(Delta(job.handle, ids, texts, logprobs), now)
         self._until_sample -= 1
@@ -352,7 +352,8 @@ class PolledLane(Lane):
             sink.on_ended(end)
 
     def _lose(self, job: LaneJob, reason: str) -> None:
-        """The server went away with one job; whether it is gone altogether, the next poll says."""
+        """Lose one job with which the server went away; the next poll says if it is gone for
+        good."""
         if job.is_over:
             return
         self._stop_timing(job)

@@ -1,10 +1,10 @@
-"""Sessions with one peer, one after another, with a growing pause between them.
+"""Keeps sessions with one peer, one after another, with a growing pause between them.
 
 ::
 
     start ─▶ session ─▶ ended (told) ─▶ pause ─▶ session … ─▶ close ─▶ ended for good (told)
 
-A session is a coroutine that connects and serves until that ends, which is by an exception; when it
+A session is a coroutine that connects and serves until it ends, which is by an exception; when it
 is up it says so, and the pauses begin at the shortest again.
 """
 
@@ -23,18 +23,18 @@ class SessionEnd:
     """How a session ended."""
 
     reason: str
-    """For people; empty where it was closed."""
+    """Why it ended, for people; empty if it was closed."""
     error: BaseException | None = None
-    """What it raised; None where it was broken off or closed."""
+    """The exception that it raised; None if it was broken off or closed."""
     is_closed: bool = False
-    """There will be no other."""
+    """Whether no other session will follow."""
 
 
 class Reconnector:
     """Keeps a session with ``address`` until it is closed.
 
-    ``expected``: what a session may raise when its peer fails, with a message for people; anything
-    else is logged as an error with its traceback.
+    ``expected``: exceptions that a session may raise when its peer fails, with a message for
+    people; anything else is logged as an error with its traceback.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Reconnector:
             self._session.cancel()
 
     def is_up(self) -> None:
-        """The session is: should it end, the next one comes soon."""
+        """Note that the session is up: should it end, the next one comes soon."""
         self._pause_s = self._config.reconnect_min_s
 
     async def _run(self) -> None:

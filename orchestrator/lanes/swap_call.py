@@ -1,7 +1,6 @@
 """Asks one worker to serve another model, and follows how that goes.
 
-On a call of its own rather than on a lane: a lane's jobs must not share the fate of what is asked
-here.
+The call is one of its own rather than a lane: a lane's jobs must not share its fate.
 """
 
 import asyncio
@@ -28,11 +27,11 @@ OnReport = Callable[[SwapReport], None]
 async def ask_for_swap(
     address: str, message: Swap, on_report: OnReport, *, tls: Tls | None = None
 ) -> SwapReport:
-    """Returns the last report, of a swap that was done.
+    """Ask for a swap and follow it; returns the last report of a swap that was done.
 
-    Raises ``SwapFailed`` where the old model is kept, ``InvalidRequest`` or ``NotReady`` for what
-    the worker does not begin, ``InstanceLost`` where it is not heard to the end. Cancelled, the
-    worker goes on with it all the same.
+    Raises ``SwapFailed`` if the old model is kept, ``InvalidRequest`` or ``NotReady`` if the worker
+    does not begin, ``InstanceLost`` if it is not heard to the end. If this is cancelled, the worker
+    goes on all the same.
     """
     done: asyncio.Future[SwapReport] = asyncio.get_running_loop().create_future()
 
@@ -71,7 +70,7 @@ async def ask_for_swap(
 
 
 def _refusal(text: str) -> TidegateError:
-    """What Triton passes on of a worker's ``code: message``."""
+    """The error for a worker's ``code: message`` as Triton passes it on."""
     for code in Code:
         head, found, message = text.partition(f"{code.value}: ")
         if found and len(head) < 80:

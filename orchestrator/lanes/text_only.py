@@ -1,9 +1,10 @@
-"""For servers that take and give text alone: prompts out of ids, and texts cut at stop strings.
+"""Serves servers that take and give text alone: turns ids into prompts, and cuts texts at stop
+strings.
 
 A prompt is token ids here, made with the model's own tokenizer and chat template. A server that
 takes text gets what those ids stand for, and reads it with its own tokenizer:
 
-- What that one puts around every prompt (a begin token) is left out, and put there again.
+- What that tokenizer puts around every prompt (a begin token) is left out, and put there again.
 - A text that only looks like a special token would become one there. Such a prompt is refused:
   whoever wrote it could end a message and go on as the system.
 - Otherwise the server may cut the same text into other tokens. That is the loss.
@@ -15,7 +16,7 @@ from threading import Lock
 from tokenizers import Tokenizer
 
 INLINE_IDS = 2048
-"""So many ids become text, and are looked at again, within a millisecond or two."""
+"""Number of ids that become text, and are checked, within a millisecond or two."""
 
 
 class UnsendablePrompt(ValueError):
@@ -23,7 +24,7 @@ class UnsendablePrompt(ValueError):
 
 
 class PromptText:
-    """One tokenizer's. May be used on any thread."""
+    """Prompts of one tokenizer as text. May be used on any thread."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
@@ -38,7 +39,7 @@ class PromptText:
         self._lock = Lock()
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """What to send for a prompt. Raises ``UnsendablePrompt``."""
+        """The text to send for a prompt. Raises ``UnsendablePrompt``."""
         rest = list(ids)
         if self._before and rest[: len(self._before)] == self._before:
             del rest[: len(self._before)]
@@ -54,7 +55,7 @@ class PromptText:
         return text
 
     def count(self, text: str) -> int:
-        """How many tokens a text has, where its server does not say."""
+        """How many tokens a text has, for servers that do not say."""
         with self._lock:
             return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -65,7 +66,7 @@ class PromptText:
 class StopCutter:
     """Ends a text before the first of its stop strings, for servers that leave it in.
 
-    What may be the beginning of one is held back until more is known.
+    A possible beginning of a stop string is held back until more is known.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -75,7 +76,7 @@ class StopCutter:
         """The stop string that ended the text; empty while none has."""
 
     def feed(self, text: str) -> str:
-        """What of the text may be shown by now. Nothing once ``found``."""
+        """The part of the text that may be shown by now; empty once ``found``."""
         if not self._stops:
             return text
         if self.found:
@@ -97,6 +98,6 @@ class StopCutter:
         return text
 
     def flush(self) -> str:
-        """What was held back, once the text has ended."""
+        """The text that was held back, once the whole text has ended."""
         held, self._held = self._held, ""
         return held

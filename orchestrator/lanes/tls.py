@@ -1,7 +1,7 @@
-"""TLS on the way to Triton, mutual where a certificate of ours is given (OR-25).
+"""Secures connections to Triton with TLS, mutual if we have a certificate (OR-25).
 
-The same settings for everything that speaks gRPC to it: lanes, clips, swaps, the plain contract,
-and the questions of whoever starts it.
+All that speaks gRPC to Triton shares these settings: lanes, clips, swaps, the plain contract, and
+the launcher's checks.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _ENDED = (
 _NAMES = ("Hostname mismatch", "IP address mismatch")
 _TOO_OLD = ssl.TLSVersion.TLSv1_2
 _BY_HASH = re.compile(r"[0-9a-f]{8}\.\d+", re.ASCII)
-"""What OpenSSL looks at in a folder of certificates."""
+"""Names of certificates that OpenSSL looks at in a folder."""
 
 
 class Tls(BaseModel):
@@ -33,9 +33,9 @@ class Tls(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ca: Path | None = None
-    """The certificates of those who sign the other side's; those that the system trusts without."""
+    """Certificates of the signers of the other side's; by default those that the system trusts."""
     certificate: Path | None = None
-    """What is shown to the other side, with what leads from it to its root."""
+    """The certificate shown to the other side, with the chain from it to its root."""
     key: Path | None = None
     """The private key of ``certificate``, not encrypted."""
     server_name: str = Field(default="", pattern=r"^[A-Za-z0-9._:-]*$")
@@ -49,7 +49,7 @@ class Tls(BaseModel):
         return self
 
     def context(self) -> ssl.SSLContext:
-        """For one connection of ours. Raises ``ValueError`` for files that cannot be used."""
+        """An SSL context for one of our connections. Raises ``ValueError`` for unusable files."""
         try:
             made = ssl.create_default_context(cafile=self.ca)
         except OSError as error:  # ssl.SSLError is one
@@ -60,7 +60,7 @@ class Tls(BaseModel):
             for name, path in (("certificate", self.certificate), ("key", self.key)):
                 _read(name, path)
             try:
-                # Without a password of ours OpenSSL would ask whoever sits at the terminal.
+                # Without a password of ours OpenSSL would ask at the terminal.
                 made.load_cert_chain(self.certificate, self.key, password=lambda: b"")
             except OSError as error:
                 raise ValueError(
@@ -70,8 +70,8 @@ class Tls(BaseModel):
         return made
 
     def check_served(self, host: str) -> None:
-        """Whether a Triton that shows ``certificate`` can be spoken to from here as ``host``, by
-        whoever has the same settings. Raises ``ValueError``.
+        """Check that a client with these settings can reach a Triton that shows ``certificate`` as
+        ``host``. Raises ``ValueError``.
         """
         if self.certificate is None or self.key is None:
             raise ValueError("a Triton that is started here needs certificate and key")
@@ -90,14 +90,14 @@ class Tls(BaseModel):
             raise ValueError(why_no_tls(error)) from None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """The same for gRPC's own client. Raises ``ValueError``."""
+        """Credentials with these settings for gRPC's own client. Raises ``ValueError``."""
         files = ("ca", self.ca), ("key", self.key), ("certificate", self.certificate)
         ca, key, certificate = (path and _read(name, path) for name, path in files)
         return grpc.ssl_channel_credentials(ca or _trusted_by_system(), key, certificate)
 
 
 def stated_tls(text: str) -> object:
-    """What an environment variable says of ``Tls``, in JSON; None for nothing. Raises
+    """The JSON of an environment variable for ``Tls``; None for an empty text. Raises
     ``ValueError``.
     """
     try:
@@ -107,7 +107,7 @@ def stated_tls(text: str) -> object:
 
 
 def spell_tls(tls: Tls | None) -> str:
-    """What ``stated_tls`` reads."""
+    """The text that ``stated_tls`` reads."""
     return "" if tls is None else tls.model_dump_json(exclude_defaults=True)
 
 
@@ -136,7 +136,7 @@ def why_no_tls(error: Exception) -> str:
 
 
 def why_no_channel(details: str, tls: Tls | None) -> str:
-    """The same of gRPC's own client, by its words; empty where they are not about TLS."""
+    """What was wrong with TLS on a channel of gRPC's own client, by its words; empty if nothing."""
     if "Hostname Verification" in details:
         return _OTHER_NAME
     if "CERTIFICATE_VERIFY_FAILED" in details:
@@ -149,8 +149,8 @@ def why_no_channel(details: str, tls: Tls | None) -> str:
 
 
 def _trusted_by_system() -> bytes | None:
-    """Whose signatures ``context`` takes without ``ca``; gRPC would take a list of its own. None
-    where the system has none.
+    """The certificates that ``context`` trusts without ``ca``; gRPC would take a list of its own.
+    None if the system has none.
     """
     paths = ssl.get_default_verify_paths()
     files = [Path(paths.cafile)] if paths.cafile else []
@@ -160,7 +160,7 @@ def _trusted_by_system() -> bytes | None:
 
 
 def _shake_hands(*ends: ssl.SSLObject) -> None:
-    """Both in turns. Raises ``ssl.SSLError``."""
+    """Do a TLS handshake of both ends, in turns. Raises ``ssl.SSLError``."""
     waiting = list(ends)
     while waiting:
         for end in ends:

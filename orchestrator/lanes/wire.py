@@ -1,4 +1,4 @@
-"""Lane messages as Triton requests, frames out of Triton responses.
+"""Turns lane messages into Triton requests, and Triton responses into frames.
 
 The generated messages are used rather than ``tritonclient``'s own classes: the hot path then
 costs one protobuf parse and one msgpack parse per frame, and no numpy.
@@ -16,13 +16,13 @@ _EMPTY_ELEMENT = _LENGTH.pack(0)
 
 
 class BadResponse(ValueError):
-    """A worker's response is not what the lane protocol promises."""
+    """A worker's response breaks the lane protocol."""
 
 
 def to_request(
     message: LaneMessage, request_id: str, model: str = MODEL_NAME
 ) -> service_pb2.ModelInferRequest:
-    """One message to the worker as a request to ``model``."""
+    """A request to ``model`` that carries one message to the worker."""
     data = encode(message)
     return service_pb2.ModelInferRequest(
         model_name=model,
@@ -37,14 +37,14 @@ def to_request(
 
 
 def to_answered_request(message: LaneMessage, model: str) -> service_pb2.ModelInferRequest:
-    """A message that nothing but Triton's empty final response answers, which this asks for."""
+    """A request that asks for, and gets, only Triton's empty final response as its answer."""
     request = to_request(message, "", model)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     return request
 
 
 def to_frame(response: service_pb2.ModelInferResponse) -> Frame | None:
-    """The frame in a response, None when it carries no data (Triton's empty final).
+    """The frame in a response; None if it carries no data (Triton's empty final).
 
     Raises ``BadResponse``, and ``msgspec.DecodeError`` for a frame of another shape.
     """

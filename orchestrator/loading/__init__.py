@@ -1,4 +1,4 @@
-"""Which model an instance serves: swapped by an operator, or loaded when it is asked for.
+"""Decides which model an instance serves: swapped by an operator, or loaded on demand.
 
 - ``swaps``   one swap at a time for each instance, its grace, and what came of it
 - ``choice``  which instance is to load a model: pure

@@ -1,8 +1,8 @@
-"""Which instance is to give its model up for another one: a pure choice, like placement's.
+"""Chooses the instance that gives up its model for another one: a pure choice, like placement's.
 
-Least harm first: one whose model has another instance or no work; then one whose running jobs can
-end; one that others wait for only when nothing else is left. Among equals the model that was needed
-longest ago goes, each waiting task counting as if it had been needed that much later.
+Least harm first: an instance whose model has another instance or no work; then one whose running
+jobs can end; one with waiting tasks only when nothing else is left. Among equals the model that was
+needed longest ago goes, where each waiting task makes it seem needed more recently.
 """
 
 from collections.abc import Sequence
@@ -17,27 +17,27 @@ class Harm(IntEnum):
     DRAIN = 1
     """Running jobs would be waited for, or moved."""
     WAITING = 2
-    """Tasks wait for the model, and nobody else serves it."""
+    """Tasks wait for the model, and no other instance serves it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An instance that could load the model. Times in seconds and ms."""
+    """An instance that could load the model. Times are in seconds and ms."""
 
     address: str
     load_ms: float
-    """Predicted, for the model in question."""
+    """Predicted ms to load the model in question."""
     is_spare: bool
-    """Its own model is served elsewhere, too, or it has none."""
+    """Whether the instance's own model is served elsewhere too, or it has none."""
     running: int
     waiting: int
-    """Tasks that wait for its model."""
+    """Number of tasks that wait for the instance's own model."""
     drain_ms: float
-    """Until what runs there is over, probably."""
+    """Predicted ms until the instance's running jobs are over."""
     resident_s: float
-    """For how long it has had its model."""
+    """Seconds for which the instance has had its model."""
     unneeded_s: float
-    """How long ago its model was asked for; large where it never was."""
+    """Seconds since the instance's model was last asked for; large if it never was."""
 
     @property
     def harm(self) -> Harm:
@@ -52,15 +52,19 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """``place`` is None where it has to wait ``wait_s`` first, or (inf) for an instance."""
+    """The instance to load a model. ``place`` is None if the load must first wait ``wait_s``
+    seconds, or (inf) until an instance can take it."""
 
     place: Place | None
     wait_s: float = 0.0
 
 
 def choose_place(places: Sequence[Place], min_residency_s: float) -> LoadChoice:
-    """A model that others need stays for ``min_residency_s`` at least, so that two that take turns
-    get some work done in between."""
+    """Choose the instance that loads a model.
+
+    A model that others need stays for at least ``min_residency_s``, so that two models that take
+    turns get some work done in between.
+    """
     if not places:
         return LoadChoice(None, float("inf"))
     free = [p for p in places if p.harm is Harm.NONE or p.resident_s >= min_residency_s]

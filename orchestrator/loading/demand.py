@@ -1,9 +1,9 @@
-"""Models that no instance serves yet, loaded because a request asks for one.
+"""Loads models that no instance serves yet because a request asks for them.
 
-Workers tell which ones they could load (``ModelCard.loadable``): what is on their disk and fits
-into their memory is theirs to know, and an orchestrator that is started anew has nothing to
-remember. A load is shared by all who wait for it. Whoever cannot wait for it is refused before
-anything is loaded (DL-7).
+Workers tell which ones they could load (``ModelCard.loadable``): only they know what is on their
+disk and fits into their memory, and a restarted orchestrator has nothing to remember. All requests
+for a model share one load. A request that cannot wait for it is refused before anything is loaded
+(DL-7).
 """
 
 import asyncio
@@ -38,20 +38,21 @@ from orchestrator.telemetry.narration import ON_DEMAND, narrate
 from worker.protocol import Loadable
 
 BYTES_PER_MS = 500_000.0
-"""How fast a model loads of which nothing is known, usually, and beyond a fixed part."""
+"""Usual loading speed of an unknown model, in bytes per ms beyond a fixed part."""
 FASTEST_BYTES_PER_MS = 8_000_000.0
-"""No disk and no memory loads faster: what takes longer than this allows is certain to."""
+"""A speed that no disk or memory exceeds, in bytes per ms: a load is certain not to be faster."""
 FIXED_MS = 300.0
 CERTAIN_SHARE = 0.7
-"""A load is taken to need so much of its shortest one of late."""
+"""Share of the shortest recent load that a load is certain to need."""
 RETRY_AFTER_S = 5.0
-"""After a load that failed, requests for its model are refused for so long."""
+"""Seconds for which requests for a model are refused after its load failed."""
 _LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class DemandConfig:
-    """``waiting``: requests that may wait for loads. ``refuses``: whoever cannot wait is told."""
+    """Settings of loads on demand. ``waiting``: requests that may wait for loads. ``refuses``:
+    whether requests that cannot wait are refused."""
 
     enabled: bool = True
     min_residency_s: float = 10.0
@@ -68,7 +69,7 @@ class Failure:
 
 
 class ModelDemand:
-    """Has instances load what is asked for."""
+    """Makes instances load the models that requests ask for."""
 
     def __init__(
         self,
@@ -81,10 +82,10 @@ class ModelDemand:
         config: DemandConfig,
     ) -> None:
         self.loads: Counter[str] = Counter()
-        """By result: ``done``, ``failed``."""
+        """Number of loads by result: ``done``, ``failed``."""
         self.refused = 0
         self.evictions = 0
-        """Models that made room for another one which was asked for."""
+        """Models that no instance serves any more because another one was asked for."""
         self._registry = registry
         self._queue = queue
         self._in_flight = in_flight
@@ -95,9 +96,9 @@ class ModelDemand:
         self._flights: dict[str, asyncio.Task[None]] = {}
         self._waiters: Counter[str] = Counter()
         self._waiters_of: Counter[str] = Counter()
-        """The same by tenant."""
+        """Number of requests that wait for a load, by tenant."""
         self._arriving: set[Task] = set()
-        """Their prompts are being read."""
+        """Tasks whose prompts are being read: on their way into the queue."""
         self._needed_at: dict[str, float] = {}
         self._failed: dict[str, Failure] = {}
         self._promised: set[str] = set()
@@ -105,7 +106,7 @@ class ModelDemand:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a load."""
+        """How many requests wait for a load."""
         return self._waiters.total()
 
     def loadable(self) -> dict[str, Loadable]:
@@ -120,7 +121,7 @@ class ModelDemand:
         }
 
     def states(self) -> dict[str, str]:
-        """``loaded``, ``loading`` or ``loadable``, by name."""
+        """The state of each model, by name: ``loaded``, ``loading`` or ``loadable``."""
         served = {i.card.model for i in self._registry if i.card is not None}
         states = dict.fromkeys(self.loadable(), "loadable")
         states |= dict.fromkeys(self._flights, "loading")
@@ -133,7 +134,7 @@ class ModelDemand:
     async def ensure(
         self, job: Job, due_at: float | None = None, prompt_tokens: Callable[[], int] = lambda: 0
     ) -> None:
-        """Return once the model of ``job`` is served, or where no instance could load it.
+        """Wait until the model of ``job`` is served; returns at once if no instance could load it.
 
         ``due_at``: the earlier of the deadline and what else ends the request, in seconds of the
         clock. ``prompt_tokens``: about how many, where that is known. Raises
@@ -151,8 +152,8 @@ class ModelDemand:
             await self._wait_for(model, job.tenant, due_at, part)
 
     def needs(self, task: Task) -> None:
-        """``task`` is on its way into the queue: its model, which is served, is not for others to
-        take until ``queued``, or the task's end."""
+        """Count the model of ``task``, which is on its way into the queue, as needed until
+        ``queued`` or the task's end."""
         self._needed_at[task.model] = self._clock.now()
         if task.ending is not None:  # a drain was quicker
             return
@@ -160,17 +161,17 @@ class ModelDemand:
         task.on_end.append(self._arriving.discard)
 
     def queued(self, task: Task) -> None:
-        """It is seen in the queue now, or where it runs."""
+        """Note that ``task`` has reached the queue, or runs: its need is seen there."""
         self._arriving.discard(task)
 
     def want(self, model: str) -> None:
-        """Have ``model`` loaded for a task that waits elsewhere, where that can be. Idempotent."""
+        """Have ``model`` loaded, if possible, for a task that waits elsewhere. Idempotent."""
         if model in self.loadable() and not self._is_served(model) and not self._has_failed(model):
             self._promised.add(model)
             self._flight(model)
 
     def upkeep(self) -> None:
-        """See to tasks that wait in the queue for a model which was taken from them."""
+        """Load models that queued tasks wait for and that were replaced meanwhile."""
         loadable = self.loadable()
         if not loadable:
             return
@@ -179,7 +180,7 @@ class ModelDemand:
                 self._flight(model)
 
     def abandon(self) -> None:
-        """Let nobody wait any longer: the service is going down. Workers go on with their swaps."""
+        """End all waits, because the service is going down. Workers go on with their swaps."""
         for flight in self._flights.values():
             flight.cancel()
 
@@ -189,9 +190,10 @@ class ModelDemand:
     # ── one request ──────────────────────────────────────────────────────────────────────────
 
     def _is_served(self, model: str) -> bool:
-        """By an instance that keeps it; down or not, as placement waits for it to come back.
+        """Whether an instance keeps ``model``, up or down: placement waits for a down one to come
+        back.
 
-        One that was taken out of use keeps it for nobody, where another one could load it.
+        An instance taken out of use does not count if another one could load the model.
         """
         leaving = self._swaps.leaving()
         keepers = [
@@ -218,7 +220,7 @@ class ModelDemand:
     def _require_hope(
         self, known: Loadable, due_at: float, job: Job, prompt_tokens: Callable[[], int]
     ) -> None:
-        """Raise what a request that would wait for ``known`` in vain is told."""
+        """Raise the error that tells a request that it would wait for ``known`` in vain."""
         now = self._clock.now()
         if (failure := self._has_failed(known.name)) is not None:
             raise NotReady(
@@ -230,7 +232,7 @@ class ModelDemand:
         if self._config.refuses and least_ms >= left_ms:
             self.refused += 1
             load_ms = max(least_ms, self._predicted_ms(known))
-            # Whoever waits for the same load runs beside it.
+            # Requests that wait for the same load run beside it.
             rows = 1 + self._waiters[known.name]
             own = self._forecaster.after_load(job, prompt_tokens(), rows)
             by_ms = load_ms + own.slow_ms + RESUBMIT_MS
@@ -252,14 +254,14 @@ class ModelDemand:
             )
 
     def _least_ms(self, known: Loadable) -> float:
-        """No load is over sooner, drain and all; of one under way, what may be left of it."""
+        """Least ms of a load of ``known``, drain and all, less what a load under way has had."""
         least = self._swaps.least_load_ms(known.name)
         if least is None:
             least = known.load_ms or known.bytes / FASTEST_BYTES_PER_MS / CERTAIN_SHARE
         return max(0.0, CERTAIN_SHARE * least - self._passed_ms(known.name))
 
     def _passed_ms(self, model: str) -> float:
-        """For how long the load of ``model`` has been under way; 0 where it is not."""
+        """Ms for which a load of ``model`` has been under way; 0 if none is."""
         now = self._clock.now()
         return max(
             (
@@ -291,7 +293,7 @@ class ModelDemand:
         try:
             async with asyncio.timeout(max(0.0, due_at - self._clock.now())):
                 await asyncio.shield(flight)
-        except NotReady as error:  # one for all who wait, and each writes its deadline into its own
+        except NotReady as error:  # shared by all that wait, and each writes to its own
             raise NotReady(error.message, retry_after_ms=error.retry_after_ms) from None
         except TimeoutError:
             late_s = self._clock.now() - due_at
@@ -303,7 +305,7 @@ class ModelDemand:
             raise
         finally:
             self._waiters[model] -= 1
-            self._waiters_of -= Counter((tenant,))  # which forgets those without any
+            self._waiters_of -= Counter((tenant,))  # subtraction drops tenants that have none
 
     # ── one load ─────────────────────────────────────────────────────────────────────────────
 
@@ -397,7 +399,7 @@ class ModelDemand:
         )
 
     def _drain_ms(self, instance: Instance, now: float) -> float:
-        """Until the last of its jobs is over, by each one's median."""
+        """Ms until the last of the instance's jobs is over, by each job's median."""
         left = [
             self._forecaster.residual_ms(attempt.task, now)
             for attempt in self._in_flight

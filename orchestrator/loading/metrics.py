@@ -1,4 +1,4 @@
-"""What became of swaps and of loads on demand."""
+"""Metrics of swaps and of loads on demand."""
 
 from orchestrator.loading.demand import ModelDemand
 from orchestrator.loading.swaps import Swaps

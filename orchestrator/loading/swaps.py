@@ -1,4 +1,4 @@
-"""Swaps of instances' models: one at a time for each, followed to the end."""
+"""Swaps instances' models: one at a time for each instance, followed to the end."""
 
 import asyncio
 from collections import Counter, deque
@@ -17,16 +17,16 @@ from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import Swap, SwapPhase, SwapReport
 
 MOST_GRACE_S = 60.0
-"""What an instance's jobs have where nobody says, at most."""
+"""Most seconds that an instance's jobs get to end before a swap if the caller sets no grace."""
 MOVING_GRACE_S = 2.0
-"""The same where another instance goes on with them."""
+"""Grace in seconds if another instance can go on with the jobs."""
 READY_S = 30.0
-"""From the worker's word that it serves a model to its card being usable here."""
+"""Seconds from the worker's word that it serves a model until its card must be usable here."""
 _POLL_S = 0.02
 _KEPT = 8
 
 AskForSwap = Callable[[str, Swap, OnReport], Awaitable[SwapReport]]
-"""``orchestrator.lanes.swap_call.ask_for_swap``, or a test's."""
+"""Asks a worker to swap: ``orchestrator.lanes.swap_call.ask_for_swap``, or a test's function."""
 
 
 @dataclass(eq=False, slots=True)
@@ -35,7 +35,7 @@ class RunningSwap:
 
     address: str
     model: str
-    """As asked for: a name, or a path."""
+    """The model as it was asked for, by name or path, until the worker reports its name."""
     settings: Mapping[str, str]
     is_reload: bool
     began_at: float
@@ -52,7 +52,7 @@ class RunningSwap:
         return self.phase in (SwapPhase.DONE.value, SwapPhase.FAILED.value)
 
     def take(self, report: SwapReport) -> None:
-        """How the worker says it goes. Its end counts once its card is here."""
+        """Record the worker's report. An end counts only once the new model's card is here."""
         self.ms |= report.ms
         self.model = report.model
         self.beside, self.freed_mib = report.beside, report.freed_mib
@@ -60,7 +60,7 @@ class RunningSwap:
             self.phase = report.phase.value
 
     async def wait(self) -> None:
-        """Until it is over. Raises why it failed."""
+        """Wait until the swap is over. Raises the error with which it failed."""
         assert self.task is not None
         await asyncio.shield(self.task)
         if self.error is not None:
@@ -79,12 +79,12 @@ class Swaps:
         *,
         token: str = "",
     ) -> None:
-        """``token`` is what workers ask of whoever may have them swap."""
+        """``token`` is the secret that workers require of callers that have them swap."""
         self.latest: dict[str, RunningSwap] = {}
         self.done: Counter[str] = Counter()
-        """By how they ended."""
+        """Number of swaps that are over, by how they ended."""
         self.load_ms: dict[str, deque[float]] = {}
-        """By model: from the request to a usable card, but for the drain; the latest few."""
+        """Ms from request to usable card, without the drain, by model; the latest few loads."""
         self.ms_total = 0.0
         self._registry = registry
         self._queue = queue
@@ -97,7 +97,7 @@ class Swaps:
         card = self._registry.named(address).card
         if card is None:
             raise NotReady("the instance has not said yet which model it serves; ask again later")
-        # A worker of an earlier version takes it for a swap to the model that it has.
+        # A worker of an earlier version takes a reload for a swap to the model that it has.
         return self.start(address, {"MODEL_NAME": card.model}, grace_s, is_reload=True)
 
     def start(
@@ -108,10 +108,10 @@ class Swaps:
         *,
         is_reload: bool = False,
     ) -> RunningSwap:
-        """Begin a swap, or join the one for the same. ``settings`` are ``Swap.settings``.
+        """Begin a swap, or join a running one of the same settings (``Swap.settings``).
 
-        ``grace_s``: what runs there when it drains has so long; None: ``MOST_GRACE_S``, or
-        ``MOVING_GRACE_S`` where another instance goes on with it. Raises ``NotFound``,
+        ``grace_s``: seconds that jobs running there get to end; None: ``MOST_GRACE_S``, or
+        ``MOVING_GRACE_S`` if another instance goes on with them. Raises ``NotFound``,
         ``InvalidRequest`` or ``NotReady``.
         """
         instance = self._registry.named(address)
@@ -135,17 +135,17 @@ class Swaps:
         return swap
 
     def leaving(self) -> set[str]:
-        """Instances that are about to serve another model than the one they have."""
+        """Instances that are about to replace the model that they have."""
         return {address for address, swap in self.latest.items() if not swap.is_over}
 
     async def close(self) -> None:
-        """Follow none any more; workers go on with theirs."""
+        """Stop following swaps; workers go on with them."""
         for swap in self.latest.values():
             if swap.task is not None:
                 swap.task.cancel()
 
     def least_load_ms(self, model: str) -> float | None:
-        """The shortest load of late; None where there was none."""
+        """Ms of the shortest recent load of ``model``; None if there was none."""
         return min(self.load_ms.get(model, ()), default=None)
 
     def usual_load_ms(self, model: str) -> float | None:
@@ -202,7 +202,7 @@ class Swaps:
             self.load_ms.setdefault(report.model, deque(maxlen=_KEPT)).append(took)
 
     async def _let_waiting_start(self, instance: Instance, ends_at: float) -> float:
-        """The last instance of a model takes what waits for it by now along; returns ms."""
+        """Let tasks that wait now start on their model's last instance; returns ms waited."""
         began_at = self._clock.now()
         if self._others(instance):
             return 0.0
@@ -215,12 +215,15 @@ class Swaps:
         return 1000 * (self._clock.now() - began_at) if waiting else 0.0
 
     def _grace_s(self, instance: Instance) -> float:
-        """For what will run there when it drains, which may be after a load of the new model: not
-        for what runs now. A drain ends with the last job, and each job by its deadline."""
+        """Grace in seconds for what will run on ``instance`` when it drains.
+
+        The drain may come after a load of the new model, so what runs now does not count. A drain
+        ends with the last job, and each job by its deadline.
+        """
         return MOVING_GRACE_S if self._others(instance) else MOST_GRACE_S
 
     def _others(self, instance: Instance) -> bool:
-        """Whether its model has another instance that takes work, and keeps it."""
+        """Whether another instance of the same weights takes work, and keeps its model."""
         card, leaving = instance.card, self.leaving()
         return card is not None and any(
             other is not instance
@@ -234,7 +237,8 @@ class Swaps:
     async def _until_usable(
         self, instance: Instance, report: SwapReport, *, is_new: bool, before: object
     ) -> None:
-        """Until the card that the swap made is here, and its tokenizer ready."""
+        """Wait until the card of the new model is here and its tokenizer ready. Raises
+        ``SwapFailed``."""
         give_up_at = self._clock.now() + READY_S
         while not (
             instance.card is not None

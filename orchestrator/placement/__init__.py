@@ -1,4 +1,4 @@
-"""Which instance takes a task (OR-6 to OR-9), in the order of the data.
+"""Chooses the instance for a task (OR-6 to OR-9); its modules, in the order of the data.
 
 - ``requirements``  what a task needs of an instance
 - ``choose``        the pure choice over ``Candidate``s

@@ -1,4 +1,4 @@
-"""Where each conversation was last (OR-9)."""
+"""Remembers which instance each conversation used last (OR-9)."""
 
 from collections import OrderedDict
 
@@ -7,7 +7,7 @@ MAX_SESSIONS = 65_536
 
 
 class Affinity:
-    """Soft: a hint for ties, renewed by use, forgotten after ``ttl_s`` or when there are too many.
+    """A hint for ties: renewed by use, forgotten after ``ttl_s`` or when there are too many.
 
     Times are seconds of the clock.
     """
@@ -21,18 +21,18 @@ class Affinity:
         return len(self._homes)
 
     def home(self, tenant: str, session: str, now: float) -> str:
-        """The instance that had ``session`` last; empty when that is not known."""
+        """The instance that had ``session`` last; empty if unknown."""
         if not session:
             return ""
         name, until = self._homes.get((tenant, session), ("", 0.0))
         return name if now < until else ""
 
     def record(self, tenant: str, session: str, name: str, now: float) -> None:
-        """A task of ``session`` was sent to ``name``."""
+        """Note that a task of ``session`` was sent to the instance ``name``."""
         if not session:
             return
         self._homes[tenant, session] = (name, now + self._ttl_s)
         self._homes.move_to_end((tenant, session))
-        # All live equally long, so that the first is the one whose time is over first.
+        # All entries live equally long, so the first is also the first to expire.
         while len(self._homes) > self._max_sessions or next(iter(self._homes.values()))[1] <= now:
             self._homes.popitem(last=False)

@@ -7,20 +7,20 @@ from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.tasks.job import PlacementMode
 
 TIE_MS, TIE_SHARE = 1.0, 0.05
-"""Finishes that are no further apart than this, or this share, are no reason to choose."""
+"""Predicted finishes that differ by at most this many ms, or this share, count as equal."""
 
 NOTHING_CACHED: Mapping[str, int] = {}
 
 
 def feasible(requirements: Requirements, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Those that could take it, busy or not, up or not."""
+    """The candidates that could ever take such a task, whether or not they are busy or up."""
     return [candidate for candidate in candidates if requirements.allows(candidate)]
 
 
 def place(
     demand: Demand, able: Sequence[Candidate], cached: Mapping[str, int] = NOTHING_CACHED
 ) -> Candidate | None:
-    """The one of ``able`` with room that finishes first; None when there is none.
+    """The candidate with room that finishes first; None if none has room.
 
     ``able`` are ``feasible`` ones; ``cached`` is how many of the prompt's tokens an instance
     holds, by name. Ties: where the conversation was, then the least loaded by share of its limit,
@@ -35,7 +35,7 @@ def place(
     known = [finish_ms(demand, c, cached) for c in free if c.step is not None]
     limit = min(known, default=0.0)
     limit += max(TIE_MS, TIE_SHARE * limit)
-    # One whose pace is unknown counts as the best: else it would never get to show it.
+    # A candidate of unknown pace counts as the best: it would never get to show it otherwise.
     finishes = iter(known)
     ties = [c for c in free if c.step is None or next(finishes) <= limit]
     return min(
@@ -46,7 +46,7 @@ def place(
 def finish_ms(
     demand: Demand, candidate: Candidate, cached: Mapping[str, int] = NOTHING_CACHED
 ) -> float:
-    """When ``candidate`` would usually be done with it, from now; 0 while its pace is unknown."""
+    """Milliseconds until ``candidate`` would usually finish; 0 while its pace is unknown."""
     if candidate.step is None:
         return 0.0
     new = demand.prompt_tokens - cached.get(candidate.name, 0)

@@ -1,4 +1,4 @@
-"""What a task needs an engine to be able to do: pure."""
+"""The engine features that a task needs: pure functions."""
 
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
@@ -20,11 +20,11 @@ FIELDS = {
     Feature.SPECIAL_TEXT: "skip_special_tokens",
     Feature.STOP_TOKEN_IDS: "stop_token_ids",
 }
-"""The field of a request that asks for it, where one alone does."""
+"""The request field that asks for a feature, for features that one field alone asks for."""
 
 
 def features_of(job: Job, sampling: Sampling) -> frozenset[Feature]:
-    """What of it an engine may lack. ``sampling`` is the job's as admission settled it.
+    """Features that ``job`` needs. ``sampling`` is the job's as admission settled it.
 
     A conversation's kept KV and the news of a prefix cache are never needed: they spare work. Nor
     is a seed that we made up ourselves, so that a text can go on elsewhere.
@@ -42,7 +42,7 @@ def features_of(job: Job, sampling: Sampling) -> frozenset[Feature]:
 
 
 def features_now(task: Task) -> frozenset[Feature]:
-    """The same of a task as it stands: a text that has begun goes on by its tokens' ids."""
+    """Features that ``task`` needs as it stands; a text that has begun also needs token ids."""
     if task.begun_by_weights is None:
         return task.features
     return task.features | {Feature.TOKEN_IDS}

@@ -1,4 +1,4 @@
-"""Where tasks were placed, and why."""
+"""Counts of tasks placed, and of why they were placed there."""
 
 from orchestrator.placement.placer import Placer
 from orchestrator.placement.policy import Policy

@@ -1,4 +1,4 @@
-"""Places tasks over the registry as it is now: cached feasible sets, prefixes, policy, affinity."""
+"""Places tasks on the registry's current instances: feasible sets, prefixes, policy, affinity."""
 
 import logging
 from bisect import bisect_left
@@ -25,7 +25,7 @@ _MAX_SETS = 1024
 
 
 class RegistryView(Protocol):
-    """The registry, as far as placement reads it."""
+    """The part of the registry that placement reads."""
 
     snapshot_version: int
     prefixes: PrefixIndex
@@ -33,12 +33,12 @@ class RegistryView(Protocol):
     def candidates(self) -> Iterable[Candidate]: ...
 
     def candidate(self, name: str) -> Candidate:
-        """One of these again, as it is now."""
+        """The named candidate as it is now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where a task goes. ``cached_tokens`` of its prompt are there already."""
+    """The instance for a task. ``cached_tokens`` of the task's prompt are held there already."""
 
     name: str
     cached_tokens: int
@@ -46,7 +46,8 @@ class Choice:
 
 
 class Placer:
-    """``refresh``, then ``choose`` for task after task, with ``placed`` after each that went.
+    """Chooses an instance for each task. Call ``refresh``, then ``choose`` for task after task, and
+    ``placed`` after each one that was sent.
 
     The feasible set of equal requirements is kept for a second while the snapshot's version stays.
     The choice never is: all tasks would go to the same instance.
@@ -59,14 +60,14 @@ class Placer:
         output_tokens_of: Callable[[Task], int],
         policy: Policy | None = None,
     ) -> None:
-        """``output_tokens_of`` is how long a task's answer will usually be."""
+        """``output_tokens_of`` returns the usual length of a task's answer, in tokens."""
         self.affinity = Affinity()
         self.policy = policy
         self.choices = 0
         self.prefix_choices = 0
-        """Of these, to an instance that held some of the prompt."""
+        """Tasks placed on an instance that held some of the prompt."""
         self.home_choices = 0
-        """And to the one where the conversation was."""
+        """Tasks placed on the instance where their conversation was."""
         self._registry = registry
         self._clock = clock
         self._output_tokens_of = output_tokens_of
@@ -76,7 +77,7 @@ class Placer:
         self._sets: dict[tuple[Requirements, int], tuple[list[str], float]] = {}
 
     def refresh(self) -> None:
-        """Look at all instances anew."""
+        """Read the registry's instances again."""
         self._candidates = {candidate.name: candidate for candidate in self._registry.candidates()}
         if self._version != self._registry.snapshot_version:
             self._version = self._registry.snapshot_version
@@ -90,7 +91,7 @@ class Placer:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether any instance would run one more job at once, however little that is worth."""
+        """Whether any instance would run one more job at once, however little that gains."""
         return any(
             c.takes(yields=True, resumes=resumes)
             for c in self._candidates.values()
@@ -108,8 +109,8 @@ class Placer:
         return any(c.ready for c in self._feasible(self.requirements(task)))
 
     def lacking(self, task: Task) -> frozenset[Feature]:
-        """What of ``task``'s features no instance of its model has, all of them, up or not: those
-        of the one that comes closest. As of the last ``refresh``."""
+        """The features of ``task`` that the closest instance of its model lacks, ready or not;
+        empty if one lacks none. As of the last ``refresh``."""
         if not task.features:
             return task.features
         lacks = [
@@ -120,7 +121,7 @@ class Placer:
         return min(lacks, key=lambda lack: (len(lack), sorted(lack)), default=frozenset())
 
     def may_return(self, task: Task) -> bool:
-        """Whether an instance that is not ready now could take ``task``. As of ``refresh``."""
+        """Whether some instance not ready now could take ``task``, as of the last ``refresh``."""
         return any(not c.ready for c in self._feasible(self.requirements(task)))
 
     def is_excluded(self, task: Task) -> bool:
@@ -147,12 +148,12 @@ class Placer:
         return True
 
     def has_room_for(self, requirements: Requirements) -> bool:
-        """Whether an instance has room for tasks with these, as of the last ``refresh``."""
+        """Whether an instance has room for such tasks now, as of the last ``refresh``."""
         able = self._feasible(requirements)
         return any(c.can_resume if requirements.resumes else c.has_room for c in able)
 
     def requirements(self, task: Task) -> Requirements:
-        """What ``task`` needs. Token counts are rounded up to the next instance's bound."""
+        """The requirements of ``task``. Token counts are rounded up to an instance's bound."""
         tokens = task.prompt_tokens + task.sampling.max_tokens
         at = bisect_left(self._token_limits, tokens)
         rounded = self._token_limits[at] if at < len(self._token_limits) else tokens
@@ -176,9 +177,9 @@ class Placer:
         return [name for name in ready if name not in task.failed_on] or ready
 
     def choose(self, task: Task) -> Choice | None:
-        """Where ``task`` goes now; None when it has to wait.
+        """The instance for ``task`` now; None if the task has to wait.
 
-        Not where it failed before, as long as others are ready for it.
+        Avoids instances where it failed before, as long as others are ready for it.
         """
         if task.paused_on:
             keeper = self._candidates.get(task.paused_on)
@@ -201,7 +202,7 @@ class Placer:
         return Choice(chosen.name, cached.get(chosen.name, 0), finish_ms(demand, chosen, cached))
 
     def placed(self, task: Task, choice: Choice) -> None:
-        """``task`` was sent there."""
+        """Record that ``task`` was sent to the instance of ``choice``."""
         now = self._clock.now()
         session, tenant = task.job.session_id, task.tenant
         self.choices += 1
@@ -223,7 +224,7 @@ class Placer:
                 engine_entry=self._candidates[choice.name].provenance.engine_entry or None,
             )
         candidate = self._candidates[choice.name] = self._registry.candidate(choice.name)
-        if Feature.KV_EVENTS not in candidate.lacks:  # else nobody knows whether it keeps anything
+        if Feature.KV_EVENTS not in candidate.lacks:  # otherwise unknown what it keeps
             self.affinity.record(tenant, session, choice.name, now)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
@@ -269,7 +270,7 @@ class Placer:
         cached: Mapping[str, int],
         facts: dict[str, Fact],
     ) -> Sequence[Candidate]:
-        """Those that the operator's policy puts first; all when it cannot be used (OR-8)."""
+        """The instances that the operator's policy ranks first; all if it fails (OR-8)."""
         ranked = policy.choose(facts, [_facts(demand, c, cached) for c in able])
         if ranked is None:
             return able

@@ -24,7 +24,7 @@ from orchestrator.telemetry.log import service_log
 
 MAX_TEXT = 4096
 SUSPENDED_S = 5.0
-"""A policy that was too slow is not evaluated for this long: each try stalls everybody."""
+"""How long a policy that was too slow is not evaluated: each try stalls everybody."""
 LOG_EVERY_S = 60.0
 
 Fact = str | int | float | bool
@@ -41,7 +41,7 @@ TASK_FACTS: Final[Mapping[str, type[Fact]]] = {
     "max_tokens": int,
     "left_ms": float,
 }
-"""What ``task`` has. Counts are ``int``, times ``double``: CEL compares neither with the other."""
+"""Facts about ``task``. Counts are ``int``, times ``double``: CEL compares only like types."""
 
 INSTANCE_FACTS: Final[Mapping[str, type[Fact]]] = {
     "name": str,
@@ -55,7 +55,7 @@ INSTANCE_FACTS: Final[Mapping[str, type[Fact]]] = {
     "predicted_finish_ms": float,
     "perf_tokens_per_s": float,
 }
-"""What ``instance`` has. ``kv_free`` is in blocks, ``cached_tokens`` is of this task's prompt."""
+"""Facts about ``instance``. ``kv_free`` is in blocks, ``cached_tokens`` in the task's prompt."""
 
 _CEL_TYPES = {str: _STRING, int: _INT, float: _DOUBLE, bool: cel.Type.BOOL}
 _NEVER = "never"
@@ -67,7 +67,9 @@ class BadPolicy(ValueError):
 
 
 class Ranked(NamedTuple):
-    """An instance that may take the task, by its place among those given; the smallest is best."""
+    """An instance that may take the task: its index among those given, and its score.
+
+    The smallest score is best."""
 
     which: int
     score: float
@@ -78,7 +80,7 @@ class _Failed(Exception):
 
 
 class Policy:
-    """A checked expression. ``fallbacks`` counts, by reason, when it could not be used."""
+    """A checked expression. ``fallbacks`` counts, by reason, the choices that it could not make."""
 
     def __init__(
         self, expression: cel.Expression, limit_ms: float, now: Callable[[], float]
@@ -111,10 +113,10 @@ class Policy:
         return cls(expression, limit_ms, now)
 
     def choose(self, task: Facts, instances: Sequence[Facts]) -> list[Ranked] | None:
-        """The instances that may take the task, best first; the first given among equals.
+        """The instances that may take the task, best first; equals stay in the order given.
 
-        A condition scores all that it lets through 0. Empty: none may. None: the policy could not
-        be used, and the built-in one decides.
+        A condition scores all that it lets through 0. Returns an empty list if none may take it,
+        and None if the policy could not be used and the built-in one has to decide.
         """
         began = self._now()
         if began < self._suspended_until:
@@ -179,7 +181,7 @@ def _fact(facts: Facts, name: str, kind: type[Fact]) -> Fact:
 
 
 def _explain(message: str) -> str:
-    """CEL's own words with line and column, each once, without its status codes."""
+    """CEL's own words with line and column, without repeated lines and status codes."""
     message = message.removeprefix("INVALID_ARGUMENT: ").removesuffix("[INVALID_ARGUMENT]")
     message = message.replace("ERROR: <input>:-1:-1: ", "").replace(" (in container '')", "")
     message = message.replace("ERROR: <input>:", "at line:column ")

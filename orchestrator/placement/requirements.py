@@ -1,4 +1,4 @@
-"""What a task needs of an instance."""
+"""The requirements that a task has of an instance."""
 
 from dataclasses import dataclass
 
@@ -12,26 +12,26 @@ NOTHING: frozenset[Feature] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What an instance must have; tasks of equal requirements can go to the same ones."""
+    """Properties that an instance must have; tasks with equal ones can go to the same instances."""
 
     model: str
     vocabulary: bytes
     tokens: int = 0
-    """Prompt and longest answer together."""
+    """Length of prompt and longest answer together, in tokens."""
     constraint: PlacementConstraint = ANYWHERE
     resumes: bool = False
-    """It goes on with a paused job, whose KV is where the constraint says."""
+    """Whether the task goes on with a paused job, whose KV is where the constraint says."""
 
     has_grammar: bool = False
     model_digest: str | None = None
-    """It goes on with a text that these weights began; None for what has not begun."""
+    """Digest of the weights that began the text; None if no text has begun."""
     needs_continue: bool = False
-    """Only workers that take up any text can go on with it."""
+    """Whether only workers that take up any text can go on with the task's text."""
     features: frozenset[Feature] = NOTHING
-    """What the engine must be able to do."""
+    """Features that the engine must have."""
 
     def allows(self, candidate: Candidate) -> bool:
-        """Whether ``candidate`` could ever take it, however busy it is now."""
+        """Whether ``candidate`` could ever take the task, however busy it is now."""
         if candidate.model != self.model or candidate.vocabulary != self.vocabulary:
             return False
         if self.has_grammar and not candidate.has_grammars:
@@ -47,7 +47,7 @@ class Requirements:
         return self.constraint is ANYWHERE or self._suits(candidate)
 
     def _suits(self, candidate: Candidate) -> bool:
-        """Whether it has what the client asks of it by its constraint."""
+        """Whether ``candidate`` meets the client's placement constraint."""
         asked = self.constraint
         return (
             asked.allows(candidate.name)

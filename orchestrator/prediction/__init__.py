@@ -1,4 +1,4 @@
-"""What work will take, and what is worth doing now.
+"""Predicts what work will take, and judges what is worth doing now.
 
 - ``step_model``     what an engine step takes, and work in such steps: pure, frozen
 - ``step_learner``   fits it to a worker's totals

@@ -1,4 +1,4 @@
-"""How long answers will be: a distribution, by what it depends on.
+"""Predicts the length of answers: a distribution, by what it depends on.
 
 Lengths fall into bins that grow with the length. For each bin a node keeps how many answers reached
 it and how many ended in it, so that one cut by a deadline or a cancel counts for as far as it got
@@ -35,42 +35,42 @@ from typing import NamedTuple
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind
 
 QUANTILES = 16
-"""A distribution is given as so many equally likely lengths."""
+"""How many equally likely lengths describe a distribution."""
 _EDGES = sorted({*range(1, 17), *(round(16 * 2 ** (i / 4)) for i in range(1, 57))})
 """The last length of each bin: up to 256 Ki tokens, a quarter of an octave each."""
 _LASTING = [1 - (i + 0.5) / QUANTILES for i in range(QUANTILES)]
 _LOG_LASTING = [math.log(share) for share in _LASTING]
-"""The shares of answers that are longer than each of the quantiles."""
+"""Logarithms of the shares of answers that are longer than each of the quantiles."""
 _LEAST_LASTING = 1e-300
-"""Of a bin's answers: keeps logarithms finite."""
+"""Least share of answers taken to be longer than an edge: keeps logarithms finite."""
 _PRIOR = 6.0
 _FIRST_MEAN = 128.0
-"""Tokens of an answer of which nothing is known."""
+"""Mean length, in tokens, of an answer of which nothing is known."""
 _HALF_LIFE = 192
-"""Answers after which one counts half."""
+"""Number of later answers after which an answer counts half."""
 _DECAY_EVERY = 8
 _RANK_SMOOTHING = 1 / 12
 _SURPRISE = 0.22
-"""Mean ranks of recent answers this far from the middle are no chance (over four sigma): what was
-learnt is of other answers, and counts little from then on."""
+"""Distance of recent answers' mean rank from the middle that is no chance (over four sigma): what
+was learnt is about other answers, and counts little from then on."""
 _KEPT_OF_OLD = 0.05
 _MOST_NODES = 4096
 _MOST_CURVES = 1024
 _MOST_KNOWN = 512
 _NEWS_SHARE = 16
-"""A curve is made anew once there is this part more of answers."""
+"""A curve is made anew once answers have grown by one part in this many."""
 _LEAK = 0.01
-"""Of the chains' weights, shared out evenly after each answer: what helps may change."""
+"""Share of the chains' weights that each answer evens out: usefulness may change."""
 _LEAST_CHANCE = 1e-6
-"""Of a length, by a chain: one surprise does not silence it for long."""
+"""Least chance that a chain may give a length: one surprise does not silence it for long."""
 
 CHAINS = 4
 Link = tuple[object, ...]
 
 
 class LengthKey(NamedTuple):
-    """What an answer's length depends on; no ``deadline_ms`` where none was stated, no
-    ``prompt_tokens`` where they are not known."""
+    """The facts that an answer's length depends on. ``deadline_ms`` is None if none was stated,
+    ``prompt_tokens`` 0 if unknown."""
 
     model: str
     tenant: str = ""
@@ -82,8 +82,8 @@ class LengthKey(NamedTuple):
 
     @lru_cache(maxsize=_MOST_NODES)  # noqa: B019 - a key is no more than what it is cached by
     def chains(self) -> list[list[Link]]:
-        """Names of the nodes, the widest first; always ``CHAINS``, in the same order. A chain that
-        has nothing to go by is short."""
+        """Names of the nodes, the widest first; always ``CHAINS`` chains, in the same order. A
+        chain without data of its own is short."""
         tenant: list[Link] = [(self.model,), (self.model, self.tenant)]
         stated = [*tenant, (*tenant[-1], _octave(self.cap, 1))]
         if self.deadline_ms is not None:
@@ -109,7 +109,7 @@ def _chance(lasting: Sequence[float], tokens: int, *, finished: bool) -> float:
 
 
 class LengthCurve:
-    """One answer's distribution; frozen."""
+    """The distribution of one answer's length; immutable."""
 
     __slots__ = ("_known", "_lasting", "_log_ended")
 
@@ -123,7 +123,7 @@ class LengthCurve:
     def left(self, made: int, cap: int) -> tuple[float, ...]:
         """Tokens still to come after ``made``, as equally likely quantiles in rising order.
 
-        None is more than ``cap`` − ``made``. For a long answer ``made`` is rounded down a little.
+        No quantile exceeds ``cap`` − ``made``. For a long answer ``made`` is rounded down a little.
         """
         if made > 16:
             made -= made % (made.bit_length() - 3)
@@ -140,7 +140,7 @@ class LengthCurve:
         if at == last or ended[at] == ended[last]:  # nothing ends before its cap
             return (max(1.0, float(cap - made)),) * QUANTILES
         first, begin = _EDGES[at - 1] if at else 0, float(made)
-        # Of a bin that has been passed in part, the rest of its hazard is left.
+        # A bin that has been passed in part keeps the rest of its hazard.
         share_passed = (begin - first) / (_EDGES[at] - first)
         here = ended[at] + share_passed * (ended[at + 1] - ended[at])
         lengths: list[float] = []
@@ -160,25 +160,25 @@ class LengthCurve:
         return (*lengths, *[most] * (QUANTILES - len(lengths)))
 
     def chance(self, tokens: int, *, finished: bool) -> float:
-        """That an answer ends in the bin of ``tokens``; with ``finished`` False, that it gets
-        there."""
+        """The chance that an answer ends in the bin of ``tokens``; with ``finished`` False, the
+        chance that it gets there."""
         return _chance(self._lasting, tokens, finished=finished)
 
     def quantile(self, share: float, made: int, cap: int) -> float:
-        """Tokens still to come that the answer does not exceed with that probability."""
+        """Tokens still to come that the answer exceeds with probability 1 − ``share``."""
         left = self.left(made, cap)
         return left[min(QUANTILES - 1, int(share * QUANTILES))]
 
 
 class _Node:
-    """Answers of one kind, by bin."""
+    """Answers of one kind, counted by bin."""
 
     def __init__(self) -> None:
         self.ended = [0.0] * len(_EDGES)
         self.reached = [0.0] * len(_EDGES)
         self.answers = 0
         self.weights = [1 / CHAINS] * CHAINS
-        """Of the chains, where this is a model or a tenant."""
+        """Weights of the chains, if the node is of a model or a tenant."""
         self._mean_rank = 0.5
         self._hazards: Sequence[float] = ()
         self._prior: Sequence[float] = ()
@@ -197,8 +197,12 @@ class _Node:
             self.ended[last] += 1
 
     def weigh(self, heard: Sequence[int], chances: Sequence[float]) -> None:
-        """An answer came that these chains had held so probable: their shares of what they have
-        together move, by Bayes' rule, and then a little towards the mean of all."""
+        """Move the weights of the ``heard`` chains after an answer that they had given these
+        chances.
+
+        Bayes' rule moves their shares of the weight that they have together; then all weights move
+        a little towards their mean.
+        """
         weights = self.weights
         whole = sum(weights[number] for number in heard)
         products = [weights[n] * chance for n, chance in zip(heard, chances, strict=True)]
@@ -208,7 +212,7 @@ class _Node:
         self.weights = [(1 - _LEAK) * weight + _LEAK / CHAINS for weight in weights]
 
     def _watch(self, last: int, *, finished: bool) -> None:
-        """Forget most of what was learnt when answers are not like it any more."""
+        """Forget most of what was learnt once answers are no longer like it."""
         if not self.reached[0] > QUANTILES:
             return
         alive = 1.0
@@ -227,8 +231,11 @@ class _Node:
         self.reached = [count * factor for count in self.reached]
 
     def hazards(self, prior: Sequence[float]) -> Sequence[float]:
-        """By bin, drawn towards ``prior``. Where much is known one answer more changes little: they
-        are as of a moment ago, unless ``prior`` is another one."""
+        """Hazards by bin, drawn towards ``prior``.
+
+        Where much is known one answer more changes little, so they are as of a moment ago unless
+        ``prior`` is another one.
+        """
         if prior is not self._prior or self.is_news(self._answers_then):
             self._hazards = [
                 (ended + _PRIOR * expected) / (reached + _PRIOR)
@@ -238,12 +245,12 @@ class _Node:
         return self._hazards
 
     def is_news(self, answers_then: int) -> bool:
-        """Whether so many answers have come since there were ``answers_then`` that it matters."""
+        """Whether enough answers have come since there were ``answers_then`` to matter."""
         return self.answers - answers_then > min(answers_then, _HALF_LIFE) // _NEWS_SHARE
 
 
 def _first_hazards() -> list[float]:
-    """Every next token as likely to be the last one."""
+    """Hazards of each bin if every next token is as likely to be the last one."""
     before, hazards = 0, []
     for edge in _EDGES:
         hazards.append(1 - (1 - 1 / _FIRST_MEAN) ** (edge - before))
@@ -255,13 +262,12 @@ _FIRST_HAZARDS = _first_hazards()
 
 
 class _Mixed(NamedTuple):
-    """A curve and what it was made of."""
+    """A curve, and what it was made of."""
 
     seen: tuple[int, ...]
-    """Answers of its nodes, then."""
+    """The number of answers of each node when the curve was made."""
     chains: tuple[Sequence[float] | None, ...]
-    """The shares that last by each chain; None of those that knew of nothing narrower than
-    a wider one did."""
+    """Shares of answers that last, by chain; None if a chain is no narrower than an earlier one."""
     curve: LengthCurve
 
 
@@ -272,12 +278,12 @@ class AnswerLengths:
         self._nodes: OrderedDict[Link, _Node] = OrderedDict()
         self._mixed: dict[tuple[Link, ...], _Mixed] = {}
         self._asked: dict[LengthKey, LengthCurve] = {}
-        """Curves by key, as long as nobody has answered since: every plan asks."""
+        """Curves by key, kept until the next answer: every plan asks for them."""
 
     def answered(self, key: LengthKey, tokens: int, *, finished: bool) -> None:
-        """An answer came to its own end after ``tokens``, or was cut there and would have gone on.
+        """Learn from an answer that ended after ``tokens``, or was cut there if not ``finished``.
 
-        One that ended because it reached the stated cap was cut.
+        An answer that ended because it reached the stated cap counts as cut.
         """
         chains = key.chains()
         self._weigh(chains, tokens, finished=finished)
@@ -292,7 +298,7 @@ class AnswerLengths:
             self._nodes.popitem(last=False)
 
     def curve(self, key: LengthKey) -> LengthCurve:
-        """What is known now of such an answer's length."""
+        """The distribution of such an answer's length, as known now."""
         curve = self._asked.get(key)
         if curve is None:
             if len(self._asked) >= _MOST_NODES:
@@ -301,7 +307,7 @@ class AnswerLengths:
         return curve
 
     def _new_node(self, link: Link) -> _Node:
-        """A tenant's chains begin with the weights that they have for the model."""
+        """A new node. A tenant's chains begin with the weights that they have for the model."""
         node = _Node()
         model = self._nodes.get(link[:1])
         if len(link) == 2 and model is not None:
@@ -309,7 +315,7 @@ class AnswerLengths:
         return node
 
     def _weigh(self, chains: list[list[Link]], tokens: int, *, finished: bool) -> None:
-        """Move the chains' weights by what each had expected of this answer."""
+        """Move the chains' weights by the chance that each had given this answer."""
         said = self._mix(chains, takes_stale=True).chains
         heard = [number for number, lasting in enumerate(said) if lasting is not None]
         if len(heard) < 2:
@@ -324,7 +330,7 @@ class AnswerLengths:
                 node.weigh(heard, chances)
 
     def _mix(self, chains: list[list[Link]], *, takes_stale: bool = False) -> _Mixed:
-        """What the chains say together, made anew where answers have come that matter."""
+        """The chains' curves combined, made anew once enough answers have come."""
         nodes = self._nodes
         known = [[link for link in chain if link in nodes] for chain in chains]
         links = tuple(dict.fromkeys(_links(known)))
@@ -342,7 +348,7 @@ class AnswerLengths:
             hazards: Sequence[float] = _FIRST_HAZARDS
             for link in chain:
                 hazards = nodes[link].hazards(hazards)
-            # One that ends with a node of a chain before it says nothing more.
+            # A chain that ends with a node of an earlier chain says nothing more.
             says_more = not said or chain[-1] not in told
             told.update(chain)
             said.append(_lasting(hazards) if says_more else None)
@@ -362,7 +368,7 @@ def _links(chains: Sequence[Sequence[Link]]) -> Iterator[Link]:
 
 
 def _mixture(said: Sequence[Sequence[float] | None], weights: Sequence[float]) -> Sequence[float]:
-    """The weighted mean of what chains said."""
+    """The weighted mean of what the chains said."""
     own = [(weight, one) for weight, one in zip(weights, said, strict=False) if one is not None]
     if len(own) == 1:
         return own[0][1]
@@ -375,7 +381,7 @@ def _mixture(said: Sequence[Sequence[float] | None], weights: Sequence[float]) -
 
 
 STATED = LengthCurve([1.0] * (len(_EDGES) + 1))
-"""Of an answer that takes all of its cap."""
+"""The curve of an answer that takes all of its cap."""
 
 
 def _octave(value: float, parts: int) -> int:

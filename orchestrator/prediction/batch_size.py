@@ -1,8 +1,8 @@
-"""How many rows an instance should run at once: its batch size.
+"""Computes how many rows an instance should run at once: its batch size.
 
 More rows make more tokens a second, and each of them slower. With ``n`` rows a step takes
-``base + row · n`` ms: a token takes its own text all of that, and the engine an ``n``-th of it.
-Which number is best depends on the deadlines and the lengths that are asked for. The rule asks what
+``base+row·n`` ms: a token takes its own text all of that, and the engine an ``n``-th of it. Which
+number is best depends on the deadlines and the lengths that are asked for. The rule computes what
 would come of each number ``r`` if requests like those of the last seconds kept coming::
 
     τ(n)    = (base + row · n) / (1 − φ)                   a token's time; φ: the prompts' share
@@ -21,8 +21,8 @@ not known is two items: its answer as far as it probably is worth running (the G
 stopping time; Gittins, 1979), and the rest.
 
 The number with the greatest ``met``, less a little for engine time spent in vain, is taken, the
-largest of about equal ones, so that light load and long deadlines have all slots. Where at least
-half of the tenants keep to their share of the engine, only numbers are considered with which these
+largest of about equal ones, so that light load and long deadlines have all slots. If at least half
+of the tenants keep to their share of the engine, the rule considers only numbers with which these
 lose next to nothing, whatever others ask for.
 """
 
@@ -38,76 +38,76 @@ from numpy.typing import NDArray
 from orchestrator.prediction.step_model import StepModel
 
 MOST_REQUESTS = 96
-"""The decision rests on so many requests at most, the latest: it takes two milliseconds."""
+"""Most requests that a decision rests on, the latest ones: it takes two milliseconds."""
 LEAST_SPAN_S, MOST_SPAN_S = 1.0, 10.0
-"""And on those of a time as long as their deadlines usually are, within these bounds."""
+"""Bounds in seconds on the window of requests, which is as long as their deadlines usually are."""
 ABOUT_BEST, WORTH_LOWERING = 0.05, 0.15
-"""Of the most that could be met, over the square root of the number of requests that say so, for
-with few of them a difference is chance: the largest number of rows that lacks no more than the
-former is taken, a smaller one than now only where the number of now lacks more than the latter."""
+"""Shares of the greatest ``met``, divided by the square root of the number of requests, since with
+few requests a difference is chance. The largest number of rows within the first share of the best
+is taken; one below the current number only if that lacks more than the second share."""
 ABOUT_ALONE = 0.95
-"""Of what tenants that keep to their share would have met with the fastest rows, at least so much
-is left to them, whatever others ask for."""
+"""Share of what tenants that keep to their share would meet with the fastest rows that is left to
+them, whatever others ask for."""
 WASTE_WEIGHT = 0.1
-"""Ten percent of the engine's time spent in vain count as much as one percent of what is met."""
+"""Weight of engine time spent in vain: ten percent of it count like one percent of ``met``."""
 BATCH_WEIGHT = 0.05
-"""What a batch request counts beside an interactive one."""
+"""Weight of a batch request beside an interactive one."""
 _MOST_PROMPT_SHARE = 0.9
 _SURE, _LOST = 1.15, 0.85
-"""With so many times the usual time left a length is in time, or is not: closer together than for
-one job (``prediction.urgency``), for over many the speed is known well."""
+"""Multiples of the usual time within which a length is in time, or is not. They are closer together
+than for one job (``prediction.urgency``): over many jobs the speed is known well."""
 _LEAST_MS = 1e-6
 _LEAST_LOAD = 1e-6
 _MOST_SLACK_MS = 60_000.0
 _MOST_EXPONENT, _EVEN = 50.0, 1e-6
 _PER_DOUBLING = 3
-"""Numbers of rows that are looked at."""
+"""How many numbers of rows are tried within each doubling."""
 
 Floats = NDArray[np.float64]
 
 
 class Asked(NamedTuple):
-    """One request as it came. Times in ms, infinite where none is stated."""
+    """One request as it came. Times in ms, infinite if none is stated."""
 
     at: float
-    """In seconds of the clock."""
+    """When the request came, in seconds of the clock."""
     left: tuple[float, ...]
     """Equally likely lengths of its answer in tokens, rising."""
     prompt_tokens: float
     whole_ms: float
     first_ms: float
-    """Until its first token is due."""
+    """Ms until the answer's first token is due."""
     weight: float
     tenant: str
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests as arrays, an entry for each, and the time in which they came."""
+    """Requests as arrays, with one entry for each, and the time in which they came."""
 
     left: Floats
-    """(requests, lengths)"""
+    """Shape: (requests, lengths)."""
     prompt_tokens: Floats
     whole_ms: Floats
     first_ms: Floats
     weight: Floats
     tenant: NDArray[np.int64]
-    """Numbers of those that ask, from 0."""
+    """A number for each request's tenant, from 0."""
     span_ms: float
 
 
 class Outlook(NamedTuple):
-    """What would come of each number of rows."""
+    """Predicted results of each number of rows."""
 
     rows: Sequence[int]
     step_ms: Floats
-    """A step of so many rows, without prompts."""
+    """Ms of a step with that many rows, without prompts."""
     met: Floats
     """Requests met, by weight; 0 where others' rows would cost a tenant its share."""
     prompt_share: Floats
-    """Of the engine's time, that goes to prompts."""
+    """Share of the engine's time that goes to prompts."""
     requests: int
-    """That all of this rests on."""
+    """Number of requests that the outlook rests on."""
 
     def met_at(self, count: int) -> float:
         """``met`` with about ``count`` rows."""
@@ -122,7 +122,7 @@ class Outlook(NamedTuple):
 
 
 class RecentDemand:
-    """What was asked for of late: a window that is as long as deadlines usually are."""
+    """Requests of late: a window that is as long as deadlines usually are."""
 
     def __init__(self) -> None:
         self._asked: list[Asked] = []
@@ -133,14 +133,14 @@ class RecentDemand:
             del self._asked[:-MOST_REQUESTS]
 
     def demand(self, now: float) -> Demand | None:
-        """As of ``now``, in seconds of the clock; None where nothing was asked for lately."""
+        """The demand as of ``now``, in seconds of the clock; None if nothing came lately."""
         latest = self._asked[-MOST_REQUESTS:]
         stated = sorted(one.whole_ms for one in latest if one.weight == 1.0) or [math.inf]
         span_s = min(max(stated[len(stated) // 2] / 1000, LEAST_SPAN_S), MOST_SPAN_S)
         window = [one for one in latest if one.at > now - span_s]
         if not window:
             return None
-        if len(window) == MOST_REQUESTS:  # it reaches back no further
+        if len(window) == MOST_REQUESTS:  # the window reaches back no further
             span_s = max(now - window[0].at, 0.001)
         tenants = {name: number for number, name in enumerate({one.tenant for one in window})}
         return Demand(
@@ -156,7 +156,7 @@ class RecentDemand:
 
 @lru_cache
 def row_counts(most: int) -> tuple[int, ...]:
-    """Numbers of rows to look at, up to ``most``."""
+    """Numbers of rows to try, up to ``most``."""
     found, at = list(range(1, min(8, most) + 1)), 8.0
     while (at := at * 2 ** (1 / _PER_DOUBLING)) < most - 0.5:
         found.append(round(at))
@@ -173,7 +173,7 @@ def outlook(
     standing: float = 0.0,
     prompt_share: float = 0.0,
 ) -> Outlook:
-    """What would come of ``demand`` with each number of ``rows``, rising from 1.
+    """Predict the results of ``demand`` for each number of ``rows``, rising from 1.
 
     ``share`` of the requests come to this instance, where ``standing`` jobs of an earlier time want
     rows as well; ``others`` are rows there that are not ours, ``prompt_share`` is how much of its
@@ -214,7 +214,7 @@ def outlook(
     served_ms = np.minimum(room_ms, (1 - lost) * spent[:, -1])[:, None]
     served = np.clip(1 - (spent - served_ms) / np.maximum(cost, _LEAST_MS), 0.0, 1.0)
     met = (gain * served).sum(axis=1)
-    # Tokens of those that will be late are of use to nobody.
+    # Tokens of requests that will be late are of use to nobody.
     vain = np.concatenate([part_ms * (1 - part_chance), rest_ms * (1 - whole_chance)], axis=1)
     vain_ms = (np.take_along_axis(vain, order, 1) * served).sum(axis=1)
     met *= 1 - WASTE_WEIGHT * vain_ms / room_ms
@@ -237,33 +237,33 @@ def best_rows(found: Outlook, current: int) -> int:
 
 
 def _in_time(ratio: Floats) -> Floats:
-    """The chance with ``ratio`` times the usual time left."""
+    """The chance of being in time with ``ratio`` times the usual time left."""
     return np.clip((ratio - _LOST) / (_SURE - _LOST), 0.0, 1.0)
 
 
 def _until(tokens: Floats) -> Floats:
-    """Tokens that an answer takes on average which is stopped after each of its likely lengths."""
+    """Tokens that an answer takes on average if it is stopped after each of its likely lengths."""
     count = tokens.shape[2]
     return (np.cumsum(tokens, axis=2) + tokens * np.arange(count - 1, -1, -1)) / count
 
 
 class _Times(NamedTuple):
-    """What requests take where a token takes a text ``token_ms``; all by (rows, request), in ms."""
+    """Times of requests if a token takes a text ``token_ms``; all by (rows, request), in ms."""
 
     token_ms: Floats
-    """By (rows, 1)."""
+    """Shape: (rows, 1)."""
     prompt_ms: Floats
-    """By request: the engine's time for the prompt."""
+    """The engine's time for the prompt, by request."""
     first_ms: Floats
-    """To the first token."""
+    """Time to the first token."""
     room_ms: Floats
-    """For the answer's tokens."""
+    """Time left for the answer's tokens."""
     most_tokens: Floats
-    """With more an answer is stopped: at its deadline."""
+    """Most tokens before the answer is stopped at its deadline."""
 
 
 def _times(demand: Demand, pace: StepModel, token_ms: Floats) -> _Times:
-    """``token_ms`` is by rows."""
+    """Times of requests; ``token_ms`` is by rows."""
     token_ms = token_ms[:, None]
     prompt_ms = demand.prompt_tokens * pace.prompt_token_ms
     first_ms = prompt_ms + np.ceil(demand.prompt_tokens / pace.step_tokens) * token_ms
@@ -274,12 +274,12 @@ def _times(demand: Demand, pace: StepModel, token_ms: Floats) -> _Times:
 def _crowd(
     demand: Demand, times: _Times, own: Floats, token_cost_ms: Floats, room_ms: Floats, share: float
 ) -> tuple[Floats, Floats]:
-    """How many rows run beside each other where so many may, as a row finds it on average, and
-    which share of the work is lost because it waits for one for longer than it can.
+    """How many rows run beside each other if so many may, as a row finds it on average, and which
+    share of the work is lost because it waits longer than it can.
 
     Where ``n`` run, their number rises at the rate at which requests come and falls at the rate at
-    which ``n`` rows serve them; whoever finds all rows taken waits, and leaves once it is late. The
-    two rates' ratio is the load ``ρ(n)``, the work that comes over the time for it.
+    which ``n`` rows serve them; a request that finds all rows taken waits, and leaves once it is
+    late. The two rates' ratio is the load ``ρ(n)``, the work that comes over the time for it.
     """
     tokens = np.minimum(demand.left, times.most_tokens[:, :, None]).mean(axis=2)
     cost_ms = share * (times.prompt_ms + tokens * token_cost_ms)
@@ -287,17 +287,17 @@ def _crowd(
     slack_ms = np.minimum(slack_ms, demand.first_ms - times.first_ms).clip(0.0, _MOST_SLACK_MS)
     work_ms = cost_ms.sum(axis=1)
     load = np.maximum(work_ms / room_ms, _LEAST_LOAD)
-    # As if all were alike: a few large ones among many small ones queue as the large ones do.
+    # As if all were alike: a few large requests among many small ones queue as the large ones do.
     alike = work_ms**2 / np.maximum((cost_ms**2).sum(axis=1), _LEAST_MS)
     slack_ms = (cost_ms * slack_ms).sum(axis=1) / np.maximum(work_ms, _LEAST_MS)
-    # So many go while one can wait.
+    # The number of requests that leave while one can wait.
     served = share * alike * slack_ms / demand.span_ms / load
     counts = np.arange(own[-1] + 1)
     level = np.cumsum(np.log(np.interp(counts[1:], own, load)))
     weight = np.exp(np.append(0.0, level) - level.max(initial=0.0))
     below, rows = np.cumsum(weight), own.astype(np.int64)
     seen, squares = np.cumsum(weight * counts), np.cumsum(weight * counts**2)
-    # Of the wait that a request finds: exponential up to the slack, and as it decays from there.
+    # The wait that a request finds: exponential up to the slack, and as it decays from there.
     exponent = np.maximum(served * (1 - load), -_MOST_EXPONENT)
     last = weight[rows - 1] * load
     beyond = last * np.exp(-exponent)
@@ -311,14 +311,17 @@ def _crowd(
 
 
 def _excess(demand: Demand, cost_ms: Floats) -> Floats:
-    """By tenant: so many times its equal share of the engine's time it asks for."""
+    """How many times its equal share of the engine's time each tenant asks for."""
     tenants = int(demand.tenant.max()) + 1
     return np.bincount(demand.tenant, cost_ms, tenants) / demand.span_ms * tenants
 
 
 def _as_if_alone(demand: Demand, chances: Floats, excess: Floats) -> NDArray[np.bool_]:
-    """By number of rows: whether tenants that keep to their share lose next to nothing by others'
-    rows. All, where most ask for more than theirs: then who does not is chance."""
+    """Whether tenants that keep to their share lose next to nothing by others' rows, by number of
+    rows.
+
+    True for all numbers if most tenants ask for more than their share: who does not is chance then.
+    """
     keeps = excess <= 1.0
     if keeps.all() or 2 * keeps.sum() < len(keeps):
         return np.ones(len(chances), dtype=np.bool_)

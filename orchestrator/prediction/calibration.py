@@ -1,4 +1,4 @@
-"""Whether chances mean what they say: of those given 80 %, how many were in time?"""
+"""Measures whether chances mean what they say: of tasks given 80 %, how many were in time?"""
 
 from dataclasses import dataclass
 
@@ -11,22 +11,22 @@ BINS = 10
 
 @dataclass(slots=True)
 class Tally:
-    """One class and bin of chances."""
+    """Counts for one class and one bin of chances."""
 
     given: int = 0
     met: int = 0
     chances: float = 0.0
-    """Their sum: its share of ``given`` is what ``met``'s should be."""
+    """Sum of the chances given; ``met`` should come out about as large."""
 
 
 class Calibration:
-    """Counts, by class and by the chance that a task had when it was first sent to a worker."""
+    """Counts tasks by class and by the chance that they had when first sent to a worker."""
 
     def __init__(self) -> None:
         self.tallies = {
             (priority, 100 * at // BINS): Tally() for priority in Priority for at in range(BINS)
         }
-        """By the least chance of a bin, in percent."""
+        """Tallies by class and the least chance of a bin, in percent."""
 
     def ended(self, task: Task) -> None:
         """Count ``task``, unless somebody wanted it to stop or something broke."""

@@ -1,8 +1,8 @@
-"""Is a deadline certain to be missed, and what becomes of such work (DL-7, DL-17).
+"""Decides whether a deadline is certain to be missed, and handles such work (DL-7, DL-17).
 
-What is certain to miss is refused on arrival, or while it waits. Of every kind of decision that
-ends a request unserved a sample is not carried out: that task is let through, and nothing but its
-deadline stops it. The share of the sample that is met is the rate of false refusals.
+Work that is certain to miss is refused on arrival, or while it waits. Of every kind of decision
+that ends a request unserved a sample is not carried out: that task is let through, and nothing but
+its deadline stops it. The share of the sample that is met is the rate of false refusals.
 """
 
 import math
@@ -23,61 +23,61 @@ from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import Code, Outcome
 
 RESUBMIT_MS = 20.0
-"""A client needs about this long to ask again."""
+"""Ms that a client needs, about, to ask again."""
 _SMOOTHING = 0.01
 
 
 class AdmissionMode(StrEnum):
-    """What becomes of work that is certain to miss its deadline."""
+    """How the service treats work that is certain to miss its deadline."""
 
     ENFORCE = "enforce"
     OBSERVE = "observe"
-    """It is let in and counted."""
+    """Work that is certain to miss is let in and counted."""
     OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
 class FeasibilityConfig:
-    """What an operator wants."""
+    """Settings of refusals that an operator chooses."""
 
     mode: AdmissionMode = AdmissionMode.ENFORCE
     refusal_cap: float = 1.0
-    """At most this share of what is offered is refused as infeasible, over the last 100 or so."""
+    """Largest share of recent requests (the last 100 or so) that is refused as infeasible."""
     sample: float = 0.01
-    """This share of would-be refusals is let through, to measure how many would have been wrong."""
+    """Share of would-be refusals that is let through, to measure how many would have been wrong."""
 
     def is_capped(self, recent_share: float) -> bool:
-        """Whether so much of what was offered of late was refused that all is let in."""
+        """Whether refusals have reached the cap, so that all work is let in."""
         return self.refusal_cap < 1 and recent_share >= self.refusal_cap
 
 
 class RefusalKind(StrEnum):
-    """Where a request can end by our own decision."""
+    """Kinds of decisions of ours that end a request unserved."""
 
     ADMISSION = "admission"
     """Certain to miss when it came."""
     QUEUE = "queue"
     """Certain to miss while it waited."""
     QUEUE_FULL = "queue_full"
-    """There was no room to wait in."""
+    """Refused because there was no room to wait in."""
     DROPPED = "dropped"
-    """It made room for newer work."""
+    """Ended to make room for newer work."""
     STOPPED = "stopped"
-    """Its worker was certain that it would miss."""
+    """Stopped because its worker was certain that it would miss."""
 
 
 class Ended(Protocol):
-    """How it ended."""
+    """The ending of a task or slot."""
 
     @property
     def outcome(self) -> Outcome: ...
 
 
 class Refusable(Protocol):
-    """What is offered: a task, or a slot."""
+    """Work that is offered: a task, or a slot."""
 
     refusal_sample: bool
-    """A decision against it was not carried out, to see what it comes to."""
+    """Whether a decision against it was not carried out, to see what comes of it."""
 
     @property
     def ending(self) -> Ended | None: ...
@@ -90,17 +90,17 @@ T = TypeVar("T", bound=Refusable)
 
 
 class RefusalCounts:
-    """Decisions, and what became of those that were not carried out."""
+    """Counts of decisions to refuse, and the results of those that were not carried out."""
 
     def __init__(self) -> None:
         self.infeasible = 0
         self.refused = 0
         self.unserved: Counter[RefusalKind] = Counter()
-        """Decisions that were carried out."""
+        """Decisions that were carried out, by kind."""
         self.sampled: Counter[tuple[RefusalKind, bool]] = Counter()
-        """Those that were not, by whether the task was met after all."""
+        """Decisions that were not carried out, by kind and by whether the task was met."""
         self.recent_share = 0.0
-        """Of what was offered of late."""
+        """Share of recent requests that were refused, a moving average."""
 
     @property
     def sampled_met(self) -> int:
@@ -118,7 +118,7 @@ class RefusalCounts:
 
 
 class RefusalStats(RefusalCounts, Generic[T]):
-    """Draws the sample and counts."""
+    """Draws the sample of decisions that are not carried out, and counts all decisions."""
 
     def __init__(self, in_sample: Callable[[T], bool] = lambda task: False) -> None:
         """``in_sample`` draws whether a decision is not carried out."""
@@ -163,7 +163,7 @@ class RefusalStats(RefusalCounts, Generic[T]):
         self.recent_share += _SMOOTHING * (refused - self.recent_share)
 
     def refused_late(self) -> None:
-        """One that was let in, and counted as such, has to go after all."""
+        """Count a refusal of a task that had been let in, and counted as such."""
         self.refused += 1
         self.recent_share = min(1.0, self.recent_share + _SMOOTHING)
 

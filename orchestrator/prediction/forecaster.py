@@ -1,7 +1,7 @@
-"""What a task will take, from what its instances and earlier answers have taught.
+"""Predicts what a task will take, from what its instances and earlier answers have taught.
 
-A forecast says when a task will be done, which goes to clients, and whether its deadline is
-certain to be missed (DL-7). *Certain* rests on the least work that the client itself has stated
+A forecast says when a task will be done, which goes to clients, and whether its deadline is certain
+to be missed (DL-7). *Certain* rests on the least work that the client itself has stated
 (``min_tokens``, or all of ``max_tokens`` under ``ignore_eos``), in steps faster than the machine
 has ever made: no length that was learnt and no average is ever certain.
 
@@ -27,55 +27,56 @@ from worker.protocol import End, FinishReason, OnDeadline
 
 USUAL, LONG = 0.5, 0.9
 BACKGROUND_CHANCE = 0.01
-"""Work with less of a chance only gets what nobody else wants."""
+"""Work with less of a chance than this only gets what nobody else wants."""
 LEAST_WAIT_MS = 50.0
-"""Who is not chosen now waits for about this long at least."""
+"""Ms that a task not chosen now waits at least, about."""
 _WAIT_PER_DRAIN = 2.0
-"""Over the time in which what waits could be done, for more comes meanwhile. In the simulator 0.5,
-1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity, and the same below it."""
+"""Expected wait over the time in which the waiting work could be done, for more work comes
+meanwhile. In the simulator 0.5, 1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity,
+and the same below it."""
 _WAIT_OF_PAUSED = 4.0
 LATE_PROMPT = 0.1
-"""So much of a prompt is left that should have been computed by now."""
+"""Share of a prompt that is taken to be left once it should have been computed."""
 _FIRST_GUESS_MS = 1000.0
 FIT_SHARE = 0.94
-"""Of a budget that a ``fit`` answer is told to fill: the rest is for whoever comes meanwhile."""
+"""Share of its time budget that a ``fit`` answer is told to fill; the rest is for new arrivals."""
 FIT_HEADROOM = 4
-"""A ``fit`` answer may get so many times longer than it is told, where the machine turns out to be
+"""How many times longer than it is told a ``fit`` answer may get, if the machine turns out to be
 faster than it was, or less busy: it ends at its deadline all the same. KV is reserved for that."""
 FIRST_SAFETY, MOST_SAFETY = 2 / 3, 1.5
-"""Of the way from usual to slow steps, for a deadline that is named to a client."""
+"""How far from usual (0) to slow (1) steps a deadline named to a client is: at first, at most."""
 _PROMISES_LOST = 0.06
 _SAFETY_STEP = 0.1
 PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
 PROMISE_SLACK_MS = 0.8 * PROMISED * LEAST_WAIT_MS
-"""With so much slack left it is about as urgent as other work."""
+"""Ms of slack at which promised work is about as urgent as other work."""
 _SERVING_TTL_S = 0.25
 _NO_CAP = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the instances that serve a model can do now."""
+    """The present capacity of the instances that serve a model."""
 
     models: tuple[StepModel, ...]
     slots: int
     free: int
     min_start_ms: float
-    """No worker starts with less left (DL-3)."""
+    """Least ms that must be left for a worker to start a job (DL-3)."""
     places: int = 0
-    """Jobs that may be sent before more wait here; negative where more have been sent."""
+    """Jobs that may be sent before more wait here; negative if more have been sent."""
 
     @property
     def rows(self) -> int:
-        """Jobs among which one that starts now will run, itself counted, on average."""
+        """Average number of jobs among which one that starts now will run, including itself."""
         count = max(1, len(self.models))
         return max(1, -(-(self.slots - self.free + count) // count))
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One task's, from now on, in ms. ``least_ms`` is never more than what is certain."""
+    """Times of one task from now on, in ms. ``least_ms`` is never more than what is certain."""
 
     wait_ms: float
     prefill_ms: float
@@ -83,7 +84,7 @@ class Forecast:
     least_ms: float
     slow_ms: float
     bottleneck: str
-    """What the least consists of: ``prefill``, ``decode`` or ``route``, the way to a worker."""
+    """The part that the least time consists of: ``decode``, or ``route``, the way to a worker."""
 
     @property
     def finish_ms(self) -> float:
@@ -95,14 +96,14 @@ class Forecast:
 
 
 class AfterLoad(NamedTuple):
-    """What a request takes once its model is loaded, in ms: usually, and seldom more."""
+    """Ms that a request takes once its model is loaded: usually, and seldom more."""
 
     usual_ms: float
     slow_ms: float
 
 
 class _Serving(NamedTuple):
-    """What serves a model, and what work costs there; None while nothing has been measured."""
+    """The capacity that serves a model, and what work costs there; None until measured."""
 
     capacity: Capacity
     costs: Costs | None
@@ -110,7 +111,7 @@ class _Serving(NamedTuple):
 
 
 class Forecaster:
-    """Forecasts and plans. ``capacity_of`` is what serves a model."""
+    """Makes forecasts and plans. ``capacity_of`` gives the capacity that serves a model."""
 
     def __init__(self, capacity_of: Callable[[str], Capacity], *, drops_infeasible: bool) -> None:
         """``drops_infeasible``: tasks that are certain to miss leave the queue before their
@@ -124,14 +125,14 @@ class Forecaster:
         self._wait_ms: defaultdict[str, float] = defaultdict(lambda: LEAST_WAIT_MS)
         self._serving: dict[str, _Serving] = {}
         self.known_speed: dict[str, StepModel] = {}
-        """Of each model that is served or was: the fastest instance's."""
+        """The step model of the fastest instance, by model that is or was served."""
 
     # ── plans: a place in the queue ──────────────────────────────────────────────────────────
 
     def begin_plans(self, waiting: Iterable[Task], now: float) -> None:
-        """Update how busy the instances are and how long one waits; then ``plan`` them all.
+        """Update how busy the instances are and how long a task waits; then ``plan`` each of them.
 
-        Ranks compare only among plans of about the same time.
+        Only ranks of plans made at about the same time can be compared.
         """
         self._epoch = now
         work_ms: defaultdict[str, float] = defaultdict(float)
@@ -144,7 +145,7 @@ class Forecaster:
             self._wait_ms[model] = max(LEAST_WAIT_MS, _WAIT_PER_DRAIN * total_ms / instances)
 
     def plan(self, task: Task, now: float) -> None:
-        """Set what the queue treats a task by."""
+        """Set the values by which the queue treats a task."""
         found = self.urgency(task, now)
         task.work_ms = found.work_ms
         task.chance = found.chance
@@ -155,7 +156,7 @@ class Forecaster:
         task.drop_at = self._drop_at(task, self._serving_of(task.model, now).capacity)
 
     def drop_at(self, task: Task) -> float:
-        """When a waiting task is certain to miss, with what serves its model at this moment."""
+        """When a waiting task is certain to miss, given what serves its model at this moment."""
         return self._drop_at(task, self.capacity_of(task.model))
 
     def _drop_at(self, task: Task, capacity: Capacity) -> float:
@@ -170,14 +171,15 @@ class Forecaster:
     def urgency_of_running(self, task: Task, now: float) -> Urgency:
         """How urgent it is that a running ``task`` goes on.
 
-        Once it has lost its place it will wait for longer than who comes now: others come
-        meanwhile, as urgent. Else whatever has a little slack is paused, until all are late.
+        Once it has lost its place it will wait for longer than a task that comes now: others, as
+        urgent, come meanwhile. Otherwise whatever has a little slack would be paused, until all are
+        late.
         """
         return self._urgency(task, now, _WAIT_OF_PAUSED * self._wait_ms[task.model])
 
     def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
         costs = self._costs_of(task.model, now)
-        # Of a run's time, as much for each of its calls (``tasks.runs``).
+        # Each of a run's calls gets an equal share of its time (``tasks.runs``).
         share_ms = task.deadline.left_ms(now) / (1 + task.calls_left)
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -share_ms / LEAST_WAIT_MS, 1.0)
@@ -192,14 +194,14 @@ class Forecaster:
         found = urgency(left, new, due, costs, wait_ms)
         if not task.is_promised or not found.chance:
             return found
-        # Whatever else is worth more: it runs as late as is safe.
+        # Anything else is worth more: promised work runs as late as is safe.
         long_ms = new * costs.prompt_ms + left[int(LONG * len(left))] * costs.token_ms * SURE
         slack_ms = max(0.0, due.whole_ms - long_ms)
         return found._replace(log_urgency=PROMISED - slack_ms / LEAST_WAIT_MS)
 
     @staticmethod
     def _prompt_left(task: Task, costs: Costs, now: float) -> float:
-        """Prompt tokens still to be computed; workers do not report it before the first token."""
+        """Prompt tokens still to be computed; workers do not report them before the first token."""
         if not task.prompt_ready_at:
             return task.new_prompt_tokens
         left = 1000 * (task.prompt_ready_at - now) / costs.prompt_ms
@@ -207,18 +209,18 @@ class Forecaster:
         return min(float(new), max(LATE_PROMPT * new, left))
 
     def _rank(self, found: Urgency, task: Task, now: float) -> float:
-        """The smallest leaves first; as of the last ``begin_plans``."""
+        """Place in the queue as of the last ``begin_plans``: the smallest leaves first."""
         if not found.chance:
             return task.deadline.at
         waited = 1000 * (now - self._epoch) / self._wait_ms[task.model]
         return waited - found.log_urgency
 
     def _costs_of(self, model: str, now: float) -> Costs | None:
-        """With as many jobs as run now; None while no step has been measured."""
+        """Costs with as many jobs as run now; None until a step has been measured."""
         return self._serving_of(model, now).costs
 
     def _serving_of(self, model: str, now: float) -> _Serving:
-        """As of a moment ago: every plan asks, and asking every instance is expensive."""
+        """Capacity and costs, cached briefly: every plan asks, and reading them is expensive."""
         known = self._serving.get(model)
         if known is None or now >= known.until:
             capacity = self.capacity_of(model)
@@ -236,15 +238,15 @@ class Forecaster:
     # ── lengths ──────────────────────────────────────────────────────────────────────────────
 
     def usual_tokens(self, task: Task) -> int:
-        """How long its answer will usually be in all, half of it being longer."""
+        """The answer's usual length in all, in tokens: half of such answers are longer."""
         return task.completion_tokens + self._quantile(task, USUAL)
 
     def answer_tokens(self, task: Task) -> tuple[float, ...]:
-        """Equally likely numbers of tokens that its answer still takes, in rising order."""
+        """Equally likely numbers of tokens that the answer still takes, in rising order."""
         return self._left(task)
 
     def most_tokens_left(self, task: Task) -> int:
-        """How many tokens are still to come of its answer at most, for all but a tenth of such."""
+        """Tokens still to come of the answer, exceeded by only a tenth of such answers."""
         return self._quantile(task, LONG)
 
     def _left(self, task: Task) -> tuple[float, ...]:
@@ -265,7 +267,7 @@ class Forecaster:
     # ── forecasts: for clients ──────────────────────────────────────────────────────────────
 
     def forecast(self, task: Task, *, wait_ms: float = 0.0) -> Forecast:
-        """What ``task`` takes once it has waited for ``wait_ms``."""
+        """Predict what ``task`` takes once it has waited for ``wait_ms``."""
         capacity = self.capacity_of(task.model)
         least_ms, bottleneck = _least_ms(task, capacity)
         if not capacity.models:
@@ -273,11 +275,11 @@ class Forecaster:
         prompt, cached = task.prompt_tokens, task.likely_cached
         usual = Work(prompt, cached, self._quantile(task, USUAL))
         long = Work(prompt, cached, self._quantile(task, LONG))
-        # Who has to wait finds the house full; so will whoever comes while it runs.
+        # A task that has to wait finds all slots taken, and others will take them while it runs.
         rows = None if wait_ms > 0 or not capacity.free else capacity.rows
         model = min(capacity.models, key=lambda m: m.service_ms(usual, rows))
         total_ms = model.service_ms(usual, rows)
-        # Others may come meanwhile: as many as run already, and one.
+        # More may come meanwhile: as many as run already, and one.
         more = None if rows is None else min(model.slots, 2 * rows + 1)
         prefill_ms = model.service_ms(Work(prompt, cached), rows)
         safe_ms = (
@@ -293,9 +295,10 @@ class Forecaster:
         )
 
     def after_load(self, job: Job, prompt_tokens: int, rows: int) -> AfterLoad:
-        """What ``job`` takes among ``rows`` once its model, which nobody serves now, is loaded.
+        """Predict what ``job`` takes among ``rows`` jobs once its model, which nobody serves now,
+        is loaded.
 
-        By the speed that the model had when it was served last, else by the slowest of what is
+        Uses the speed that the model had when it was last served, else the slowest of the models
         served now.
         """
         now = self.capacity_of("")
@@ -318,7 +321,9 @@ class Forecaster:
 
     def residual_ms(self, task: Task, now: float) -> tuple[float, ...]:
         """How long ``task`` will hold its place from ``now`` on, or once it has one: equally likely
-        times. No longer than to its deadline, at which it is stopped.
+        times in ms.
+
+        No time goes beyond its deadline, at which it is stopped.
         """
         costs = self._costs_of(task.model, now)
         left_ms = max(0.0, task.deadline.left_ms(now))
@@ -332,12 +337,12 @@ class Forecaster:
         return (*times, *[left_ms] * (len(left) - fits))
 
     def fit(self, task: Task, budget_ms: float) -> None:
-        """Say how long a ``fit`` task's answer will usually be with ``budget_ms``, and bound it
+        """Set how long a ``fit`` task's answer will usually be with ``budget_ms``, and bound it
         (DL-6).
 
-        The bound is generous, for what ends the answer is the deadline: a pace that was measured
-        on a busier machine costs it nothing. Of a run that has calls to come each keeps to its
-        share of the time, so there the usual length is the bound.
+        The bound is generous, for the deadline ends the answer: a pace that was measured on a
+        busier machine costs it nothing. In a run with calls to come each call keeps to its share of
+        the time, so there the usual length is the bound.
         """
         tokens = self.fitting_tokens(task, budget_ms)
         task.fitted_tokens = None
@@ -348,7 +353,7 @@ class Forecaster:
                 task.sampling = msgspec.structs.replace(task.sampling, max_tokens=most)
 
     def fitting_tokens(self, task: Task, budget_ms: float) -> int | None:
-        """How long a ``fit`` task's answer may be; None for others, and where nothing is known."""
+        """Tokens that a ``fit`` task's answer may have; None for other tasks, or if unknown."""
         if task.job.on_deadline is not OnDeadline.FIT:
             return None
         capacity = self.capacity_of(task.model)
@@ -360,11 +365,11 @@ class Forecaster:
         return max(1, task.sampling.min_tokens, fits)
 
     def _is_measured(self, model: str) -> bool:
-        """Whether steps were seen where ``model`` is served; else its pace is a guess."""
+        """Whether steps were seen where ``model`` is served; its pace is a guess otherwise."""
         return any(pace.steps for pace in self.capacity_of(model).models)
 
     def latest_start_ms(self, task: Task, now: float) -> float:
-        """What starts later than this from ``now`` is usually late."""
+        """Ms from ``now`` after which a task that starts is usually late."""
         costs = self._costs_of(task.model, now)
         left_ms = max(0.0, task.deadline.left_ms(now))
         if costs is None or task.completion_tokens or task.job.on_deadline is not OnDeadline.ERROR:
@@ -376,9 +381,11 @@ class Forecaster:
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
     def promise_ended(self, model: str, *, kept: bool) -> None:
-        """A deadline that we named was kept or lost; the next ones are as much safer or tighter as
-        keeps the share of the lost at ``_PROMISES_LOST`` (Gibbs and Candès 2021, eq. 2): what is
-        safe is another thing for an idle service, a busy one, and one with a queue.
+        """Learn whether a deadline that we named was kept.
+
+        Later ones become as much safer or tighter as keeps the share of the lost at
+        ``_PROMISES_LOST`` (Gibbs and Candès 2021, eq. 2): what is safe differs between an idle
+        service, a busy one, and one with a queue.
         """
         safety = self._safety[model] + _SAFETY_STEP * ((not kept) - _PROMISES_LOST)
         self._safety[model] = min(max(safety, 0.0), MOST_SAFETY)
@@ -394,7 +401,7 @@ class Forecaster:
         if end.completion_tokens and not _is_length_stated(task):
             finished = end.code is None and end.reason is FinishReason.STOP
             self.lengths.answered(length_key(task), end.completion_tokens, finished=finished)
-        # One that was cut cleanly took what it took for the tokens that it has.
+        # A job that was cut cleanly took its time for the tokens that it has.
         is_told = end.reason in (FinishReason.STOP, FinishReason.LENGTH) or (
             end.reason is FinishReason.DEADLINE and end.completion_tokens > 0
         )
@@ -407,7 +414,7 @@ class Forecaster:
 
 
 def length_key(task: Task) -> LengthKey:
-    """What the length of a task's answer depends on."""
+    """The facts that the length of a task's answer depends on."""
     job = task.job
     cap = task.sampling.max_tokens if task.fitted_tokens is None else job.max_tokens or 0
     stated_ms = None if job.deadline.is_default else 1000 * (job.deadline.at - job.arrived)
@@ -416,8 +423,8 @@ def length_key(task: Task) -> LengthKey:
 
 
 def _least_ms(task: Task, capacity: Capacity) -> tuple[float, str]:
-    """What the task cannot do without, for certain, and what binds."""
-    # What is cached, and where, is known only later: a prompt costs a step.
+    """Ms that the task needs at least, for certain, and what binds."""
+    # It is known only later what is cached, and where: a prompt costs one step.
     work = Work(task.prompt_tokens, task.prompt_tokens - 1, least_tokens(task))
     least_ms = min((model.least_ms(work) for model in capacity.models), default=0.0)
     if least_ms <= capacity.min_start_ms:
@@ -426,7 +433,7 @@ def _least_ms(task: Task, capacity: Capacity) -> tuple[float, str]:
 
 
 def least_tokens(task: Task) -> int:
-    """Tokens without which the client gets no answer that it asked for."""
+    """Number of tokens without which the client gets no answer that it asked for."""
     if task.job.on_deadline is OnDeadline.ERROR and _is_length_stated(task):
         return task.sampling.max_tokens
     return max(1, task.sampling.min_tokens)

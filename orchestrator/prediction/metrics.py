@@ -1,4 +1,4 @@
-"""How good predictions are: refusals, and chances against what became of them."""
+"""Metrics of predictions: refusals, and chances against what became of them."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ def _by_bin(read: Callable[[Tally], int]) -> Callable[[Calibration], Samples]:
 
 
 def refusals(prefix: str, what: str) -> tuple[Row[RefusalCounts], ...]:
-    """Of ``what`` is offered: its plural."""
+    """Metrics of refusals; ``what`` is the plural of what is offered."""
     return (
         Row(
             "counter",

@@ -1,4 +1,4 @@
-"""The service's predictions, in one hand: what admission and dispatch go by."""
+"""Bundles the service's predictions, by which admission and dispatch decide."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from orchestrator.prediction.start_times import StartTimes
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One of each per process; they read each other in this order."""
+    """One predictor of each kind per process; later ones read earlier ones."""
 
     forecaster: Forecaster
     start_times: StartTimes

@@ -1,7 +1,7 @@
 """Deadlines that the service has named as feasible, and what keeping them takes (DL-7, DL-16).
 
-A refusal as infeasible names the earliest deadline that is not. For a client that comes back with
-it a share of the capacity is reserved, for a while.
+A refusal as infeasible names the earliest deadline that is not. A share of the capacity is reserved
+for a while, for a client that comes back with that deadline.
 """
 
 from collections import OrderedDict
@@ -13,12 +13,12 @@ from orchestrator.tasks.task import Task
 from worker.protocol import Outcome
 
 PROMISED_SHARE = 0.5
-"""Of the capacity, that promises are made of."""
+"""Share of the capacity that promises are made of."""
 CLAIM_S = 2.0
-"""A promise that nobody came back for by then is void."""
+"""Seconds after which a promise that nobody came back for is void."""
 _MOST_PROMISES = 4096
 _SLOP_MS = 16
-"""A deadline that is stated as a time span comes out so much later at most."""
+"""Most ms by which a deadline that is stated as a time span comes out later."""
 _LOST = (Outcome.MISSED, Outcome.PARTIAL, Outcome.REFUSED)
 
 
@@ -28,19 +28,19 @@ class _Promise(NamedTuple):
 
 
 class Promises:
-    """Those that are open, and the tasks that came back for theirs."""
+    """Open promises, and the tasks that came back for theirs."""
 
     def __init__(self, forecaster: Forecaster, clock: Clock) -> None:
         self._forecaster = forecaster
         self._clock = clock
         self._open: OrderedDict[int, _Promise] = OrderedDict()
-        """By the deadline that was named, in epoch milliseconds."""
+        """Open promises, by the deadline that was named, in epoch milliseconds."""
         self._claimed: dict[str, Task] = {}
 
     def wait_ms(self) -> float:
-        """How long until one more promise can be kept, after those that were made before it.
+        """Ms until one more promise can be kept, after all earlier ones.
 
-        Promises get a share of the capacity, so that they can be kept whoever else comes.
+        Promises get a share of the capacity, so that they can be kept whatever else comes.
         """
         now = self._clock.now()
         while self._open:
@@ -54,13 +54,13 @@ class Promises:
         return work_ms / (PROMISED_SHARE * max(1, ready))
 
     def make(self, deadline_unix_ms: int, task: Task) -> None:
-        """This deadline is named to ``task``'s client as feasible."""
+        """Note that this deadline is named to the client of ``task`` as feasible."""
         self._open[deadline_unix_ms] = _Promise(task.work_ms, self._clock.now())
         while len(self._open) > _MOST_PROMISES:
             self._open.popitem(last=False)
 
     def claim(self, task: Task) -> None:
-        """See whether ``task`` comes with a deadline that was named; each is good for one task."""
+        """Mark ``task`` as promised if its deadline was named; a promise is good for one task."""
         stated = task.deadline.unix_ms
         for unix_ms in range(stated, stated - _SLOP_MS, -1):
             if self._open.pop(unix_ms, None) is not None:
@@ -73,6 +73,7 @@ class Promises:
         self._claimed.pop(task.id, None)
         assert task.ending is not None
         outcome = task.ending.outcome
-        # What never got into the queue came too late, or found it full: no safety cures that.
+        # A task that never got into the queue came too late, or found it full: no safety cures
+        # that.
         if task.marks.queued and (outcome is Outcome.MET or outcome in _LOST):
             self._forecaster.promise_ended(task.model, kept=outcome is Outcome.MET)

@@ -1,4 +1,4 @@
-"""Quantiles over a sliding window that forgets when what comes is not like it any more."""
+"""Quantiles over a sliding window that forgets old values once new ones differ from them."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
@@ -6,26 +6,27 @@ from collections.abc import Iterable
 
 _WINDOW = 256
 _LATEST = 6
-"""Values that are kept when the others are forgotten; newer ones are compared with what was before
-these, so that a change is not its own measure."""
+"""Number of values that are kept when the others are forgotten; newer ones are compared with what
+was before these, so that a change is not its own measure."""
 _FEWEST = 4
 _RANK_SMOOTHING = 1 / 12
 _SURPRISE = 0.25
-"""Mean ranks of the latest values this far from the middle are no chance: over four sigma."""
+"""Distance of the latest values' mean rank from the middle that is no chance: over four sigma."""
 
 
 class Quantiles:
     """Quantiles over a sliding window of values; starts from a prior that newer values push out.
 
-    Values that keep coming from one end of the window are of another time, a machine that has got
-    busy or is so no more: after about ten of them what was before is forgotten, either way alike.
+    Values that keep coming from one end of the window belong to another time: a machine has become
+    busy, or is no longer. After about ten of them all earlier values are forgotten, whichever the
+    end.
     """
 
     def __init__(self, prior: Iterable[float], size: int = _WINDOW) -> None:
         self._recent = deque(prior)
         self._sorted = sorted(self._recent)
         self._older = list(self._sorted)
-        """Sorted too: all but the ``_LATEST`` that were added last."""
+        """All values but the ``_LATEST`` that were added last, sorted."""
         self._size = size
         self._mean_rank = 0.5
         self.observed = 0
@@ -49,11 +50,11 @@ class Quantiles:
 
     @property
     def count(self) -> int:
-        """Values that the quantiles rest on, the prior's that are left among them."""
+        """How many values the quantiles rest on, including what is left of the prior."""
         return len(self._sorted)
 
     def at(self, share: float) -> float:
-        """The value below which ``share`` of the window lies, between neighbours linearly."""
+        """The value below which ``share`` of the window lies, interpolated linearly."""
         place = share * (len(self._sorted) - 1)
         low = int(place)
         if low + 1 >= len(self._sorted):
@@ -62,8 +63,8 @@ class Quantiles:
         return self._sorted[low] * (1 - part) + self._sorted[low + 1] * part
 
     def _rank(self, value: float) -> float:
-        """The share of what is older below ``value``, of equals half; in the middle while that is
-        too little to tell."""
+        """The share of older values below ``value``, counting half of the equal ones; 0.5 while
+        they are too few to tell."""
         older = self._older
         if len(older) < _FEWEST:
             return 0.5

@@ -1,22 +1,22 @@
-"""When the n-th place falls free, of places taken for times known as distributions."""
+"""Computes when the n-th place falls free, from distributions of how long places are taken."""
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 _FEW = 4
-"""Of the times of work that has yet to start, so many are used."""
+"""How many of the likely times of each job that has yet to start are used."""
 
 
 def start_ms(
     running: Iterable[Sequence[float]], ahead: Sequence[Sequence[float]], free: int
 ) -> float:
-    """When work starts that stands behind ``ahead``, in ms from now; the middle of what may be.
+    """When work behind ``ahead`` will start, in ms from now: the middle of its likely times.
 
     Each of ``running`` and ``ahead`` is a list of equally likely times for which one job has its
-    place. So many places are ``free`` now; negative where more has been sent than runs at once.
+    place. ``free`` places are free now; negative if more has been sent than runs at once.
 
     The n-th place is free when n − ½ are to be expected: the jobs' distributions are added up, and
-    with one job alone that is its median. 0 where nothing runs.
+    with one job alone that is its median. 0 if nothing runs.
     """
     releases = [(ms, 1 / len(times)) for times in running for ms in times]
     heapify(releases)

@@ -1,8 +1,8 @@
-"""When waiting work will start, and when the queue will have room (DL-16).
+"""Predicts when waiting work will start, and when the queue will have room (DL-16).
 
-Known are the jobs that run, how far each of them is and how long such answers get, who waits ahead,
-and when who waits gives up. What is not known is who will come and be more urgent, and who will be
-paused; how far that has moved starts of late is learnt, as a ratio.
+Known are the jobs that run, how far each of them is and how long such answers get, which tasks wait
+ahead, and when these give up. Not known is which more urgent tasks will come, and which jobs will
+be paused; how far that has moved starts of late is learnt, as a ratio.
 """
 
 import math
@@ -17,20 +17,20 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 
 MOST_AHEAD = 48
-"""Waiting tasks that are gone through one by one; those beyond are taken to start at that rate."""
+"""Waiting tasks that are gone through one by one; later ones are taken to start at that rate."""
 _EVERY = 2
-"""One in so many tasks that wait is predicted to learn by, whether its client asks or not."""
+"""One waiting task in this many is predicted to learn from, whether or not its client asks."""
 _PAUSE_S = 0.05
-"""And no sooner than this after the last one: it takes a millisecond."""
+"""Least seconds between two predictions to learn from: one takes a millisecond."""
 _LEAST_MS = 10.0
-"""Shorter waits are matters of luck, and teach nothing."""
+"""Waits shorter than this are matters of luck, and teach nothing."""
 _WINDOW = 48
 _PARTS = 4
 _MOST_RATIO = math.log(4.0)
 
 
 class RunningJob(Protocol):
-    """A job on a worker, as far as predictions read it."""
+    """The part of a job on a worker that predictions read."""
 
     @property
     def task(self) -> Task: ...
@@ -48,20 +48,21 @@ class StartTimes:
         running: Iterable[RunningJob],
         clock: Clock,
     ) -> None:
-        """``running`` are all jobs on workers, as they are whenever it is iterated."""
+        """``running`` iterates all jobs on workers, as they are at that moment."""
         self._queue = queue
         self._forecaster = forecaster
         self._running = running
         self._clock = clock
         self._ratios = [Quantiles([0.0] * 5, _WINDOW) for _ in range(_PARTS)]
-        """By place in the queue: few come to stand before its first, many before its last."""
+        """Learnt ratios by place in the queue: few tasks come to stand before its first, many
+        before its last."""
         self._room_ratios = Quantiles([0.0] * 5, _WINDOW)
         self._predicted_room: tuple[float, float] | None = None
         self._seen = 0
         self._next_at = 0.0
 
     def start_ms(self, task: Task) -> float:
-        """From now until ``task`` starts, whether it is in the queue already or would be now."""
+        """Ms from now until ``task`` starts, whether it is in the queue already or would be now."""
         plain_ms, part = self._plain_start_ms(task)
         start_ms = plain_ms * math.exp(self._ratios[part].at(0.5))
         latest_ms = self._forecaster.latest_start_ms(task, self._clock.now())
@@ -70,7 +71,7 @@ class StartTimes:
         return min(start_ms, max(latest_ms, _LEAST_MS)) if task in self._queue else start_ms
 
     def room_ms(self, model: str) -> float:
-        """From now until the queue has room for one more: one starts, or gives up."""
+        """Ms from now until the queue has room for one more task: one starts, or gives up."""
         now = self._clock.now()
         residuals, free = self._residuals(model, now)
         first_ms = start_ms(residuals, (), free) if residuals else _LEAST_MS
@@ -85,7 +86,7 @@ class StartTimes:
     # ── learning ─────────────────────────────────────────────────────────────────────────────
 
     def queue_changed(self) -> None:
-        """Learn from the queue's having room again; to be called whenever it may have."""
+        """Learn from the queue having room again; to be called whenever it may have."""
         if self._predicted_room is None or self._queue.full:
             return
         at, predicted_ms = self._predicted_room
@@ -93,7 +94,7 @@ class StartTimes:
         self._room_ratios.add(_log_ratio(1000 * (self._clock.now() - at), predicted_ms))
 
     def queued(self, task: Task) -> None:
-        """``task`` has joined the queue; some are remembered, to learn by."""
+        """Predict the start of ``task``, which joined the queue; some are kept to learn from."""
         self._seen += 1
         now = self._clock.now()
         if self._seen % _EVERY == 0 and now >= self._next_at and not task.is_promised:
@@ -101,7 +102,7 @@ class StartTimes:
             task.predicted_start = (now, *self._plain_start_ms(task))
 
     def started(self, task: Task) -> None:
-        """``task`` leaves the queue for the first time, to a worker."""
+        """Learn from ``task``, which leaves the queue for a worker for the first time."""
         if task.predicted_start is None:
             return
         at, predicted_ms, part = task.predicted_start
@@ -113,7 +114,7 @@ class StartTimes:
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     def _plain_start_ms(self, task: Task) -> tuple[float, int]:
-        """Without what is learnt; and in which part of the queue it stands."""
+        """Ms until ``task`` starts, without what is learnt, and its part of the queue."""
         now = self._clock.now()
         position = self._queue.place_of(task)
         residuals, free = self._residuals(task.model, now)

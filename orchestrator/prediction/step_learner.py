@@ -2,8 +2,8 @@
 
 ``StepLearner`` fits the model's coefficients to the differences between a worker's totals with a
 Kalman filter whose coefficients drift (recursive least squares that forgets, without its wind-up
-when the load stays the same; Haykin, Adaptive Filter Theory, ch. 14). What finished jobs took over
-what was predicted for them is kept as a window of ratios.
+when the load stays the same; Haykin, Adaptive Filter Theory, ch. 14). The ratios of finished jobs'
+actual to predicted times are kept in a window.
 """
 
 import math
@@ -29,7 +29,7 @@ _LEAST_SHARE = 1e-3
 _MOST_RATIO = math.log(10.0)
 _SMOOTHING = 0.2
 _RATE_MS = 100.0
-"""Of steps: over less, tokens per second are noise."""
+"""Least ms of steps over which a rate is taken: over less, tokens per second are noise."""
 _MOST_RATES = 256
 
 
@@ -64,11 +64,11 @@ class StepLearner:
         self._epoch = 0
         self._fastest_ms = math.inf
         self._bound_steps = 0
-        """Since the bound was beaten last."""
+        """Number of steps since the bound was last beaten."""
         self._steps_at_pace = 0
         self._last_running = 0
         self._rates: deque[float] = deque(maxlen=_MOST_RATES)
-        """Tokens per second, each over ``_RATE_MS`` of steps or a little more."""
+        """Tokens per second, each over at least ``_RATE_MS`` of steps."""
         self._rate_tokens, self._rate_ms = 0, 0.0
         # ± 40 % around 1, as log ratios.
         self._ratios = Quantiles([math.log(0.6 + 0.08 * i) for i in range(11)])
@@ -86,7 +86,7 @@ class StepLearner:
 
     @property
     def model(self) -> StepModel:
-        """As learnt so far."""
+        """The step model as learnt so far."""
         if self._model is None:
             known = self._bound_steps >= LEARNT_STEPS
             base, row, prompt = self._coefficients
@@ -108,12 +108,12 @@ class StepLearner:
 
     @property
     def _bound_ms(self) -> float:
-        """The least time per token, where enough was seen."""
-        # One that was never idle has not shown how fast it is alone: the fit says it.
+        """The least time per token, in ms, once enough was seen."""
+        # An instance that was never idle has not shown how fast it is alone: the fit tells it.
         return min(self._fastest_ms, self._coefficients[0] + self._coefficients[1])
 
     def observe(self, stats: WorkerStats) -> None:
-        """Take in a worker's statistics; those without new steps change nothing."""
+        """Take in a worker's statistics; statistics without new steps change nothing."""
         if not (math.isfinite(stats.busy_ms_total) and math.isfinite(stats.step_ms)):
             return  # a forecast that is no number would refuse everybody
         now = _Totals(
@@ -153,7 +153,7 @@ class StepLearner:
         self._count(steps, made, busy_ms)
 
     def _count(self, steps: int, tokens: int, busy_ms: float) -> None:
-        """What predictions rest on, and how many tokens come of it."""
+        """Count the steps that predictions rest on, and the tokens that come of them."""
         self._bound_steps += steps
         self._steps_at_pace += steps
         self._rate_tokens += tokens
@@ -163,10 +163,11 @@ class StepLearner:
             self._rate_tokens, self._rate_ms = 0, 0.0
 
     def finished(self, model: StepModel, load: Load, work: Work, service_ms: float) -> None:
-        """A job took ``service_ms`` from dispatch to its end; ``work`` has what it really was.
+        """Learn from a job that took ``service_ms`` from dispatch to its end; ``work`` is what it
+        really was.
 
-        ``model`` and ``load`` are those that it was dispatched by. Only of jobs that ran to their
-        own end: one that was cut short says nothing.
+        ``model`` and ``load`` are those that it was dispatched by. Call it only for jobs that ran
+        to their own end: one that was cut short says nothing.
         """
         if model.epoch != self._epoch or not 0 < service_ms < math.inf:
             return
@@ -178,13 +179,13 @@ class StepLearner:
             self._model = None
 
     def _guess_from(self, features: list[float], step_ms: float) -> None:
-        """A step took that long on average before anybody listened."""
+        """Rescale the guess to the average step time before anybody listened."""
         predicted = sum(c * x for c, x in zip(self._coefficients, features, strict=True))
         self._rescale(step_ms / predicted, features, step_ms)
         self._model = None
 
     def _fit(self, features: list[float], step_ms: float) -> None:
-        """One step of the filter; what counts is the error as a share of the whole step."""
+        """Do one step of the filter; what counts is the error as a share of the whole step."""
         self._model = None
         predicted = sum(c * x for c, x in zip(self._coefficients, features, strict=True))
         ratio = step_ms / predicted
@@ -210,7 +211,7 @@ class StepLearner:
             return
         self._odd = 0
         for i in range(3):
-            # None may fall to nothing or below: more work never takes less time.
+            # No coefficient may fall to nothing or below: more work never takes less time.
             moved = self._coefficients[i] + px[i] / total * (ratio - 1) * units[i]
             self._coefficients[i] = max(moved, _LEAST_SHARE * units[i])
         for i in range(3):
@@ -218,7 +219,7 @@ class StepLearner:
                 covariance[i][j] -= px[i] * px[j] / total
 
     def _rescale(self, ratio: float, features: list[float], step_ms: float) -> None:
-        """The speed is new: the shape is kept, with the first variance."""
+        """Take up a new speed: the shape is kept, with the first variance."""
         self._coefficients = [c * ratio for c in self._coefficients]
         guessed = sum(c * x for c, x in zip(self._guess, features, strict=True))
         # The variance of a coefficient near zero cannot be in units of its own size.

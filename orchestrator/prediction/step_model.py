@@ -1,4 +1,4 @@
-"""What steps take on an instance, and what work takes in such steps: pure and frozen.
+"""Models what steps take on an instance, and what work takes in such steps: pure and frozen.
 
 Every engine step computes some prompt tokens and one token for each running row::
 
@@ -11,12 +11,12 @@ turn the model's one figure into a fast, a usual and a slow one.
 from dataclasses import dataclass
 
 LEAST_SHARE = 0.8
-"""Of the fastest step ever seen: what is certain is less than the machine has ever needed."""
+"""Share of the fastest step ever seen that is certain: less than the machine has ever needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One job. ``cached_tokens`` of the prompt need no prefill."""
+    """The size of one job. ``cached_tokens`` of the prompt need no prefill."""
 
     prompt_tokens: int
     cached_tokens: int = 0
@@ -25,7 +25,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an instance has to do already: its jobs, and the tokens that they still need.
+    """The work that an instance already has: its jobs, and the tokens that they still need.
 
     ``prefill_tokens`` are prompt tokens not yet computed, ``decode_tokens`` answers' tokens not
     yet generated, each over all running and waiting jobs together.
@@ -67,10 +67,10 @@ class StepUnderLoad:
     ahead_tokens: int
     step_tokens: int
     tokens_per_s: float
-    """Of all jobs together, as measured; see ``StepModel``."""
+    """Measured tokens per second of all jobs together; see ``StepModel``."""
 
     def finish_ms(self, new_tokens: int, output_tokens: int) -> float:
-        """From now on, for a job with so many prompt tokens to compute and to generate."""
+        """Ms from now on, for a job that computes ``new_tokens``, makes ``output_tokens``."""
         prompt = (new_tokens if new_tokens > 1 else 1) + self.ahead_tokens
         return (
             self.wait_ms
@@ -121,7 +121,7 @@ class StepModel:
         return self.ratios[1]
 
     def step_ms(self, rows: int) -> float:
-        """A step of that many rows, with prompts as usual of late."""
+        """Ms of a step of that many rows, with prompts as usual of late."""
         return (
             self.base_ms
             + self.row_ms * min(rows, self.slots)
@@ -129,7 +129,7 @@ class StepModel:
         )
 
     def finish_ms(self, work: Work, load: Load) -> float:
-        """The usual finish from now on: ``estimate`` without the parts."""
+        """Ms from now until the usual finish: ``estimate`` without the parts."""
         wait, prefill, decode = self._raw(work, load)
         return (wait + prefill + decode) * self.mid
 
@@ -141,7 +141,7 @@ class StepModel:
         return Estimate(wait * mid, prefill * mid, decode * mid, total * mid, total * high)
 
     def under(self, load: Load) -> StepUnderLoad:
-        """``finish_ms`` for many jobs under the same load."""
+        """The model under one load: ``finish_ms`` for many jobs."""
         mid, jobs = self.mid, load.running + load.waiting
         ahead = load.prefill_tokens if jobs < self.slots else 0
         return StepUnderLoad(
@@ -155,7 +155,7 @@ class StepModel:
         )
 
     def least_ms(self, work: Work) -> float:
-        """What ``work`` takes for certain: less than the fastest that the machine has ever been.
+        """Ms that ``work`` takes for certain: less than the machine has ever needed.
 
         Never an average, and nothing that a slow moment could move. A cached prompt still needs a
         step. 0 while too little has been seen.
@@ -167,12 +167,12 @@ class StepModel:
         return self._raw_service(work, self.slots if rows is None else rows) * self.mid
 
     def slow_ms(self, work: Work, rows: int | None = None) -> float:
-        """What few jobs exceed once they are started."""
+        """Ms that few jobs exceed once they are started."""
         return self._raw_service(work, self.slots if rows is None else rows) * self.high
 
     def tokens_within(self, budget_ms: float, work: Work, rows: int | None = None) -> int:
-        """How many output tokens usually fit into ``budget_ms`` after ``work``'s prompt, 0 for
-        none.
+        """How many output tokens usually fit into ``budget_ms`` after ``work``'s prompt; 0 if none
+        do.
         """
         rows = self.slots if rows is None else rows
         first = self._raw_service(Work(work.prompt_tokens, work.cached_tokens, 1), rows)
@@ -185,7 +185,7 @@ class StepModel:
         return steps * self.step_ms(rows) + new * self.prompt_token_ms
 
     def _raw(self, work: Work, load: Load) -> tuple[float, float, float]:
-        """Wait, prefill and decode by the model alone.
+        """Wait, prefill and decode in ms, by the model alone, without ratios.
 
         A job that finds all slots taken waits for as many others to leave as stand in its way.
         Running jobs are half done on average, so jobs of mean length L leave at a rate of

@@ -1,4 +1,4 @@
-"""What a task gains from running now: the rule by which tasks are ranked (DL-8).
+"""Computes what a task gains from running now: the rule by which tasks are ranked (DL-8).
 
 The rule is the apparent tardiness cost of Vepsalainen and Morton (1987), for work whose length is a
 distribution::
@@ -22,7 +22,7 @@ from math import exp
 from typing import NamedTuple
 
 SURE, LOST = 1.3, 0.75
-"""With so many times the usual time left a length is surely in time, or surely not. Wide, for the
+"""Multiples of the usual time at which a length is surely in time, or surely not. Wide, for the
 speed moves: work that is given up too early is lost, work that is tried in vain only costs time."""
 _LEAST_WORK_MS = 0.01
 
@@ -40,13 +40,13 @@ class Costs:
     token_ms: float
     token_work_ms: float
     start_ms: float = 0.0
-    """From the decision to the first step."""
+    """Ms from the decision to the first step."""
 
 
 class Due(NamedTuple):
-    """What is left, in ms; infinite where nothing is stated.
+    """Ms left until a task's deadlines; infinite if nothing is stated.
 
-    ``next_token_ms`` is until the token that comes next has to be there: the first one, or by the
+    ``next_token_ms`` is the time until the next token has to be there: the first one, or by the
     schedule of a stated gap.
     """
 
@@ -55,7 +55,10 @@ class Due(NamedTuple):
 
 
 class Urgency(NamedTuple):
-    """``log_urgency`` is −inf for what cannot be in time; ``work_ms`` is expected engine time."""
+    """How urgent work is: ``log_urgency`` is −inf if it cannot be in time.
+
+    ``work_ms`` is the engine time that it is expected to take.
+    """
 
     chance: float
     log_urgency: float
@@ -74,7 +77,7 @@ def urgency(
     first_ms = costs.start_ms + new_prompt_tokens * costs.prompt_ms
     next_ms = first_ms + costs.token_ms
     count, token_ms, room_ms = len(left), costs.token_ms, due.whole_ms - first_ms
-    # What does not end by then is stopped: it costs no more than up to the deadline.
+    # An answer that does not end by then is stopped: it costs no more than up to the deadline.
     most_tokens = max(1.0, room_ms / token_ms)
     whole = bisect_right(left, most_tokens)
     tokens = sum(left[:whole])

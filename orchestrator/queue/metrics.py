@@ -1,4 +1,4 @@
-"""What waits."""
+"""Metrics of the tasks that wait."""
 
 from typing import Any
 

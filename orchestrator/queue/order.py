@@ -1,10 +1,11 @@
-"""What an operator may choose of scheduling; the default is first in each."""
+"""Scheduling policies that an operator may choose; the first in each class is the default."""
 
 from enum import StrEnum
 
 
 class QueueOrder(StrEnum):
-    """``slack`` is ours. The others are there to compare with; ``fifo`` knows no classes either."""
+    """How the next waiting task is chosen. ``slack`` is Tidegate's own; the others are there for
+    comparison, and ``fifo`` ignores classes as well."""
 
     SLACK = "slack"
     DEADLINE = "deadline"
@@ -15,13 +16,13 @@ class RowPolicy(StrEnum):
     """How many rows an instance runs at once."""
 
     ADAPTIVE = "adaptive"
-    """As many as meet the most deadlines (``prediction.batch_size``)."""
+    """The number of rows that meets the most deadlines (``prediction.batch_size``)."""
     FIXED = "fixed"
-    """As many as its worker has slots for."""
+    """The number of slots that the instance's worker has."""
 
 
 class QueuePolicy(StrEnum):
-    """What becomes of work that finds the queue full."""
+    """What happens to work that finds the queue full."""
 
     REJECT = "reject"
     DROP_LRU = "drop-lru"

@@ -1,6 +1,6 @@
 """Tasks that wait for an instance: bounded, fair between tenants, least slack first (DL-8, OR-4).
 
-What leaves next::
+The order in which tasks leave::
 
     interactive ─▶ batch ─▶ background
       └─ but every 17th is batch while batch waits
@@ -12,7 +12,7 @@ Tasks with next to no chance of being in time are *background*: they get what no
 come back as soon as a plan gives them a chance. At ``drop_at``, the deadline less the least that
 its work can take, a task is taken out.
 
-Who comes to a full queue takes the place of a task that would have left late::
+A task that comes to a full queue takes the place of one that would have left late::
 
     newcomer is interactive   batch work of its own tenant
     newcomer is of a tenant   any work of the tenant with the most places, batch work first
@@ -51,11 +51,11 @@ from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Priority
 
 BATCH_EVERY = 16
-"""At most so many interactive tasks leave before a batch task that could go."""
+"""Most interactive tasks that leave in a row while a batch task could go."""
 
 
 class Queueable(Protocol):
-    """What the queue needs to know of a task. Times are seconds of the clock.
+    """What the queue needs to know about a task. Times are seconds of the clock.
 
     They may change while the task waits: call ``reorder`` then.
     """
@@ -72,21 +72,21 @@ class Queueable(Protocol):
     def work_ms(self) -> float: ...
     @property
     def rank(self) -> float:
-        """The smallest goes first."""
+        """Place within a class and tenant: the smallest goes first."""
 
     @property
     def paused_on(self) -> str:
-        """Where it has begun and stands still; empty while it waits for its start."""
+        """The instance that holds the paused job; empty while the task waits for its start."""
 
     @property
     def holds_place(self) -> bool:
-        """Nobody takes its place: it was promised, or it has begun."""
+        """Whether nobody may take the task's place: it was promised, or the task has begun."""
 
     @property
     def is_background(self) -> bool: ...
     @property
     def drop_at(self) -> float:
-        """After this it is taken out; the deadline, or earlier."""
+        """When the task is taken out: at its deadline or earlier."""
 
 
 T = TypeVar("T", bound=Queueable)
@@ -113,7 +113,7 @@ class TaskQueue(Generic[T]):
     ) -> None:
         """``bound`` -1 is unbounded, 0 refuses everything that cannot start at once.
 
-        ``policy`` is what whoever pushes does when it is full.
+        ``policy`` tells callers of ``push`` what to do if the queue is full.
         """
         self.bound = bound
         self.policy = policy
@@ -127,7 +127,7 @@ class TaskQueue(Generic[T]):
         self._drops: list[Key] = []
         self._arrivals = 0
         self._places: dict[str, int] = {}
-        """Tasks that wait for their start, by tenant."""
+        """Number of tasks that wait for their start, by tenant."""
         self._new = 0
         self._since_batch = 0
 
@@ -139,7 +139,7 @@ class TaskQueue(Generic[T]):
 
     @property
     def full(self) -> bool:
-        """Whether it holds as many as it may; paused jobs do not count, they were let in once."""
+        """Whether the queue holds as many tasks as it may; paused jobs do not count."""
         return self.bound >= 0 and self.new >= self.bound
 
     @property
@@ -149,19 +149,19 @@ class TaskQueue(Generic[T]):
 
     @property
     def background(self) -> int:
-        """How many tasks have next to no chance."""
+        """How many tasks have next to no chance of being in time."""
         return sum(self._tiers[tier].size for tier in BACKGROUND_TIERS)
 
     # ── in and out ───────────────────────────────────────────────────────────────────────────
 
     def push(self, task: T) -> None:
-        """Add a task. Whether there is room is the caller's to ask first (``full``)."""
+        """Add a task. The caller must first check that there is room (``full``)."""
         assert task.id not in self._entries, f"task {task.id} is queued already"
         arrival, self._arrivals = self._arrivals, self._arrivals + 1
         self._add(task, arrival)
 
     def remove(self, task: T) -> bool:
-        """Take a task out, wherever it stands, at nobody's cost. False when it is not here."""
+        """Take a task out, wherever it stands, at nobody's cost. False if it is not queued."""
         return self._discard(task.id) is not None
 
     def take(self, task: T) -> None:
@@ -188,7 +188,7 @@ class TaskQueue(Generic[T]):
     # ── a full queue ─────────────────────────────────────────────────────────────────────────
 
     def giving_way(self, newcomer: T) -> T | None:
-        """Whose place ``newcomer`` takes where there is none left; None: nobody's."""
+        """The task that leaves a full queue to make room for ``newcomer``; None if none may."""
         if self._order is QueueOrder.FIFO:
             return None
         own = self._places.get(newcomer.tenant, 0)
@@ -200,8 +200,8 @@ class TaskQueue(Generic[T]):
         return self._last(BATCH_TIERS, batch) or self._last(INTERACTIVE_TIERS, larger)
 
     def oldest_batch(self, newcomer: T) -> T | None:
-        """The batch task that has waited longest, of a tenant with no fewer places than that of
-        ``newcomer``: whose place it takes under ``drop-lru``."""
+        """The batch task that has waited longest, of a tenant with at least as many places as the
+        tenant of ``newcomer``. Under ``drop-lru`` it makes room for ``newcomer``."""
         own = self._places.get(newcomer.tenant, 0)
         batch = [
             entry
@@ -213,8 +213,8 @@ class TaskQueue(Generic[T]):
         return min(batch, key=lambda entry: entry.key.arrival).task if batch else None
 
     def lets_in(self, *, others: bool) -> bool:
-        """Whether a place could be had now: by interactive work of those that wait already, or,
-        with ``others``, by a tenant that has none yet."""
+        """Whether a place could be had now: by interactive work of a tenant that has tasks waiting,
+        or, with ``others``, by a tenant that has none."""
         if not self.full:
             return True
         if self._last(BATCH_TIERS, self._places) is not None:
@@ -223,7 +223,8 @@ class TaskQueue(Generic[T]):
         return others and self._last(INTERACTIVE_TIERS, several) is not None
 
     def _last(self, tiers: Sequence[Tier], tenants: Iterable[str]) -> T | None:
-        """Of the first of ``tenants`` that has any: who leaves last and does not hold its place."""
+        """The task that would leave last and does not hold its place, of the first of ``tenants``
+        with such a task in ``tiers``; None if there is none."""
         for tenant in tenants:
             for tier in reversed(tiers):
                 for key in reversed(self._tiers[tier].keys.get(tenant, ())):
@@ -233,24 +234,25 @@ class TaskQueue(Generic[T]):
         return None
 
     def reorder(self, tasks: Iterable[T]) -> None:
-        """Read the times of these tasks again, those that still wait: predictions have changed."""
+        """Read the times of ``tasks`` again after predictions changed; skips those that left."""
         for task in tasks:
             entry = self._discard(task.id)
             if entry is not None:
                 self._add(task, entry.key.arrival)
 
     def tasks(self) -> list[T]:
-        """All that wait, in no order."""
+        """All waiting tasks, in no particular order."""
         return [entry.task for entry in self._entries.values()]
 
     # ── order ────────────────────────────────────────────────────────────────────────────────
 
     def __iter__(self) -> Iterator[T]:
-        """Waiting tasks in order. The one just given may be taken out meanwhile, no other."""
+        """Waiting tasks in order. Only the task just yielded may be taken out meanwhile."""
         return self.leaving()
 
     def leaving(self, *, only_interactive: bool = False) -> Iterator[T]:
-        """The same, or only interactive tasks that have a chance."""
+        """Waiting tasks in the order in which they leave; with ``only_interactive``, only
+        interactive ones that have a chance of being in time."""
         passed: list[dict[str, int]] = [{} for _ in TIERS]
         while (chosen := self._choose(passed, only_interactive)) is not None:
             yield chosen.task
@@ -259,7 +261,7 @@ class TaskQueue(Generic[T]):
                 skipped[chosen.tenant] = skipped.get(chosen.tenant, 0) + 1
 
     def first(self, most: int) -> list[T]:
-        """Up to so many that leave first by rank and class, as ``position`` counts."""
+        """Up to ``most`` tasks that leave first by rank and class, as ``position`` counts."""
         found: list[T] = []
         for flow in self._tiers:
             keys = islice(merge(*flow.keys.values()), most - len(found))
@@ -269,7 +271,7 @@ class TaskQueue(Generic[T]):
         return found
 
     def position(self, task: T) -> int | None:
-        """How many tasks leave before this one by slack and class; None when it is not here.
+        """How many tasks leave before ``task`` by slack and class; None if it is not queued.
 
         Fair shares between tenants may still change that.
         """
@@ -280,7 +282,7 @@ class TaskQueue(Generic[T]):
         return earlier + self._tiers[entry.tier].before(entry.key)
 
     def place_of(self, task: T) -> int:
-        """``position`` of a task that is here, or that would be if it came now."""
+        """``position`` of a queued task, or the one that a task would have if it came now."""
         position = self.position(task)
         if position is not None:
             return position
@@ -290,7 +292,7 @@ class TaskQueue(Generic[T]):
 
     @property
     def next_expiry(self) -> float | None:
-        """The first ``drop_at`` of all; None while nothing waits."""
+        """The earliest ``drop_at`` of all waiting tasks; None while nothing waits."""
         return self._drops[0].rank if self._drops else None
 
     def _choose(self, passed: list[dict[str, int]], only_interactive: bool) -> _Entry[T] | None:
@@ -307,7 +309,7 @@ class TaskQueue(Generic[T]):
         return None
 
     def _heads(self, tier: Tier, skipped: dict[str, int]) -> list[tuple[Key, str]]:
-        """Tenants in order of their first keys, but for those that are to be skipped."""
+        """Tenants in the order of their first keys, after ``skipped`` many keys of each tenant."""
         flow = self._tiers[tier]
         if not skipped:
             return flow.heads

@@ -13,7 +13,7 @@ class Key(NamedTuple):
 
 
 class Tier(IntEnum):
-    """In the order in which they leave."""
+    """Classes of waiting work, in the order in which they leave."""
 
     INTERACTIVE = 0
     BATCH = 1
@@ -53,7 +53,7 @@ class TierQueue:
             del self.keys[tenant]
 
     def before(self, key: Key) -> int:
-        """How many keys are smaller."""
+        """How many keys are smaller than ``key``."""
         return sum(bisect_left(keys, key) for keys in self.keys.values())
 
     def _head_changed(self, tenant: str, before: Key | None) -> None:

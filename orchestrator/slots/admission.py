@@ -1,8 +1,8 @@
-"""Which slots are let in: those that can be in time without making others late (DL-7).
+"""Decides which slots are let in: those that can be in time without making others late (DL-7).
 
-While an instance idles, or has rendered nothing of late that would tell, what may be met is let in,
-however unlikely that is by what was known before (DL-15). Where neither helps, a sample is let in,
-to see how often a refusal is wrong (DL-17).
+While an instance idles, or has rendered too little of late to tell, a slot that may be met is let
+in, however unlikely that is by what was known before (DL-15). Beyond that a sample is let in, to
+see how often a refusal is wrong (DL-17).
 """
 
 import math
@@ -34,14 +34,14 @@ from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import excerpt
 
 _MOST_PLACES = 16
-"""In the line are looked at for a deadline that would do, before it is the one behind all."""
+"""Places in line that are tried for a feasible deadline before the one behind all others."""
 _RESENT_S = 0.001
-"""Deadlines are told in whole milliseconds."""
+"""Seconds added to a named deadline, because deadlines are told in whole milliseconds."""
 
 
 class _Hindrance(NamedTuple):
-    """Why a slot is not let in: ``expected`` would be too late, or, where it ``is_others`` that
-    would be, it is what would become of it behind all of them."""
+    """Why a slot is not let in: ``expected`` would be too late; or, if it ``is_others`` that would
+    be, ``expected`` is what would become of the slot behind all of them."""
 
     expected: Expected
     is_others: bool
@@ -72,7 +72,7 @@ class SlotAdmission:
         self._queue_size = queue_size
 
     def admit(self, slot: Slot) -> None:
-        """Raises what refuses it, the cheapest reason first."""
+        """Let ``slot`` in, or raise the error that refuses it, the cheapest reason first."""
         self._gate.enter(slot)
         ready = self._fleet.ready()
         if not ready:
@@ -87,8 +87,8 @@ class SlotAdmission:
         self._require_feasible(slot, why)
 
     def hopeless(self, slot: Slot, now: float) -> TidegateError | None:
-        """Why nothing that there is could finish the least of a slot that waits any more; None
-        where something could, or where a sample gets its try."""
+        """Why no instance could finish the least of a waiting slot in time any more; None if one
+        could, or if a sample gets its try."""
         if not self.refuses or now <= slot.drop_at or slot.refusal_sample:
             return None
         if slot.loss is not None:
@@ -107,7 +107,7 @@ class SlotAdmission:
         return self._infeasible(slot.wish, _Hindrance(found, is_others=False), others, now)
 
     def tries(self, slot: Slot, free: list[SlotInstance], now: float) -> list[SlotInstance]:
-        """Of those that are ``free``, where one that will hardly be in time anywhere is begun."""
+        """The ``free`` instances on which to begin a slot that will hardly be in time anywhere."""
         expected = self._waiting.expected(slot)
         if expected is not None and expected.is_in_time:  # where it has to wait
             return []
@@ -116,7 +116,7 @@ class SlotAdmission:
         return [one for one in free if slot.wish.may_be_met(one.ability, now)]
 
     def _require_room(self, slot: Slot, ready: list[SlotInstance], now: float) -> None:
-        """Raise where too many wait already."""
+        """Raise ``QueueFull`` if too many slots wait already."""
         if len(self._waiting) < self._queue_size or any(one.free for one in ready):
             return
         if self.stats.is_spared(slot, RefusalKind.QUEUE_FULL):
@@ -129,7 +129,7 @@ class SlotAdmission:
         )
 
     def _require_feasible(self, slot: Slot, why: DeadlineInfeasible | None) -> None:
-        """Raise ``why``, unless that is to be seen (DL-17)."""
+        """Raise ``why``, unless the slot is let in to see whether it is right (DL-17)."""
         stats = self.stats
         if why is None:
             stats.offered(refused=False)
@@ -150,7 +150,7 @@ class SlotAdmission:
     def _infeasibility(
         self, slot: Slot, ready: list[SlotInstance], now: float
     ) -> DeadlineInfeasible | None:
-        """Why it cannot be in time, or would make those late that were let in before."""
+        """Why ``slot`` cannot be in time, or would make earlier ones late; None if neither."""
         wish, others = slot.wish, list(self._waiting)
         found = self._hindrance(wish, others, self._waiting.place_of(slot), now)
         if found is None:
@@ -164,7 +164,7 @@ class SlotAdmission:
     def _hindrance(
         self, wish: Wish, others: Sequence[Slot], place_in_line: int, now: float
     ) -> _Hindrance | None:
-        """What keeps ``wish`` from being in time behind so many of those that wait."""
+        """The reason not to let ``wish`` in at that place in line; None if there is none."""
         before = [other.wish for other in others[:place_in_line]]
         after = [other.wish for other in others[place_in_line:]]
         found = forecast([*before, wish, *after], self._waiting.lines(now))
@@ -186,7 +186,7 @@ class SlotAdmission:
     def _infeasible(
         self, wish: Wish, found: _Hindrance, others: Sequence[Slot], now: float
     ) -> DeadlineInfeasible:
-        """Why, and which deadline would do."""
+        """The error that says why ``wish`` is refused, and which deadline would do."""
         expected = found.expected
         ability = self._fleet.instances[expected.address].ability
         fits_idle = best_plan(wish, Line(ability, now, ()))[2]
@@ -210,8 +210,11 @@ class SlotAdmission:
         self, wish: Wish, found: _Hindrance, others: Sequence[Slot], now: float
     ) -> float:
         """A deadline by which ``wish`` would be let in now, and hardly later than the first such
-        (DL-16). A later one has it wait behind more of ``others``, so that when it would be done by
-        the place that it has is not the answer yet."""
+        (DL-16).
+
+        A later deadline makes it wait behind more of ``others``, so its finish at its present place
+        is not the answer yet.
+        """
         if place(wish, self._waiting.lines(now)) is None:  # nobody is ready just now
             instance = self._fleet.instances[found.expected.address]
             return found.expected.finish_at + instance.ability.buffer_s
@@ -241,7 +244,7 @@ class SlotAdmission:
 
 
 def _require_providers(wish: Wish, ready: list[SlotInstance]) -> None:
-    """Raise unless one of ``ready`` has all that the recipe names."""
+    """Raise ``InvalidRequest`` unless one of ``ready`` has all providers that the recipe names."""
     missing = [instance.ability.missing(wish.chosen) for instance in ready]
     stage = missing[0]
     if stage is None or None in missing:

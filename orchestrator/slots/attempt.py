@@ -1,4 +1,4 @@
-"""One slot on one instance: a stream of its own, whose end is the cancel."""
+"""One slot on one instance: a stream of its own, which is cancelled by ending it."""
 
 import asyncio
 from typing import Protocol
@@ -18,16 +18,16 @@ _EVENT_FIELDS = frozenset(("event", "stage", "percent"))
 
 
 class AttemptSink(Protocol):
-    """Hears how an attempt ends: exactly one of these, unless it was stopped."""
+    """Hears how an attempt ends: exactly one of these calls, unless it was stopped."""
 
     def finished(self, attempt: "Attempt") -> None:
         """The slot has its facts and files."""
 
     def refused(self, attempt: "Attempt", error: str) -> None:
-        """The worker, or Triton, ended it with this."""
+        """The worker, or Triton, ended the slot with this error."""
 
     def lost(self, attempt: "Attempt", reason: str) -> None:
-        """Nothing more will be heard of it."""
+        """The attempt was lost: nothing more will be heard of it."""
 
 
 class Attempt:
@@ -57,23 +57,23 @@ class Attempt:
         self._is_over = False
 
     def start(self, config: LaneConfig) -> None:
-        """Send it."""
+        """Send the slot."""
         name = f"slot {self.slot.id} on {self.address}"
         self._runner = asyncio.create_task(self._run(config), name=name)
 
     @property
     def runner(self) -> "asyncio.Task[None]":
-        """Its life, for whoever waits for the end of it."""
+        """The task that runs the attempt, to wait for its end."""
         assert self._runner is not None
         return self._runner
 
     def stop(self) -> None:
-        """Nobody wants it any more. The worker hears of it by the end of the stream."""
+        """End the stream because the slot is no longer wanted; the worker learns of it that way."""
         if self._runner is not None and not self._is_over:
             self._runner.cancel()
 
     def give_up(self, reason: str) -> None:
-        """Its instance is silent: it counts as lost."""
+        """Count the attempt as lost, because its instance is silent."""
         self._lost_for = reason
         if self._answered is not None and not self._answered.done():
             self._answered.cancel()
@@ -142,7 +142,7 @@ class Attempt:
                 answered.set_result("")
 
     def _take_event(self, answer: Answer) -> bool:
-        """Whether that was the last."""
+        """Take in an event. Returns whether it was the last."""
         slot, event = self.slot, answer.event
         kind = event.get("event")
         if slot.ending is not None:
@@ -160,4 +160,4 @@ class Attempt:
                 name: data for name, data in answer.tensors.items() if name in OUTPUTS and data
             }
             return bool(kind == "result")
-        return False  # of a newer worker
+        return False  # an event of a newer worker

@@ -1,4 +1,4 @@
-"""The instances as far as slots go: which have the model, how they are, what they have of ours.
+"""The instances as far as slots go: which have the model, their health, and our slots there.
 
 It follows the registry: an instance that comes, goes or is drained there does so here.
 """
@@ -24,7 +24,7 @@ class SlotHealth(StrEnum):
     """Whether an instance can be given slots: only ``up`` can."""
 
     ABSENT = "absent"
-    """It has no slot model."""
+    """The instance has no slot model."""
     CONNECTING = "connecting"
     UP = "up"
     SUSPECT = "suspect"
@@ -33,8 +33,8 @@ class SlotHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """``suspect_after_s``, ``down_after_s``: of silence. Without ``is_watching`` nobody is asked:
-    for instances that are no Tritons."""
+    """Settings of the fleet. ``suspect_after_s`` and ``down_after_s`` are seconds of silence.
+    Without ``is_watching`` no instance is asked: for instances that are no Tritons."""
 
     lane: LaneConfig
     suspect_after_s: float
@@ -43,40 +43,40 @@ class FleetConfig:
 
 
 class SlotInstance:
-    """What is known of one instance's slot model."""
+    """The known facts about one instance's slot model."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.health = SlotHealth.CONNECTING
         self.reason = "not reached yet"
         self.state: SlotState | None = None
-        """What it last said; None while it has said nothing, or cannot."""
+        """The last state it told; None while it has told none, or cannot."""
         self.ability = NOMINAL_ABILITY
         self.heard_at = 0.0
         self.state_at = 0.0
         self.attempts: list[Attempt] = []
-        """Ours, in the order in which they were sent."""
+        """Our attempts there, in the order in which they were sent."""
         self.others = 0
-        """Slots of somebody else, as of its last state."""
+        """Slots of other orchestrators there, by its last state."""
 
     @property
     def is_known(self) -> bool:
-        """Whether what it said still holds, or may."""
+        """Whether what it told still holds, or may."""
         return self.health in (SlotHealth.UP, SlotHealth.SUSPECT)
 
     @property
     def free(self) -> int:
-        """Slots that could begin there at once."""
+        """How many slots could begin there at once."""
         return max(0, self.ability.slots - len(self.attempts) - self.others)
 
     @property
     def can_keep_on(self) -> bool:
-        """Whether its model can be asked to stop a slot at its deadline only: older ones cannot."""
+        """Whether its model can be asked to stop a slot only at its deadline: older ones cannot."""
         stages = () if self.state is None else self.state.stages.values()
         return any(stage.least is not None for stage in stages)
 
     def line(self, now: float) -> Line:
-        """Its leases and stages as they will become free."""
+        """The instance's leases and stages as they will become free."""
         others_s: list[float] = []
         if self.others and self.state is not None:
             since_s = now - self.state_at
@@ -85,11 +85,11 @@ class SlotInstance:
         return Line(self.ability, now, begun, others_s)
 
     def fill(self) -> None:
-        """It has no room after all, until it says something else."""
+        """Count it as full until it tells another state."""
         self.others = self.ability.slots
 
     def take_state(self, state: SlotState | None, now: float) -> bool:
-        """What it said just now; whether that changes what can be placed there."""
+        """Take in the latest state. Returns whether this changes what can be placed there."""
         self.heard_at = now
         if state is None:
             was_full, self.others = bool(self.others), 0
@@ -103,7 +103,7 @@ class SlotInstance:
 
 
 class SlotFleet:
-    """All instances. ``on_change`` is called when something may be placed anew."""
+    """All instances. ``on_change`` is called when slots may be placed differently."""
 
     def __init__(
         self, registry: Registry, config: FleetConfig, clock: Clock, rng: random.Random
@@ -124,7 +124,7 @@ class SlotFleet:
         return iter(self.instances.values())
 
     def start(self) -> None:
-        """Look at every instance for the slot model from now on."""
+        """Look for the slot model on every instance from now on."""
         if self._config.is_watching:
             self._is_running = True
             self._registry.listen(self)
@@ -138,11 +138,11 @@ class SlotFleet:
         await asyncio.gather(*(link.close() for link in links), *self._closing)
 
     def ready(self) -> list[SlotInstance]:
-        """Those that take new slots."""
+        """Instances that take new slots."""
         return [instance for instance in self if self.is_ready(instance)]
 
     def is_ready(self, instance: SlotInstance) -> bool:
-        """Whether it takes new slots."""
+        """Whether ``instance`` takes new slots."""
         known = self._registry.instances.get(instance.address)
         return (
             instance.health is SlotHealth.UP
@@ -157,12 +157,14 @@ class SlotFleet:
         return any(instance.health is not SlotHealth.ABSENT for instance in self.seen())
 
     def seen(self) -> list[SlotInstance]:
-        """Those that have had the model, up or not."""
+        """Instances that have had the model, up or not."""
         return [instance for instance in self if instance.heard_at]
 
     def check_heartbeats(self) -> None:
-        """Judge every instance by its silence; call it every 250 ms or so. When this process itself
-        is late, states wait unread, and their age says nothing."""
+        """Judge every instance by its silence; to be called every 250 ms or so.
+
+        When this process itself is late, states wait unread, and their age says nothing.
+        """
         now = self._clock.now()
         is_late = now - self._checked_at > self._config.suspect_after_s
         self._checked_at = now
@@ -184,7 +186,7 @@ class SlotFleet:
                 self._set(instance, SlotHealth.SUSPECT, reason)
 
     def gone(self, address: str) -> None:
-        """Triton has no slot model there, though the watch goes on: it was unloaded."""
+        """Note that Triton unloaded the slot model there, though the watch goes on."""
         instance = self.instances.get(address)
         if instance is not None:
             reason = "the model was unloaded"
@@ -192,7 +194,7 @@ class SlotFleet:
             self._links[address].break_off(reason)
 
     def count(self, address: str) -> None:
-        """How many slots an instance has of ours has changed."""
+        """Tell the registry how many slots of ours the instance has."""
         known, ours = self._registry.instances.get(address), self.instances.get(address)
         if known is not None and ours is not None:
             known.slots_running = len(ours.attempts)
@@ -200,7 +202,7 @@ class SlotFleet:
     # ── as the registry's listener ───────────────────────────────────────────────────────────
 
     def instances_changed(self) -> None:
-        """One came, went, or takes no more work."""
+        """Follow an instance that came, went, or takes no more work."""
         if not self._is_running or self._registry.snapshot_version == self._known_version:
             return
         self._known_version = self._registry.snapshot_version
@@ -266,7 +268,7 @@ class SlotFleet:
 
 
 def _told(state: SlotState) -> tuple[object, ...]:
-    """What an ability is made of."""
+    """The parts of a state that an ability is made of."""
     limits = (state.max_size, state.max_seconds, state.buffer_s, state.slots_total)
     return (state.stages, *limits)
 

@@ -1,4 +1,4 @@
-"""When slots would be done, and what of them: the worker's own rules, played ahead. Pure.
+"""Predicts when slots will be done, and what will be rendered, by the worker's own rules. Pure.
 
 An instance is a few leases of buffers and four stages, each of which serves one slot at a time, so
 that one slot's speech overlaps another's video::
@@ -24,11 +24,11 @@ _MOST_ABILITIES: Final = 64
 
 
 Work = Mapping[Stage, float]
-"""What each stage has to do for one slot, in seconds."""
+"""Seconds of work that each stage has for one slot."""
 
 
 def units_of(plan: ClipPlan) -> dict[Stage, float]:
-    """What a plan asks of each stage, in the units that workers tell their rates for."""
+    """Work of each stage for a plan, in the units for which workers tell their rates."""
     return {
         Stage.SPEECH: plan.seconds,
         Stage.PORTRAIT: plan.image_units,
@@ -38,28 +38,29 @@ def units_of(plan: ClipPlan) -> dict[Stage, float]:
 
 
 def alone_s(work: Work) -> float:
-    """What it takes with nothing else there."""
+    """Seconds that ``work`` takes on an otherwise idle instance."""
     return max(work[Stage.SPEECH], work[Stage.PORTRAIT]) + work[Stage.VIDEO] + work[Stage.CHECK]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ability:
-    """What an instance can do, and how fast. Another object once that has changed."""
+    """What an instance can do, and how fast. A change makes a new object."""
 
     rates: Mapping[Stage, float]
-    """Seconds per unit of each stage's work, where a recipe names no provider."""
+    """Seconds per unit of each stage's work, if a recipe names no provider."""
     others: Mapping[Stage, Mapping[str, float]] = field(default_factory=dict)
-    """The same by provider; of a stage that is not here, any that is named will do."""
+    """Seconds per unit by stage and provider; a stage that is not here accepts any provider."""
     max_size: int = NOMINAL.size
     max_seconds: float = NOMINAL.seconds
     buffer_s: float = BUFFER_S
     slots: int = NOMINAL_SLOTS
     fastest: "Ability | None" = None
-    """The same with the least that stages take: 0 where nothing was rendered of late."""
+    """The ability with the least times of stages, 0 if nothing was rendered of late; None if
+    unknown."""
 
     @classmethod
     def of(cls, state: SlotState) -> "Ability":
-        """What a worker says of itself."""
+        """The ability that a worker's state tells."""
         rates, others = dict(NOMINAL_ABILITY.rates), {}
         least, least_others = dict(rates), {}
         for stage in Stage:
@@ -81,18 +82,18 @@ class Ability:
 
     @property
     def at_best(self) -> "Ability":
-        """Whatever it is given will not be done faster than this says."""
+        """The fastest that the instance may be: nothing will be done faster there."""
         return self.fastest or self
 
     def work(self, plan: ClipPlan, chosen: Mapping[Stage, str]) -> Work:
-        """What ``plan`` takes with the providers that are ``chosen``, of which it has each."""
+        """The work of ``plan`` with the ``chosen`` providers, which the instance must have."""
         return {
             stage: units * self.others.get(stage, {}).get(chosen[stage], self.rates[stage])
             for stage, units in units_of(plan).items()
         }
 
     def missing(self, chosen: Mapping[Stage, str]) -> Stage | None:
-        """A stage whose provider it does not have; None where it can render it."""
+        """A stage whose chosen provider the instance lacks; None if it lacks none."""
         for stage, name in chosen.items():
             if name and stage in self.others and name not in self.others[stage]:
                 return stage
@@ -105,7 +106,7 @@ def _nominal() -> Ability:
 
 
 NOMINAL_ABILITY: Final = _nominal()
-"""Of an instance that does not say."""
+"""The ability of an instance that tells none."""
 
 
 class Wish:
@@ -120,20 +121,20 @@ class Wish:
             Stage.VIDEO: providers.video,
             Stage.CHECK: providers.check,
         }
-        """Providers by stage; empty where the recipe names none."""
+        """Providers by stage; empty if the recipe names none."""
         self._recipe = recipe
         self._degrade = degrade
         self._wholes: dict[tuple[int, float], ClipPlan] = {}
         self._least_s: dict[Ability, float] = {}
 
     def by(self, deadline_at: float) -> "Wish":
-        """The same by another deadline."""
+        """A copy of the wish with another deadline."""
         other = copy.copy(self)
         other.deadline_at = deadline_at
         return other
 
     def whole(self, ability: Ability) -> ClipPlan:
-        """All that it asks for."""
+        """The plan for all that the slot asks for."""
         key = (ability.max_size, ability.max_seconds)
         found = self._wholes.get(key)
         if found is None:
@@ -141,38 +142,37 @@ class Wish:
         return found
 
     def least(self, ability: Ability) -> ClipPlan:
-        """What would do, where there is time for no more."""
+        """The least plan that would do if time is short."""
         return least(self.whole(ability)) if self._degrade else self.whole(ability)
 
     def fit(self, ability: Ability, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
-        """The best that would do and ``fits``; None when nothing does."""
+        """The best plan that would do and ``fits``; None if none does."""
         whole = self.whole(ability)
         if self._degrade:
             return fit(whole, fits)
         return whole if fits(whole) else None
 
     def due_at(self, ability: Ability) -> float:
-        """When its last stage must be over."""
+        """When the slot's last stage must be over."""
         return self.deadline_at - ability.buffer_s
 
     def start_by(self, ability: Ability) -> float:
-        """Later, and nothing that would do can be in time."""
+        """The latest start with which some plan that would do can still be in time."""
         least_s = self._least_s.get(ability)
         if least_s is None:
-            if len(self._least_s) >= _MOST_ABILITIES:  # of what instances said before
+            if len(self._least_s) >= _MOST_ABILITIES:  # keeps abilities of the past from piling up
                 self._least_s.clear()
             least_s = alone_s(ability.work(self.least(ability), self.chosen))
             self._least_s[ability] = least_s
         return self.due_at(ability) - least_s
 
     def may_be_met(self, ability: Ability, now: float) -> bool:
-        """Whether it could be in time there if it began now and went as well as it may: it is not
-        certain to be late."""
+        """Whether the slot could be in time there if it began now and went as well as possible."""
         can = ability.at_best
         return can.missing(self.chosen) is None and now <= self.start_by(can)
 
     def is_known(self, ability: Ability) -> bool:
-        """Whether something was rendered there of late by all that it needs."""
+        """Whether all stages that the slot needs have rendered something there of late."""
         least = ability.at_best.work(self.whole(ability), self.chosen)
         needed = units_of(self.whole(ability))
         return all(least[stage] > 0 for stage in Stage if needed[stage])
@@ -185,14 +185,14 @@ class Wish:
 
 @dataclass(slots=True)
 class Begun:
-    """A slot that an instance has: what is rendered, and the percent done of each stage."""
+    """A slot that an instance has: the plan it renders, and the percent done of each stage."""
 
     plan: ClipPlan
     chosen: Mapping[Stage, str]
     percents: Mapping[str, int] = field(default_factory=dict)
 
     def left(self, ability: Ability) -> Work:
-        """What is still to be done there, by what is known of it now."""
+        """The work still to be done there, by the present ability."""
         return {
             stage: work_s * (1 - min(100, self.percents.get(stage, 0)) / 100)
             for stage, work_s in ability.work(self.plan, self.chosen).items()
@@ -205,7 +205,7 @@ class Line:
     def __init__(
         self, ability: Ability, now: float, begun: Iterable[Begun], others_s: Sequence[float] = ()
     ) -> None:
-        """``others_s``: when leases that are not ours will be free, from ``now`` on."""
+        """``others_s``: seconds from ``now`` until leases that are not ours are free."""
         self.ability = ability
         self._leases = [now + max(0.0, s) for s in sorted(others_s)[-ability.slots :]]
         self._leases += [now] * (ability.slots - len(self._leases))
@@ -220,11 +220,11 @@ class Line:
         return self._leases[0]
 
     def finish(self, work: Work) -> float:
-        """When ``work`` would be done, were it next."""
+        """When ``work`` would be done if it were next."""
         return self._ends(work)[Stage.CHECK]
 
     def take(self, work: Work) -> None:
-        """``work`` is next."""
+        """Put ``work`` next in line."""
         ends = self._ends(work)
         self._stages |= {stage: end for stage, end in ends.items() if work[stage]}
         heapq.heapreplace(self._leases, ends[Stage.CHECK])
@@ -253,7 +253,8 @@ class Expected(NamedTuple):
 
 
 def best_plan(wish: Wish, line: Line) -> tuple[ClipPlan, float, bool]:
-    """The best of ``wish`` that ``line`` would finish in time, and when; else the least of it."""
+    """The best plan of ``wish`` that ``line`` would finish in time, when, and True; otherwise the
+    least plan, when, and False."""
     ability = line.ability
     due_at = wish.due_at(ability)
 
@@ -268,8 +269,8 @@ def best_plan(wish: Wish, line: Line) -> tuple[ClipPlan, float, bool]:
 
 
 def place(wish: Wish, lines: Mapping[str, Line]) -> Expected | None:
-    """The earliest finish of those in time, of all where none is; None where nobody has the
-    providers that it names."""
+    """The earliest finish in time, or the earliest of all if none is in time; None if no instance
+    has the providers that the wish names."""
     found = [
         Expected(address, *best_plan(wish, line))
         for address, line in lines.items()
@@ -279,8 +280,8 @@ def place(wish: Wish, lines: Mapping[str, Line]) -> Expected | None:
 
 
 def forecast(wishes: Iterable[Wish], lines: Mapping[str, Line]) -> list[Expected | None]:
-    """Of those that wait, in their order. What will not be in time takes nobody's place. The lines
-    are as they will be then."""
+    """What will become of waiting slots, in their order. A slot that will not be in time takes
+    nobody's place. Leaves ``lines`` as they will be then."""
     expected = []
     for wish in wishes:
         found = place(wish, lines)

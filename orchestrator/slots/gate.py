@@ -1,4 +1,4 @@
-"""What refuses a slot before anything is worked out for it."""
+"""Checks that refuse a slot before anything is worked out for it."""
 
 from contextlib import ExitStack
 
@@ -10,7 +10,7 @@ from orchestrator.slots.slot import Slot
 
 
 class SlotGate:
-    """The door that slots share with tasks: the drain, the limits of keys, the floor."""
+    """The checks that slots share with tasks: the drain, the limits of keys, the floor."""
 
     def __init__(
         self,
@@ -26,7 +26,8 @@ class SlotGate:
         self._floor_ms = floor_ms
 
     def enter(self, slot: Slot) -> None:
-        """Count it in until its end. Raises ``Draining``, ``DeadlineExceeded``, ``RateLimited``."""
+        """Count the slot until its end. Raises ``Draining``, ``DeadlineExceeded``,
+        ``RateLimited``."""
         if self._admission.draining:
             raise Draining("the service is going down and takes no new work")
         slot.deadline.require(self._floor_ms, self._clock.now())

@@ -1,4 +1,4 @@
-"""What a client asks for when it submits a slot."""
+"""The request that a client makes when it submits a slot."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MODEL: Final = "slot"
 
 
 class OutputKind(NamedTuple):
-    """A file that a slot may come to."""
+    """A kind of file that a slot may yield."""
 
     file: str
     content_type: str
@@ -25,12 +25,12 @@ OUTPUTS: Final[Mapping[str, OutputKind]] = {
     "wav": OutputKind("speech.wav", "audio/wav"),
     "png": OutputKind("portrait.png", "image/png"),
 }
-"""By the name of the model's output tensor."""
+"""Kinds of output files by the name of the model's output tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotJob:
-    """``recipe_json`` is the recipe as it came: a newer worker may know more of its fields."""
+    """A submitted slot. ``recipe_json`` is as it came: a newer worker may know more fields."""
 
     recipe: Recipe
     recipe_json: bytes
@@ -40,7 +40,7 @@ class SlotJob:
     """When the request's head was read, in seconds of the clock."""
     outputs: tuple[str, ...] = ("mp4",)
     degrade: bool = False
-    """Less may be rendered to be in time."""
+    """Whether less may be rendered to be in time."""
     preview: bool = False
     on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
     key: str = ""

@@ -1,4 +1,4 @@
-"""The end of every slot: its outcome, then metrics and one log line (DL-10)."""
+"""Records the end of every slot: its outcome, then metrics and one log line (DL-10)."""
 
 import math
 from collections import deque
@@ -15,13 +15,13 @@ from worker.media.budgets import Stage
 from worker.protocol import Outcome
 
 TIMES = (*(stage.value for stage in Stage), "total")
-"""As ``…_ms`` in a result."""
+"""Names of the times in a result, there as ``…_ms``."""
 QUANTILES = (0.5, 0.95, 0.99)
 _KEPT = 512
 
 
 class SlotLedger:
-    """Ends slots, each exactly once: whoever comes second changes nothing."""
+    """Ends slots, each exactly once: a second call changes nothing."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self._clock = clock
@@ -43,7 +43,7 @@ class SlotLedger:
         self.settled = dict.fromkeys(Outcome, 0)
         """How many slots came to each outcome (DL-10)."""
         self.recent: dict[str, deque[float]] = {name: deque(maxlen=_KEPT) for name in TIMES}
-        """In ms, of the last slots that were finished."""
+        """Times of the last finished slots, by name, in ms."""
         for name in TIMES:
             self.stage_ms.labels(name)
         metrics.watch(self, _ROWS)
@@ -64,7 +64,7 @@ class SlotLedger:
         return True
 
     def percentiles_ms(self) -> dict[str, dict[str, float]]:
-        """Of each stage's recent times; nothing of one that has none."""
+        """Percentiles in ms of each stage's recent times; stages without times are left out."""
         return {
             f"{name}_ms": {f"p{100 * q:g}": round(_quantile(times, q), 1) for q in QUANTILES}
             for name, times in self.recent.items()
@@ -75,7 +75,8 @@ class SlotLedger:
         self.end_ms.observe(1000 * (slot.marks.ended - slot.marks.received))
         for name in TIMES:
             ms = slot.facts.get(f"{name}_ms")
-            # What was not rendered, as a check that was given up, took no time worth telling.
+            # A part that was not rendered, such as a check that was given up, took no time worth
+            # telling.
             if isinstance(ms, int | float) and ms > 0:
                 self.stage_ms.labels(name).observe(ms)
                 self.recent[name].append(ms)
@@ -116,7 +117,7 @@ def _number(value: object) -> float | int | None:
 
 
 def _kind(given_up: str) -> str:
-    """What was given up, of a few."""
+    """The kind of thing that was given up: one of a few labels."""
     for words, kind in (
         ("check", "check"),
         ("frames", "frames"),
@@ -197,4 +198,4 @@ FLEET: tuple[Row[SlotFleet], ...] = (
         ("instance", "quantile"),
     ),
 )
-"""Read from the fleet."""
+"""Metrics read from the fleet."""

@@ -1,4 +1,4 @@
-"""A link to one instance's slot model: its state, as it tells it four times a second.
+"""A link to one instance's slot model, which tells its state four times a second.
 
 ::
 
@@ -6,8 +6,8 @@
                   └──▶ an error: a model that cannot tell is asked again and again, as a heartbeat
                   └──▶ no such model here: looked for now and then
 
-Now and then it connects anew: when Triton has loaded the model anew, the old one goes on with its
-states here, while slots go to the new one; when it was unloaded, nothing else would tell.
+Now and then the link connects anew: if Triton has loaded the model anew, the old one still tells
+its states here while slots go to the new one; if it was unloaded, nothing else would tell.
 """
 
 import asyncio
@@ -32,21 +32,21 @@ from orchestrator.slots.wire import (
 from worker.protocol.slot import SlotState
 
 ASK_AGAIN_S: Final = 0.5
-"""A model that cannot tell its state is asked for it this often."""
+"""Seconds between two requests to a model that cannot tell its state."""
 LOOK_AGAIN_S: Final = 5.0
-"""An instance that never had the model is looked at this often at least."""
+"""Seconds to which pauses between looks at an instance that never had the model may grow."""
 RENEW_S = 5.0
-"""A watch is begun anew after this."""
+"""Seconds after which a watch is begun anew."""
 
 
 class LinkOwner(Protocol):
     """Hears of one link. Called from its reader: must neither wait nor raise."""
 
     def state_came(self, address: str, state: SlotState | None) -> None:
-        """The model is there; None: it cannot tell its state."""
+        """The model is there and told ``state``; None if it cannot tell one."""
 
     def link_closed(self, address: str, reason: str, *, is_absent: bool) -> None:
-        """Nothing is known of it any more; ``is_absent``: the instance has no slot model."""
+        """The link is closed; ``is_absent``: because the instance has no slot model."""
 
 
 class LinkBroken(Exception):
@@ -66,9 +66,9 @@ class SlotLink:
         self._call: GrpcCall | None = None
         self._first: asyncio.Future[None] | None = None
         self._was_there = False
-        """The model is known to have been there: it may be being loaded anew."""
+        """Whether the model is known to have been there: it may be loading anew."""
         self._absence = ""
-        """What Triton said, where it has no slot model."""
+        """Triton's words if it has no slot model; otherwise empty."""
         self._sessions = Reconnector(
             "slot link",
             address,
@@ -84,7 +84,7 @@ class SlotLink:
         self._sessions.start()
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Close the link. Idempotent."""
         await self._sessions.close()
 
     def break_off(self, reason: str) -> None:
@@ -95,7 +95,8 @@ class SlotLink:
         self._first = None
         if end.is_closed:
             return
-        # What was broken off says nothing of the model, whatever was heard of it before.
+        # A connection that was broken off says nothing of the model, whatever was heard of it
+        # before.
         absence = self._absence if end.error is not None else ""
         looks_seldom = bool(absence) and not self._was_there
         self._sessions.longest_pause_s = max(
@@ -104,12 +105,12 @@ class SlotLink:
         self._owner.link_closed(self.address, absence or end.reason, is_absent=bool(absence))
 
     async def _keep_watching(self) -> None:
-        """Watch after watch: what is known of the model stays known in between."""
+        """Run watch after watch; the model's state stays known in between."""
         while True:
             await self._watch()
 
     async def _watch(self) -> None:
-        """One watch, until it has done its time."""
+        """Run one watch until its time is over. Raises if it ends before."""
         self._first = asyncio.get_running_loop().create_future()
         self._absence = ""
         call: GrpcCall | None = None

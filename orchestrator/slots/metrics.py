@@ -1,4 +1,4 @@
-"""How many slots wait and go on."""
+"""Metrics of how many slots wait and run."""
 
 from orchestrator.slots.service import Slots
 from orchestrator.telemetry.metrics import Row

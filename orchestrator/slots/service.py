@@ -1,9 +1,9 @@
 """Takes slots from their submission to their one ending.
 
-They wait here and not at a worker: a slot is sent when an instance has buffers free for it, for
-what waits here can still be put in another order, go elsewhere, or end at no cost, and the way to
-a worker takes milliseconds of a slot's seconds. No instance is left with free buffers while
-something waits that it could finish in time.
+Slots wait here and not at a worker: a slot is sent when an instance has buffers free for it. A slot
+that waits here can still be reordered, go elsewhere, or end at no cost, and the way to a worker
+takes milliseconds of a slot's seconds. No instance is left with free buffers while a slot waits
+that it could finish in time.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ from worker.protocol import AbortCause, Code
 
 @dataclass(frozen=True, slots=True)
 class SlotsConfig:
-    """``attempts``: how often a slot is sent at most. ``grace_s``: how long past a deadline a
-    worker may still report it."""
+    """Settings of slots. ``attempts``: how often a slot is sent at most. ``grace_s``: seconds past
+    a deadline in which a worker may still report it."""
 
     feasibility: FeasibilityConfig
     queue_size: int
@@ -78,8 +78,8 @@ class Slots:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """``rng`` makes ids: whoever knows one can fetch its files, with the right key. It draws
-        the sample of refusals that are not carried out, too."""
+        """``rng`` makes ids, which let a holder of the right key fetch a slot's files. It also
+        draws the sample of refusals that are not carried out."""
         self.fleet = fleet
         self.ledger = ledger
         self.store = store
@@ -99,7 +99,7 @@ class Slots:
     # ── for clients ──────────────────────────────────────────────────────────────────────────
 
     def submit(self, job: SlotJob) -> Slot:
-        """Offer a slot. Returns once it waits or is on its way; raises why it was refused.
+        """Offer a slot. Returns once it waits or is on its way; raises the error that refuses it.
 
         Whatever happens, it is counted as offered and ends in exactly one outcome.
         """
@@ -129,11 +129,11 @@ class Slots:
         return slot
 
     def cancel(self, slot: Slot) -> None:
-        """Stop a slot for whoever asked through the API. Idempotent (WP-2)."""
+        """Stop a slot for a client that asked through the API. Idempotent (WP-2)."""
         self.ledger.settle(slot, aborted(AbortCause.CANCEL))
 
     def disconnected(self, slot: Slot, *, too_slow: bool = False) -> None:
-        """The slot's client is gone; what becomes of it its job says (WP-1)."""
+        """Handle that the slot's client is gone: its job says what becomes of it (WP-1)."""
         if slot.ending is not None:
             return
         narrate(
@@ -147,11 +147,11 @@ class Slots:
             self.ledger.settle(slot, aborted(AbortCause.DISCONNECT))
 
     def queue_position(self, slot: Slot) -> int:
-        """How many slots start before this one, and itself; 0 once it is on its way."""
+        """Place of ``slot`` in the queue, 1 for the next to start; 0 once it is on its way."""
         return self._waiting.position(slot)
 
     def expected(self, slot: Slot) -> Expected | None:
-        """What will become of it; None where nothing can be said."""
+        """What will become of ``slot``; None if nothing can be said."""
         if slot.ending is not None:
             return None
         if isinstance(slot.attempt, Attempt):
@@ -159,13 +159,13 @@ class Slots:
         return self._waiting.expected(slot)
 
     def predicted_ms(self, slot: Slot) -> float | None:
-        """From now to its clip; None where nothing can be said."""
+        """Ms from now until the slot's clip is done; None if nothing can be said."""
         found = self.expected(slot)
         return None if found is None else max(0.0, 1000 * (found.finish_at - self._clock.now()))
 
     def given_up(self, slot: Slot, expected: Expected) -> tuple[str, ...]:
-        """What will probably not be rendered of it; nothing as long as no pace is known, for then
-        all of it is begun."""
+        """Parts of ``slot`` that will probably not be rendered; empty while no pace is known, for
+        then all of it is begun."""
         instance = self.fleet.instances.get(expected.address)
         if instance is not None and not slot.wish.is_known(instance.ability):
             return ()
@@ -173,19 +173,19 @@ class Slots:
 
     @property
     def refusals(self) -> RefusalStats[Slot]:
-        """What was decided against, and what becomes of the sample that is kept (DL-17)."""
+        """Counts of refusals, and of what becomes of the sample that is let through (DL-17)."""
         return self._admission.stats
 
     # ── for the service ──────────────────────────────────────────────────────────────────────
 
     @property
     def live(self) -> int:
-        """Slots that have not ended."""
+        """How many slots have not ended."""
         return len(self._live)
 
     @property
     def waiting(self) -> int:
-        """Those of them that no instance has."""
+        """How many slots wait, with no instance."""
         return len(self._waiting)
 
     def start(self) -> None:
@@ -193,14 +193,14 @@ class Slots:
         self.fleet.start()
 
     def upkeep(self) -> None:
-        """Judge silences, forget what is old, end what is hopeless; call it every 250 ms or so."""
+        """Judge silences, forget old slots, end hopeless ones; call it every 250 ms or so."""
         self.fleet.check_heartbeats()
         self.store.prune()
         self._pass()
 
     def end_hopeless(self, at: float) -> int:
-        """End what waits and will not be done by ``at``, when the service is gone, so that its
-        client can go elsewhere; returns how many."""
+        """End waiting slots that will not be done by ``at``, when the service is gone, so that
+        their clients can go elsewhere; returns how many."""
         late = [
             slot
             for slot in self._waiting
@@ -218,7 +218,7 @@ class Slots:
             )
 
     async def close(self) -> None:
-        """Close every stream; workers stop whatever still goes on."""
+        """Close every stream; workers stop what still runs."""
         runners = [attempt.runner for instance in self.fleet for attempt in instance.attempts]
         for runner in runners:
             runner.cancel()
@@ -258,8 +258,8 @@ class Slots:
     # ── the queue ────────────────────────────────────────────────────────────────────────────
 
     def _pass(self) -> None:
-        """End what is certain to miss; send whatever has somewhere to go."""
-        if self._passing or not self._waiting:  # what happens in a pass may ask for another
+        """End slots that are certain to miss; send every slot that has somewhere to go."""
+        if self._passing or not self._waiting:  # a pass may lead to another call
             return
         self._passing = True
         try:
@@ -270,7 +270,7 @@ class Slots:
                 if why is not None:
                     ending = refused(why) if slot.loss is None else failed(why)
                     self.ledger.settle(slot, ending)
-            # What will hardly be in time gets what nobody else can use.
+            # A slot that will hardly be in time gets what no other can use.
             for in_time in (True, False):
                 for slot in self._waiting:
                     free = [instance for instance in self.fleet.ready() if instance.free]
@@ -283,7 +283,8 @@ class Slots:
             self._passing = False
 
     def _start_on(self, free: list[SlotInstance], slot: Slot, now: float, *, in_time: bool) -> None:
-        """Send it where it will be done first, if it would be ``in_time`` there, or else may be."""
+        """Send ``slot`` where it will be done first, if it would be ``in_time`` there; without
+        ``in_time``, where it is worth a try."""
         better = [instance for instance in free if instance.address not in slot.failed_on] or free
         if not in_time:
             better = self._admission.tries(slot, better, now)
@@ -304,14 +305,14 @@ class Slots:
         attempt.runner.add_done_callback(lambda _: self._left(instance, attempt))
 
     def _left(self, instance: SlotInstance, attempt: Attempt) -> None:
-        """An instance has one slot of ours less."""
+        """Forget an attempt that has left its instance."""
         if attempt in instance.attempts:
             instance.attempts.remove(attempt)
         self.fleet.count(instance.address)
         self._pass()
 
     def _again(self, attempt: Attempt, error: TidegateError | None, now: float) -> None:
-        """Send it to another instance while the deadline can hold that, or end it."""
+        """Send the slot to another instance if its deadline and attempts allow, or end it."""
         slot = attempt.slot
         if slot.ending is not None:
             return
@@ -337,7 +338,7 @@ class Slots:
     # ── ends ─────────────────────────────────────────────────────────────────────────────────
 
     def _count_stop(self, slot: Slot, code: Code | None, now: float) -> None:
-        """An instance is done with it."""
+        """Count the end of a slot on an instance among refusals, if it was a stop."""
         spared = bool(slot.facts.get("spared"))
         self.refusals.stopped(slot, code, slot.deadline.left_ms(now), spared=spared)
 
@@ -352,7 +353,7 @@ class Slots:
     # ── what is to come ──────────────────────────────────────────────────────────────────────
 
     def _expected_there(self, attempt: Attempt, now: float) -> Expected:
-        """Of one that an instance has: those that it was given before come first."""
+        """What will become of a slot that an instance has: slots given to it earlier come first."""
         instance = self.fleet.instances.get(attempt.address)
         before = [] if instance is None else instance.attempts
         at = before.index(attempt) if attempt in before else len(before)

@@ -1,4 +1,4 @@
-"""One offered slot: how far it got, what was said of it, and its one ending.
+"""One offered slot: its progress, its events, and its one ending.
 
 It goes back to the queue only when the instance that had it is lost or will not take it::
 
@@ -23,7 +23,7 @@ from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import AbortCause, Outcome
 
 SLOT_BYTES = 8192
-"""About what keeping a slot takes, with its events and its facts, but not its files."""
+"""Bytes that keeping a slot takes, about, with its events and its facts, but not its files."""
 
 
 class SlotStage(IntEnum):
@@ -36,7 +36,7 @@ class SlotStage(IntEnum):
 
 
 class Progress(NamedTuple):
-    """One event. ``number`` is its id; ``image``: a JPEG of what there is, of a preview."""
+    """One progress event. ``number`` is its id; ``image``: a JPEG, for a preview."""
 
     number: int
     stage: str
@@ -46,8 +46,8 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlotEnding:
-    """The one terminal record. ``error`` is None for a clip in time: ``met``, or ``partial`` where
-    less was rendered than was asked for."""
+    """A slot's one terminal record. ``error`` is None for a clip in time: ``met``, or ``partial``
+    if less was rendered than was asked for."""
 
     outcome: Outcome
     error: TidegateError | None = None
@@ -56,7 +56,7 @@ class SlotEnding:
 
 @dataclass(slots=True)
 class SlotMarks:
-    """When it got so far, in seconds of the clock; 0 while it has not."""
+    """When a slot reached each stage, in seconds of the clock; 0 until then."""
 
     received: float
     dispatched: float = 0.0
@@ -75,14 +75,14 @@ class SlotListener(Protocol):
 
 
 class Stoppable(Protocol):
-    """Its work on an instance."""
+    """A slot's work on an instance, which can be stopped."""
 
     def stop(self) -> None:
-        """Nobody wants it any more."""
+        """Stop the work: the slot is no longer wanted."""
 
 
 class Slot:
-    """One offered slot."""
+    """One offered slot, from its submission to its ending."""
 
     def __init__(self, slot_id: str, job: SlotJob) -> None:
         self.id = slot_id
@@ -92,27 +92,27 @@ class Slot:
         self.marks = SlotMarks(job.arrived)
         self.wish = Wish(job.recipe, job.deadline.at, degrade=job.degrade)
         self.start_by = job.deadline.at
-        """Its place among those that wait: later, and the least of it will hardly be in time."""
+        """Start time after which its least plan will hardly be in time; orders waiting slots."""
         self.drop_at = job.deadline.at
-        """While it waits: later, and it is certain to be late."""
+        """Time after which a slot that still waits is certain to be late."""
         self.refusal_sample = False
-        """It would have been refused; nothing but its deadline stops it (DL-17)."""
+        """Whether a refusal of the slot was not carried out; only its deadline stops it (DL-17)."""
         self.attempt: Stoppable | None = None
         self.attempts = 0
         """How often it was sent to an instance that did not finish it."""
         self.failed_on: frozenset[str] = frozenset()
         self.loss: TidegateError | None = None
-        """Why the last instance did not finish it."""
+        """Why the last instance did not finish it; None if none failed."""
         self.instance = ""
         self.timer: Timer | None = None
         self.percents: dict[str, int] = {}
-        """What is done of each stage, at the instance that has it."""
+        """Percent done by stage, at the instance that has the slot."""
         self.events: list[Progress] = []
-        """For replay: no percent twice, and of each stage's previews the last."""
+        """Events for replay: no percent twice, and each stage's last preview."""
         self.facts: Mapping[str, object] = MappingProxyType({})
-        """What the worker says of the clip, or of what there is of one."""
+        """What the worker says of the clip, or of an unfinished one."""
         self.files: dict[str, bytes] = {}
-        """By ``OUTPUTS``' names."""
+        """Files by the names in ``OUTPUTS``."""
         self.ending: SlotEnding | None = None
         self.listeners: list[SlotListener] = []
         self.on_end: list[Callable[[Slot], None]] = []
@@ -121,7 +121,7 @@ class Slot:
 
     @property
     def kept_bytes(self) -> int:
-        """About what keeping this takes in memory."""
+        """Bytes that keeping this slot takes in memory, about."""
         previews = sum(len(event.image) for event in self.events if event.image is not None)
         return (
             SLOT_BYTES
@@ -133,7 +133,7 @@ class Slot:
 
     @property
     def newest_number(self) -> int:
-        """Of what was said so far; 0 is ``queued``."""
+        """Number of the latest event; 0 is ``queued``."""
         return self._next_number - 1
 
     @property
@@ -142,22 +142,22 @@ class Slot:
         return None if self.ending is None else self._next_number
 
     def listen(self, listener: SlotListener) -> None:
-        """Hear everything from now on. A slot that has ended says nothing any more."""
+        """Tell ``listener`` every event from now on; there are none once the slot has ended."""
         self.listeners = [*self.listeners, listener]
 
     def unlisten(self, listener: SlotListener) -> None:
-        """Hear nothing more; fine for one that never listened."""
+        """Stop telling ``listener``; fine for one that never listened."""
         self.listeners = [other for other in self.listeners if other is not listener]
 
     def dispatched(self, address: str, now: float) -> None:
-        """It is on its way to an instance."""
+        """Note that the slot is on its way to an instance."""
         self.stage = SlotStage.DISPATCHED
         self.instance = address
         self.marks.dispatched = now
         self.percents = {}
 
     def requeued(self) -> None:
-        """The instance did not finish it."""
+        """Put the slot back to the queue: its instance did not finish it."""
         self.stage = SlotStage.QUEUED
         self.attempt = None
         self.instance = ""
@@ -165,7 +165,7 @@ class Slot:
         self.facts, self.files = MappingProxyType({}), {}
 
     def progress(self, stage: str, percent: int, image: bytes | None, now: float) -> None:
-        """The worker says how far it is, perhaps with a picture."""
+        """Record the worker's progress, perhaps with a preview."""
         if self.ending is not None:
             return
         if self.stage is SlotStage.DISPATCHED:
@@ -179,7 +179,7 @@ class Slot:
             self._tell(Progress(self._number(), stage, percent, image))
 
     def end(self, ending: SlotEnding, now: float) -> None:
-        """The one end. Whoever ends a slot checks ``ending`` first."""
+        """End the slot. The caller must check ``ending`` first."""
         assert self.ending is None, f"slot {self.id} would end twice"
         self.ending = ending
         self.stage = SlotStage.ENDED
@@ -194,7 +194,7 @@ class Slot:
         for call in (*(listener.ended for listener in listeners), *self.on_end):
             try:
                 call(self)
-            except Exception:  # limits, stores and whoever ended the slot wait for the others
+            except Exception:  # limits, stores and callers wait for the others
                 service_log.exception(
                     "a listener failed at the end of a slot",
                     extra=fields(slot_id=self.id, correlation_id=self.job.correlation_id),

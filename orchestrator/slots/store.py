@@ -1,4 +1,4 @@
-"""Slots that can be asked about: those that go on, and as many ended ones as the bounds allow."""
+"""Keeps slots that can be asked about: running ones, and ended ones within bounds."""
 
 import math
 from collections import OrderedDict
@@ -17,7 +17,7 @@ def no_such_slot(slot_id: str) -> NotFound:
 
 @dataclass(frozen=True, slots=True)
 class SlotKeepConfig:
-    """Ended slots are kept with their files while all bounds hold."""
+    """Bounds on ended slots, which are kept with their files while all bounds hold."""
 
     max_slots: int
     max_age_s: float
@@ -31,13 +31,13 @@ class SlotStore:
         self.on_forget: list[Callable[[Slot], None]] = []
         """Called with each slot that is dropped."""
         self.latest_end = -math.inf
-        """When the last one ended; its client is yet to fetch its files, which are here only."""
+        """When the last slot ended; its client has yet to fetch its files, which are only here."""
         self._clock = clock
         self._config = config
         self._running: dict[str, Slot] = {}
         self._ended: OrderedDict[str, Slot] = OrderedDict()
         self._bytes: dict[str, int] = {}
-        """Of each that has ended."""
+        """Bytes that each ended slot takes, by id."""
         self.total_bytes = 0
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class SlotStore:
         self._running[slot.id] = slot
 
     def get(self, slot_id: str) -> Slot:
-        """Raises ``NotFound``."""
+        """The slot of that id. Raises ``NotFound``."""
         self.prune()
         slot = self._running.get(slot_id) or self._ended.get(slot_id)
         if slot is None:
@@ -60,17 +60,17 @@ class SlotStore:
         return slot
 
     def running(self) -> Iterator[Slot]:
-        """Those that have not ended, the newest first."""
+        """Slots that have not ended, the newest first."""
         return reversed(self._running.values())
 
     def newest_first(self) -> Iterator[Slot]:
-        """Those that go on, then those that have ended, each by age."""
+        """Running slots, then ended ones, each the newest first."""
         self.prune()
         yield from self.running()
         yield from reversed(self._ended.values())
 
     def prune(self) -> None:
-        """Forget what is over a bound, oldest first."""
+        """Forget ended slots beyond a bound, oldest first."""
         config = self._config
         oldest_kept = self._clock.now() - config.max_age_s
         while self._ended:

@@ -1,4 +1,4 @@
-"""What a slot comes to, and what a worker's words mean for its client: pure."""
+"""Decides a slot's ending, and what a worker's error means for its client: pure."""
 
 from orchestrator.errors import (
     Cancelled,
@@ -15,18 +15,18 @@ from orchestrator.slots.slot import Slot, SlotEnding, SlotStage
 from worker.protocol import AbortCause, Code, Outcome
 
 TO_BE_SENT_AGAIN = (Code.NO_CAPACITY, Code.DRAINING, Code.CANCELLED, Code.INSTANCE_LOST)
-"""Nothing is wrong with the slot, and it was not us who cancelled it."""
+"""Codes with which a slot is sent again: nothing is wrong with it, nor did we cancel it."""
 
 
 def rendered(slot: Slot, now: float) -> SlotEnding:
-    """The clip is here. ``partial``: it is less than was asked for."""
+    """The ending of a slot whose clip is here; ``partial`` if it is less than was asked for."""
     if slot.deadline.left_ms(now) < 0:
         return overdue(slot, now)
     return SlotEnding(Outcome.PARTIAL if slot.facts.get("given_up") else Outcome.MET)
 
 
 def overdue(slot: Slot, now: float) -> SlotEnding:
-    """The deadline is past."""
+    """The ending of a slot whose deadline is past."""
     late_ms = max(0.0, -slot.deadline.left_ms(now))
     where = f"in {_stage_of(slot)}"
     if slot.stage is SlotStage.QUEUED:
@@ -38,24 +38,24 @@ def overdue(slot: Slot, now: float) -> SlotEnding:
 
 
 def aborted(cause: AbortCause) -> SlotEnding:
-    """Somebody who may wants it to stop."""
+    """The ending of a slot that was cancelled, or whose client is gone."""
     if cause is AbortCause.DISCONNECT:
         return SlotEnding(Outcome.ABORTED, ClientDisconnected("the client is gone"), cause)
     return SlotEnding(Outcome.ABORTED, Cancelled("the slot was cancelled"), cause)
 
 
 def failed(error: TidegateError) -> SlotEnding:
-    """Something broke on our side."""
+    """The ending of a slot that failed by a fault on our side."""
     return SlotEnding(Outcome.FAILED, error)
 
 
 def refused(error: TidegateError) -> SlotEnding:
-    """Never taken on, or not begun."""
+    """The ending of a slot that was never taken on, or not begun."""
     return SlotEnding(Outcome.REFUSED, error)
 
 
 def code_of(words: str) -> tuple[Code | None, str]:
-    """A worker's error is ``code: message``; what has no code is Triton's own."""
+    """Split a worker's error, ``code: message``; the code is None for Triton's own errors."""
     head, colon, rest = words.partition(": ")
     try:
         return (Code(head), rest) if colon else (None, words)
@@ -64,7 +64,7 @@ def code_of(words: str) -> tuple[Code | None, str]:
 
 
 def judged(slot: Slot, code: Code | None, message: str, now: float) -> SlotEnding:
-    """What a worker's error means, where the slot is not sent again."""
+    """The ending that a worker's error means, if the slot is not sent again."""
     match code:
         case Code.INVALID_REQUEST:
             field = message.partition(": ")[0]
@@ -86,5 +86,5 @@ def judged(slot: Slot, code: Code | None, message: str, now: float) -> SlotEndin
 
 
 def _stage_of(slot: Slot) -> str:
-    """The last stage that said something."""
+    """The last stage that reported progress."""
     return next(reversed(slot.percents), "") or "the worker's queue"

@@ -1,4 +1,4 @@
-"""Slots that no instance has: in which order they go, and what will become of them."""
+"""Slots that no instance has yet: their order, and what will become of them."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,12 @@ from orchestrator.slots.forecast import NOMINAL_ABILITY, Ability, Expected, Line
 from orchestrator.slots.slot import Slot
 
 FORECAST_TTL_S = 0.05
-"""What is told of those that wait is worked out this often at most."""
+"""Least seconds between two forecasts of the waiting slots."""
 
 
 class WaitingSlots:
-    """The one that must start first is first: the least slack. Behind them are those that are only
-    let in to see what they come to: they make nobody late."""
+    """Waiting slots, the one with the least slack first. Behind them are slots of the refusal
+    sample: they make nobody late."""
 
     def __init__(self, fleet: SlotFleet, clock: Clock) -> None:
         self._fleet = fleet
@@ -29,50 +29,50 @@ class WaitingSlots:
         return slot in self._slots
 
     def __iter__(self) -> Iterator[Slot]:
-        """As they are now, whatever becomes of them meanwhile."""
+        """A copy of the waiting slots in order, which later changes do not touch."""
         return iter(list(self._slots))
 
     def add(self, slot: Slot) -> None:
-        """It waits from now on."""
+        """Add a slot that waits from now on."""
         self._slots.insert(self.place_of(slot), slot)
         self._expected_at = -FORECAST_TTL_S
 
     def remove(self, slot: Slot) -> None:
-        """It does not wait any more; fine for one that did not."""
+        """Remove a slot; fine for one that does not wait."""
         if slot in self._slots:
             self._slots.remove(slot)
         self._expected.pop(slot, None)
         self._expected_at = -FORECAST_TTL_S
 
     def place_of(self, slot: Slot) -> int:
-        """How many would go before it."""
+        """How many slots would go before ``slot``."""
         return sum(1 for other in self._slots if _place(other) <= _place(slot))
 
     def start_by(self, wish: Wish) -> float:
-        """Until when it can start, by what instances tell now."""
+        """Until when ``wish`` can start, by what instances tell now."""
         return max(wish.start_by(ability) for ability in self._abilities())
 
     def position(self, slot: Slot) -> int:
-        """1 for the next one; 0 for one that does not wait."""
+        """Place of ``slot`` in line, 1 for the next one; 0 if it does not wait."""
         return self._slots.index(slot) + 1 if slot in self._slots else 0
 
     def reorder(self) -> None:
-        """Instances tell other times than they did."""
+        """Sort again by the times that instances tell now."""
         for slot in self._slots:
             self.time(slot)
         self._slots.sort(key=_place)
 
     def time(self, slot: Slot) -> None:
-        """Until when it can start, by what instances tell now."""
+        """Set until when ``slot`` can start, by what instances tell now."""
         slot.start_by = self.start_by(slot.wish)
         slot.drop_at = max(slot.wish.start_by(ability.at_best) for ability in self._abilities())
 
     def lines(self, now: float) -> dict[str, Line]:
-        """Of the instances that take slots, as they will become free."""
+        """The lines of instances that take slots, as they will become free."""
         return {one.address: one.line(now) for one in self._fleet.ready()}
 
     def expected(self, slot: Slot) -> Expected | None:
-        """What will become of one that waits; None where nothing can be said."""
+        """What will become of a waiting slot; None if nothing can be said."""
         now = self._clock.now()
         if now - self._expected_at >= FORECAST_TTL_S:
             found = forecast((each.wish for each in self._slots), self.lines(now))

@@ -1,4 +1,4 @@
-"""The slot model's requests and answers as Triton's messages (``model_repository/slot``)."""
+"""Encodes the slot model's requests and reads its answers (``model_repository/slot``)."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ PREVIEW: Final = "preview"
 
 _LENGTH = struct.Struct("<I")
 _LARGE = 256 * 1024
-"""Bytes from which on protobuf's copies would be felt."""
+"""Size in bytes from which protobuf's copies would be felt."""
 _DELIMITED = 2
 _INFER_RESPONSE = 2 << 3 | _DELIMITED
 """Tag of the answer in ``ModelStreamInferResponse``."""
 _CONTENTS = 6 << 3 | _DELIMITED
 """Tag of ``raw_output_contents`` in ``ModelInferResponse``."""
 _WORDS_OF_ABSENCE = ("unknown model", "no available versions", "not at ready state")
-"""Triton's own, for a model that it does not have, or not now."""
+"""Triton's words for a model that it does not have, or not now."""
 
 
 class BadAnswer(ValueError):
-    """An answer that is not what the slot model's contract promises."""
+    """An answer that breaks the slot model's contract."""
 
 
 class Answer(NamedTuple):
@@ -39,12 +39,12 @@ class Answer(NamedTuple):
 
 
 def is_absence(error: str) -> bool:
-    """Whether an error is Triton's, which has no such model now."""
+    """Whether an error is Triton's way of saying that it has no such model now."""
     return any(words in error for words in _WORDS_OF_ABSENCE)
 
 
 def request(recipe: bytes, request_id: str, parameters: Mapping[str, str | bool | float]) -> bytes:
-    """One request, serialized."""
+    """A serialized request to the model."""
     made = service_pb2.ModelInferRequest(
         model_name=MODEL,
         id=request_id,
@@ -65,13 +65,13 @@ def request(recipe: bytes, request_id: str, parameters: Mapping[str, str | bool 
 
 
 def watch_request() -> bytes:
-    """Ask for the model's state, again and again."""
+    """A serialized request for the model's state, told again and again."""
     return request(b"", "watch", {"watch": True})
 
 
 def read_answer(message: bytes) -> Answer | None:
-    """None for one without data (Triton's empty final). Raises ``BadAnswer``, and protobuf's
-    ``DecodeError``."""
+    """Read one message; None if it has no data (Triton's empty final). Raises ``BadAnswer``, and
+    protobuf's ``DecodeError``."""
     cut = _cut(message) if len(message) >= _LARGE else None
     if cut is not None:
         rest, contents = cut
@@ -100,8 +100,8 @@ def _read(answer: service_pb2.ModelInferResponse, contents: Sequence[bytes]) -> 
 
 
 def _cut(message: bytes) -> tuple[bytes, list[bytes]] | None:
-    """An answer's ``ModelInferResponse`` without the contents of its outputs, and those; None for
-    what is not one as Triton writes them.
+    """Split an answer's ``ModelInferResponse`` from the contents of its outputs; None if it is not
+    encoded as Triton writes it.
 
     protobuf copies contents twice, and all of it while the event loop waits.
     """
@@ -132,7 +132,7 @@ def _cut(message: bytes) -> tuple[bytes, list[bytes]] | None:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A number, and where it ends. Raises ``IndexError`` where the data ends before."""
+    """Read a varint; returns it and its end. Raises ``IndexError`` if the data ends before."""
     value = shift = 0
     while True:
         byte = data[at]

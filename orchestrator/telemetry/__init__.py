@@ -1,1 +1,1 @@
-"""What is logged and counted."""
+"""Logs, metrics and trace contexts."""

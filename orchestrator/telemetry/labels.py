@@ -1,11 +1,12 @@
-"""Label values that clients choose: a bounded number of them, then ``other``."""
+"""Bounds the label values that clients choose: all beyond a set number become ``other``."""
 
 from collections.abc import Hashable
 
 OTHER = "other"
 MOST_TENANTS = 20
 MOST_MODELS = 50
-"""Each value is a time series of its own, and one for every bucket of a histogram that has it."""
+"""Limits for tenants and models: each value is a time series of its own, and one for every bucket
+of a histogram that has it."""
 
 
 class BoundedValues:
@@ -16,7 +17,7 @@ class BoundedValues:
         self._known: set[Hashable] = set()
 
     def of(self, value: str) -> str:
-        """What to call ``value`` in a label."""
+        """The label value to use for ``value``: itself, or ``other``."""
         if value in self._known:
             return value
         if len(self._known) >= self._most:

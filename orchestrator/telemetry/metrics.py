@@ -1,5 +1,4 @@
-"""How metrics are declared, counted and read; which ones there are is said by each package's
-``metrics.py``, and in docs/metrics.md.
+"""Declares, counts and reads metrics; packages' ``metrics.py`` and docs/metrics.md list them.
 
 Nothing here is paid per token: lanes and tasks count in plain integers, which are read when
 somebody scrapes (LB-8). Names end in their unit.
@@ -28,11 +27,11 @@ US_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3)
 TENANT = "tenant"
 """A label that only operators are shown: a tenant's name is nobody else's business."""
 _EOF = b"# EOF\n"
-"""Ends what is in OpenMetrics' format, once."""
+"""The line that ends a page in OpenMetrics' format, once."""
 
 Type = Literal["counter", "gauge", "histogram"]
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Label values, in the order of the labels, and what there is of it."""
+"""Label values, in the order of the labels, each with the sample's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Declared:
 
     type: Type
     name: str
-    """As scraped, but for the ``_total`` of a counter."""
+    """The name as scraped, but without the ``_total`` of a counter."""
     unit: str
     text: str
     labels: tuple[str, ...]
@@ -56,7 +55,7 @@ class Row(Generic[S]):
     unit: str
     text: str
     read: Callable[[S], float | Samples]
-    """The value itself where there are no labels."""
+    """Reads the value itself if there are no labels, else samples."""
     labels: tuple[str, ...] = ()
 
 
@@ -68,14 +67,14 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.declared: list[Declared] = []
         self._collectors: list[tuple[Collector, bool, str]] = []
-        """Each with whether it names tenants, and how its metrics' names begin."""
+        """Collectors, each with whether it names tenants and the prefix of its metrics' names."""
 
     def counter(self, name: str, unit: str, text: str, *labels: str) -> Counter:
         self._declare("counter", name, unit, text, labels)
         return self._added(Counter(PREFIX + name, text, labels, registry=self.registry), labels)
 
     def histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        """Of milliseconds, or microseconds where the name ends so."""
+        """Add a histogram of milliseconds, or of microseconds if ``name`` ends in ``_us``."""
         unit, buckets = ("µs", US_BUCKETS) if name.endswith("_us") else ("ms", MS_BUCKETS)
         self._declare("histogram", name, unit, text, labels)
         made = Histogram(PREFIX + name, text, labels, registry=self.registry, buckets=buckets)
@@ -84,7 +83,7 @@ class Metrics:
     def standard_histogram(
         self, name: str, text: str, buckets: Sequence[float], *labels: str
     ) -> Histogram:
-        """Of seconds, under a name and with buckets that a convention beyond ours lays down."""
+        """Add a histogram of seconds whose name and buckets an outside convention lays down."""
         self.declared.append(Declared("histogram", name, "s", text, labels))
         made = Histogram(name, text, labels, registry=self.registry, buckets=buckets)
         return self._added(made, labels)
@@ -101,11 +100,11 @@ class Metrics:
     async def exposition(
         self, accept: str = "", *, tenants: bool = True, prefix: str = ""
     ) -> tuple[bytes, str]:
-        """What Prometheus scrapes, and its content type: OpenMetrics, which has exemplars, where
-        ``accept`` asks for that. Without ``tenants`` it leaves out what would name them; with a
-        ``prefix`` it has only what was added with that.
+        """The page that Prometheus scrapes, and its content type: OpenMetrics, which has exemplars,
+        if ``accept`` asks for it. Without ``tenants`` it leaves out metrics that would name them;
+        with a ``prefix`` it has only the metrics added with that prefix.
 
-        All of it takes some ms; in between, tokens go on being relayed.
+        Encoding takes some ms in all; in between, tokens go on being relayed.
         """
         encode, content_type = choose_encoder(accept)
         parts = []
@@ -129,7 +128,7 @@ class Metrics:
 
 
 def exemplar_of(trace: TraceContext | None) -> dict[str, str] | None:
-    """What leads from a histogram's bucket to a request's trace, where that is kept."""
+    """Labels that lead from a histogram's bucket to a request's trace; None if it is not kept."""
     return {"trace_id": trace.trace_id} if trace is not None and trace.sampled else None
 
 

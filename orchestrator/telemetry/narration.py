@@ -1,4 +1,4 @@
-"""What happens, told in sentences for people (OR-15): one per event, never per token.
+"""Tells what happens in sentences for people (OR-15): one per event, never per token.
 
 Every sentence stands here as it is logged, with nothing filled in: so none can carry an id, a
 secret or a client's text, and none is longer than a line. What it is about travels beside it, in
@@ -16,7 +16,7 @@ MOST_CHARS = 100
 
 
 class Actor(StrEnum):
-    """Who does it."""
+    """The party that causes an event."""
 
     CLIENT = "client"
     LAUNCHER = "launcher"
@@ -27,7 +27,7 @@ class Actor(StrEnum):
 
 
 class Action(StrEnum):
-    """What is done."""
+    """Kinds of events: the deed, as a verb."""
 
     PREFLIGHT = "preflight"
     BUILD = "build"
@@ -50,7 +50,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Narration:
-    """An event that is told. ``sentence`` is for people, the rest to search for."""
+    """An event to be told. ``sentence`` is for people, the other fields are for searching."""
 
     actor: Actor
     action: Action
@@ -64,7 +64,7 @@ def narrate(
     level: int = logging.INFO,
     **more: Field,
 ) -> None:
-    """Log an event. ``target`` is what it is done to: an instance, a model, a unit."""
+    """Log an event. ``target`` is the instance, model or unit that it happens to."""
     if log.isEnabledFor(level):
         log.log(level, "%s", told.sentence, extra=fields(**narrated(told, target), **more))
 
@@ -127,7 +127,7 @@ GATES = {
         Actor.WORKER, Action.GATE, "An instance does not pass its health checks."
     ),
 }
-"""By gate, and whether it opened."""
+"""Events of an instance's gates, by the gate's name and whether it opened."""
 ON_DEMAND = Narration(
     Actor.ORCHESTRATOR,
     Action.LOAD,
@@ -181,7 +181,7 @@ LAUNCH = {
     "ending": Narration(Actor.LAUNCHER, Action.STOP, "The service is ending."),
     "ended": Narration(Actor.LAUNCHER, Action.STOP, "The service has ended and left nothing."),
 }
-"""By ``LaunchEvent.kind``."""
+"""Events of the launcher, by ``LaunchEvent.kind``."""
 
 # ── the pool manager ─────────────────────────────────────────────────────────────────────────────
 
@@ -224,7 +224,7 @@ POOL = {
         Actor.POOL, Action.DEGRADE, "Something is missing, and the pool goes on without it."
     ),
 }
-"""By the kind of a ``PoolEvent``."""
+"""Events of a pool manager, by the kind of the ``PoolEvent``."""
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -297,7 +297,7 @@ _FAILURES = {
 
 
 def of_ending(outcome: Outcome, code: Code | None, cause: AbortCause | None) -> Narration:
-    """How a request's end is told."""
+    """The event that tells of a request's end."""
     if outcome is Outcome.ABORTED and cause is AbortCause.DISCONNECT:
         return _GONE
     if code is not None:

@@ -21,7 +21,7 @@ class TraceContext:
 
 
 def read_traceparent(header: str | None) -> TraceContext | None:
-    """None where there is none, or one that is malformed: the request is served all the same."""
+    """Read a ``traceparent`` header; None if missing or malformed: the request is served anyway."""
     if header is None:
         return None
     match = _TRACEPARENT.fullmatch(header.strip())

@@ -1,8 +1,8 @@
 """Fetches files over HTTP: several parts at once, each tried again where it broke off.
 
-Nothing a server says is believed: a range it did not give, a length that is not the listed one and
-bytes beyond it are noticed. Whether the bytes are right shows in the digest, which is the caller's
-to check.
+Nothing that a server says is trusted: a range that it did not give, a length other than the listed
+one and bytes beyond it are noticed. The caller must check the digest, which shows whether the bytes
+are right.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ _REFUSED: Final = (401, 403, 404, 410, 416)
 @dataclass(frozen=True, slots=True)
 class DownloadLimits:
     connections: int = 8
-    """For all files together."""
+    """Number of connections for all files together."""
     part_bytes: int = 64 * 2**20
     stall_s: float = 30.0
-    """A connection over which nothing comes for so long is given up."""
+    """Seconds after which a connection over which nothing comes is given up."""
     attempts: int = 6
-    """Tries of a part in a row that bring nothing, before it is given up."""
+    """Tries of a part in a row that bring nothing before it is given up."""
     backoff_s: float = 0.5
-    """Before the second try; twice that before each further one."""
+    """Seconds before the second try of a part; doubled before each further one."""
 
 
 class NotRanged(Exception):
-    """The server sends whole files only."""
+    """The server sends only whole files."""
 
 
 class _Broken(Exception):
@@ -56,8 +56,7 @@ class Downloader:
         limits: DownloadLimits | None = None,
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """``on_bytes`` is told of every piece that has been written, in bytes; of a negative
-        number where some count no more."""
+        """``on_bytes`` is told the bytes of each piece written; negative numbers take some back."""
         self._limits = limits or DownloadLimits()
         self._headers = {**(headers or {}), "Accept-Encoding": "identity"}
         self._on_bytes = on_bytes
@@ -80,8 +79,8 @@ class Downloader:
         await self._session.close()
 
     async def fetch(self, url: str, file: PartialFile) -> None:
-        """Get what is missing of a file. Raises ``StagingFailed``, and ``OSError`` of the disk;
-        what came is kept for another time."""
+        """Get the missing parts of a file. Raises ``StagingFailed``, and ``OSError`` of the disk;
+        parts that came are kept for another time."""
         ranged = False
         while missing := list(split(file.missing(), self._limits.part_bytes)):
             try:
@@ -132,8 +131,8 @@ class Downloader:
                 await asyncio.sleep(min(_MOST_WAIT_S, max(wait_s, error.wait_s)))
 
     async def _attempt(self, url: str, file: PartialFile, part: Range, whole: bool) -> int:
-        """How many bytes from the beginning of ``part`` are there now. Raises ``_Broken``,
-        ``NotRanged``, ``StagingFailed``."""
+        """Get ``part``, or the beginning of it; returns how many of its bytes came. Raises
+        ``_Broken``, ``NotRanged``, ``StagingFailed``."""
         assert self._session is not None
         begin, end = part
         headers = {} if whole else {"Range": f"bytes={begin}-{end - 1}"}
@@ -151,7 +150,7 @@ class Downloader:
             raise StagingFailed(f"{url} redirects without an end") from None
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise StagingFailed(f"{url} redirects to what is no address: {error}") from None
-        except ValueError:  # which is all that aiohttp says of it
+        except ValueError:  # aiohttp says no more than this
             raise StagingFailed(
                 f"the address of {file.path.name}, or one that it redirects to, has a password in"
                 " its address beside the token: leave out one of them"
@@ -205,7 +204,7 @@ def _check_whole(answer: aiohttp.ClientResponse, url: str, file: PartialFile) ->
 
 
 def _check_range(answer: aiohttp.ClientResponse, url: str, file: PartialFile, part: Range) -> None:
-    """Whether it is the range that was asked for, of a file that is as long as the listing says."""
+    """Raise ``StagingFailed`` unless the answer is the range asked for, of the listed length."""
     begin, end = part
     told = answer.headers.get("Content-Range", "")
     if told not in (f"bytes {begin}-{end - 1}/{file.size}", f"bytes {begin}-{end - 1}/*"):

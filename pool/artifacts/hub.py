@@ -1,4 +1,4 @@
-"""A model hub as a source: what a repository has, asked through ``huggingface_hub``.
+"""Lists a model hub's repository through ``huggingface_hub``.
 
 That library finds the endpoint (``HF_ENDPOINT``), the token and the commit. The files themselves
 are fetched by ``download``: every one is checked against the digest that the hub tells, several
@@ -22,21 +22,21 @@ _LICENCE_CHARS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A listing, and how its files are asked for."""
+    """A listing, and how its files are requested."""
 
     listing: Listing
     urls: dict[str, str]
     headers: dict[str, str]
-    """With the token, where there is one: for the hub itself, not for where it redirects to."""
+    """Headers with the token, if any: for the hub itself, not for servers that it redirects to."""
 
 
 def is_repository(text: str) -> bool:
-    """Whether it could be a hub's name for a model: ``org/name``."""
+    """Whether ``text`` could be a hub's name for a model: ``org/name``."""
     return _REPOSITORY.fullmatch(text) is not None
 
 
 async def list_hub(repository: str, revision: str = "") -> HubModel:
-    """What the hub has of a repository at ``revision``, its main branch by default.
+    """The files that the hub has of a repository at ``revision``, its main branch by default.
 
     Raises ``StagingFailed``.
     """
@@ -71,7 +71,7 @@ def _list(repository: str, revision: str) -> HubModel:
         ) from None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise StagingFailed(f"{api.endpoint} did not tell of {repository}: {error}") from error
-    except Exception as error:  # of its HTTP library, which differs by version
+    except Exception as error:  # raised by its HTTP library, which differs by version
         raise StagingFailed(
             f"cannot reach {api.endpoint} for {repository}: {error or type(error).__name__}; look"
             " at the network, or name a mirror with HF_ENDPOINT"

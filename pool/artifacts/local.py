@@ -1,4 +1,4 @@
-"""A folder or file on this machine as a source."""
+"""Takes models from a folder or file on this machine."""
 
 import contextlib
 import errno
@@ -25,14 +25,15 @@ class Linking(StrEnum):
     """How a file came into the catalog."""
 
     REFLINK = "reflink"
-    """Its blocks are shared until somebody writes one of the two."""
+    """The file shares its blocks with the source until either is written."""
     HARD_LINK = "hard link"
-    """It is the same file under two names: what changes one changes the other."""
+    """The file is the source under a second name: what changes one changes the other."""
     COPY = "copy"
 
 
 def list_local(path: Path) -> Listing:
-    """What lies there; a file's listing has that file alone. Raises ``StagingFailed``."""
+    """The files that lie at ``path``; a file's listing has that file alone. Raises
+    ``StagingFailed``."""
     path = path.expanduser().absolute()
     if path.is_file():
         files = [path]
@@ -52,7 +53,7 @@ def list_local(path: Path) -> Listing:
 
 
 def _name(path: Path) -> str:
-    """The folder's or file's; of a Hugging Face cache's snapshot ``org/name``."""
+    """The folder's or file's name; ``org/name`` for a snapshot in a Hugging Face cache."""
     repository = path.parent.parent.name
     if path.parent.name == "snapshots" and repository.startswith(_CACHE_PREFIX):
         return repository.removeprefix(_CACHE_PREFIX).replace("--", "/")
@@ -60,7 +61,7 @@ def _name(path: Path) -> str:
 
 
 def _licence(path: Path) -> str:
-    """As the model card's front matter names it, the GGUF's header, or a licence file's title."""
+    """The licence in the model card's front matter, the GGUF's header, or a licence's title."""
     if path.is_file():
         with contextlib.suppress(StagingFailed, OSError):
             return str(read_gguf(path).get("general.license", ""))
@@ -78,7 +79,7 @@ def _licence(path: Path) -> str:
 
 
 def take(source: Path, target: Path, *, copy: bool = False) -> Linking:
-    """Have ``source``'s content at ``target``, which takes no second place on the disk if possible.
+    """Copy or link ``source`` to ``target``, if possible without taking more of the disk.
 
     Small files, which people edit, are never hard linked. Raises ``OSError``.
     """
@@ -100,8 +101,8 @@ def take(source: Path, target: Path, *, copy: bool = False) -> Linking:
 
 
 def can_link(source: Path, folder: Path) -> bool:
-    """Whether ``take`` can link it: it is on the file system of ``folder``, and ours to link
-    (fs.protected_hardlinks)."""
+    """Whether ``take`` can link ``source``: it is on the file system of ``folder``, and ours to
+    link (fs.protected_hardlinks)."""
     status = source.stat()
     is_ours = status.st_uid == os.geteuid() or os.access(source, os.R_OK | os.W_OK)
     return status.st_dev == folder.stat().st_dev and is_ours

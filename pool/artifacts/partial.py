@@ -15,13 +15,13 @@ from typing import Final
 from catalog.atomic import write_all
 
 NOTE_BYTES: Final = 4 * 2**20
-"""A part that is on its way is noted this often: a kill costs no more of it."""
+"""Bytes after which a part on its way is noted: a kill costs no more of it."""
 
 Range = tuple[int, int]
 
 
 class PartialFile:
-    """What there is of ``path``, which will have ``size`` bytes. Methods raise ``OSError``."""
+    """The parts so far of ``path``, which will have ``size`` bytes. Methods raise ``OSError``."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class PartialFile:
         return sum(end - begin for begin, end in self._done)
 
     def missing(self) -> list[Range]:
-        """What is to come, in order."""
+        """The ranges that are still to come, in order."""
         missing, at = [], 0
         for begin, end in [*self._done, (self.size, self.size)]:
             if begin > at:
@@ -47,14 +47,14 @@ class PartialFile:
         return missing
 
     def write(self, offset: int, data: bytes) -> None:
-        """Put bytes where they belong; ``note`` says afterwards that they are there."""
+        """Put bytes where they belong; call ``note`` afterwards."""
         left = memoryview(data)
         while left:
             written = os.pwrite(self._file, left, offset)
             left, offset = left[written:], offset + written
 
     def note(self, begin: int, end: int) -> None:
-        """``begin`` to ``end`` have been written."""
+        """Note that ``begin`` to ``end`` have been written."""
         if begin < end:
             _append(self._notes, f"{begin} {end}\n".encode())
             self._done = _merged([*self._done, (begin, end)])
@@ -66,7 +66,7 @@ class PartialFile:
         self._done = []
 
     def finish(self) -> None:
-        """Give it its name; everything must be there."""
+        """Give the file its final name; every part must be there."""
         assert not self.missing(), "a file is finished before it is complete"
         os.ftruncate(self._file, self.size)
         os.fsync(self._file)
@@ -105,7 +105,7 @@ def split(ranges: list[Range], most: int) -> Iterator[Range]:
 
 
 def _append(file: int, line: bytes) -> None:
-    """All of ``line`` or nothing: the next one would go on where half of it ended. Raises
+    """Append all of ``line`` or nothing: the next line would go on after a part. Raises
     ``OSError``."""
     before = os.fstat(file).st_size
     try:

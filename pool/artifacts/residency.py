@@ -1,7 +1,7 @@
-"""Models in the page cache: how much of one is, and bringing all of it there.
+"""Measures how much of a model is in the page cache, and brings all of it there.
 
-What is there is read at the speed of memory when an engine starts. The kernel drops it for whoever
-needs the memory, so it is not a promise.
+Cached files are read at the speed of memory when an engine starts. The kernel drops them if any
+process needs the memory, so caching is not a promise.
 """
 
 import ctypes
@@ -18,12 +18,12 @@ from catalog.errors import NoMemory
 _PIECE_BYTES: Final = 32 * 2**20
 _READERS: Final = 4
 _SHARE: Final = 0.8
-"""Of the memory that is available, which a model may take."""
+"""Share of the available memory that a model may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Bytes, rounded up to pages for ``resident``."""
+    """Bytes of files in memory and in all; ``resident`` is rounded up to pages."""
 
     resident: int
     total: int
@@ -34,7 +34,7 @@ class Residency:
 
 
 def residency(files: Iterable[Path]) -> Residency:
-    """How much of them memory holds. Raises ``OSError``."""
+    """How much of ``files`` memory holds. Raises ``OSError``."""
     resident = total = 0
     for file in files:
         total += file.stat().st_size
@@ -47,10 +47,10 @@ def preload(
     on_bytes: Callable[[int], None] = lambda count: None,
     available: int | None = None,
 ) -> Residency:
-    """Read files into memory, several pieces at once, and look how much of them is there then.
+    """Read files into memory, several pieces at once, and measure how much of them is there then.
 
-    ``available``: bytes of memory that may be used, what the kernel tells by default. Raises
-    ``NoMemory`` where they would not fit, ``OSError``.
+    ``available``: bytes of memory that may be used; None: as the kernel tells. Raises ``NoMemory``
+    if they would not fit, ``OSError``.
     """
     files = list(files)
     found = residency(files)
@@ -70,7 +70,7 @@ def preload(
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping, as Linux estimates it."""
+    """Memory in bytes that can be had without swapping, as Linux estimates it."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
@@ -86,7 +86,7 @@ def _read(file: Path, start: int) -> int:
         at = start
         while at < start + count:
             piece = os.pread(descriptor, min(2**20, start + count - at), at)
-            if not piece:  # it was cut meanwhile
+            if not piece:  # the file was cut meanwhile
                 break
             at += len(piece)
     finally:
@@ -95,7 +95,8 @@ def _read(file: Path, start: int) -> int:
 
 
 def _resident(file: Path) -> int:
-    """By mincore(2): for files that we own or may write; the kernel says "all" of others."""
+    """Bytes of a file in memory, by mincore(2), for files that we own or may write; the kernel says
+    "all" of others."""
     length = file.stat().st_size
     if length == 0:
         return 0

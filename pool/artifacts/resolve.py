@@ -1,4 +1,4 @@
-"""From what a person calls a model to where it is."""
+"""Finds the path of the model that a person names."""
 
 import contextlib
 from pathlib import Path
@@ -14,9 +14,9 @@ DEMO = "demo"
 def resolve_model(text: str, home: Path) -> Path:
     """The checkpoint folder or GGUF file that ``text`` names.
 
-    That is ``demo``, a model registered below the state directory ``home`` by name or id, a folder
-    or a ``.gguf`` file, in this order; ``./demo`` is always a folder. A registered model counts as
-    used. Raises ``ModelNotFound``, ``CatalogUnusable``.
+    ``text`` may be ``demo``, a model registered below the state directory ``home`` by name or id, a
+    folder or a ``.gguf`` file, in this order; ``./demo`` is always a folder. A registered model
+    counts as used. Raises ``ModelNotFound``, ``CatalogUnusable``.
     """
     if text == DEMO:
         return DEMO_CHECKPOINT

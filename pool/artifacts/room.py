@@ -1,4 +1,4 @@
-"""Whether a model fits on the disk, and which others would have to go."""
+"""Decides whether a model fits on the disk, and which others would have to go."""
 
 import os
 import shutil
@@ -12,12 +12,12 @@ from catalog.models import ModelCatalog
 from pool.artifacts.sizes import size
 
 KEEP_FREE = 0.2
-"""Of the file system, by default."""
+"""Share of the file system that stays free by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A model that could make room, and the bytes that its end would free."""
+    """A model that could make room, and the bytes that removing it would free."""
 
     entry: ModelEntry
     bytes: int
@@ -25,7 +25,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """Bytes. ``models``: those that models take, complete or not."""
+    """State of the disk, in bytes. ``models`` is what models take, complete or not."""
 
     total: int
     free: int
@@ -34,8 +34,8 @@ class DiskState:
 
 @dataclass(frozen=True, slots=True)
 class DiskBudget:
-    """What models may take: ``most_bytes`` of all together (None: no bound), and what leaves
-    ``keep_free`` of the file system, a share of it."""
+    """Limits on models: ``most_bytes`` for all together (None: no bound), and ``keep_free``, the
+    share of the file system that must stay free."""
 
     keep_free: float = KEEP_FREE
     most_bytes: int | None = None
@@ -44,9 +44,9 @@ class DiskBudget:
 def to_remove(
     needed: int, disk: DiskState, budget: DiskBudget, kept: Sequence[Kept]
 ) -> tuple[Kept, ...]:
-    """Which models have to go for ``needed`` more bytes, least recently used first.
+    """The models that have to go for ``needed`` more bytes, least recently used first.
 
-    Raises ``NoRoom`` where even all of them would not be enough. Pure.
+    Raises ``NoRoom`` if even all of them would not be enough. Pure.
     """
     if needed <= 0:
         return ()
@@ -74,8 +74,10 @@ def to_remove(
 def make_room(
     catalog: ModelCatalog, needed: int, budget: DiskBudget, *, agreed: bool, but: str = ""
 ) -> None:
-    """Remove what has to go for ``needed`` more bytes, never the model with the id ``but``. Raises
-    ``NoRoom``, which names what would have to, where that was not ``agreed`` to."""
+    """Remove models to make room for ``needed`` more bytes, never the one with the id ``but``.
+
+    Raises ``NoRoom``, which names the models that would have to go, if that was not ``agreed`` to.
+    """
     catalog.empty_trash()
     kept = [
         Kept(entry, _freed_by(catalog.path_of(entry)))
@@ -96,7 +98,7 @@ def make_room(
 
 
 def disk_state(catalog: ModelCatalog) -> DiskState:
-    """Of the file system that the models are on."""
+    """The state of the file system that the models are on."""
     catalog.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     usage = shutil.disk_usage(catalog.folder)
     return DiskState(
@@ -118,7 +120,7 @@ def users_of(folder: Path) -> list[int]:
 
 
 def _freed_by(folder: Path) -> int:
-    """A file that has another name elsewhere frees nothing."""
+    """Bytes that deleting ``folder`` frees: a file with another name elsewhere frees nothing."""
     return sum(stat.st_blocks * 512 for stat in _files(folder) if stat.st_nlink == 1)
 
 

@@ -1,10 +1,10 @@
-"""Sizes for people."""
+"""Formats sizes for people."""
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def size(count: int) -> str:
-    """``4.4 GB``, in powers of 1000 as disks are sold."""
+    """``count`` bytes as text, such as ``4.4 GB``, in powers of 1000 as disks are sold."""
     value = float(count)
     for unit in _UNITS:
         if value < 1000 or unit == _UNITS[-1]:

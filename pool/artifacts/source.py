@@ -1,4 +1,4 @@
-"""What a source of models has, and which of it a model needs."""
+"""Lists the files of a source of models, and chooses those that a model needs."""
 
 import fnmatch
 import re
@@ -42,7 +42,7 @@ _NO_WEIGHTS: Final = ("training_args.bin", "optimizer.*", "scheduler.*")
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file as its source tells of it; digests in hex, empty where it does not tell."""
+    """One file as its source tells of it; digests are in hex, empty if it tells none."""
 
     path: str
     bytes: int
@@ -52,7 +52,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Everything that there is at a source, of one revision."""
+    """All files that a source has of one revision."""
 
     source: str
     """``hub:org/name``, or a path."""
@@ -64,7 +64,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a model needs of a listing."""
+    """The files of a listing that a model needs."""
 
     format: ModelFormat
     files: tuple[SourceFile, ...]
@@ -75,8 +75,8 @@ class Choice:
 
 
 def choose(listing: Listing, wanted: str = "", *, pickles: bool = False) -> Choice:
-    """The files to fetch: safetensors before all else, GGUF where there is nothing else or
-    ``wanted`` (a pattern for file names) says so, pickles only where they are allowed.
+    """The files to fetch: safetensors before all else, GGUF if there is nothing else or if
+    ``wanted`` (a pattern for file names) says so, pickles only if they are allowed.
 
     Raises ``StagingFailed`` that says what there is.
     """
@@ -124,7 +124,7 @@ def _one_gguf(
 
 
 def _is_projector(path: str) -> bool:
-    """The part of a multi-modal model that reads pictures."""
+    """Whether ``path`` is the part of a multi-modal model that reads pictures."""
     return PurePosixPath(path).name.startswith("mmproj")
 
 
@@ -158,7 +158,7 @@ def _with_small(files: dict[str, SourceFile], weights: Iterable[str]) -> tuple[S
 
 
 def _checked(file: SourceFile) -> SourceFile:
-    """A source does not choose where files land. Raises ``StagingFailed``."""
+    """Return ``file`` unless its path would leave its folder. Raises ``StagingFailed``."""
     path = PurePosixPath(file.path)
     if path.is_absolute() or ".." in path.parts or path.name == MANIFEST:
         raise StagingFailed(f"the source has a file {file.path!r}, which would leave its folder")
@@ -166,7 +166,8 @@ def _checked(file: SourceFile) -> SourceFile:
 
 
 def _bounded(choice: Choice) -> Choice:
-    """What is fetched has names and sizes that files have. Raises ``StagingFailed``."""
+    """Return ``choice`` if its files have names and sizes that files have. Raises
+    ``StagingFailed``."""
     if len(choice.files) > _MOST_FILES:
         raise StagingFailed(
             f"a model of {len(choice.files)} files, where at most {_MOST_FILES} make sense"

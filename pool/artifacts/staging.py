@@ -1,7 +1,7 @@
 """Brings a model here: list, choose, make room, fetch, verify, register.
 
-A model is ``Active`` when every one of its files has been verified, and not before. Whatever ends
-this early, a kill included, leaves the model in ``staging``: to do it again goes on from there.
+A model is active when every one of its files has been verified, and not before. If this ends early,
+even by a kill, the model stays in ``staging``: adding it again goes on from there.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Progress:
-    """What somebody who waits is told. Every method may be called often, and does nothing here."""
+    """Hears how staging gets on. Every method may be called often, and does nothing here."""
 
     def chosen(self, listing: Listing, choice: Choice) -> None:
-        """This is what will be fetched."""
+        """``choice`` of the files in ``listing`` will be fetched."""
 
     def came(self, count: int) -> None:
-        """So many more bytes are there; fewer, where the number is negative."""
+        """``count`` more bytes are there; fewer if it is negative."""
 
     def verified(self, file: SourceFile) -> None:
         """A file is as it should be."""
@@ -45,19 +45,19 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What ``tidegate models add`` was asked for."""
+    """The request of ``tidegate models add``."""
 
     what: str
     """``org/name`` of a hub, a folder, or a ``.gguf`` file."""
     name: str = ""
     revision: str = ""
     file: str = ""
-    """A pattern for GGUF files, where a source has several."""
+    """A pattern for GGUF files, if a source has several."""
     pickles: bool = False
     copy: bool = False
-    """Of a folder: never by links."""
+    """Whether to copy a folder's files, never link them."""
     agreed: bool = False
-    """Others may be removed to make room."""
+    """Whether other models may be removed to make room."""
     budget: DiskBudget = field(default_factory=DiskBudget)
     limits: DownloadLimits = field(default_factory=DownloadLimits)
 
@@ -65,9 +65,9 @@ class Wish:
 async def add_model(
     catalog: ModelCatalog, wish: Wish, progress: Progress | None = None
 ) -> ModelEntry:
-    """Have the model, as an active entry; one that is there already is only looked at.
+    """Bring the model here; returns its active entry. One that is there already is only looked up.
 
-    Raises ``StagingFailed`` and what narrows it, ``CatalogUnusable``.
+    Raises ``StagingFailed`` and its subclasses, ``CatalogUnusable``.
     """
     progress = progress or Progress()
     path = _on_this_machine(wish.what)
@@ -136,13 +136,13 @@ class _Staging:
         self._checked: dict[str, Digests] = {}
 
     async def fetch(self, hub: HubModel) -> ModelEntry:
-        """From a hub."""
+        """Fetch the model from a hub, verify and register it."""
         await asyncio.to_thread(self._begin, self._choice.bytes - self._here())
         await self._download(hub)
         return await asyncio.to_thread(self._register)
 
     async def take(self, path: Path) -> ModelEntry:
-        """From this machine."""
+        """Take the model from this machine, verify and register it."""
         await asyncio.to_thread(lambda: self._begin(self._copied(path) - self._here()))
         await asyncio.to_thread(self._take, path)
         return await asyncio.to_thread(self._register)
@@ -160,7 +160,7 @@ class _Staging:
         return min(self._choice.bytes, sum(file.stat().st_blocks * 512 for file in kept))
 
     def _copied(self, source: Path) -> int:
-        """Bytes that cannot be taken without a second place on the disk."""
+        """Bytes that cannot be taken without using more of the disk."""
         folder = self._catalog.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return sum(
@@ -197,7 +197,7 @@ class _Staging:
     async def _fetch(
         self, downloader: Downloader, queue: asyncio.Semaphore, url: str, file: SourceFile
     ) -> None:
-        """One file, verified; what arrives wrong is fetched once more from its beginning."""
+        """Fetch and verify one file; a wrong one is fetched once more from its beginning."""
         target = self._folder / file.path
         async with queue:
             for attempt in (1, 2):
@@ -226,7 +226,7 @@ class _Staging:
                     )
 
     def _register(self) -> ModelEntry:
-        """Look at the whole, and make it active."""
+        """Check the whole model, and make it active."""
         names = [file.path for file in self._choice.files]
         check_formats(self._folder, names)
         files = tuple(
@@ -239,7 +239,8 @@ class _Staging:
 
 
 def _known(catalog: ModelCatalog, entry: ModelEntry, wish: Wish) -> ModelEntry | None:
-    """The same model, if it is active. Raises ``StagingFailed`` for a name of another one."""
+    """The entry of this very model if it is active, renamed if the wish says so; None if there is
+    none. Raises ``StagingFailed`` if the name is another model's."""
     for each in catalog.entries():
         if each.id == entry.id and each.state is ModelState.ACTIVE:
             if not wish.name or wish.name == each.name:
@@ -252,7 +253,7 @@ def _known(catalog: ModelCatalog, entry: ModelEntry, wish: Wish) -> ModelEntry |
 
 
 def _name_of(wish: Wish, listing: Listing) -> str:
-    """What it is called from now on. Raises ``StagingFailed``."""
+    """The name of the model from now on. Raises ``StagingFailed``."""
     name = wish.name or _NO_NAME.sub("-", listing.name.rpartition("/")[2]).strip(".-") or "model"
     if name == DEMO:
         raise StagingFailed(
@@ -268,7 +269,7 @@ def _name_of(wish: Wish, listing: Listing) -> str:
 
 
 def _id_of(listing: Listing, choice: Choice) -> str:
-    """The same for the same files of the same source, so that a second attempt finds the first."""
+    """An id, equal for equal files of one source, so that a second attempt finds the first."""
     told = hashlib.sha256(f"{listing.source}\0{listing.revision}\0".encode())
     for file in choice.files:
         told.update(f"{file.path}\0{file.bytes}\0".encode())
@@ -281,7 +282,7 @@ def _id_of(listing: Listing, choice: Choice) -> str:
 
 
 def _difference(file: SourceFile, digests: Digests) -> str:
-    """What is wrong with a file's content; empty for nothing."""
+    """What is wrong with a file's content; empty if nothing is."""
     if file.sha256:
         return "" if digests.sha256 == file.sha256 else f"its SHA-256 is {digests.sha256}"
     if file.git:

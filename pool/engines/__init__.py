@@ -1,1 +1,1 @@
-"""Where a Triton server is found, and how it is started."""
+"""Finds or makes the engines of this machine, and starts a Triton server."""

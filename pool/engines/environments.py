@@ -1,11 +1,11 @@
-"""Engines that are Python packages, each in a virtual environment of its own.
+"""Makes engines that are Python packages, each in a virtual environment of its own.
 
     TIDEGATE_HOME/engines/<id>/            complete, verified by an import
     TIDEGATE_HOME/engines/<id>.partial/    being made; pip goes on there after a kill
 
-The id has a digest of everything that decides what comes of it, so that other pins or another
-Python make another environment, and what runs keeps its own. What a worker needs beside its engine
-is found in Tidegate's own environment, behind the engine's own packages.
+The id has a digest of everything that decides the result, so that other pins or another Python make
+another environment, and running engines keep theirs. Packages that a worker needs beside its engine
+are found in Tidegate's own environment, behind the engine's own packages.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ from pool.process.logs import fresh_log, tail
 from pool.process.process import GuardedProcess, command_environment
 
 _OURS: Final = "zz-tidegate.pth"
-"""Read last, so that what it names is found last."""
+"""Name of the path file that is read last, so that the packages it names are found last."""
 _PIP: Final = (sys.executable, "-P", "-m", "pip")
-"""Ours, which installs there: an environment gets none of its own."""
+"""Tidegate's own pip, which installs into the environment: that gets no pip of its own."""
 _INSTALL: Final = ("install", "--quiet", "--disable-pip-version-check")
 
 
@@ -61,7 +61,8 @@ class EnvironmentProvider:
         return f"{recipe.engine}-{recipe.compute_mode}-{digest[:8]}"
 
     async def ensure(self, home: Path) -> PreparedEngine:
-        """Raises ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``, ``CatalogUnusable``."""
+        """Make the environment unless it is there, and register it. Raises ``MachineUnfit``,
+        ``FetchFailed``, ``LogUnusable``, ``CatalogUnusable``."""
         folder = home / "engines" / self.id
         if not (folder / MANIFEST).is_file():
             await asyncio.to_thread(
@@ -135,7 +136,7 @@ class EnvironmentProvider:
     async def _runs(
         self, command: Sequence[str], log: Path, more: EnvironmentVars | None = None
     ) -> bool:
-        # our packages must not be taken for the environment's own
+        # Our packages must not be taken for the environment's own.
         env = command_environment({**(more or {}), "PYTHONPATH": None, "VIRTUAL_ENV": None})
         process = await GuardedProcess.start(f"engine {self.name}", command, env=env, log=log)
         try:
@@ -145,7 +146,7 @@ class EnvironmentProvider:
 
 
 def prepared(entry: EngineEntry) -> PreparedEngine:
-    """An engine of the catalog, to be started."""
+    """An engine of the catalog, ready to be started."""
     binary = Path(entry.binary)
     return PreparedEngine(
         name=entry.engine,
@@ -161,8 +162,9 @@ def prepared(entry: EngineEntry) -> PreparedEngine:
 
 
 def engine_environment(name: str, home: Path) -> EnvironmentVars:
-    """What makes Triton's Python stub run an engine's packages: ``PATH`` with its environment
-    first, and ``VIRTUAL_ENV``. The stub asks the first Python on ``PATH`` where its packages are.
+    """Variables that make Triton's Python stub run an engine's packages: ``PATH`` with its
+    environment first, and ``VIRTUAL_ENV``. The stub asks the first Python on ``PATH`` where its
+    packages are.
 
     ``name`` is an engine or the id of one in the catalog. Raises ``EngineUnknown`` for one that is
     not here, ``CatalogUnusable``. Empty for an engine that needs none.
@@ -171,9 +173,10 @@ def engine_environment(name: str, home: Path) -> EnvironmentVars:
 
 
 def environment_if_made(name: str, home: Path, device: str = "") -> EnvironmentVars:
-    """The same for any name that ``TIDEGATE_WORKER_ENGINE`` may have; empty where no environment
-    was made: the packages of the running Python have to do then. Of several the newest for
-    ``device`` (``cpu``, ``cuda``), else the newest. Raises ``CatalogUnusable``."""
+    """Variables as of ``engine_environment``, for any name that ``TIDEGATE_WORKER_ENGINE`` may
+    have; empty if no environment was made: the packages of the running Python must do then. Of
+    several, the newest for ``device`` (``cpu``, ``cuda``) if any, otherwise the newest. Raises
+    ``CatalogUnusable``."""
     if name not in ENGINES:
         return {}
     its = [entry for entry in EngineCatalog(home).entries() if entry.engine == name]
@@ -188,7 +191,7 @@ def _variables(folder: Path) -> EnvironmentVars:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Raises ``FetchFailed`` while another process makes the same."""
+    """Hold the lock of an environment. Raises ``FetchFailed`` while another process makes it."""
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(folder.with_name(folder.name + ".lock"), "w") as lock:
         try:
@@ -201,12 +204,12 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def site_packages(folder: Path) -> Path:
-    """Of an environment."""
+    """The folder of an environment's packages."""
     return folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
 
 def _name_finally(partial: Path, folder: Path) -> None:
-    """Have the scripts name the folder that they will be in."""
+    """Make the scripts name the folder that they will be in."""
     for script in (partial / "bin").iterdir():
         if script.is_symlink() or not script.is_file():
             continue
@@ -225,7 +228,7 @@ def _version(packages: Path, package: str) -> str:
 
 
 def digest_of_packages(packages: Path) -> str:
-    """Over pip's own records, which have the digest of every file that it installed."""
+    """Digest over pip's own records, which have the digest of every file that it installed."""
     digest = hashlib.sha256()
     for record in sorted(packages.glob("*.dist-info/RECORD")):
         digest.update(record.parent.name.encode() + b"\0" + record.read_bytes())

@@ -1,4 +1,4 @@
-"""By name: which provider brings an engine here."""
+"""Chooses the provider that brings an engine here, by the engine's name."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +12,18 @@ from pool.engines.triton_provider import TritonProvider
 
 @dataclass(frozen=True, slots=True)
 class EngineWish:
-    """What ``tidegate engines ensure`` was asked for. ``mode`` None: a GPU where there is one."""
+    """The request of ``tidegate engines ensure``. ``mode`` None means a GPU if there is one."""
 
     engine: str
     mode: ComputeMode | None = None
     from_source: bool = False
     path: Path | None = None
-    """Of a Triton to use."""
+    """Path of a Triton to use."""
     allow_system_packages: bool = False
 
 
 def provider_of(wish: EngineWish, home: Path) -> EngineProvider:
-    """Raises ``EngineUnknown``."""
+    """The provider for ``wish``. Raises ``EngineUnknown``."""
     if wish.engine == "triton":
         return TritonProvider(wish.path)
     tools = toolchain(home)

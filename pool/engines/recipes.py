@@ -1,4 +1,4 @@
-"""Which packages make which engine: pinned, by device, as wheels or built here."""
+"""Recipes of engines: the packages that make them, pinned, by device, as wheels or built here."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,25 +18,25 @@ ENGINES: Final = ("triton", "vllm", "llamacpp")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """An environment with one engine. ``package`` gives its version, ``module`` is imported to see
-    whether it works."""
+    """An environment with one engine. ``package`` gives its version; importing ``module`` is the
+    test that it works."""
 
     engine: str
     compute_mode: ComputeMode
     package: str
     module: str
     requirements: str
-    """As pip reads them from a file."""
+    """Requirements, as pip reads them from a file."""
     pip: tuple[str, ...] = ()
     """More arguments of ``pip install``."""
     build: dict[str, str] = field(default_factory=dict)
-    """Variables while pip builds: the flags of a compiler, say."""
+    """Variables while pip builds, such as the flags of a compiler."""
     tools: tuple[str, ...] = ()
-    """What the machine must have for that."""
+    """Tools that the machine must have for the build."""
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Everything beside the pins that decides what comes of it."""
+        """Everything beside the pins that decides the result."""
         return (*self.pip, *(f"{name}={value}" for name, value in sorted(self.build.items())))
 
 
@@ -76,7 +76,7 @@ def recipe_of(
 
 
 def _cmake(mode: ComputeMode, toolchain: Toolchain) -> dict[str, str]:
-    """Of llama.cpp's build. With ccache a second build compiles what has changed only."""
+    """Variables of llama.cpp's build. With ccache a second build compiles only what has changed."""
     arguments = ["-DCMAKE_BUILD_TYPE=Release"]
     if toolchain.ccache:
         languages = ("C", "CXX", *(("CUDA",) if mode == "cuda" else ()))

@@ -1,10 +1,10 @@
-"""Paths as Triton can take them.
+"""Replaces paths that Triton cannot take by links.
 
 Its Python backend starts a model by ``bash -c "exec STUB MODEL …"`` and quotes nothing: a path with
 a space is two words there, and shell characters in one would be executed. The stub's Python takes
 every name for ASCII, whatever the environment says. So paths that are not plain get links, which
-lie with the server's shared memory and are named like it: whoever removes that, however the server
-ends, removes them too.
+lie with the server's shared memory and are named like it: removing that, however the server ends,
+removes them too.
 """
 
 import os
@@ -25,14 +25,14 @@ def is_plain(path: Path) -> bool:
 
 
 class Links:
-    """Links of one start of a server, each called ``prefix`` and what it stands for."""
+    """Links of one start of a server, each named ``prefix`` and what it stands for."""
 
     def __init__(self, prefix: str, folder: Path = SHARED_MEMORY) -> None:
         self._folder = folder
         self._prefix = prefix
 
     def to(self, path: Path, name: str) -> Path:
-        """``path`` itself where it is plain, else a link to it. Raises ``OSError``."""
+        """``path`` itself if it is plain, otherwise a new link to it. Raises ``OSError``."""
         if is_plain(path):
             return path
         link = self._folder / f"{self._prefix}{name}"
@@ -40,7 +40,7 @@ class Links:
         return link
 
     def install(self, install: TritonInstall) -> TritonInstall:
-        """``install`` with the directories that end up in the shell's command."""
+        """``install`` with links for the directories that end up in the shell's command."""
         libraries = (self.to(p, f"libraries-{i}") for i, p in enumerate(install.library_path))
         return replace(
             install,
@@ -49,11 +49,11 @@ class Links:
         )
 
     def spec(self, spec: TritonSpec) -> TritonSpec:
-        """``spec`` with its models."""
+        """``spec`` with a link for its models."""
         return replace(spec, model_repository=self.to(spec.model_repository, "models"))
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """``env`` with what the stub's Python imports from: code, and the first Python's folder."""
+        """``env`` with links for what the stub imports: code, and the first Python's folder."""
         code = [self._entry(e, f"code-{i}") for i, e in enumerate(_entries(env, "PYTHONPATH"))]
         first, *others = _entries(env, "PATH") or [""]
         linked = dict(env)

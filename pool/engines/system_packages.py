@@ -1,4 +1,4 @@
-"""Tools that only the system's package manager brings: installed when that is allowed explicitly.
+"""Installs tools that only the system's package manager brings, if that is allowed explicitly.
 
 Otherwise the command is shown, and nothing is done (PV-6).
 """
@@ -28,7 +28,7 @@ _PACKAGES: Final = {
         "nvcc": "cuda-toolkit",
     },
 }
-"""By package manager and tool."""
+"""Names of packages, by package manager and tool."""
 
 Run = Callable[[Sequence[str]], int]
 
@@ -36,7 +36,7 @@ Run = Callable[[Sequence[str]], int]
 def install_command(
     tools: Iterable[str], which: Callable[[str], str | None] = shutil.which
 ) -> list[str]:
-    """What installs ``tools`` here; empty where no package manager is known."""
+    """The command that installs ``tools`` here; empty if no package manager is known."""
     for manager, packages in _PACKAGES.items():
         if which(manager) is not None:
             names = [packages[tool] for tool in tools]
@@ -52,8 +52,8 @@ def require_tools(
     which: Callable[[str], str | None] = shutil.which,
     run: Run = lambda command: subprocess.run(command, check=False).returncode,
 ) -> None:
-    """Have the tools. Raises ``MachineUnfit`` for those that are missing, where installing them is
-    not ``allowed`` or fails."""
+    """Check that ``tools`` are there, and install missing ones. Raises ``MachineUnfit`` if
+    installing them is not ``allowed`` or fails."""
     missing = [tool for tool in tools if which(tool) is None]
     if not missing:
         return

@@ -1,7 +1,7 @@
-"""What this machine can run and build with: driver, compilers, caches. Looked at once in a while.
+"""Finds what this machine can run and build with: driver, compilers, caches.
 
-Looking takes a second (``nvcc --version``, the driver's library), so what was found is kept in the
-state directory for ``TTL_S``, or until ``PATH`` is another one.
+Looking takes a second (``nvcc --version``, the driver's library), so the result is kept in the
+state directory for ``TTL_S``, or until ``PATH`` changes.
 """
 
 import contextlib
@@ -36,30 +36,30 @@ _TOOLS: Final = {
 class Tool(msgspec.Struct, frozen=True):
     path: str
     version: str = ""
-    """Empty where it does not tell."""
+    """The tool's version; empty if it does not tell."""
 
 
 class Toolchain(msgspec.Struct, frozen=True):
-    """``cuda`` is the newest version that the driver can do, empty without a driver."""
+    """Tools of this machine. ``cuda`` is the newest version that the driver can do, or empty."""
 
     gpus: tuple[str, ...]
     cuda: str
     tools: dict[str, Tool]
-    """By name, those that there are."""
+    """Tools that are there, by name."""
     triton_cache: str
-    """Where the triton language keeps what it compiled."""
+    """Folder where the triton language keeps what it compiled."""
     triton_cache_bytes: int
     looked_ms: int
     path_digest: str = ""
 
     @property
     def ccache(self) -> str:
-        """Its path; empty where there is none."""
+        """Path of ccache; empty if there is none."""
         return self.tools["ccache"].path if "ccache" in self.tools else ""
 
 
 def toolchain(home: Path, ttl_s: float = TTL_S, *, refresh: bool = False) -> Toolchain:
-    """As found at most ``ttl_s`` ago. A state directory that cannot be written costs only speed."""
+    """The toolchain, looked up at most ``ttl_s`` ago. An unwritable state directory costs speed."""
     cached = home / "engines" / "toolchain.json"
     digest = hashlib.sha256(os.environ.get("PATH", "").encode()).hexdigest()
     now_ms = int(time.time() * 1000)
@@ -80,7 +80,7 @@ def toolchain(home: Path, ttl_s: float = TTL_S, *, refresh: bool = False) -> Too
 
 
 def look() -> Toolchain:
-    """As it is now."""
+    """The toolchain as it is now."""
     devices = gpu.look()
     tools = {}
     for name, command in _TOOLS.items():
@@ -92,7 +92,7 @@ def look() -> Toolchain:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Of its files; those that go while they are looked at, as compilers' do, do not count."""
+    """Size of a folder's files; files that vanish meanwhile, as compilers' do, do not count."""
     size = 0
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):

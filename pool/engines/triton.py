@@ -1,8 +1,8 @@
-"""The Triton engine provider: which server to run, and how one is started.
+"""Finds the Triton server to run, and makes its command line.
 
-Searched in this order: a configured path, the NGC image's ``/opt/tritonserver``, the wheel that
-``triton_wheel`` unpacked. The first that exists is used; one that exists but does not fit is an
-error with its fix, never skipped in silence.
+Places are searched in this order: a configured path, the NGC image's ``/opt/tritonserver``, the
+wheel that ``triton_wheel`` unpacked. The first that exists is used; one that exists but does not
+fit is an error with its fix, never skipped in silence.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ LOCKED = "shared-memory,model-repository,trace,logging"
 """Triton's protocols that are no client's business: loading and unloading models, mapping shared
 memory, and having the server write files."""
 _NO_HEADER = "no header\ncan carry this"
-"""What a request for one of them must show. A key would stand in the command line, for every local
-user to read; neither HTTP nor gRPC can send a line break, so nobody can show this one."""
+"""Header that a request for a locked protocol must show. A key would stand in the command line, for
+every local user to read; HTTP and gRPC cannot send a line break, so no client can show this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class TritonInstall:
     backend_dir: Path
     """Parent of ``python/``, the backend with its stub."""
     library_path: tuple[Path, ...]
-    """Goes in front of ``LD_LIBRARY_PATH``."""
+    """Folders that go in front of ``LD_LIBRARY_PATH``."""
     version: str
-    """Of the server, ``2.51.0`` say; ``unknown`` when the installation does not tell."""
+    """Version of the server, such as ``2.51.0``; ``unknown`` if the installation does not tell."""
     source: Source
 
     @property
@@ -53,14 +53,14 @@ class TritonInstall:
 
     @property
     def description(self) -> str:
-        """``Triton 2.51.0 from the wheel``, say."""
+        """The server in words, such as ``Triton 2.51.0 from the wheel``."""
         origin = {"path": str(self.binary), "ngc": "the NGC image", "wheel": "the wheel"}
         return f"Triton {self.version} from {origin[self.source]}"
 
 
 @dataclass(frozen=True, slots=True)
 class TritonPorts:
-    """Where one server listens."""
+    """The ports of one server."""
 
     http: int
     grpc: int
@@ -69,7 +69,7 @@ class TritonPorts:
 
 @dataclass(frozen=True, slots=True)
 class TritonSpec:
-    """What one server serves, and where."""
+    """The models that one server serves, and how."""
 
     model_repository: Path
     models: tuple[str, ...]
@@ -78,20 +78,20 @@ class TritonSpec:
     env: Mapping[str, str] | None = None
     """More variables for the server and its models (``TIDEGATE_WORKER_…``)."""
     lane_token: str = field(default="", repr=False)
-    """What its workers ask of whoever opens a lane or drains them; empty for nothing. It travels in
+    """Token that its workers require to open a lane or to drain them; empty for none. It travels in
     the environment, which only the same user can read."""
     tls: Tls | None = None
-    """What is shown at its gRPC port; with ``ca`` whoever comes must show as much. Its other ports
-    know no TLS."""
+    """TLS of its gRPC port; with ``ca``, clients must show a certificate. Other ports have no
+    TLS."""
     is_locked: bool = True
-    """Refuse the protocols of ``LOCKED`` to everybody."""
+    """Whether to refuse the protocols of ``LOCKED`` to everybody."""
 
 
 def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) -> TritonInstall:
     """The server to run. ``configured`` is a binary, or a directory laid out like the NGC image's.
 
-    Raises ``EngineNotFound`` (``NoEngine`` when none was configured and there is none at all),
-    ``MachineUnfit`` when what there is cannot run.
+    Raises ``EngineNotFound`` (``NoEngine`` if none was configured and there is none at all),
+    ``MachineUnfit`` if the one found cannot run.
     """
     if configured is not None:
         return _from_root(_root_of(configured), "path")
@@ -108,14 +108,14 @@ def find_triton(configured: Path | None, home: Path, ngc_root: Path = NGC_ROOT) 
 
 _RUNNABLE = 0o555
 _KEEPALIVE_MS = 10_000
-"""A lane that is silent for so long is asked for an answer, and has as long again to give it."""
+"""Milliseconds after which a silent lane is pinged, and in which it must answer."""
 
 
 def triton_command(
     install: TritonInstall, spec: TritonSpec, ports: TritonPorts, shm_prefix: str
 ) -> list[str]:
-    """The command line. ``shm_prefix`` begins the name of every shared memory region, and is the
-    name that the server answers to.
+    """The command line of a server. ``shm_prefix`` begins the name of every shared memory region,
+    and is the name that the server answers to.
 
     Models must have a complete ``config.pbtxt``: completing one costs a second at every start.
     """
@@ -163,8 +163,9 @@ def _tls_flags(tls: Tls | None) -> dict[str, object]:
 
 
 def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, str]:
-    """Our environment, plus what makes the stub run the packages of the running Python, or those of
-    an engine's own environment where ``spec.env`` has ``engine_environment`` of one."""
+    """Our environment, plus the variables that make the stub run the packages of the running
+    Python, or those of an engine's own environment if ``spec.env`` has its
+    ``engine_environment``."""
     return command_environment(
         {
             **_running_python(),
@@ -187,7 +188,7 @@ def _running_python() -> dict[str, str | None]:
 
 
 def compile_models(spec: TritonSpec) -> None:
-    """Have the models' ``__pycache__`` before the server looks at the repository.
+    """Make the models' ``__pycache__`` before the server looks at the repository.
 
     The stub would write it at its first start; Triton then takes the new file for a change of the
     model, and the next ``load`` of it, which should do nothing, loads it anew.
@@ -250,7 +251,7 @@ def _from_wheel(home: Path) -> TritonInstall:
 
 def _make_runnable(stub: Path) -> None:
     """Let everybody read and run the stub, as it was: a Triton that could not start one leaves it
-    ``---x------``. Raises ``EngineNotFound`` where it is of no use and not ours to change.
+    ``---x------``. Raises ``EngineNotFound`` if it cannot be used and is not ours to change.
     """
     mode = stat.S_IMODE(stub.stat().st_mode)
     if mode & _RUNNABLE == _RUNNABLE:

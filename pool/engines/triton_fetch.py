@@ -19,7 +19,7 @@ PIP = (sys.executable, "-P", "-m", "pip", "install", "--quiet", "--disable-pip-v
 async def ensure_triton(
     configured: Path | None, home: Path, fetching: Callable[[str], None]
 ) -> TritonInstall:
-    """The server to run, as ``find_triton`` says; the wheel's is fetched where there is none, and
+    """The server to run, as ``find_triton`` finds it; the wheel's is fetched if there is none, and
     ``fetching`` is told of it first. Raises ``ProvisionError``."""
     try:
         return find_triton(configured, home)
@@ -31,7 +31,7 @@ async def ensure_triton(
 
 
 async def fetch_triton(home: Path, pip: Sequence[str] = PIP) -> None:
-    """Have the wheel's server below ``home``. pip finds its index as it always does.
+    """Put the wheel's server below ``home``. pip finds its index as it always does.
 
     Raises ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``; nothing is left of a download that
     was cancelled.

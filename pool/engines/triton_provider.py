@@ -1,6 +1,6 @@
 """Triton as an engine of the catalog: from a path, the NGC image's folder, or the wheel.
 
-Also how to run it from an image, which Docker does and not this: ``docker_command``.
+``docker_command`` shows how Docker runs it from an image, which this does not do.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from pool.preflight import gpu
 
 @dataclass(frozen=True, slots=True)
 class TritonProvider:
-    """``configured``: a server to use rather than the first that is found."""
+    """Provides Triton. ``configured``: a server to use rather than the first that is found."""
 
     configured: Path | None = None
     ngc_root: Path = NGC_ROOT
@@ -33,7 +33,7 @@ class TritonProvider:
         return "triton"
 
     async def ensure(self, home: Path) -> PreparedEngine:
-        """The server that ``tidegate up`` would start; the wheel is fetched where there is none.
+        """The server that ``tidegate up`` would start; the wheel is fetched if there is none.
 
         Raises ``EngineNotFound``, ``MachineUnfit``, ``FetchFailed``, ``LogUnusable``,
         ``CatalogUnusable``.
@@ -47,7 +47,7 @@ class TritonProvider:
 
 
 def registered(home: Path, install: TritonInstall) -> PreparedEngine:
-    """A server that is there, in the catalog. Raises ``CatalogUnusable``."""
+    """Put a server that is there into the catalog. Raises ``CatalogUnusable``."""
     digest = digest_of_install(install)
     is_wheel = install.source == "wheel"
     entry = EngineCatalog(home).put(
@@ -76,7 +76,8 @@ def registered(home: Path, install: TritonInstall) -> PreparedEngine:
 
 
 def install_of(entry: EngineEntry, home: Path) -> TritonInstall:
-    """The server that an entry is about, as it is. Raises ``EngineNotFound``, ``MachineUnfit``."""
+    """The server that an entry describes, as it is now. Raises ``EngineNotFound``,
+    ``MachineUnfit``."""
     how, _, where = entry.build_ref.partition(" ")
     if how == "wheel":
         return find_triton(None, home, ngc_root=home / "none")
@@ -84,7 +85,7 @@ def install_of(entry: EngineEntry, home: Path) -> TritonInstall:
 
 
 def docker_command(image: str, model: Path, *, gpus: bool, port: int = 8001) -> list[str]:
-    """What serves ``model`` by the Triton of an image that has Tidegate's worker in it
+    """The command that serves ``model`` by the Triton of an image with Tidegate's worker in it
     (``docker/`` builds one): gRPC on ``port`` of loopback."""
     return [
         *("docker", "run", "--rm", "--init", "--shm-size=256m"),
@@ -98,8 +99,8 @@ def docker_command(image: str, model: Path, *, gpus: bool, port: int = 8001) -> 
 
 
 def digest_of_install(install: TritonInstall) -> str:
-    """Of server, Python backend and the Python that it runs: what differs in one of them is
-    another engine."""
+    """Digest of server, Python backend and the Python that it runs: a difference in one of them
+    makes another engine."""
     digest = hashlib.sha256(sys.version.encode())
     backend = install.backend_dir / "python"
     for file in (

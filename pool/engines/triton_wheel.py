@@ -1,4 +1,4 @@
-"""A Triton server out of the ``nvidia-pytriton`` wheel, used as a binary distribution.
+"""Gets a Triton server out of the ``nvidia-pytriton`` wheel, used as a binary distribution.
 
     .tidegate/triton-0.7.0/
       pytriton/tritonserver/bin/tritonserver
@@ -26,17 +26,17 @@ SERVER_VERSION = "2.51.0"
 DOWNLOAD_MB = 55
 
 PIP_ARGUMENTS = ("--no-deps", "--only-binary=:all:", WHEEL)
-"""For ``pip install --target``: its dependencies are those of a library that we do not use."""
+"""Arguments of ``pip install --target``; its dependencies are of a library that we do not use."""
 _STUB = "triton_python_backend_stub"
 
 
 def wheel_dir(home: Path) -> Path:
-    """Where the wheel's contents live below the state directory ``home``."""
+    """The folder of the wheel's contents below the state directory ``home``."""
     return home / f"triton-{WHEEL.partition('==')[2]}"
 
 
 def server_dir(home: Path) -> Path:
-    """The server inside of the wheel."""
+    """The folder of the server inside the wheel."""
     return wheel_dir(home) / "pytriton" / "tritonserver"
 
 
@@ -71,7 +71,7 @@ def prepare(home: Path, download: Callable[[Path], None]) -> None:
 
 
 def lay_out(home: Path) -> None:
-    """Make the backend directory of the running Python out of what was downloaded."""
+    """Make the backend directory of the running Python out of the download."""
     server = server_dir(home)
     stub = server / "python_backend_stubs" / python_version() / _STUB
     if not stub.exists():
@@ -92,7 +92,7 @@ def lay_out(home: Path) -> None:
 
 @contextmanager
 def completing(final: Path) -> Iterator[Path]:
-    """An empty directory that becomes ``final`` when the body has filled it.
+    """An empty directory that becomes ``final`` once the body has filled it.
 
     Raises ``FetchFailed`` while another process does the same.
     """
@@ -109,7 +109,7 @@ def completing(final: Path) -> Iterator[Path]:
         partial.mkdir()
         try:
             yield partial
-            if not final.is_dir():  # else another process was done just before
+            if not final.is_dir():  # otherwise another process was done just before
                 sync_tree(partial)
                 partial.rename(final)
                 sync_folder(final.parent)

@@ -1,4 +1,4 @@
-"""Whether an engine is still what was installed."""
+"""Checks whether an engine is still what was installed."""
 
 import base64
 import csv
@@ -15,7 +15,7 @@ _SHA256: Final = "sha256="
 
 
 def verify_engine(entry: EngineEntry, home: Path) -> str:
-    """The first thing that is wrong with it; empty for nothing. Reads every file of it."""
+    """The first problem of an engine; empty if there is none. Reads every file of it."""
     try:
         if entry.engine == "triton":
             same = digest_of_install(install_of(entry, home)) == entry.digest
@@ -28,7 +28,8 @@ def verify_engine(entry: EngineEntry, home: Path) -> str:
 
 
 def _packages(packages: Path, entry: EngineEntry) -> str:
-    """By pip's records. Scripts, which lie elsewhere, are not looked at: they got other paths."""
+    """The first problem by pip's records. Scripts, which lie elsewhere, are not checked: their
+    paths were changed."""
     if digest_of_packages(packages) != entry.digest:
         return "packages were installed, removed or replaced there"
     for record in sorted(packages.glob("*.dist-info/RECORD")):
@@ -44,7 +45,7 @@ def _packages(packages: Path, entry: EngineEntry) -> str:
 
 
 def _is_cache(name: str) -> bool:
-    """Some wheels bring byte code, which Python writes anew."""
+    """Whether ``name`` is byte code, which some wheels bring and Python writes anew."""
     return name.endswith(".pyc")
 
 

@@ -1,7 +1,7 @@
 """The parts of a pool manager (``pool.manager``).
 
-- ``wish``         one instance that is to run, and what of it is worth a restart
-- ``member``       one that does: its states, from the first start to its end
+- ``wish``         one instance that is to run, and which changes need a restart
+- ``member``       a running one: its states, from the first start to its end
 - ``triton``       its Triton, started detached or adopted
 - ``beside``       an orchestrator beside the instances
 - ``home``         the pool's folder: the lock, the state that outlives the manager

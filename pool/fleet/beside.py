@@ -14,7 +14,7 @@ from pool.supervise import Keeping
 from pool.units.orchestrator import OrchestratorProcess
 
 _READ_EVERY_S = "0.5"
-"""The list is a small file on this machine."""
+"""Seconds between two looks at the list of addresses, a small file on this machine."""
 
 
 class PoolOrchestrator:
@@ -108,7 +108,7 @@ class PoolOrchestrator:
         log: Path | None,
         shm_prefix: str = "",
     ) -> UnitProcess:
-        """``StartProcess``."""
+        """Start the orchestrator's process detached (``StartProcess``)."""
         facts = {"digest": self._wish.digest, "ports": str(self.port), "host": self._wish.host}
         start = DetachedStarter(self._home.path, self.name, facts, self._hooks.stepped)
         self._process = await start(name, command, env=env, log=log, shm_prefix=shm_prefix)
@@ -116,7 +116,7 @@ class PoolOrchestrator:
         return self._process
 
     def _choose_port(self) -> int:
-        """The one asked for; else the one that it had, or a free one. Raises ``StartFailed``."""
+        """The port asked for; otherwise its earlier port, or a free one. Raises ``StartFailed``."""
         host = self._wish.host
         if self._wish.port:
             try:

@@ -1,4 +1,4 @@
-"""What ``tidegate pool check`` says: what would be started, where, and what stands against it."""
+"""Plans for ``tidegate pool check``: what would be started, where, and what prevents it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from pool.preflight.vram import VramLedger
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One instance. ``problem`` is empty where it would start now."""
+    """One instance. ``problem`` is empty if it would start now."""
 
     name: str
     model: str
@@ -31,8 +31,8 @@ class Planned:
 
 
 async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Planned]:
-    """Everything that ``file`` asks for. Nothing is started; GPUs' memory is as of now, with what
-    the instances before in the list would take."""
+    """Plan everything that ``file`` asks for. Nothing is started; GPUs' memory is as of now, less
+    what earlier instances in the list would take."""
 
     async def read() -> list[GpuDevice]:
         return reader.devices()
@@ -51,7 +51,7 @@ async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Plann
 
 
 def _triton_problem(file: PoolFile, state_dir: Path) -> str:
-    """Why no server could be started; one that is not there yet is fetched."""
+    """Why no server could be started; empty if one could. A missing server is fetched."""
     try:
         find_triton(file.pool.triton, state_dir)
     except NoEngine:

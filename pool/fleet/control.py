@@ -20,17 +20,17 @@ _LINE_BYTES = 2**20
 
 
 class ControlSocket:
-    """The manager's side."""
+    """The manager's end of the socket."""
 
     def __init__(self, home: Path, handler: Handler) -> None:
-        """``handler`` gets ``{"do": …}``. What ``ProvisionError`` it raises is an answer."""
+        """``handler`` gets ``{"do": …}``. A ``ProvisionError`` that it raises becomes an answer."""
         self._home = home
         self._handler = handler
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
         path = self._home / "control"
-        path.unlink(missing_ok=True)  # of a manager that was killed; this one has the lock
+        path.unlink(missing_ok=True)  # left by a manager that was killed; this one has the lock
         with _short(path) as short:
             self._server = await asyncio.start_unix_server(self._serve, short, limit=_LINE_BYTES)
             os.chmod(short, 0o600)
@@ -55,15 +55,15 @@ class ControlSocket:
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
         except OSError:
-            pass  # who asked is gone
+            pass  # the client is gone
         finally:
             writer.close()
 
 
 async def ask(home: Path, order: Answer, timeout_s: float) -> Answer:
-    """What the manager of ``home`` answers.
+    """Ask the manager of ``home``; returns its answer.
 
-    Raises ``PoolInUse`` where none answers, ``ProvisionError`` with what it refuses.
+    Raises ``PoolInUse`` if none answers, ``ProvisionError`` with the reason if it refuses.
     """
     path = home / "control"
     try:

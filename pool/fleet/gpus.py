@@ -1,4 +1,4 @@
-"""GPUs while a pool runs: room before each start, and what breaks afterwards (PV-2)."""
+"""Watches GPUs while a pool runs: room before each start, and faults afterwards (PV-2)."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _WORKER = "TIDEGATE_WORKER_"
 
 
 class Gpus:
-    """What instances may run on. Without a GPU it lets those run that ask for the CPU."""
+    """The GPUs that instances may run on. Without any, instances for the CPU still run."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Gpus:
         self._is_failing = False
 
     async def take(self, who: str, wish: Wish, model: Path) -> tuple[str, ...]:
-        """The first of the wish's groups that has room, reserved for ``who`` until ``settle``.
+        """Reserve the first of the wish's groups that has room for ``who``, until ``settle``.
         Raises ``StartFailed`` with what is lacking on each."""
         if not wish.on_gpu:
             return ()
@@ -49,11 +49,11 @@ class Gpus:
         raise StartFailed("; ".join(refusals))
 
     def settle(self, who: str) -> None:
-        """``who`` has loaded, or has not: what it takes is measured from now on."""
+        """Note that ``who`` has loaded, or failed to: its memory is measured from now on."""
         self.ledger.settle(who)
 
     async def fits_beside(self, wish: Wish, model: Path) -> bool:
-        """Whether it could start while everything else goes on. Nothing is reserved."""
+        """Whether an instance could start while everything else goes on. Nothing is reserved."""
         need = need_bytes(wish, model)
         if not wish.on_gpu:
             free = memory_free()
@@ -67,7 +67,7 @@ class Gpus:
         return True
 
     async def lost(self, group: Sequence[str]) -> str:
-        """Wait until a GPU of the group cannot be used any more; why. Never for the CPU."""
+        """Wait until a GPU of the group cannot be used any more, and say why. Never for the CPU."""
         while True:
             async with self._changed:
                 await self._changed.wait()
@@ -87,12 +87,12 @@ class Gpus:
             await self.look()
 
     async def look(self) -> None:
-        """Take out what broke since the last look, and have those who run there notice."""
+        """Take out GPUs that broke since the last look, and make instances there notice."""
         try:
             faults = await asyncio.to_thread(self._reader.faults)
         except GpuUnavailable:
             faults = []
-        except Exception:  # of another version of NVIDIA's library
+        except Exception:  # another version of NVIDIA's library raised it
             if not self._is_failing:
                 pool_log.exception("faults of GPUs cannot be read; one that vanishes is noticed")
             self._is_failing, faults = True, []
@@ -106,7 +106,7 @@ class Gpus:
 
 
 def need_bytes(wish: Wish, model: Path) -> int:
-    """What a wish will take: what it states (on each GPU), else by its files (on all)."""
+    """Bytes that a wish will take: as it states (on each GPU), otherwise by its files (on all)."""
     if wish.vram_gib is not None:
         return int(wish.vram_gib * GIB)
     settings: dict[str, object] = {

@@ -7,8 +7,8 @@
     HOME/logs/         one log for each instance
     HOME/instances     addresses of what is ready, for an orchestrator beside
 
-The state is a help, not the truth: what runs is read from ``/proc``. Without it only chosen ports
-and counts are lost.
+The state is a help, not the truth: running processes are found in ``/proc``. Without the state only
+chosen ports and counts are lost.
 """
 
 import fcntl
@@ -27,12 +27,12 @@ from pool.process.detached import DetachedProcess
 
 
 def home_of(file: PoolFile) -> Path:
-    """Where the state of this pool is."""
+    """The folder of this pool's state."""
     return (file.pool.home or state_dir() / "pool").expanduser().resolve()
 
 
 class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):
-    """What is kept of one instance. ``mark`` names its run; process ids are for people."""
+    """The kept facts about one instance. ``mark`` names its run; process ids are for people."""
 
     digest: str = ""
     ports: tuple[int, int, int] = (0, 0, 0)
@@ -45,14 +45,14 @@ class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):
     restarts: int = 0
 
     def note(self, process: DetachedProcess) -> None:
-        """Its process, which runs."""
+        """Note the running process of the instance."""
         guardian = process.found.guardian
         self.mark, self.pid = process.found.label.mark, process.pid
         self.guardian_pid, self.guardian_started_ticks = guardian.pid, guardian.started_ticks
 
 
 class PoolState(msgspec.Struct, forbid_unknown_fields=False):
-    """Everything that is kept."""
+    """Everything that is kept for the next manager."""
 
     version: int = 1
     manager_pid: int = 0
@@ -71,7 +71,7 @@ class PoolHome:
         self._lock: int | None = None
 
     def claim(self) -> None:
-        """Be the manager of this pool until ``release`` or the end of the process.
+        """Become the manager of this pool until ``release`` or the end of the process.
 
         Raises ``PoolInUse``, ``StateFileUnusable``.
         """
@@ -101,7 +101,8 @@ class PoolHome:
         self._lock = lock
 
     def _require_own(self) -> None:
-        """Whoever may write there commands the pool. Raises ``StateFileUnusable``."""
+        """Check that only this user may write there: others would command the pool. Raises
+        ``StateFileUnusable``."""
         status = self.path.stat()
         ours = os.geteuid()
         if status.st_mode & 0o002 or (ours and status.st_uid not in (0, ours)):
@@ -111,13 +112,13 @@ class PoolHome:
             )
 
     def release(self) -> None:
-        """Let another manager have it. Idempotent."""
+        """Let another manager have the pool. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     def read(self, warn: Callable[[str], None]) -> PoolState:
-        """What the last manager left. A file that makes no sense is set aside, and said."""
+        """The state that the last manager left. A damaged file is set aside, with a warning."""
         try:
             return msgspec.json.decode(self.state_path.read_bytes(), type=PoolState)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""This machine, as the manager needs it (``manager.Machine``)."""
+"""Gives the manager this machine as it needs it (``manager.Machine``)."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

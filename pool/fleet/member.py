@@ -1,6 +1,7 @@
 """One instance of a pool: from its first start, or its adoption, to its end.
 
-It is never given up: what keeps failing is started again once a minute, and the others go on.
+An instance is never given up: one that keeps failing is started again once a minute, and the others
+go on.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ POLICY = RestartPolicy(first_delay_s=0.5, max_delay_s=60.0, max_failures=math.in
 
 
 class MemberState(StrEnum):
-    """``DOWN``: it failed or was lost, and is started again after a pause."""
+    """State of an instance. ``DOWN``: it failed or was lost, and is started again after a pause."""
 
     STARTING = "starting"
     READY = "ready"
@@ -32,7 +33,7 @@ class MemberState(StrEnum):
 
 
 class EventKind(StrEnum):
-    """What happens to an instance, or (the last five) to the pool."""
+    """Kinds of events of an instance, or (the last five) of the pool."""
 
     FITS = "fits"
     SPAWNED = "spawned"
@@ -53,8 +54,8 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
-    """One step. ``target``: which instance, or the pool. ``seconds``: how long it took; of what
-    was lost or failed, the pause before the next start."""
+    """One event. ``target`` is the instance, or the pool. ``seconds``: how long the step took; for
+    an instance that was lost or failed, the pause before the next start."""
 
     kind: EventKind
     target: str
@@ -64,7 +65,7 @@ class PoolEvent:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a unit tells while it starts and runs."""
+    """Calls that a unit makes while it starts and runs."""
 
     stepped: Callable[[str], None]
     """A step of a start was taken: fits, prepared, spawned, started."""
@@ -72,21 +73,21 @@ class Hooks:
 
 
 class PoolUnit(Unit, Protocol):
-    """What a member keeps."""
+    """A unit that a member keeps up."""
 
     @property
     def address(self) -> str:
-        """Where orchestrators reach it; empty for what they need not know."""
+        """The address for orchestrators; empty if they need none."""
 
     async def attach(self, found: Found) -> None:
-        """Take hold of one that runs already: from now on ``stop`` ends it. Raises
-        ``StartFailed`` where it has ended meanwhile."""
+        """Take hold of a unit that already runs: from now on ``stop`` ends it. Raises
+        ``StartFailed`` if it has ended meanwhile."""
 
     async def resume(self) -> None:
-        """Wait until what was attached to serves. Raises ``StartFailed``; ``stop`` follows."""
+        """Wait until the attached unit serves. Raises ``StartFailed``; ``stop`` follows."""
 
     def record(self) -> InstanceRecord:
-        """What the next manager should know."""
+        """The record for the next manager."""
 
 
 class Member:
@@ -101,15 +102,15 @@ class Member:
         rng: random.Random,
         policy: RestartPolicy = POLICY,
     ) -> None:
-        """``changed`` is called after each change of state; must return at once."""
+        """``changed`` is called after each change of state; it must return at once."""
         self.unit = unit
         self.digest = digest
         self.state = MemberState.STARTING
         self.reason = ""
-        """Why it is down."""
+        """Why it is down; empty in other states."""
         self.restarts = 0
         self.misses = 0
-        """Heartbeats without an answer, all in all."""
+        """Number of heartbeats without an answer, in all."""
         self._emit = emit
         self._changed = changed
         self._rng = rng
@@ -130,36 +131,37 @@ class Member:
         return self.state is MemberState.READY
 
     def begin(self, *, attached: bool = False) -> None:
-        """Start it, or go on with what its unit is attached to; from then on keep it up."""
+        """Start the unit, or go on with the one it is attached to; from then on keep it up."""
         self._life = asyncio.create_task(self._live(attached), name=f"keep {self.name}")
 
     async def first_outcome(self) -> str:
-        """Wait for the end of the first start: empty when it serves, else the reason."""
+        """Wait for the end of the first start: returns "" once it serves, otherwise the reason."""
         return await asyncio.shield(self._first)
 
     async def retire(self) -> None:
-        """Not ready any more, and not kept up: ``end`` is to follow."""
+        """Make the instance not ready and stop keeping it up: ``end`` is to follow."""
         await self.leave()
         self._become(MemberState.DRAINING)
 
     async def end(self, drain_s: float) -> None:
-        """End it: running work may go on for ``drain_s``. Nothing is left on return. Idempotent."""
+        """End the instance; its work may go on for ``drain_s``. Nothing is left then.
+        Idempotent."""
         await self.retire()
         await self.unit.stop(drain_s)
 
     async def leave(self) -> None:
-        """Keep it no longer; it goes on by itself."""
+        """Stop keeping the instance up; it goes on by itself."""
         life, self._life = self._life, None
         if life is not None:
             life.cancel()
             await asyncio.gather(life, return_exceptions=True)
 
     def missed(self) -> None:
-        """A heartbeat had no answer."""
+        """Count a heartbeat without an answer."""
         self.misses += 1
 
     def record(self) -> InstanceRecord:
-        """For the state file."""
+        """The record of this instance for the state file."""
         record = self.unit.record()
         record.digest, record.state = self.digest, self.state.value
         record.address, record.restarts = self.unit.address, self.restarts
@@ -219,7 +221,7 @@ class Member:
         )
 
     async def _started(self, begin: Callable[[], Awaitable[None]]) -> None:
-        """Raises ``StartFailed``."""
+        """Start or resume the unit, and note the result. Raises ``StartFailed``."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -248,7 +250,7 @@ class Member:
 
 
 def ports_of(found: Found) -> tuple[int, int, int]:
-    """Where something that was found listens: HTTP, gRPC, metrics."""
+    """The ports of a run that was found: HTTP, gRPC, metrics; 0 if unknown."""
     numbers = [0, 0, 0]
     with contextlib.suppress(ValueError):
         for at, text in enumerate(found.label.facts.get("ports", "").split(",")[:3]):

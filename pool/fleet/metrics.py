@@ -1,4 +1,4 @@
-"""What a pool manager counts, for Prometheus (docs/metrics.md)."""
+"""Metrics of a pool manager, for Prometheus (docs/metrics.md)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from pool.fleet.member import MemberState
 
 @dataclass(frozen=True, slots=True)
 class PoolNumbers:
-    """As of now; instances by name."""
+    """Numbers of a pool as of now; instances by name."""
 
     states: Mapping[str, str] = field(default_factory=dict)
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -76,14 +76,14 @@ POOL: tuple[Row[Read], ...] = (
 
 
 def pool_metrics(read: Read) -> Metrics:
-    """All of them, in a registry of their own."""
+    """All metrics of a pool manager, in a registry of their own."""
     metrics = Metrics()
     metrics.watch(read, POOL)
     return metrics
 
 
 async def serve_metrics(metrics: Metrics, port: int) -> web.AppRunner:
-    """``GET /metrics`` on loopback; the caller cleans up what it gets. Raises ``OSError``."""
+    """Serve ``GET /metrics`` on loopback; the caller cleans the runner up. Raises ``OSError``."""
 
     async def scrape(request: web.Request) -> web.Response:
         body, content_type = await metrics.exposition(request.headers.get("Accept", ""))

@@ -22,9 +22,9 @@ from catalog.operator_key import Access, access
 from pool.fleet.member import pool_log
 
 RENEWALS = 3
-"""In the time to live of a registration: two may fail, and it still holds."""
+"""Renewals within a registration's time to live: two may fail, and it still holds."""
 _TTL_S = (1.0, 3600.0)
-"""What orchestrators take (``discovery.registered``)."""
+"""Shortest and longest time to live that orchestrators take (``discovery.registered``)."""
 _RETRY_S = 2.0
 _ANSWER_S = 5.0
 _ERROR_CHARS = 200
@@ -38,24 +38,26 @@ class Target(Protocol):
 
     @property
     def renew_s(self) -> float | None:
-        """How often it has to be told the same again; None: never."""
+        """Seconds between two calls that tell it the same again; None: never."""
 
     async def tell(self, addresses: frozenset[str]) -> None:
-        """Have it know these, and of ours no others. Raises ``OSError`` or ``CannotTell``."""
+        """Make it know these addresses, and no others of ours. Raises ``OSError`` or
+        ``CannotTell``."""
 
     async def close(self) -> None: ...
 
 
 class CannotTell(Exception):
-    """An orchestrator does not take what it is told; the message says why."""
+    """An orchestrator refuses what it is told; the message says why."""
 
 
 class AddressList:
     """A file with one address per line (``discovery.WatchedFile``).
 
-    Who follows it keeps the last list while there is no address in it: no instance that may be back
-    in a moment is forgotten. It has one writer at a time, which holds the lock beside it from its
-    first word on: two would take each other's instances out again.
+    An orchestrator that follows it keeps the last list while there is no address in it, so no
+    instance that may be back in a moment is forgotten. The file has one writer at a time, which
+    holds the lock beside it from its first write on: two would take each other's instances out
+    again.
     """
 
     renew_s: float | None = None
@@ -74,7 +76,7 @@ class AddressList:
         write_atomically(self._path, content, 0o644)
 
     async def close(self) -> None:
-        """Let another manager have it. Idempotent."""
+        """Let another manager have the file. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
@@ -84,7 +86,7 @@ class AddressList:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.stat(self._beside), os.fstat(self._lock)):
                     return
-        # Others may be other users, who can lock what they can read.
+        # Other managers may belong to other users, who can lock any file that they can read.
         lock = os.open(self._beside, os.O_RDONLY | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,10 +105,10 @@ class AddressList:
 
 
 class HttpTarget:
-    """``POST`` and ``DELETE /v2/instances`` of one orchestrator."""
+    """Tells one orchestrator by ``POST`` and ``DELETE /v2/instances``."""
 
     def __init__(self, url: str, key: str, ttl_s: float) -> None:
-        """Without a ``key`` it is the one that an orchestrator keeps on this machine."""
+        """Without a ``key``, uses the one that an orchestrator keeps on this machine."""
         self.name = url.rstrip("/")
         self.renew_s: float | None = min(ttl_s, _TTL_S[1]) / RENEWALS
         self._key = key
@@ -149,7 +151,7 @@ class HttpTarget:
 
 
 def _printable(body: bytes) -> str:
-    """What somebody else answered, for a log: one line, whatever its encoding."""
+    """A server's answer as one line for a log, whatever its encoding."""
     text = " ".join(body.decode(errors="replace").split())
     return "".join(each for each in text if each.isprintable())[:_ERROR_CHARS]
 
@@ -160,7 +162,7 @@ class Registrar:
     def __init__(self, warn: Callable[[str, str], None]) -> None:
         """``warn`` is told of a target that cannot be told, and why: once until it can."""
         self.errors: dict[str, str] = {}
-        """What is wrong now, by target."""
+        """Present errors, by target."""
         self._warn = warn
         self._ready: frozenset[str] = frozenset()
         self._version = 0
@@ -178,7 +180,7 @@ class Registrar:
         await self.follow({})
 
     async def follow(self, targets: Mapping[str, Target]) -> None:
-        """Tell these, by name, and no others any more. What a target knows is left there."""
+        """Tell these targets, by name, and no others any more. Dropped ones keep what they know."""
         for name in self._followers.keys() - targets.keys():
             await self._followers.pop(name).close()
             self.errors.pop(name, None)
@@ -187,11 +189,11 @@ class Registrar:
                 await target.close()
             else:
                 self._followers[name] = _Follower(target, self._error)
-                if self._ready:  # of a manager that has just begun nobody is told "none"
+                if self._ready:  # a manager that has just begun tells nobody "none"
                     self._followers[name].set(self._ready)
 
     def set_ready(self, addresses: frozenset[str]) -> None:
-        """These are ready, and no others."""
+        """Set the addresses of all instances that are ready."""
         if addresses == self._ready:
             return
         self._ready = addresses
@@ -199,7 +201,7 @@ class Registrar:
             follower.set(addresses)
 
     async def told(self, timeout_s: float) -> None:
-        """Wait until all know, or for so long."""
+        """Wait until all targets know, or for ``timeout_s``."""
         waiting = [asyncio.create_task(f.told()) for f in self._followers.values()]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=timeout_s)

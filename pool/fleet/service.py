@@ -1,4 +1,4 @@
-"""A pool manager while it runs: its file followed, its orders taken (``tidegate pool run``)."""
+"""Runs a pool manager: follows its file and takes orders (``tidegate pool run``)."""
 
 import asyncio
 import contextlib
@@ -31,16 +31,16 @@ from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.nvml import GpuReader
 
 LOOK_S = 1.0
-"""How often the file is looked at; one that is being written is left alone for as long."""
+"""Seconds between two looks at the file; one that is being written is left alone for as long."""
 LANE_TOKEN = "TIDEGATE_LANE_TOKEN"
 _FROM_THE_START = ("home", "triton", "heartbeat_s", "metrics_port", "drain_s", "advertise")
-"""Of ``[pool]``, what counts from a manager's start on."""
+"""Settings of ``[pool]`` that count only from a manager's start on."""
 Emit = Callable[[PoolEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a manager ends. ``drain_s`` None: its instances go on without it."""
+    """How a manager ends. With ``drain_s`` None its instances go on without it."""
 
     drain_s: float | None
 
@@ -49,7 +49,7 @@ class PoolService:
     """One manager, from its claim of the pool to its end."""
 
     def __init__(self, path: Path, reader: GpuReader, emit: Emit) -> None:
-        """Raises ``PoolFileInvalid``."""
+        """Read the pool file at ``path``. Raises ``PoolFileInvalid``."""
         self.path = path
         self.file = read_pool_file(path)
         self.home = PoolHome(home_of(self.file))
@@ -65,8 +65,8 @@ class PoolService:
         self._seen = _version_of(path)
 
     async def run(self) -> None:
-        """Keep the pool until ``end`` is called. Raises ``ProvisionError`` where it cannot begin;
-        what runs already goes on then."""
+        """Keep the pool until ``end`` is called. Raises ``ProvisionError`` if it cannot begin;
+        running instances go on then."""
         self.home.claim()
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -83,7 +83,7 @@ class PoolService:
             self.home.release()
 
     def end(self, ending: Ending) -> None:
-        """End it so; a second call that leaves less time cuts the first one short."""
+        """End the manager; a second call that leaves less time cuts the first one short."""
         if not self._ending.done():
             self._ending.set_result(ending)
         elif ending.drain_s == 0.0 and self.manager is not None:
@@ -93,7 +93,7 @@ class PoolService:
     def reload(self) -> Answer:
         """Read the file anew and bring the pool in line with it, without waiting for that.
 
-        Raises ``PoolFileInvalid``, with nothing changed; it is said, too.
+        Raises ``PoolFileInvalid``, with nothing changed, and emits an event that says so.
         """
         assert self.manager is not None
         self._seen = _version_of(self.path)
@@ -115,7 +115,7 @@ class PoolService:
         old, new = self._wishes, wishes_of(file)
         self.file, self._wishes = file, new
         if self._gpus is not None:
-            self._gpus.ledger.restore()  # whoever has this read anew says that they are mended
+            self._gpus.ledger.restore()  # reading this anew declares them mended
         before = self._applying
         self._applying = asyncio.create_task(self._apply(before), name="apply")
         return {
@@ -125,7 +125,7 @@ class PoolService:
         }
 
     async def answer(self, order: Answer) -> Answer:
-        """To what a command asks."""
+        """Answer a command's order."""
         match order["do"]:
             case "status":
                 return self.status()
@@ -140,7 +140,7 @@ class PoolService:
         raise ValueError(f"{order['do']!r}")
 
     def status(self) -> Answer:
-        """Every instance as it stands."""
+        """The state of every instance, as an answer."""
         assert self.manager is not None
         return {
             "manager_pid": os.getpid(),
@@ -218,7 +218,7 @@ class PoolService:
             pool_log.exception("the pool could not be brought in line; the next reload tries again")
 
     async def _follow_file(self) -> None:
-        """Have a new version read once nobody has written it for a look."""
+        """Read a new version once nobody has written it between two looks."""
         pending = self._seen
         while True:
             await asyncio.sleep(LOOK_S)
@@ -228,7 +228,7 @@ class PoolService:
             elif version != pending:
                 pending = version
             else:
-                with contextlib.suppress(PoolFileInvalid):  # it was said
+                with contextlib.suppress(PoolFileInvalid):  # an event said so
                     self.reload()
 
     async def _serve_metrics(self, stack: contextlib.AsyncExitStack) -> None:
@@ -258,15 +258,15 @@ class PoolService:
         )
 
     def _lane_token(self, state: PoolState) -> str:
-        """What the operator chose; else the one from before, or one that is made up where both
-        sides are ours. It must outlive the manager: what runs was started with it."""
+        """The lane token: the operator's choice; otherwise the earlier one, or a new one if both
+        sides are ours. It must outlive the manager: running instances were started with it."""
         chosen = os.environ.get(LANE_TOKEN, "") or state.lane_token
         if not chosen and self.file.orchestrator is not None:
             chosen = secrets.token_urlsafe(32)
         return chosen
 
     def _warn_of_loopback(self, file: PoolFile) -> None:
-        """An orchestrator elsewhere would look for this machine's loopback on its own."""
+        """Warn if an orchestrator elsewhere would be told of this machine's loopback address."""
         told = file.pool.advertise or connect_host(file.pool.host)
         if not is_loopback(told):
             return
@@ -289,7 +289,7 @@ class PoolService:
         )
 
     def _targets(self) -> dict[str, Target]:
-        """Everybody who is to be told, by name."""
+        """Every target that must be told, by name."""
         told = self.file.orchestrators
         key = os.environ.get(told.key_env, "")
         found: list[Target] = []
@@ -326,7 +326,7 @@ class PoolService:
 
 
 def _version_of(path: Path) -> tuple[int, int, int] | None:
-    """Another one after each change; None while there is no file."""
+    """A version of the file that differs after each change; None while there is no file."""
     try:
         status = path.stat()
     except OSError:

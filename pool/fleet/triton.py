@@ -1,4 +1,4 @@
-"""The Triton of one wish: its model found and its memory measured before each start, detached."""
+"""Runs the Triton of one wish, detached: finds its model and measures memory before each start."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +29,11 @@ LANE_TOKEN = "TIDEGATE_WORKER_LANE_TOKEN"
 
 @dataclass(frozen=True, slots=True)
 class TritonHost:
-    """What all Tritons of a pool have in common."""
+    """The facts that all Tritons of a pool share."""
 
     home: PoolHome
     state_dir: Path
-    """Where registered models are."""
+    """Folder with the registered models."""
     install: Callable[[], TritonInstall]
     lane_token: str
     gpus: Gpus
@@ -42,11 +42,11 @@ class TritonHost:
     heartbeat_s: float
     warn: Callable[[str], None]
     advertise: str = ""
-    """What orchestrators reach this machine by; empty for where its Tritons listen."""
+    """Host by which orchestrators reach this machine; empty: the one where Tritons listen."""
 
 
 class PoolTriton:
-    """One instance (``member.PoolUnit``)."""
+    """The Triton of one instance (``member.PoolUnit``)."""
 
     def __init__(self, host: TritonHost, wish: Wish, kept: TritonPorts, hooks: Hooks) -> None:
         self.name = wish.name
@@ -72,7 +72,7 @@ class PoolTriton:
         host, wish = self._host, self._wish
         self._lane_token = host.lane_token
         model = await asyncio.to_thread(resolve_model, wish.model, host.state_dir)
-        # Two that have one name, while one replaces the other, have each their own reservation.
+        # Two instances of one name, while one replaces the other, each have a reservation.
         who = f"{self.name} {id(self)}"
         self._group = await host.gpus.take(who, wish, model)
         self._hooks.stepped("fits")
@@ -87,7 +87,7 @@ class PoolTriton:
                     if not attempts_left or self._ports_are_ours():
                         raise
                     await self._triton.stop(0.0)
-                    self.ports = wish.ports  # somebody else has them now: choose again
+                    self.ports = wish.ports  # another program has them now: choose again
         finally:
             host.gpus.settle(who)
 
@@ -157,7 +157,7 @@ class PoolTriton:
         log: Path | None,
         shm_prefix: str = "",
     ) -> UnitProcess:
-        """``StartProcess``."""
+        """Start the server's process detached (``StartProcess``)."""
         facts = {
             "digest": self._wish.digest,
             "ports": f"{self.ports.http},{self.ports.grpc},{self.ports.metrics}",
@@ -184,11 +184,11 @@ class PoolTriton:
             except GpuUnavailable as error:
                 raise StartFailed(str(error)) from error
             return env | {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        # Not part of the digest: how many share the memory is no reason to start one anew.
+        # Not part of the digest: how many share the memory is no reason to start an instance anew.
         return env | {"TIDEGATE_WORKER_INSTANCES": str(max(1, self._host.sharing()))}
 
     def _choose_ports(self) -> TritonPorts:
-        """Those that are fixed or kept; free ones for the others. Raises ``PortInUse``."""
+        """The next start's ports: fixed or kept ones, otherwise free ones. Raises ``PortInUse``."""
         asked, kept, host = self._wish.ports, self.ports, self._wish.host
         named = {asked.http, asked.grpc, asked.metrics, kept.http, kept.grpc, kept.metrics}
         free = iter(free_ports(3, host, named))
@@ -212,13 +212,13 @@ class PoolTriton:
         return ports
 
     def _ports_are_ours(self) -> bool:
-        """Whether nobody else took them meanwhile; asked when nothing of ours runs."""
+        """Whether no other program took the ports meanwhile; ask when nothing of ours runs."""
         ports = self.ports
         return all(is_free(self._wish.host, p) for p in (ports.http, ports.grpc, ports.metrics))
 
 
 def former(found: Found, host: TritonHost, hooks: Hooks) -> PoolTriton:
-    """The unit of something that runs and is not asked for as it is: good for ending it."""
+    """The unit of a running process that is not asked for as it is: good for ending it."""
     facts = found.label.facts
     wish = Wish(
         name=found.label.unit,

@@ -1,4 +1,4 @@
-"""One instance that is to run, as the pool's file asks for it."""
+"""The wish for one instance that is to run, as the pool's file asks for it."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,24 +12,24 @@ from pool.pool_file import InstanceSettings, PoolFile
 from pool.spec import PORT_STRIDE
 
 MODELS = ("llm",)
-"""Of the model repository, what a pool's Triton loads."""
+"""The models of the repository that a pool's Triton loads."""
 ORCHESTRATOR = "orchestrator"
 CHOSEN = TritonPorts(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an instance is to be. Two that differ in their ``digest`` are not the same instance."""
+    """What an instance is to be. Two wishes that differ in ``digest`` are not the same instance."""
 
     name: str
     model: str
-    """As the file has it: resolved anew at each start."""
+    """The model as the file names it: resolved anew at each start."""
     groups: tuple[tuple[str, ...], ...] = ((),)
-    """GPUs to run on: the first unless it is out, then the next. An empty one is the CPU."""
+    """GPUs to run on: the first group unless it is out, then the next. An empty one is the CPU."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """``TIDEGATE_WORKER_…``."""
+    """Settings of the worker by variable: ``TIDEGATE_WORKER_…``."""
     ports: TritonPorts = CHOSEN
-    """0 is chosen."""
+    """The ports of its Triton; 0 means that one is chosen."""
     host: str = "127.0.0.1"
     vram_gib: float | None = None
     load_timeout_s: float = 300.0
@@ -42,12 +42,12 @@ class Wish:
 
     @property
     def has_own_ports(self) -> bool:
-        """Whether it can run beside the one that it replaces."""
+        """Whether it can run beside the instance that it replaces."""
         return not (self.ports.http or self.ports.grpc or self.ports.metrics)
 
     @property
     def digest(self) -> str:
-        """Of all that needs a new process when it changes; how long loading may take does not."""
+        """Digest of all that needs a new process when it changes; the load timeout does not."""
         told = (self.name, self.model, self.groups[0], sorted(self.settings.items()))
         ports = self.ports.http, self.ports.grpc, self.ports.metrics
         more = (*ports, self.host, self.models, *([spell_tls(self.tls)] if self.tls else []))
@@ -60,13 +60,13 @@ class BesideWish:
 
     host: str
     port: int
-    """0 is chosen."""
+    """The orchestrator's port; 0 means that one is chosen."""
     settings: Mapping[str, str]
-    """``TIDEGATE_…``."""
+    """Settings of the orchestrator by variable: ``TIDEGATE_…``."""
     drain_s: float
     name: str = ORCHESTRATOR
     has_own_ports: bool = False
-    """Clients know it by its port."""
+    """Always false: clients know the orchestrator by its port."""
 
     @property
     def digest(self) -> str:

@@ -1,1 +1,1 @@
-"""What the machine must have."""
+"""Checks what the machine must have."""

@@ -1,7 +1,7 @@
-"""Everything that this machine may lack, looked at in one go: ``tidegate doctor``.
+"""Checks everything that this machine may lack in one go: ``tidegate doctor``.
 
-Where ``host`` raises at the first lack that keeps set-up from going on, this finds them all, with
-those that cost speed only. Standard library only, and nothing here starts anything.
+``host`` raises at the first lack that keeps set-up from going on; this finds them all, including
+those that only cost speed. Standard library only, and nothing here starts anything.
 """
 
 import os
@@ -35,7 +35,7 @@ _LEAST_MEMORY = 2 * _GIB
 
 
 class Verdict(StrEnum):
-    """``WARN``: it works, but slower, or not for everything."""
+    """Result of a check. ``WARN``: it works, but slower, or not for everything."""
 
     OK = "ok"
     WARN = "warn"
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check saw. ``advice`` says what to do, empty where there is nothing to be done."""
+    """The result of one check. ``advice`` says what to do, empty if there is nothing to be done."""
 
     check: str
     verdict: Verdict
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to run here. ``device`` None: a GPU where there is one."""
+    """The service that is to run here. ``device`` None means a GPU if there is one."""
 
     home: Path
     device: str | None = None
@@ -64,7 +64,7 @@ class Wanted:
 
 
 def examine(wanted: Wanted) -> Iterator[Finding]:
-    """One finding after the other, so that each can be shown at once."""
+    """Run the checks one after the other, so that each finding can be shown at once."""
     checks: tuple[Callable[[Wanted], Finding], ...] = (
         _python,
         _libpython,

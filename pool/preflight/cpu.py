@@ -1,4 +1,4 @@
-"""This machine's CPU and memory, as Linux tells of them. Standard library only."""
+"""Reads this machine's CPU and memory, as Linux tells of them. Standard library only."""
 
 import os
 import re
@@ -16,12 +16,12 @@ _FEATURES = {
     "amx_tile": "AMX",
     "amx_bf16": "AMX bf16",
 }
-"""What makes products on the CPU fast, by its name in ``flags``."""
+"""Features that make products on the CPU fast, by their names in ``flags``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """``cores`` is what this process may use, a container's quota included."""
+    """The CPU. ``cores`` is how many this process may use, with a container's quota."""
 
     cores: float
     features: tuple[str, ...]
@@ -37,7 +37,7 @@ def look() -> Cpu:
 
 
 def memory_free() -> int | None:
-    """Bytes that programs could still have; None where nobody tells."""
+    """Bytes that programs could still have; None if unknown."""
     try:
         found = re.search(r"^MemAvailable:\s*(\d+) kB", MEMINFO.read_text(), re.M)
     except OSError:

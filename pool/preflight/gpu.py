@@ -1,6 +1,6 @@
-"""NVIDIA's driver and devices, asked through its own library; what torch was built for.
+"""Asks NVIDIA's driver for devices, through its own library, and torch for what it was built for.
 
-Neither torch nor a context on a device is needed for that. Standard library only.
+This needs neither torch nor a context on a device. Standard library only.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ _NAME_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """``cuda`` is the newest version that the driver can do, ``12.4`` say. Devices that cannot be
-    used are a ``problem``, with ``advice``."""
+    """Usable GPUs. ``cuda`` is the newest version that the driver can do, such as ``12.4``. Devices
+    that cannot be used are a ``problem``, with ``advice``."""
 
     devices: tuple[str, ...] = ()
     cuda: str = ""
@@ -59,7 +59,7 @@ def look() -> Gpus:
 
 
 def torch_cuda() -> str | None:
-    """The CUDA that torch was built for; None for a build without."""
+    """The CUDA version that torch was built for; None for a build without."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

@@ -1,6 +1,6 @@
-"""What this machine must have, each lack named in one sentence with the command that fixes it.
+"""Checks what this machine must have; each lack has one sentence with the command that fixes it.
 
-Standard library only: set-up asks before anything is installed.
+Standard library only: set-up runs this before anything is installed.
 """
 
 import importlib.util
@@ -24,12 +24,12 @@ _SYSTEM_LIBRARIES = (
 
 
 def python_version() -> str:
-    """``3.11``, say."""
+    """Version of the running Python, such as ``3.11``."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def check_venv_module() -> None:
-    """Raise ``MachineUnfit`` when this Python cannot create virtual environments."""
+    """Raise ``MachineUnfit`` if this Python cannot create virtual environments."""
     if any(importlib.util.find_spec(name) is None for name in ("venv", "ensurepip")):
         raise MachineUnfit(
             "This Python cannot create virtual environments (it lacks venv or ensurepip): "
@@ -38,7 +38,7 @@ def check_venv_module() -> None:
 
 
 def check_platform() -> None:
-    """Raise ``MachineUnfit`` where the Triton server of the wheel cannot run."""
+    """Raise ``MachineUnfit`` if the Triton server of the wheel cannot run here."""
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
         raise MachineUnfit(
@@ -54,7 +54,7 @@ def check_platform() -> None:
 
 
 def check_stub_python(stub: Path) -> None:
-    """Raise ``MachineUnfit`` when a Python stub was built for another Python than this one."""
+    """Raise ``MachineUnfit`` if a Python stub was built for another Python than this one."""
     built_for = re.search(rb"libpython(3\.\d+)\.so", stub.read_bytes())
     if built_for and built_for[1].decode() != python_version():
         raise MachineUnfit(
@@ -64,20 +64,20 @@ def check_stub_python(stub: Path) -> None:
 
 
 def libpython_name() -> str:
-    """The file that Triton's Python stub loads."""
+    """Name of the file that Triton's Python stub loads."""
     return f"libpython{python_version()}.so.1.0"
 
 
 def libpython_places() -> list[str]:
-    """Where it may be, likeliest first."""
+    """Directories where libpython may be, likeliest first."""
     configured = sysconfig.get_config_var("LIBDIR")
     return [*filter(None, [configured, f"{sys.base_prefix}/lib"]), *_SYSTEM_LIBRARIES]
 
 
 def libpython_dir(stub: Path) -> Path | None:
-    """Directory of the shared libpython that ``stub`` needs; None when it brings its own.
+    """Directory of the shared libpython that ``stub`` needs; None if it brings its own.
 
-    Raises ``MachineUnfit`` when the machine has none.
+    Raises ``MachineUnfit`` if the machine has none.
     """
     name = libpython_name()
     if name.encode() not in stub.read_bytes():

@@ -1,6 +1,6 @@
-"""What memory an instance will take, told from its files before anything is started (PV-2).
+"""Estimates the memory that an instance will take, from its files, before it is started (PV-2).
 
-An estimate, on the safe side: a stated figure goes before it.
+The estimate is on the safe side; a stated figure overrides it.
 """
 
 import json
@@ -10,18 +10,18 @@ from pathlib import Path
 
 GIB = 2**30
 CUDA_CONTEXT_BYTES = GIB // 2
-"""Of a process on a GPU before it has done anything: driver, kernels, workspaces."""
+"""Bytes that a process on a GPU takes before it has done anything: driver, kernels, workspaces."""
 ACTIVATIONS_SHARE = 0.05
-"""Of the weights, for steps."""
+"""Memory for steps, as a share of the weights."""
 KV_SHARE = 0.1
-"""Of the weights, for KV where the model's shape is not known."""
+"""Memory for KV, as a share of the weights, if the model's shape is not known."""
 _WEIGHTS = (".safetensors", ".gguf", ".bin")
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """In bytes."""
+    """Predicted memory of an instance, in bytes."""
 
     weights: int
     kv: int
@@ -33,10 +33,10 @@ class MemoryNeed:
 
 
 def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> MemoryNeed:
-    """Of a checkpoint folder or a .gguf file under a worker's ``settings`` (``dtype``,
+    """The need of a checkpoint folder or a .gguf file under a worker's ``settings`` (``dtype``,
     ``kv_blocks``, ``block_tokens``). Made-up tokens (``engine = synthetic-…``) need no weights.
 
-    KV is what ``kv_blocks`` say, else one whole context: the worker takes more where there is more.
+    KV is as ``kv_blocks`` say, otherwise one whole context: the worker takes more if there is more.
     """
     if str(settings.get("engine", "")).startswith("synthetic"):
         return MemoryNeed(0, 0, GIB // 4)
@@ -55,7 +55,7 @@ def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> Mem
 
 
 def _files(model: Path) -> list[Path]:
-    """Those with weights. A folder with several formats has each weight once in the first."""
+    """The files with weights. A folder with several formats has each weight once in the first."""
     if model.is_file():
         return [model]
     for ending in _WEIGHTS:
@@ -79,7 +79,7 @@ def _config(model: Path) -> dict[str, object]:
 def _kv_bytes(
     config: Mapping[str, object], settings: Mapping[str, object], value_bytes: int
 ) -> int | None:
-    """Of ``kv_blocks``, or of one context; None where the shape is not known."""
+    """Bytes of ``kv_blocks``, or of one context; None if the model's shape is not known."""
     layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
     hidden, context = _number(config, "hidden_size"), _number(config, "max_position_embeddings")
     if not (layers and heads and hidden and context):

@@ -1,7 +1,7 @@
-"""GPUs as NVIDIA's management library sees them: memory, and what breaks (PV-2).
+"""Reads GPUs through NVIDIA's management library: memory and faults (PV-2).
 
-Behind one small interface, so that all that decides by it runs without a GPU. The library is the
-optional package ``nvidia-ml-py``; neither torch nor a context on a device is needed.
+This is behind one small interface, so that all that decides by it runs without a GPU. The library
+is the optional package ``nvidia-ml-py``; neither torch nor a context on a device is needed.
 """
 
 import contextlib
@@ -15,24 +15,24 @@ APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 
 
 class GpuUnavailable(Exception):
-    """Nobody can be asked about GPUs; the message says why and what to do."""
+    """GPUs cannot be read; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """One GPU, or one MIG device of one."""
+    """One GPU, or one MIG device of a GPU."""
 
     index: str
-    """As ``CUDA_VISIBLE_DEVICES`` has it; that of its GPU with a colon and its own for MIG."""
+    """The number in ``CUDA_VISIBLE_DEVICES``; for MIG the GPU's, a colon and the device's own."""
     uuid: str
     name: str
     total_bytes: int
     free_bytes: int
     gpu: str = ""
-    """Of a MIG device: the UUID of its GPU, which is what faults are told of."""
+    """UUID of a MIG device's GPU, for which faults are reported; otherwise empty."""
 
     def is_called(self, device: str) -> bool:
-        """Whether ``device`` names it: its number, its UUID, or how that begins."""
+        """Whether ``device`` names it: by its number, its UUID, or the beginning of that."""
         if device == self.index or device == self.uuid:
             return True
         return device.startswith(("GPU-", "MIG-")) and self.uuid.startswith(device)
@@ -40,7 +40,7 @@ class GpuDevice:
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """Something went wrong on a GPU. ``xid`` is NVIDIA's number of it."""
+    """A fault of a GPU. ``xid`` is NVIDIA's number of it."""
 
     uuid: str
     xid: int
@@ -52,17 +52,17 @@ class GpuFault:
 
 
 class GpuReader(Protocol):
-    """Asks about the GPUs of this machine. Both calls may take some ms."""
+    """Reads the GPUs of this machine. Both calls may take some ms."""
 
     def devices(self) -> list[GpuDevice]:
-        """All there are now; one that is lost is left out. Raises ``GpuUnavailable``."""
+        """All present GPUs; a lost one is left out. Raises ``GpuUnavailable``."""
 
     def faults(self) -> list[GpuFault]:
-        """What has happened since the last call. Raises ``GpuUnavailable``."""
+        """The faults since the last call. Raises ``GpuUnavailable``."""
 
 
 class NoGpus:
-    """For machines and pools without any."""
+    """A reader for machines and pools without GPUs."""
 
     def devices(self) -> list[GpuDevice]:
         return []
@@ -72,7 +72,7 @@ class NoGpus:
 
 
 class NvmlWhenNeeded:
-    """The real one, opened when somebody first asks for devices: a pool on the CPU needs none."""
+    """NVIDIA's library, opened at the first request for devices: a pool on the CPU needs none."""
 
     def __init__(self) -> None:
         self._nvml: Nvml | None = None
@@ -87,10 +87,10 @@ class NvmlWhenNeeded:
 
 
 class Nvml:
-    """The real one. One thread at a time may ask for faults."""
+    """NVIDIA's library. One thread at a time may ask for faults."""
 
     def __init__(self) -> None:
-        """Raises ``GpuUnavailable``."""
+        """Open the library. Raises ``GpuUnavailable``."""
         try:
             import pynvml
         except ImportError:
@@ -133,7 +133,7 @@ class Nvml:
             while True:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 uuid = ""
-                with contextlib.suppress(nvml.NVMLError):  # one that has fallen off the bus
+                with contextlib.suppress(nvml.NVMLError):  # a device that has fallen off the bus
                     uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
                 faults.append(GpuFault(uuid, int(event.eventData)))
         except nvml.NVMLError as error:
@@ -146,7 +146,7 @@ class Nvml:
             raise GpuUnavailable(f"NVIDIA's driver tells of no events ({error})") from None
 
     def _register(self) -> None:
-        """Have events of every GPU, those that came later too."""
+        """Register for events of every GPU, including those that came later."""
         nvml = self._nvml
         if self._events is None:
             self._events = nvml.nvmlEventSetCreate()
@@ -160,7 +160,7 @@ class Nvml:
                     self._registered.add(uuid)
 
     def _mig_devices(self, handle: Any) -> list[Any] | None:
-        """Of a GPU that is split; None of one that is not."""
+        """The MIG devices of a GPU that is split; None for one that is not."""
         nvml = self._nvml
         try:
             mode, _ = nvml.nvmlDeviceGetMigMode(handle)
@@ -188,5 +188,5 @@ class Nvml:
 
 
 def _text(value: str | bytes) -> str:
-    """Older versions of the package answer in bytes."""
+    """``value`` as text: older versions of the package answer in bytes."""
     return value.decode() if isinstance(value, bytes) else value

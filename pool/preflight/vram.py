@@ -1,7 +1,7 @@
-"""Whether an instance fits on its GPUs: measured, with what is about to be taken counted (PV-2).
+"""Decides whether an instance fits on its GPUs, by measured memory and reservations (PV-2).
 
-What NVML says is kept for at most a heartbeat. Two that start at once would both see the same free
-memory, so that each one's need is reserved until it has loaded.
+NVML's answers are kept for at most a heartbeat. Two instances that start at once would both see the
+same free memory, so each one's need is reserved until it has loaded.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ _LARGEST_TTL_S = 15.0
 
 @dataclass(slots=True)
 class CacheCounts:
-    """How often an answer was still fresh."""
+    """Counts of how often a cached answer was still fresh."""
 
     hits: int = 0
     misses: int = 0
 
     @property
     def hit_rate(self) -> float:
-        """0 before anybody has asked."""
+        """Share of fresh answers; 0 before the first request."""
         asked = self.hits + self.misses
         return self.hits / asked if asked else 0.0
 
 
 class VramLedger:
-    """The GPUs of this machine, what of them is free, and which are not to be used."""
+    """The GPUs of this machine, their free memory, and those that are not to be used."""
 
     def __init__(self, read: Read, heartbeat_s: float, now: Callable[[], float]) -> None:
         self.counts = CacheCounts()
@@ -45,7 +45,7 @@ class VramLedger:
         self._reserved: dict[str, tuple[tuple[str, ...], int]] = {}
 
     async def devices(self) -> list[GpuDevice]:
-        """All there are, as of at most one heartbeat ago. Raises ``GpuUnavailable``."""
+        """All GPUs, as of at most one heartbeat ago. Raises ``GpuUnavailable``."""
         async with self._reading:
             if self._read_at is not None and self._now() - self._read_at < self._ttl_s:
                 self.counts.hits += 1
@@ -57,7 +57,7 @@ class VramLedger:
 
     async def refusal(self, who: str, group: Sequence[str], need_bytes: int) -> str:
         """Why ``who`` cannot run on the GPUs of ``group``, each of which is to carry its share of
-        ``need_bytes``; empty when it can, and then that much is reserved for it."""
+        ``need_bytes``; empty if it can, and then that much is reserved for it."""
         try:
             devices = await self.devices()
         except GpuUnavailable as error:
@@ -83,12 +83,13 @@ class VramLedger:
         return ""
 
     def settle(self, who: str) -> None:
-        """``who`` has loaded, or failed: what it takes is measured from now on."""
+        """Drop the reservation of ``who``, which has loaded or failed: its memory is measured
+        now."""
         if self._reserved.pop(who, None) is not None:
             self._read_at = None
 
     def lost_among(self, group: Sequence[str], devices: Sequence[GpuDevice]) -> str:
-        """Why what runs on ``group`` cannot go on, by what ``devices`` there are; else empty."""
+        """Why an instance on ``group`` cannot go on, given ``devices``; empty if it can."""
         for wanted in group:
             device = next((d for d in devices if d.is_called(wanted)), None)
             if device is None:
@@ -98,7 +99,7 @@ class VramLedger:
         return ""
 
     async def visible(self, group: Sequence[str]) -> str:
-        """For ``CUDA_VISIBLE_DEVICES``: UUIDs, since CUDA may count in another order."""
+        """Value for ``CUDA_VISIBLE_DEVICES``: UUIDs, since CUDA may count in another order."""
         devices = await self.devices()
         found = (next((d for d in devices if d.is_called(wanted)), None) for wanted in group)
         return ",".join(w if d is None else d.uuid for w, d in zip(group, found, strict=True))
@@ -122,7 +123,7 @@ class VramLedger:
 
 
 def reading(reader: GpuReader) -> Read:
-    """Off the event loop: NVML waits for the driver."""
+    """Read off the event loop: NVML waits for the driver."""
 
     async def read() -> list[GpuDevice]:
         return await asyncio.to_thread(reader.devices)

@@ -1,6 +1,6 @@
-"""A guarded process that outlives whoever started it, and is found again by the next one.
+"""A guarded process that outlives its starter, and is found again by the next one.
 
-What is known of it lies where it cannot be lost: in the command line of its guardian (``Label``)
+The facts about it lie where they cannot be lost: in the command line of its guardian (``Label``)
 and in the environment that all of its processes inherit (``MARK``). A folder of its own has the
 FIFO that takes orders, and later its process id and exit status::
 
@@ -35,26 +35,27 @@ from pool.process.proc import (
 from pool.process.process import Guarded, cannot_run, guardian_command
 
 MARK = "TIDEGATE_POOL_MARK"
-"""In the environment of every process of a unit, with the name of its run."""
+"""Variable in the environment of every process of a unit; its value is the run's mark."""
 _MARKED = re.compile(r"tidegate_[0-9a-f]{12}_", re.ASCII)
-"""A mark names a folder and begins the names of shared memory, both of which are removed."""
+"""A mark: names a folder and begins names of shared memory, which are both removed."""
 _LABEL = "--label="
 _UP_S = 30.0
-"""A guardian is up in some 20 ms; a machine that is short of memory may need longer."""
+"""Seconds in which a guardian must be up: it takes some 20 ms, longer if memory is short."""
 _POLL_S = 0.01
 _LOOK_S = 0.1
-"""How often a process is looked at on a kernel that does not tell when it ends."""
+"""Seconds between looks at a process on a kernel that does not tell when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a guardian's command line says of it. No secrets: every local user can read it."""
+    """Facts in a guardian's command line about its run. No secrets: every local user can read
+    it."""
 
     home: str
-    """Whose it is."""
+    """Folder of the pool that the run belongs to."""
     unit: str
     mark: str
-    """Of this run; begins the names of its shared memory."""
+    """Name of this run; begins the names of its shared memory."""
     facts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -70,14 +71,14 @@ class Found:
     label: Label
 
     def variable(self, name: str) -> str:
-        """Of the environment that it was started with; empty where there is none."""
+        """A variable of the environment that it was started with; empty if it is not set."""
         return environment_of(self.guardian.pid).get(name, "")
 
 
 def find_detached(home: Path) -> list[Found]:
-    """Every one of ``home`` that runs, however it came to be forgotten. Reads all of ``/proc``.
+    """Every running process of ``home``, however it came to be forgotten. Reads all of ``/proc``.
 
-    Anybody may give a process any command line, so that only our own user's count.
+    Anybody may give a process any command line, so only processes of our own user count.
     """
     found = []
     for pid in all_pids():
@@ -93,8 +94,8 @@ def find_detached(home: Path) -> list[Found]:
 
 
 def clear_remains(home: Path, running: Sequence[Found]) -> list[str]:
-    """End what is left of runs whose guardian is gone, as after its SIGKILL; their names. What
-    else lies in their folder is nobody's business here."""
+    """End what is left of runs whose guardian is gone, as after its SIGKILL; returns their names.
+    Other entries of their folder are left alone."""
     live = {one.label.mark for one in running}
     with contextlib.suppress(FileNotFoundError):
         folders = [each for each in (home / "run").iterdir() if _MARKED.fullmatch(each.name)]
@@ -114,7 +115,7 @@ class DetachedProcess(Guarded):
 
     @classmethod
     async def adopt(cls, name: str, found: Found, log: Path | None) -> "DetachedProcess":
-        """Take over one that somebody else started. Raises ``StartFailed`` if it ends meanwhile."""
+        """Take over a process started before. Raises ``StartFailed`` if it ends meanwhile."""
         started, ended = (found.label.run_dir / n for n in (guardian.STARTED, guardian.ENDED))
         async with asyncio.timeout(_UP_S):
             while (pid := _number_in(started)) is None:
@@ -149,7 +150,7 @@ class DetachedProcess(Guarded):
 
 
 class DetachedStarter:
-    """Starts the processes of one unit (``StartProcess``). ``facts`` are for whoever adopts them.
+    """Starts the processes of one unit (``StartProcess``). ``facts`` are for later managers.
 
     ``on_step`` is called before (``prepared``) and after the start (``spawned``).
     """
@@ -230,7 +231,7 @@ def _spawn(
 
 
 def _label_in(argv: Sequence[str]) -> Label | None:
-    """Of a guardian's command line; None of any other."""
+    """The label in a guardian's command line; None for any other command line."""
     if len(argv) < 5 or not argv[3].endswith("guardian.py"):
         return None
     text = next((word.removeprefix(_LABEL) for word in argv if word.startswith(_LABEL)), None)
@@ -261,14 +262,14 @@ async def _end_of(process: ProcessId) -> None:
 
 
 def _reap(pid: int) -> None:
-    """Collect a child that has ended; one that another manager started has another parent."""
+    """Collect a child that has ended; a process of another manager has another parent."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 def _clean(mark: str, run_dir: Path) -> None:
-    """Nothing of a run is left: no process, no shared memory, no folder. A guardian that was not
-    killed has done the most of it."""
+    """Remove all that is left of a run: processes, shared memory, folder. A guardian that was not
+    killed has done most of it."""
     if _number_in(run_dir / guardian.ENDED) is None:
         kill_marked(MARK, mark)
         guardian.remove_shared_memory(mark)

@@ -16,7 +16,7 @@ too. Should the guardian itself be killed, the command dies with it (PR_SET_PDEA
 First line on stdout: the command's process id, which is also its group's. Standard library only,
 run as ``python -I -S guardian.py``: it is up in some 20 ms and is never the reason for a failure.
 
-With ``--detached DIR`` it outlives whoever started it, whose successor finds it by its command line
+With ``--detached DIR`` it outlives its starter, whose successor finds it by its command line
 (``detached``): orders come from the FIFO ``DIR/orders``, which has no end of file, the process id
 goes to ``DIR/started`` and the exit status to ``DIR/ended``.
 """
@@ -37,7 +37,7 @@ SHARED_MEMORY = Path("/dev/shm")
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 ORDERS, STARTED, ENDED = "orders", "started", "ended"
-"""Names in the folder of a detached one."""
+"""Names in the folder of a detached run."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -46,7 +46,7 @@ _REAP_S = 2.0
 
 
 def remove_shared_memory(prefix: str) -> list[str]:
-    """Remove every region whose name starts with ``prefix``; the names removed."""
+    """Remove every region whose name starts with ``prefix``; returns the names removed."""
     removed = []
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
         with contextlib.suppress(FileNotFoundError):
@@ -56,13 +56,13 @@ def remove_shared_memory(prefix: str) -> list[str]:
 
 
 def kill_group(pgid: int) -> None:
-    """SIGKILL to every process of a group; none left is fine."""
+    """Send SIGKILL to every process of a group; an empty group is fine."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pgid, signal.SIGKILL)
 
 
 def die_with_parent(signum: int) -> None:
-    """Have the kernel send ``signum`` to this process when its parent ends (Linux)."""
+    """Make the kernel send ``signum`` to this process when its parent ends (Linux)."""
     _prctl(_PR_SET_PDEATHSIG, signum)
 
 
@@ -90,7 +90,7 @@ def _start(command: list[str], guardian: int) -> subprocess.Popen[bytes]:
 
 
 class _Events:
-    """What the guardian waits for: orders, and signals."""
+    """The guardian's events: orders, and signals."""
 
     def __init__(self, orders: int) -> None:
         self._orders = orders
@@ -101,7 +101,7 @@ class _Events:
         self._sources = [orders, self._wake]
 
     def order(self, default_grace_s: float, wait_s: float | None = None) -> float | None:
-        """The grace in seconds of the next order; None after ``wait_s`` or when a child ended."""
+        """The grace in seconds of the next order; None after ``wait_s`` or if a child ended."""
         ready, _, _ = select.select(self._sources, [], [], wait_s)
         if self._orders in ready:
             text = os.read(self._orders, 64)
@@ -115,7 +115,7 @@ class _Events:
 
 
 def _run(child: subprocess.Popen[bytes], events: _Events, default_grace_s: float) -> None:
-    """Until the command ended or its time is up. A later order can only shorten the grace."""
+    """Wait until the command ended or its time is up. A later order can only shorten the grace."""
     deadline: float | None = None
     while child.poll() is None:
         left = None if deadline is None else deadline - time.monotonic()
@@ -131,7 +131,7 @@ def _run(child: subprocess.Popen[bytes], events: _Events, default_grace_s: float
 
 
 def _children() -> list[int]:
-    """Direct children, orphans that this process collected included."""
+    """Process ids of direct children, including orphans that this process collected."""
     try:
         text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
     except FileNotFoundError:  # a kernel without it: the process group has to do
@@ -140,7 +140,7 @@ def _children() -> list[int]:
 
 
 def _reap_all(child: subprocess.Popen[bytes]) -> int:
-    """Kill the group and every stray descendant, and wait for them; the command's status."""
+    """Kill the group and all stray descendants, await them, and return the command's status."""
     kill_group(child.pid)
     deadline = time.monotonic() + _REAP_S
     while time.monotonic() < deadline:
@@ -167,7 +167,7 @@ def main() -> int:
     run_dir: Path | None = args.detached
 
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # Open for writing, too: so there is always somebody who could give an order.
+    # Open for writing, too, so that the FIFO always has a writer and no end of file.
     events = _Events(0 if run_dir is None else os.open(run_dir / ORDERS, os.O_RDWR | os.O_CLOEXEC))
     try:
         child = _start(args.command, os.getpid())
@@ -187,7 +187,7 @@ def main() -> int:
 
 
 def _told(run_dir: Path | None, status: int) -> int:
-    """``status``, once it is written down for those who are not our parent."""
+    """Write ``status`` down for processes that are not our parent, and return it."""
     if run_dir is not None:
         _tell(run_dir / ENDED, status)
     return status

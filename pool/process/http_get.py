@@ -1,4 +1,4 @@
-"""One plain GET of a process on this machine, where no library of a client is worth its start."""
+"""Makes plain GETs to processes on this machine, without the cost of a client library."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ _STATUS = re.compile(rb"\S+\s+(\d{3})\b")
 
 
 async def http_status(host: str, port: int, path: str) -> int | None:
-    """Status code of one GET; None when nobody answers."""
+    """Status code of one GET; None if nobody answers."""
     status, _ = await get(host, port, path, with_body=False)
     return status
 
@@ -18,7 +18,7 @@ async def http_status(host: str, port: int, path: str) -> int | None:
 async def get(
     host: str, port: int, path: str, *, with_body: bool = True
 ) -> tuple[int | None, bytes]:
-    """Status and, where asked for, body of one GET; no status when nobody answers in HTTP."""
+    """Status and, if asked for, body of one GET; no status if nobody answers in HTTP."""
     try:
         async with asyncio.timeout(_ASK_S):
             reader, writer = await asyncio.open_connection(host, port)

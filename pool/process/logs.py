@@ -1,9 +1,9 @@
 """Log files of supervised processes, bounded in size, and the part of one that a person needs.
 
 Only their owner may read them. The processes write by themselves, so that none waits for the
-launcher; what grows beyond ``LOG_BYTES`` is copied to ``….1`` and cut to nothing, as logrotate's
-``copytruncate`` does it: they append, so they go on at the new beginning. A line that comes between
-copy and cut is lost.
+launcher; a log that grows beyond ``LOG_BYTES`` is copied to ``….1`` and cut to nothing, as
+logrotate's ``copytruncate`` does it: they append, so they go on at the new beginning. A line
+written between copy and cut is lost.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from catalog.errors import LogUnusable
 
 LOG_BYTES = 16 * 2**20
 KEPT_LOGS = 3
-"""Earlier ones beside that of now: ``….1`` is the last."""
+"""Number of earlier logs kept beside the present one: ``….1`` is the latest of them."""
 LOOK_S = 1.0
 
 _LOAD_FAILED = re.compile(r"failed to load '([^']+)' version \d+: [^:]+: (.*?)\"?$", re.MULTILINE)
 _ERROR_LINE = re.compile(r"^(?:E\d{4} \S+ +\d+ [\w.]+:\d+\]|error:) *(.*)$", re.MULTILINE)
 _SHELL_LINE = re.compile(r"^bash: (?:line \d+: )?(.*)$", re.MULTILINE)
 _HARMLESS = frozenset({"CudaDriverHelper has not been initialized."})
-"""Said at the error level by every Triton on a machine without a GPU."""
+"""Errors that every Triton on a machine without a GPU logs."""
 _ABORTED = re.compile(r"^terminate called .*$(?:\n *what\(\): .*$)?", re.MULTILINE)
 _USAGE = re.compile(r"^(.+)\nUsage: ", re.MULTILINE)
 _LOCATION = re.compile(r"\n+At:\n.*", re.DOTALL)
@@ -34,7 +34,8 @@ _TAIL_BYTES = 64 * 1024
 
 
 def fresh_log(path: Path) -> None:
-    """An empty log for a new run; the last run's is kept as ``….1``. Raises ``LogUnusable``."""
+    """Begin an empty log for a new run; the last run's is kept as ``….1``. Raises
+    ``LogUnusable``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists():
@@ -49,14 +50,14 @@ def fresh_log(path: Path) -> None:
 
 
 def require_writable(directory: Path) -> None:
-    """Make a directory for logs. Raises ``LogUnusable`` when there can be none in it."""
+    """Make a directory for logs. Raises ``LogUnusable`` if there can be none in it."""
     fresh_log(directory / f".check-{os.getpid()}")
     with suppress(OSError):
         (directory / f".check-{os.getpid()}").unlink()
 
 
 def usable_log(path: Path | None, warn: Callable[[str], None]) -> Path | None:
-    """``path`` with a fresh log in it; None, for stderr, where that cannot be. ``warn`` is told."""
+    """``path`` with a fresh log in it; None, for stderr, if that fails, and ``warn`` is told."""
     if path is None:
         return None
     try:
@@ -68,7 +69,7 @@ def usable_log(path: Path | None, warn: Callable[[str], None]) -> Path | None:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """To append to; made for its owner only. Raises ``OSError``."""
+    """Open a log to append to, made for its owner only. Raises ``OSError``."""
 
     def private(name: str, flags: int) -> int:
         return os.open(name, flags, 0o600)
@@ -77,19 +78,19 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def ignore(warning: str) -> None:
-    """For those who have nobody to tell."""
+    """Do nothing: a ``warn`` for callers who have nobody to tell."""
 
 
 async def keep_bounded(path: Path) -> None:
-    """Look after a log that somebody writes, until cancelled."""
+    """Keep a log that somebody writes within its bound, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
         await asyncio.to_thread(bound_log, path)
 
 
 def bound_log(path: Path) -> None:
-    """Begin ``path`` anew if it has more than ``LOG_BYTES``. Never raises: where nothing can be
-    kept, on a full disk for one, the bound still holds."""
+    """Begin ``path`` anew if it has more than ``LOG_BYTES``. Never raises: if nothing can be kept,
+    such as on a full disk, the bound still holds."""
     with suppress(OSError):
         if path.stat().st_size <= LOG_BYTES:
             return
@@ -105,7 +106,7 @@ def bound_log(path: Path) -> None:
 
 
 def _make_room(path: Path) -> None:
-    """Let ``….1`` be free: each earlier log is one earlier, the earliest goes."""
+    """Free the name ``….1``: each earlier log moves back by one, and the earliest is deleted."""
     for age in range(KEPT_LOGS, 0, -1):
         with suppress(FileNotFoundError):
             if age == KEPT_LOGS:
@@ -119,13 +120,13 @@ def _earlier(path: Path, age: int) -> Path:
 
 
 def tail(path: Path, lines: int = 5) -> str:
-    """The last ``lines`` lines that are not blank; empty when there is no log."""
+    """The last ``lines`` lines that are not blank; empty if there is no log."""
     return "\n".join([line for line in _read_tail(path).splitlines() if line.strip()][-lines:])
 
 
 def why_triton_ended(path: Path) -> str:
-    """The useful part of a Triton log: what a model's ``initialize`` raised, else why a shell could
-    not start its process, else what aborted the server, else the errors."""
+    """The useful part of a Triton log: what a model's ``initialize`` raised, otherwise why a shell
+    could not start its process, what aborted the server, or the errors."""
     text = _read_tail(path)
     if load := _LOAD_FAILED.search(text):
         reason = load[2].replace("\\n", "\n").replace('\\"', '"')

@@ -1,4 +1,4 @@
-"""Ports that nobody listens on, and how a host and its port are spelled together."""
+"""Finds ports that nobody listens on, and spells a host and its port together."""
 
 import errno
 import random
@@ -16,25 +16,25 @@ _SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 
 def host_port(host: str, port: int) -> str:
-    """As it stands in a URL: an IPv6 address has brackets."""
+    """``host:port`` as it stands in a URL: an IPv6 address has brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def free_ports(count: int, host: str = "127.0.0.1", but: Collection[int] = ()) -> list[int]:
     """``count`` different ports that nobody listens on right now, none of them in ``but``.
 
-    They lie below those that the kernel gives to outgoing connections, and are drawn at random: a
-    server may take seconds until it listens, and neither a connection nor another start in the same
-    seconds is then likely to be in its way. Callers still try again with fresh ports when a server
-    says that its port is taken. Raises ``PortInUse`` when there are not so many, or ``host`` is not
-    one of this machine's.
+    The ports lie below those that the kernel gives to outgoing connections, and are drawn at
+    random: a server may take seconds until it listens, and neither a connection nor another start
+    in the same seconds is then likely to be in its way. Callers still try again with fresh ports if
+    a server says that its port is taken. Raises ``PortInUse`` if there are fewer than ``count``, or
+    ``host`` is not one of this machine's.
     """
     family, address = _resolve(host, 0)
     below = range(FIRST_PORT, _first_outgoing_port())
     candidates = random.sample(below, k=min(len(below), count + len(but) + 100))
     with ExitStack() as held:
         bound: list[int] = []
-        # 0: one that the kernel chooses
+        # The port 0 lets the kernel choose.
         for port in [*candidates, *[0] * (count + len(but))]:
             if len(bound) == count:
                 break
@@ -64,7 +64,7 @@ def _first_outgoing_port() -> int:
 
 
 def require_free(host: str, port: int, remedy: str) -> None:
-    """Raise ``PortInUse``, ending in ``remedy``, when ``host:port`` cannot be listened on."""
+    """Raise ``PortInUse``, ending in ``remedy``, if ``host:port`` cannot be listened on."""
     if port > LAST_PORT:
         raise PortInUse(f"there is no port {port}, the last is {LAST_PORT}; {remedy}")
     family, address = _resolve(host, port)

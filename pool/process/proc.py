@@ -1,8 +1,8 @@
-"""What ``/proc`` tells of processes that are nobody's children here, and signals that cannot hit
-another one.
+"""Reads ``/proc`` about processes that are not our children, and sends signals that cannot hit
+another process.
 
-A process id is given away again once its process is gone; with the time at which it started it
-names one process for as long as the machine is up.
+A process id is given away again once its process is gone; together with its start time it names one
+process for as long as the machine is up.
 """
 
 import contextlib
@@ -17,20 +17,20 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process, now and after its end. ``started_ticks``: since the machine's start."""
+    """One process, now and after its end. ``started_ticks`` counts from the machine's start."""
 
     pid: int
     started_ticks: int
 
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
-        """Of the process that has this id now; None where none has."""
+        """The identity of the process that has this id now; None if there is none."""
         fields = _stat(pid)
         return None if fields is None else cls(pid, int(fields[19]))
 
     @property
     def is_running(self) -> bool:
-        """Whether it exists and has not ended (a zombie has)."""
+        """Whether the process exists and has not ended (a zombie has)."""
         fields = _stat(self.pid)
         return (
             fields is not None and fields[0] not in "ZX" and int(fields[19]) == self.started_ticks
@@ -38,7 +38,7 @@ class ProcessId:
 
     def open(self) -> int | None:
         """A file descriptor of the process, which polls as readable at its end; the caller closes
-        it. None where the process is gone. Raises ``OSError`` where the kernel has none."""
+        it. None if the process is gone. Raises ``OSError`` if the kernel has none."""
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -49,7 +49,7 @@ class ProcessId:
         return None
 
     def send(self, signum: signal.Signals) -> bool:
-        """Send it a signal, and nobody else; whether it was there to get it."""
+        """Send this process a signal, and no other; returns whether it was there to get it."""
         try:
             fd = self.open()
         except OSError:  # a kernel without such descriptors
@@ -69,14 +69,14 @@ class ProcessId:
 
 
 def all_pids() -> Iterator[int]:
-    """Of every process that can be seen."""
+    """Ids of all processes that can be seen."""
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
             yield int(entry.name)
 
 
 def is_ours(pid: int) -> bool:
-    """Whether it runs as the same user as we do."""
+    """Whether a process runs as the same user as we do."""
     try:
         return (_PROC / str(pid)).stat().st_uid == os.geteuid()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -84,18 +84,19 @@ def is_ours(pid: int) -> bool:
 
 
 def command_of(pid: int) -> list[str]:
-    """Its command line; empty where it is gone, a zombie, or not ours to read."""
+    """A process's command line; empty if it is gone, a zombie, or not ours to read."""
     return [word.decode(errors="surrogateescape") for word in _read(pid, "cmdline")]
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """What it was started with; empty where it is gone or somebody else's."""
+    """The environment that a process was started with; empty if it is gone or another user's."""
     entries = (word.decode(errors="surrogateescape") for word in _read(pid, "environ"))
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def kill_marked(variable: str, value: str) -> list[int]:
-    """SIGKILL to every process that has ``variable=value`` in its environment; their ids."""
+    """Send SIGKILL to all processes with ``variable=value`` in the environment; returns their
+    ids."""
     killed = []
     for pid in all_pids():
         identity = ProcessId.of(pid)
@@ -108,7 +109,7 @@ def kill_marked(variable: str, value: str) -> list[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Its fields after the command (proc_pid_stat(5)): the state first."""
+    """Fields after the command (proc_pid_stat(5)), the state first; None if gone or hidden."""
     try:
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: hidepid=1

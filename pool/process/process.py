@@ -1,4 +1,4 @@
-"""A guarded process as the launcher sees it: start it, ask it to end, know that it has."""
+"""A guarded process as the launcher sees it: starts it, asks it to end, knows that it has."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from pool.process.logs import keep_bounded, open_log
 
 _GUARDIAN = Path(guardian.__file__)
 _MARGIN_S = 1.0
-"""What the guardian has beyond a grace for SIGKILL and waiting; then we do its work ourselves."""
+"""Seconds that the guardian has beyond a grace for SIGKILL and waiting; then we do its work."""
 
 
 def is_running(pid: int) -> bool:
@@ -34,7 +34,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def has_ended_child(pid: int) -> bool:
-    """Whether a direct child of ``pid`` has ended, and it has not taken note of that."""
+    """Whether a direct child of ``pid`` has ended, and ``pid`` has not taken note of that."""
     return any(state == "Z" for _, state in _children(pid))
 
 
@@ -44,7 +44,7 @@ def _children(pid: int) -> list[tuple[int, str]]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        # of others it may be hidden (hidepid=1)
+        # The state of other users' processes may be hidden (hidepid=1).
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             if int(parent) == pid:
@@ -53,7 +53,7 @@ def _children(pid: int) -> list[tuple[int, str]]:
 
 
 class UnitProcess(Protocol):
-    """One command under a guardian, as those see it who keep it."""
+    """One command under a guardian, as its keeper sees it."""
 
     @property
     def pid(self) -> int:
@@ -61,23 +61,23 @@ class UnitProcess(Protocol):
 
     @property
     def running(self) -> bool:
-        """False once everything of it is gone."""
+        """False once every process of it is gone."""
 
     async def wait(self) -> int:
-        """The exit status (128 + signal, as a shell has it) once everything of it is gone."""
+        """Wait until all of it is gone; returns the exit status (128 + signal, as in a shell)."""
 
     async def end(self, grace_s: float) -> int:
-        """SIGTERM, SIGKILL after ``grace_s`` to what is left; the exit status."""
+        """Send SIGTERM, and SIGKILL after ``grace_s`` to what is left; returns the exit status."""
 
     async def kill(self) -> int:
-        """SIGKILL to everything of it, at once; the exit status."""
+        """Send SIGKILL to all of its processes at once; returns the exit status."""
 
     def order(self, grace_s: float) -> None:
         """Ask for its end without waiting: SIGTERM now, SIGKILL after ``grace_s``."""
 
 
 class StartProcess(Protocol):
-    """How a unit's process is started."""
+    """Starts a unit's process."""
 
     async def __call__(
         self,
@@ -90,12 +90,12 @@ class StartProcess(Protocol):
     ) -> UnitProcess:
         """Start ``command``; ``log`` None sends its output to our stderr.
 
-        Raises ``StartFailed`` when it cannot be executed at all.
+        Raises ``StartFailed`` if it cannot be executed at all.
         """
 
 
 class Guarded(ABC):
-    """What is the same of every process under a guardian (``UnitProcess``)."""
+    """The common part of processes under a guardian (``UnitProcess``)."""
 
     def __init__(self, name: str, pid: int, log: Path | None) -> None:
         self.name = name
@@ -140,7 +140,7 @@ class Guarded(ABC):
 
     @abstractmethod
     async def _guardian_end(self) -> int:
-        """Wait for it, clean up what a killed one has left; the status of the command."""
+        """Wait for the guardian, clean up after a killed one; returns the command's status."""
 
     @abstractmethod
     def _kill_guardian(self) -> None: ...
@@ -174,7 +174,7 @@ class GuardedProcess(Guarded):
         log: Path | None,
         shm_prefix: str = "",
     ) -> "GuardedProcess":
-        """``StartProcess``."""
+        """Start a command under a guardian (``StartProcess``)."""
         try:
             with contextlib.ExitStack() as stack:
                 stderr = stack.enter_context(open_log(log)) if log else sys.stderr
@@ -212,7 +212,7 @@ class GuardedProcess(Guarded):
 
     async def _guardian_end(self) -> int:
         status = await self._guardian.wait()
-        # Its pipes end a turn of the loop later, which may be closed by then.
+        # Its pipes end a turn of the loop later; the loop may be closed by then.
         self._guardian._transport.close()  # type: ignore[attr-defined]
         if status < 0:  # it was killed, so it has cleaned up nothing
             guardian.kill_group(self.pid)
@@ -222,12 +222,12 @@ class GuardedProcess(Guarded):
 
 
 def guardian_command(shm_prefix: str) -> list[str]:
-    """Up to its own options; ``--`` and the command to guard follow."""
+    """The guardian's command line up to its own options; ``--`` and the command to guard follow."""
     return [sys.executable, "-I", "-S", str(_GUARDIAN), f"--shm-prefix={shm_prefix}"]
 
 
 def cannot_run(name: str, command: Sequence[str], log: Path | None) -> StartFailed:
-    """A command that could not be executed; its log has the reason."""
+    """The error for a command that could not be executed; its log has the reason."""
     where = f" (see {log})" if log else ""
     return StartFailed(f"{name}: cannot run {command[0]}{where}")
 
@@ -235,7 +235,7 @@ def cannot_run(name: str, command: Sequence[str], log: Path | None) -> StartFail
 def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     """Our environment with ``changes``; a value of None removes the variable.
 
-    What is started imports ``orchestrator`` or ``worker``, which are installed nowhere.
+    Started commands import ``orchestrator`` or ``worker``, which are installed nowhere.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env: dict[str, str | None] = {**os.environ, "PYTHONPATH": path, **changes}

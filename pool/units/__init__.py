@@ -1,4 +1,4 @@
-"""What the launcher runs, each a ``supervise.Unit``.
+"""The units that the launcher runs, each a ``supervise.Unit``.
 
 - ``triton``          one Triton: start, ready, lost, stop
 - ``triton_control``  asks one over gRPC: is it up, is its model ready, will it drain

@@ -1,4 +1,4 @@
-"""The orchestrator as a child process, so that either half can crash without the other."""
+"""Runs the orchestrator as a child process, so that either half can crash without the other."""
 
 import asyncio
 import json
@@ -17,16 +17,16 @@ from pool.supervise import Keeping, first_of, missed_heartbeats
 
 START_TIMEOUT_S = 30.0
 _STARTING = b'{"status":"starting"}'
-"""It is at work on its journal, and may be for as long as that is large."""
+"""Answer of an orchestrator that still reads its journal, which takes long for a large one."""
 _POLL_S = 0.03
 
 
 class OrchestratorProcess:
     """``python -m orchestrator`` under supervision (``supervise.Unit``).
 
-    When it dies it is started again on its port: its lanes closed with it, so the workers have
-    dropped its jobs, and clients get a connection error that they can retry. What lies in the
-    working directory is never imported (``-P``).
+    If it dies it is started again on its port: its lanes closed with it, so the workers have
+    dropped its jobs, and clients get a connection error that they can retry. Modules in the working
+    directory are never imported (``-P``).
     """
 
     name = "orchestrator"
@@ -47,7 +47,7 @@ class OrchestratorProcess:
         self._env = env
         self._log_path = log
         self._log = log
-        """Where this start's output goes; None for stderr."""
+        """Log file of this start's output; None for stderr."""
         self._warn = warn
         self._command = command
         self._keeping = keeping or Keeping()
@@ -60,12 +60,12 @@ class OrchestratorProcess:
 
     @property
     def where(self) -> str:
-        """``HTTP on 127.0.0.1:8080``, say."""
+        """The place where it serves, such as ``HTTP on 127.0.0.1:8080``."""
         return f"HTTP on {host_port(self._connect_host, self.port)}"
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None when there is none."""
+        """Id of the process; None if there is none."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
@@ -82,28 +82,28 @@ class OrchestratorProcess:
         await self._wait_for("/health/live", START_TIMEOUT_S)
 
     def attach(self, process: UnitProcess) -> None:
-        """Take hold of one that somebody else has started; ``resume`` is to follow."""
+        """Take hold of a process that was started before; ``resume`` is to follow."""
         self._process = process
 
     async def resume(self) -> None:
-        """Wait until one that was attached to answers. Raises ``StartFailed``."""
+        """Wait until an attached process answers. Raises ``StartFailed``."""
         await self._wait_for("/health/live", START_TIMEOUT_S)
 
     async def wait_ready(self, timeout_s: float) -> list[str]:
         """Wait until it can take work: its instances are connected. Raises ``StartFailed``.
 
-        Returns what cannot be served though it is ready, in sentences. A model that can never be
+        Returns, in sentences, what cannot be served although it is ready. A model that can never be
         served is not waited for.
         """
         body = await self._wait_for("/health/ready", timeout_s)
         return sorted({i["chat_fault"] for i in _instances(body) if i.get("chat_fault")})
 
     async def lost(self) -> str:
-        """Wait until it ends or hangs; which, in a few words."""
+        """Wait until it ends or hangs; returns which, in a few words."""
         return await first_of(self._process_end(), missed_heartbeats(self._is_live, self._keeping))
 
     async def stop(self, drain_s: float) -> None:
-        """SIGTERM (it finishes or refuses what it has), SIGKILL when ``drain_s`` and 1 s are up."""
+        """Send SIGTERM (it finishes or refuses its work), and SIGKILL after ``drain_s`` and 1 s."""
         process = self._process
         if process is None:
             return
@@ -114,7 +114,7 @@ class OrchestratorProcess:
         self._process = None
 
     def kill(self) -> None:
-        """SIGKILL, now; ``stop`` waits for the end of it."""
+        """Send SIGKILL, now; ``stop`` waits for the end of it."""
         if self._process is not None:
             self._process.order(0.0)
 
@@ -130,7 +130,7 @@ class OrchestratorProcess:
         return await http_status(self._connect_host, self.port, "/health/live") == 200
 
     async def _wait_for(self, path: str, timeout_s: float) -> bytes:
-        """The body of the first 200."""
+        """Wait for the first 200 and return its body. Raises ``StartFailed``."""
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
         while True:
@@ -160,7 +160,7 @@ class OrchestratorProcess:
 
 
 def _instances(body: bytes) -> list[dict[str, str]]:
-    """What ``/health/ready`` says of each instance; nothing where it is no such answer."""
+    """The instances in an answer of ``/health/ready``; none if it is no such answer."""
     try:
         answer = json.loads(body)
         instances = answer["instances"]

@@ -1,6 +1,6 @@
-"""One Triton server: started on its ports, watched in every way that it can be lost, ended.
+"""Runs one Triton server: starts it on its ports, watches every way that it can be lost, ends it.
 
-What can happen to it, each seen on a real server, and how it is noticed:
+Ways to lose it, each seen on a real server, and how they are noticed:
 
 - the server exits or is killed                → its guardian ends
 - the Python stub of a model is killed         → Triton goes on and calls the model ready, so the
@@ -43,16 +43,16 @@ from pool.supervise import Keeping, first_of, missed_heartbeats
 from pool.units.triton_control import TritonControl
 
 TERM_S = 1.5
-"""From SIGTERM to SIGKILL: enough for ``finalize``; Triton itself then polls once a second."""
+"""Seconds from SIGTERM to SIGKILL: enough for ``finalize``; Triton then polls once a second."""
 
 _CRASHED = frozenset(
     128 + signum for signum in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
 )
-"""Statuses of a server that failed by itself: no wrong setting ends it so."""
+"""Statuses of a server that crashed by itself: no wrong setting ends it so."""
 
 _UNNOTICED_S = 2.0
-"""A model's process has ended for so long: Triton, which usually notices at once, would wait for it
-until the load timeout."""
+"""Seconds after which an ended process of a model fails the start: Triton, which usually notices at
+once, would wait for it until the load timeout."""
 _READY_POLL_S = 0.03
 _STUB_POLL_S = 0.1
 _MODEL_POLL_S = 2.0
@@ -84,7 +84,7 @@ class TritonInstance:
         self._spec = spec
         self._log_path = log
         self._log = log
-        """Where this start's output goes; None for stderr."""
+        """Log file of this start's output; None for stderr."""
         self._warn = warn
         self._keeping = keeping or Keeping()
         self._process: UnitProcess | None = None
@@ -103,7 +103,7 @@ class TritonInstance:
 
     @property
     def where(self) -> str:
-        """``gRPC on 127.0.0.1:8001``, say."""
+        """The place where it serves, such as ``gRPC on 127.0.0.1:8001``."""
         return f"gRPC on {self.grpc_address}"
 
     def describe(self) -> dict[str, object]:
@@ -121,7 +121,7 @@ class TritonInstance:
         """Start the server and wait for its models. Raises ``StartFailed`` with the reason.
 
         A server that crashes meanwhile is started once more: Triton 24.10 aborts with a
-        ``lock_exception`` where a busy machine gives a model's new process no processor.
+        ``lock_exception`` if a busy machine gives a model's new process no processor.
         """
         try:
             await self._start()
@@ -161,7 +161,7 @@ class TritonInstance:
         )
 
     def _require_tls(self) -> None:
-        """Raises ``StartFailed`` where nobody could speak to a server that shows what is set."""
+        """Raise ``StartFailed`` if no client with these TLS settings could reach the server."""
         if self._spec.tls is None:
             return
         try:
@@ -170,11 +170,11 @@ class TritonInstance:
             raise StartFailed(f"{self.name} cannot serve with {SETTING}: {error}") from None
 
     def attach(self, process: UnitProcess, server_id: str) -> None:
-        """Take hold of a server that somebody else has started; ``resume`` is to follow."""
+        """Take hold of a server that was started before; ``resume`` is to follow."""
         self._process, self._server_id = process, server_id
 
     async def resume(self) -> None:
-        """Wait for the models of a server that was attached to. Raises ``StartFailed``."""
+        """Wait for the models of an attached server. Raises ``StartFailed``."""
         assert self._process is not None, "attach it first"
         await self._loaded(self._process, self._server_id)
 
@@ -200,7 +200,7 @@ class TritonInstance:
         self._stubs = children_of(process.pid)
 
     async def lost(self) -> str:
-        """Wait until it no longer serves; why, in a few words."""
+        """Wait until it no longer serves; returns why, in a few words."""
         async with TritonControl(self.grpc_address, self._spec.tls) as control:
             return await first_of(
                 self._process_end(),
@@ -232,7 +232,7 @@ class TritonInstance:
         self._process, self._stubs = None, []
 
     def kill(self) -> None:
-        """SIGKILL, now; ``stop`` waits for the end of it."""
+        """Send SIGKILL, now; ``stop`` waits for the end of it."""
         if self._process is not None:
             self._process.order(0.0)
 
@@ -244,8 +244,8 @@ class TritonInstance:
         )
 
     async def _tells_metrics(self) -> bool:
-        """Metrics are what Triton serves last: with them it has all of its ports. One that finds a
-        port taken serves gRPC for a moment before it ends."""
+        """Whether metrics are served, which Triton begins last: then it has all of its ports. A
+        server that finds a port taken serves gRPC for a moment before it ends."""
         host = connect_host(self._spec.host)
         status, body = await get(host, self.ports.metrics, "/metrics")
         return status == 200 and b"nv_" in body

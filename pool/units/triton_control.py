@@ -1,6 +1,6 @@
 """Asks one Triton over gRPC: is it up, is its model ready, will it drain.
 
-gRPC because that is the road the lanes take: an answer here means that they get through too.
+It uses gRPC because lanes do: an answer here means that they get through too.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _CHANNEL_OPTIONS = (
 
 
 class TritonControl:
-    """A connection to one server, for asking and draining. Nothing here raises on a dead server:
+    """A connection to one server, for questions and drains. Nothing here raises on a dead server:
     the answer is False."""
 
     def __init__(self, address: str, tls: Tls | None = None) -> None:
@@ -62,7 +62,7 @@ class TritonControl:
         return await self._ready(model, timeout_s) is False
 
     async def _ready(self, model: str, timeout_s: float) -> bool | None:
-        """What the server says of ``model``; None where it does not answer."""
+        """Whether the server says that ``model`` is ready; None if it does not answer."""
         request = service_pb2.ModelReadyRequest(name=model)
         try:
             answer = await self._stub.ModelReady(request, timeout=timeout_s)
@@ -71,10 +71,10 @@ class TritonControl:
         return bool(answer.ready)
 
     async def drain(self, model: str, grace_s: float, timeout_s: float, token: str = "") -> bool:
-        """Have ``model`` end its jobs within ``grace_s`` and close its lanes; False if it did not.
+        """Make ``model`` end its jobs within ``grace_s`` and close its lanes; False if it did not.
 
-        ``token`` is what its worker asks for. A model that knows nothing of lanes refuses, which is
-        no reason not to stop it.
+        ``token`` is the secret that its worker requires. A model that knows nothing of lanes
+        refuses, which is no reason not to stop it.
         """
         request = to_answered_request(Drain(grace_ms=grace_s * 1000, token=token), model)
         call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout_s)

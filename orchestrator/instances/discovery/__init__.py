@@ -1,4 +1,4 @@
-"""Which Triton instances there are, as that changes while the service runs.
+"""Follows which Triton instances there are, as that changes while the service runs.
 
 ``sources`` says where addresses come from, ``registered`` has those that are pushed, ``sync`` keeps
 the registry in step with them.

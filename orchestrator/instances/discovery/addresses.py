@@ -1,5 +1,5 @@
-"""How an instance is named: ``host:port``, ``dns:host:port`` or ``file:path``, and a URL for one of
-another kind (``orchestrator.lanes.endpoint``).
+"""Checks how an instance is named: ``host:port``, ``dns:host:port`` or ``file:path``, or a URL for
+another kind of server (``orchestrator.lanes.endpoint``).
 """
 
 from orchestrator.lanes.endpoint import is_url, read_endpoint
@@ -7,13 +7,14 @@ from orchestrator.lanes.endpoint import is_url, read_endpoint
 DNS_PREFIX = "dns:"
 FILE_PREFIX = "file:"
 MOST_CHARS = 4096
-"""Of a URL with the folder of a tokenizer."""
+"""Most characters of an address: a URL with the folder of a tokenizer."""
 _MOST_HOST_CHARS = 300
-"""Of ``host:port``: a host's name has at most 253."""
+"""Most characters of ``host:port``: a host's name has at most 253."""
 
 
 def check_address(text: str) -> str:
-    """``text`` if it is ``host:port``, with an IPv6 host in brackets, or a URL of another kind.
+    """Return ``text`` if it is ``host:port``, with an IPv6 host in brackets, or a URL of another
+    kind.
 
     Raises ``ValueError``.
     """
@@ -41,7 +42,7 @@ def check_address(text: str) -> str:
 
 
 def check_entry(text: str) -> str:
-    """``text`` if it names an instance or a source of them. Raises ``ValueError``."""
+    """Return ``text`` if it names an instance or a source of them. Raises ``ValueError``."""
     if text.startswith(FILE_PREFIX):
         if not text.removeprefix(FILE_PREFIX):
             raise ValueError(f"expected file:path, got {text!r}")

@@ -1,7 +1,7 @@
-"""Instances that somebody registers for a time, and registers again: a pool manager (PV-1).
+"""Instances that a pool manager registers for a time, and registers again (PV-1).
 
-A registration that runs out is not the end of an instance that serves: its lanes know better how it
-is than a manager that was not heard of. It ends once the instance is not ready either.
+A registration that runs out is not the end of an instance that serves: its lanes know its state
+better than a manager that was not heard of. It ends once the instance is not ready either.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from orchestrator.lanes.endpoint import is_url, name_of, read_endpoint
 
 NAME = "registered"
 MOST = 256
-"""Registrations at a time."""
+"""Most registrations at a time."""
 MIN_TTL_S = 1.0
 MAX_TTL_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """``is_new``: it was not there before."""
+    """A registration of ``ttl_s`` seconds. ``is_new``: the address was not registered before."""
 
     address: str
     ttl_s: float
@@ -40,10 +40,11 @@ class RegisteredInstances:
         self._told: frozenset[str] | None = None
 
     def register(self, address: str, ttl_s: float) -> Registration:
-        """Have an instance for ``ttl_s``, or for so long from now on. Raises ``InvalidRequest``."""
+        """Register an instance for ``ttl_s`` seconds from now, or renew it. Raises
+        ``InvalidRequest``."""
         try:
             check_address(address)
-            # Else whoever may register could have any file here sent to any host.
+            # Otherwise whoever may register could have any file here sent to any host.
             if is_url(address) and read_endpoint(address).key_file is not None:
                 raise ValueError("key_file is for TIDEGATE_INSTANCES and files that it names")
             taken = self._entry_of(name_of(address))
@@ -68,7 +69,7 @@ class RegisteredInstances:
         return Registration(address, ttl_s, is_new)
 
     def deregister(self, address: str) -> bool:
-        """Have an instance no longer, by its URL or its name; whether it was registered.
+        """Remove an instance, given by URL or name. Returns whether it was registered.
 
         Idempotent.
         """

@@ -1,7 +1,7 @@
-"""Where addresses come from, beside those that the settings list.
+"""Sources of addresses, beside the addresses that the settings list.
 
-A source is asked again and again; one that cannot answer raises ``SourceError``, and whoever asks
-keeps what it said last: no list of instances is worse than an old one.
+A source is asked again and again; one that cannot answer raises ``SourceError``, and the caller
+keeps its last answer: no list of instances is worse than an old one.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from orchestrator.lanes import name_of
 
 MAX_FILE_BYTES = 2**20
 ANSWER_S = 10.0
-"""A resolver that takes longer gives no answer this time."""
+"""Seconds after which a resolver that has not answered counts as failed this time."""
 
 
 class SourceError(Exception):
@@ -24,28 +24,28 @@ class SourceError(Exception):
 
 
 class Source(Protocol):
-    """Addresses that may change."""
+    """A source of addresses that may change."""
 
     @property
     def name(self) -> str:
-        """As the settings spell it."""
+        """The source's name, as the settings spell it."""
 
     async def read(self) -> frozenset[str] | None:
         """All addresses there are now; None if nothing changed. Raises ``SourceError``."""
 
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Numeric addresses of a host name; raises ``OSError``."""
+"""Gives the numeric addresses of a host name; raises ``OSError``."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """What the system's resolver knows: every A and AAAA record."""
+    """Every A and AAAA record of a host that the system's resolver knows. Raises ``OSError``."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
 class DnsName:
-    """Every address behind one name, as a headless service in Kubernetes has it."""
+    """Every address behind one name, such as that of a headless service in Kubernetes."""
 
     def __init__(self, entry: str, resolver: Resolve = resolve) -> None:
         self.name = entry
@@ -54,8 +54,8 @@ class DnsName:
         self._port = int(port)
         self._resolver = resolver
         self._asking: asyncio.Future[list[str]] | None = None
-        """A question that was not answered in time: no other is asked beside it, for each holds
-        one of the few threads that the event loop has for such things."""
+        """A question that was not answered in time. No other is asked beside it, for each holds one
+        of the few threads that the event loop has for blocking calls."""
 
     async def read(self) -> frozenset[str] | None:
         if self._asking is None:
@@ -76,7 +76,7 @@ class DnsName:
 
 
 class WatchedFile:
-    """One address per line; ``#`` begins a comment.
+    """A file with one address per line; ``#`` begins a comment.
 
     A file is taken as a whole or not at all. One without any address, or whose last line has no
     end, is taken for half written.

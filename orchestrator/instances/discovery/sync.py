@@ -1,8 +1,9 @@
 """Keeps the registry in step with the sources of addresses.
 
 An instance that a source no longer names is retired: it gets no new work, its running jobs may
-finish within a grace, then its lanes close and it is removed, an idle one once a few more answers
-have left it out, because DNS answers flap. Named again before that, it stays as it was.
+finish within a grace, then its lanes close and it is removed. An idle one is removed once a few
+more answers have left it out, because DNS answers flap. If it is named again before that, it stays
+as it was.
 """
 
 import asyncio
@@ -16,20 +17,20 @@ from orchestrator.instances.discovery.sources import Source, SourceError
 from orchestrator.telemetry.log import fields, lane_log
 
 LINGER_READS = 3
-"""Answers that must leave out an idle instance before its lanes are closed."""
+"""Number of answers that must leave out an idle instance before its lanes are closed."""
 
 
 class InstanceSet(Protocol):
     """The part of the registry that discovery drives."""
 
     def addresses(self) -> dict[str, float | None]:
-        """Every instance, and since when it is retiring if it is, in seconds of the clock."""
+        """Every instance, and when it began to retire, in seconds of the clock, or None."""
 
     def idle(self, address: str) -> bool:
-        """Whether no job of ours is on it."""
+        """Whether no job of ours is on an instance."""
 
     def ready(self, address: str) -> bool:
-        """Whether it is there and takes work."""
+        """Whether an instance is there and takes work."""
 
     def add(self, address: str) -> None: ...
 
@@ -39,7 +40,7 @@ class InstanceSet(Protocol):
 
 
 class DiscoverySync:
-    """Follows all sources. ``listed`` are the addresses that no source names."""
+    """Follows all sources. ``listed`` are the addresses that the settings name themselves."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class DiscoverySync:
         return self._registered
 
     def list_anew(self, listed: Iterable[str]) -> None:
-        """Other addresses are listed now: add what is new, retire what is gone."""
+        """Replace the listed addresses: add new instances, retire those that are gone."""
         self._listed = frozenset(listed)
         self._apply()
 
@@ -102,7 +103,7 @@ class DiscoverySync:
             self._apply()
 
     async def remove_retired(self) -> None:
-        """Remove retired ones that are idle, or out of their grace. One call at a time."""
+        """Remove retired instances that are idle, or out of their grace. One call at a time."""
         now = self._clock.now()
         over = [
             address

@@ -1,4 +1,4 @@
-"""What lanes over HTTP have in common: requests, event streams, and what their failures mean."""
+"""The common part of lanes over HTTP: requests, event streams, and what their failures mean."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ from orchestrator.lanes.polled import PolledLane
 from worker.protocol import Code, excerpt
 
 MAX_ANSWER_BYTES = 2**20
-"""Of anything but a stream."""
+"""Most bytes read of an answer that is no stream."""
 _MOST = 2**31
 _KEY = re.compile(r"[!-~]+")
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -38,11 +38,11 @@ _CODES = {
     503: Code.NO_CAPACITY,
     504: Code.NO_CAPACITY,
 }
-"""What a status means for a job; every other one is the engine's fault."""
+"""What a status means for a job; any other one is the engine's fault."""
 
 
 class HttpLane(PolledLane):
-    """A server's API over HTTP, by the pool that all lanes share."""
+    """A lane to a server's HTTP API, over the pool that all lanes share."""
 
     def __init__(
         self,
@@ -69,14 +69,15 @@ class HttpLane(PolledLane):
             await self._pool.release()
 
     async def _read_key(self) -> None:
-        """What the server asks for, read anew at each connection, so that it can be changed."""
+        """Read the key that the server asks for, anew at each connection, so that it can be
+        changed. Raises ``BadFolder``."""
         path = self.endpoint.key_file
         if path is None:
             return
         try:
             key = (await asyncio.to_thread(path.read_text, "utf-8")).strip()
         except (OSError, ValueError) as error:
-            # Without its path: a probe, which needs no key, shows why an instance is not up.
+            # Without the file's path: a probe, which needs no key, shows why an instance is not up.
             why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
             raise BadFolder(f"its key_file cannot be read: {why}") from None
         if not _KEY.fullmatch(key):
@@ -84,7 +85,7 @@ class HttpLane(PolledLane):
         self._headers = {"Authorization": f"Bearer {key}"}
 
     async def _get(self, path: str) -> bytes:
-        """The body of a 200. Raises ``ServerLost``, also for any other status."""
+        """The body of a 200 answer. Raises ``ServerLost``, also for any other status."""
         assert self._http is not None
         try:
             url = f"{self.endpoint.base_url}{path}"
@@ -100,7 +101,7 @@ class HttpLane(PolledLane):
         return body
 
     async def _get_object(self, path: str) -> dict[str, Any]:
-        """The JSON object that a 200 holds. Raises ``ServerLost``."""
+        """The JSON object in a 200 answer. Raises ``ServerLost``."""
         body = await self._get(path)
         try:
             return _decode_object(body)
@@ -110,7 +111,7 @@ class HttpLane(PolledLane):
             ) from None
 
     async def _get_or(self, path: str, otherwise: bytes) -> bytes:
-        """The same of what not every server has."""
+        """The body of a 200 answer, or ``otherwise`` if the server has none there."""
         try:
             return await self._get(path)
         except ServerLost:
@@ -119,8 +120,8 @@ class HttpLane(PolledLane):
     async def _events(
         self, job: LaneJob, path: str, body: dict[str, Any]
     ) -> AsyncIterator[SseEvent]:
-        """Events of the answer to a request. Whoever stops reading closes the connection, which is
-        how the server hears that nobody wants the rest.
+        """Events of the answer to a request. A reader that stops closes the connection, which tells
+        the server that the rest is not wanted.
 
         Raises ``JobFailed`` and ``ServerLost``; a body that just ends is for the reader to judge.
         """
@@ -153,7 +154,7 @@ class HttpLane(PolledLane):
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
-    """All of it, or what its bound leaves of it: the connection is not used again then."""
+    """The body, cut at ``MAX_ANSWER_BYTES``: the connection is not used again then."""
     found = bytearray()
     while len(found) < MAX_ANSWER_BYTES:
         # One read gives what is there by now, which may be a part.
@@ -165,14 +166,14 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def count_of(value: object) -> int:
-    """A number of tokens or slots that a server tells; 0 for what is none."""
+    """A count of tokens or slots that a server told; 0 if ``value`` is none."""
     if not isinstance(value, int) or isinstance(value, bool):
         return 0
     return value if 0 < value < _MOST else 0
 
 
 def jobs_in(metrics: bytes, pattern: re.Pattern[bytes]) -> int | None:
-    """The sum of what ``pattern`` finds; None where it finds nothing that is a number of jobs."""
+    """The sum of the numbers that ``pattern`` finds; None if it finds no usable number."""
     found = pattern.findall(metrics)
     try:
         return round(sum(map(float, found))) if found else None
@@ -181,7 +182,7 @@ def jobs_in(metrics: bytes, pattern: re.Pattern[bytes]) -> int | None:
 
 
 class ServerEvent(msgspec.Struct):
-    """What events of every server may be: an error in the middle of a text."""
+    """The part of an event that every server may send: an error in the middle of a text."""
 
     error: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -190,7 +191,7 @@ _E = TypeVar("_E", bound=ServerEvent)
 
 
 def decoded(decoder: "msgspec.json.Decoder[_E]", data: memoryview) -> _E:
-    """One event. Raises ``JobFailed`` for an error, and for what is none of the server's API."""
+    """Decode one event. Raises ``JobFailed`` for an error, or data that is no such event."""
     try:
         event = decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -215,7 +216,7 @@ def _failed(status: int, said: str) -> Exception:
 
 
 def _message(body: bytes) -> str:
-    """What an error's body says for people, whatever its shape."""
+    """The message in an error's body for people, whatever its shape."""
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError:

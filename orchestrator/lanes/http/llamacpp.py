@@ -1,9 +1,10 @@
-"""llama.cpp's own server, by ``/completion``: token ids in, text out, most ids beside it.
+"""A lane to llama.cpp's own server, by ``/completion``: takes token ids, gives text and most ids.
 
-It leaves out the ids of tokens that end within a character or within what may be a stop string, so
-its card says that it lacks them. ``t_max_predict_ms`` is set to the job's budget: it counts from
-the first token on and looks at line ends, so it is a second net and no deadline. A closed
-connection is noticed with the next token that is sent; while a prompt is computed, once a second.
+The server leaves out the ids of tokens that end within a character or within what may be a stop
+string, so its card says that it lacks them. ``t_max_predict_ms`` is set to the job's budget: it
+counts from the first token on and looks at line ends, so it is a second net and no deadline. The
+server notices a closed connection with the next token that it sends, or, while it computes a
+prompt, once a second.
 """
 
 import re
@@ -25,8 +26,8 @@ from orchestrator.lanes.model_folder import ModelFolder
 from worker.protocol import Feature, FinishReason, ModelCard
 
 ABORT_MS: Final = 300.0
-"""5 to 28 ms measured while it decodes, twice of seven times 250 to 270 on a busy machine; a second
-where it computes a long prompt."""
+"""Ms until an aborted job's slot is free: 5 to 28 measured while it decodes, 250 to 270 twice of
+seven times on a busy machine; a second while it computes a long prompt."""
 LACKS: Final = (Feature.LOGPROBS, Feature.MIN_TOKENS, Feature.SPECIAL_TEXT, Feature.STOP_TOKEN_IDS)
 _RUNNING = re.compile(
     rb"^llamacpp:requests_(?:processing|deferred)(?:\{[^}]*\})?\s+([\d.e+]+)", re.MULTILINE
@@ -53,7 +54,7 @@ _slots_decoder = msgspec.json.Decoder(list[_Slot])
 
 
 class LlamaCppLane(HttpLane):
-    """One ``llama-server``."""
+    """A lane to one ``llama-server``."""
 
     _has_metrics = True
 
@@ -96,7 +97,7 @@ class LlamaCppLane(HttpLane):
         async with closing(self._events(job, "/completion", self._request(job))) as events:
             async for event in events:
                 one = decoded(_decoder, event.data)
-                # The tokens that it keeps to itself are counted, not named.
+                # The tokens that the server keeps to itself are counted, not named.
                 silent = one.tokens_predicted - job.completion_tokens - len(one.tokens)
                 ids = job.unnamed(silent) + one.tokens
                 self._deliver(job, Piece(ids, one.content))
@@ -121,7 +122,7 @@ class LlamaCppLane(HttpLane):
             "return_tokens": True,
             "stream": True,
         }
-        if sampling.seed is not None:  # 32 bits there, the last of them "any"
+        if sampling.seed is not None:  # the server has 32 bits, the last value means "any"
             body["seed"] = sampling.seed % (2**32 - 1)
         penalties = {
             "repeat_penalty": sampling.repetition_penalty,
@@ -130,7 +131,7 @@ class LlamaCppLane(HttpLane):
         }
         if penalties != _NO_PENALTIES:
             assert self._card is not None
-            # It looks back at its last 64 tokens otherwise, the prompt's among them.
+            # The server would look back at its last 64 tokens otherwise, the prompt's among them.
             body |= penalties | {"repeat_last_n": self._card.context_tokens}
         return body
 

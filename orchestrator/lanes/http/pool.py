@@ -1,24 +1,25 @@
-"""One HTTP client for all lanes: its connections are kept, and bounded."""
+"""Shares one HTTP client among all lanes: its connections are kept, and bounded."""
 
 import aiohttp
 
 MAX_CONNECTIONS = 4096
-"""A job has one to itself while it runs; more wait for one, until their deadline."""
+"""Most connections: a job has one to itself while it runs; more jobs wait, until their deadline."""
 KEEP_S = 4.0
-"""Less than servers keep an idle one (uvicorn and llama.cpp: 5 s), lest a job meets its end."""
+"""Seconds that an idle connection is kept: less than servers keep one (uvicorn and llama.cpp: 5 s),
+lest a job meets its end."""
 READ_BYTES = 2**18
 CONNECT_S = 5.0
 
 
 class HttpPool:
-    """Opened by the first lane that needs it, closed by the last."""
+    """The shared HTTP client, opened by the first lane that needs it and closed by the last."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
         self._users = 0
 
     def acquire(self) -> aiohttp.ClientSession:
-        """The client, for one more user. ``release`` is to follow."""
+        """The client, for one more user, who must call ``release`` later."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
@@ -35,7 +36,7 @@ class HttpPool:
         return self._session
 
     async def release(self) -> None:
-        """One user less."""
+        """Count one user less; close the client after the last."""
         self._users -= 1
         if not self._users and self._session is not None:
             session, self._session = self._session, None

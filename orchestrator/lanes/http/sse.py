@@ -1,33 +1,33 @@
-"""Server-sent events out of a body as it comes: bytes in, events out as slices of them.
+"""Reads server-sent events from a body as it comes: bytes in, events out as slices of them.
 
-An event that came whole, on one line, is a view of the bytes that were fed: nothing is copied.
-What comes in halves is put together; however a body is cut, the events are the same.
-Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
+An event that came whole, on one line, is a view of the bytes that were fed: nothing is copied. An
+event in parts is put together; however a body is cut, the events are the same. Source:
+https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from typing import NamedTuple
 
 MAX_EVENT_BYTES = 4 * 2**20
-"""Far beyond any token with its log-probabilities."""
+"""Most bytes of an event: far beyond any token with its log-probabilities."""
 
 _EMPTY = memoryview(b"")
 _LINE_COST = 256
-"""What keeping a line takes beside its bytes, so that empty ones have a bound, too."""
+"""Bytes that keeping a line takes beside its own, so that empty lines have a bound, too."""
 
 
 class EventTooLong(ValueError):
-    """An event does not end within the bound."""
+    """An event that does not end within the bound."""
 
 
 class SseEvent(NamedTuple):
-    """``data`` is the lines of that field, joined; ``name`` is empty for ``message``."""
+    """One event. ``data`` is the lines of that field, joined; ``name`` is empty for ``message``."""
 
     data: memoryview
     name: bytes = b""
 
 
 class SseDecoder:
-    """Of one body. ``feed`` it whatever came; the views that it gives stay good."""
+    """Decodes one body. ``feed`` it the chunks as they come; the views that it gives stay valid."""
 
     def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
         self._limit = limit
@@ -36,7 +36,7 @@ class SseDecoder:
         self._data: list[memoryview] = []
         self._name = b""
         self._owned = 0
-        """So many of ``_data`` are no views of what was fed."""
+        """How many entries of ``_data`` have bytes of their own, and are no views of a chunk."""
         self._size = 0
         self._after_cr = False
         self._is_first = True

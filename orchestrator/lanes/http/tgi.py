@@ -1,8 +1,8 @@
-"""Hugging Face's text-generation-inference, by ``/generate_stream``: text in, tokens and text out.
+"""A lane to Hugging Face's text-generation-inference, by ``/generate_stream``.
 
-It takes no token ids, so prompts are sent as text (``text_only`` says what that loses); its answers
-name each token. It leaves stop strings in the text, which is cut here. Closing the connection drops
-the request from its batch after the step under way. It has no deadline.
+The server takes no token ids, so prompts are sent as text (``text_only`` says what that loses); its
+answers name each token. It leaves stop strings in the text, which is cut here. Closing the
+connection drops the request from its batch after the step under way. It has no deadline.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ from worker.protocol import Code, Feature, FinishReason, ModelCard, TokenLogprob
 ABORT_MS: Final = 100.0
 SLOTS: Final = 32
 MOST_STOPS: Final = 4
-"""What it takes unless its operator allows more; the text is cut here at any number of them."""
+"""Stop strings that the server takes unless its operator allows more; the text is cut here at any
+number of them."""
 LACKS: Final = (
     Feature.IGNORE_EOS,
     Feature.LOGIT_BIAS,
@@ -52,7 +53,7 @@ _decoder = msgspec.json.Decoder(_Event)
 
 
 class TgiLane(HttpLane):
-    """One ``text-generation-launcher``."""
+    """A lane to one ``text-generation-launcher``."""
 
     _text: PromptText | None = None
 

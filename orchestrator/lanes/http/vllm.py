@@ -1,7 +1,7 @@
-"""vLLM's own server, by its OpenAI completions: token ids in, token ids and text out.
+"""A lane to vLLM's own server, by its OpenAI completions: takes token ids, gives ids and text.
 
 A closed connection aborts the request in vLLM's engine, after the step under way and the server's
-own turn. It has no deadline: the lane's is all there is.
+own turn. The server has no deadline: the lane's is all there is.
 """
 
 import asyncio
@@ -31,11 +31,12 @@ from worker.protocol import (
 )
 
 ABORT_MS: Final = 65.0
-"""27 to 63 ms measured (0.32, a small model on a CPU): a step, and a turn of the server's loop."""
+"""Ms until an aborted job's slot is free: 27 to 63 measured (0.32, a small model on a CPU): a step,
+and a turn of the server's loop."""
 SLOTS: Final = 64
-"""Jobs at once where the operator does not say; vLLM takes more and queues them itself."""
+"""Jobs at once if the operator does not say; vLLM takes more and queues them itself."""
 USAGE_S: Final = 1.0
-"""A text that has ended waits so long for what the server says of it."""
+"""Seconds that a text that has ended waits for the server's usage report."""
 _IDS_SINCE: Final = (0, 10, 2)
 _RUNNING = re.compile(
     rb"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+([\d.e+]+)", re.MULTILINE
@@ -77,7 +78,7 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 
 class VllmLane(HttpLane):
-    """One ``vllm serve``."""
+    """A lane to one ``vllm serve``."""
 
     _model = ""
     _has_ids = True
@@ -192,7 +193,7 @@ _UNUSUAL = (
 
 
 def _unusual(sampling: Sampling) -> dict[str, Any]:
-    """What few requests say."""
+    """Parameters that few requests state, if they differ from the defaults."""
     stated = {n: v for n in _UNUSUAL if (v := getattr(sampling, n)) != getattr(_USUAL, n)}
     if sampling.stop:
         stated["stop"] = list(sampling.stop)
@@ -200,7 +201,7 @@ def _unusual(sampling: Sampling) -> dict[str, Any]:
         stated["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.logit_bias:
         stated["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
-    if sampling.seed is not None:  # 64 bits here, of which theirs has a sign
+    if sampling.seed is not None:  # 64 bits here; the server's are signed
         stated["seed"] = (sampling.seed + 2**63) % 2**64 - 2**63
     return stated
 
@@ -234,6 +235,6 @@ def _logprobs_of(choice: _Choice, ids: list[int], wanted: int | None) -> list[To
 
 
 def _likeliest(top: dict[str, float], wanted: int) -> list[tuple[int, float]]:
-    """The chosen token is among them there, likely or not."""
+    """The ``wanted`` likeliest tokens; the server adds the chosen token, likely or not."""
     pairs = [(int(t.removeprefix(_TOKEN)), v) for t, v in top.items() if t.startswith(_TOKEN)]
     return sorted(pairs, key=lambda pair: -pair[1])[:wanted]
