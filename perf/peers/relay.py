@@ -1,4 +1,4 @@
-"""What it costs to relay a token, beside vllm-router: engines whose tokens are free behind both.
+"""CPU to relay a token, beside vllm-router: engines whose tokens are free behind both.
 
 Ours stands in front of Triton with the synthetic engine, vllm-router in front of
 ``perf.peers.mock``; either engine goes in steps that give each stream one token. With 1 and 32
@@ -30,7 +30,7 @@ from perf.stack.stack import StackSpec, running
 _FLOODS: Final = (1, 32)
 _FLOOD_TOKENS: Final = 1024
 _FLOOD_STEP_MS: Final = 0.01
-"""Less than a step of either engine takes."""
+"""Step that is shorter than either engine takes."""
 _PACED: Final = 64
 _PACED_STEP_MS: Final = 20.0
 

@@ -105,7 +105,8 @@ async def freed_ms(
 
 
 async def _lane_round_trip_s(lane: BenchLane) -> float:
-    """Of a message that the worker answers without its engine: a job that it must refuse."""
+    """Round trip of a message that the worker answers without its engine: a job that it must
+    refuse."""
     trips = []
     for _ in range(3):
         refused = lane.submit(0)
@@ -116,7 +117,7 @@ async def _lane_round_trip_s(lane: BenchLane) -> float:
 
 @asynccontextmanager
 async def _running_task(stack: Stack, model: str) -> AsyncIterator[Act]:
-    """A native task that streams; the act is a cancel request on a connection of its own."""
+    """Run a native task that streams; the act is a cancel request on a connection of its own."""
     body = {
         "model": model,
         "prompt": "Time and tide",
@@ -145,7 +146,7 @@ async def _running_task(stack: Stack, model: str) -> AsyncIterator[Act]:
 
 @asynccontextmanager
 async def running_stream(port: int, model: str, *, ignores_eos: bool = True) -> AsyncIterator[Act]:
-    """An OpenAI stream; the act closes its socket."""
+    """Run an OpenAI stream; the act closes its socket."""
     async with HttpConnection(HOST, port) as stream:
         stream.send("POST", PATH, completion(model, _TOKENS) | {"ignore_eos": ignores_eos})
         await stream.until(FIRST_TEXT)
@@ -158,7 +159,7 @@ async def running_stream(port: int, model: str, *, ignores_eos: bool = True) -> 
 
 @asynccontextmanager
 async def _running_call(stack: Stack, model: str, lane: BenchLane) -> AsyncIterator[Act]:
-    """An OpenAI request without streaming; the act closes its socket."""
+    """Run an OpenAI request without streaming; the act closes its socket."""
     body = completion(model, _TOKENS) | {"stream": False}
     del body["stream_options"]
     async with HttpConnection(HOST, stack.port) as call:
@@ -173,7 +174,7 @@ async def _running_call(stack: Stack, model: str, lane: BenchLane) -> AsyncItera
 
 @asynccontextmanager
 async def _running_lane_job(lane: BenchLane) -> AsyncIterator[Act]:
-    """A job on the benchmark's own lane: what is left without an orchestrator."""
+    """Run a job on the benchmark's own lane, without an orchestrator; the act cancels it."""
     job = lane.submit(_TOKENS)
     await job.first_token
 
