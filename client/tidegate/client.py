@@ -164,7 +164,7 @@ class Client:
         position = Position(last_event_id)
         return Stream(self._events(task_id, ends_at, position), position)
 
-    # ── the same, made comfortable ───────────────────────────────────────────────────────────
+    # ── a task followed to its end ───────────────────────────────────────────────────────────
 
     def stream(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Stream[Event]:
         """Submit a task and yield its events; a task that ends badly raises its ``ApiError``.

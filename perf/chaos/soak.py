@@ -44,7 +44,7 @@ _ENV: Final = {
     "TIDEGATE_KEEP_TASKS": "100",
     "TIDEGATE_KEEP_TASKS_S": "60",
     "TIDEGATE_LANE_RENEW_AFTER_MIB": "2",
-    # It may run beside other work on the machine; a process that waits for its turn is not dead.
+    # A soak may run beside other work; a process that waits for its turn is not dead.
     "TIDEGATE_SUSPECT_AFTER_S": "10",
     "TIDEGATE_DOWN_AFTER_S": "30",
 }

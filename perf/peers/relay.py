@@ -115,7 +115,7 @@ async def _compare(
 
 async def _turn(side: _Side, clients: int, load: Load, *, paced: bool) -> LoadResult:
     warm_s = 0.5
-    # Of a paced stream, one request spans the whole turn: what it costs to begin one stays out.
+    # One request of a paced stream spans the whole turn: the cost of beginning one stays out.
     seconds = warm_s + load.windows * load.window_s + 0.5
     tokens = round(seconds * 1000 / _PACED_STEP_MS) if paced else _FLOOD_TOKENS
     return await apply(

@@ -110,7 +110,7 @@ async def _vllm(checkpoint: Path) -> AsyncIterator[Served]:
         "VLLM_CACHE_ROOT": str(VLLM.home / "cache"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        # As its manual asks for on Intel's OpenMP.
+        # vLLM's manual asks for this on Intel's OpenMP.
         "LD_PRELOAD": str(VLLM.home / "lib" / "libiomp5.so"),
     }
     async with _process(VLLM, command, env, port, _VLLM_READY_S) as pid:

@@ -15,11 +15,11 @@ from perf.report.recording import DirtyTree, Recording, add_arguments
 
 
 class Skip(Exception):
-    """Something cannot be measured here; the message says why, for people."""
+    """Raised where something cannot be measured; the message says why, for people."""
 
 
 class TimeLimit(Exception):
-    """Something was stopped before it was done."""
+    """Raised for something that was stopped before it was done."""
 
 
 def new_parser(doc: str | None, *, saves: bool = True) -> argparse.ArgumentParser:

@@ -45,7 +45,7 @@ class Checkout:
         if not commit:
             return cls(root, UNKNOWN, ())
         exclude = f":(exclude){RESULTS.as_posix()}"
-        # As it is in the output: two letters, a blank, the path.
+        # Lines of the output have two letters, a blank and the path.
         status = subprocess.run(
             [*git, "status", "--porcelain", "--untracked-files=all", "--", ".", exclude],
             capture_output=True,

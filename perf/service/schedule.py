@@ -68,7 +68,7 @@ async def run(context: Context) -> list[Figure]:
 
 def _measure(queued: int, count: int) -> _Taken:
     loop = VirtualLoop()
-    # As the service does: what lives already need not be looked at by the collector.
+    # The collector need not look at what lives already, as in the service.
     gc.collect()
     gc.freeze()
     try:

@@ -96,7 +96,7 @@ async def _measure(
             if not said or len(said) > MOST_TOKENS:
                 said, session_id = [], f"{number}/{clock.now()}"
             prompt = said + [next(ids) for _ in range(NEW_TOKENS)]
-            # As patient as for a turn whose conversation is there: what keeping it promises.
+            # Patience is that for a turn whose conversation is there: what keeping it promises.
             wanted_ms = PATIENCE * SPEED.service_ms(NEW_TOKENS, ANSWER_TOKENS) + MARGIN_MS
             task = await call(_turn(clock.now(), len(prompt), wanted_ms), prompt, session_id)
             if said:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Deadlock(RuntimeError):
-    """Everything waits, and nothing is due: in a simulation nobody else will wake it."""
+    """Raised where everything waits and nothing is due: nobody else will wake a simulation."""
 
 
 class _Jumps(selectors.SelectSelector):

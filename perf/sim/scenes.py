@@ -206,7 +206,7 @@ class Traced:
 
     trace: Path
     arrivals_by: str
-    """Where arrivals come from: ``poisson`` or ``trace``."""
+    """Origin of arrivals: ``poisson`` or ``trace``."""
     manner: Manner
     load: float
     capacity: float

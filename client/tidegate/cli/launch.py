@@ -1,4 +1,4 @@
-"""From the arguments of ``tidegate up`` and ``tidegate worker`` to a launch.
+"""Turns the arguments of ``tidegate up`` and ``tidegate worker`` into a launch.
 
 Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worker``.
 """

@@ -159,8 +159,9 @@ class QoServe(_Learning):
 
 
 class SlosServe(_Replanning):
-    """As many deadlines as fit. With equal gains the program's optimum is Moore and Hodgson's rule
-    (1968): take jobs by deadline, and drop the longest whenever one does not fit."""
+    """Policy that keeps the most deadlines that fit. With equal gains the program's optimum is
+    Moore and Hodgson's rule (1968): take jobs by deadline, and drop the longest whenever one does
+    not fit."""
 
     def pick(
         self, now: float, running: Sequence[Job], waiting: Sequence[Job], instance: int
