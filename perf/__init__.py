@@ -1,4 +1,4 @@
-"""What is measured of Tidegate, and how: README.md beside this says what is where."""
+"""Benchmarks of Tidegate and how they are run: README.md beside this says what is where."""
 
 SEED = 20240229
-"""Of everything that is drawn."""
+"""Seed of everything that is drawn at random."""

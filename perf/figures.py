@@ -37,9 +37,9 @@ from perf.report.table import number
 
 DOCUMENTS: Final = ("README.md", "docs/performance.md")
 BRIEF: Final = ("README.md",)
-"""Those that name their bundles in one line, for the other says more of them."""
+"""Documents that name their bundles in one line; the other says more of them."""
 MOST_CHANGED: Final = 0.05
-"""Of the lines of the code that a figure is about, added or removed."""
+"""Largest share (0 to 1) of the code behind a figure that may have been added or removed."""
 _SERVICE: Final = ("catalog", "orchestrator", "pool")
 SOURCES: Final = {
     "perf.service": (*_SERVICE, "worker", "model_repository", "perf/service"),
@@ -72,27 +72,27 @@ NAMES: Final = {
     "qoserve": "QoServe",
     "slos-serve": "SLOs-Serve",
 }
-"""Policies, as people call what keys spell."""
+"""Names of policies for people, by their spelling in keys."""
 _BLOCK: Final = re.compile(
     r"(<!-- figures\n(?P<template>.*?)\n-->\n).*?(<!-- end of figures -->)", re.S
 )
 
 
 class UnknownFigure(ValueError):
-    """A document asks for a bundle or a key that there is not; the message names it."""
+    """A document asks for a bundle or a key that does not exist; the message names it."""
 
 
 class Figures:
-    """What a template may call, and the bundles that it has used."""
+    """Functions that a template may call, and the bundles that it has used."""
 
     def __init__(self, results: Path, is_old: Callable[[str, str], bool]) -> None:
-        """``is_old``: of a commit and a command, whether the code has changed too much since."""
+        """``is_old`` takes a commit and a command: whether the code has changed too much since."""
         self._results = results
         self._is_old = is_old
         self.used: list[str] = []
 
     def fig(self, bundle: str, key: str, scale: float = 1.0) -> str:
-        """The median and the spread, without the unit: ``1.60 (1.10 … 1.72)``."""
+        """Median and spread of a figure, without the unit: ``1.60 (1.10 … 1.72)``."""
         figure = self._figure(bundle, key)
         middle = number(scale * figure.median)
         if figure.n == 1 or figure.low == figure.high:
@@ -100,12 +100,12 @@ class Figures:
         return f"{middle} ({number(scale * figure.low)} … {number(scale * figure.high)})"
 
     def mid(self, bundle: str, key: str, scale: float = 1.0) -> str:
-        """The median alone, times ``scale``."""
+        """Median of a figure alone, times ``scale``."""
         return number(scale * self._figure(bundle, key).median)
 
     def best(self, bundle: str, pattern: str, *but: str, scale: float = 1.0) -> str:
-        """The best of the figures whose keys match, times ``scale``, with the name that stands for
-        the one ``*`` of ``pattern``, leaving out those like one of ``but``: ``18.4 (JITServe)``."""
+        """Best of the figures whose keys match, times ``scale``, with the name that stands for the
+        one ``*`` of ``pattern``, leaving out those like one of ``but``: ``18.4 (JITServe)``."""
         found = {
             name: figure
             for name, figure in self._matching(bundle, pattern).items()
@@ -121,7 +121,8 @@ class Figures:
         return f"{number(scale * found[best].median)} ({told})"
 
     def names(self, bundle: str, pattern: str) -> list[str]:
-        """What stands for the one ``*`` of ``pattern`` in the keys that match, dots and all."""
+        """Names that stand for the one ``*`` of ``pattern`` in the keys that match, dots and
+        all."""
         found = list(self._matching(bundle, pattern))
         if not found:
             raise UnknownFigure(f"{bundle} has no figure like {pattern}")
@@ -136,7 +137,7 @@ class Figures:
         }
 
     def rows(self, bundle: str, *patterns: str) -> str:
-        """The figures whose keys match, as a table, in the order of ``patterns``."""
+        """Table of the figures whose keys match, in the order of ``patterns``."""
         parts = [
             (part.what, figure) for part in self._bundle(bundle).results for figure in part.figures
         ]
@@ -154,7 +155,7 @@ class Figures:
         return "\n".join(lines)
 
     def raw(self, bundle: str, *path: str) -> Any:
-        """A value of a bundle that is no list of figures, by the names on the way to it."""
+        """Value of a bundle that is no list of figures, by the names on the way to it."""
         value: Any = self._read(bundle)
         for name in path:
             try:
@@ -164,13 +165,14 @@ class Figures:
         return value
 
     def bundles_in_brief(self) -> str:
-        """Which were used, in one line, the old ones by name."""
+        """One line about the bundles that were used, with the old ones by name."""
         old = [f"`{name}`" for name in self.used if self._old(self._read(name))]
         told = "From the bundles " + ", ".join(f"`{name}`" for name in self.used) + "."
         return f"{told} **Old, the code has changed since: {', '.join(old)}.**" if old else told
 
     def bundles(self) -> Iterator[str]:
-        """A line about each that was used: which commit, when, where, and whether it is old."""
+        """Lines about the bundles used, one each: which commit, when, where, and whether it is
+        old."""
         for name in self.used:
             facts = self._read(name)
             machine = msgspec.convert(facts["machine"], Machine)
@@ -219,7 +221,7 @@ def _decoded(path: Path) -> dict[str, Any]:
 def rendered(
     text: str, results: Path, is_old: Callable[[str, str], bool], *, brief: bool = False
 ) -> str:
-    """A document with all of its blocks written anew. Raises ``UnknownFigure``."""
+    """Text of a document with all of its blocks written anew. Raises ``UnknownFigure``."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
 
     def block(match: re.Match[str]) -> str:
@@ -245,7 +247,7 @@ def is_old(commit: str, command: str) -> bool:
 
 @cache
 def _share_changed(commit: str, paths: tuple[str, ...]) -> float:
-    """Lines added or removed since ``commit`` over the lines that there are."""
+    """Lines added or removed since ``commit``, as a share of the lines that there are."""
     specs = [
         f":(glob){path}" if path.endswith(".py") else f":(glob){path}/**/*.py" for path in paths
     ]

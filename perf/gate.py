@@ -31,7 +31,7 @@ from perf.stack.context import Bench
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One gate: ``worse_by`` is a factor (1: as recorded; None: not measured)."""
+    """Verdict on one gate: ``worse_by`` is a factor (1: as recorded; None: not measured)."""
 
     recorded: Figure
     current: Figure | None
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def compare(recorded: Bundle, current: Bundle) -> list[Verdict]:
-    """A verdict for every recorded figure with a tolerance.
+    """Verdicts on all recorded figures with a tolerance.
 
     Raises ``ValueError`` when there is none: a gate that compares nothing guards nothing.
     """
@@ -60,8 +60,8 @@ def compare(recorded: Bundle, current: Bundle) -> list[Verdict]:
 
 
 def why_not_compared(there: Tier | None, here: Tier | None) -> str:
-    """Why figures of machines of two tiers are not compared (PF-8); empty where they are of one, or
-    a bundle is older than tiers."""
+    """Reason why figures of machines of two tiers are not compared (PF-8); empty where they are of
+    one, or a bundle is older than tiers."""
     if there is None or here is None or there == here:
         return ""
     return f"not compared: recorded on a machine of tier {there}, measured on one of tier {here}"

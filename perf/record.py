@@ -29,11 +29,11 @@ from perf.report.command import new_console, new_parser, status_of
 from perf.report.recording import RESULTS, ROOT, Checkout, DirtyTree
 
 AT_ONCE: Final = 2
-"""Of what may run beside others."""
+"""Number of entries run at once, of those that may run beside others."""
 _PATIENCE: Final = 3
 _SLACK_S: Final = 600
-"""An entry that takes longer than ``_PATIENCE`` times what it should and this, for what is
-installed or compiled the first time, hangs."""
+"""Seconds that an entry may take beyond ``_PATIENCE`` times what it should, for what is installed
+or compiled the first time; after that it hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Entry:
     """One bundle: ``python -m module arguments --json …``, about ``seconds`` on two cores.
 
     In an argument ``{traces}`` is the folder of Azure's traces, ``{folder}`` the entry's own.
-    ``beside``: others may run at the same time. ``engine`` is had first, by ``tidegate engines
+    ``beside``: others may run at the same time. ``engine`` is provided first, by ``tidegate engines
     ensure``. ``picture`` is drawn into ``{folder}``.
     """
 
@@ -63,7 +63,7 @@ class Entry:
 
     @property
     def files(self) -> list[Path]:
-        """What it leaves, the bundle first."""
+        """Files that the entry leaves, the bundle first."""
         names = [f"{self.name}.json", *([self.picture] if self.picture else [])]
         return [self.folder / name for name in names]
 
@@ -71,7 +71,7 @@ class Entry:
         return [w.format(traces=traces, folder=self.folder) for w in self.arguments.split()]
 
     def commands(self, traces: Path) -> list[list[str]]:
-        """One after the other, in ``ROOT``."""
+        """Commands to run one after the other, in ``ROOT``."""
         python = [sys.executable, "-m"]
         run = [*python, self.module, *self.words(traces), "--json", str(self.files[0])]
         ensure = [*python, "tidegate", "engines", "ensure", self.engine]
@@ -134,11 +134,11 @@ TABLE: Final = (
         "chaos-torch", "perf.chaos", "--engine torch --clients 2 --seconds 120", 140, beside=True
     ),
 )
-"""In the order in which they run."""
+"""Entries in the order in which they run."""
 
 
 def seconds_of(entries: Sequence[Entry]) -> int:
-    """About how long all of them take."""
+    """Seconds that all entries take together, about."""
     ends = [0] * AT_ONCE
     for entry in entries:
         if entry.beside:
@@ -147,7 +147,7 @@ def seconds_of(entries: Sequence[Entry]) -> int:
 
 
 def show_plan(entries: Sequence[Entry], console: Console) -> None:
-    """What will run, and for how long."""
+    """Print what will run, and for how long."""
     for entry in entries:
         beside = f", {AT_ONCE} at once" if entry.beside else ""
         said = f"{entry.name}, about {entry.seconds} s{beside}: python -m {entry.module}"
@@ -159,7 +159,7 @@ def show_plan(entries: Sequence[Entry], console: Console) -> None:
 
 
 def why_not_whole(facts: dict[str, Any], commit: str) -> str:
-    """Why a bundle is not to be recorded; empty where it is."""
+    """Reason why a bundle is not to be recorded; empty where it is."""
     if facts["commit"] != commit or facts["dirty"]:
         return f"it is of commit {facts['commit'][:12]}{' with changes' * facts['dirty']}"
     parts = [part for part in facts.get("results", ()) if part["failed"] or part["skipped"]]
@@ -167,7 +167,8 @@ def why_not_whole(facts: dict[str, Any], commit: str) -> str:
 
 
 async def record(entry: Entry, commit: str, traces: Path) -> str:
-    """Run it, and put what it leaves into ``RESULTS``. Returns why not, in words, or nothing."""
+    """Run an entry and move what it leaves into ``RESULTS``; returns why not, in words, or
+    nothing."""
     shutil.rmtree(entry.folder, ignore_errors=True)
     entry.folder.mkdir(parents=True)
     for command in entry.commands(traces):
@@ -184,7 +185,7 @@ async def record(entry: Entry, commit: str, traces: Path) -> str:
 
 
 async def _run(command: Sequence[str], log: Path, limit_s: float) -> int | None:
-    """Its exit status; None when it was ended for taking longer than ``limit_s``."""
+    """Exit status of ``command``; None when it was ended for taking longer than ``limit_s``."""
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *command, cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
@@ -201,7 +202,7 @@ async def _run(command: Sequence[str], log: Path, limit_s: float) -> int | None:
 
 
 async def record_all(entries: Sequence[Entry], commit: str, traces: Path, console: Console) -> int:
-    """The exit status: 1 when one of them was not recorded."""
+    """Record all entries; returns the exit status, 1 when one of them was not recorded."""
     begun, lost = time.monotonic(), list[str]()
     free = asyncio.Semaphore(AT_ONCE)
 

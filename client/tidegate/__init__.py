@@ -123,15 +123,15 @@ _MODULES: Final = {
     "tidegate.sync": {"SyncClient", "SyncStream"},
     "tidegate.sync_sessions": {"SyncSession"},
 }
-"""Where names are; all others are in one of the last two."""
+"""Names by the module that defines them; names not listed are in one of ``_LARGE_MODULES``."""
 _LARGE_MODULES: Final = ("tidegate.errors", "tidegate.results")
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for when it is asked for.
+    """Import a public name when it is first asked for. Raises ``AttributeError`` for others.
 
-    The command ``tidegate`` lives in this package too, and must handle Ctrl-C from its first
-    moment on: it cannot wait for aiohttp.
+    The command ``tidegate`` lives in this package too, and must handle Ctrl-C from its first moment
+    on: it cannot wait for aiohttp.
     """
     if name in __all__:
         named = tuple(module for module, names in _MODULES.items() if name in names)

@@ -1,4 +1,4 @@
-"""``python -m tidegate``: the command."""
+"""``python -m tidegate``: the command ``tidegate``."""
 
 import sys
 

@@ -1,11 +1,11 @@
-"""Time as the client sees it, in one place so that a test can have its own."""
+"""The client's clock, in one place so that a test can replace it."""
 
 import asyncio
 import time
 
 
 def now() -> float:
-    """Monotonic seconds; only differences mean anything."""
+    """Seconds of a monotonic clock; only differences mean anything."""
     return time.monotonic()
 
 

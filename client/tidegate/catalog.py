@@ -11,7 +11,7 @@ _PAGE = 200
 
 
 class CatalogFile(msgspec.Struct, frozen=True):
-    """``path`` is below the model's folder."""
+    """A file of a model; ``path`` is relative to the model's folder."""
 
     path: str
     bytes: int
@@ -19,7 +19,8 @@ class CatalogFile(msgspec.Struct, frozen=True):
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """``state``: ``waiting``, ``running``, ``passed``, ``failed``. Times are Unix milliseconds."""
+    """Check of a model's or engine's files: ``state`` is ``waiting``, ``running``, ``passed`` or
+    ``failed``. Times are Unix milliseconds."""
 
     state: str
     asked_ms: int
@@ -28,7 +29,8 @@ class Verification(msgspec.Struct, frozen=True):
 
 
 class CatalogModel(msgspec.Struct, frozen=True):
-    """``state``: ``staging``, ``active``, ``broken`` (then with a ``problem``) or ``removing``."""
+    """A model of the catalog: ``state`` is ``staging``, ``active``, ``broken`` (then with a
+    ``problem``) or ``removing``."""
 
     id: str
     name: str
@@ -48,7 +50,7 @@ class CatalogModel(msgspec.Struct, frozen=True):
 
 
 class CatalogEngine(msgspec.Struct, frozen=True):
-    """``compute_mode`` is ``cpu`` or ``cuda``."""
+    """An engine of the catalog; ``compute_mode`` is ``cpu`` or ``cuda``."""
 
     id: str
     engine: str
@@ -73,33 +75,33 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class Catalog:
-    """``Client.catalog``."""
+    """Calls on the orchestrator's models and engines: what ``Client.catalog`` offers."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     async def models(self) -> list[CatalogModel]:
-        """All of them, oldest first."""
+        """All models, oldest first."""
         return [model async for page in self._pages("models") for model in page.models]
 
     async def engines(self) -> list[CatalogEngine]:
-        """All of them, oldest first."""
+        """All engines, oldest first."""
         return [engine async for page in self._pages("engines") for engine in page.engines]
 
     async def model(self, id: str) -> CatalogModel:
-        """One of them. Raises ``NotFound``."""
+        """Get one model. Raises ``NotFound``."""
         return await self._transport.call(Call("GET", _path("models", id)), CatalogModel)
 
     async def engine(self, id: str) -> CatalogEngine:
-        """One of them. Raises ``NotFound``."""
+        """Get one engine. Raises ``NotFound``."""
         return await self._transport.call(Call("GET", _path("engines", id)), CatalogEngine)
 
     async def verify(self, id: str) -> Verification:
-        """Have every byte of a model read again; ``model`` tells what came of it. For operators."""
+        """Have every byte of a model read again; ``model`` has the result. For operators."""
         return await self._verify("models", id)
 
     async def verify_engine(self, id: str) -> Verification:
-        """The same of an engine."""
+        """Have every byte of an engine read again; ``engine`` has the result. For operators."""
         return await self._verify("engines", id)
 
     async def _verify(self, kind: str, id: str) -> Verification:

@@ -7,8 +7,8 @@
     for call in answer.tool_calls:
         ...
 
-Deadlines and retries are as everywhere. A chat that broke off is not resumed; for text alone
-``Client.stream`` is better, which is.
+Deadlines and retries are as for tasks. A chat that breaks off is not resumed; for text alone use
+``Client.stream``, which is.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -29,11 +29,11 @@ _PATH = "/v1/chat/completions"
 _DONE = "[DONE]"
 
 ChatMessage = Mapping[str, Any]
-"""A turn as OpenAI has it: ``role``, ``content``, ``tool_calls``, ``tool_call_id``."""
+"""A turn in OpenAI's shape: ``role``, ``content``, ``tool_calls``, ``tool_call_id``."""
 
 
 class ChatOptions(SamplingOptions, total=False):
-    """What a chat may ask for besides its messages, in OpenAI's words and Tidegate's.
+    """Options of a chat besides its messages, in OpenAI's words and Tidegate's.
 
     ``extra_body`` has whatever else the service takes.
     """
@@ -66,7 +66,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatAnswer(msgspec.Struct, frozen=True):
-    """A whole answer; ``reasoning`` is what a model thought before it, empty where it does not."""
+    """A whole answer; ``reasoning`` is what the model thought before it, else empty."""
 
     text: str
     reasoning: str
@@ -76,7 +76,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """A piece of a call: the first one of each ``index`` has its id and name."""
+    """A piece of a tool call; the first piece of each ``index`` has its id and name."""
 
     index: int
     id: str
@@ -85,7 +85,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
-    """What an answer grew by. ``finish_reason`` and ``usage`` come last."""
+    """A piece by which an answer grew. ``finish_reason`` and ``usage`` come last."""
 
     text: str = ""
     reasoning: str = ""
@@ -142,7 +142,7 @@ class _Completion(msgspec.Struct):
 def chat_call(
     model: str, messages: Sequence[ChatMessage], options: ChatOptions, *, is_streamed: bool
 ) -> Call:
-    """The request, due from now on. Raises ``DeadlineExceeded``."""
+    """Request of a chat, its deadline counted from now. Raises ``DeadlineExceeded``."""
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
     body: dict[str, Any] = {"model": model, **options, "messages": list(messages)}
@@ -166,7 +166,7 @@ def chat_call(
 
 
 async def whole(transport: Transport, call: Call) -> ChatAnswer:
-    """The answer in one piece."""
+    """Send ``call`` and wait for the whole answer. Raises ``TidegateError``."""
     completion = await transport.call(call, _Completion)
     if not completion.choices:
         raise ProtocolError(f"{_PATH} answered without a choice")
@@ -185,7 +185,8 @@ async def whole(transport: Transport, call: Call) -> ChatAnswer:
 
 
 async def deltas(transport: Transport, call: Call) -> AsyncGenerator[ChatDelta, None]:
-    """The answer as it grows. Leaving it closes the connection, which ends the work."""
+    """Send ``call`` and yield its answer as it grows. Leaving closes the connection: the work
+    ends."""
     attempt, has_begun = 0, False
     while True:
         try:

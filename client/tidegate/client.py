@@ -1,4 +1,4 @@
-"""The asynchronous client of Tidegate's native API."""
+"""The asynchronous client of Tidegate's API."""
 
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -49,9 +49,9 @@ _T = TypeVar("_T")
 class Client:
     """A client of one orchestrator; close it, or use it as ``async with``.
 
-    ``reconnect_for``, in seconds or as a ``timedelta``, bounds how long a broken event stream is
-    retried for a task without a deadline of its own; ``retries`` how often a call is sent again.
-    Raises ``ValueError`` for a ``base_url`` or ``reconnect_for`` that is none.
+    ``token`` is the bearer token. ``reconnect_for`` (seconds or a ``timedelta``) bounds how long a
+    broken event stream is retried for a task without a deadline of its own; ``retries`` how often a
+    call is sent again. Raises ``ValueError`` for a malformed ``base_url`` or ``reconnect_for``.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Client:
         self.catalog = Catalog(self._transport)
         """Models and engines on the orchestrator's machine."""
         self.operating = Operating(self._transport)
-        """The service itself, for its operators."""
+        """Calls to operate the service: drains, swaps and reloads."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,19 +101,19 @@ class Client:
         return [model.id for model in await self.model_infos()]
 
     async def model_infos(self) -> tuple[ModelInfo, ...]:
-        """The models that are served, with what is known of them."""
+        """Models that are served, with what is known of them."""
         return (await self._get("/v1/models", ModelList)).data
 
     async def instances(self) -> tuple[Instance, ...]:
-        """The Tritons behind the service."""
+        """Instances (Tritons) behind the service, as they stand."""
         return (await self._get("/v2/instances", InstanceList)).instances
 
     async def metrics(self) -> str:
-        """What Prometheus would read, in its text format."""
+        """Metrics of the service in Prometheus' text format."""
         return (await self._transport.send(Call("GET", "/metrics", ends_at=due().at))).decode()
 
     async def tasks(self, *, status: str | None = None, limit: int = 100) -> TaskList:
-        """Tasks of this client's key: those that run, then those that ended, newest first.
+        """List tasks of this client's key: those that run, then those that ended, newest first.
 
         ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
         """
@@ -129,20 +129,21 @@ class Client:
     ) -> Submitted:
         """Hand in a task and return at once. Raises ``ApiError`` when it is refused.
 
-        However often it has to be sent, it runs once: by ``idempotency_key``, for which one is made
-        up where none is given.
+        However often it has to be sent, it runs once: by ``idempotency_key``, which is made up
+        where none is given.
         """
         key = idempotency_key or uuid.uuid4().hex
         return await self._submit(_submission(prompt, options, key))
 
     async def status(self, task_id: str) -> TaskStatus:
-        """The task as it stands."""
+        """Get a task as it stands. Raises ``NotFound``."""
         return await self._get(f"/v2/tasks/{quote(task_id, safe='')}", TaskStatus)
 
     async def cancel(self, task_id: str) -> None:
-        """Stop a task. Idempotent; returns when the server has taken note, in a step it stops.
+        """Stop a task. Idempotent; returns once the server has taken note, and the task ends in a
+        step.
 
-        It is sent past any deadline, too.
+        Sent even when a block's deadline has passed.
         """
         await self._transport.send(Call("POST", f"/v2/tasks/{quote(task_id, safe='')}/cancel"))
 
@@ -163,7 +164,7 @@ class Client:
         position = Position(last_event_id)
         return Stream(self._events(task_id, ends_at, position), position)
 
-    # ── the same, made comfortable ───────────────────────────────────────────────────────────
+    # ── a task followed to its end ───────────────────────────────────────────────────────────
 
     def stream(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Stream[Event]:
         """Submit a task and yield its events; a task that ends badly raises its ``ApiError``.
@@ -176,7 +177,7 @@ class Client:
         return Stream(self._stream(submission, position), position)
 
     async def generate(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Generation:
-        """Submit a task and wait for its whole text."""
+        """Submit a task and wait for its whole text. Raises ``ApiError`` if it ends badly."""
         texts: list[str] = []
         token_ids: list[int] = []
         async with self.stream(prompt, **options) as events:
@@ -199,13 +200,13 @@ class Client:
     async def chat(
         self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
     ) -> ChatAnswer:
-        """A chat in OpenAI's shape, for tools, reasoning and structured output (``chats``)."""
+        """Send a chat in OpenAI's shape, for tools, reasoning and structured output (``chats``)."""
         return await whole(self._transport, chat_call(model, messages, options, is_streamed=False))
 
     def chat_stream(
         self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
     ) -> Stream[ChatDelta]:
-        """The same as it grows. Leaving it ends the work."""
+        """Send a chat and yield its answer as it grows. Leaving the stream ends the work."""
         call = chat_call(model, messages, options, is_streamed=True)
         return Stream(deltas(self._transport, call))
 
@@ -246,7 +247,7 @@ class Client:
 
 
 def _is_last(task: Submitted, event: Event) -> bool:
-    """Raises the ``ApiError`` of a task that ended badly."""
+    """Whether ``event`` is the task's last. Raises the ``ApiError`` of a task that ended badly."""
     if isinstance(event, Failed):
         raise error_class(event.code, None)(
             event.message, code=event.code, retryable=event.retryable, task_id=task.task_id
@@ -255,7 +256,7 @@ def _is_last(task: Submitted, event: Event) -> bool:
 
 
 def _submission(prompt: Prompt, options: TaskOptions, key: str) -> Call:
-    """Handing in a task, due from now on. Raises ``DeadlineExceeded``."""
+    """Request that hands in a task, its deadline counted from now. Raises ``DeadlineExceeded``."""
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
     return Call(

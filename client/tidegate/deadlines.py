@@ -21,14 +21,15 @@ from typing import Self
 from tidegate import _clock
 
 Deadline = timedelta | float
-"""Of one call, relative to now; a number is milliseconds, as ``deadline_ms`` on the wire is."""
+"""Deadline of one call, counted from now: a ``timedelta``, or milliseconds as in
+``deadline_ms``."""
 
 _current: ContextVar[float | None] = ContextVar("tidegate_deadline", default=None)
-"""When the innermost block ends, on our clock."""
+"""When the innermost block ends, in seconds of ``_clock.now``; None outside of any block."""
 
 
 class DeadlineScope:
-    """What ``deadline`` returns: a block with a deadline, which begins when it is entered."""
+    """A block with a deadline, as ``deadline`` returns it; time runs from when it is entered."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -52,19 +53,19 @@ class DeadlineScope:
         _current.reset(token)
 
     def remaining(self) -> float:
-        """Seconds left, an outer block's deadline considered; negative once it has passed."""
+        """Seconds left, with an outer block's deadline considered; negative once it has passed."""
         if not self._entered:
             return self._seconds
         return self._entered[-1][0] - _clock.now()
 
 
 def deadline(seconds: float | timedelta) -> DeadlineScope:
-    """A block, for ``with``, in which every call shares ``seconds``. Raises ``ValueError``."""
+    """A block for ``with`` whose calls share ``seconds``. Raises ``ValueError`` unless finite."""
     return DeadlineScope(block_seconds(seconds, "a deadline"))
 
 
 def block_seconds(given: float | timedelta, name: str) -> float:
-    """``given`` in seconds. Raises ``ValueError``."""
+    """``given`` in seconds. Raises ``ValueError``, which calls it ``name``, unless it is finite."""
     try:
         seconds = given.total_seconds() if isinstance(given, timedelta) else float(given)
     except (TypeError, ValueError):
@@ -75,11 +76,11 @@ def block_seconds(given: float | timedelta, name: str) -> float:
 
 
 def remaining() -> float | None:
-    """Seconds left of the block that this runs in, negative once they are over; None outside."""
+    """Seconds left of the caller's block, negative once they are over; None outside of any."""
     ends_at = _current.get()
     return None if ends_at is None else ends_at - _clock.now()
 
 
 def to_seconds(deadline: Deadline) -> float:
-    """A relative deadline in seconds."""
+    """A relative deadline (a ``timedelta`` or milliseconds) in seconds."""
     return deadline.total_seconds() if isinstance(deadline, timedelta) else deadline / 1000

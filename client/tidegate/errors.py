@@ -20,7 +20,7 @@ from typing import Any
 
 
 class TidegateError(Exception):
-    """Root of the tree."""
+    """Root of all errors that this client raises on purpose."""
 
 
 class ConnectFailed(TidegateError, ConnectionError):
@@ -74,7 +74,7 @@ class ApiError(TidegateError):
 
 
 class InvalidRequest(ApiError, ValueError):
-    """What was asked cannot be served, now or later."""
+    """The request cannot be served, now or later."""
 
 
 class AuthFailed(ApiError, PermissionError):
@@ -82,7 +82,7 @@ class AuthFailed(ApiError, PermissionError):
 
 
 class NotFound(ApiError, LookupError):
-    """No such task or model."""
+    """The task, model or other thing named does not exist."""
 
 
 class DeadlineExceeded(ApiError, TimeoutError):
@@ -130,7 +130,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def error_class(code: str, status: int | None) -> type[ApiError]:
-    """The class for a wire code; by HTTP status where the code is not known to this client."""
+    """Error class for a wire code; by HTTP status where this client does not know the code."""
     known = _BY_CODE.get(code)
     if known is not None:
         return known

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Feed(Generic[_T]):
-    """Events that can be followed: of what, where, their types by name, and which are the last."""
+    """A feed of events: its kind, id and path, its event types by name, and which types end it."""
 
     kind: str
     id: str
@@ -37,8 +37,9 @@ class Feed(Generic[_T]):
 
 
 class Follower(Generic[_T]):
-    """Reads the events of one feed until shortly after ``ends_at`` on our clock, or, where that is
-    None, until ``patience_s`` after the last sign of life. ``is_known``: the service had it."""
+    """Reads the events of one feed until shortly after ``ends_at`` on our clock; where that is
+    None, until ``patience_s`` after the last sign of life. ``is_known``: the service has had this
+    feed."""
 
     def __init__(
         self,
@@ -127,10 +128,10 @@ async def owned(
     cancel: Callable[[_S], Awaitable[None]],
     is_last: Callable[[_S, _T], bool],
 ) -> AsyncGenerator[_T, None]:
-    """Hand work in and yield its events. Whoever leaves before the last one cancels the work."""
+    """Hand work in and yield its events. Leaving before the last one cancels the work."""
 
     async def stop() -> None:
-        """As well as that can be done in little time."""
+        """Cancel the work, as far as that can be done within ``_CANCEL_WAIT_S``."""
         with suppress(TidegateError, TimeoutError):
             async with asyncio.timeout(_CANCEL_WAIT_S):
                 await cancel(await submitting)
@@ -156,7 +157,7 @@ async def owned(
 async def _read(
     response: aiohttp.ClientResponse, parser: SseParser, types: Mapping[str, type[_T]]
 ) -> AsyncGenerator[tuple[_T, str], None]:
-    """Events with their ids."""
+    """Events that ``response`` brings, each with its id. Raises ``ProtocolError``."""
     if response.content_type != "text/event-stream":
         raise ProtocolError(f"{response.url} answered with {response.content_type}, not events")
     async for chunk in response.content.iter_any():
@@ -171,7 +172,7 @@ async def _read(
 
 
 def _typed(event: ServerSentEvent, types: Mapping[str, type[_T]]) -> _T | None:
-    """The event as its type; None for a name that this client does not know."""
+    """``event`` as its type; None for a name that this client does not know."""
     event_type = types.get(event.event)
     if event_type is None:
         return None

@@ -1,4 +1,4 @@
-"""What a service tells about itself, as types. Times are milliseconds."""
+"""Types of what a service lists: models, tasks and instances. Times are milliseconds."""
 
 import msgspec
 
@@ -18,8 +18,8 @@ class TaskLine(msgspec.Struct, frozen=True):
     """One task in a list: how it stands, without its text.
 
     ``api`` is the route that it came by (``tasks``, ``chat``, ``messages``, ``slots`` …), and
-    ``answer_id`` what its answer is called there (``chatcmpl-…``); cancelled by either.
-    ``left_ms`` is what was left of its deadline at its end, or is now; negative when it is late.
+    ``answer_id`` the id of its answer there (``chatcmpl-…``); either id cancels it. ``left_ms`` is
+    what is left of its deadline, or was at its end; negative when it is late.
     """
 
     task_id: str
@@ -46,7 +46,7 @@ class TaskList(msgspec.Struct, frozen=True):
 
 
 class InstanceSlot(msgspec.Struct, frozen=True):
-    """An instance's slot model: its clips under way, and what they may be at most."""
+    """An instance's slot model: its clips under way, and the largest size and length of a clip."""
 
     state: str
     ready: bool = False
@@ -59,16 +59,16 @@ class InstanceSlot(msgspec.Struct, frozen=True):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """A part of an instance's readiness; ``reason`` says why it is not open."""
+    """One condition of an instance's readiness; ``reason`` says why it is not open."""
 
     open: bool
     reason: str = ""
 
 
 class SwapState(msgspec.Struct, frozen=True):
-    """How a swap of an instance's model goes, or went: ``phase`` is ``done`` or ``failed`` at its
-    end, and ``ms`` what each phase took that is over. ``beside``: the new model was loaded while
-    the old one served."""
+    """Progress or end of a swap of an instance's model: ``phase`` is ``done`` or ``failed`` at its
+    end, and ``ms`` has how long each finished phase took. ``beside``: the new model was loaded
+    while the old one served."""
 
     address: str
     model: str
@@ -81,7 +81,7 @@ class SwapState(msgspec.Struct, frozen=True):
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """One Triton behind the service. None: its worker has not told yet."""
+    """One Triton behind the service. A field is None where its worker has not told it yet."""
 
     address: str
     state: str
@@ -100,27 +100,27 @@ class Instance(msgspec.Struct, frozen=True):
     first_token_ms: float | None = None
     kv_blocks_free: int | None = None
     slot: InstanceSlot | None = None
-    """None: it renders no clips."""
+    """Slot model of the instance; None where it renders no clips."""
     kind: str = "tidegate"
-    """``tidegate``: a Triton with Tidegate's worker; ``triton``: one with another backend;
-    ``vllm``, ``llamacpp``, ``tgi``: those servers."""
+    """Kind of server: ``tidegate``, a Triton with Tidegate's worker; ``triton``, one with another
+    backend; or ``vllm``, ``llamacpp``, ``tgi``."""
     lacks: tuple[str, ...] | None = None
-    """What its engine cannot do."""
+    """Features that its engine does not have."""
     abort_ms: float | None = None
-    """How long a job that was given up may hold its slot."""
+    """Longest time for which a job that was given up may hold its slot."""
     loadable: tuple[str, ...] = ()
     gates: dict[str, Gate] = {}
     swap: SwapState | None = None
 
 
 class InstanceList(msgspec.Struct, frozen=True):
-    """All of them."""
+    """Answer that lists all instances."""
 
     instances: tuple[Instance, ...]
     snapshot_version: int = 0
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    """As OpenAI's route has it."""
+    """Answer that lists all models, in the shape of OpenAI's route."""
 
     data: tuple[ModelInfo, ...]

@@ -1,4 +1,4 @@
-"""Operating a service: instances out of use and back, itself drained, its settings read anew.
+"""Operating a service: drain it or its instances, swap their models, reload settings.
 
 Every call needs an operator's token: the service's admin token, or, where it has none, the key that
 it keeps in ``TIDEGATE_HOME/operator`` for the user that runs it.
@@ -16,7 +16,8 @@ from tidegate.listings import Instance, InstanceList, SwapState
 from tidegate.transport import Call, Transport
 
 SWAP_S = 900.0
-"""A large model takes minutes to load, and what runs may be waited for before."""
+"""Seconds that a swap or a reload may take: a large model takes minutes to load, and what runs may
+be waited for before."""
 
 _T = TypeVar("_T")
 
@@ -31,14 +32,14 @@ class DrainState(msgspec.Struct, frozen=True):
 
 
 class Reloaded(msgspec.Struct, frozen=True):
-    """Names of the settings that changed, and of those that would need a restart to."""
+    """Names of the settings that changed, and of those that need a restart to change."""
 
     changed: tuple[str, ...]
     needs_restart: tuple[str, ...]
 
 
 class Operating:
-    """``Client.operating``."""
+    """Calls for operators of the service: what ``Client.operating`` offers."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -48,11 +49,11 @@ class Operating:
         return await self._post("/admin/drain", DrainState, _grace(grace))
 
     async def drain_state(self) -> DrainState:
-        """How far that is."""
+        """How far the orchestrator's drain is."""
         return await self._transport.call(Call("GET", "/admin/drain"), DrainState)
 
     async def undrain(self) -> DrainState:
-        """Have it take new work again."""
+        """Have the orchestrator take new work again."""
         return await self._post("/admin/undrain", DrainState)
 
     async def drain_instance(self, address: str, grace: Deadline | None = None) -> Instance:
@@ -60,7 +61,7 @@ class Operating:
         return await self._post(f"{_path(address)}/drain", Instance, _grace(grace))
 
     async def undrain_instance(self, address: str) -> Instance:
-        """Give it new work again."""
+        """Give an instance new work again."""
         return await self._post(f"{_path(address)}/undrain", Instance)
 
     async def swap(
@@ -120,11 +121,11 @@ class Operating:
         grace: Deadline | None = None,
         on_swap: Callable[[SwapState], None] = lambda state: None,
     ) -> tuple[SwapState, ...]:
-        """The same for all instances, one after the other, each once the one before it is ready.
-        Those that have no text model, being there for clips, are left out.
+        """Have all instances serve another model, one after the other, each once the one before is
+        ready. Instances without a text model, there for clips, are left out.
 
         The first that fails stops it: those that were swapped get their model back, and the error
-        is raised. ``on_swap`` hears of each.
+        is raised. ``on_swap`` is called with the state of each.
         """
         listed = await self._transport.call(Call("GET", "/v2/instances"), InstanceList)
         done: list[SwapState] = []

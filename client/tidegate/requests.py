@@ -1,4 +1,4 @@
-"""What a caller may ask for, and how it is spelled on the wire."""
+"""Options and prompts of a task, and how they are spelled on the wire."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
@@ -16,7 +16,7 @@ class Message(TypedDict):
 
 
 class SamplingOptions(TypedDict, total=False):
-    """What tasks and chats have in common: how tokens are chosen, and where a text ends."""
+    """Options that tasks and chats share: how tokens are chosen, and where a text ends."""
 
     temperature: float
     top_p: float
@@ -31,12 +31,12 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class TaskOptions(SamplingOptions, total=False):
-    """What a task may ask for besides its prompt; the server has a default for each.
+    """Options of a task besides its prompt; the server has a default for each.
 
-    ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``.
-    A conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
-    ``calls_left`` are calls still to come that the deadline has to do for, too. A ``durable`` task
-    outlives the orchestrator; an ``idempotent`` one may get another text after that.
+    ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``. A
+    conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
+    ``calls_left`` are calls still to come under the same deadline. A ``durable`` task outlives the
+    orchestrator; an ``idempotent`` one may get another text after that.
     """
 
     model: str
@@ -62,13 +62,13 @@ class TaskOptions(SamplingOptions, total=False):
 
 
 Prompt = str | Sequence[Message] | Sequence[int]
-"""Text, the turns of a conversation, or token ids."""
+"""Prompt of a task: a text, the turns of a conversation, or token ids."""
 
 Kind = Literal["messages", "prompt", "prompt_token_ids"]
 
 
 def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict[str, Any]:
-    """The body of a submission that is due in ``due_s``."""
+    """Body of a submission whose deadline is in ``due_s`` seconds; None states no deadline."""
     body: dict[str, Any] = {
         key: value for key, value in options.items() if key not in _DEADLINE_OPTIONS
     }
@@ -83,12 +83,12 @@ def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict
 
 
 def kind_of(prompt: Prompt) -> Kind:
-    """The field that a prompt of its kind stands in."""
+    """Name of the wire field that ``prompt`` goes into."""
     if isinstance(prompt, str):
         return "prompt"
     return "prompt_token_ids" if prompt and isinstance(prompt[0], int) else "messages"
 
 
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:
-    """That field, with the prompt."""
+    """Wire field of ``prompt`` with its value."""
     return {kind_of(prompt): prompt if isinstance(prompt, str) else list(prompt)}

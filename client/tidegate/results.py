@@ -1,10 +1,10 @@
-"""What the orchestrator tells a client, as types. Times are milliseconds."""
+"""Types of the orchestrator's answers and events. Times are milliseconds."""
 
 import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens read and written."""
+    """Numbers of tokens read and written."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -12,7 +12,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """Where the deadline's time went; ``left_ms`` is negative when it was overrun."""
+    """Time spent in each part of a deadline; ``left_ms`` is negative when it was overrun."""
 
     queue_ms: float = 0.0
     route_ms: float = 0.0
@@ -22,7 +22,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A task was accepted. ``predicted_start_ms`` counts from now."""
+    """Answer to a task that was accepted. ``predicted_start_ms`` counts from now."""
 
     task_id: str
     status: str
@@ -31,13 +31,13 @@ class Submitted(msgspec.Struct, frozen=True):
     predicted_start_ms: float | None = None
     correlation_id: str = ""
     durable: bool = False
-    """It outlives the orchestrator."""
+    """Whether the task outlives the orchestrator."""
     loss_window_ms: float | None = None
-    """Unless that dies within so much of this answer."""
+    """A durable task may still be lost if the orchestrator dies this soon after its answer."""
 
 
 class TaskError(msgspec.Struct, frozen=True):
-    """Why a task ended badly."""
+    """Error of a task that ended badly."""
 
     code: str
     message: str
@@ -45,8 +45,7 @@ class TaskError(msgspec.Struct, frozen=True):
 
 
 class TaskStatus(msgspec.Struct, frozen=True):
-    """A task as it stands: ``status`` is ``queued``, ``dispatched``,
-    ``running`` or ``ended``.
+    """A task as it stands: ``status`` is ``queued``, ``dispatched``, ``running`` or ``ended``.
 
     ``outcome`` and ``finish_reason`` are set once it has ended; ``text`` is what there is so far.
     ``missed_part`` is what was late where the outcome is ``missed``: ``first_token``, ``token_gap``
@@ -69,18 +68,18 @@ class TaskStatus(msgspec.Struct, frozen=True):
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """The task was taken on. ``queue_position`` 0: nothing is before it."""
+    """Event: the task was taken on. ``queue_position`` counts the tasks before it."""
 
     task_id: str = ""
     queue_position: int | None = None
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The task runs on a worker."""
+    """Event: the task runs on a worker."""
 
 
 class Token(msgspec.Struct, frozen=True):
-    """One step's new tokens. ``text`` may be empty while a character is incomplete.
+    """Event: one step's new tokens. ``text`` may be empty while a character is incomplete.
 
     ``index`` is the position of the first of ``token_ids`` in the completion.
     """
@@ -91,7 +90,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """The text is complete: nothing follows. ``missed_part`` as in ``TaskStatus``."""
+    """Event: the text is complete. Nothing follows. ``missed_part`` as in ``TaskStatus``."""
 
     outcome: str
     finish_reason: str | None = None
@@ -101,7 +100,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The task ended badly: nothing follows. ``missed_part`` as in ``TaskStatus``."""
+    """Event: the task ended badly. Nothing follows. ``missed_part`` as in ``TaskStatus``."""
 
     code: str
     message: str
@@ -122,7 +121,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
     "end": End,
     "error": Failed,
 }
-"""By the event's name on the wire. A client ignores names that it does not know."""
+"""Type of each event, by its name on the wire. A client ignores names that it does not know."""
 
 
 class Generation(msgspec.Struct, frozen=True):

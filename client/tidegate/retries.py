@@ -1,4 +1,4 @@
-"""When a call is sent again, and after how long."""
+"""Rules for sending a call again: when, how often, and after how long."""
 
 import random
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _jitter = random.Random()
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often, and how patiently. Times are seconds.
+    """How often a call is sent again, and how patiently. Times are seconds.
 
     A call is repeated when nobody answered, or when the server says that another try can help
     (``x-should-retry``, else ``retryable`` in the error, else 429 and 503). The pause is what the
@@ -19,14 +19,14 @@ class Retries:
     """
 
     attempts: int = 3
-    """After the first one; 0: never."""
+    """Number of tries after the first one; 0 never retries."""
     first_s: float = 0.2
     most_s: float = 5.0
     longest_hint_s: float = 60.0
-    """A server that asks for more patience is not waited for."""
+    """Longest pause a server may ask for; where it asks for more, the call is not retried."""
 
     def pause_s(self, attempt: int, error: TidegateError) -> float | None:
-        """Before retry number ``attempt``, from 0; None where there is to be none."""
+        """Seconds before retry number ``attempt`` (from 0); None where there is to be none."""
         if attempt >= self.attempts:
             return None
         if isinstance(error, ApiError):

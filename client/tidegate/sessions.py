@@ -29,7 +29,7 @@ _DELETE_WAIT_S = 2.0
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
-    """A session as it stands. What was said is there when one is asked for alone, by its kind."""
+    """A session as it stands. Only ``get`` has what was said, in the field named by ``kind``."""
 
     session_id: str
     status: str
@@ -55,7 +55,7 @@ class SessionList(msgspec.Struct, frozen=True):
 
 
 def turn(kind: Kind, said: Prompt) -> Prompt:
-    """What to send: in a session of messages, plain text is what its user says."""
+    """The prompt to send for ``said``: in a session of messages a text becomes a user's message."""
     if kind == "messages" and isinstance(said, str):
         return [Message(role="user", content=said)]
     return said
@@ -70,22 +70,22 @@ class Session:
         self._client = client
 
     def stream(self, said: Prompt, **options: Unpack[TaskOptions]) -> Stream[Event]:
-        """The next turn, as ``Client.stream``."""
+        """Say the next turn and yield its events, as ``Client.stream`` does."""
         options["session_id"] = self.id
         return self._client.stream(turn(self.kind, said), **options)
 
     async def generate(self, said: Prompt, **options: Unpack[TaskOptions]) -> Generation:
-        """The next turn, as ``Client.generate``."""
+        """Say the next turn and wait for its whole text, as ``Client.generate`` does."""
         options["session_id"] = self.id
         return await self._client.generate(turn(self.kind, said), **options)
 
     async def info(self) -> SessionInfo:
-        """The session with all that was said."""
+        """Get the session as it stands, with all that was said."""
         return await self._client.sessions.get(self.id)
 
 
 class Sessions:
-    """``Client.sessions``."""
+    """Calls on conversations that the service keeps: what ``Client.sessions`` offers."""
 
     def __init__(self, client: "Client", transport: Transport) -> None:
         self._client = client
@@ -99,7 +99,7 @@ class Sessions:
         model: str | None = None,
         idle_keep_s: float | None = None,
     ) -> AsyncIterator[Session]:
-        """A session for a block; it is deleted when the block is left."""
+        """Open a session for an ``async with`` block, which deletes it when it is left."""
         session = await self.create(begin, model=model, idle_keep_s=idle_keep_s)
         try:
             yield session
@@ -115,9 +115,9 @@ class Sessions:
         model: str | None = None,
         idle_keep_s: float | None = None,
     ) -> Session:
-        """A session that begins with these messages, this text or these token ids, or with nothing.
+        """Begin a session with messages, a text, token ids or nothing.
 
-        ``idle_keep_s``: how long its KV is kept for it between two turns.
+        ``idle_keep_s`` is how long (seconds) its KV is kept between two turns.
         """
         body: dict[str, Any] = {} if begin is None else prompt_fields(begin)
         kind: Kind = "messages" if begin is None else kind_of(begin)
@@ -128,15 +128,16 @@ class Sessions:
         return Session(self._client, made.session_id, kind)
 
     async def get(self, session_id: str) -> SessionInfo:
-        """One session, with all that was said."""
+        """Get one session, with all that was said. Raises ``NotFound``."""
         call = Call("GET", f"{_PATH}/{quote(session_id, safe='')}", ends_at=due().at)
         return await self._transport.call(call, SessionInfo)
 
     async def list(self, *, limit: int = 20, after: int = 0) -> SessionList:
-        """This client's key's own, oldest first."""
+        """List sessions of this client's key, oldest first; ``after``: the last page's
+        ``next_after``."""
         call = Call("GET", f"{_PATH}?limit={limit}&after={after}", ends_at=due().at)
         return await self._transport.call(call, SessionList)
 
     async def delete(self, session_id: str) -> None:
-        """Forget one; a turn that runs is cancelled. It is sent past any deadline, too."""
+        """Delete a session; a turn that runs is cancelled. Sent even past a block's deadline."""
         await self._transport.send(Call("DELETE", f"{_PATH}/{quote(session_id, safe='')}"))

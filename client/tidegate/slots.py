@@ -24,16 +24,16 @@ from tidegate.transport import Call, Transport, due
 
 _PATH = "/v2/slots"
 SCHEMA: Final = "1.1"
-"""Of a recipe that names none."""
+"""Schema version given to a recipe that names none."""
 FILES: Final[Mapping[str, str]] = {"mp4": "clip.mp4", "wav": "speech.wav", "png": "portrait.png"}
 
 Output = Literal["mp4", "wav", "png"]
 Recipe = str | Mapping[str, Any]
-"""What is said, or a whole recipe as docs/slot.md has it."""
+"""A text to be spoken, or a whole recipe as in docs/slot.md."""
 
 
 class SlotOptions(TypedDict, total=False):
-    """What a slot may ask for besides its recipe; the service has a default for each."""
+    """Options of a slot besides its recipe; the service has a default for each."""
 
     model: str
     outputs: Sequence[Output]
@@ -44,8 +44,8 @@ class SlotOptions(TypedDict, total=False):
 
 
 class SlotSubmitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot was accepted. ``predicted_ms``: until it has ended, by which ``predicted_given_up``
-    of it is given up."""
+    """Answer to a recipe that was accepted. ``predicted_ms`` is the time until it has ended, and
+    ``predicted_given_up`` names what is likely to be given up for that."""
 
     slot_id: str
     status: str
@@ -57,14 +57,14 @@ class SlotSubmitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckScores(msgspec.Struct, frozen=True):
-    """What one model says of each keyframe."""
+    """What one model (``model``) makes of the keyframes: a score for each."""
 
     model: str
     scores: tuple[float, ...] = ()
 
 
 class SlotCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the clip's keyframes fit the portrait's prompt. It marks, and ends nothing."""
+    """How well the keyframes fit the portrait's prompt. A check marks the clip; it ends nothing."""
 
     passed: bool
     score: float | None = None
@@ -73,9 +73,9 @@ class SlotCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a clip: of sound and picture, of where the time went, of what was given up.
+    """Facts about a clip: sound and picture, where the time went (milliseconds), what was given up.
 
-    ``outputs``: where its files are, by name.
+    ``outputs`` maps the name of each file to where it is.
     """
 
     outcome: str | None = None
@@ -95,8 +95,8 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotStatus(SlotFacts, frozen=True, kw_only=True):
-    """A slot as it stands: ``queued``, ``dispatched``, ``running`` or ``ended``. ``stages``: what
-    is done of each, in percent."""
+    """A slot as it stands: ``queued``, ``dispatched``, ``running`` or ``ended``. ``stages`` has how
+    much of each stage is done, in percent."""
 
     slot_id: str
     status: str
@@ -112,7 +112,7 @@ class SlotStatus(SlotFacts, frozen=True, kw_only=True):
 
 
 class SlotLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot in a list: how it stands, and nothing of what was asked for."""
+    """One slot in a list: how it stands, without its recipe. Times are milliseconds."""
 
     slot_id: str
     status: str
@@ -133,7 +133,7 @@ class SlotList(msgspec.Struct, frozen=True):
 
 
 class SlotQueued(msgspec.Struct, frozen=True, kw_only=True):
-    """The slot was taken on. ``queue_position`` 0: nothing is before it."""
+    """Event: the slot was taken on. ``queue_position`` counts the slots before it."""
 
     slot_id: str = ""
     queue_position: int | None = None
@@ -141,14 +141,15 @@ class SlotQueued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotStage(msgspec.Struct, frozen=True):
-    """A stage got further: ``audio``, ``image``, ``video`` or ``clip``, the check."""
+    """Event: a stage is ``percent`` done: ``audio``, ``image``, ``video`` or ``clip``, the
+    check."""
 
     stage: str
     percent: int
 
 
 class SlotPreview(msgspec.Struct, frozen=True):
-    """What there is of the picture so far; ``data`` is a file of the type ``mime``."""
+    """Event: the picture so far; ``data`` is a file of the type ``mime``."""
 
     stage: str
     percent: int
@@ -157,13 +158,13 @@ class SlotPreview(msgspec.Struct, frozen=True):
 
 
 class SlotResult(SlotFacts, frozen=True, kw_only=True):
-    """The clip is there: nothing follows."""
+    """Event: the clip is there. Nothing follows."""
 
     slot_id: str = ""
 
 
 class SlotFailed(SlotFacts, frozen=True, kw_only=True):
-    """The slot ended without its clip: nothing follows. What there was of it by then may be in
+    """Event: the slot ended without its clip. Nothing follows; what there was of it may be in
     ``outputs``."""
 
     code: str
@@ -181,11 +182,11 @@ SLOT_EVENT_TYPES: Final[Mapping[str, type[SlotEvent]]] = {
     "result": SlotResult,
     "error": SlotFailed,
 }
-"""By the event's name on the wire. A client ignores names that it does not know."""
+"""Type of each event, by its name on the wire. A client ignores names that it does not know."""
 
 
 class Slots:
-    """``Client.slots``."""
+    """Calls to have clips rendered: what ``Client.slots`` offers."""
 
     def __init__(self, transport: Transport, reconnect_for_s: float) -> None:
         self._transport = transport
@@ -206,7 +207,7 @@ class Slots:
         return await self._create(_submission(recipe, options, key))
 
     async def get(self, slot_id: str) -> SlotStatus:
-        """The slot as it stands."""
+        """Get a slot as it stands. Raises ``NotFound``."""
         call = Call("GET", _path(slot_id), ends_at=due().at)
         return await self._transport.call(call, SlotStatus)
 
@@ -220,11 +221,11 @@ class Slots:
         return await self._transport.call(call, SlotList)
 
     async def cancel(self, slot_id: str) -> None:
-        """Stop a slot. Idempotent; it is sent past any deadline, too."""
+        """Stop a slot. Idempotent; sent even when a block's deadline has passed."""
         await self._transport.send(Call("POST", f"{_path(slot_id)}/cancel"))
 
     async def download(self, slot_id: str, output: str = "mp4") -> bytes:
-        """A file of a slot: ``mp4``, ``wav``, ``png``, as far as it was asked for.
+        """Get a file of a slot: ``mp4``, ``wav`` or ``png``, where it was asked for.
 
         Raises ``NotFound`` where there is none, or none yet.
         """
@@ -235,7 +236,7 @@ class Slots:
     def events(
         self, slot_id: str, *, last_event_id: str = "", deadline: Deadline | None = None
     ) -> Stream[SlotEvent]:
-        """Events of a slot, as ``Client.events``. A slot that failed yields ``SlotFailed``."""
+        """Events of a slot, as in ``Client.events``. A slot that failed yields ``SlotFailed``."""
         ends_at = due(None if deadline is None else to_seconds(deadline)).at
         position = Position(last_event_id)
         return Stream(self._events(slot_id, ends_at, position), position)
@@ -251,7 +252,8 @@ class Slots:
         return Stream(self._stream(submission, position), position)
 
     async def render(self, recipe: Recipe, **options: Unpack[SlotOptions]) -> SlotResult:
-        """Hand in a recipe and wait for the clip; ``download`` has its files."""
+        """Hand in a recipe and wait for the clip; ``download`` gets its files. Raises
+        ``ApiError``."""
         async with self.stream(recipe, **options) as events:
             async for event in events:
                 if isinstance(event, SlotResult):
@@ -293,7 +295,8 @@ class Slots:
 
 
 def whole_recipe(recipe: Recipe) -> dict[str, Any]:
-    """``recipe`` as it is sent; one that names no schema has ours."""
+    """``recipe`` as it is sent: a text becomes a recipe; one that names no schema gets
+    ``SCHEMA``."""
     if isinstance(recipe, str):
         return {"schema": SCHEMA, "text": recipe}
     return {"schema": SCHEMA, **recipe}
@@ -304,7 +307,8 @@ def _path(slot_id: str) -> str:
 
 
 def _submission(recipe: Recipe, options: SlotOptions, key: str) -> Call:
-    """Handing in a recipe, due from now on. Raises ``DeadlineExceeded``."""
+    """Request that hands in a recipe, its deadline counted from now. Raises
+    ``DeadlineExceeded``."""
     stated = options.get("deadline")
     deadline = due(None if stated is None else to_seconds(stated))
     body: dict[str, Any] = {k: v for k, v in options.items() if k != "deadline"}
@@ -315,7 +319,7 @@ def _submission(recipe: Recipe, options: SlotOptions, key: str) -> Call:
 
 
 def _is_last(slot: SlotSubmitted, event: SlotEvent) -> bool:
-    """Raises the ``ApiError`` of a slot that ended badly."""
+    """Whether ``event`` is the slot's last. Raises the ``ApiError`` of a slot that ended badly."""
     if isinstance(event, SlotFailed):
         raise error_class(event.code, None)(
             event.message,

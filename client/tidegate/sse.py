@@ -16,7 +16,7 @@ class EventTooLarge(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event. ``last_event_id`` is what a reconnect sends as ``Last-Event-ID``."""
+    """One event. A reconnect sends ``last_event_id`` as ``Last-Event-ID``."""
 
     event: str
     data: str
@@ -24,11 +24,11 @@ class ServerSentEvent:
 
 
 class SseParser:
-    """Feed it chunks, get events.
+    """An incremental parser: ``feed`` takes chunks and returns events.
 
     ``last_event_id`` is that of the last whole event: the id of an event whose end is still to come
-    does not count, or a reconnect would skip that event. It outlives events without an id.
-    ``retry_ms`` is the server's latest wish for the reconnect delay, None while it stated none.
+    does not count, or a reconnect would skip that event. An event without an id leaves it as it
+    was. ``retry_ms`` is the reconnect delay that the server stated last, None while it stated none.
     """
 
     def __init__(

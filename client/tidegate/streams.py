@@ -1,4 +1,4 @@
-"""A task's events as a caller holds them: an iterator that can be left."""
+"""Streams of events: iterators over a task's or slot's events, or a chat's pieces."""
 
 from collections.abc import AsyncGenerator
 from types import TracebackType
@@ -8,14 +8,14 @@ _T = TypeVar("_T")
 
 
 class Position:
-    """How far a stream has been read."""
+    """How far a stream has been read: the id of the last event."""
 
     def __init__(self, last_event_id: str = "") -> None:
         self.last_event_id = last_event_id
 
 
 class Stream(Generic[_T]):
-    """Iterate it, within ``async with`` where the loop may be left early::
+    """A stream to iterate over, within ``async with`` where the loop may be left early::
 
         async with client.stream("Once upon a time") as events:
             async for event in events:
@@ -31,8 +31,8 @@ class Stream(Generic[_T]):
 
     @property
     def last_event_id(self) -> str:
-        """Of the last event that was read here: ``Client.events`` goes on after it, in another
-        program too. Empty before the first, and for chats."""
+        """Id of the last event read here: ``Client.events`` goes on after it, in another program
+        too. Empty before the first event, and for chats."""
         return self._position.last_event_id
 
     def __aiter__(self) -> Self:

@@ -1,6 +1,7 @@
-"""The same client for plain code: ``SyncClient`` has ``Client``'s methods, without ``await``.
+"""The client for plain code: ``SyncClient`` has ``Client``'s methods, without ``await``.
 
-The work is done by an asynchronous client in a thread of its own; a block's deadline goes along.
+An asynchronous client in a thread of its own does the work, under the deadline of the caller's
+block.
 """
 
 import asyncio
@@ -26,20 +27,21 @@ from tidegate.sync_sessions import SyncSessions
 from tidegate.sync_slots import SyncSlots
 
 _INTERRUPTED_WAIT_S = 3.0
-"""What Ctrl-C cut short may tell the server for so long."""
+"""Seconds for which a call that Ctrl-C cut short may still tell the server."""
 
 _T = TypeVar("_T")
 
 
 class LoopThread:
-    """An event loop in a thread; other threads wait for what they have it do.
+    """An event loop in a thread of its own; other threads have it run coroutines, and wait for
+    them.
 
-    Ends at ``close``, or with the process: what is still read then is left in order.
+    Ends at ``close``, or with the process: streams that are still open then are closed properly.
     """
 
     def __init__(self) -> None:
         self.on_close: list[Callable[[], Coroutine[Any, Any, object]]] = []
-        """Done last, once no stream is open any more."""
+        """Actions run at the close, once no stream is open any more."""
         self.open_streams: set[Stream[Any]] = set()
         self.is_closed = False
         self._loop = asyncio.new_event_loop()
@@ -48,7 +50,8 @@ class LoopThread:
         atexit.register(self.close)
 
     def run(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """What the coroutine returns or raises. Ctrl-C cancels it, and waits for its last words."""
+        """Run the coroutine; returns or raises as it does. Ctrl-C cancels it and waits for its
+        end."""
         if self.is_closed:
             raise RuntimeError("this client is closed")
         done: Future[_T] = Future()
@@ -71,7 +74,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """Close open streams and end the thread. Idempotent."""
         if self.is_closed:
             return
         atexit.unregister(self.close)
@@ -88,11 +91,11 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether this runs in that thread, which must not wait for itself."""
+        """Whether the caller is in the loop's own thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def spawn(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Do it some time; only from that thread itself."""
+        """Start ``coroutine`` without waiting for it; only for the loop's own thread."""
         task = self._loop.create_task(coroutine)
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
@@ -111,7 +114,7 @@ def _hand_over(ended: asyncio.Task[_T], done: Future[_T]) -> None:
 
 
 class SyncStream(Generic[_T]):
-    """Iterate it. Leaving the loop, ``with`` or ``close()`` cancels the work on the server."""
+    """A stream to iterate over. Leaving the loop, ``with`` or ``close()`` cancels the work."""
 
     def __init__(self, loop: LoopThread, open_stream: Callable[[], Stream[_T]]) -> None:
         self._stream = loop.run(_async(open_stream))
@@ -119,7 +122,7 @@ class SyncStream(Generic[_T]):
 
     @property
     def last_event_id(self) -> str:
-        """As ``Stream.last_event_id``."""
+        """Id of the last event read; ``events`` goes on after it (``Stream.last_event_id``)."""
         return self._stream.last_event_id
 
     def __iter__(self) -> Self:
@@ -196,7 +199,7 @@ class SyncClient:
         self.slots = SyncSlots(self._loop, self._client.slots, self._open)
         """Clips that the service renders."""
         self.operating = SyncOperating(self._loop, self._client.operating)
-        """For whoever runs the service."""
+        """Calls to operate the service: drains, swaps and reloads."""
 
     def __enter__(self) -> Self:
         return self
@@ -217,23 +220,23 @@ class SyncClient:
         return SyncStream(self._loop, open_stream)
 
     def models(self) -> list[str]:
-        """As ``Client.models``."""
+        """Names of the models that are served (``Client.models``)."""
         return self._loop.run(self._client.models)
 
     def model_infos(self) -> tuple[ModelInfo, ...]:
-        """As ``Client.model_infos``."""
+        """Models that are served, with what is known of them (``Client.model_infos``)."""
         return self._loop.run(self._client.model_infos)
 
     def instances(self) -> tuple[Instance, ...]:
-        """As ``Client.instances``."""
+        """Instances (Tritons) behind the service, as they stand (``Client.instances``)."""
         return self._loop.run(self._client.instances)
 
     def metrics(self) -> str:
-        """As ``Client.metrics``."""
+        """Metrics of the service in Prometheus' text format (``Client.metrics``)."""
         return self._loop.run(self._client.metrics)
 
     def tasks(self, *, status: str | None = None, limit: int = 100) -> TaskList:
-        """As ``Client.tasks``."""
+        """List tasks of this client's key: first those that run (``Client.tasks``)."""
         return self._loop.run(lambda: self._client.tasks(status=status, limit=limit))
 
     def submit(
@@ -243,17 +246,17 @@ class SyncClient:
         idempotency_key: str | None = None,
         **options: Unpack[TaskOptions],
     ) -> Submitted:
-        """As ``Client.submit``."""
+        """Hand in a task and return at once. Raises ``ApiError`` if refused (``Client.submit``)."""
         return self._loop.run(
             lambda: self._client.submit(prompt, idempotency_key=idempotency_key, **options)
         )
 
     def status(self, task_id: str) -> TaskStatus:
-        """As ``Client.status``."""
+        """Get a task as it stands. Raises ``NotFound`` (``Client.status``)."""
         return self._loop.run(lambda: self._client.status(task_id))
 
     def cancel(self, task_id: str) -> None:
-        """As ``Client.cancel``."""
+        """Stop a task. Idempotent (``Client.cancel``)."""
         return self._loop.run(lambda: self._client.cancel(task_id))
 
     def events(
@@ -263,28 +266,28 @@ class SyncClient:
         last_event_id: str = "",
         deadline: Deadline | None = None,
     ) -> SyncStream[Event]:
-        """As ``Client.events``."""
+        """Events of a task, from the beginning or after ``last_event_id`` (``Client.events``)."""
         return SyncStream(
             self._loop,
             lambda: self._client.events(task_id, last_event_id=last_event_id, deadline=deadline),
         )
 
     def stream(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> SyncStream[Event]:
-        """As ``Client.stream``."""
+        """Submit a task and yield its events. Raises its ``ApiError`` (``Client.stream``)."""
         return SyncStream(self._loop, lambda: self._client.stream(prompt, **options))
 
     def generate(self, prompt: Prompt, **options: Unpack[TaskOptions]) -> Generation:
-        """As ``Client.generate``."""
+        """Submit a task and wait for its whole text (``Client.generate``)."""
         return self._loop.run(lambda: self._client.generate(prompt, **options))
 
     def chat(
         self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
     ) -> ChatAnswer:
-        """As ``Client.chat``."""
+        """Send a chat in OpenAI's shape and wait for its whole answer (``Client.chat``)."""
         return self._loop.run(lambda: self._client.chat(model, messages, **options))
 
     def chat_stream(
         self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
     ) -> SyncStream[ChatDelta]:
-        """As ``Client.chat_stream``."""
+        """Send a chat and yield its answer as it grows (``Client.chat_stream``)."""
         return SyncStream(self._loop, lambda: self._client.chat_stream(model, messages, **options))

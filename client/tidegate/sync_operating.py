@@ -1,4 +1,4 @@
-"""``SyncClient.operating``."""
+"""Operating a service from plain code: what ``SyncClient.operating`` offers."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,30 +9,31 @@ from tidegate.sync_sessions import Runs
 
 
 class SyncOperating:
-    """As ``Operating``."""
+    """``Operating`` for plain code."""
 
     def __init__(self, loop: Runs, operating: Operating) -> None:
         self._loop = loop
         self._operating = operating
 
     def drain(self, grace: Deadline | None = None) -> DrainState:
-        """As ``Operating.drain``."""
+        """Have the orchestrator refuse new work, and finish what runs (``Operating.drain``)."""
         return self._loop.run(lambda: self._operating.drain(grace))
 
     def drain_state(self) -> DrainState:
-        """As ``Operating.drain_state``."""
+        """How far the orchestrator's drain is (``Operating.drain_state``)."""
         return self._loop.run(self._operating.drain_state)
 
     def undrain(self) -> DrainState:
-        """As ``Operating.undrain``."""
+        """Have the orchestrator take new work again (``Operating.undrain``)."""
         return self._loop.run(self._operating.undrain)
 
     def drain_instance(self, address: str, grace: Deadline | None = None) -> Instance:
-        """As ``Operating.drain_instance``."""
+        """Give an instance no new work, and move what outlasts ``grace``
+        (``Operating.drain_instance``)."""
         return self._loop.run(lambda: self._operating.drain_instance(address, grace))
 
     def undrain_instance(self, address: str) -> Instance:
-        """As ``Operating.undrain_instance``."""
+        """Give an instance new work again (``Operating.undrain_instance``)."""
         return self._loop.run(lambda: self._operating.undrain_instance(address))
 
     def swap(
@@ -46,7 +47,7 @@ class SyncOperating:
         wait: bool = True,
         back: bool = False,
     ) -> SwapState:
-        """As ``Operating.swap``."""
+        """Have an instance serve another model (``Operating.swap``)."""
         return self._loop.run(
             lambda: self._operating.swap(
                 address, model, name=name, settings=settings, grace=grace, wait=wait, back=back
@@ -56,7 +57,7 @@ class SyncOperating:
     def reload_instance(
         self, address: str, *, grace: Deadline | None = None, wait: bool = True
     ) -> SwapState:
-        """As ``Operating.reload_instance``."""
+        """Have an instance load its model's files anew (``Operating.reload_instance``)."""
         return self._loop.run(
             lambda: self._operating.reload_instance(address, grace=grace, wait=wait)
         )
@@ -70,7 +71,8 @@ class SyncOperating:
         grace: Deadline | None = None,
         on_swap: Callable[[SwapState], None] = lambda state: None,
     ) -> tuple[SwapState, ...]:
-        """As ``Operating.swap_all``; ``on_swap`` is called on the client's own thread."""
+        """Have all instances serve another model, one after the other (``Operating.swap_all``);
+        ``on_swap`` is called on the client's own thread."""
         return self._loop.run(
             lambda: self._operating.swap_all(
                 model, name=name, settings=settings, grace=grace, on_swap=on_swap
@@ -78,5 +80,5 @@ class SyncOperating:
         )
 
     def reload(self) -> Reloaded:
-        """As ``Operating.reload``."""
+        """Have the orchestrator read settings and keys anew (``Operating.reload``)."""
         return self._loop.run(self._operating.reload)

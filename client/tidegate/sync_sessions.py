@@ -1,4 +1,4 @@
-"""``SyncClient.sessions``."""
+"""Sessions for plain code: what ``SyncClient.sessions`` offers."""
 
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -16,13 +16,13 @@ _T = TypeVar("_T")
 
 
 class Runs(Protocol):
-    """Has a coroutine run, and waits for it."""
+    """Whatever can run a coroutine for plain code, and wait for its result."""
 
     def run(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T: ...
 
 
 class SyncSession:
-    """As ``Session``."""
+    """``Session`` for plain code: one conversation, its turns one after the other."""
 
     def __init__(self, client: "SyncClient", session_id: str, kind: Kind) -> None:
         self.id = session_id
@@ -30,22 +30,22 @@ class SyncSession:
         self._client = client
 
     def stream(self, said: Prompt, **options: Unpack[TaskOptions]) -> "SyncStream[Event]":
-        """The next turn, as ``SyncClient.stream``."""
+        """Say the next turn and yield its events, as ``SyncClient.stream`` does."""
         options["session_id"] = self.id
         return self._client.stream(turn(self.kind, said), **options)
 
     def generate(self, said: Prompt, **options: Unpack[TaskOptions]) -> Generation:
-        """The next turn, as ``SyncClient.generate``."""
+        """Say the next turn and wait for its whole text, as ``SyncClient.generate`` does."""
         options["session_id"] = self.id
         return self._client.generate(turn(self.kind, said), **options)
 
     def info(self) -> SessionInfo:
-        """The session with all that was said."""
+        """Get the session as it stands, with all that was said."""
         return self._client.sessions.get(self.id)
 
 
 class SyncSessions:
-    """As ``Sessions``."""
+    """``Sessions`` for plain code."""
 
     def __init__(self, client: "SyncClient", loop: Runs, sessions: Sessions) -> None:
         self._client = client
@@ -60,7 +60,7 @@ class SyncSessions:
         model: str | None = None,
         idle_keep_s: float | None = None,
     ) -> Iterator[SyncSession]:
-        """As ``Sessions.open``."""
+        """Open a session for a ``with`` block, which deletes it at the end (``Sessions.open``)."""
         session = self.create(begin, model=model, idle_keep_s=idle_keep_s)
         try:
             yield session
@@ -75,20 +75,20 @@ class SyncSessions:
         model: str | None = None,
         idle_keep_s: float | None = None,
     ) -> SyncSession:
-        """As ``Sessions.create``."""
+        """Begin a session with messages, a text, token ids or nothing (``Sessions.create``)."""
         made = self._loop.run(
             lambda: self._sessions.create(begin, model=model, idle_keep_s=idle_keep_s)
         )
         return SyncSession(self._client, made.id, made.kind)
 
     def get(self, session_id: str) -> SessionInfo:
-        """As ``Sessions.get``."""
+        """Get one session, with all that was said. Raises ``NotFound`` (``Sessions.get``)."""
         return self._loop.run(lambda: self._sessions.get(session_id))
 
     def list(self, *, limit: int = 20, after: int = 0) -> SessionList:
-        """As ``Sessions.list``."""
+        """List the sessions of this client's key, oldest first (``Sessions.list``)."""
         return self._loop.run(lambda: self._sessions.list(limit=limit, after=after))
 
     def delete(self, session_id: str) -> None:
-        """As ``Sessions.delete``."""
+        """Delete a session; a turn that runs is cancelled (``Sessions.delete``)."""
         return self._loop.run(lambda: self._sessions.delete(session_id))

@@ -23,11 +23,12 @@ from tidegate.retries import Retries
 
 CONNECT_S = 10.0
 AFTER_DEADLINE_S = 1.0
-"""The server's own word about a missed deadline is worth waiting for this long."""
+"""Seconds past a deadline for which the server's own word about missing it is worth waiting for."""
 LONGEST_TASK_S = 1800.0
-"""The server clamps deadlines to this (DL-1), so no stream is silent for longer."""
+"""Longest deadline in seconds, which the server clamps to (DL-1): no stream is silent for
+longer."""
 _CALL_S = 30.0
-"""Every call that makes no text is answered at once."""
+"""Seconds that one try of a call may take, by default: without text to make, an answer is quick."""
 
 _T = TypeVar("_T")
 
@@ -52,14 +53,15 @@ class Call:
 class Transport:
     """Connections to one orchestrator. Made inside of an event loop, and used in that alone.
 
-    Raises ``ValueError`` for a ``base_url`` that is none.
+    Raises ``ValueError`` for a malformed ``base_url``.
     """
 
     def __init__(self, base_url: str, token: str | None, retries: Retries) -> None:
         self.base_url = _checked(base_url).rstrip("/")
         self._retries = retries
         self._fastest_s = 0.0
-        """The quickest answer so far: a retry that has less left cannot be in time."""
+        """Seconds that the quickest answer took so far: a retry with less left cannot be in
+        time."""
         self._http = aiohttp.ClientSession(
             # aiohttp's own limit of 100 would keep the cancel of a stream waiting for the others.
             connector=aiohttp.TCPConnector(limit=0),
@@ -71,7 +73,7 @@ class Transport:
         await self._http.close()
 
     async def call(self, call: Call, result: type[_T]) -> _T:
-        """The answer as ``result``. Raises ``TidegateError``."""
+        """Send ``call``; returns the answer as ``result``. Raises ``TidegateError``."""
         body = await self.send(call)
         try:
             return msgspec.json.decode(body, type=result)
@@ -79,7 +81,7 @@ class Transport:
             raise ProtocolError(f"{call.method} {call.path}: unexpected body: {error}") from error
 
     async def send(self, call: Call) -> bytes:
-        """The answer's body. Raises ``TidegateError``."""
+        """Send ``call``, again where that helps; the answer's body. Raises ``TidegateError``."""
         attempt = 0
         while True:
             try:
@@ -92,7 +94,7 @@ class Transport:
             attempt += 1
 
     def pause_s(self, call: Call, attempt: int, error: TidegateError) -> float | None:
-        """Before the next try; None where there is no use in one, or no time for it."""
+        """Seconds to wait before the next try; None where a retry is of no use, or has no time."""
         if isinstance(error, ConnectFailed) and error.is_sent and not call.is_idempotent:
             return None
         pause = self._retries.pause_s(attempt, error)
@@ -102,7 +104,7 @@ class Transport:
 
     @asynccontextmanager
     async def open(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer that is read as it comes. Raises ``ApiError`` for a refusal.
+        """Open an answer that is read as it comes. Raises ``ApiError`` for a refusal.
 
         What breaks while it is read comes as aiohttp raises it.
         """
@@ -135,7 +137,7 @@ class Transport:
         return body
 
     def no_answer(self, call: Call, error: Exception) -> TidegateError:
-        """What an HTTP library's error means to a caller."""
+        """The client's exception for an HTTP library's ``error`` about ``call``."""
         if isinstance(error, TidegateError):
             return error
         if (
@@ -156,7 +158,7 @@ class Transport:
 
 
 def _checked(base_url: str) -> str:
-    """Raises ``ValueError`` for what is no address."""
+    """``base_url`` itself. Raises ``ValueError`` unless it is ``http://HOST:PORT`` or https."""
     try:
         parts = urlsplit(base_url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -168,7 +170,7 @@ def _checked(base_url: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What was wrong with a connection, without the names of three libraries."""
+    """Reason why a connection failed, without the names of three libraries."""
     if isinstance(error, aiohttp.ClientSSLError):
         return "no TLS can be spoken with it; is it http?"
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -182,14 +184,14 @@ def _reason(error: Exception) -> str:
 
 
 class Due(NamedTuple):
-    """A call's deadline: in how many seconds, and when on our clock. None: it has none."""
+    """Deadline of a call: in how many seconds, and when on our clock; None where it has none."""
 
     in_s: float | None
     at: float | None
 
 
 def due(option_s: float | None = None) -> Due:
-    """When a call that begins now has to be done: by its own deadline or by its block's.
+    """Deadline of a call that begins now: its own (``option_s``) or its block's, the earlier one.
 
     Raises ``DeadlineExceeded`` when the block's has passed. A deadline of its own that is past is
     for the server to refuse, which also counts it.
@@ -205,7 +207,7 @@ def due(option_s: float | None = None) -> Due:
 
 
 def api_error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
-    """The server's refusal as an exception, whatever wrote it (a proxy's HTML included)."""
+    """Refusal of the server as an exception, whatever wrote it (a proxy's HTML included)."""
     try:
         parsed = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

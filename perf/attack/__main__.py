@@ -22,14 +22,15 @@ from perf.stack.stack import Stack, StackSpec, running
 
 HEALTH_P99_MS = 100.0
 PEAK_GROWTH_MIB = 768.0
-"""256 MiB of bodies, 64 of prompts, what one of them is while it is decoded, and as much again."""
+"""Growth allowed, in MiB: 256 of bodies, 64 of prompts, what one is while it is decoded, as much
+again."""
 
 ATTACKS = attacks.ATTACKS | triton_attacks.ATTACKS
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one attack."""
+    """Outcome of one attack."""
 
     attack: str
     what: str
@@ -38,18 +39,18 @@ class Row:
     outcomes: dict[str, int]
     faults: list[str]
     health_p99_ms: float
-    """Of the port that is attacked; what is judged is ``health_port_p99_ms``."""
+    """Latency on the port that is attacked; ``health_port_p99_ms`` is what is judged."""
     health_worst_ms: float
     health_port_p99_ms: float
     health_port_worst_ms: float
     peak_mib: float
-    """Of the orchestrator."""
+    """Peak memory of the orchestrator."""
     rss_mib: dict[str, tuple[float, float]]
     fds: dict[str, tuple[int, int]]
 
 
 def target_of(stack: Stack) -> Target:
-    """Where a stack is attacked."""
+    """Addresses, process ids and logs of a stack, for its attackers."""
     logs = state_dir() / "perf"
     return Target(
         HOST,
@@ -64,7 +65,7 @@ def target_of(stack: Stack) -> Target:
 
 
 async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
-    """One attack of ``seconds`` behind another that warms up what grows once."""
+    """Run one attack of ``seconds`` behind another that warms up what grows once."""
     one = ATTACKS[name]
     warm = Tally()
     await one(target, random.Random(seed + 1), warm, Budget(1e9, seconds / 2))
@@ -97,7 +98,7 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
 
 
 def show(rows: list[Row], console: Console) -> None:
-    """Tries and health checks as a table, outcomes and faults below it."""
+    """Print tries and health checks as a table, outcomes and faults below it."""
     columns = ("tries", "health port p99", "main port p99", "orchestrator MiB", "faults")
     table = new_table("attack", *columns)
     for row in rows:

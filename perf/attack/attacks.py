@@ -1,4 +1,4 @@
-"""The attacks on the orchestrator's port. Each makes tries until its budget says that it is done.
+"""Attacks on the orchestrator's port. Each makes tries until its budget says that it is done.
 
 What is listed as a fault must not happen; everything else is counted by what came back.
 """

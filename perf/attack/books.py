@@ -1,4 +1,4 @@
-"""The books after an attack: nothing runs, nothing is lost, nothing has grown, nothing was said."""
+"""Checks after an attack: nothing runs, nothing is lost, nothing has grown, nothing was said."""
 
 import asyncio
 import json
@@ -11,17 +11,17 @@ from perf.attack.target import SECRET, Tally, Target
 from perf.stack.scrape import scrape
 
 IDLE_S = 60.0
-"""What was under way has ended after as long, on a busy machine too."""
+"""Seconds after which work that was under way has ended, on a busy machine too."""
 SETTLE_S = 1.0
 GROWTH = 1.05
 _FEW_FDS = 8
 _FEW_MIB = 8.0
-"""Below this, growth by a share is noise."""
+"""Growth in MiB below which a share of growth is noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the stack's processes: open files and resident memory, by part."""
+    """Open files and resident memory of the stack's processes, by part."""
 
     fds: dict[str, int]
     rss_mib: dict[str, float]
@@ -35,7 +35,8 @@ class Size:
 
 
 class Books:
-    """Opened before an attack; closed behind it, they add what does not balance to its tally."""
+    """Books opened before an attack; closed behind it, they add what does not balance to its
+    tally."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -43,7 +44,7 @@ class Books:
         self.before = Size.of(target)
 
     async def close(self, tally: Tally, *, sizes: bool = True) -> Size:
-        """``sizes``: whether growth is a fault. Returns what there is now."""
+        """Add faults for what does not balance; ``sizes``: growth is one. Returns the sizes now."""
         await self._balance(tally)
         after = Size.of(self._target)
         for log in self._target.logs:
@@ -93,9 +94,9 @@ class HealthProbe:
         self._target = target
         self._ports = [port for port in (target.port, target.health_port) if port]
         self.latencies_ms: list[float] = []
-        """Of the main port."""
+        """Latencies of the main port."""
         self.port_latencies_ms: list[float] = []
-        """Of the health port; empty where there is none."""
+        """Latencies of the health port; empty where there is none."""
         self.peak_mib = 0.0
 
     async def __aenter__(self) -> "HealthProbe":

@@ -1,4 +1,4 @@
-"""``python -m perf.attack.health HOST PORT …``: how long health checks take, until stdin ends.
+"""``python -m perf.attack.health HOST PORT …``: times health checks until stdin ends.
 
 Prints a JSON list of milliseconds for each port; one that fails counts as a whole second.
 """

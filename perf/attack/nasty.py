@@ -26,7 +26,7 @@ _OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [{}], {"a": {"b": [
 
 
 def value(rng: random.Random) -> Any:
-    """Something that a field hardly expects."""
+    """A value that a field hardly expects."""
     kind = rng.randrange(6)
     if kind == 0:
         return rng.choice(_NUMBERS)
@@ -73,7 +73,7 @@ def body(rng: random.Random, valid: Mapping[str, Any]) -> bytes:
 
 
 def flipped(rng: random.Random, data: bytes) -> bytes:
-    """Some bytes are others, or gone, or there twice."""
+    """``data`` with a few bytes changed, dropped or inserted."""
     bent = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         if not bent:

@@ -1,4 +1,4 @@
-"""What is attacked, and what becomes of the tries."""
+"""Targets of attacks, and the tally of their tries."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from perf.load.connection import CONTENT_LENGTH
 from worker.protocol import Code
 
 SECRET = "sk-planted-4711"
-"""In every prompt and every key that an attack sends: it must be in no log and in no error."""
+"""Secret in every prompt and every key that an attack sends: no log and no error may have it."""
 
 _CODES = frozenset(code.value for code in Code) | {"context_length_exceeded"}  # OpenAI's own
 _SERVER_ERRORS = (503, 504)
@@ -39,7 +39,7 @@ class Target:
 
 @dataclass(slots=True)
 class Tally:
-    """How many tries came to what, and what should not have been."""
+    """Counts of tries by outcome, and of what must not have happened."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Tally:
         self.outcomes[outcome] += 1
 
     def fault(self, what: str) -> None:
-        """Something that must not happen; a few are kept as examples."""
+        """Count something that must not happen; a few are kept as examples."""
         self.fault_count += 1
         if len(self.faults) < _EXAMPLES and what not in self.faults:
             self.faults.append(what[:500])
@@ -89,7 +89,7 @@ class Tally:
 
 
 class Budget:
-    """When an attack has done enough: after so many tries or so long, whichever comes first."""
+    """Limit of an attack: a number of tries or a time, whichever comes first."""
 
     def __init__(self, tries: float, seconds: float) -> None:
         self._left = tries
@@ -102,7 +102,7 @@ class Budget:
 
 
 async def several(budget: Budget, one: Callable[[], Awaitable[None]], at_once: int = 8) -> None:
-    """Makes tries, so many at a time, until the budget is spent."""
+    """Make tries, ``at_once`` at a time, until the budget is spent."""
 
     async def loop() -> None:
         while budget.more():

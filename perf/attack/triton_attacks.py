@@ -1,4 +1,4 @@
-"""The attacks on Triton's own ports: lane messages and the plain contract."""
+"""Attacks on Triton's own ports: lane messages and the plain contract."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Raw sockets: what a client library would never send."""
+"""Raw sockets, to send what a client library never would."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from perf.attack.target import Target
 from perf.load.connection import CONTENT_LENGTH
 
 SILENCE_S = 0.3
-"""Without a byte for as long, no answer comes."""
+"""Seconds without a byte after which no answer is expected."""
 _ANSWER_S = 30.0
 
 
@@ -43,7 +43,7 @@ def request(
 async def exchange(
     target: Target, data: bytes, *, cut: int | None = None, silence_s: float = _ANSWER_S
 ) -> bytes:
-    """All that comes back for ``data``, sent in two packets where it is ``cut``.
+    """Send ``data``, in two packets where it is ``cut``; returns all that comes back.
 
     Ends with the connection, with the answer's stated length, or with ``silence_s`` of silence.
     """

@@ -39,25 +39,26 @@ from perf.stack.stack import StackSpec
 
 SETTLE_S = 0.5
 _SMALL_DISK = 1
-"""The orchestrator whose journal is on one; the other's is on the machine's own."""
+"""Number of the orchestrator whose journal is on a small disk; the other's is on the machine's
+own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one fault."""
+    """Outcome of one fault."""
 
     fault: str
     seconds: float
     met: dict[str, int]
-    """By kind of request."""
+    """Requests met, by kind."""
     others: dict[str, int]
-    """Other outcomes, by kind and name."""
+    """Requests with other outcomes, by kind and name."""
     rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What this machine lets a run do. ``skipped``: why not, in words."""
+    """Faults that this machine lets a run have. ``skipped``: why not, in words."""
 
     has_network: bool
     disks: Mapping[int, Path]
@@ -66,7 +67,8 @@ class Allowed:
 
 @contextmanager
 def allowed(folder: Path) -> Iterator[Allowed]:
-    """A network and a disk of the run's own, where that is allowed. Before any thread is."""
+    """Give the run a network and a disk of its own, where that is allowed; before any thread
+    starts."""
     skipped = []
     if no_network := network.enter():
         skipped.append(f"half-open connections: {no_network}")
@@ -96,7 +98,7 @@ def plan_of(rng: random.Random, only: str, can: Allowed, engine: str) -> list[Fa
 
 
 def plan_of_kills(rng: random.Random, count: int) -> list[Fault]:
-    """So many kills of orchestrators, no fewer."""
+    """Kills of orchestrators, ``count`` of them or a few more."""
     kinds = [fault for i in (0, 1) for fault in kills(i, rng.randrange(1000))]
     plan: list[Fault] = []
     while sum(fault.kills for fault in plan) < count:
@@ -107,7 +109,7 @@ def plan_of_kills(rng: random.Random, count: int) -> list[Fault]:
 async def play(
     world: World, faults: list[Fault], ledger: Ledger, *, seed: int, per_kind: int, seconds: float
 ) -> list[Row]:
-    """Let ``faults`` happen one after the other: each once, or for so many ``seconds``."""
+    """Let ``faults`` happen one after the other: each once, or for ``seconds`` in all."""
     rng = random.Random(seed)
     load = Load(world, ledger, seed)
     await load.start(per_kind)
@@ -146,7 +148,7 @@ def _filled(row: Row, ledger: Ledger) -> Row:
 
 
 def merged(rows: list[Row]) -> list[Row]:
-    """One row for all rounds of the same fault."""
+    """Rows with all rounds of the same fault made one."""
     found: dict[str, Row] = {}
     for row in rows:
         name = row.fault.partition(" ")[2]
@@ -162,7 +164,7 @@ def merged(rows: list[Row]) -> list[Row]:
 
 
 def show(rows: list[Row], ledger: Ledger, console: Console) -> None:
-    """Requests that were met, by kind; whatever else came of any; faults below."""
+    """Print requests met by kind and other outcomes of any kind; faults below."""
     table = new_table("fault", "times", "s", *KINDS, "others")
     for row in rows:
         others = ", ".join(f"{what} {count}" for what, count in row.others.items())

@@ -31,28 +31,29 @@ _BODY: Final = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8}
 _LOOK_EVERY_S: Final = 0.25
 _ASK_EVERY_S: Final = 0.2
 _ALONE_S: Final = 5.0
-"""The other client has the service to itself for so long first."""
+"""Seconds for which the other client first has the service to itself."""
 _PARTS: Final = 10
 _AWAY: Final = (aiohttp.ClientError, TimeoutError)
-"""What a client sees of a service that is down."""
+"""Errors that a client sees of a service that is down."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What was seen. Memory in MiB of resident pages, times in seconds."""
+    """Findings of a run. Memory in MiB of resident pages, times in seconds or, where named so,
+    ms."""
 
     lines: int
     kills: int = 0
     seconds: float = 0.0
     memory: list[tuple[int, float]] = field(default_factory=list)
-    """Lines that were done, and what the orchestrator had then."""
+    """Lines done so far, and the orchestrator's memory then."""
     alone_ms: list[float] = field(default_factory=list)
     beside_ms: list[float] = field(default_factory=list)
     status: str = ""
     missing: int = 0
     doubled: int = 0
     strange: int = 0
-    """Entries that are no line's, or no answer."""
+    """Entries that belong to no line, or are no answer."""
 
     @property
     def is_right(self) -> bool:
@@ -66,7 +67,7 @@ class Found:
 
 
 class Run:
-    """One batch, in front of one orchestrator."""
+    """One batch sent to one orchestrator."""
 
     def __init__(self, process: OrchestratorProcess, http: aiohttp.ClientSession) -> None:
         self._process = process
@@ -111,7 +112,7 @@ class Run:
         return batch
 
     async def _kill(self, rng: random.Random) -> None:
-        """Now and then the next one is killed too, while it starts."""
+        """Kill the orchestrator and start it again; now and then kill it while it starts, too."""
         for is_last in (False, True) if rng.random() < 0.2 else (True,):
             os.kill(alive(self._process.pid), signal.SIGKILL)
             await self._process.stop(0.0)
@@ -121,7 +122,7 @@ class Run:
         await self._process.wait_ready(READY_S)
 
     async def _ask(self, waited_ms: list[float], until: float) -> None:
-        """Be an interactive client."""
+        """Be an interactive client: time one short request after the other, into ``waited_ms``."""
         while time.monotonic() < until:
             begun = time.monotonic()
             with suppress(*_AWAY):

@@ -1,4 +1,4 @@
-"""What has to hold once the load has ended, whatever happened to whom."""
+"""Checks once the load has ended: what has to hold, whatever happened to whom."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ _SHM = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class JournalFacts:
-    """Of all journals together."""
+    """Counts over all journals together."""
 
     tasks: int
     ended: int
@@ -28,8 +28,8 @@ class JournalFacts:
 
 
 def judge_rounds(ledger: Ledger, costs: Sequence[tuple[str, frozenset[str]]]) -> None:
-    """In each round, with what it may cost, every request is met or comes to one of these. What a
-    death has broken may come to light one round later."""
+    """Check each round: every request is met or ends in a way that the fault may cost. What a death
+    has broken may come to light one round later."""
     before = frozenset[str]()
     for name, cost in costs:
         for (kind, outcome), count in ledger.outcomes.get(name, Counter()).items():
@@ -39,7 +39,7 @@ def judge_rounds(ledger: Ledger, costs: Sequence[tuple[str, frozenset[str]]]) ->
 
 
 async def close(world: World, ledger: Ledger) -> None:
-    """Wait until nothing runs, and put down what does not balance."""
+    """Wait until nothing runs, and record what does not balance."""
     ends_at = asyncio.get_running_loop().time() + _QUIET_S
     while True:
         wrong = [w for o in world.orchestrators for w in await asyncio.to_thread(_open, o.url)]
@@ -52,7 +52,7 @@ async def close(world: World, ledger: Ledger) -> None:
 
 
 def _open(url: str) -> list[str]:
-    """What of an orchestrator's books is not closed."""
+    """Complaints about an orchestrator's metrics that should be back to rest."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=5) as response:
         families = list(text_string_to_metric_families(response.read().decode()))
 
@@ -78,7 +78,7 @@ def _open(url: str) -> list[str]:
 
 
 def read_journals(paths: Sequence[Path], ledger: Ledger) -> JournalFacts:
-    """Each durable task that was promised has exactly one terminal record."""
+    """Check that each durable task that was promised has exactly one terminal record."""
     records: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     ended = 0
@@ -104,7 +104,7 @@ def read_journals(paths: Sequence[Path], ledger: Ledger) -> JournalFacts:
 
 
 def judge_leaks(pids: set[int], ledger: Ledger) -> None:
-    """To be called when everything was stopped."""
+    """Check that no process and no shared memory is left; call it when everything was stopped."""
     if alive := [pid for pid in pids if _is_alive(pid)]:
         ledger.faults.append(f"afterwards: processes are left: {alive}")
     regions = [entry.name for entry in _SHM.iterdir()] if _SHM.is_dir() else []

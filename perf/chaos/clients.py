@@ -1,4 +1,4 @@
-"""Clients of every kind, each of which knows what it must get to the letter.
+"""Clients of every kind, each of which knows to the letter what it must get.
 
 A client behaves as a sensible one does behind a load balancer: what was refused, or never got
 through, it sends to the other orchestrator. A durable one stays with its orchestrator, whose
@@ -21,18 +21,19 @@ from perf.chaos.world import World
 KINDS = ("durable", "resumed", "streaming", "plain")
 MAX_TOKENS = 48
 LONG_TOKENS = 240
-"""Of durable tasks: a death finds most of them with tokens in the journal, which gets them every
-250 ms, and with more to come."""
+"""Length of durable tasks: a death finds most of them with tokens in the journal, which gets them
+every 250 ms, and with more to come."""
 _PAUSE_S = 0.1
 _FORGETS = 0.5
-"""The share of returns at which a client has forgotten the last events, or all."""
+"""Share of returns at which a client has forgotten the last events, or all."""
 _FIRST_TOKEN = 2
 """Number of the first token's event."""
 _PATIENCE_S = 90.0
 _SILENT_S = 10.0
-"""A connection without a byte for so long is given up, and its text resumed where that can be."""
+"""Seconds without a byte after which a connection is given up, and its text resumed if it can
+be."""
 _NEVER_THERE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-"""The request got to nobody, and may be sent to another."""
+"""Errors after which a request got to nobody, and may be sent to another."""
 _PROMPTS = ("The old sailor", "Once upon a time", "A small fox", "In the garden")
 _SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -47,17 +48,17 @@ BODIES = tuple(
 
 @dataclass(slots=True)
 class Ledger:
-    """What clients were told. ``faults`` are what must not be, whatever happens."""
+    """Record of what clients were told. ``faults`` are what must not be, whatever happens."""
 
     round: str = "before"
     outcomes: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
-    """By round, then by kind and outcome; a request is of the round in which it ended."""
+    """Counts by round, then by kind and outcome; a request is of the round in which it ended."""
     faults: list[str] = field(default_factory=list)
     durable_ids: list[str] = field(default_factory=list)
     memory_prefixes: set[str] = field(default_factory=set)
-    """Of the shared memory of every server that ran."""
+    """Prefixes of the shared memory's names of every server that ran."""
     refusals: int = 0
-    """Answers that sent a client elsewhere, or to come again."""
+    """Number of answers that sent a client elsewhere, or to come again."""
     reconnects: int = 0
 
     def ended(self, kind: str, outcome: str) -> None:
@@ -72,7 +73,7 @@ class Ledger:
 
 
 class _GivenUp(Exception):
-    """No answer within ``_PATIENCE_S``."""
+    """No answer came within ``_PATIENCE_S``."""
 
 
 class Load:
@@ -95,16 +96,16 @@ class Load:
         self._ledger = ledger
         self._seed = seed
         self._texts: dict[int, list[str]] = {}
-        """By how many tokens they have, then as ``BODIES``."""
+        """Expected texts by their number of tokens, in the order of ``BODIES``."""
         self._stopping = asyncio.Event()
         self._clients: list[asyncio.Task[None]] = []
         self._answers: Counter[asyncio.Task[None] | None] = Counter()
-        """By client."""
+        """Number of answers by client."""
         self._http: aiohttp.ClientSession | None = None
         self._number = 0
 
     async def start(self, per_kind: int) -> None:
-        """Find out what the texts are, undisturbed; then begin."""
+        """Learn the expected texts, undisturbed; then start the clients."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silent_s)
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
         for tokens in (MAX_TOKENS, LONG_TOKENS):
@@ -119,7 +120,7 @@ class Load:
         ]
 
     async def stop(self) -> None:
-        """Every client gets its answer; nobody asks anew."""
+        """Let every client get its answer; nobody asks anew."""
         self._stopping.set()
         await asyncio.gather(*self._clients)
         if self._http is not None:
@@ -173,7 +174,7 @@ class Load:
     async def _durable(
         self, home: int, body: dict[str, Any], key: str, rng: random.Random
     ) -> tuple[str, str]:
-        """Promised by a 202: from then on it must be met, whoever dies."""
+        """A task promised by a 202: from then on it must be met, whoever dies."""
         task_id = await self._submit([home], body | {"durable": True}, {"Idempotency-Key": key})
         self._ledger.durable_ids.append(task_id[1])
         return await self._follow(*task_id, [], rng)
@@ -181,7 +182,7 @@ class Load:
     async def _resumed(
         self, home: int, body: dict[str, Any], rng: random.Random
     ) -> tuple[str, str]:
-        """Its client loses the connection again and again, and comes back."""
+        """A task whose client loses the connection again and again, and comes back."""
         body = body | {"on_disconnect": "continue"}
         task_id = await self._submit(self._from(home), body, {})
         cuts = [rng.randrange(2, MAX_TOKENS) for _ in range(2)]
@@ -270,8 +271,8 @@ class Load:
     async def _follow(
         self, at: int, task_id: str, cuts: list[int], rng: random.Random
     ) -> tuple[str, str]:
-        """Its events, each exactly once and in order, over as many connections as that takes; some
-        clients have forgotten the last ones when they come back, and get them again."""
+        """Read a task's events, each exactly once and in order, over as many connections as that
+        takes; some clients have forgotten the last ones when they come back, and get them again."""
         url = f"{self._world.orchestrators[at].url}/v2/tasks/{task_id}/events"
         last, texts = -1, list[str]()
         cuts = sorted(cuts, reverse=True)

@@ -1,4 +1,4 @@
-"""A small disk of the run's own, which can be filled to its last byte. It takes root."""
+"""A small disk of the run's own, which can be filled to its last byte. Root is required."""
 
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _TIMEOUT_S = 10.0
 
 
 class NoDisk(Exception):
-    """It cannot be mounted here; the message says why."""
+    """The small disk cannot be mounted here; the message says why."""
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 def fill(folder: Path) -> None:
-    """Until it takes nothing more, not a byte."""
+    """Fill the disk until it takes not one byte more."""
     with open(folder / _BALLAST, "ab", buffering=0) as file:
         size = len(_MIB)
         while size:
@@ -39,12 +39,12 @@ def fill(folder: Path) -> None:
 
 
 def free(folder: Path) -> None:
-    """Of what ``fill`` took."""
+    """Free the space that ``fill`` took."""
     (folder / _BALLAST).unlink(missing_ok=True)
 
 
 def _run(*command: str) -> str:
-    """Empty where it went well."""
+    """Run ``command``; returns why it failed, empty where it went well."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

@@ -1,4 +1,5 @@
-"""What can happen to the processes of a ``World``, their disks and the network between them."""
+"""Faults that can happen to a ``World``: its processes, their disks and the network between
+them."""
 
 import asyncio
 import os
@@ -18,41 +19,43 @@ from pool.units.orchestrator import OrchestratorProcess
 from pool.units.triton import TritonInstance
 
 LONG_S = 4.0
-"""A process stands still for so long that its peers give it up (``TIDEGATE_DOWN_AFTER_S``)."""
+"""Seconds for which a process stands still so that its peers give it up
+(``TIDEGATE_DOWN_AFTER_S``)."""
 SHORT_S = 0.7
-"""And so short that they do not."""
+"""Seconds for which a process stands still so that its peers do not give it up."""
 CUT_S = 5.0
-"""The network loses everything for so long that the other side is given up."""
+"""Seconds for which the network loses everything, so that the other side is given up."""
 FULL_S = 3.0
 FLAPS = 2
-"""So often lanes open and are shut again while tasks are being taken on: less often than a task is
+"""How often lanes open and are shut again while tasks are being taken on: less often than a task is
 sent to an instance that does not finish it (``TIDEGATE_ATTEMPTS``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``costs``: what requests may come to that are not durable, but ``met``."""
+    """A fault; ``costs`` are outcomes besides ``met`` that requests which are not durable may
+    have."""
 
     name: str
     costs: frozenset[str]
     happen: Callable[[World], Awaitable[None]]
     kills: int = 0
-    """Orchestrators that it ends with SIGKILL."""
+    """Number of orchestrators that it ends with SIGKILL."""
     ends_worker: bool = False
-    """A worker dies of it, or may: a task that two die with is not sent to a third, so that no task
-    may live through two such faults."""
+    """Whether a worker dies of it, or may: a task that two die with is not sent to a third, so that
+    no task may live through two such faults."""
 
 
 _NOBODY_NOTICES = frozenset[str]()
 _DIES = frozenset({"broken", "gone"})
-"""What was on the wire of the orchestrator that dies breaks, and its tasks are gone."""
+"""Outcomes when an orchestrator dies: its responses break off, and its tasks are gone."""
 _LOSES_LANES = _DIES | {"instance_lost"}
-"""What it had taken on since, and has no other way to an instance."""
+"""Outcomes when it also loses its lanes: tasks taken on since have no other way to an instance."""
 
 
 def kills(number: int, seed: int = 1) -> list[Fault]:
-    """Of one orchestrator; also while it is taking on what the killed one had left, and with its
-    lanes held shut, so that clients are back before their tasks have a model."""
+    """Kills of one orchestrator; also while it is taking on what the killed one had left, and with
+    its lanes held shut, so that clients are back before their tasks have a model."""
     rng = random.Random(f"kill {number} {seed}")
 
     async def kill(world: World) -> None:
@@ -72,7 +75,7 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
         await _start(process)
 
     async def start_shut(world: World) -> None:
-        """Nothing opens for as long as clients need to come back."""
+        """Start the orchestrator with its lanes shut for as long as clients need to come back."""
         world.gates[number].shut()
         await world.orchestrators[number].start()
         await asyncio.sleep(rng.uniform(0.5, 1.0))
@@ -123,7 +126,7 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
 
 
 def orchestrator_faults(number: int, seed: int = 1) -> list[Fault]:
-    """To one orchestrator."""
+    """Faults of one orchestrator."""
 
     async def restart(world: World) -> None:
         await _restart_orchestrator(world.orchestrators[number])
@@ -139,7 +142,7 @@ def orchestrator_faults(number: int, seed: int = 1) -> list[Fault]:
 
 
 def triton_faults(number: int) -> list[Fault]:
-    """To one Triton."""
+    """Faults of one Triton."""
 
     async def kill_server(world: World) -> None:
         await _replace(world.tritons[number], server_of(world.tritons[number]))
@@ -163,7 +166,7 @@ def triton_faults(number: int) -> list[Fault]:
 
 
 def device_faults(number: int) -> list[Fault]:
-    """To the device that one worker computes on, which only the paced synthetic engine can fake."""
+    """Faults of one worker's device, which only the paced synthetic engine can fake."""
 
     async def lose(world: World) -> None:
         triton = world.tritons[number]
@@ -180,7 +183,7 @@ def device_faults(number: int) -> list[Fault]:
 
 
 def disk_faults(number: int) -> list[Fault]:
-    """To the disk that an orchestrator's journal is on."""
+    """Faults of the disk that an orchestrator's journal is on."""
 
     async def fill(world: World) -> None:
         folder = world.disks[number]
@@ -195,7 +198,8 @@ def disk_faults(number: int) -> list[Fault]:
 
 
 def network_faults(number: int) -> list[Fault]:
-    """To the network before one Triton or one orchestrator: nobody is told that it is gone."""
+    """Faults of the network before one Triton or one orchestrator: nobody is told that it is
+    gone."""
 
     async def lose_triton(world: World) -> None:
         async with network.lost(_grpc_port(world.tritons[number])):
@@ -273,7 +277,7 @@ async def _start(process: OrchestratorProcess) -> None:
 
 
 async def _healed(process: OrchestratorProcess) -> None:
-    """Wait until it accepts durable tasks again: by itself."""
+    """Wait until an orchestrator accepts durable tasks again by itself."""
     async with asyncio.timeout(READY_S), aiohttp.ClientSession() as http:
         while True:
             async with http.get(f"{process.url}/health/ready") as response:

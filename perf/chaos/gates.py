@@ -1,4 +1,4 @@
-"""The ways of one orchestrator to its Tritons, which can be shut.
+"""Gates between one orchestrator and its Tritons, which can be shut.
 
 Lanes go through a port of this process for each Triton. While the gate is shut open ones break, and
 new ones get nowhere: what a restarted orchestrator has taken on waits for its model, with whoever
@@ -19,7 +19,8 @@ _PIECE = 64 * 1024
 
 
 class Gate:
-    """Open at first. ``addresses`` are where the orchestrator finds ``targets``, in their order."""
+    """A gate, open at first. The orchestrator finds ``targets`` at ``addresses``, in the same
+    order."""
 
     def __init__(self, targets: Sequence[str]) -> None:
         self.addresses: list[str] = []
@@ -48,7 +49,7 @@ class Gate:
         await asyncio.gather(*self._forwarding, return_exceptions=True)
 
     def shut(self) -> None:
-        """Break what is open, and let nobody through."""
+        """Break open connections, and let nobody through."""
         self._is_shut = True
         for transport in tuple(self._passing):
             transport.abort()
@@ -95,7 +96,7 @@ class Gate:
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until either end is gone."""
+    """Copy bytes from ``reader`` to ``writer`` until either end is gone."""
     try:
         while piece := await reader.read(_PIECE):
             writer.write(piece)

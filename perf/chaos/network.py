@@ -3,7 +3,7 @@
 Processes talk over loopback, so the run goes into a network namespace of its own: there the rule
 that hands packets to this machine may stand behind one that swallows those of a port, in both
 directions. Connections that were open see no FIN and no RST: they are half open until the rule is
-gone. New ones fail. It takes root (CAP_SYS_ADMIN, CAP_NET_ADMIN) and ``ip``.
+gone. New ones fail. Root (CAP_SYS_ADMIN, CAP_NET_ADMIN) and ``ip`` are required.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ _TIMEOUT_S = 10.0
 
 
 def enter() -> str:
-    """Go into a namespace of its own, with all that is started from now on; before any thread is.
-    Returns why not, in words, where that is not allowed: then nothing has changed."""
+    """Enter a network namespace, with all that is started from now on; call it before any thread
+    starts. Returns why not, in words, where that is not allowed: then nothing has changed."""
     if shutil.which("ip") is None:
         return "there is no command ip (iproute2)"
     libc = ctypes.CDLL(None, use_errno=True)
@@ -43,7 +43,7 @@ def enter() -> str:
 
 @asynccontextmanager
 async def lost(*ports: int) -> AsyncIterator[None]:
-    """Everything from and to these ports of this machine is lost during the body."""
+    """Lose everything from and to these ports of this machine during the body."""
     try:
         for rule in _rules(ports):
             await _must(f"rule add pref 10 {rule}")
@@ -58,7 +58,7 @@ def _rules(ports: Sequence[int]) -> list[str]:
 
 
 def _try_out() -> str:
-    """A kernel may know no rules by port."""
+    """Reason why rules by port do not work here, which a kernel may lack; empty where they do."""
     return next(
         filter(None, (_ip(f"rule {do} pref 10 {_rules([9])[0]}") for do in ("add", "del"))), ""
     )
@@ -70,7 +70,7 @@ async def _must(arguments: str) -> None:
 
 
 def _ip(arguments: str) -> str:
-    """Empty where it went well."""
+    """Run ``ip``; returns why it failed, empty where it went well."""
     done = subprocess.run(
         ["ip", *arguments.split()], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
     )

@@ -30,45 +30,48 @@ from perf.stack.stack import StackSpec, tritons
 SPEC: Final = StackSpec("torch", deterministic=True, kv_blocks=256)
 PARTS: Final = 10
 PAUSE_S: Final = 2.0
-"""Of each client between an answer and its next request, on average, after the first tenth."""
+"""Mean pause in seconds of each client between an answer and its next request, after the first
+tenth."""
 SILENT_S: Final = 80.0
-"""A whole answer may take long on a busy machine, and nothing of it is sent before it is whole."""
+"""Seconds of silence allowed: on a busy machine a whole answer, sent in one piece, may take
+long."""
 TROUBLE_EVERY_S: Final = 4.0
 BUSY_TROUBLE_EVERY_S: Final = 0.5
-"""In the first tenth."""
+"""Mean pause in seconds between two requests of a troublemaker in the first tenth."""
 MOST_GROWTH: Final = 0.01
-"""Of resident memory, from the second tenth to the last."""
+"""Largest growth of resident memory, as a share, from the second tenth to the last."""
 _ENV: Final = {
     "TIDEGATE_KEEP_TASKS": "100",
     "TIDEGATE_KEEP_TASKS_S": "60",
     "TIDEGATE_LANE_RENEW_AFTER_MIB": "2",
-    # It may run beside other work on the machine; a process that waits for its turn is not dead.
+    # A soak may run beside other work; a process that waits for its turn is not dead.
     "TIDEGATE_SUSPECT_AFTER_S": "10",
     "TIDEGATE_DOWN_AFTER_S": "30",
 }
 _LOOK_EVERY_S: Final = 5.0
 _COUNTS: Final = {"fds": 2, "threads": 2}
-"""More of these in the quietest moment of the last tenth than of the second one is growth."""
+"""Growth allowed: more than this from the quietest moment of the second tenth to that of the last
+is a fault."""
 
 Look = Mapping[str, Usage]
-"""What each process had taken, by its part: orchestrator, Triton, worker."""
+"""Usage of each process, by its part: orchestrator, Triton, worker."""
 
 
 @dataclass(slots=True)
 class Soak:
-    """``looks``: seconds into the run, and what was taken then."""
+    """Findings of a soak. ``looks``: seconds into the run, and the usage then."""
 
     ledger: Ledger
     looks: list[tuple[float, Look]] = field(default_factory=list)
     journal_bytes: list[int] = field(default_factory=list)
-    """At each look."""
+    """Size of the journal at each look."""
     seconds: float = 0.0
     journal: books.JournalFacts | None = None
 
 
 async def run(seconds: float, seed: int) -> Soak:
-    """Of a Triton and an orchestrator of its own. Raises ``ProvisionError`` when one of them cannot
-    be started."""
+    """Soak a Triton and an orchestrator of its own. Raises ``ProvisionError`` when one of them
+    cannot be started."""
     ledger = Ledger(round="soak")
     found = Soak(ledger)
     async with (
@@ -133,7 +136,7 @@ def _look(world: World) -> Look:
 
 
 def judge_answers(ledger: Ledger) -> None:
-    """Nothing was done to any process: every request is met, and none is sent elsewhere."""
+    """Check that every request is met and none sent elsewhere: nothing was done to any process."""
     for counts in ledger.outcomes.values():
         for (kind, outcome), count in counts.items():
             if outcome != "met":
@@ -143,7 +146,7 @@ def judge_answers(ledger: Ledger) -> None:
 
 
 def judge_growth(found: Soak) -> None:
-    """Adds a fault for whatever has grown."""
+    """Add a fault for whatever has grown."""
     for part in found.looks[0][1]:
         second, last = tenth_of(found, part, 1), tenth_of(found, part, PARTS - 1)
         before, after = (median([look.rss_mib for look in each]) for each in (second, last))
@@ -160,7 +163,7 @@ def judge_growth(found: Soak) -> None:
 
 
 def tenth_of(found: Soak, part: str, number: int) -> Sequence[Usage]:
-    """What ``part`` had taken in that tenth of the run, from 0 on."""
+    """Looks at ``part`` in one tenth of the run, numbered from 0."""
     length = found.seconds / PARTS
     taken = [
         look[part] for at, look in found.looks if number * length <= at < (number + 1) * length
@@ -174,11 +177,11 @@ class PartRow:
 
     part: str
     rss_mib: list[float]
-    """Medians."""
+    """Median of each tenth."""
     growth_percent: float
-    """From the second tenth to the last."""
+    """Growth from the second tenth to the last."""
     fds: list[int]
-    """The fewest."""
+    """Fewest open files in each tenth."""
     threads: list[int]
 
 

@@ -1,4 +1,4 @@
-"""Clients of the soak that bring trouble, each of which knows which answers are right ones."""
+"""Clients of the soak that bring trouble, each of which knows which answers are right."""
 
 import random
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _ENDS_AFTER_EVENTS: Final = 6
 
 @dataclass(slots=True)
 class Troublemaker:
-    """Asks for one thing after the other; a wrong answer is a fault of the ledger."""
+    """Sends one request after the other; a wrong answer is a fault of the ledger."""
 
     http: aiohttp.ClientSession
     url: str
@@ -25,7 +25,7 @@ class Troublemaker:
     rng: random.Random
 
     async def visit(self) -> None:
-        """One request, of any kind."""
+        """Send one request, of any kind."""
         kind = self.rng.choice(TROUBLE)
         try:
             outcome = await self._visit(kind)
@@ -65,7 +65,7 @@ class Troublemaker:
             return "right" if response.status in right else f"{response.status} {said[:200]}"
 
     async def _cancelled(self) -> str:
-        """A task is cancelled while it runs, and says so."""
+        """Cancel a task while it runs; the server must confirm it."""
         body = self._body() | {"max_tokens": 400, "durable": self.rng.random() < 0.5}
         async with self.http.post(f"{self.url}/v2/tasks", json=body) as response:
             if response.status != 202:
@@ -76,7 +76,7 @@ class Troublemaker:
             return "right" if response.status < 300 else str(response.status)
 
     async def _dropped(self) -> str:
-        """A stream whose client goes without a word."""
+        """Leave a stream without a word."""
         body = self._body() | {"max_tokens": 400, "stream": True}
         await self._some_events(self.http.post(f"{self.url}/v1/completions", json=body))
         return "right"

@@ -1,4 +1,4 @@
-"""Two orchestrators, each with a journal, in front of Tritons, and what can happen to them."""
+"""Two orchestrators, each with a journal, in front of Tritons, to which faults can happen."""
 
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,26 +17,28 @@ from pool.units.triton import TritonInstance
 
 READY_S = 60.0
 GRACE_S = 5.0
-"""Of a planned stop: less than some of the load takes, so that not everything may just end."""
+"""Grace in seconds of a planned stop: less than some of the load takes, so that not everything may
+just end."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is running. Units keep their ports when they are started again."""
+    """Processes that run. They keep their ports when they are started again."""
 
     tritons: Sequence[TritonInstance]
     orchestrators: Sequence[OrchestratorProcess]
     journals: Sequence[Path]
     gates: Sequence[Gate] = ()
-    """By orchestrator: what its lanes go through; none where they go straight to the Tritons."""
+    """Gate of each orchestrator, which its lanes go through; none where they go straight to the
+    Tritons."""
     disks: Mapping[int, Path] = field(default_factory=dict)
-    """By orchestrator: the small disk that its journal is on, where it is on one."""
+    """Small disk that an orchestrator's journal is on, by orchestrator, where it is on one."""
     fault_file: Path = Path("/nonexistent")
-    """What it says becomes of workers with the paced synthetic engine
+    """File that says what becomes of workers with the paced synthetic engine
     (``WorkerSettings.synthetic_slow_file``)."""
 
     def pids(self) -> set[int]:
-        """Of everything that runs now."""
+        """Process ids of everything that runs now."""
         found = {one.pid for one in self.orchestrators}
         for triton in self.tritons:
             found |= {server_of(triton), *stubs_of(triton)}
@@ -51,8 +53,8 @@ class World:
         }
 
     def memory_prefixes(self) -> set[str]:
-        """How the names of shared memory of the servers that run now begin: others have theirs on
-        the same machine."""
+        """Prefixes of the names of the shared memory of the servers that run now; others on the
+        same machine have their own."""
         found = set()
         for triton in self.tritons:
             arguments = Path(f"/proc/{server_of(triton)}/cmdline").read_bytes().decode().split("\0")
@@ -66,8 +68,8 @@ async def orchestrating(
     env: Mapping[str, str] | None = None,
     disks: Mapping[int, Path] | None = None,
 ) -> AsyncIterator[tuple[list[OrchestratorProcess], list[Path]]]:
-    """An orchestrator in front of each of ``addresses``, ready, with a journal of its own; ``env``
-    are more ``TIDEGATE_…``, ``disks`` say where journals lie by orchestrator."""
+    """Start an orchestrator in front of each of ``addresses``, ready, with a journal of its own;
+    ``env`` are more ``TIDEGATE_…``, ``disks`` say where journals lie by orchestrator."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-chaos-")))
         journals = [
@@ -99,7 +101,7 @@ async def orchestrating(
 
 @asynccontextmanager
 async def running(spec: StackSpec, disks: Mapping[int, Path] | None = None) -> AsyncIterator[World]:
-    """Two of each. Raises ``ProvisionError`` when one cannot be started."""
+    """Run two of each. Raises ``ProvisionError`` when one cannot be started."""
     with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as folder:
         file = Path(folder) / "fault"
         env = {"TIDEGATE_WORKER_SYNTHETIC_SLOW_FILE": str(file)}

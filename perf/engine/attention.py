@@ -48,7 +48,7 @@ _SMALL: Final = (_Case("decode 3 x 40", (40,) * 3), _Case("chunk 20 of 40", (), 
 
 
 def ceilings(report: Report, device: torch.device, *, tiny: bool) -> None:
-    """Measured, as everything else is held against them."""
+    """Measure the device's limits, which everything else is held against."""
     nbytes = 2**20 if tiny else 4 * 2**30
     report.attempt(
         "copy on the device",

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory, measured beside what it is compared with."""
+"""Speed at which this machine reads memory, measured beside what it is compared with."""
 
 import time
 from typing import Final

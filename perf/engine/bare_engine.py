@@ -25,7 +25,7 @@ from worker.scheduler.scheduler import Scheduler
 
 @dataclass(slots=True)
 class Built:
-    """An engine and its parts."""
+    """An engine and the parts it was built from."""
 
     engine: Engine
     runner: TorchRunner
@@ -53,7 +53,7 @@ def build(
     max_step_tokens: int = 512,
     prefix_cache: bool = False,
 ) -> Built:
-    """On CUDA with recorded decodes; elsewhere kernel by kernel."""
+    """Build an engine: on CUDA with recorded decodes, elsewhere kernel by kernel."""
     pool = KVPool(
         layers=config.num_layers,
         blocks=blocks + 1,

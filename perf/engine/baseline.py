@@ -11,7 +11,7 @@ from perf.report.command import Skip
 
 
 class Baseline:
-    """Raises ``Skip`` without transformers."""
+    """``transformers`` with the model of a checkpoint. Raises ``Skip`` without transformers."""
 
     def __init__(self, path: Path, device: str, dtype: torch.dtype) -> None:
         try:

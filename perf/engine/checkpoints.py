@@ -28,7 +28,7 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Names as in ``config.json``; ``torch_dtype`` is what the weights are saved in."""
+    """Shape of a model, named as in ``config.json``; weights are saved in ``torch_dtype``."""
 
     architectures: tuple[str]
     model_type: str
@@ -44,7 +44,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, checkpoint: Path) -> Self:
-        """Of one that ``make_checkpoint`` has written."""
+        """Shape of a checkpoint that ``make_checkpoint`` has written."""
         config = json.loads((checkpoint / "config.json").read_text())
         values = {field.name: config[field.name] for field in fields(cls)}
         return cls(**values | {"architectures": tuple(config["architectures"])})
@@ -59,7 +59,8 @@ class ModelShape:
 
     @property
     def step_bytes(self) -> int:
-        """Weights that a decode reads: of a table that is only looked up, it takes a few rows."""
+        """Bytes of weights that a decode reads: of a table that is only looked up, it takes a few
+        rows."""
         unread = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         return self.file_bytes - unread * self.itemsize
 
@@ -79,7 +80,7 @@ SHAPES: Final = {
     "small": ModelShape(*_QWEN, 8192, 384, 1024, 6, 6, 2, tie_word_embeddings=True),
     "tiny": ModelShape(*_QWEN, 2048, 64, 128, 2, 2, 1, True, max_position_embeddings=1024),
 }
-"""``0.5b`` and ``1.5b``: Qwen2.5; ``8b``: Llama 3.1; the others are nobody's."""
+"""Shapes by name. ``0.5b`` and ``1.5b``: Qwen2.5; ``8b``: Llama 3.1; the others are nobody's."""
 
 
 def make_checkpoint(
@@ -88,7 +89,7 @@ def make_checkpoint(
     """Write a checkpoint directory, in shards, with the demo model's tokenizer.
 
     Where the disk is too slow or too full for all of it ``within_s``, it has fewer layers; returns
-    what it has.
+    the shape that was written.
     """
     path.mkdir(parents=True, exist_ok=True)
     noise = _noise(shape, seed)
@@ -110,7 +111,7 @@ def make_checkpoint(
 
 
 def write_config(path: Path, shape: ModelShape) -> None:
-    """Write ``config.json``."""
+    """Write the ``config.json`` of a checkpoint."""
     settings = asdict(shape) | {
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
@@ -123,7 +124,7 @@ def write_config(path: Path, shape: ModelShape) -> None:
 
 @cache
 def tensors_of(shape: ModelShape) -> dict[str, Dims]:
-    """What the worker's own loader asks a checkpoint of this shape for."""
+    """Names and shapes of the tensors that the worker's loader asks a checkpoint for."""
     with TemporaryDirectory() as path:
         write_config(Path(path), shape)
         config = read_config(Path(path))
@@ -146,7 +147,8 @@ def drop_page_cache(checkpoint: Path) -> None:
 
 
 def _affordable(path: Path, shape: ModelShape, noise: memoryview, within_s: float) -> ModelShape:
-    """With as many layers, one at least, as can be written in time to 70 % of what is free."""
+    """``shape`` with as many layers, at least one, as can be written in time to 70 % of what is
+    free."""
     probe = path / "probe"
     started = time.monotonic()
     with probe.open("wb") as out:

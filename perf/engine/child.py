@@ -26,7 +26,8 @@ _BEGUN: Final = 4
 
 
 class Order(msgspec.Struct, frozen=True):
-    """So many streams of so many tokens; with ``aborts`` all are cancelled once they have begun."""
+    """Order for ``streams`` jobs of ``new_tokens`` each; ``aborts``: all are cancelled once
+    begun."""
 
     streams: int
     prompt_tokens: int
@@ -35,19 +36,19 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """It is loaded; the card without what is long."""
+    """The engine is loaded; its card, without what is long."""
 
     card: ModelCard
 
 
 class Absent(msgspec.Struct, frozen=True, tag="absent"):
-    """It cannot be loaded here."""
+    """The engine cannot be loaded here, and why."""
 
     why: str
 
 
 def main(name: str, checkpoint: str, settings: str) -> int:
-    """Load, then measure until standard input ends."""
+    """Load the engine, then measure until standard input ends."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 
@@ -85,7 +86,7 @@ def _wait(runs: Runs, started: list[EngineRun]) -> None:
 
 
 def _speed(runs: Runs, prompts: Prompts, order: Order) -> list[float]:
-    """Tokens per second, prompts and all."""
+    """Tokens per second, computing the prompts included."""
     started = _submit(runs, prompts, order)
     _wait(runs, started)
     for one in started:

@@ -25,7 +25,7 @@ _SCHEMA: Final = {
     },
     "minItems": 1000,
 }
-"""Of a text that does not end before it is cut."""
+"""Schema of a text that does not end before it is cut."""
 
 
 def constrained(bench: "Bench") -> list[Figure]:

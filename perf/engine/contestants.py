@@ -22,13 +22,13 @@ class Contestant:
 
     @property
     def python(self) -> Path:
-        """The interpreter that has its packages."""
+        """Python interpreter that has the engine's packages."""
         made = environment_if_made(self.name, state_dir()).get("VIRTUAL_ENV")
         return Path(made, "bin", "python") if made else Path(sys.executable)
 
     @property
     def environment(self) -> dict[str, str]:
-        """For its process."""
+        """Environment variables for the engine's process."""
         return dict(os.environ) | dict(environment_if_made(self.name, state_dir()))
 
 

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 _PROMPT_TOKENS: Final = 32
 _STEPS: Final = 16
-"""Of each measurement, whose median counts: the prompts before them take longer."""
+"""Steps of each measurement, whose median counts: the prompts before them take longer."""
 _LONG_TOKENS: Final = 3_900
 _DRAWN: Final = {"flat": 1.0, "peaked": 0.1}
-"""Temperatures: random weights give flat logits."""
+"""Temperatures for drawn tokens, by the kind of distribution they make: random weights give flat
+logits."""
 _TOP_P: Final = 0.95
 
 
@@ -94,7 +95,7 @@ def _step_ms(bench: "Bench", batch: int, heat: float) -> float:
 
 
 def _gaps(runs: list[EngineRun], begin: float, end: float) -> list[float]:
-    """Between tokens that came from ``begin`` to ``end``."""
+    """Gaps in seconds between tokens that came from ``begin`` to ``end``."""
     return [
         later - earlier
         for run in runs

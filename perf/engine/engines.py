@@ -48,14 +48,14 @@ class Child:
         self.card: ModelCard | None = None
 
     def wait_ready(self) -> ModelCard:
-        """Its card, once it is loaded."""
+        """Wait until the engine is loaded; returns its card. Raises ``Skip`` where it cannot be."""
         said: Ready | Absent = msgspec.json.decode(self._line(), type=Ready | Absent)
         if isinstance(said, Absent):
             raise Skip(said.why)
         return said.card
 
     def measure(self, order: Order) -> list[float]:
-        """What ``order`` asks for, while the others do nothing."""
+        """Carry out ``order`` while the other engines do nothing; returns the numbers measured."""
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")
         self._process.stdin.flush()
@@ -83,7 +83,7 @@ class Child:
 def compare(
     names: Sequence[str], device: str, scratch: Path, *, repeats: int, new_tokens: int
 ) -> tuple[list[BenchResult], ModelCard]:
-    """A result for each engine, and the card of the first that could be had.
+    """Compare engines: a result for each, and the card of the first that could be loaded.
 
     Raises ``RuntimeError`` where none could.
     """
@@ -107,7 +107,8 @@ def compare(
 def _in_turns(
     children: list[Child], repeats: int, new_tokens: int
 ) -> tuple[dict[str, dict[int, list[float]]], dict[str, list[float]]]:
-    """Tokens per second by streams, and abort latencies; the first round warms up."""
+    """Tokens per second by number of streams, and abort latencies in ms; the first round warms
+    up."""
     speeds: dict[str, dict[int, list[float]]] = {one.name: {} for one in children}
     aborts: dict[str, list[float]] = {one.name: [] for one in children}
     for repeat in range(repeats + 1):

@@ -39,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Milliseconds, as ``TIDEGATE_WORKER_SYNTHETIC_…`` takes them."""
+    """Constants of a step in milliseconds, as ``TIDEGATE_WORKER_SYNTHETIC_…`` takes them."""
 
     step_ms: float
     row_ms: float
@@ -50,7 +50,7 @@ class Fit:
 
 
 def fit(points: list[Point]) -> Fit:
-    """The three figures that suit ``points`` best, none below 0."""
+    """Constants that suit ``points`` best, none below 0."""
     # The prompt's own request is a row too.
     terms = np.array([[1.0, p.rows + (p.prompt_tokens > 0), p.prompt_tokens] for p in points])
     measured = np.array([p.step_ms for p in points])

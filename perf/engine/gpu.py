@@ -31,14 +31,14 @@ SECTIONS: Final = {
     "steps": 40.0,
     "vllm": 240.0,
 }
-"""The most seconds that each may take, when all of the budget is left."""
+"""Sections with the most seconds that each may take, when all of the budget is left."""
 BUDGET_S: Final = 560.0
 _GRACE_S: Final = 5.0
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when every section ran to its end, whatever it found; 1 otherwise."""
+    """Run the sections; returns 0 when each ran to its end, whatever it found, else 1."""
     given = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     options = parser.parse_args(given)
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 def _section_in_child(
     name: str, options: argparse.Namespace, scratch: Path, left_s: float
 ) -> tuple[list[Row], bool]:
-    """Its rows, and whether it ran to its end."""
+    """Rows of a section run in a child process, and whether it ran to its end."""
     limit_s = min(SECTIONS[name], left_s - _GRACE_S)
     if limit_s < 5:
         row = Row(name, "section", "left out", "", "no time left")
@@ -143,7 +143,7 @@ def _section_in_child(
 
 
 def _run_section(options: argparse.Namespace) -> None:
-    """In the child."""
+    """Run one section, within the child process."""
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -17,7 +17,8 @@ _ROUNDS = 7
 
 
 def copies(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """Scattered blocks of an 8B model's pool, beside one copy of as many bytes in one piece."""
+    """Time scattered blocks of an 8B model's pool, beside one copy of as many bytes in one
+    piece."""
     layers, kv_heads, dim = (2, 2, 16) if tiny else (32, 8, 128)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     pool = KVPool(

@@ -37,7 +37,7 @@ _TINY = ModelShape(*LLAMA, 300, 64, 96, 2, 4, 2, False, "float32", max_position_
 
 
 def tokens(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """A small model: the same greedy tokens as on the CPU, whatever runs them."""
+    """Check on a small model that greedy tokens are those of the CPU, whatever computes them."""
     for dtype in ("float32", "bfloat16"):
         make_checkpoint(scratch / f"small-{dtype}", replace(_SMALL, torch_dtype=dtype), seed=0)
     cpu = torch.device("cpu")
@@ -158,7 +158,7 @@ class _Sizes:
 
 
 def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """The large model: recording, decodes, cancels, a mixed load."""
+    """Measure the large model: recording, decodes, cancels, a mixed load."""
     path = scratch / "large"
     if not (path / "config.json").exists():
         _make_large(report, path, tiny=tiny)
@@ -205,7 +205,7 @@ def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
 def _decode(
     report: Report, built: Built, shape: ModelShape, batch: int, keys: int, copy_gb_s: float
 ) -> None:
-    """The recorded step by the device's clock: what the memory is used for, without the engine."""
+    """Time the recorded step by the device's clock: how the memory is used, without the engine."""
     runner = built.runner
     assert isinstance(runner, CudaRunner)
     graphs, state = runner._graphs, runner._state
@@ -247,7 +247,8 @@ def _decode(
 
 
 def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab: int) -> None:
-    """Through scheduler, sampler and events, stepped by hand; steps that only decode are timed."""
+    """Decode with scheduler, sampler and events, stepped by hand; only steps that decode are
+    timed."""
     runner, engine = built.runner, built.engine
     assert isinstance(runner, CudaRunner)
     for overlap in (True, False):
@@ -270,7 +271,7 @@ def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab:
 
 
 def _prefill(report: Report, built: Built, sizes: _Sizes, *, vocab: int) -> None:
-    """Prompts and one token each; then one prompt beside decodes, and what it does to them."""
+    """Time prompts with one token each; then one prompt beside decodes, and how it delays them."""
     engine = built.engine
     prompts, runs = Prompts(vocab, seed=8), Runs(engine)
     count = min(16, max(sizes.batches))
@@ -299,7 +300,7 @@ def _prefill(report: Report, built: Built, sizes: _Sizes, *, vocab: int) -> None
 
 
 def _step_times(runs: Runs, until: EngineRun | None, most: int = 40) -> list[float]:
-    """Of so many steps at most, in ms; fewer when ``until`` has ended."""
+    """Milliseconds of up to ``most`` steps; fewer when ``until`` has ended."""
     times = []
     for _ in range(most):
         at = time.monotonic()
@@ -311,7 +312,7 @@ def _step_times(runs: Runs, until: EngineRun | None, most: int = 40) -> list[flo
 
 
 def _cancel(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
-    """From the cancel to slot and blocks free, with the device quiescent, beside other jobs."""
+    """Time cancels until slot and blocks are free, with the device quiescent, beside other jobs."""
     rng, prompts = np.random.default_rng(6), Prompts(vocab, seed=6)
     beside = max(sizes.batches) // 2
     long = min(sizes.keys // 2, 200)
@@ -339,7 +340,7 @@ def _cancel(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
 
 
 def _mixed(report: Report, built: Built, sizes: _Sizes, vocab: int) -> None:
-    """Prompts and answers of all lengths, cancels and deadlines among them; nothing may be left."""
+    """Mix prompts and answers of all lengths, cancels and deadlines; nothing may be left."""
     device, scheduler = built.pool.device, built.engine.scheduler
     rng, prompts = np.random.default_rng(7), Prompts(vocab, seed=7)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

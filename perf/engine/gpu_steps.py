@@ -1,4 +1,4 @@
-"""Section ``steps``: what a step costs the worker's threads beside the device, by part."""
+"""Section ``steps``: CPU time of a step on the worker's threads beside the device, by part."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from worker.text import TextStream
 
 
 class _OneWord:
-    """Stands for a detokenizer: a lookup per token."""
+    """Stand-in for a detokenizer: a lookup per token."""
 
     def feed(self, ids: list[int]) -> list[str]:
         return [" word" for _ in ids]
@@ -23,7 +23,7 @@ class _OneWord:
 
 
 def steps(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
-    """A small model, since its arithmetic is not what is looked at."""
+    """Measure steps of a small model, since its arithmetic is not what is looked at."""
     path, rows, samples = scratch / "steps", (1, 4) if tiny else ROWS, 1 if tiny else 5
     make_checkpoint(path, SHAPES["tiny" if tiny else "small"], seed=0)
     model, config = load(path, device)

@@ -14,7 +14,7 @@ from perf.report.rows import Report
 def vllm(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
     """Tokens per second of answers of one length, to compare with section ``engine``'s rows.
 
-    Both without a server around them. vLLM has its own defaults for everything but the number of
+    Neither has a server around it. vLLM has its own defaults for everything but the number of
     sequences and the longest text.
     """
     if importlib.util.find_spec("vllm") is None:

@@ -1,4 +1,4 @@
-"""What is measured of an engine. Every part warms up, repeats, and pairs what it compares."""
+"""Measurements of an engine. Every part warms up, repeats, and pairs what it compares."""
 
 import os
 import shutil
@@ -26,18 +26,19 @@ _MIXED_DECODES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is measured."""
+    """Amount to measure."""
 
     repeats: int
     new_tokens: int
     prompt_tokens: int
-    """Of the long prompts."""
+    """Length of the long prompts."""
     batches: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What the parts share: a checkpoint, an engine on it, and the directory for their files."""
+    """Common things of the parts: a checkpoint, an engine on it, and a directory for their
+    files."""
 
     checkpoint: Path
     device: str
@@ -223,7 +224,7 @@ def _ended(runs: list[EngineRun]) -> float:
 
 
 def _gaps(run: EngineRun, begin: float, end: float) -> list[float]:
-    """Between tokens of which the later one came from ``begin`` to ``end``."""
+    """Gaps between tokens whose later one came from ``begin`` to ``end``, in seconds."""
     later = run.token_times[2:]  # the first gap holds the rest of the others' prompts
     pairs = zip(run.token_times[1:], later, strict=False)
     return [after - before for before, after in pairs if begin <= after <= end]
@@ -239,7 +240,8 @@ def _warm(rig: Rig) -> None:
 
 
 def _generate(bench: Bench, baseline: Baseline, prompts: list[list[int]]) -> float:
-    """Seconds, with one thread per core, whatever the engine chose for a small model."""
+    """Seconds of ``generate`` with a thread per core, whatever the engine chose for a small
+    model."""
     chosen = torch.get_num_threads()
 
     def call() -> float:

@@ -1,4 +1,4 @@
-"""A worker's engine from a checkpoint, on its own thread, with what its jobs have said."""
+"""A worker's engine from a checkpoint, on its own thread, with the events of its jobs."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def run_beside(call: Callable[[], T]) -> T:
-    """The result of ``call`` on a thread that ends with it: the engine goes on as fast as before.
+    """Run ``call`` on a thread that ends with it: the engine goes on as fast as before.
 
     OpenMP keeps workers for every thread that has computed, and when there are more of them than
     cores none may spin any more: the engine's steps would take a third longer from then on.
@@ -55,15 +55,15 @@ class Rig:
         self.engine.stop()
 
     def submit(self, ids: list[int], tokens: int, session: str = "") -> EngineRun:
-        """Greedy, exactly ``tokens`` tokens."""
+        """Submit a greedy job of exactly ``tokens`` tokens."""
         return self.submit_job(greedy(ids, tokens, session=session))
 
     def submit_job(self, job: Job) -> EngineRun:
-        """Of any kind."""
+        """Submit a job of any kind."""
         return self._runs.submit(job)
 
     def wait(self, *runs: EngineRun, tokens: int | None = None) -> None:
-        """Until each run has ended, or has ``tokens`` tokens. Raises when one ends badly."""
+        """Wait until each run has ended, or has ``tokens`` tokens. Raises when one ends badly."""
 
         def done(run: EngineRun) -> bool:
             return run.finished is not None or (
@@ -76,11 +76,11 @@ class Rig:
                 raise RuntimeError(f"a job ended with {run.finished.code}: {run.finished.message}")
 
     def wait_ended(self, *runs: EngineRun) -> None:
-        """Until each run has ended, however it does."""
+        """Wait until each run has ended, well or badly."""
         self._wait_for(lambda: all(run.finished is not None for run in runs))
 
     def ask(self, ids: list[int], tokens: int, session: str = "") -> EngineRun:
-        """Submit and wait."""
+        """Submit a job and wait for its end."""
         run = self.submit(ids, tokens, session)
         self.wait(run)
         return run

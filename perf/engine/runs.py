@@ -15,7 +15,7 @@ from worker.engine.engine import Engine
 from worker.protocol import Sampling
 
 NEVER: Final = 1e12
-"""A deadline that no job meets the end of."""
+"""Deadline that no job lasts until."""
 
 
 class Prompts:
@@ -31,7 +31,7 @@ class Prompts:
 
 
 def greedy(ids: list[int], tokens: int, *, session: str = "") -> Job:
-    """Exactly ``tokens`` tokens, whatever they are."""
+    """Job of exactly ``tokens`` greedy tokens, whatever they are."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     return Job(ids, sampling, NEVER, session=session)
 
@@ -56,7 +56,7 @@ class EngineRun:
 
 
 class Runs:
-    """What an engine says of its jobs, on whichever thread it is stepped."""
+    """Records the events of an engine's jobs, on whichever thread it is stepped."""
 
     def __init__(self, engine: EngineService) -> None:
         self.engine = engine
@@ -71,7 +71,7 @@ class Runs:
         return run
 
     def take(self, events: list[Event]) -> None:
-        """Note what a step has brought."""
+        """Note the events of a step."""
         now = time.perf_counter()
         with self._changed:
             for event in events:
@@ -86,7 +86,8 @@ class Runs:
             self._changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool], within_s: float) -> bool:
-        """Until ``condition``, which is asked after every step with events."""
+        """Wait for ``condition``, which is asked after every step with events; False when time is
+        up."""
         with self._changed:
             return self._changed.wait_for(condition, within_s)
 
@@ -124,11 +125,11 @@ class Stepping(Runs):
                 time.sleep(0.0005)
 
     def wait(self, runs: list[EngineRun], within_s: float) -> bool:
-        """Until each has ended."""
+        """Wait until each run has ended; False when time is up."""
         return self.wait_for(lambda: all(run.finished is not None for run in runs), within_s)
 
 
 def _ours(engine: EngineService) -> Engine:
-    """The one that can be stepped from outside."""
+    """``engine`` as one that can be stepped from outside."""
     assert isinstance(engine, Engine)
     return engine

@@ -59,7 +59,7 @@ class NoResponder:
 
 
 def measure(engine: Engine, streams: Callable[[], TextStream], rows: int, samples: int) -> StepCost:
-    """Of an engine that nobody has started and that has nothing to do; so it is left."""
+    """Measure steps of an engine that is not started and has nothing to do; leaves it so."""
     emitter = Emitter(engine, heartbeat_s=1.0, clock=monotonic)
     lane = Lane("bench", NoResponder())
     emitter.open_lane(lane)
@@ -105,13 +105,13 @@ def measure(engine: Engine, streams: Callable[[], TextStream], rows: int, sample
 
 
 def beside_arithmetic(cost: StepCost) -> list[float]:
-    """Microseconds per step that are the worker's own, by sample."""
+    """Microseconds per step of the worker's own work, by sample."""
     own = [times for part, times in cost.parts.items() if part not in ARITHMETIC]
     return [sum(times) for times in zip(*own, strict=True)]
 
 
 def per_row(costs: Iterable[StepCost], of: Callable[[StepCost], list[float]]) -> list[float]:
-    """What one row more adds, by sample: from the fewest rows to the most."""
+    """Microseconds that one row more adds, by sample: from the fewest rows to the most."""
     ordered = sorted(costs, key=lambda cost: cost.rows)
     few, many = ordered[0], ordered[-1]
     return [
@@ -120,7 +120,8 @@ def per_row(costs: Iterable[StepCost], of: Callable[[StepCost], list[float]]) ->
 
 
 def yardstick_us() -> float:
-    """A turn of a loop that does what a step does for a row: attributes, calls, objects."""
+    """Microseconds of a turn of a loop that does what a step does for a row: attributes, calls,
+    objects."""
     begun = thread_time_ns()
     known: dict[_Thing, list[int]] = {}
     for thing in _THINGS:

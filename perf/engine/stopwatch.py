@@ -1,4 +1,5 @@
-"""Whose time a call's time is: calls are wrapped, and what is called within counts for itself."""
+"""Attributes time to parts: calls are wrapped, and wrapped calls within them count for
+themselves."""
 
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -30,12 +31,12 @@ class Stopwatch:
         self._undo.append(lambda: setattr(owner, name, call) if own else delattr(owner, name))
 
     def take(self) -> dict[str, int]:
-        """What was spent, by part; counts anew from here."""
+        """Nanoseconds spent since the last ``take``, by part; counts anew from here."""
         spent, self._spent = self._spent, {}
         return spent
 
     def unwrap(self) -> None:
-        """Leave everything as it was found."""
+        """Undo all wraps."""
         while self._undo:
             self._undo.pop()()
 

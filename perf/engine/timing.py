@@ -17,7 +17,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def replayed_ms(call: Callable[[], object], device: torch.device) -> float:
-    """Median time of ``call``: on CUDA of a graph of it, by the device's clock."""
+    """Median milliseconds of ``call``: on CUDA of a graph of it, by the device's clock."""
     for _ in range(3):
         call()
     if device.type != "cuda":
@@ -30,7 +30,7 @@ def replayed_ms(call: Callable[[], object], device: torch.device) -> float:
 
 
 def timed_ms(call: Callable[[], object], device: torch.device) -> float:
-    """Median time of ``call`` as it is, after one to warm up."""
+    """Median milliseconds of ``call`` as it is, after one to warm up."""
     call()
     times = []
     for _ in range(_REPEATS):
@@ -50,7 +50,7 @@ def timed_ms(call: Callable[[], object], device: torch.device) -> float:
 
 
 def copy_gb_per_s(device: torch.device, nbytes: int) -> float:
-    """Device-to-device copy, bytes read plus bytes written."""
+    """GB/s of a copy on the device, bytes read plus bytes written."""
     source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
     there = torch.empty_like(source)
     return 2 * nbytes / timed_ms(lambda: there.copy_(source), device) / 1e6

@@ -1,4 +1,4 @@
-"""What a deadline is worth under overload, policy beside policy (``make bench-goodput``).
+"""Goodput under overload: the worth of a deadline, policy beside policy (``make bench-goodput``).
 
 - ``load``      the requests: sizes, arrivals, deadlines
 - ``policies``  what is compared: settings of one orchestrator

@@ -71,19 +71,19 @@ INSTANCES = 2
 SLOWER = 5.0
 STEP_MS, ROW_MS, PROMPT_TOKEN_MS = 1.28 * SLOWER, 0.127 * SLOWER, 0.088 * SLOWER
 FULL_STEP_MS = STEP_MS + ROW_MS * SLOTS + PROMPT_TOKEN_MS * 16
-"""Of a busy engine: every slot decodes, and a third of a prompt comes beside."""
+"""Step of a busy engine, in ms: every slot decodes, and a third of a prompt comes beside."""
 SPEED = Speed(PROMPT_TOKEN_MS, FULL_STEP_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much to measure. Seconds."""
+    """Amount to measure: loads in multiples of the capacity, times in seconds."""
 
     loads: tuple[float, ...]
     warm_s: float
     window_s: float
     flood: int
-    """Requests at once that show the capacity."""
+    """Number of requests sent at once to find the capacity."""
 
     @property
     def seconds(self) -> float:
@@ -97,7 +97,7 @@ DEMO = Size((1.0, 2.0), warm_s=3.0, window_s=10.0, flood=200)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What to compare on what."""
+    """Policies to compare, and the loads to compare them on."""
 
     engine: str
     sources: tuple[Source, ...]
@@ -126,7 +126,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Everything that a run found. Capacities are in requests per second, by source."""
+    """Findings of a run. Capacities are in requests per second, by source."""
 
     cells: list[Cell]
     capacities: dict[str, float]
@@ -147,7 +147,7 @@ def spec_of(engine: str) -> StackSpec:
 
 
 async def run(choices: Choices, console: Console) -> Measured:
-    """All cells: policies in turns within a load, loads within a scene."""
+    """Run all cells: policies in turns within a load, loads within a scene."""
     cells: list[Cell] = []
     capacities: dict[str, float] = {}
     async with tritons(spec_of(choices.engine), INSTANCES) as instances:
@@ -186,7 +186,7 @@ class _Contest:
     async def capacity(self) -> float:
         """Requests per second with every slot full: the middle of a flood without deadlines.
 
-        It is of the same stretch of the trace as the cells, whose requests may be heavier or
+        Measured on the same stretch of the trace as the cells, whose requests may be heavier or
         lighter than the mean.
         """
         asks = at_once(self.load, self.choices.size.flood, SEED)
@@ -197,8 +197,8 @@ class _Contest:
         return 0.7 * len(ends) / (percentile(ends, 85) - percentile(ends, 15))
 
     async def warm_up(self) -> None:
-        """Everybody learns pace and lengths from some requests, as a service that has run for a
-        while would have: what a cold start does is another question."""
+        """Let all policies learn pace and lengths from some requests, as a service that has run for
+        a while would have: what a cold start does is another question."""
         for policy in self.choices.policies:
             asks = at_once(
                 self.load,
@@ -234,7 +234,7 @@ class _Contest:
 
 
 def _patience_s(ask: Ask) -> float:
-    """When nothing of an answer can be on time any more."""
+    """Seconds after which nothing of an answer can be on time any more."""
     if ask.deadline_ms < NEVER_MS:
         return ask.deadline_ms / 1000
     most = ask.body["max_tokens"]
@@ -272,7 +272,7 @@ async def _main() -> int:
 
 
 def _judge(scene: Scene, cells: list[Cell], console: Console) -> None:
-    """The aims of the issue, said plainly; a busy machine may miss them, so nothing fails."""
+    """Print the aims of the issue, met or not; a busy machine may miss them, so nothing fails."""
     ours = {cell.load: cell for cell in cells if cell.policy == OURS.name}
     if not ours:
         return
@@ -333,7 +333,8 @@ def new_arguments() -> argparse.ArgumentParser:
 
 
 def choices_of(args: argparse.Namespace) -> Choices:
-    """Raises ``ValueError`` for options that do not fit each other."""
+    """Choices that the options state. Raises ``ValueError`` for options that do not fit each
+    other."""
     is_demo = args.engine == "demo"
     size = QUICK if args.quick else DEMO if is_demo else FULL
     if args.loads:

@@ -1,4 +1,4 @@
-"""One policy at one load: what became of its requests, as figures and as a row of a table."""
+"""One policy at one load: the outcome of its requests, as figures and as a row of a table."""
 
 import random
 from collections import Counter
@@ -22,7 +22,8 @@ _SAMPLES = "tidegate_infeasible_samples_total"
 
 
 class Scene(NamedTuple):
-    """What policies are compared on, at one load after the other."""
+    """A trace and a manner of deadlines, on which policies are compared at one load after the
+    other."""
 
     trace: str
     manner: Manner
@@ -32,7 +33,7 @@ class Scene(NamedTuple):
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are requests that were due within the window; shares are 0 to 1.
+    """Outcome of one policy at one load. Counts are requests due within the window; shares 0 to 1.
 
     ``sampled`` are would-be refusals that the service let in to learn from, ``sampled_met`` those
     of them that were met after all: false refusals, had they been refused.
@@ -71,7 +72,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return percentile(self.ttft_ms, q) if self.ttft_ms else float("nan")
 
     def line(self) -> str:
-        """For people who wait."""
+        """One line of progress for people."""
         ends = ", ".join(f"{code} {count}" for code, count in sorted(self.ends.items()))
         return (
             f"{self.load:g} × {self.label}: {self.goodput:.1f} met/s, "
@@ -128,7 +129,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_met(ask: Ask, result: Result) -> bool:
-    """The whole answer came by the request's own deadline, and every part by its own."""
+    """Whether the whole answer came by the request's own deadline, and every part by its own."""
     in_time = 1000 * result.end_s <= ask.deadline_ms
     return result.complete and in_time and not result.missed
 
@@ -149,7 +150,7 @@ def cell_of(
     measured: Sequence[tuple[Ask, Result]],
     counted: Scrape,
 ) -> Cell:
-    """Judge the requests of one window; ``counted`` is what the service counted meanwhile."""
+    """Cell of the requests of one window; ``counted`` is what the service counted meanwhile."""
     met = [is_met(ask, result) for ask, result in measured]
     per_s = len(measured) / window_s
     low, high = bootstrap(
@@ -179,7 +180,7 @@ def cell_of(
 
 
 def show_cells(cells: Sequence[Cell], console: Console) -> None:
-    """The tables for people, one per scene."""
+    """Print the tables, one per scene."""
     for scene in dict.fromkeys(cell.scene for cell in cells):
         console.print(_table(scene, [cell for cell in cells if cell.scene == scene]))
 

@@ -25,7 +25,7 @@ from worker.demo_model.training.grammar import articles
 from worker.runner.synthetic import length_ids
 
 LOG_NORMAL = "log-normal"
-"""The name of the load that comes from no trace."""
+"""Name of the load that comes from no trace."""
 _PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
 _ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
 _ROWS = 4000
@@ -37,13 +37,13 @@ STORY_CLIENTS = (
     Application("patient", 1 / 3, 8_000.0, 3_000.0, 120.0),
 )
 STORY_TOKENS = 512
-"""The ``max_tokens`` that every story states; most are told in some 170."""
+"""Value of ``max_tokens`` that every story states; most are told in some 170 tokens."""
 _WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where sizes and arrivals come from, in a trace's units."""
+    """Source of sizes and arrivals, in a trace's units."""
 
     name: str
     rows: Sequence[Row]
@@ -51,13 +51,13 @@ class Source:
 
 
 def source_of(file: Path) -> Source:
-    """A trace. Its clients write code where the file's name says so, else they chat."""
+    """Source of a trace. Its clients write code where the file's name says so, else they chat."""
     name = "code" if "code" in file.stem else file.stem.rpartition("-")[2]
     return Source(name, read_trace(file), CODE if name == "code" else CHAT)
 
 
 def log_normal(seed: int) -> Source:
-    """Mixed requests: most are short, some are long."""
+    """Source of mixed requests, drawn: most are short, some are long."""
     rng = random.Random(seed)
     rows = [
         Row(float(i), PROMPT_SCALE * _PROMPTS.draw(rng), ANSWER_SCALE * _ANSWERS.draw(rng))
@@ -67,7 +67,7 @@ def log_normal(seed: int) -> Source:
 
 
 class Load(Protocol):
-    """Requests of one manner of deadlines, as many as are asked for."""
+    """Requests with one manner of deadlines, as many as are asked for."""
 
     @property
     def path(self) -> str: ...
@@ -75,18 +75,19 @@ class Load(Protocol):
     def asks(
         self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
     ) -> list[Ask]:
-        """In order of time. A seed gives the same times, sizes and deadlines every time."""
+        """Requests in order of time. A seed gives the same times, sizes and deadlines every
+        time."""
 
 
 def at_once(load: Load, count: int, seed: int, *, knows_lengths: bool = False) -> list[Ask]:
-    """So many at the same time and without deadlines, which shows what the service can take."""
+    """``count`` requests at one time and without deadlines, to show what the service can take."""
     asks = load.asks(float(count), 1.0, seed, knows_lengths=knows_lengths)
     return [Ask(0.0, NEVER_MS, ask.body) for ask in asks]
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnLoad:
-    """For synthetic engines: an answer's length is drawn, and travels in its prompt's first ids.
+    """Load for synthetic engines: an answer's length is drawn and put into its prompt's first ids.
 
     A request states the same generous cap as all others, or its true length, which no client knows.
     """
@@ -125,9 +126,8 @@ class DrawnLoad:
 
 @dataclass(frozen=True, slots=True)
 class StoryLoad:
-    """For the demo model: stories by chat, which end where the model ends them. Only arrivals and
-    deadlines come from ``trace``; nobody knows a length, so none can be stated.
-    """
+    """Load for the demo model: stories by chat, which end where the model ends them. Only arrivals
+    and deadlines come from ``trace``; nobody knows a length, so none can be stated."""
 
     trace: TraceLoad
     model: str
@@ -170,7 +170,8 @@ def drawn_load(
 
 
 def story_load(source: Source, manner: Manner, model: str, *, is_poisson: bool) -> StoryLoad:
-    """Raises ``ValueError`` for deadlines in proportion to lengths, which nobody knows."""
+    """Stories with deadlines of one ``manner``. Raises ``ValueError`` for deadlines in proportion
+    to lengths, which nobody knows."""
     if manner is Manner.PROPORTIONAL:
         raise ValueError("nobody knows how long a story will be: constant deadlines, or parts")
     trace = TraceLoad(

@@ -1,4 +1,4 @@
-"""A load through one orchestrator, until its workers have nothing left of it."""
+"""Sends a load through one orchestrator, until its workers have nothing left of it."""
 
 import asyncio
 import time
@@ -20,7 +20,8 @@ _IDLE_S = 30.0
 async def services(
     policies: Iterable[tuple[Policy, Sequence[str]]],
 ) -> AsyncIterator[dict[str, OrchestratorProcess]]:
-    """One orchestrator per policy in front of its instances, by the policy's name."""
+    """Run one orchestrator per policy in front of its instances; yields them by the policy's
+    name."""
     async with AsyncExitStack() as stack:
         yield {
             policy.name: await stack.enter_async_context(
@@ -33,7 +34,8 @@ async def services(
 async def offer(
     service: OrchestratorProcess, policy: Policy, path: str, asks: list[Ask], linger_s: float
 ) -> list[Result]:
-    """Raises ``RuntimeError`` when work is left long after its clients."""
+    """Send ``asks`` and wait for their ends. Raises ``RuntimeError`` when work outlasts its
+    clients."""
     results = await apply_open_loop(
         OpenLoopPlan(
             HOST,

@@ -1,4 +1,4 @@
-"""The plot of ``perf.goodput``: what each policy makes of more and more load."""
+"""The plot of ``perf.goodput``: goodput of each policy over the load."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,12 +25,12 @@ _STYLES = {
     "fifo-timeout": _Style("#8d6cab", "v", 1.6),
     "fifo": _Style("#b5404a", "^", 1.6),
 }
-"""Colour-blind safe: hue, lightness and marker all differ."""
+"""Styles by policy, colour-blind safe: hue, lightness and marker all differ."""
 _INK = "#333333"
 
 
 def draw(cells: Sequence[Cell], capacities: Mapping[str, float], stem: Path) -> list[Path]:
-    """Write ``stem``.png and ``stem``.svg; their paths. ``capacities`` are by trace."""
+    """Write ``stem``.png and ``stem``.svg; returns their paths. ``capacities`` are by trace."""
     # Here, so that a run without a plot needs no matplotlib.
     import matplotlib
 
@@ -71,7 +71,7 @@ def draw(cells: Sequence[Cell], capacities: Mapping[str, float], stem: Path) -> 
 
 
 def _capacity(axes: "Axes", cells: Sequence[Cell], capacity: float) -> None:
-    """What could be met if every request were met until the engines are full."""
+    """Draw the goodput there would be if every request were met until the engines are full."""
     loads = sorted({cell.load for cell in cells})
     offered = [min(load, 1.0) * capacity for load in loads]
     axes.plot(loads, offered, color="#999999", lw=1, ls=":", zorder=1)

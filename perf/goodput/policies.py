@@ -12,16 +12,16 @@ from orchestrator.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``settings`` are ``TIDEGATE_…``; all have an unbounded queue beside them."""
+    """One policy; ``settings`` are ``TIDEGATE_…``, and every queue is unbounded beside them."""
 
     name: str
     label: str
     states_deadline: bool
     settings: Mapping[str, str] = field(default_factory=dict)
     hangs_up: bool = False
-    """Clients close their connections at their deadlines."""
+    """Whether clients close their connections at their deadlines."""
     knows_lengths: bool = False
-    """Every request states its answer's true length, which no client can: a ceiling."""
+    """Whether requests state their answers' true lengths, which no client can: a ceiling."""
 
     def env(self) -> dict[str, str]:
         values = {"QUEUE_SIZE": "-1", "LOG_LEVEL": "warning"} | dict(self.settings)
@@ -31,7 +31,7 @@ class Policy:
 FIXED_ROWS: Mapping[str, str] = (
     {"ROW_POLICY": "fixed"} if "row_policy" in Settings.model_fields else {}
 )
-"""As many rows as an instance has slots, whatever that does to their chances."""
+"""Settings to run as many rows as an instance has slots, whatever that does to their chances."""
 
 _FIFO = {"QUEUE_ORDER": "fifo", "ADMISSION": "off"}
 
@@ -43,16 +43,16 @@ UNPREDICTED = Policy(
     True,
     {"QUEUE_ORDER": "deadline", "ADMISSION": "off"},
 )
-"""With expiry, as llm-d and Dynamo queue; also Tidegate without its forecasts."""
+"""Earliest deadline with expiry, as llm-d and Dynamo queue; also Tidegate without its forecasts."""
 HANG_UP = Policy("fifo-hang-up", "FIFO, clients hang up", False, _FIFO, hangs_up=True)
-"""What every user of vLLM has."""
+"""First come, first served with clients that hang up: what every user of vLLM has."""
 FIFO_TIMEOUT = Policy(
     "fifo-timeout", "FIFO, queue timeouts", True, _FIFO | {"DEADLINE_SCOPE": "queue"}
 )
 FIFO = Policy("fifo", "FIFO, no deadlines", False, _FIFO)
 
 POLICIES = (OURS, FIFO, FIFO_TIMEOUT, UNPREDICTED)
-"""What the simulator can run with the real orchestrator, whose clients there never hang up."""
+"""Policies that the simulator can run with the real orchestrator; clients there never hang up."""
 COMPARED = (OURS, KNOWN, UNPREDICTED, HANG_UP)
-"""What ``perf.goodput`` runs; ``EVERY`` by name."""
+"""Policies that ``perf.goodput`` runs by default; ``EVERY`` has all by name."""
 EVERY = (*COMPARED, FIFO_TIMEOUT, FIFO)

@@ -54,14 +54,14 @@ POLICIES: Final = (
     (_FIFO, SLOTS),
     (replace(_FIFO, name="fifo@16", label="FIFO, 16 rows"), FEWER),
 )
-"""With the slots of their worker."""
+"""Policies, each with the slots of its worker."""
 _PATH = "/v1/chat/completions"
 _WARM_S = 4.0
 _ALONE = 5
-"""Answers that run one after the other to tell how fast the machine is."""
+"""Number of answers that run one after the other to tell how fast the machine is."""
 _LEAST_STRETCH = 0.5
 _SLOWEST_PER_S, _FASTEST_PER_S, _FASTER = 8.0, 60.0, 1.2
-"""Rates that are tried for the capacity, each so many times the one before."""
+"""Rates tried for the capacity, in requests per second: lowest, highest, and the factor between."""
 _CAPACITY_MET = 0.95
 _WORDS_PER_TOKEN = 0.75
 _WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
@@ -80,7 +80,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A policy in a cell, over all seeds."""
+    """One policy in one cell, over all seeds."""
 
     mix: Mix
     policy: Policy
@@ -118,7 +118,7 @@ class Cell:
 
 
 def asks_of(mix: Mix, seconds: float, seed: int, model: str) -> list[Ask]:
-    """The cell's requests as chats; the model ends them itself, about as long as was wished."""
+    """Requests of the cell as chats; the model ends them itself, about as long as was wished."""
     rng = random.Random(seed)
     return [Ask(w.at_s, w.deadline_ms, _body(w, model, rng)) for w in mix.wishes(seconds, seed)]
 
@@ -154,7 +154,7 @@ class Fronts(NamedTuple):
     stretch: float = 1.0
 
     async def run(self, mix: Mix, policy: Policy, seconds: float, seed: int) -> Run:
-        """For so many seconds, stretched, after a warm-up."""
+        """Run a policy for ``seconds`` times the stretch, after a warm-up."""
         mix = mix.stretched(self.stretch)
         warm_s, seconds = self.stretch * _WARM_S, self.stretch * seconds
         asks = asks_of(mix, warm_s + seconds, seed, self.model)
@@ -177,7 +177,7 @@ class Fronts(NamedTuple):
         return Run(met, offered, met / seconds, 1 - kept / max(1, made), made / seconds, share)
 
     async def token_ms(self, policy: Policy) -> float:
-        """What a token takes where one answer runs alone, the first one left out."""
+        """Median time of a token in ms where one answer runs alone, the first token left out."""
         found = []
         for number in range(_ALONE):
             wish = Wish(0.0, "stories", 0, FACT_TOKENS, 60_000.0, "all", Priority.INTERACTIVE)
@@ -188,7 +188,7 @@ class Fronts(NamedTuple):
         return median(found)
 
     async def capacity_per_s(self, policy: Policy, seconds: float, seed: int) -> float:
-        """The highest rate tried at which ``policy`` meets 95 % of the cell ``capacity``."""
+        """Highest rate tried at which ``policy`` meets 95 % of the cell ``capacity``."""
         held = per_s = _SLOWEST_PER_S
         while per_s < _FASTEST_PER_S:
             mix = next(mix for mix in mixes(per_s) if mix.name == "capacity")
@@ -200,7 +200,7 @@ class Fronts(NamedTuple):
 
 
 class Found(NamedTuple):
-    """``capacity`` in requests per second before they are stretched."""
+    """Findings of a run; ``capacity`` is in requests per second before they are stretched."""
 
     cells: list[Cell]
     card: ModelCard
@@ -209,7 +209,7 @@ class Found(NamedTuple):
 
 
 async def run(args: argparse.Namespace, console: Console) -> Found:
-    """All cells; within a seed the policies in turns, another one first each time."""
+    """Run all cells; within a seed the policies in turns, another one first each time."""
     cells: list[Cell] = []
     async with AsyncExitStack() as stack:
         addresses: dict[int, list[str]] = {}
@@ -245,7 +245,7 @@ async def run(args: argparse.Namespace, console: Console) -> Found:
 
 
 def show(cells: Sequence[Cell], console: Console) -> None:
-    """A row for each policy in each cell: medians, with the lowest and highest share met."""
+    """Print a row for each policy in each cell: medians, with the lowest and highest share met."""
     table = new_table(
         "cell",
         *("policy", "met %", "met/s", "waste %", "tokens/s", "focus"),

@@ -1,4 +1,4 @@
-"""What loads a service from outside, and how requests look.
+"""Load generators outside of a service, and the requests that they send.
 
 - ``closed_loop``  as many streams as asked for at all times, in a process of its own
 - ``open_loop``    requests that arrive when they arrive, in a process of its own

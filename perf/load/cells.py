@@ -1,9 +1,9 @@
-"""What decides how many rows should run at once: mixed requests under deadlines, drawn from a seed.
+"""Mixed requests under deadlines, drawn from a seed, on which the best number of rows depends.
 
-The same cells for the simulator (``perf.sim``) and the real engine (``perf.goodput.rows``). Half of
-the requests ask for a short fact, half for a story of some 170 tokens, and nobody says how long the
-answer will be. Rates are multiples of the capacity: the rate at which first come, first served
-still meets 95 % of such requests within 2 s.
+The cells are the same for the simulator (``perf.sim``) and the real engine (``perf.goodput.rows``).
+Half of the requests ask for a short fact, half for a story of some 170 tokens, and nobody says how
+long the answer will be. Rates are multiples of the capacity: the rate at which first come, first
+served still meets 95 % of such requests within 2 s.
 """
 
 import random
@@ -15,17 +15,17 @@ from orchestrator.tasks.job import Priority
 from perf.load.workload import Sizes
 
 CAP_TOKENS = 512
-"""The ``max_tokens`` that every request states."""
+"""Value of ``max_tokens`` that every request states."""
 FACT_TOKENS = 50
-"""A shorter answer is a fact, a longer one a story."""
+"""Length that tells facts from stories: a shorter answer is a fact, a longer one a story."""
 
 
 TOKEN_MS: Final = 2.8
-"""What a token of one row alone takes on a machine that these deadlines were chosen for."""
+"""Time of a token of one row alone on the machine that these deadlines were chosen for."""
 
 
 class Wish(NamedTuple):
-    """One request to come. ``answer_tokens`` is how long its answer is by itself, about."""
+    """One request to come. ``answer_tokens`` is about how long its answer is by itself."""
 
     at_s: float
     kind: str
@@ -77,11 +77,11 @@ class Mix:
 
     @property
     def per_s(self) -> float:
-        """Requests per second; in a burst, where they come in bursts."""
+        """Requests per second on average; for bursts, within them."""
         return sum(stream.per_s for stream in self.streams)
 
     def wishes(self, seconds: float, seed: int) -> list[Wish]:
-        """In order of time; the same for a seed every time."""
+        """Requests in order of time; the same for a seed every time."""
         return sorted(
             wish
             for number, stream in enumerate(self.streams)
@@ -89,7 +89,7 @@ class Mix:
         )
 
     def stretched(self, times: float) -> Self:
-        """The same requests for a machine that takes so many times as long for everything."""
+        """A mix of the same requests for a machine that takes ``times`` as long for everything."""
         return replace(
             self,
             streams=tuple(

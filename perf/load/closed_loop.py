@@ -25,7 +25,7 @@ from perf.report.stats import percentile
 
 _DRAIN_S = 30.0
 _MOST_UNSEEN = 0.05
-"""Of a reframed stream's events."""
+"""Largest share of a reframed stream's events that may go unseen."""
 
 
 class LoadError(RuntimeError):
@@ -33,13 +33,13 @@ class LoadError(RuntimeError):
 
 
 class ClosedLoopPlan(msgspec.Struct, frozen=True):
-    """What to send and how to measure.
+    """Requests to send, and how to measure them.
 
     ``overhead_events`` are the events of a stream that carry no token (``[DONE]`` among them).
     ``poll_ms`` 0 reads every byte as it comes, which gaps need; above 0 the sockets are read in
     rounds that far apart, which throughput wants. ``watch`` are process ids whose CPU time is read.
-    ``reframed`` says that a relay may cut an event in two, where it is not seen to begin: a few
-    may then be missing from a stream, whose own report alone says that all of its tokens came.
+    ``reframed`` says that a relay may cut an event in two, where it is not seen to begin: a few may
+    then be missing from a stream, whose own report alone says that all of its tokens came.
     """
 
     host: str
@@ -77,7 +77,7 @@ class LoadResult(msgspec.Struct, frozen=True):
 
 
 class SseClient:
-    """One connection: sends the request, counts events, knows when the response is whole."""
+    """One connection: sends the request, counts events, and finds the end of the response."""
 
     def __init__(self, plan: ClosedLoopPlan, request: bytes, max_tokens: int) -> None:
         self._plan = plan
@@ -98,7 +98,7 @@ class SseClient:
         self.socket.sendall(self._request)
 
     def receive(self, now: float, gaps: list[float] | None) -> int:
-        """Read what is there; how many events it held. Raises ``LoadError``."""
+        """Read what is there; returns how many events it held. Raises ``LoadError``."""
         try:
             data = self.socket.recv(1 << 18)
         except BlockingIOError:
@@ -126,7 +126,8 @@ class SseClient:
             raise LoadError(f"the server answered {head[:600].decode(errors='replace')!r}")
 
     def _finish(self) -> int:
-        """Account for every token of the response that just ended; how many were not seen."""
+        """Account for every token of the response that just ended; returns how many were not seen.
+        Raises ``LoadError``."""
         usage = USAGE.findall(self._tail)
         generated = int(usage[-1]) if usage else None
         expected = self._max_tokens + self._plan.overhead_events
@@ -142,7 +143,7 @@ class SseClient:
 
 
 def run(plan: ClosedLoopPlan) -> LoadResult:
-    """The whole load, in this thread. Raises ``LoadError`` when anything at all is missing."""
+    """Run the whole load in this thread. Raises ``LoadError`` when anything at all is missing."""
     max_tokens = plan.body["max_tokens"]
     if not isinstance(max_tokens, int):
         raise ValueError("body.max_tokens must be a number")
@@ -200,7 +201,7 @@ class _Reader:
 
     @property
     def tokens(self) -> int:
-        """Tokens seen so far; what a stream sends beside them is taken off when it ends."""
+        """Tokens seen so far; events that carry none are taken off when their stream ends."""
         return self._events - self.finished * self._overhead_events
 
     def until(self, end: float, gaps: list[float] | None = None) -> None:

@@ -10,17 +10,17 @@ from typing import Final, Self
 import msgspec
 
 HOST: Final = "127.0.0.1"
-"""All that is measured is on this machine."""
+"""Host of all that is measured: this machine."""
 EVENT: Final = b"\ndata: "
 LAST_BYTES: Final = b"\r\n0\r\n\r\n"
-"""The end of a chunked body, so the end of a response."""
+"""Bytes that end a chunked body, and so a response."""
 TAIL: Final = 1024
-"""Enough to hold the usage event, ``[DONE]`` and the end of the body."""
+"""Bytes that are enough to hold the usage event, ``[DONE]`` and the end of the body."""
 USAGE: Final = re.compile(rb'"completion_tokens": ?(\d+)')
 FIRST_TEXT = re.compile(rb'"text": ?"[^"]')
-"""The first event of a completion that carries text."""
+"""Pattern of the first event of a completion that carries text."""
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-"""In an answer's head."""
+"""Pattern of the length that an answer's head states."""
 
 
 def request_bytes(
@@ -40,7 +40,8 @@ class HttpError(RuntimeError):
 
 
 class HttpConnection:
-    """Requests one after another; times out only as its caller does."""
+    """One kept-alive connection for requests one after another; it has no time limits of its
+    own."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -55,7 +56,7 @@ class HttpConnection:
         self.drop()
 
     def send(self, method: str, path: str, body: dict[str, object] | None = None) -> None:
-        """Start a request; what was left of the last response is forgotten."""
+        """Start a request; what was left of the last response is dropped."""
         self._received = b""
         self._writer.write(request_bytes(self._host, self._port, method, path, body))
 
@@ -72,7 +73,7 @@ class HttpConnection:
         return self._received
 
     async def answer(self) -> tuple[int, bytes]:
-        """Status and body of a response that states its length."""
+        """Read status and body of a response that states its length."""
         while b"\r\n\r\n" not in self._received:
             await self._more()
         head, _, body = self._received.partition(b"\r\n\r\n")

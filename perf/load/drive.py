@@ -15,7 +15,7 @@ from perf.load.connection import EVENT, FIRST_TEXT, HOST, HttpConnection
 from perf.load.workload import Arrival
 
 _MARGIN_S = 45.0
-"""For the generator's start and for the streams that still run at the end."""
+"""Seconds for the generator's start and for the streams that still run at the end."""
 
 
 PATH = "/v1/completions"
@@ -36,7 +36,7 @@ class Target:
 def completion(
     model: str, max_tokens: int, prompt: str | list[int] = "Time and tide"
 ) -> dict[str, object]:
-    """A streamed completion that takes all of ``max_tokens`` and reports its usage."""
+    """Body of a streamed completion that takes all of ``max_tokens`` and reports its usage."""
     return {
         "model": model,
         "prompt": prompt,
@@ -49,7 +49,7 @@ def completion(
 
 
 def ask_of(model: str, arrival: Arrival) -> open_loop.Ask:
-    """A streamed completion of random ids, as long as it says."""
+    """Streamed completion for an arrival: its random ids, as long as it says."""
     body = completion(model, arrival.max_tokens, arrival.prompt)
     return open_loop.Ask(arrival.at_s, arrival.deadline_ms, body)
 
@@ -65,7 +65,7 @@ def us_per_token(result: LoadResult, process: str) -> list[float]:
 
 
 def ratios(numerators: list[float], denominators: list[float]) -> list[float]:
-    """Window by window, as ``in_turns`` pairs them."""
+    """Ratios window by window, as ``in_turns`` pairs them."""
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 
@@ -89,7 +89,7 @@ async def apply_open_loop(plan: open_loop.OpenLoopPlan) -> list[open_loop.Result
 async def _generate(
     module: str, plan: ClosedLoopPlan | open_loop.OpenLoopPlan, budget_s: float
 ) -> bytes:
-    """What a generator prints that is given ``plan`` as a file."""
+    """Run ``module`` with ``plan`` as a file; returns what it prints. Raises ``LoadError``."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         await asyncio.to_thread(Path(file.name).write_bytes, msgspec.json.encode(plan))
         process = await asyncio.create_subprocess_exec(
@@ -114,7 +114,7 @@ async def _generate(
 
 
 async def flood(target: Target, *, warm_s: float, window_s: float, windows: int) -> LoadResult:
-    """32 streaming clients, each taking tokens as fast as they come."""
+    """Load ``target`` with 32 streaming clients, each taking tokens as fast as they come."""
     body = completion(target.model, MAX_TOKENS)
     return await apply(
         ClosedLoopPlan(
@@ -153,7 +153,7 @@ def _joined(results: list[LoadResult]) -> LoadResult:
 
 
 async def overhead_events(port: int, body: dict[str, object]) -> int:
-    """Events of such a stream that carry no token, counted on one stream by its JSON.
+    """Events of a stream that carry no token, counted on one stream by its JSON.
 
     Raises ``LoadError`` when there is not exactly one event per token.
     """

@@ -1,4 +1,4 @@
-"""A lane of the benchmark's own, straight to a worker: the least that can be between the two."""
+"""A lane of the benchmark's own, straight to a worker, with as little as possible in between."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ from worker.protocol import (
 
 _OPEN_S = 20.0
 _BUDGET_MS = 300_000.0
-"""Of every job: longer than the slowest of them would take to its end."""
+"""Budget of every job: longer than the slowest of them would take to its end."""
 
 
 class LaneJob:
@@ -42,7 +42,7 @@ class LaneJob:
 
 
 class BenchLane:
-    """Submits and cancels jobs, one lane, no orchestrator."""
+    """Submits and cancels jobs on one lane, without an orchestrator."""
 
     def __init__(self, card: ModelCard, name: str, outbox: asyncio.Queue[LaneMessage]) -> None:
         self.card = card
@@ -68,14 +68,14 @@ class BenchLane:
         self._outbox.put_nowait(Cancel(self._name, [job.handle]))
 
     async def news(self) -> WorkerStats:
-        """The worker's next statistics."""
+        """Wait for the worker's next statistics."""
         self._news.clear()
         await self._news.wait()
         assert self.stats is not None
         return self.stats
 
     def take(self, frame: Frame) -> None:
-        """Tell the jobs what a frame says of them."""
+        """Hand a frame's news to the jobs that it is about."""
         now = time.perf_counter()
         if frame.stats is not None:
             self.stats = frame.stats

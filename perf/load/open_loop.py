@@ -24,20 +24,20 @@ import msgspec
 from perf.load.connection import CONTENT_LENGTH, EVENT, LAST_BYTES, TAIL, USAGE, request_bytes
 
 HUNG_UP = "hung_up"
-"""The code of a request whose client had waited until its deadline."""
+"""Code of a request whose client had waited until its deadline."""
 FIRST_TOKEN, TOKEN_GAP = "first_token", "token_gap"
-"""Parts of an answer that can be missed."""
+"""Names of the parts of an answer that can be missed."""
 _CODE = re.compile(rb'"code": ?"([a-z_]+)"')
 _FINISH = re.compile(rb'"finish_reason": ?"([a-z_]+)"')
 _EVENT = EVENT[1:]
 _ROLE = b'"role"'
-"""In a chat's first event, which is no token."""
+"""Bytes that are only in a chat's first event, which is no token."""
 _TEXT = re.compile(rb'"(?:text|content)": ?"[^"]')
-"""Some text: a chat's first event has none, and some servers send it before they have begun."""
+"""Pattern of text: a chat's first event has none, and some servers send it before they begin."""
 
 
 NEVER_MS: Final = 1e9
-"""The deadline of what has none; a number, as JSON has no infinity."""
+"""Deadline of a request without one; a number, as JSON has no infinity."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -52,11 +52,11 @@ class Ask(msgspec.Struct, frozen=True):
 
     @property
     def patience_ms(self) -> float:
-        """How long its client waits when nothing comes."""
+        """Time for which its client waits when nothing comes, in ms."""
         return min(self.deadline_ms, self.first_token_ms)
 
     def due_ms(self, token: int, first_came_ms: float) -> float:
-        """When that token, from 1, is due by the parts that are stated."""
+        """Time when a token, counted from 1, is due by the deadlines stated for parts."""
         if token == 1:
             return self.first_token_ms
         if self.token_gap_ms >= NEVER_MS:
@@ -69,9 +69,9 @@ _NOTHING = Ask(0.0, NEVER_MS, {})
 
 
 class OpenLoopPlan(msgspec.Struct, frozen=True):
-    """What to send where. ``with_deadline`` states all deadlines to the service; an answer is
-    judged by them either way. With ``hang_up``, a client closes its connection at its deadline, or
-    at that of its first token when none has come; later tokens that are late are waited for. In
+    """Requests to send, and where. ``with_deadline`` states all deadlines to the service; an answer
+    is judged by them either way. With ``hang_up``, a client closes its connection at its deadline,
+    or at that of its first token when none has come; later tokens that are late are waited for. In
     any case, everybody hangs up ``linger_s`` after the last request is due."""
 
     host: str
@@ -84,7 +84,7 @@ class OpenLoopPlan(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct):
-    """What became of one request. Seconds since it was due; ``end_s`` 0 if it never ended.
+    """Outcome of one request. Seconds since it was due; ``end_s`` 0 if it never ended.
 
     ``late_s`` is how late it was sent. ``status`` 0: no answer. ``code`` is the error's, also of
     one in the stream; ``complete`` says that the whole answer came, ``finish`` why it ended there.
@@ -104,7 +104,7 @@ class Result(msgspec.Struct):
 
 
 class _Connection(asyncio.Protocol):
-    """One socket: a request at a time, its response told as a ``Result``."""
+    """One socket: a request at a time, with its response written to a ``Result``."""
 
     def __init__(self, pool: "_Pool") -> None:
         self._pool = pool
@@ -146,7 +146,7 @@ class _Connection(asyncio.Protocol):
         self.transport.abort()
 
     def _forget(self) -> None:
-        """Whatever comes now belongs to no request."""
+        """Stop waiting: whatever comes now belongs to no request."""
         self._result = None
         if self._patience is not None:
             self._patience.cancel()
@@ -189,7 +189,8 @@ class _Connection(asyncio.Protocol):
             self._finish(result, now)
 
     def _judge(self, result: Result, token: int, now: float) -> None:
-        """Whether the first of the tokens that just came was due by then; the others are later."""
+        """Note a miss if the first of the tokens that just came was late; the others are due
+        later."""
         if not result.missed and 1000 * now > self._ask.due_ms(token, 1000 * result.first_s):
             result.missed = FIRST_TOKEN if token == 1 else TOKEN_GAP
 
@@ -250,7 +251,7 @@ class _Pool:
         self._ended.set()
 
     async def wait_idle(self, limit_s: float) -> None:
-        """Until every connection is idle, or the time is up."""
+        """Wait until every connection is idle, or the time is up."""
         end = self.now() + limit_s
         while len(self._idle) < len(self._all) and (left := end - self.now()) > 0:
             self._ended.clear()
@@ -267,7 +268,7 @@ class _Pool:
 
 
 async def run(plan: OpenLoopPlan) -> list[Result]:
-    """The whole load; results in the order of the requests."""
+    """Run the whole load; returns results in the order of the requests."""
     requests = [_request(plan, ask) for ask in plan.asks]
     results = [Result() for _ in plan.asks]
     pool = _Pool(plan.host, plan.port, plan.hang_up)
@@ -310,7 +311,7 @@ def _request(plan: OpenLoopPlan, ask: Ask) -> bytes:
 
 
 def _run_first() -> None:
-    """Before whatever else wants this machine's cores, where we may ask for that.
+    """Run before whatever else wants this machine's cores, where that is permitted.
 
     Clients are elsewhere in real life. Beside a server that takes every core, this process was seen
     to wait up to 3 s for its turn: requests then left late, and answers that had come were late.

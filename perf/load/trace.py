@@ -1,4 +1,4 @@
-"""Requests as a real service got them: prompts, answers and arrivals out of a trace.
+"""Requests of a real service: prompts, answers and arrivals out of a trace.
 
 Files have the columns of Azure's LLM inference traces (``TIMESTAMP, ContextTokens,
 GeneratedTokens``; Patel et al., Splitwise, ISCA 2024). Token counts are divided so that they suit a
@@ -26,14 +26,14 @@ class TraceError(ValueError):
 
 
 class Manner(StrEnum):
-    """How clients choose their deadlines."""
+    """Manner in which clients choose their deadlines."""
 
     PROPORTIONAL = "proportional"
-    """A multiple of what the request itself takes, which only an oracle knows."""
+    """Deadline is a multiple of what the request itself takes, which only an oracle knows."""
     CONSTANT = "constant"
-    """The same for every request of an application, however long its answer."""
+    """Deadline is the same for all requests of an application, however long the answer."""
     PARTS = "parts"
-    """For the first token, and for the gaps between tokens."""
+    """Deadlines are for the first token, and for the gaps between tokens."""
 
 
 class Row(NamedTuple):
@@ -63,7 +63,7 @@ CODE = (Application("code", 1.0, 2_000.0, 1_000.0, 100.0),)
 
 
 class Request(NamedTuple):
-    """One request of a load. Infinite where nothing is stated."""
+    """One request of a load; deadlines that are not stated are infinite."""
 
     at_s: float
     prompt_tokens: int

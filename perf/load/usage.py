@@ -1,4 +1,4 @@
-"""What a server with all of its processes has taken: memory, files, threads."""
+"""Memory, files and threads that a server uses, with all of its processes."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -17,23 +17,24 @@ _GONE = (FileNotFoundError, ProcessLookupError)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of some processes, added up. Pages that they share count for each."""
+    """Usage of some processes, added up. Pages that they share count for each."""
 
     rss_mib: float
     shm_mib: float
-    """Of mapped files in ``/dev/shm``, each once."""
+    """MiB of mapped files in ``/dev/shm``, each counted once."""
     fds: int
     threads: int
     processes: int
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Of a process and all below it, now. Processes that end meanwhile are left out."""
+        """Usage now of ``pid`` and all processes below it. Processes that end meanwhile are left
+        out."""
         return cls.of_each(tree(pid))
 
     @classmethod
     def of_each(cls, pids: Iterable[int]) -> Self:
-        """Of these processes, without those below them."""
+        """Usage now of ``pids``, without the processes below them."""
         pages = fds = threads = processes = 0
         mapped: dict[tuple[int, int], int] = {}
         for each in pids:
@@ -71,7 +72,7 @@ def cpu_s(pid: int) -> float:
 
 
 def _mapped(proc: Path) -> dict[tuple[int, int], int]:
-    """Bytes that are really taken of each file in ``/dev/shm`` that the process maps."""
+    """Bytes really taken by each file in ``/dev/shm`` that the process maps."""
     found: dict[tuple[int, int], int] = {}
     for line in (proc / "maps").read_text().splitlines():
         at = line.find(_SHM)

@@ -32,7 +32,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a request takes on a busy engine once it is started, in ms: the measure of deadlines."""
+    """Time that a request takes on a busy engine once it is started, in ms: the measure of
+    deadlines."""
 
     prompt_token_ms: float
     token_ms: float
@@ -43,10 +44,9 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How requests look. A deadline is the request's own service time, times one of
+    """Rules by which requests are drawn. A deadline is the request's own service time, times one of
     ``patience`` at random, plus ``margin_ms``: some clients are in a hurry, others are not. None
-    asks for what only an idle engine could do.
-    """
+    asks for what only an idle engine could do."""
 
     speed: Speed
     vocab_size: int
@@ -56,14 +56,14 @@ class Workload:
     margin_ms: float = 250.0
 
     def arrivals(self, per_s: float, seconds: float, seed: int) -> list[Arrival]:
-        """A Poisson process of ``per_s`` for ``seconds``."""
+        """Requests of a Poisson process of ``per_s`` for ``seconds``."""
         rng, arrivals, at_s = random.Random(seed), [], 0.0
         while (at_s := at_s + rng.expovariate(per_s)) < seconds:
             arrivals.append(self._one(at_s, rng))
         return arrivals
 
     def at_once(self, count: int, seed: int) -> list[Arrival]:
-        """So many at the same time, which shows what the service can take."""
+        """``count`` requests at the same time, to show what the service can take."""
         rng = random.Random(seed)
         return [self._one(0.0, rng) for _ in range(count)]
 

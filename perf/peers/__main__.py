@@ -44,7 +44,7 @@ PARTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much to measure."""
+    """Amount to measure."""
 
     goodput: goodput.Load
     speed: speed.Load
@@ -65,7 +65,7 @@ QUICK: Final = Size(
 
 @dataclass(slots=True)
 class Comparison:
-    """What a run has found so far."""
+    """Findings of a run so far."""
 
     size: Size
     install: bool
@@ -120,7 +120,7 @@ class Comparison:
 
 
 def bundle_of(comparison: Comparison, recording: Recording, *, quick: bool) -> Bundle:
-    """Everything that the run found, and what it ran on."""
+    """Bundle of all that the run found, and what it ran on."""
     more = {peer.package: peer.version for peer in (VLLM, ROUTER) if peer.is_installed()}
     if comparison.triton:
         more["triton"] = comparison.triton
@@ -129,7 +129,7 @@ def bundle_of(comparison: Comparison, recording: Recording, *, quick: bool) -> B
 
 
 def size_of(args: argparse.Namespace) -> Size:
-    """As the options say."""
+    """Amount to measure by the options."""
     size = QUICK if args.quick else FULL
     load = size.goodput
     if args.rates:

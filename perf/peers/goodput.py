@@ -28,7 +28,7 @@ class Load(NamedTuple):
 
 
 async def measure(servers: Sequence[Served], load: Load, seed: int, console: Console) -> list[Cell]:
-    """A cell per rate and server."""
+    """Run all rates in turns; returns a cell per rate and server."""
     for server in servers:
         # The forecasts learn the pace from these, and whatever compiles on first use does so.
         asks = stories(_WARM_PER_S, 2 * load.warm_s, seed - 1, MODEL)

@@ -1,4 +1,4 @@
-"""One server at one rate: what became of its requests, as figures and as a row of a table."""
+"""One server at one rate: the outcome of its requests, as figures and as a row of a table."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from perf.report.stats import median, percentile
 from perf.report.table import grouped, new_table
 
 _WHOLE: Final = ("stop", "length")
-"""How an answer ends that is all there."""
+"""Finish reasons of an answer that is complete."""
 
 Outcome = tuple[Ask, Result]
 
 
 def is_met(ask: Ask, result: Result) -> bool:
-    """The whole answer came by the client's own deadline."""
+    """Whether the whole answer came by the client's own deadline."""
     in_time = 1000 * result.end_s <= ask.deadline_ms
     return result.complete and result.finish in _WHOLE and in_time
 
 
 def is_refused(result: Result) -> bool:
-    """The server said at once that it would not try, or gave up before a first token."""
+    """Whether the server said at once that it would not try, or gave up before a first token."""
     return result.status not in (0, 200) and not result.first_s
 
 
@@ -59,7 +59,7 @@ class Turn:
         return sum(is_refused(r) for _, r in self.outcomes) / max(1, len(self.outcomes))
 
     def line(self) -> str:
-        """For people who wait."""
+        """One line of progress for people."""
         ends = Counter("met" if is_met(*each) else each[1].code or "late" for each in self.outcomes)
         summary = ", ".join(f"{end} {count}" for end, count in sorted(ends.items()))
         return (
@@ -79,15 +79,15 @@ class Cell:
 
     @property
     def met_per_s(self) -> list[float]:
-        """Turn by turn."""
+        """Requests met per second, turn by turn."""
         return [turn.met_per_s for turn in self.turns]
 
     def ttft_ms(self) -> list[float]:
-        """Of the requests of all turns that had a first token."""
+        """Milliseconds to the first token, of all turns' requests that had one."""
         return [1000 * r.first_s for turn in self.turns for _, r in turn.outcomes if r.first_s]
 
     def late_send_ms(self) -> float:
-        """How late the generator was at most."""
+        """Largest delay in ms with which the generator sent a request."""
         return max(1000 * r.late_s for turn in self.turns for _, r in turn.outcomes)
 
     def figures(self) -> list[Figure]:
@@ -133,7 +133,7 @@ class Cell:
 
 
 def show_cells(cells: Sequence[Cell], console: Console) -> None:
-    """The table for people."""
+    """Print the table of all cells."""
     patience = (f"within {patience:g} s" for patience in PATIENCE_S)
     columns = ("met/s", "attained", *patience, "refused", "first token p50", "p99", "sent late")
     console.print(

@@ -18,7 +18,7 @@ from pool.engines.recipes import PINS
 
 _HERE = Path(__file__).resolve().parent
 _LIMIT_S: Final = 1200.0
-"""For downloads of some 400 MB on a slow line."""
+"""Seconds allowed for downloads of some 400 MB on a slow line."""
 _STAMP = "tidegate-stamp"
 
 
@@ -32,7 +32,7 @@ class Peer:
 
     @property
     def version(self) -> str:
-        """As pinned."""
+        """Version that is pinned. Raises ``ValueError`` where there is no pin."""
         for line in self.pins.read_text().splitlines():
             name, _, version = line.partition("==")
             if name == self.package:
@@ -41,7 +41,7 @@ class Peer:
 
     @property
     def home(self) -> Path:
-        """The folder of its environment."""
+        """Folder of its environment."""
         return state_dir() / "peers" / self.package
 
     @property
@@ -52,7 +52,7 @@ class Peer:
         return f"{self.label} {self.version}"
 
     def is_installed(self) -> bool:
-        """With these pins, for this Python."""
+        """Whether the environment is there, with these pins and for this Python."""
         stamp = self.home / _STAMP
         return stamp.is_file() and stamp.read_text() == self._digest()
 

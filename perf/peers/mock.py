@@ -42,7 +42,7 @@ def _ending(tokens: int) -> bytes:
 
 
 class Connection(StreamConnection):
-    """A client's: it is sent nothing while it does not read."""
+    """Connection of a client: it is sent nothing while it does not read."""
 
     def __init__(self, engine: StepEngine) -> None:
         super().__init__(engine)
@@ -69,7 +69,7 @@ class Connection(StreamConnection):
         return True
 
     def told(self, path: bytes) -> object:
-        """Whatever a router asks before it trusts us: health and the one model."""
+        """Answer to whatever a router asks before it trusts us: health and the one model."""
         model = {"id": _MODEL, "object": "model", "created": int(time.time()), "owned_by": "mock"}
         return {"object": "list", "data": [model]}
 

@@ -1,4 +1,4 @@
-"""What it costs to relay a token, beside vllm-router: engines whose tokens are free behind both.
+"""CPU to relay a token, beside vllm-router: engines whose tokens are free behind both.
 
 Ours stands in front of Triton with the synthetic engine, vllm-router in front of
 ``perf.peers.mock``; either engine goes in steps that give each stream one token. With 1 and 32
@@ -30,7 +30,7 @@ from perf.stack.stack import StackSpec, running
 _FLOODS: Final = (1, 32)
 _FLOOD_TOKENS: Final = 1024
 _FLOOD_STEP_MS: Final = 0.01
-"""Less than a step of either engine takes."""
+"""Step that is shorter than either engine takes."""
 _PACED: Final = 64
 _PACED_STEP_MS: Final = 20.0
 
@@ -115,7 +115,7 @@ async def _compare(
 
 async def _turn(side: _Side, clients: int, load: Load, *, paced: bool) -> LoadResult:
     warm_s = 0.5
-    # Of a paced stream, one request spans the whole turn: what it costs to begin one stays out.
+    # One request of a paced stream spans the whole turn: the cost of beginning one stays out.
     seconds = warm_s + load.windows * load.window_s + 0.5
     tokens = round(seconds * 1000 / _PACED_STEP_MS) if paced else _FLOOD_TOKENS
     return await apply(

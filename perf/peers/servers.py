@@ -1,8 +1,7 @@
 """The servers that take turns: ours as a user would start it, vLLM, and vllm-router over a mock.
 
 All stay up for the whole run, and only one has anything to do at a time. What the others take of
-the machine meanwhile is measured (``Served.cpu_s``), so that nobody has to believe that it is
-nothing.
+the machine meanwhile is measured (``Served.cpu_s``), to show that it is next to nothing.
 """
 
 import asyncio
@@ -29,14 +28,14 @@ from pool.process.ports import free_ports
 from pool.process.process import GuardedProcess, children_of, command_environment
 
 MODEL: Final = "demo"
-"""The name that every checkpoint is served by."""
+"""Name that every checkpoint is served by."""
 SLOTS: Final = 64
-"""Requests that run at once, in either server."""
+"""Number of requests that run at once, in either server."""
 CONTEXT_TOKENS: Final = 2048
-"""Of the demo model; vLLM is told to have no more for any."""
+"""Context of the demo model; vLLM is told to have no more for any."""
 
 _VLLM_READY_S: Final = 420.0
-"""It compiles its model when it starts for the first time."""
+"""Seconds until vLLM is ready: when it starts for the first time it compiles its model."""
 _ROUTER_READY_S: Final = 60.0
 _IDLE_S: Final = 20.0
 _POLL_S: Final = 0.1
@@ -78,15 +77,15 @@ class Served:
 
 
 def tidegate(stack: Stack) -> Served:
-    """Ours, as it runs."""
+    """Tidegate's running stack as a server to measure."""
     busy = ("tidegate_queue_depth", "tidegate_worker_jobs")
     return Served("tidegate", "Tidegate", stack.port, True, busy, stack.pids())
 
 
 @asynccontextmanager
 async def both(checkpoint: Path) -> AsyncIterator[tuple[Stack, tuple[Served, Served]]]:
-    """Ours and vLLM, which is installed, on one checkpoint. Raises ``Skip`` where vLLM does not
-    start."""
+    """Start ours and vLLM, which is installed, on one checkpoint. Raises ``Skip`` where vLLM does
+    not start."""
     async with AsyncExitStack() as servers:
         peer = await servers.enter_async_context(_vllm(checkpoint))
         spec = StackSpec(max_running=SLOTS, model=checkpoint, model_name=MODEL)
@@ -111,7 +110,7 @@ async def _vllm(checkpoint: Path) -> AsyncIterator[Served]:
         "VLLM_CACHE_ROOT": str(VLLM.home / "cache"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        # As its manual asks for on Intel's OpenMP.
+        # vLLM's manual asks for this on Intel's OpenMP.
         "LD_PRELOAD": str(VLLM.home / "lib" / "libiomp5.so"),
     }
     async with _process(VLLM, command, env, port, _VLLM_READY_S) as pid:
@@ -146,7 +145,8 @@ async def router(step_ms: float) -> AsyncIterator[Relay]:
 async def _process(
     peer: Peer, command: Sequence[str], env: dict[str, str], port: int, ready_s: float
 ) -> AsyncIterator[int]:
-    """A peer's process id, once it is healthy. Raises ``Skip`` when it does not start here."""
+    """Start a peer; yields its process id once it is healthy. Raises ``Skip`` when it does not
+    start."""
     log = state_dir() / "perf" / f"{peer.package}.log"
     fresh_log(log)
     try:

@@ -1,7 +1,7 @@
 """Tokens per second of either server, beside vLLM: stories of a fixed length at once.
 
-A wave is what is measured: so many requests in one instant, until the last token of the last one
-is at its client. First tokens and starts are in it, in either's.
+A wave is measured: a number of requests in one instant, until the last token of the last one is at
+its client. It includes first tokens and starts, for either server.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,8 @@ async def measure(servers: tuple[Served, Served], load: Load, seed: int, part: s
 
 
 def tokens_per_s(results: Sequence[Result], tokens: int, label: str) -> float:
-    """Of a whole wave. Raises ``RuntimeError`` unless every stream had exactly ``tokens``."""
+    """Tokens per second of a whole wave. Raises ``RuntimeError`` unless each stream had
+    ``tokens``."""
     for result in results:
         if not result.complete or result.tokens != tokens:
             said = result.code or result.finish or "no end"

@@ -1,4 +1,4 @@
-"""What the clients ask for: stories by chat, which end by themselves, with patience of three kinds.
+"""Requests of the clients: stories by chat, which end by themselves, with patience of three kinds.
 
 One seed makes the same requests for every server.
 """
@@ -12,15 +12,15 @@ from worker.demo_model.training.grammar import articles
 
 PATH: Final = "/v1/chat/completions"
 PATIENCE_S: Final = (1.0, 3.0, 8.0)
-"""A client's own deadline; each kind is a third of them."""
+"""Deadlines of clients in seconds; each kind is a third of them."""
 MAX_TOKENS: Final = 512
-"""Stated, as a careful client does; most stories are told in some 170."""
+"""Cap that every story states, as a careful client does; most are told in some 170 tokens."""
 
 _WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
 
 
 def stories(per_s: float, seconds: float, seed: int, model: str) -> list[Ask]:
-    """A Poisson process of ``per_s`` for ``seconds``."""
+    """Requests of a Poisson process of ``per_s`` for ``seconds``."""
     rng, asks, at_s = random.Random(seed), list[Ask](), 0.0
     kinds: list[float] = []
     while (at_s := at_s + rng.expovariate(per_s)) < seconds:
@@ -31,7 +31,8 @@ def stories(per_s: float, seconds: float, seed: int, model: str) -> list[Ask]:
 
 
 def at_once(count: int, tokens: int, seed: int, model: str) -> list[Ask]:
-    """So many at the same time, of exactly ``tokens`` each, without a deadline to speak of."""
+    """``count`` requests at the same time, of exactly ``tokens`` each, with two minutes to do
+    them."""
     rng = random.Random(seed)
     exact = {"max_tokens": tokens, "ignore_eos": True}
     return [Ask(0.0, 120_000.0, _body(rng, model) | exact) for _ in range(count)]

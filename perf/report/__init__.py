@@ -1,4 +1,4 @@
-"""What a run leaves behind.
+"""Reports of runs: figures, their statistics, tables, and what they were measured on.
 
 - ``bundle``   figures with machine, command, commit and digests, as JSON
 - ``stats``    medians, percentiles, spread

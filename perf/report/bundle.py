@@ -1,4 +1,4 @@
-"""What a run of benchmarks leaves behind (PF-6): figures, machine, command, versions, digests."""
+"""Bundles that runs of benchmarks leave (PF-6): figures, machine, command, versions, digests."""
 
 import random
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ _BOOTSTRAP_SEED = 7
 
 Better = Literal["higher", "lower", "neither"]
 Spread = Literal["min–max", "p25–p75", "p5–p95", "bootstrap 95 %"]
-"""What ``low`` and ``high`` are. The last is for a figure that is itself a percentile."""
+"""Kinds of interval from ``low`` to ``high``. The last is for a figure that is a percentile."""
 
 Tier = Literal["laptop", "workstation", "server with GPU", "CI"]
-"""What kind of machine it is (PF-8): figures are compared within one tier only."""
+"""Kinds of machine (PF-8): figures are compared within one tier only."""
 
 _EDGES = {"min–max": (0, 100), "p25–p75": (25, 75), "p5–p95": (5, 95)}
 
@@ -52,7 +52,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         better: Better = "lower",
         tolerance: float | None = None,
     ) -> Self:
-        """The median of samples. Raises ``ValueError`` when there are none."""
+        """Figure with the median of samples. Raises ``ValueError`` when there are none."""
         low, high = _EDGES[spread]
         return cls(
             key=key,
@@ -78,7 +78,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         *,
         better: Better = "lower",
     ) -> Self:
-        """The ``q``-th percentile of samples, with a bootstrap interval for its spread."""
+        """Figure with the ``q``-th percentile of samples, its spread a bootstrap interval."""
 
         def statistic(values: Sequence[float]) -> float:
             return percentile(values, q)
@@ -98,7 +98,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchResult(msgspec.Struct, frozen=True):
-    """What one benchmark found, or in one sentence why it found nothing."""
+    """Findings of one benchmark, or in one sentence why it found nothing."""
 
     name: str
     what: str
@@ -109,7 +109,7 @@ class BenchResult(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where it ran."""
+    """Machine that a run ran on."""
 
     cpu: str
     cores: int
@@ -119,14 +119,14 @@ class Machine(msgspec.Struct, frozen=True):
     load_before: float
     """One-minute load average when the run began: what else the machine was doing."""
     stolen_percent: float | None = None
-    """Of the processor time that was wanted here while it ran, what the host gave to others; None
-    where that is not known."""
+    """Share of the processor time wanted during the run that the host gave to others; None where it
+    is not known."""
     tier: Tier | None = None
-    """None in bundles that are older than this field."""
+    """Kind of machine; None in bundles that are older than this field."""
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run. ``dirty``: the checkout had changes that ``commit`` does not have."""
+    """Bundle of a whole run. ``dirty``: the checkout had changes that ``commit`` does not have."""
 
     schema: int = SCHEMA_VERSION
     created: str
@@ -148,7 +148,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(bundle: object, path: Path) -> None:
-    """Write as indented JSON; ``recording.Recording.save`` is for runs."""
+    """Write ``bundle`` as indented JSON; ``recording.Recording.save`` is for runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(bundle), indent=1) + b"\n")
 

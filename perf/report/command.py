@@ -1,4 +1,4 @@
-"""What the commands of ``perf`` do alike: options, console, failures as results, exit status."""
+"""Common parts of ``perf``'s commands: options, console, failures as results, exit status."""
 
 import argparse
 import asyncio
@@ -15,15 +15,15 @@ from perf.report.recording import DirtyTree, Recording, add_arguments
 
 
 class Skip(Exception):
-    """Something cannot be measured here; the message says why, for people."""
+    """Raised where something cannot be measured; the message says why, for people."""
 
 
 class TimeLimit(Exception):
-    """Something was stopped before it was done."""
+    """Raised for something that was stopped before it was done."""
 
 
 def new_parser(doc: str | None, *, saves: bool = True) -> argparse.ArgumentParser:
-    """Its help is the module's docstring; ``saves``: the command leaves a bundle."""
+    """Parser with the module's docstring as its help; ``saves``: the command leaves a bundle."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -43,7 +43,7 @@ def begin(
 
 
 def new_console(width: int = 120) -> Console:
-    """As wide as the terminal, or ``width`` characters in a file."""
+    """Console as wide as the terminal, or ``width`` characters in a file."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
@@ -64,7 +64,7 @@ def result(results: list[BenchResult], name: str, what: str) -> Iterator[list[Fi
 
 
 async def within(limit_s: float, measured: Awaitable[list[Figure]]) -> list[Figure]:
-    """Raises ``TimeLimit``."""
+    """Await figures for at most ``limit_s``. Raises ``TimeLimit``."""
     limit = asyncio.timeout(limit_s)
     try:
         async with limit:

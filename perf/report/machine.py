@@ -1,4 +1,4 @@
-"""What this run ran on: machine and versions."""
+"""The machine and the versions that a run runs on."""
 
 import os
 import platform
@@ -23,15 +23,15 @@ _PACKAGES = (
 
 
 class CpuTimes(NamedTuple):
-    """Since the machine started, over all cores, in the kernel's ticks."""
+    """CPU time since the machine started, over all cores, in the kernel's ticks."""
 
     used: int
     stolen: int
-    """In which something could have run, but the host ran another machine."""
+    """Ticks in which something could have run, but the host ran another machine."""
 
     @classmethod
     def now(cls, stat: Path = Path("/proc/stat")) -> Self | None:
-        """As proc(5) has them; None where it cannot be read."""
+        """Ticks of ``stat``, which proc(5) describes; None where it cannot be read."""
         try:
             first, *_ = stat.read_text().splitlines()
             # cpu, user, nice, system, idle, iowait, irq, softirq, steal; a guest's are user's too
@@ -41,7 +41,7 @@ class CpuTimes(NamedTuple):
         return cls(user + nice + system + irq + softirq, stolen)
 
     def stolen_percent(self, until: "CpuTimes") -> float:
-        """Of what was wanted since then."""
+        """Share, from then to ``until``, of the CPU time wanted that was stolen, in percent."""
         stolen = until.stolen - self.stolen
         wanted = until.used - self.used + stolen
         return round(100 * stolen / wanted, 1) if wanted > 0 else 0.0
@@ -61,8 +61,8 @@ def describe_machine() -> Machine:
 
 
 def tier() -> Tier:
-    """What kind of machine this is: as ``TIDEGATE_PERF_TIER`` says, else by what it has. A virtual
-    machine of up to four cores counts as CI's, with or without a CI around it.
+    """Kind of this machine: as ``TIDEGATE_PERF_TIER`` says, else by what it has. A virtual machine
+    of up to four cores counts as CI's, with or without a CI around it.
 
     Raises ``ValueError`` for a word that is no tier.
     """
@@ -82,7 +82,7 @@ def tier() -> Tier:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Of Python and of every package that can move a figure, and of ``more``."""
+    """Versions of Python, of every package that can move a figure, and of ``more``."""
     found = {"python": platform.python_version()}
     for package in (*_PACKAGES, *more):
         try:
@@ -105,7 +105,7 @@ def _gpus() -> list[str]:
 
 
 def output_of(*command: str) -> str:
-    """What the command prints; empty when it is missing or fails."""
+    """Output of a command; empty when it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Where a run's figures go, with what they were measured on: never onto a commit that is another.
+"""Saves a run's figures with what they were measured on: never under a commit that is another.
 
 A checkout with changes is no commit, so nothing is saved from one, unless the command is told so
 with ``--allow-dirty``: then the bundle says ``dirty``, and it may not lie among the recorded ones.
@@ -45,7 +45,7 @@ class Checkout:
         if not commit:
             return cls(root, UNKNOWN, ())
         exclude = f":(exclude){RESULTS.as_posix()}"
-        # As it is in the output: two letters, a blank, the path.
+        # Lines of the output have two letters, a blank and the path.
         status = subprocess.run(
             [*git, "status", "--porcelain", "--untracked-files=all", "--", ".", exclude],
             capture_output=True,
@@ -55,7 +55,7 @@ class Checkout:
         return cls(root, commit, tuple(line[3:] for line in status.stdout.splitlines()))
 
     def check(self, path: Path, *, allow_dirty: bool) -> None:
-        """Raises ``DirtyTree`` when a bundle of this checkout must not be saved at ``path``."""
+        """Raise ``DirtyTree`` when a bundle of this checkout must not be saved at ``path``."""
         is_recorded = path.resolve().is_relative_to((self.root / RESULTS).resolve())
         if is_recorded and self.commit == UNKNOWN:
             raise DirtyTree(f"{path}: no git here says which commit this is; save it elsewhere")
@@ -74,7 +74,7 @@ class Checkout:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Taken when a run begins: its command, its machine, its checkout."""
+    """State when a run begins: its command, its machine, its checkout."""
 
     command: str
     machine: Machine
@@ -87,7 +87,8 @@ class Recording:
     def begin(
         cls, command: Sequence[str], path: Path | None = None, *, allow_dirty: bool = False
     ) -> Self:
-        """Raises ``DirtyTree`` before anything is measured that could not be saved."""
+        """Recording of a run that begins. Raises ``DirtyTree`` before anything is measured that
+        could not be saved."""
         checkout = Checkout.of()
         if path is not None:
             checkout.check(path, allow_dirty=allow_dirty)
@@ -95,7 +96,7 @@ class Recording:
         return cls(line, describe_machine(), checkout, path, allow_dirty, CpuTimes.now())
 
     def facts(self) -> dict[str, object]:
-        """What every bundle says of its run, which ends here."""
+        """Facts that every bundle has about its run, which ends here."""
         return {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": self.command,
@@ -112,7 +113,7 @@ class Recording:
         quick: bool = False,
         more_versions: Mapping[str, str] | None = None,
     ) -> Bundle:
-        """What was found, by the engine and the model of ``card``."""
+        """Bundle of ``results``, found with the engine and the model of ``card``."""
         return Bundle(
             **self.facts(),  # type: ignore[arg-type]
             quick=quick,
@@ -146,8 +147,8 @@ class Recording:
 
 
 def _without_folders(argument: str) -> str:
-    """Of a path of this machine only what another has too: where it is in the checkout, or its
-    name. ``--option=PATH`` counts as a path as well."""
+    """``argument`` without folders that only this machine has: a path in the checkout is made
+    relative to it, another cut to its name. ``--option=PATH`` counts as a path as well."""
     option, equals, value = argument.rpartition("=")
     path = Path(value)
     if not path.is_absolute():
@@ -157,7 +158,7 @@ def _without_folders(argument: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--json`` and ``--allow-dirty``."""
+    """Add the options ``--json`` and ``--allow-dirty``."""
     parser.add_argument("--json", type=Path, metavar="PATH", help="save the bundle as JSON")
     parser.add_argument(
         "--allow-dirty",

@@ -9,7 +9,7 @@ from perf.report.bundle import Bundle, Figure
 
 
 def new_table(*columns: str, texts: int = 1, title: str | None = None) -> Table:
-    """The first ``texts`` columns are text, the others are figures."""
+    """A table whose first ``texts`` columns are text, the others figures."""
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         is_text = number < texts
@@ -29,7 +29,7 @@ def grouped(table: Table, rows: Iterable[Sequence[str]]) -> Table:
 
 
 def show(bundle: Bundle, console: Console) -> None:
-    """Print where, what and every figure with its spread."""
+    """Print where a bundle was measured, what, and every figure with its spread."""
     machine = bundle.machine
     stolen = "" if machine.stolen_percent is None else f", {machine.stolen_percent:g} % stolen"
     gpus = ", ".join(machine.gpus) or "no GPU"
@@ -63,7 +63,7 @@ def _spread(figure: Figure) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands apart."""
+    """``value`` with three significant digits, thousands set apart."""
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace(",", " ")
     if abs(value) >= 100:

@@ -1,4 +1,4 @@
-"""The benchmarks, in the order in which they run: those that share a stack stand together."""
+"""Benchmarks in the order in which they run: those that share a stack stand together."""
 
 from perf.service import (
     admission,

@@ -22,7 +22,7 @@ _LIMIT_S = 60.0
 
 
 class _Request(msgspec.Struct):
-    """Nanoseconds since the epoch."""
+    """One request's times in nanoseconds since the epoch."""
 
     timestamp: int
     response_timestamps: list[int]
@@ -71,7 +71,7 @@ def _read_export(path: Path) -> list[_Request]:
 
 
 def _figures(requests: list[_Request]) -> list[Figure]:
-    """Raises ``RuntimeError`` when a token of any request is missing."""
+    """Figures of all requests. Raises ``RuntimeError`` when a token of any request is missing."""
     short = [r for r in requests if len(r.response_timestamps) > _TOKENS]
     if short or not requests:
         raise RuntimeError(f"{len(short)} of {len(requests)} requests had too many responses")

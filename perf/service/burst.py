@@ -45,7 +45,7 @@ async def run(context: Context) -> list[Figure]:
 
 
 async def _all_go(stack: Stack, model: str, count: int) -> Scrape:
-    """What the service has counted of one burst."""
+    """Open ``count`` streams and close all at once; returns what the service counted meanwhile."""
     async with AsyncExitStack() as stacked:
         clients = [
             await stacked.enter_async_context(HttpConnection(HOST, stack.port))

@@ -1,4 +1,4 @@
-"""From the client's act to the slot being free for somebody else (WP-1, WP-2, WP-5).
+"""Time from the client's act to the slot being free for somebody else (WP-1, WP-2, WP-5).
 
 The worker runs one job at a time (``max_running`` 1), and a second job, on a lane of the
 benchmark's own, waits for that slot::
@@ -6,11 +6,11 @@ benchmark's own, waits for that slot::
     job A runs ────────────── act ──────▶ freed│
     job B            waits ────────────────────│ started        (on the worker's clock)
 
-What is timed is from the act (cancel request sent, socket closed) until the worker admits B. B's
-wait in the worker's queue is told by the worker itself, to the microsecond, so nothing is polled.
-The moment at which B's wait began is known only up to its way to the worker, so the whole round
-trip of a lane message is added: figures err on the slow side, by about half a millisecond. The
-act comes at a random point of the engine's step.
+The time measured is from the act (cancel request sent, socket closed) until the worker admits B.
+B's wait in the worker's queue is told by the worker itself, to the microsecond, so nothing is
+polled. The moment at which B's wait began is known only up to its way to the worker, so the whole
+round trip of a lane message is added: figures err on the slow side, by about half a millisecond.
+The act comes at a random point of the engine's step.
 
 The step is what the worker reports of itself. The aim is one step + 5 ms at the median.
 """
@@ -105,7 +105,8 @@ async def freed_ms(
 
 
 async def _lane_round_trip_s(lane: BenchLane) -> float:
-    """Of a message that the worker answers without its engine: a job that it must refuse."""
+    """Round trip of a message that the worker answers without its engine: a job that it must
+    refuse."""
     trips = []
     for _ in range(3):
         refused = lane.submit(0)
@@ -116,7 +117,7 @@ async def _lane_round_trip_s(lane: BenchLane) -> float:
 
 @asynccontextmanager
 async def _running_task(stack: Stack, model: str) -> AsyncIterator[Act]:
-    """A native task that streams; the act is a cancel request on a connection of its own."""
+    """Run a native task that streams; the act is a cancel request on a connection of its own."""
     body = {
         "model": model,
         "prompt": "Time and tide",
@@ -145,7 +146,7 @@ async def _running_task(stack: Stack, model: str) -> AsyncIterator[Act]:
 
 @asynccontextmanager
 async def running_stream(port: int, model: str, *, ignores_eos: bool = True) -> AsyncIterator[Act]:
-    """An OpenAI stream; the act closes its socket."""
+    """Run an OpenAI stream; the act closes its socket."""
     async with HttpConnection(HOST, port) as stream:
         stream.send("POST", PATH, completion(model, _TOKENS) | {"ignore_eos": ignores_eos})
         await stream.until(FIRST_TEXT)
@@ -158,7 +159,7 @@ async def running_stream(port: int, model: str, *, ignores_eos: bool = True) -> 
 
 @asynccontextmanager
 async def _running_call(stack: Stack, model: str, lane: BenchLane) -> AsyncIterator[Act]:
-    """An OpenAI request without streaming; the act closes its socket."""
+    """Run an OpenAI request without streaming; the act closes its socket."""
     body = completion(model, _TOKENS) | {"stream": False}
     del body["stream_options"]
     async with HttpConnection(HOST, stack.port) as call:
@@ -173,7 +174,7 @@ async def _running_call(stack: Stack, model: str, lane: BenchLane) -> AsyncItera
 
 @asynccontextmanager
 async def _running_lane_job(lane: BenchLane) -> AsyncIterator[Act]:
-    """A job on the benchmark's own lane: what is left without an orchestrator."""
+    """Run a job on the benchmark's own lane, without an orchestrator; the act cancels it."""
     job = lane.submit(_TOKENS)
     await job.first_token
 

@@ -1,10 +1,10 @@
-"""What `fit` and `partial` make of their deadlines, after a calm and after a crowded start (DL-16).
+"""Use that `fit` and `partial` make of deadlines, after a calm and a crowded start (DL-16).
 
 One client on the demo model asks for more than there is time for, one request after another, and
-looks at its own clock when the whole answer is there. The stack starts once on the machine as it
-is and once beside processes that want each core twice; several clients keep it busy among these
-for a while. Then the crowd goes, and comes back. What a service learns while its machine is crowded
-must not cost its later clients their time.
+looks at its own clock when the whole answer is there. The stack starts once on the machine as it is
+and once beside processes that want each core twice; several clients keep it busy among these for a
+while. Then the crowd goes, and comes back. What a service learns while its machine is crowded must
+not cost its later clients their time.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ _WARM_UP = 2
 
 @dataclass(slots=True)
 class Used:
-    """Of one way to end at a deadline."""
+    """Use that one way to end at a deadline made of it."""
 
     shares: list[float] = field(default_factory=list)
-    """Of the deadline that were used, in percent: above 100 an answer was late."""
+    """Shares of the deadline that were used, in percent: above 100 an answer was late."""
     unserved: int = 0
-    """Answered with an error instead."""
+    """Number of requests answered with an error instead."""
 
 
 async def run(context: Context) -> list[Figure]:
@@ -57,7 +57,7 @@ async def run(context: Context) -> list[Figure]:
 
 
 async def measure(stack: Stack, turns: int) -> dict[OnDeadline, Used]:
-    """Each way and deadline once a turn, one after another."""
+    """Ask once a turn in each way and with each deadline, one after another."""
     used = {way: Used() for way in WAYS}
     for turn in range(_WARM_UP + turns):
         for way in WAYS:
@@ -73,7 +73,7 @@ async def measure(stack: Stack, turns: int) -> dict[OnDeadline, Used]:
 
 
 async def _keep_busy(stack: Stack, seconds: float) -> None:
-    """Several clients at once, each with one request after another."""
+    """Keep the service busy with several clients, each with one request after another."""
 
     async def client(number: int) -> None:
         until, count = time.monotonic() + seconds, number
@@ -85,7 +85,7 @@ async def _keep_busy(stack: Stack, seconds: float) -> None:
 
 
 async def _used_percent(stack: Stack, way: OnDeadline, deadline_ms: float) -> float | None:
-    """Of the deadline, until the whole answer is here; None for a refusal or a miss."""
+    """Percent of the deadline used until the whole answer is here; None for a refusal or a miss."""
     body: dict[str, object] = {
         "model": "demo",
         "prompt": "Once upon a time",
@@ -127,8 +127,8 @@ def _figures(key: str, when: str, used: dict[OnDeadline, Used]) -> list[Figure]:
 
 @contextmanager
 def crowd() -> Iterator[Callable[[], None]]:
-    """Processes that want every core ``CROWD_PER_CORE`` times, until the body ends or calls what it
-    is given."""
+    """Start processes that want every core ``CROWD_PER_CORE`` times, until the body ends or calls
+    the function that it is given."""
     count = CROWD_PER_CORE * len(os.sched_getaffinity(0))
     spin = (sys.executable, "-c", "while True: pass")
     processes = [subprocess.Popen(spin) for _ in range(count)]

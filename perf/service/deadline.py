@@ -1,8 +1,8 @@
-"""What looking at deadline and abort costs per request and step (DL-4, DL-13).
+"""Cost of looking at deadline and abort, per request and step (DL-4, DL-13).
 
-The engine as a library, without Triton: 64 running jobs, stepped on this thread. The figure is
-the engine's own sampled one, which production publishes too; here it is read after each stretch
-of steps. Beside it, the whole step of the synthetic engine, so that the share is visible.
+The engine as a library, without Triton: 64 running jobs, stepped on this thread. The figure is the
+engine's own sampled one, which production publishes too; here it is read after each stretch of
+steps. Beside it, the whole step of the synthetic engine, so that the share is visible.
 """
 
 import asyncio

@@ -27,7 +27,7 @@ _PATHS = ("/health/live", "/health/ready", "/health")
 _AT_ONCE = 100
 _WARM_S = 1.0
 _LONGEST_S = 120.0
-"""Of the load, which ends with the checks."""
+"""Longest time in seconds of the load, which ends with the checks."""
 _TURNS = 4
 _TIMEOUT_S = 10.0
 
@@ -70,7 +70,7 @@ def _request(port: int, path: str) -> bytes:
 
 
 def _in_turn(port: int, checks: int, seed: int) -> list[float]:
-    """Milliseconds of each check."""
+    """Time health checks one after the other; returns the milliseconds of each."""
     draw = random.Random(seed)
     times = []
     with socket.create_connection((HOST, port), timeout=_TIMEOUT_S) as connection:
@@ -95,7 +95,7 @@ class _Check:
 
 
 def _at_once(port: int) -> list[float]:
-    """Milliseconds of each check, from the first attempt to connect."""
+    """Time checks that start together; returns the milliseconds of each, connecting included."""
     request = _request(port, "/health/ready")
     times: list[float] = []
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What a durable task costs: on the disk, in CPU, and for the client that waits for its 202 (OR-5).
+"""Cost of a durable task: on the disk, in CPU, and for the client that waits for its 202 (OR-5).
 
 The journal by itself, as fast as it takes submissions of 200-token prompts and their ends; then
 submissions of a few tokens each over HTTP, durable and plain ones in turns, so that both kinds meet
@@ -37,9 +37,10 @@ from perf.stack.stack import StackSpec
 from worker.protocol import FinishReason, Outcome, Sampling
 
 RATES = (200.0, 100.0, 50.0, 25.0)
-"""Submissions a second: the first of these that the machine carries."""
+"""Rates in submissions per second, of which the first that the machine carries is used."""
 _MOST_QUEUED = 3.0
-"""A plain 202 takes at most so many times as long as one at a time, where it does."""
+"""Largest factor by which a plain 202 may take longer than one at a time, at a rate that is
+carried."""
 _ALONE = 30
 _AT_ONCE = 64
 _PROMPT, _ANSWER = 200, 16
@@ -188,19 +189,20 @@ class OverHttp:
 
     per_s: float
     alone: list[float] = field(default_factory=list)
-    """Of a plain 202, one at a time."""
+    """Times of a plain 202 where one is asked for at a time."""
     plain: list[float] = field(default_factory=list)
     durable: list[float] = field(default_factory=list)
     fsync: list[float] = field(default_factory=list)
 
     @property
     def is_carried(self) -> bool:
-        """Whether the machine could do all of it, so that little of it is waiting for the rest."""
+        """Whether the machine carries the rate, so that little of the times is waiting for
+        others."""
         return median(self.plain) <= _MOST_QUEUED * median(self.alone)
 
 
 def _fsync_ms(folder: Path) -> float:
-    """How long the disk under the journal takes to have one more page of a file; the median."""
+    """Median time in ms that the disk under the journal takes to have one more page of a file."""
     taken = []
     file = os.open(folder / "page", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -215,7 +217,7 @@ def _fsync_ms(folder: Path) -> float:
 
 
 async def _over_http(port: int, folder: Path, seconds: float, rounds: int) -> OverHttp:
-    """The time to the 202, and that of the disk that the journal is on."""
+    """Time submissions to their 202, and the disk that the journal is on."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(f"http://{HOST}:{port}", connector=connector) as http:
 
@@ -232,7 +234,7 @@ async def _over_http(port: int, folder: Path, seconds: float, rounds: int) -> Ov
 
 
 async def at_largest_rate(measure: Callable[[float], Awaitable[OverHttp]]) -> OverHttp:
-    """What ``measure`` found at the first of ``RATES`` that the machine carried, else at the
+    """Result of ``measure`` at the first of ``RATES`` that the machine carried, else at the
     last."""
     for per_s in RATES:
         found = await measure(per_s)
@@ -259,7 +261,7 @@ async def _round(
 
 
 async def _submit(http: aiohttp.ClientSession, *, is_durable: bool) -> float:
-    """How long its 202 took, in ms."""
+    """Submit a task; returns the milliseconds to its 202."""
     body = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
     began = time.perf_counter()
     async with http.post("/v2/tasks", json=body | {"durable": is_durable}) as response:

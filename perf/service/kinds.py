@@ -1,4 +1,4 @@
-"""What each kind of instance costs the orchestrator, and how soon it hears that a job was given up.
+"""Cost of each kind of instance for the orchestrator, and how soon it hears of a job given up.
 
 Relay: 32 streams of 50 tokens/s through an orchestrator of its own for each kind, one after the
 other in one run; CPU is the orchestrator's, its polling included. A Triton with the paced synthetic
@@ -80,7 +80,7 @@ async def _relay(
 
 
 async def _noticed(context: Context, kind: str, label: str, port: int, server_port: int) -> Figure:
-    """From a client's closing its socket to the server's noticing that."""
+    """Time from a client's closing its socket until the server notices."""
     draw = random.Random(SEED)
     took: list[float] = []
     async with HttpConnection(HOST, server_port) as asking:
@@ -107,7 +107,8 @@ async def _stops(asking: HttpConnection) -> list[float]:
 
 
 async def _freed(context: Context) -> list[Figure]:
-    """From a client's closing its socket to the slot's next tenant, on a worker with one slot."""
+    """Time from a client's closing its socket to the slot's next tenant, on a worker with one
+    slot."""
     spec = StackSpec("synthetic-paced", device=context.device, step_ms=STEP_MS, max_running=1)
     stack = await context.stack(spec)
     query = f"tokenizer={DEMO_CHECKPOINT}&alias=demo&slots=4&abort_ms=0"

@@ -1,4 +1,4 @@
-"""What it costs a token that its stream may think or call tools (OR-3).
+"""Cost for a token of a stream that may think or call tools (OR-3).
 
 The chunks of one chat, written to nowhere, on this thread: as for requests without tools, which
 have no parser, and with one, while the model says plain text, thinks, and writes a call.
@@ -30,7 +30,7 @@ from perf.stack.context import Bench, Context
 from worker.protocol import Delta, Sampling
 
 TOKENS = 2000
-"""Of each text, per sample."""
+"""Tokens of each text, per sample."""
 _FORMAT = OutputFormat(CallFormat.HERMES, TAGS["think"])
 _TOOLS = ToolUse((Tool("write_file"),))
 _WORDS = [" the", " cat", " sat", " on", " a", " mat", ".", "\n"]
@@ -71,7 +71,7 @@ def _measure(samples: int) -> list[Figure]:
 
 
 def _us_per_token(stream: ChunkStream, begin: str, words: list[str]) -> float:
-    """CPU of this thread."""
+    """CPU time per token of this thread, in µs."""
     task = _task()
     deltas = [Delta(1, [7], [words[at % len(words)]]) for at in range(TOKENS)]
     stream.started(task)

@@ -1,7 +1,7 @@
-"""What placing one task costs at 100 instances (OR-7): the pure function, and all around it.
+"""Cost of placing one task at 100 instances (OR-7): the pure function, and all around it.
 
-In this process, without sockets: candidates as the registry makes them, half of them busy, a
-prompt of 64 blocks of which every tenth instance holds some.
+In this process, without sockets: candidates as the registry makes them, half of them busy, a prompt
+of 64 blocks of which every tenth instance holds some.
 """
 
 import asyncio

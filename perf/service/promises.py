@@ -22,24 +22,24 @@ from perf.stack.stack import StackSpec
 SLOTS = 64
 STEP_MS = 20.0
 _LONG, _SHORT = 1500, 5
-"""Tokens of an answer."""
+"""Tokens of a long and of a short answer."""
 _PATIENT_MS = 1_700_000.0
 _URGENT_MS = (3000.0, 4000.0, 5000.0, 6500.0, 8000.0, 10_000.0)
-"""Far less than it takes until a slot falls free by itself."""
+"""Deadlines far below the time until a slot falls free by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """Asks as any tenant of a service without keys."""
+    """A client that asks as any tenant of a service without keys."""
 
     http: aiohttp.ClientSession
     model: str
     port: int
     submitted: list[str] = field(default_factory=list)
-    """Ids of the tasks that were let in."""
+    """Ids of the tasks that were accepted."""
 
     async def submit(self, count: int, **changes: object) -> None:
-        """Submit so many long tasks, whether they are let in or not."""
+        """Submit ``count`` long tasks, whether they are accepted or not."""
         body = {"model": self.model, "prompt": "x", "max_tokens": _LONG, "ignore_eos": True}
         body |= {"deadline_ms": _PATIENT_MS} | changes
         for _ in range(count):
@@ -48,7 +48,7 @@ class _Client:
                     self.submitted.append((await response.json())["task_id"])
 
     async def answered(self, tenant: str = "calm") -> int:
-        """How many of some urgent requests are answered in time, one after the other."""
+        """Number of urgent requests, sent one after the other, that are answered in time."""
         answered = 0
         for deadline_ms in _URGENT_MS:
             body = {
@@ -65,7 +65,7 @@ class _Client:
         return answered
 
     async def is_ready(self) -> bool:
-        """Whether readiness says so, as of at least a second after now."""
+        """Whether the service reports readiness, at least a second from now."""
         await asyncio.sleep(1.0)
         async with self.http.get("/health/ready") as response:
             return response.status == 200
@@ -134,7 +134,7 @@ async def flood(context: Context) -> list[Figure]:
 
 
 def _promised(*found: tuple[str, str, int]) -> list[Figure]:
-    """Figures of counts. Raises ``RuntimeError`` unless each is of all that were asked."""
+    """Figures of counts. Raises ``RuntimeError`` unless every request asked was answered."""
     asked = len(_URGENT_MS)
     short = [f"{label}: {count} of {asked}" for _, label, count in found if count < asked]
     if short:

@@ -98,7 +98,7 @@ def _figures(prefix: str, result: LoadResult, frames: float) -> list[Figure]:
 
 
 async def _frames(port: int) -> float:
-    """Frames that the orchestrator has received."""
+    """Number of frames that the orchestrator has received."""
     async with HttpConnection(HOST, port) as connection:
         connection.send("GET", "/metrics")
         _, metrics = await connection.answer()

@@ -13,7 +13,7 @@ from perf.stack.context import Bench, Context
 async def run_all(
     benches: Sequence[Bench], recording: Recording, *, quick: bool, device: str, console: Console
 ) -> Bundle:
-    """A failure is a result too."""
+    """Run ``benches`` into a bundle; a failure is a result too."""
     results: list[BenchResult] = []
     async with Context(quick=quick, device=device) as context:
         for bench in benches:

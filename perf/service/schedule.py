@@ -44,7 +44,7 @@ _FLEET = Fleet(WorkerSpec(StepCost(6e-3, 0.6e-3, 0.4e-3), slots=8, kv_tokens=10*
 
 @dataclass(slots=True)
 class _Taken:
-    """Microseconds each."""
+    """CPU times in microseconds."""
 
     submit: list[float] = field(default_factory=list)
     turn: list[float] = field(default_factory=list)
@@ -68,7 +68,7 @@ async def run(context: Context) -> list[Figure]:
 
 def _measure(queued: int, count: int) -> _Taken:
     loop = VirtualLoop()
-    # As the service does: what lives already need not be looked at by the collector.
+    # The collector need not look at what lives already, as in the service.
     gc.collect()
     gc.freeze()
     try:
@@ -123,7 +123,7 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
 def _timed(
     take: Callable[[SimLane, Frame], None], taken: list[float]
 ) -> Callable[[SimLane, Frame], None]:
-    """``take`` with the frames timed that a job's end is in."""
+    """Wrap ``take`` to time frames that have a job's end in them."""
 
     def timed(lane: SimLane, frame: Frame) -> None:
         begun = time.thread_time()
@@ -135,7 +135,7 @@ def _timed(
 
 
 def _room(parts: Components) -> int:
-    """Jobs that the instances take, all but one."""
+    """Number of jobs that the instances take, less one."""
     backlog = parts.settings.backlog_per_instance
     return _FLEET.count * (_FLEET.spec.slots + backlog) - 1
 

@@ -1,12 +1,12 @@
-"""What a step costs a worker beside its arithmetic, by part, for 1 to 256 rows.
+"""Cost of a step for a worker beside its arithmetic, by part, for 1 to 256 rows.
 
-First on one thread without Triton (``perf.engine.step_cost``): the engine that makes its tokens
-up, and the demo model on the CPU. Then the whole of a worker's process behind a real Triton: one
-lane, all rows on it, a step of 10 ms; that adds the two threads, their wake-ups, the interpreter's
-lock between them, and Triton's sender and its ``is_cancelled``.
+First on one thread without Triton (``perf.engine.step_cost``): the engine that makes its tokens up,
+and the demo model on the CPU. Then the whole of a worker's process behind a real Triton: one lane,
+all rows on it, a step of 10 ms; that adds the two threads, their wake-ups, the interpreter's lock
+between them, and Triton's sender and its ``is_cancelled``.
 
-The gate is a ratio: what a row costs, and what a step does, in turns of a plain Python loop that
-is timed between the samples.
+The gate is a ratio: what a row costs, and what a step does, in turns of a plain Python loop that is
+timed between the samples.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ async def run(context: Context) -> list[Figure]:
 
 
 def costs_of(engine_name: EngineName, rows: Sequence[int], samples: int) -> list[StepCost]:
-    """Of that engine with the demo model, on the CPU."""
+    """Step costs of an engine with the demo model on the CPU, one for each number of rows."""
     settings = WorkerSettings(
         model_path=_DEMO,
         device="cpu",

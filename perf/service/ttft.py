@@ -51,7 +51,7 @@ async def run(context: Context) -> list[Figure]:
 
 
 async def _pairs(stack: Stack, model: str, pairs: int) -> tuple[list[float], list[float]]:
-    """Milliseconds to the first token: through the orchestrator, bare."""
+    """Milliseconds to the first token, through the orchestrator and bare."""
     through, bare = [], []
     body = {"model": model, "prompt": _PROMPT, "stream": True, **_SAMPLING}
     async with (

@@ -56,7 +56,7 @@ UNBOUNDED = {"QUEUE_SIZE": "-1"}
 def run_policy(
     policy: Policy, scenario: Scenario, fleet: Fleet, per_s: float, seconds: float, seed: int
 ) -> SimRun:
-    """One policy under one load."""
+    """Simulate one policy under one load."""
     return simulate(
         scenario.arrivals(per_s, seconds, seed),
         fleet,
@@ -82,7 +82,7 @@ def capacity_per_s(scenario: Scenario, fleet: Fleet, seed: int) -> float:
 
 
 def on_campaign(args: argparse.Namespace, recording: Recording, console: Console) -> int:
-    """The campaign: a row per cell as it comes, then what it comes to."""
+    """Run the campaign and print it: a row per cell as it comes, then all of them together."""
     begun = time.monotonic()
     names = [name for name in LABELS if args.lengths == "open" or name == KNOWN]
     try:
@@ -115,7 +115,7 @@ def on_campaign(args: argparse.Namespace, recording: Recording, console: Console
 
 
 def scenes_of(args: argparse.Namespace) -> list[Scene]:
-    """The cells that were asked for. Raises ``TraceError``."""
+    """Cells that the options ask for. Raises ``TraceError``."""
     engines = [ENGINES[name] for name in args.engines]
     scenes = [
         scene
@@ -136,7 +136,7 @@ def scenes_of(args: argparse.Namespace) -> list[Scene]:
 
 
 def points_of(cells: Sequence[Cell]) -> list[plot.Point]:
-    """Of the cells on traces, each policy without a fixed number of rows."""
+    """Points of the cells on traces for the plot, each policy without a fixed number of rows."""
     return [
         plot.Point(
             trace=cell.scene.name.split(".")[0],

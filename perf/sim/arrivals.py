@@ -1,4 +1,4 @@
-"""Who asks for what, and when: Poisson or bursts, many sizes, several tenants, from one seed."""
+"""Arrivals, drawn from one seed: Poisson or bursts, many sizes, several tenants."""
 
 import math
 import random
@@ -13,7 +13,7 @@ from worker.protocol import OnDeadline
 PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
 VOCABULARY = 2**20
 _FIRST_OWN_ID = 2**18
-"""From here on ids are of one prompt alone."""
+"""First of the token ids that are of one prompt alone."""
 ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
 
 
@@ -35,16 +35,17 @@ class Arrival:
     first_token_ms: float = math.inf
     token_gap_ms: float = math.inf
     kind: str = ""
-    """What a cell's table tells apart; the orchestrator does not hear of it."""
+    """Kind that a cell's table tells apart; the orchestrator does not hear of it."""
     opening: tuple[int, ...] = ()
-    """How the prompt begins, at most as long as the prompt: what requests have in common. The rest
-    of it is like no other's."""
+    """Beginning of the prompt, at most as long as the prompt, which requests have in common. The
+    rest of it is like no other's."""
     session: str = ""
-    """The conversation that it is a turn of."""
+    """Conversation that it is a turn of."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """Token ids. The last is the answer's length, for the worker; none before it tells it."""
+        """Token ids of the prompt. The last is the answer's length, for the worker; none before it
+        tells."""
         own = _FIRST_OWN_ID + round(1e5 * self.at_s) % (VOCABULARY - _FIRST_OWN_ID)
         ids = self.opening[: self.prompt_tokens - 1]
         return ids + (own,) * (self.prompt_tokens - 1 - len(ids)) + (self.length,)
@@ -56,7 +57,7 @@ class Arrival:
 
 
 def trace_arrivals(load: TraceLoad, per_s: float, seconds: float, seed: int) -> Iterator[Arrival]:
-    """A trace's requests."""
+    """Arrivals of a trace's requests."""
     cap_tokens = load.cap_tokens  # looks at the whole trace
     for request in load.requests(per_s, seconds, seed):
         yield Arrival(
@@ -74,7 +75,8 @@ def trace_arrivals(load: TraceLoad, per_s: float, seconds: float, seed: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How requests look. Deadlines as in ``load.workload``: ``patience`` times the service time.
+    """Rules by which requests are drawn. Deadlines as in ``load.workload``: ``patience`` times the
+    service time.
 
     ``tenants`` maps names to their share of the arrivals. ``burst`` above 1 makes the rate swing
     between burst and 2 - burst times its mean, every ``burst_s``. ``open_share`` of the requests
@@ -93,7 +95,7 @@ class Scenario:
     burst_s: float = 20.0
 
     def arrivals(self, per_s: float, seconds: float, seed: int) -> Iterator[Arrival]:
-        """In order of time."""
+        """Arrivals in order of time, ``per_s`` on average."""
         rng = random.Random(seed)
         names, weights = list(self.tenants), list(self.tenants.values())
         most = per_s * max(1.0, self.burst)

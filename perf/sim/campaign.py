@@ -31,7 +31,7 @@ from perf.sim.simulate import simulate
 from worker.protocol import Outcome
 
 ROWS = (4, 8, 16, 32, 64)
-"""Fixed numbers of rows."""
+"""Fixed numbers of rows that policies also run with."""
 WARM_S = 8.0
 _LINGER_S = 20.0
 
@@ -49,7 +49,7 @@ _SETTINGS: dict[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``rows`` at once at most, whatever the slots; None leaves it to the policy."""
+    """A policy with at most ``rows`` at once, whatever the slots; None leaves the number to it."""
 
     name: str
     rows: int | None = None
@@ -64,7 +64,7 @@ class Policy:
 
 
 class CellRun(msgspec.Struct, frozen=True):
-    """What one run came to; shares are 0 to 1. ``focus`` is NaN where a cell has none."""
+    """Figures of one run; shares are 0 to 1. ``focus`` is NaN where a cell has none."""
 
     goodput: float
     attainment: float
@@ -90,15 +90,15 @@ class CellSpec:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A policy in a cell, over all seeds."""
+    """One policy in one cell, over all seeds."""
 
     scene: Scene
     policy: Policy
     runs: tuple[CellRun, ...]
-    """Policies pair by seed."""
+    """Runs in the order of the seeds, by which policies pair."""
 
     def values(self, metric: str) -> list[float]:
-        """Of ``CellRun``, seed by seed."""
+        """Values of one field of ``CellRun``, seed by seed."""
         return [getattr(run, metric) for run in self.runs]
 
     def median(self, metric: str) -> float:
@@ -128,7 +128,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """What became of one request, whoever served it."""
+    """Outcome of one request, whoever served it."""
 
     arrival: Arrival
     met: bool
@@ -137,7 +137,7 @@ class _Fate:
 
 
 def run_cell(spec: CellSpec) -> CellRun:
-    """One run, on this process."""
+    """Simulate one run in this process."""
     arrivals = spec.scene.source.arrivals(spec.seconds + WARM_S, spec.seed)
     fates = (_run_rival if spec.policy.name in RIVALS else _run_ours)(spec, arrivals)
     fates = [fate for fate in fates if fate.arrival.at_s >= WARM_S]
@@ -204,7 +204,7 @@ class SavedRuns:
 
 
 def policies_of(names: Iterable[str], rows: Sequence[int], scene: Scene) -> list[Policy]:
-    """Those of a cell, by name as they are and with fixed numbers of rows.
+    """Policies of a cell, by name as they are and with fixed numbers of rows.
 
     Ours decides how many of the slots it uses, rivals use them all; ceilings and ablations have no
     fixed rows.
@@ -231,7 +231,7 @@ def run_campaign(
     processes: int,
     saved: SavedRuns,
 ) -> Iterable[Cell]:
-    """All cells, one after the other as they are done.
+    """Run all cells; yields each as it is done.
 
     ``only`` are policies to run, by name or key (``ours@16``); of the others, what ``saved`` has is
     shown beside them.

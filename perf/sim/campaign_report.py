@@ -1,4 +1,4 @@
-"""What a campaign came to: a table with a row for each cell, and a bundle."""
+"""Report of a campaign: a table with a row for each cell, and a bundle."""
 
 import math
 from collections import defaultdict
@@ -21,7 +21,8 @@ _ALONE = "cell,policy,met %,lowest … highest,met/s,waste %,tokens/s,focus"
 
 
 def show(cells: Sequence[Cell], console: Console, *, every: bool = False) -> None:
-    """Ours beside the others, cell by cell, medians over seeds; where ours loses most comes first.
+    """Print ours beside the others, cell by cell, medians over seeds; where ours loses most comes
+    first.
 
     ``÷ own best`` is beside ours with the best fixed number of rows of that cell, ``÷ best rival``
     beside the best rival with its best number of rows, ``÷ FIFO`` beside first come, first served
@@ -46,7 +47,7 @@ def show(cells: Sequence[Cell], console: Console, *, every: bool = False) -> Non
 
 
 def _compared(ours: Cell, cells: Sequence[Cell]) -> tuple[float, list[str]]:
-    """The least of its ratios, and its row."""
+    """Row of a cell's table, with the least of its ratios before it."""
     fixed = [c for c in cells if c.policy.name == OURS and c is not ours]
     rivals = [c for c in cells if c.policy.name in RIVALS]
     fifo = [c for c in rivals if c.policy.key == "fifo"]
@@ -63,7 +64,8 @@ def _compared(ours: Cell, cells: Sequence[Cell]) -> tuple[float, list[str]]:
 
 
 def _ratio(ours: Cell, others: Sequence[Cell]) -> tuple[float, Cell | None]:
-    """Of the best of them, by what is met; NaN of none."""
+    """Goodput of ``ours`` over that of the best of the others, and that one; NaN and None of
+    none."""
     if not others:
         return math.nan, None
     best = max(others, key=lambda cell: cell.median("goodput"))
@@ -105,7 +107,7 @@ def _print(title: str, columns: str, rows: Sequence[Sequence[str]], console: Con
 
 
 def save(cells: Sequence[Cell], seconds: float, recording: Recording) -> None:
-    """Everything, with what it was measured on."""
+    """Save all figures with what they were measured on."""
     found = BenchResult(
         "sim-traces",
         "the orchestrator and its rivals on virtual time",

@@ -30,7 +30,7 @@ from worker.protocol import Delta, Outcome
 
 CALLS = 4
 RUN_SHARE = 0.5
-"""Of the work."""
+"""Share (0 to 1) of the work that runs make up."""
 TOOL_S = 0.2
 PATIENCE = (2.0, 4.0, 8.0)
 MARGIN_MS = 500.0
@@ -41,7 +41,7 @@ _LINGER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An agent's. ``calls`` state no deadline of their own; ``tools_s`` come after each."""
+    """Run of an agent. ``calls`` state no deadline of their own; ``tools_s`` come after each."""
 
     at_s: float
     calls: Sequence[Arrival]
@@ -51,14 +51,14 @@ class Run:
 
 @dataclass(slots=True)
 class Kept:
-    """What became of runs, and of the others' requests."""
+    """Numbers of runs and of others' requests, and of those that were kept."""
 
     runs: int = 0
     runs_kept: int = 0
     others: int = 0
     others_kept: int = 0
     wasted_calls: int = 0
-    """Met, in runs that were not kept."""
+    """Calls that were met, in runs that were not kept."""
 
     @property
     def run_share(self) -> float:
@@ -70,7 +70,7 @@ class Kept:
 
 
 def draw_load(per_s: float, seconds: float, seed: int) -> Iterator[Run | Arrival]:
-    """Runs and others' requests, ``per_s`` calls of either kind in all."""
+    """Runs and others' requests in order of time, ``per_s`` calls of either kind in all."""
     rng = random.Random(seed)
     others = SCENARIO.arrivals((1 - RUN_SHARE) * per_s, seconds, seed)
     calls = SCENARIO.arrivals(1e6, seconds, seed + 1)
@@ -88,7 +88,7 @@ def draw_load(per_s: float, seconds: float, seed: int) -> Iterator[Run | Arrival
 def measure(
     load: Sequence[Run | Arrival], manner: str, fleet: Fleet, *, seed: int, warm_s: float = 5.0
 ) -> Kept:
-    """One manner under one load; what comes in the first ``warm_s`` is not counted."""
+    """Simulate one manner under one load; what comes in the first ``warm_s`` is not counted."""
     return run_quietly(
         lambda loop: _measure(loop, load, manner, fleet, UNBOUNDED, random.Random(seed), warm_s)
     )
@@ -154,7 +154,7 @@ async def _call(
     budget_ms: float,
     calls_left: int | None,
 ) -> bool:
-    """Whether its answer came in time."""
+    """Make one call; returns whether its answer came in time."""
     job, prompt = new_job(arrival, clock.now(), budget_ms)
     listener = _EndListener()
     try:
@@ -166,17 +166,17 @@ async def _call(
 
 
 class _EndListener:
-    """Hears a task's end."""
+    """Waits for a task's end."""
 
     def __init__(self) -> None:
         self.is_over = asyncio.Event()
         self.met = False
 
     def started(self, task: Task) -> None:
-        """No news."""
+        """Ignore the start."""
 
     def tokens(self, task: Task, delta: Delta) -> None:
-        """Nor this."""
+        """Ignore the tokens."""
 
     def ended(self, task: Task) -> None:
         assert task.ending is not None
@@ -215,7 +215,7 @@ def main() -> int:
 
 
 def _shares(shares: Sequence[float]) -> str:
-    """The middle one, and from which to which."""
+    """Median share in percent, with the least and the greatest in brackets."""
     ordered = sorted(100 * share for share in shares)
     return f"{ordered[len(ordered) // 2]:5.1f} ({ordered[0]:.0f}…{ordered[-1]:.0f})".rjust(16)
 

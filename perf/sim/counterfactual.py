@@ -1,4 +1,5 @@
-"""Which refusals were wrong: the same arrivals once more, with that one request kept (DL-17).
+"""Share of refusals that were wrong: the same arrivals again, with one refused request kept
+(DL-17).
 
 Unserved by our own decision are those refused when they came, for want of time or of room, those
 taken out of the queue, and those that a worker stopped before their deadline. In its own run such a
@@ -20,7 +21,8 @@ _OURS = (Code.DEADLINE_INFEASIBLE, Code.QUEUE_FULL)
 
 @dataclass(frozen=True, slots=True)
 class FalseRefusals:
-    """How many requests ended ``unserved``, how many of them were tried, how many of these met."""
+    """Numbers of requests that ended ``unserved``, of those of them ``tried`` again, of these
+    met."""
 
     offered: int
     unserved: int
@@ -29,12 +31,12 @@ class FalseRefusals:
 
     @property
     def share(self) -> float:
-        """Of the unserved, those that would have been met."""
+        """Share of the unserved requests tried again that would have been met."""
         return self.met / self.tried if self.tried else 0.0
 
 
 def is_unserved(result: SimResult) -> bool:
-    """Whether it was our decision that ended this."""
+    """Whether it was our decision that ended this request."""
     if result.outcome is Outcome.REFUSED:
         return result.code in _OURS
     before = result.ended_s < result.arrival.at_s + result.arrival.deadline_ms / 1000 - 1e-3
@@ -44,7 +46,7 @@ def is_unserved(result: SimResult) -> bool:
 def false_refusals(
     arrivals: Iterable[Arrival], fleet: Fleet, settings: Mapping[str, str], seed: int, sample: int
 ) -> FalseRefusals:
-    """Try ``sample`` of the unserved again, drawn at random."""
+    """Simulate again with each of ``sample`` unserved requests kept, drawn at random."""
     arrivals = list(arrivals)
     results = simulate(arrivals, fleet, settings, seed=seed, kept=-1).results
     unserved = [at for at, result in enumerate(results) if is_unserved(result)]
@@ -58,7 +60,8 @@ def false_refusals(
 def _met_if_kept(
     arrivals: list[Arrival], at: int, fleet: Fleet, settings: Mapping[str, str], seed: int
 ) -> bool:
-    """Whoever comes after its deadline makes no difference to it, and is left out."""
+    """Whether the kept request is met. Arrivals after its deadline make no difference, and are left
+    out."""
     over_s = arrivals[at].at_s + arrivals[at].deadline_ms / 1000
     earlier = [arrival for arrival in arrivals if arrival.at_s <= over_s]
     last_s = arrivals[-1].at_s if over_s == math.inf else over_s

@@ -27,7 +27,7 @@ from worker.protocol import Delta, Outcome
 AGENTS = 8
 NEW_TOKENS, ANSWER_TOKENS = 48, 24
 MOST_TOKENS = 700
-"""Then an agent begins another conversation."""
+"""Length of a conversation in tokens after which its agent begins another one."""
 TOOL_S = 8.0
 PATIENCE, MARGIN_MS = 3.0, 250.0
 KEEP_S = 30.0
@@ -38,7 +38,7 @@ _FIRST_ID = 1000
 
 @dataclass(slots=True)
 class Kept:
-    """What became of turns that go on with something, and of others' requests."""
+    """Results of turns that go on with something, and of others' requests."""
 
     first_ms: list[float] = field(default_factory=list)
     turns: int = 0
@@ -47,7 +47,7 @@ class Kept:
     others_met: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the turns' prompts."""
+    """Tokens of the turns' prompts that were cached."""
 
     @property
     def cached_share(self) -> float:
@@ -55,7 +55,7 @@ class Kept:
 
 
 def measure(others: Sequence[Arrival], keep_s: float, fleet: Fleet, *, seed: int) -> Kept:
-    """One load, with the agents' KV kept for ``keep_s`` after a turn."""
+    """Simulate one load, with the agents' KV kept for ``keep_s`` after a turn."""
     return run_quietly(lambda loop: _measure(loop, others, keep_s, fleet, seed))
 
 
@@ -96,7 +96,7 @@ async def _measure(
             if not said or len(said) > MOST_TOKENS:
                 said, session_id = [], f"{number}/{clock.now()}"
             prompt = said + [next(ids) for _ in range(NEW_TOKENS)]
-            # As patient as for a turn whose conversation is there: what keeping it promises.
+            # Patience is that for a turn whose conversation is there: what keeping it promises.
             wanted_ms = PATIENCE * SPEED.service_ms(NEW_TOKENS, ANSWER_TOKENS) + MARGIN_MS
             task = await call(_turn(clock.now(), len(prompt), wanted_ms), prompt, session_id)
             if said:
@@ -147,7 +147,7 @@ def _is_met(task: Task) -> bool:
 
 
 class _EndListener:
-    """Hears a task's end; has the task keep what it says."""
+    """Waits for a task's end; has the task keep what it says."""
 
     def __init__(self) -> None:
         self.is_over = asyncio.Event()
@@ -156,7 +156,7 @@ class _EndListener:
         task.record()
 
     def tokens(self, task: Task, delta: Delta) -> None:
-        """The transcript has them."""
+        """Ignore the tokens: the transcript has them."""
 
     def ended(self, task: Task) -> None:
         self.is_over.set()

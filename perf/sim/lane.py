@@ -22,7 +22,7 @@ from worker.service.call import Call, Tensors, strings
 
 _LEAST_S = 1e-9
 _WIRE_S = 0.001
-"""From the orchestrator to the engine's inbox."""
+"""Seconds from the orchestrator to the engine's inbox."""
 
 
 class SimLane(StreamLane):
@@ -72,7 +72,7 @@ class SimLane(StreamLane):
         self._clock.call_at(self._arrives_at, partial(self.take, frame))
 
     def take(self, frame: Frame) -> None:
-        """What the reader does with a frame."""
+        """Handle a frame as a lane's reader does."""
         self.last_frame_at = now = self._clock.now()
         self._dispatch(frame, now)
         if not self.sessions_total:
@@ -84,7 +84,7 @@ class SimLane(StreamLane):
 
 
 class _Responder:
-    """Frames come back on the request that opened the lane; those of others just end."""
+    """Brings frames back on the request that opened the lane; those of other requests just end."""
 
     def __init__(self, lane: SimLane) -> None:
         self._lane = lane
@@ -95,7 +95,7 @@ class _Responder:
         self._lane.deliver(frame)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: nothing is kept open."""
 
     def fail(self, code: Code, message: str) -> None:
         raise AssertionError(f"{code}: {message}")

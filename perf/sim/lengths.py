@@ -1,4 +1,4 @@
-"""How well lengths of answers are foretold, by kind of prompt and without it, on made-up mixtures.
+"""Forecasts of answers' lengths, by kind of prompt and without it, judged on made-up mixtures.
 
     python -m perf.sim.lengths [--answers 2000] [--seed N]
 
@@ -22,7 +22,7 @@ CAP = 2048
 
 
 class Answer(NamedTuple):
-    """``cut_at`` is where a deadline stops it, if it gets so far."""
+    """One answer; ``cut_at`` is where a deadline stops it, if it gets so far."""
 
     key: LengthKey
     tokens: int
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Of a mixture: see the module."""
+    """Score of the forecasts on a mixture: ``bits`` and ``loss`` as in the module."""
 
     bits: float
     loss: float
@@ -45,7 +45,8 @@ def _key(kind: PromptKind, prompt_tokens: int, session: str = "") -> LengthKey:
 
 
 def facts_and_stories(rng: random.Random, count: int) -> Iterator[Answer]:
-    """Half are questions of some opening words, half want stories; topics differ every time."""
+    """Answers to questions of some opening words and to wishes for stories, half each; topics
+    differ."""
     for i in range(count):
         is_story = rng.random() < 0.5
         first, few = (b"tell", b"tell me a") if is_story else (b"what", b"what is the")
@@ -57,13 +58,13 @@ def facts_and_stories(rng: random.Random, count: int) -> Iterator[Answer]:
 
 
 def cut_stories(rng: random.Random, count: int) -> Iterator[Answer]:
-    """The same, and a deadline cuts whatever gets beyond 120 tokens."""
+    """Facts and stories, with a deadline that cuts whatever gets beyond 120 tokens."""
     for answer in facts_and_stories(rng, count):
         yield answer._replace(cut_at=120)
 
 
 def instructed(rng: random.Random, count: int) -> Iterator[Answer]:
-    """Twenty applications with system prompts of their own; some have tools."""
+    """Answers of twenty applications with system prompts of their own; some have tools."""
     medians = [8 * 1.35**i for i in range(20)]
     for i in range(count):
         one = rng.randrange(20)
@@ -72,7 +73,7 @@ def instructed(rng: random.Random, count: int) -> Iterator[Answer]:
 
 
 def summaries(rng: random.Random, count: int) -> Iterator[Answer]:
-    """The longer the prompt, the longer the answer."""
+    """Answers that are the longer, the longer the prompt."""
     for i in range(count):
         prompt = round(math.exp(rng.uniform(math.log(50), math.log(8000))))
         kind = PromptKind(b"", (b"%d" % rng.randrange(100), b"%d" % i))
@@ -80,7 +81,7 @@ def summaries(rng: random.Random, count: int) -> Iterator[Answer]:
 
 
 def sessions(rng: random.Random, count: int) -> Iterator[Answer]:
-    """Conversations of twelve turns, forty at a time, each with a length of its own."""
+    """Answers in conversations of twelve turns, forty at a time, each with a length of its own."""
     medians = {i: _drawn(rng, 60, 1.0) for i in range(40)}
     turns = dict.fromkeys(medians, 0)
     for i in range(count):
@@ -98,14 +99,15 @@ def sessions(rng: random.Random, count: int) -> Iterator[Answer]:
 
 
 def swapped(rng: random.Random, count: int) -> Iterator[Answer]:
-    """Kinds that change places halfway: what was short is long from then on."""
+    """Answers whose kinds change places halfway: what was short is long from then on."""
     for i, answer in enumerate(facts_and_stories(rng, count)):
         is_story = (answer.key.kind.opening[0] == b"tell") == (i < count // 2)
         yield answer._replace(tokens=_drawn(rng, 180 if is_story else 12))
 
 
 def meaningless(rng: random.Random, count: int) -> Iterator[Answer]:
-    """Kinds that say nothing: every prompt another one, or one of a few, all of the same length."""
+    """Answers whose kinds say nothing: prompts all differ, or are one of a few, with like
+    lengths."""
     for i in range(count):
         kind = PromptKind(b"app %d" % rng.randrange(30), (b"%d" % rng.randrange(30), b"%d" % i))
         yield Answer(
@@ -131,7 +133,7 @@ def _without(key: LengthKey) -> LengthKey:
 
 
 def score(answers: list[Answer], *, by_kind: bool, skipped: int = 100) -> Score:
-    """Of all answers but the first, of which nobody could know anything."""
+    """Score over all answers but the first ``skipped``, of which nobody could know anything."""
     lengths = AnswerLengths()
     bits = loss = tokens = 0.0
     for number, answer in enumerate(answers):
@@ -147,7 +149,7 @@ def score(answers: list[Answer], *, by_kind: bool, skipped: int = 100) -> Score:
 
 
 def _pinball(curve: LengthCurve, tokens: int) -> float:
-    """Mean over the quantiles."""
+    """Mean pinball loss over the quantiles."""
     total = 0.0
     for i, guess in enumerate(curve.left(0, CAP)):
         share = (i + 0.5) / QUANTILES

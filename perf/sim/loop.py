@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class Deadlock(RuntimeError):
-    """Everything waits, and nothing is due: in a simulation nobody else will wake it."""
+    """Raised where everything waits and nothing is due: nobody else will wake a simulation."""
 
 
 class _Jumps(selectors.SelectSelector):
-    """Advances time by what a real selector would have waited."""
+    """Selector that advances time by what a real one would have waited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _Jumps(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """For coroutines that use timers and each other only: no sockets, no threads."""
+    """Loop for coroutines that use timers and each other only: no sockets, no threads."""
 
     def __init__(self) -> None:
         self._jumps = _Jumps()
@@ -42,7 +42,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """The orchestrator's clock on such a loop. The simulation begins at a round wall time."""
+    """The orchestrator's clock on a ``VirtualLoop``. The simulation begins at a round wall time."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -56,7 +56,7 @@ class VirtualClock:
 
 
 def run_quietly(make: Callable[[VirtualLoop], Coroutine[None, None, T]]) -> T:
-    """Run what ``make`` makes to its end on a loop of its own, without the service's log."""
+    """Run ``make``'s coroutine to its end on a loop of its own, without the service's log."""
     loop = VirtualLoop()
     log = logging.getLogger("orchestrator")
     level, was_enabled = log.level, gc.isenabled()

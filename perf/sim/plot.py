@@ -53,11 +53,11 @@ _TITLES = {
     "constant": "deadline by the application",
     "parts": "first token, then every gap",
 }
-"""By manner."""
+"""Titles by manner."""
 
 
 def draw(cells: Sequence[Point], stem: Path) -> list[Path]:
-    """Write ``stem``.png and ``stem``.svg; their paths.
+    """Write ``stem``.png and ``stem``.svg; returns their paths.
 
     A row of panels for each trace and its arrivals, a column for each manner. Goodput is in units
     of the capacity, so that panels share one scale.
@@ -115,7 +115,7 @@ def draw(cells: Sequence[Point], stem: Path) -> list[Path]:
 
 
 def _styles(policies: Sequence[str]) -> dict[str, _Style]:
-    """Ours stand out; rivals have theirs in the order in which they come."""
+    """Styles by policy: ours stand out; rivals have theirs in the order in which they come."""
     rivals = [policy for policy in policies if policy not in _STYLES]
     if len(rivals) > len(_RIVALS):
         raise ValueError(f"{len(rivals)} rivals in one plot; there are styles for {len(_RIVALS)}")

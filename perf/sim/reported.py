@@ -1,4 +1,4 @@
-"""What clients are told beside what comes of it: starts, retries, deadlines, fits, ends (DL-16).
+"""Reports to clients beside what comes of them: starts, retries, deadlines, fits, ends (DL-16).
 
     python -m perf.sim.reported [--seconds 60] [--seed N]
 
@@ -30,45 +30,45 @@ from worker.protocol import Delta, OnDeadline, Outcome
 
 WAY_BACK_S = 0.002
 CLIENT_MS = 4.0
-"""The client's own time, at most."""
+"""Longest time in ms that a client itself takes."""
 _POLL_S = 0.005
 _SHORT_MS = 20.0
-"""Shorter waits, reported and real, are not compared."""
+"""Wait in ms, reported or real, below which pairs are not compared."""
 _WARM_S = 10.0
 _COOL_S = 10.0
 _LINGER_S = 20.0
 
 
 class Pair(NamedTuple):
-    """Both in ms."""
+    """A reported time and the real one, in ms."""
 
     reported: float
     real: float
 
     @property
     def factor(self) -> float:
-        """How far off, either way."""
+        """Factor between reported and real, 1 or more either way."""
         reported, real = max(1.0, self.reported), max(1.0, self.real)
         return max(reported / real, real / reported)
 
 
 @dataclass(slots=True)
 class Reported:
-    """All that was reported after the warm-up. Times in ms."""
+    """Reports after the warm-up, with the real times. Times in ms."""
 
     starts: list[Pair] = field(default_factory=list)
     retries: list[Pair] = field(default_factory=list)
     deadlines: list[Pair] = field(default_factory=list)
-    """``earliest_feasible_deadline`` and when the request, come again with it, was done."""
+    """``earliest_feasible_deadline``, and when the request, come again with it, was done."""
     finishes: list[Pair] = field(default_factory=list)
-    """``predicted_finish_ms``, and the same."""
+    """``predicted_finish_ms``, and when the request, come again, was done."""
     deadlines_kept: int = 0
     deadlines_lost: int = 0
     fits: list[Pair] = field(default_factory=list)
-    """The budget, and what of it was used, of those that were shrunk."""
+    """Budgets of the answers that were shrunk, and what of each was used."""
     fits_cut: int = 0
     partial_left: list[float] = field(default_factory=list)
-    """Of the deadline, when a ``partial`` or ``fit`` answer was at its client."""
+    """Time left of the deadline when a ``partial`` or ``fit`` answer was at its client."""
 
     @property
     def kept(self) -> float:
@@ -77,7 +77,7 @@ class Reported:
 
     @property
     def fit_use(self) -> float:
-        """Share of the budget that fits use, at the median."""
+        """Median share of the budget that fits use; NaN of none."""
         return percentile([p.real / p.reported for p in self.fits], 50) if self.fits else math.nan
 
     @property
@@ -90,19 +90,19 @@ class Reported:
 
 
 def median_factor(pairs: Iterable[Pair]) -> float:
-    """How far off at the median, either way; NaN of none."""
+    """Median factor between reported and real, 1 or more either way; NaN of none."""
     factors = [pair.factor for pair in pairs]
     return percentile(factors, 50) if factors else math.nan
 
 
 def median_ratio(pairs: Iterable[Pair]) -> float:
-    """Reported over real at the median; NaN of none."""
+    """Median of reported over real; NaN of none."""
     ratios = [pair.reported / max(1.0, pair.real) for pair in pairs]
     return percentile(ratios, 50) if ratios else math.nan
 
 
 def mixed(arrivals: Iterable[Arrival], seed: int) -> list[Arrival]:
-    """Arrivals that want all kinds of things: some end cleanly, some want what nobody could do."""
+    """Arrivals with wishes of all kinds: some end cleanly, some want what nobody could do."""
     rng, made = random.Random(seed), []
     for arrival in arrivals:
         drawn = rng.random()
@@ -238,23 +238,23 @@ async def _measure(
 
 
 class _EndListener:
-    """Hears a task's end."""
+    """Records a task's end."""
 
     def __init__(self) -> None:
         self.is_over = asyncio.Event()
 
     def started(self, task: Task) -> None:
-        """The marks have it."""
+        """Ignore the start: the task's marks have it."""
 
     def tokens(self, task: Task, delta: Delta) -> None:
-        """So has the count."""
+        """Ignore the tokens: the task's count has them."""
 
     def ended(self, task: Task) -> None:
         self.is_over.set()
 
 
 def _off(pairs: list[Pair]) -> str:
-    """The median of reported over real, and how far single ones are off."""
+    """Median of reported over real, the median factor of single pairs, and their number."""
     return f"{median_ratio(pairs):.2f} (each x{median_factor(pairs):.2f} of {len(pairs)})"
 
 
@@ -265,7 +265,7 @@ LONG = Scenario(
     patience=(6.0, 12.0),
     open_share=1.0,
 )
-"""Long answers of unknown length, which hold all of few slots."""
+"""Scenario of long answers of unknown length, which hold all of few slots."""
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
-"""The cells of a campaign: which requests come, at which rate, to which engine.
+"""Cells of a campaign: which requests come, at which rate, to which engine.
 
 Two kinds of engine. ``slow`` is the demo model slowed five times, two instances of eight slots, as
-in ``perf.goodput``. The others are one instance of the demo model with 16, 32 or 64 slots, beside
-a server and its clients on the same two cores: 6 ms a step with 16 rows, 16.5 ms with 64.
+in ``perf.goodput``. The others are one instance of the demo model with 16, 32 or 64 slots, beside a
+server and its clients on the same two cores: 6 ms a step with 16 rows, 16.5 ms with 64.
 
 Cells are drawn (``perf.load.cells``, and agents with long conversations) or of a trace.
 """
@@ -34,7 +34,7 @@ _REPLIES = Sizes(median=32, sigma=0.7, least=4, most=160)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What serves a cell."""
+    """Engine that serves a cell: a fleet of instances, by name."""
 
     name: str
     fleet: Fleet
@@ -45,7 +45,7 @@ class Engine:
 
     @property
     def speed(self) -> Speed:
-        """Of a full engine, in ms."""
+        """Times per token of a full engine, in ms."""
         machine = self.machine
         return Speed(1000 * machine.prompt_token_s, 1000 * machine.token_s)
 
@@ -56,7 +56,7 @@ class Engine:
         return Machine(self.slots, cost.prompt_token_s, step_s)
 
     def with_rows(self, rows: int) -> "Engine":
-        """The same, with at most so many rows at once; its memory stays."""
+        """Engine with at most ``rows`` at once, and the memory of this one."""
         spec = replace(self.fleet.spec, slots=rows)
         return replace(self, fleet=replace(self.fleet, spec=spec))
 
@@ -68,7 +68,8 @@ SLOW = Engine(
     "slow", Fleet(WorkerSpec(STEP_COST, 8, kv_tokens=8192, min_start_s=0.1 / ANSWER_SCALE), 2)
 )
 DEMO_COST = StepCost(2.5e-3, 0.219e-3, 0.15e-3)
-"""Of the demo engine, fitted to its steps under load: 6 ms with 16 rows, 16.5 ms with 64."""
+"""Step cost of the demo engine, fitted to its steps under load: 6 ms with 16 rows, 16.5 ms with
+64."""
 _DEMO_KV_TOKENS = 64 * 2048
 
 
@@ -81,10 +82,10 @@ ENGINES = {engine.name: engine for engine in (SLOW, demo(16), demo(32), demo(64)
 
 
 class Source(Protocol):
-    """Where a cell's requests come from."""
+    """Source of a cell's requests."""
 
     def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
-        """In order of time; the same for a seed every time."""
+        """Requests in order of time; the same for a seed every time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +94,14 @@ class Scene:
 
     name: str
     load: str
-    """For people: ``54/s``, or ``2x`` the capacity."""
+    """Load as people read it: ``54/s``, or ``2x`` the capacity."""
     engine: Engine
     source: Source
     focus: str = ""
 
     @property
     def key(self) -> str:
-        """Of figures: the slow engine's cells have none of its name."""
+        """Key of the cell's figures; the slow engine's name is left out of it."""
         engine = "" if self.engine.name == SLOW.name else f".{self.engine.name}"
         return f"{self.name}{engine}.{self.load.replace('/', '_per_')}"
 
@@ -110,7 +111,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A mix of several kinds; prompts of a kind begin alike."""
+    """Requests of a mix of several kinds; prompts of a kind begin alike."""
 
     mix: Mix
 
@@ -133,7 +134,8 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """Conversations of agents: each turn's prompt is all that was said, and something new.
+    """Requests of agents' conversations: each turn's prompt is all that was said, and something
+    new.
 
     All begin with the same instructions. A conversation is over after ``turns``; then its agent
     begins another one. Where a load begins, each is somewhere in the first half of its own.
@@ -145,7 +147,7 @@ class Agents:
     news: Sizes = _NEWS
     answers: Sizes = _REPLIES
     every_s: tuple[float, float] = (1.0, 2.0)
-    """From one turn to the next, at least and at most: tools, and the answer before."""
+    """Seconds from one turn to the next, at least and at most: tools, and the answer before."""
     deadlines_ms: tuple[float, ...] = (500.0, 1000.0, 2000.0)
 
     @property
@@ -154,7 +156,7 @@ class Agents:
 
     @property
     def context_tokens(self) -> int:
-        """Of the longest conversation, and some room."""
+        """Tokens of the longest conversation, and some room."""
         return self.instructions + (self.turns + 2) * (self.news.most + self.answers.most)
 
     def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
@@ -200,15 +202,15 @@ class Agents:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A trace's requests, at so many times the capacity of the engine that is to serve them."""
+    """Requests of a trace, at ``load`` times the capacity of the engine that is to serve them."""
 
     trace: Path
     arrivals_by: str
-    """``poisson`` or ``trace``."""
+    """Origin of arrivals: ``poisson`` or ``trace``."""
     manner: Manner
     load: float
     capacity: float
-    """Requests per second."""
+    """Capacity of the engine in requests per second."""
     speed: Speed
 
     def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
@@ -220,7 +222,7 @@ _ROWS: dict[Path, tuple[Row, ...]] = {}
 
 
 def load_of(trace: Path, arrivals: str, manner: Manner, speed: Speed) -> TraceLoad:
-    """The requests of a trace file; those of code completion are known by its name."""
+    """Load of a trace file's requests; those of code completion are known by its name."""
     rows = _ROWS.get(trace)
     if rows is None:
         rows = _ROWS[trace] = tuple(read_trace(trace))
@@ -249,7 +251,7 @@ def trace_scenes(
     manners: Sequence[Manner],
     loads: Sequence[float],
 ) -> list[Scene]:
-    """The cells of a trace on an engine. Raises ``TraceError``."""
+    """Cells of a trace on an engine. Raises ``TraceError``."""
     capacity = capacity_of(trace, engine)
     stem = trace.stem
     name = "code" if "code" in stem else "conversation" if "conv" in stem else stem
@@ -267,11 +269,12 @@ def trace_scenes(
 
 
 CAPACITY_PER_S = 25.0
-"""Of the engine with 64 slots, in facts and stories: see ``perf.load.cells``."""
+"""Requests per second of the engine with 64 slots, in facts and stories: see
+``perf.load.cells``."""
 
 
 def drawn_scenes() -> list[Scene]:
-    """The cells that come from no trace."""
+    """Cells that come from no trace."""
     full = ENGINES["64"]
     agents = Agents(36)
     spec = replace(full.fleet.spec, prefix_cache=True)
@@ -289,4 +292,4 @@ def drawn_scenes() -> list[Scene]:
 
 _OF_EVERY_ENGINE = ("half-capacity", "capacity", "twice")
 QUICK = ("capacity", "twice", "bursts", "tight", "flood", "batch", "long-prompts", "agents")
-"""The cells that a quick look takes, with 64 slots."""
+"""Names of the cells that a quick look takes, with 64 slots."""

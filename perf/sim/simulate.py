@@ -1,4 +1,5 @@
-"""Runs a load through a real orchestrator on virtual time: what became of every request."""
+"""Runs a load through a real orchestrator on virtual time, and records what became of each
+request."""
 
 import asyncio
 import gc
@@ -39,7 +40,7 @@ _KEPT = "kept"
 
 @dataclass(slots=True)
 class SimResult:
-    """What became of one arrival. Seconds of the simulation; 0 where it never came to that."""
+    """Fate of one arrival. Times are seconds of the simulation; 0 where it never came to that."""
 
     arrival: Arrival
     outcome: Outcome | None = None
@@ -50,15 +51,16 @@ class SimResult:
     tokens: int = 0
     endings: int = 0
     sampled: bool = False
-    """It would have been refused, and was let in to see what becomes of it."""
+    """Whether it would have been refused, and was let in to see what becomes of it."""
     pauses: int = 0
     fitted: bool = False
     part_missed: bool = False
-    """It ended for want of a part of its answer (DL-14)."""
+    """Whether it ended for want of a part of its answer (DL-14)."""
 
     @property
     def met(self) -> bool:
-        """By the client's own clock and deadline, whatever the service knew of it."""
+        """Whether it was met by the client's own clock and deadline, whatever the service knew of
+        it."""
         in_time = self.ended_s <= self.arrival.at_s + self.arrival.deadline_ms / 1000
         return self.outcome is Outcome.MET and in_time
 
@@ -75,7 +77,7 @@ class SimRun:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The instances."""
+    """Instances behind the orchestrator, all alike."""
 
     spec: WorkerSpec
     count: int = 2
@@ -83,7 +85,7 @@ class Fleet:
 
 
 WorkerEvent = Callable[[list[SimWorker]], None]
-"""Something that happens to the workers."""
+"""Event that changes something about the workers."""
 
 
 def simulate(
@@ -98,8 +100,8 @@ def simulate(
     watch: Callable[[Orchestrator, float], None] | None = None,
     kept: int | None = None,
 ) -> SimRun:
-    """Run ``arrivals`` to their ends, or to ``linger_s`` after the last came; then what is left
-    is ended.
+    """Run ``arrivals`` to their ends, or to ``linger_s`` after the last came; then what is left is
+    ended.
 
     ``events`` happen at their times. ``watch`` is called every millisecond; what it raises, the
     simulation does. With ``kept``, nothing but its deadline stops the arrival of that number (-1:
@@ -172,7 +174,7 @@ def new_orchestrator(
 
 
 def new_job(arrival: Arrival, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:
-    """What an API would make of an arrival, and its prompt."""
+    """Job that an API would make of an arrival, and its prompt."""
     job = Job(
         api=Api.COMPLETIONS,
         model=MODEL,
@@ -217,7 +219,7 @@ class _Driver:
         task.add_done_callback(self._submitting.discard)
 
     def all_ended(self, count: int) -> bool:
-        """Whether so many have come, and each has its end."""
+        """Whether ``count`` arrivals have come, and each has its end."""
         return len(self.results) == count and all(result.endings for result in self.results)
 
     async def _submit(self, arrival: Arrival, result: SimResult, name: str) -> None:
@@ -234,16 +236,16 @@ class _Driver:
 
 
 class _ResultListener:
-    """Writes down a task's end."""
+    """Records a task's end."""
 
     def __init__(self, result: SimResult) -> None:
         self._result = result
 
     def started(self, task: Task) -> None:
-        """The marks have it."""
+        """Ignore the start: the task's marks have it."""
 
     def tokens(self, task: Task, delta: Delta) -> None:
-        """So has the count."""
+        """Ignore the tokens: the task's count has them."""
 
     def ended(self, task: Task) -> None:
         result, ending = self._result, task.ending

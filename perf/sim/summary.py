@@ -1,4 +1,4 @@
-"""What a simulation came to, as figures."""
+"""Figures of a simulation."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Calibrated(NamedTuple):
 
 
 def calibration(run: SimRun) -> dict[tuple[Priority, int], Calibrated]:
-    """By class and least chance in percent: what was given, and what came of it."""
+    """Chances given and requests met, by class and least chance in percent."""
     return {
         key: Calibrated(tally.given, tally.chances / tally.given, tally.met / tally.given)
         for key, tally in run.orchestrator.stages.prediction.calibration.tallies.items()
@@ -42,7 +42,7 @@ class Summary:
 
     @classmethod
     def of(cls, run: SimRun, warm_s: float) -> "Summary":
-        """Of the arrivals after ``warm_s``; tokens and refusals over all of them."""
+        """Summary of the arrivals after ``warm_s``; tokens and refusals over all of them."""
         results = [result for result in run.results if result.arrival.at_s >= warm_s]
         met = sum(result.met for result in results)
         late = sum(worker.tokens_late for worker in run.workers)

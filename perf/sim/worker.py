@@ -30,13 +30,13 @@ from worker.settings import WorkerSettings
 from worker.text.tokenizer import Tokenizer
 
 _TICK_S = 0.05
-"""How often an idle worker looks whether a heartbeat is due."""
+"""Seconds after which an idle worker looks whether a heartbeat is due."""
 _END, _TOKEN = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """``noise`` is the spread of a step's time (sigma of its logarithm).
+    """Settings of a worker; ``noise`` is the spread of a step's time (sigma of its logarithm).
 
     Prompts delay a step with decodes by ``max_stall_s`` at most. Frames take ``way_back_s`` on
     average to the orchestrator, in order.
@@ -51,11 +51,13 @@ class WorkerSpec:
     max_stall_s: float = 0.05
     way_back_s: float = 0.0
     prefix_cache: bool = False
-    """For prompts that begin alike on purpose only: made-up ones do so by chance."""
+    """Whether prefixes are cached, for prompts that begin alike on purpose: made-up ones do by
+    chance."""
 
 
 class _Runner:
-    """One token per row. Its steps return at once; ``took_s`` is what the latest one took."""
+    """Runner that makes one token per row. Its steps return at once; ``took_s`` is what the latest
+    took."""
 
     def __init__(self, spec: WorkerSpec, rng: random.Random) -> None:
         self.cost = spec.cost
@@ -76,7 +78,7 @@ class _Runner:
         return StepResult(ids)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 class SimWorker:
@@ -84,7 +86,7 @@ class SimWorker:
 
     def __init__(self, spec: WorkerSpec, card: ModelCard, clock: Clock, rng: random.Random) -> None:
         self.started_late = 0
-        """Jobs that came when their deadline was past already: there should be none."""
+        """Number of jobs that came when their deadline was past already: there should be none."""
         self._spec = spec
         self._clock = clock
         self._rng = rng
@@ -116,7 +118,7 @@ class SimWorker:
         self._engine.connect(self._emit)
         self._in_step = False
         self._has_news = False
-        """Something came while a step was under way."""
+        """Whether something came while a step was under way."""
         self._next_step: Timer | None = None
         self._dropped_tokens = 0
         self._tick()
@@ -129,7 +131,7 @@ class SimWorker:
         return self._engine.stats()
 
     def way_back_s(self) -> float:
-        """How long the next frame will be on its way."""
+        """Seconds that the next frame will be on its way."""
         mean_s = self._spec.way_back_s
         return mean_s * (0.5 + self._rng.expovariate(2.0)) if mean_s else 0.0
 

@@ -25,7 +25,7 @@ from perf.slot.rig import Rig, rigged
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``limit_s`` bounds it. ``has_rig``: it wants the servers that take turns."""
+    """One benchmark. ``limit_s`` bounds it. ``has_rig``: it wants the servers that take turns."""
 
     name: str
     what: str
@@ -45,7 +45,7 @@ BENCHES = (
 async def run_all(
     benches: Sequence[Bench], recording: Recording, *, quick: bool, console: Console
 ) -> Bundle:
-    """A failure is a result too."""
+    """Run ``benches`` into a bundle; a failure is a result too."""
     results: list[BenchResult] = []
     async with AsyncExitStack() as stack:
         rig = Rig(quick)

@@ -69,7 +69,7 @@ async def _ours(client: Client, stage: str) -> float:
 
 
 async def _naive(client: Client) -> float:
-    """The next one's beginning is its end less what it takes by itself."""
+    """Seconds from a cancel to the next clip's beginning: its end less what it takes by itself."""
     whole = await client.render(Ask(_LONG, _PATIENCE_S))
     alone = await client.render(Ask(_SHORT, _PATIENCE_S))
     leaving = asyncio.create_task(client.render(Ask(_LONG, whole.latency_s / 3)))

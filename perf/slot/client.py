@@ -1,4 +1,4 @@
-"""One recipe and what became of it, by plain ``tritonclient``."""
+"""One recipe and its outcome, by plain ``tritonclient``."""
 
 import asyncio
 import json
@@ -17,21 +17,21 @@ from perf.slot.stack import MODEL
 
 Recipe = Mapping[str, Any]
 HUNG_UP: Final = "hung_up"
-"""The code of a clip whose client had waited until its deadline."""
+"""Code of a clip whose client had waited until its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a client wants, and when it loses interest."""
+    """Request of a client, and when it loses interest."""
 
     recipe: Recipe | bytes
     deadline_s: float = 60.0
     degrade: bool = False
     outputs: str = "mp4"
     cancel_in: str = ""
-    """Cancel once this stage has said something."""
+    """Stage after whose first event the client cancels."""
     drop: bool = False
-    """Close the connection instead of cancelling."""
+    """Whether the client closes the connection instead of cancelling."""
 
     @property
     def data(self) -> bytes:
@@ -48,15 +48,15 @@ class Ask:
 
 @dataclass(slots=True)
 class Reply:
-    """``facts`` is the result's event; times are on ``time.monotonic``."""
+    """Answer to a request. ``facts`` is the result's event; times are on ``time.monotonic``."""
 
     asked_at: float
     began_at: float = 0.0
-    """When its first stage said something; 0 if none did."""
+    """Time when its first stage said something; 0 if none did."""
     ended_at: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
-    """Of each tensor that came."""
+    """Number of bytes of each tensor that came."""
     error: str = ""
     is_cancelled: bool = False
 
@@ -70,21 +70,21 @@ class Reply:
 
     @property
     def code(self) -> str:
-        """``result``, ``cancelled``, or the error's code."""
+        """Outcome in a word: ``result``, ``cancelled``, or the error's code."""
         if self.is_cancelled:
             return "cancelled"
         return "result" if self.is_clip else self.error.partition(":")[0]
 
 
 class Client(Protocol):
-    """Whoever renders."""
+    """Client of a server that renders clips."""
 
     async def render(self, ask: Ask) -> Reply:
-        """Never raises for what the server answers."""
+        """Have a clip rendered; never raises for what the server answers."""
 
 
 class SlotClient:
-    """A connection to Triton."""
+    """Client with a connection to Triton."""
 
     def __init__(self, address: str) -> None:
         self._client = triton.InferenceServerClient(address)
@@ -96,7 +96,7 @@ class SlotClient:
         await self._client.close()
 
     async def render(self, ask: Ask) -> Reply:
-        """Never raises for what the server answers."""
+        """Have a clip rendered; never raises for what the server answers."""
         given = triton.InferInput("recipe", [1], "BYTES")
         given.set_data_from_numpy(np.array([ask.data], dtype=np.object_))
 
@@ -140,7 +140,8 @@ def _words(error: InferenceServerException) -> str:
 
 
 class NaiveClient:
-    """A connection pool to ``naive_server``; who does not get a clip in time hangs up."""
+    """Client with a connection pool to ``naive_server``; who does not get a clip in time hangs
+    up."""
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/clips"
@@ -153,7 +154,7 @@ class NaiveClient:
         await self._session.close()
 
     async def render(self, ask: Ask) -> Reply:
-        """As ``SlotClient.render``."""
+        """Have a clip rendered; never raises for what the server answers."""
         reply = Reply(time.monotonic())
         patience = aiohttp.ClientTimeout(ask.deadline_s)
         try:
@@ -171,12 +172,12 @@ class NaiveClient:
 
 
 async def render(address: str, ask: Ask) -> Reply:
-    """``ask`` on a connection of its own."""
+    """Have ``ask`` rendered on a connection of its own."""
     async with SlotClient(address) as client:
         return await client.render(ask)
 
 
 async def render_all(address: str, asks: list[Ask]) -> list[Reply]:
-    """At once, on one connection."""
+    """Have all of ``asks`` rendered at once, on one connection."""
     async with SlotClient(address) as client:
         return await asyncio.gather(*(client.render(ask) for ask in asks))

@@ -43,7 +43,7 @@ _ALLOCATES = {
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the bytes of what torch copies and allocates on this thread."""
+    """Mode that adds up the bytes of what torch copies and allocates on this thread."""
 
     def __init__(self, counts: Counter[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -78,7 +78,7 @@ class _Apart:
 
 
 def _elsewhere(call: Callable[[], T]) -> T:
-    """On a thread without the counter, which is the calling thread's own."""
+    """Run ``call`` on a thread without the counter, which is the calling thread's own."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -123,7 +123,7 @@ async def run(rig: Rig) -> list[Figure]:
 
 
 async def _ours(stages: Stages, recipe: Recipe) -> tuple[Counter[str], int]:
-    """And the bytes of the clip's frames."""
+    """Bytes that our pipeline copies and allocates, and the bytes of the clip's frames."""
     counts: Counter[str] = Counter()
     sizes = BufferSizes(SPEC.size, int(30 * SPEC.seconds) + 1, round(SPEC.seconds * SAMPLE_RATE))
     pool = BufferPool(sizes, 1, _CPU)

@@ -1,5 +1,5 @@
-"""What becomes of clips under overload, when more is asked for than can be rendered, of unknown
-lengths, by clients who hang up in time.
+"""Fate of clips under overload, when more is asked for than can be rendered, of unknown lengths, by
+clients who hang up in time.
 
 Their patience is in multiples of what a clip takes by itself, behind the buffer that is kept back.
 """
@@ -19,17 +19,17 @@ from perf.slot.rig import OURS, SPEC, Rig, System, recipe_of
 from perf.slot.throughput import closed_loop
 
 LOADS = (0.5, 1.5)
-"""Of what the cores could make of clips if nothing else wanted them, by the CPU that one takes:
-what is made in a while depends on who else is there meanwhile."""
+"""Loads in multiples of what the cores could make of clips if nothing else wanted them, by the CPU
+that one takes: what is made in a while depends on who else is there meanwhile."""
 PATIENCE = (3.0, 6.0, 15.0)
-"""Of clients, in multiples of what a clip takes; each kind asks as often as the others."""
+"""Patience of clients, in multiples of what a clip takes; each kind asks as often as the others."""
 _LINGER_S = 30.0
 _SEED = 11
 _TEXT = "the tide turns at six be there on time or wait for the next"
 
 
 def outcome(ask: Ask, reply: Reply) -> str:
-    """By the client's own clock, on which the answer's way counts too."""
+    """Outcome of a clip by the client's own clock, on which the answer's way counts too."""
     if not reply.is_clip:
         return "stopped" if reply.began_at else "refused"
     if reply.latency_s > ask.deadline_s:
@@ -46,8 +46,8 @@ class Arrival:
 def arrivals(
     per_s: float, seconds: float, clip_s: float, seed: int, *, degrade: bool
 ) -> list[Arrival]:
-    """Poisson; texts of two words to the longest that there are buffers for; the same for a seed,
-    whatever ``degrade`` is."""
+    """Arrivals of a Poisson process; texts of two words to the longest that there are buffers for;
+    the same for a seed, whatever ``degrade`` is."""
     draw, at_s = random.Random(seed), 0.0
     made: list[Arrival] = []
     while True:
@@ -61,7 +61,7 @@ def arrivals(
 
 
 async def overload(rig: Rig) -> list[Figure]:
-    """Goodput: clips in time per minute."""
+    """Goodput under overload: clips in time per minute."""
     window_s, seeds = (3.0, 1) if rig.quick else (6.0, 2)
     loads = LOADS[1:] if rig.quick else LOADS
     most = await closed_loop(rig.ours, 4, 8 if rig.quick else 16)
@@ -84,7 +84,7 @@ async def overload(rig: Rig) -> list[Figure]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What came of some arrivals, and the seconds until the last was answered."""
+    """Outcomes of some arrivals, and the seconds until the last was answered."""
 
     counts: Counter[str]
     offered: int
@@ -114,8 +114,8 @@ async def offer(system: System, some: Sequence[Arrival]) -> Window:
 
 
 async def _until_idle(system: System) -> None:
-    """Wait until it has nothing left to do for clients that are gone: what it takes of the CPU
-    says so."""
+    """Wait until a system has nothing left to do for clients that are gone, by its use of the
+    CPU."""
     end = time.monotonic() + _LINGER_S
     while time.monotonic() < end:
         before = system.cpu_s()

@@ -45,7 +45,8 @@ class Bench:
         self._tiny = tiny
 
     def video(self) -> None:
-        """LivePortrait at 512 pixels: the 360 frames of 15 s, in both of its halves' precisions."""
+        """Measure LivePortrait at 512 pixels: the 360 frames of 15 s, in both of its halves'
+        precisions."""
         plan = ClipPlan(0.5 if self._tiny else 15.0, 12 if self._tiny else 24, 512, False)
         size = 64 if self._tiny else plan.size
         device = self._device
@@ -64,7 +65,7 @@ class Bench:
             provider.close()
 
     def check(self) -> None:
-        """Both CLIP models, five keyframes."""
+        """Measure both CLIP models on five keyframes."""
         size = 64 if self._tiny else 512
         frames = torch.randint(
             0, 255, (KEYFRAMES, 3, size, size), dtype=torch.uint8, device=self._device
@@ -84,7 +85,8 @@ class Bench:
         provider.close()
 
     def portrait(self, precision: FluxPrecision) -> None:
-        """FLUX, 4 steps at 512 pixels: with words that it knows, then with new ones each time."""
+        """Measure FLUX, 4 steps at 512 pixels: with words that it knows, then with new ones each
+        time."""
         size = 64 if self._tiny else 512
         options = FluxOptions(precision, least_size=64 if self._tiny else 256)
         provider = random_models.flux(self._device, options, tiny=self._tiny)
@@ -106,7 +108,8 @@ class Bench:
         provider.close()
 
     def _measure(self, what: str, provider: Provider, work: Callable[[], object]) -> None:
-        """Bytes that stay, bytes on top, and the time of one, after one to warm up."""
+        """Report bytes that stay, bytes on top, and the time of one ``work``, after one to warm
+        up."""
         kept = sum(each.bytes for each in provider.residents())
         self._report.add(f"{what}: stays", kept / _GB, "GB")
         is_cuda = self._device.type == "cuda"
@@ -131,7 +134,7 @@ class Bench:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when every section ran to its end."""
+    """Run the sections; returns 0 when each ran to its end."""
     given = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="perf.slot.gpu", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -175,7 +178,7 @@ def _section(bench: Bench, kind: str, precision: str) -> Callable[[], None]:
 
 
 def _on(_done: float) -> None:
-    """A step that goes on."""
+    """Progress callback that lets every step go on."""
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The clip that a user would write in an afternoon: the same four providers one after the other,
-fresh tensors for every clip, a clone between stages, no clock."""
+"""The clip pipeline that a user would write in an afternoon: the same four providers one after the
+other, fresh tensors for every clip, a clone between stages, no clock."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from worker.media.stages.providers import load_stages
 
 
 def development_stages(device: str = "cpu") -> Stages:
-    """What the slot model serves with unless it is told otherwise."""
+    """Stages that the slot model serves with unless it is told otherwise."""
     return load_stages(
         torch.device(device), speech="espeak", portrait="procedural", video="warp", check="tiny"
     )
@@ -26,7 +26,7 @@ def development_stages(device: str = "cpu") -> Stages:
 
 @dataclass(slots=True)
 class NaiveClip:
-    """``stage_ms``: by stage, and ``total``, encoding included."""
+    """A clip made naively. ``stage_ms``: by stage, and ``total``, encoding included."""
 
     plan: ClipPlan
     mp4: bytes = b""
@@ -34,7 +34,7 @@ class NaiveClip:
     stage_ms: dict[str, float] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
-        """As the slot model says them."""
+        """Facts of the clip, as the slot model's result has them."""
         return {
             "event": "result",
             "seconds": self.plan.seconds,
@@ -47,8 +47,8 @@ class NaiveClip:
 
 
 class NaivePipeline:
-    """On the thread that asks. ``max_…`` as in the slot model's settings. Threads may share one:
-    only speech waits for its turn, since eSpeak says one thing at a time."""
+    """Renders on the thread that asks. ``max_…`` as in the slot model's settings. Threads may share
+    one: only speech waits for its turn, since eSpeak says one thing at a time."""
 
     def __init__(self, stages: Stages, max_size: int, max_seconds: float) -> None:
         self._stages = stages
@@ -97,4 +97,4 @@ class NaivePipeline:
 
 
 def _go_on(_: float) -> None:
-    """Steps ask nobody."""
+    """Progress callback that does nothing."""

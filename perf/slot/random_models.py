@@ -48,7 +48,7 @@ def liveportrait(
 def clip(
     device: torch.device, precision: Precision, scratch: Path, *, tiny: bool = False
 ) -> ClipCheck:
-    """OpenAI's ViT-B/32 and ViT-L/14, written to ``scratch`` first."""
+    """CLIP check with OpenAI's ViT-B/32 and ViT-L/14, written to ``scratch`` first."""
     from transformers import CLIPConfig, CLIPModel
 
     torch.manual_seed(0)
@@ -174,7 +174,8 @@ def flux(device: torch.device, options: FluxOptions, *, tiny: bool = False) -> F
 
 
 def _filled(make: Callable[[], Any], device: torch.device, dtype: torch.dtype) -> Any:
-    """Small random weights; on the CPU one value for the large ones, which take it minutes."""
+    """Model with small random weights; on the CPU one value for the large ones, which take
+    minutes."""
     with torch.device("meta"):
         model = make().to(dtype)
     model = model.to_empty(device=device).eval()

@@ -1,4 +1,4 @@
-"""What the benchmarks of this folder share: servers that take turns, and recipes."""
+"""Servers that take turns, and recipes: what the benchmarks of this folder share."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,11 +14,12 @@ from perf.stack.stack import server
 SPEC: Final = SlotSpec(
     size=128, seconds=6.0, buffer_s=0.2, nice=0, more={"TIDEGATE_SLOT_CPU_THREADS": "1"}
 )
-"""As eager as the naive ones. One thread for each stage, for the naive ones too: torch's own choice
-is a thread for each core, and on cores that have other work too these wait for each other."""
+"""Settings of ours: as eager as the naive ones. One thread for each stage, for the naive ones too:
+torch's own choice is a thread for each core, and on cores that have other work too these wait for
+each other."""
 OURS: Final = "ours"
 WARM_UP: Final = 10
-"""Clips: as many as predictions want, and more."""
+"""Number of clips to warm up: as many as predictions want, and more."""
 TEXT: Final = "Good morning to everybody, the tide turns at six."
 LONG_TEXT: Final = "The tide turns at six; be there on time, or wait for the next one. " * 2
 
@@ -55,7 +56,7 @@ def recipe_of(text: str = TEXT, *, size: int = 0, fps: int = 24) -> dict[str, An
 
 @asynccontextmanager
 async def rigged(*, quick: bool, spec: SlotSpec = SPEC) -> AsyncIterator[Rig]:
-    """Ours and both naive servers, warmed up."""
+    """Start ours and both naive servers, and warm them up."""
 
     def naive(mode: str) -> Any:
         return server("perf.slot.naive_server", mode, str(spec.size), str(spec.seconds), "1")

@@ -23,7 +23,7 @@ from perf.slot.stack import SlotServer, SlotSpec, serving
 
 SPEC: Final = SlotSpec(size=96, seconds=4.0, slots=2, buffer_s=0.3)
 GAP_S: Final = 10.0
-"""Between arrivals, on average."""
+"""Mean seconds between arrivals."""
 PARTS: Final = 10
 _LOOK_EVERY_S: Final = 5.0
 _WARM_UP: Final = 4
@@ -31,10 +31,10 @@ _PATIENCE_S: Final = 120.0
 _CLIPS: Final = 100
 MOST_MIB_PER_100: Final = 100.0
 _FEW: Final = {"rss_mib": 8.0, "shm_mib": 1.0, "fds": 8.0, "threads": 4.0, "processes": 0.0}
-"""Growth of less than this says nothing."""
+"""Growth that says nothing where it is less than this."""
 _MOMENT_S: Final = 0.05
 _ROUNDED: Final = 0.02
-"""Of a frame: seconds are told in milliseconds."""
+"""Share of a frame by which lengths may be off: seconds are told in milliseconds."""
 _TEXTS: Final = (
     "Hi.",
     "Good morning to everybody.",
@@ -65,7 +65,7 @@ class Visit:
 
 @dataclass(slots=True)
 class Soak:
-    """What came of it. ``looks``: seconds into the run, and what was taken then."""
+    """Findings of a soak. ``looks``: seconds into the run, and the usage then."""
 
     replies: list[tuple[float, Visit, Reply]] = field(default_factory=list)
     looks: list[tuple[float, Usage]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Soak:
 
 
 def visits(draw: random.Random) -> Iterator[Visit]:
-    """Without end: seven of ten are clips, the others are trouble."""
+    """Arrivals without end: seven of ten are clips, the others are trouble."""
     while True:
         recipe = {
             "schema": "1.0",
@@ -107,7 +107,7 @@ def visits(draw: random.Random) -> Iterator[Visit]:
 
 
 async def soak(server: SlotServer, seconds: float, seed: int = 1, gap_s: float = GAP_S) -> Soak:
-    """Arrivals for ``seconds``; what is under way then is waited for."""
+    """Send arrivals for ``seconds``; what is under way then is waited for."""
     draw, found = random.Random(seed), Soak()
     source = visits(draw)
     recipe = {"schema": "1.0", "text": _TEXTS[2], "video": {"fps": 24, "size": 96}}
@@ -146,8 +146,8 @@ async def _looking(server: SlotServer, begun: float, found: Soak) -> AsyncIterat
 
 
 def judge_answers(found: Soak) -> None:
-    """Right codes, and the same clip each time that the same is asked, but for a moment: eSpeak
-    says the same text up to 13 ms longer or shorter."""
+    """Check that codes are right, and a clip the same each time that the same is asked, but for a
+    moment: eSpeak says the same text up to 13 ms longer or shorter."""
     seen: dict[str, tuple[float, int, int]] = {}
     for at, visit, reply in found.replies:
         if reply.code not in visit.right:
@@ -168,7 +168,7 @@ def judge_answers(found: Soak) -> None:
 
 
 def growth(found: Soak) -> Mapping[str, tuple[float, float]]:
-    """By what is looked at: its median in the second tenth and in the last."""
+    """Medians of each measure of usage: in the second tenth and in the last."""
     first, last = _part(found, 1), _part(found, PARTS - 1)
     return {
         name: (
@@ -186,7 +186,7 @@ def _part(found: Soak, number: int) -> Sequence[Usage]:
 
 
 def judge_growth(found: Soak) -> None:
-    """Adds a fault for whatever has grown: memory beyond what SL-3 allows for so many clips, and
+    """Add a fault for whatever has grown: memory beyond what SL-3 allows for so many clips, and
     anything else at all."""
     clips = sum(reply.is_clip for _, _, reply in found.replies)
     for name, (before, after) in growth(found).items():
@@ -198,7 +198,7 @@ def judge_growth(found: Soak) -> None:
 
 
 def figures(found: Soak) -> list[Figure]:
-    """The run by tenths, then what it came to."""
+    """Figures of the run by tenths, then of all of it."""
     labels = {
         "rss_mib": ("resident memory", "MiB"),
         "shm_mib": ("of it in /dev/shm", "MiB"),
@@ -236,7 +236,7 @@ def figures(found: Soak) -> list[Figure]:
 
 
 async def run(seconds: float, seed: int = 1) -> tuple[list[Figure], list[str], str]:
-    """Figures, faults and Triton's version, of a server of its own."""
+    """Soak a server of its own; returns figures, faults and Triton's version."""
     async with serving(SPEC, "slot-soak") as server:
         found = await soak(server, seconds, seed)
         judge_growth(found)

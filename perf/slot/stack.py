@@ -17,20 +17,20 @@ _LOAD_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """The slot model's settings (``TIDEGATE_SLOT_…``)."""
+    """Settings of the slot model (``TIDEGATE_SLOT_…``)."""
 
     device: str = "cpu"
     size: int = 128
-    """Pixels of either side, at most."""
+    """Most pixels of either side."""
     seconds: float = 6.0
-    """Of a clip, at most."""
+    """Greatest length of a clip, in seconds."""
     slots: int = 2
     buffer_s: float = 0.3
     max_waiting: int = 64
     nice: int = 10
-    """Of threads that render; 0: clips want the cores as much as anybody."""
+    """Niceness of threads that render; 0: clips want the cores as much as anybody."""
     more: Mapping[str, str] = field(default_factory=dict)
-    """More variables, by their whole names."""
+    """Further variables of the environment, by their whole names."""
 
     def env(self) -> dict[str, str]:
         stated = {
@@ -64,13 +64,13 @@ class SlotServer:
 
     @property
     def pid(self) -> int:
-        """Of Triton's server; the worker's processes are below it."""
+        """Process id of Triton's server; the worker's processes are below it."""
         return msgspec.convert(self.instance.describe(), _Described).pid
 
 
 @asynccontextmanager
 async def serving(spec: SlotSpec, name: str = "slot") -> AsyncIterator[SlotServer]:
-    """A Triton with the slot model for the body. Raises ``ProvisionError``."""
+    """Run a Triton with the slot model during the body. Raises ``ProvisionError``."""
     install = find_triton(None, state_dir())
     triton = TritonSpec(MODEL_REPOSITORY, (MODEL,), env=spec.env(), load_timeout_s=_LOAD_S)
     log = state_dir() / "perf" / f"{name}.log"

@@ -24,7 +24,7 @@ _LONGEST = ("p50", 50), ("p95", 95), ("p99", 99)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One system with ``clients`` for a while."""
+    """Clips that one system rendered for ``clients`` in a turn."""
 
     replies: list[Reply]
     seconds: float
@@ -40,7 +40,7 @@ class Turn:
 
 
 async def closed_loop(system: System, clients: int, clips: int) -> Turn:
-    """``clips`` in all. Raises ``RuntimeError`` when one fails."""
+    """Have ``clips`` rendered by ``clients`` in all. Raises ``RuntimeError`` when one fails."""
     left, replies = itertools.count(), list[Reply]()
 
     async def one() -> None:

@@ -1,4 +1,4 @@
-"""What is measured, and what it is compared with, each in processes of its own.
+"""Servers that are measured or compared with, each in processes of its own.
 
 - ``stack``          Tritons and an orchestrator on free loopback ports
 - ``context``        the stack that a benchmark asks for

@@ -1,4 +1,4 @@
-"""What the kernel alone takes to write one event to each of several clients: the floor of relaying.
+"""CPU of the kernel alone to write one event to each of several clients: the floor of relaying.
 
 No stream with one write per token costs less than this, in whatever language: a ``send`` on a
 loopback connection whose reader waits for it. The reader is a process of its own, and its CPU is
@@ -16,20 +16,20 @@ from perf.load.connection import HOST
 from perf.report.bundle import Figure
 
 _EVENT_BYTES = 200
-"""About an OpenAI chunk of one token."""
+"""Bytes of an event, about as many as an OpenAI chunk of one token has."""
 _ROUNDS = 5
 _ROUND_S = 0.5
 
 
 async def bare_writes(prefix: str, clients: int, step_s: float) -> Figure:
-    """``us_per_write`` as a figure beside what a service takes per token."""
+    """Figure of ``us_per_write``, to stand beside what a service takes per token."""
     costs = await asyncio.to_thread(us_per_write, clients, _EVENT_BYTES, step_s)
     return Figure.of(f"{prefix}.bare_write_us", "the write alone, by the kernel", "µs/write", costs)
 
 
 def us_per_write(clients: int, event_bytes: int, step_s: float) -> list[float]:
     """CPU of the writing thread per write, in µs, of rounds in which each of ``clients`` gets an
-    event of so many bytes every ``step_s``."""
+    event of ``event_bytes`` every ``step_s``."""
     with socket.create_server((HOST, 0), backlog=clients) as listener:
         reader = multiprocessing.get_context("spawn").Process(
             target=_read, args=(listener.getsockname()[1], clients), daemon=True

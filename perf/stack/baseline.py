@@ -1,4 +1,4 @@
-"""What a relay without lanes would at least cost: the yardstick beside the orchestrator's figures.
+"""Relay without lanes at its least cost: the yardstick beside the orchestrator's figures.
 
     python -m perf.stack.baseline PORT
 

@@ -1,4 +1,4 @@
-"""What every benchmark gets: the stack it asks for, and how long it may take."""
+"""Context of every benchmark: the stack it asks for, and how long it may take."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -18,13 +18,13 @@ class Context(AsyncExitStack):
         self.quick = quick
         self.device = device
         self.card: ModelCard | None = None
-        """Of the first real model that was served."""
+        """Card of the first real model that was served."""
         self.triton_version = ""
         self._spec: StackSpec | None = None
         self._stack: Stack | None = None
 
     async def stack(self, spec: StackSpec) -> Stack:
-        """A stack of that kind; the one that ran before is ended if it is another kind."""
+        """Stack of the kind ``spec``; the one that ran before is ended if it is another kind."""
         if self._stack is not None and spec == self._spec:
             return self._stack
         self._stack = None
@@ -48,5 +48,5 @@ class Bench:
     limit_s: float
     in_quick: bool = field(default=True)
     is_promise: bool = field(default=False)
-    """It fails unless its counts are as promised: the gate runs it, with no recorded run to compare
-    with."""
+    """Whether it fails unless its counts are as promised: the gate runs it, with no recorded run to
+    compare with."""

@@ -38,7 +38,7 @@ _LIMITS = StreamConfig(backlog_bytes=64 * 2**20, timeout_s=30.0)
 
 
 class TokenSource:
-    """Gives every running task a token in turn, until it has all that it asked for."""
+    """Source that gives every running task a token in turn, until it has all that it asked for."""
 
     def __init__(self) -> None:
         self._tasks: set[Task] = set()

@@ -81,7 +81,7 @@ _TOLD: Final[dict[bytes, object]] = {
 
 
 class Connection(StreamConnection):
-    """A lane's, of whichever kind it asks for."""
+    """Connection of a lane, of whichever kind it asks for."""
 
     def __init__(self, engine: StepEngine) -> None:
         super().__init__(engine)

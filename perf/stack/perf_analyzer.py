@@ -24,7 +24,7 @@ _FETCH_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class PerfAnalyzer:
-    """A binary that was seen to run, and the environment that it needs."""
+    """A ``perf_analyzer`` binary that was seen to run, and the environment that it needs."""
 
     binary: Path
     env: Mapping[str, str]
@@ -39,7 +39,8 @@ class Finished:
 
 
 async def find() -> PerfAnalyzer:
-    """A ``perf_analyzer`` that runs here. Raises ``Skip`` with the reason when there is none."""
+    """Find a ``perf_analyzer`` that runs here. Raises ``Skip`` with the reason when there is
+    none."""
     on_path = shutil.which("perf_analyzer")
     found = (
         PerfAnalyzer(Path(on_path), dict(os.environ)) if on_path else await _fetched(state_dir())
@@ -51,7 +52,7 @@ async def find() -> PerfAnalyzer:
 
 
 async def execute(command: list[str], env: Mapping[str, str], *, limit_s: float) -> Finished:
-    """Run to the end, or kill at ``limit_s`` and raise ``TimeoutError``."""
+    """Run ``command`` to its end, or kill it at ``limit_s`` and raise ``TimeoutError``."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env=env,

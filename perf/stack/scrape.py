@@ -1,4 +1,4 @@
-"""An orchestrator's own counts, read where Prometheus would."""
+"""Counts of an orchestrator, read where Prometheus would read them."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ Key = tuple[str, frozenset[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Every sample by name and labels."""
+    """All samples of one scrape, by name and labels."""
 
     samples: Mapping[Key, float]
 
@@ -30,7 +30,7 @@ class Scrape:
 
     @classmethod
     def between(cls, before: Self, after: Self) -> Self:
-        """What was counted in between; gauges mean nothing in it."""
+        """Counts from ``before`` to ``after``; gauges mean nothing in the result."""
         return cls({k: value - before.samples.get(k, 0.0) for k, value in after.samples.items()})
 
     def quantile(self, name: str, q: float) -> float:
@@ -55,12 +55,12 @@ class Scrape:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, and no worker has anything to do."""
+        """Whether nothing waits, and no worker has anything to do."""
         return not self.total("tidegate_queue_depth") and not self.total("tidegate_worker_jobs")
 
 
 async def scrape(host: str, port: int) -> Scrape:
-    """Everything that ``/metrics`` says now."""
+    """Read everything that ``/metrics`` says now."""
     async with HttpConnection(host, port) as http:
         http.send("GET", "/metrics")
         _, body = await http.answer()

@@ -1,4 +1,4 @@
-"""Everything that a benchmark measures, started on free loopback ports and ended with it."""
+"""Stacks for benchmarks: servers started on free loopback ports and ended with the benchmark."""
 
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,7 +24,8 @@ _LOAD_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class StackSpec:
-    """Which engine stands behind the orchestrator; ``…_ms`` are those of ``synthetic-paced``."""
+    """Settings of a stack: engine and model behind the orchestrator; ``…_ms`` are of
+    ``synthetic-paced``."""
 
     engine: EngineName = "torch"
     device: str = "cpu"
@@ -32,24 +33,24 @@ class StackSpec:
     row_ms: float = 0.0
     prompt_token_ms: float = 0.0
     lengths: Literal["cap", "prompt"] = "cap"
-    """Where synthetic answers end."""
+    """End of synthetic answers: at the ``cap``, or as the ``prompt`` says."""
     max_running: int = 64
     kv_blocks: int = 0
-    """Of the worker's pool; 0 leaves it to the worker."""
+    """Blocks of the worker's KV pool; 0 leaves the number to the worker."""
     deterministic: bool = False
-    """The same tokens in any company."""
+    """Whether a job gets the same tokens whatever runs beside it."""
     queue_size: int = 100
-    """Of the orchestrator."""
+    """Most requests in the orchestrator's queue."""
     model: Path = DEMO_CHECKPOINT
     model_name: str = "demo"
     with_health_port: bool = False
-    """The orchestrator answers health checks on a port of their own too."""
+    """Whether the orchestrator answers health checks on a port of their own too."""
     journal_path: str = ""
-    """Where the orchestrator writes durable tasks down; empty for nowhere."""
+    """File in which the orchestrator writes durable tasks down; empty for none."""
     more: Mapping[str, str] = field(default_factory=dict)
     """Further variables of the worker's environment."""
     lane_token: str = ""
-    """Of Triton and the orchestrator; a benchmark's own lanes know none."""
+    """Secret of Triton and the orchestrator for lanes; a benchmark's own lanes know none."""
 
     def worker_env(self) -> dict[str, str]:
         return {
@@ -81,11 +82,11 @@ class Stack:
     orchestrator: OrchestratorProcess
     triton_version: str
     health_port: int
-    """0 where there is none."""
+    """Port for health checks; 0 where there is none."""
 
     @property
     def port(self) -> int:
-        """Of the orchestrator."""
+        """Port of the orchestrator."""
         return self.orchestrator.port
 
     @property
@@ -105,7 +106,7 @@ class Stack:
 
 @asynccontextmanager
 async def running(spec: StackSpec) -> AsyncIterator[Stack]:
-    """A stack for the body. Raises ``ProvisionError`` when it cannot be started."""
+    """Run a stack during the body. Raises ``ProvisionError`` when it cannot be started."""
     health_port = free_ports(1)[0] if spec.with_health_port else 0
     async with (
         tritons(spec, 1) as (triton,),
@@ -124,7 +125,7 @@ async def running(spec: StackSpec) -> AsyncIterator[Stack]:
 
 @asynccontextmanager
 async def tritons(spec: StackSpec, count: int) -> AsyncIterator[list[TritonInstance]]:
-    """So many Tritons alike. Raises ``ProvisionError`` when one cannot be started."""
+    """Run ``count`` Tritons alike. Raises ``ProvisionError`` when one cannot be started."""
     install = find_triton(None, state_dir())
     started = [
         TritonInstance(
@@ -155,7 +156,7 @@ async def tritons(spec: StackSpec, count: int) -> AsyncIterator[list[TritonInsta
 async def orchestrating(
     addresses: Sequence[str], env: Mapping[str, str], name: str = "orchestrator"
 ) -> AsyncIterator[OrchestratorProcess]:
-    """An orchestrator in front of ``addresses``, ready; ``env`` are more ``TIDEGATE_…``."""
+    """Run an orchestrator in front of ``addresses``, ready; ``env`` are more ``TIDEGATE_…``."""
     process = OrchestratorProcess(
         HOST,
         free_ports(1)[0],
@@ -172,7 +173,7 @@ async def orchestrating(
 
 @asynccontextmanager
 async def server(module: str, *arguments: str) -> AsyncIterator[OrchestratorProcess]:
-    """A server of ours that needs no Triton (``stack.baseline``, say), as a process of its own.
+    """Run a server of ours that needs no Triton (``stack.baseline``, say), as a process of its own.
 
     ``arguments`` follow its port.
     """

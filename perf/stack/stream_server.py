@@ -1,8 +1,8 @@
 """A small HTTP server whose streams get a token each in every step, as an engine gives them.
 
-What both servers of others' kinds (``other_servers``) and the routers' backend (``peers.mock``) are
-built on. Each token is an event and a write of its own. Bare asyncio, no framework: it shares the
-cores with what is measured.
+Both the servers of other kinds (``other_servers``) and the routers' backend (``peers.mock``) are
+built on it. Each token is an event and a write of its own. Bare asyncio, no framework: it shares
+the cores with what is measured.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ class StepEngine:
 
     def __init__(self, step_s: float) -> None:
         self.stops: list[float] = []
-        """When each was dropped that was to have more tokens, on the machine's monotonic clock."""
+        """Times at which streams that were to have more tokens were dropped, on the machine's
+        monotonic clock."""
         self._step_s = step_s
         self._streams: set[StreamConnection] = set()
         self._due = 0.0
@@ -47,7 +48,7 @@ class StepEngine:
         self._loop = asyncio.get_running_loop()
 
     def add(self, stream: "StreamConnection") -> None:
-        """Give it a token in each step from now on."""
+        """Give ``stream`` a token in each step from now on."""
         self._streams.add(stream)
         if not self._stepping:
             self._stepping = True
@@ -55,7 +56,7 @@ class StepEngine:
             self._next()
 
     def drop(self, stream: "StreamConnection") -> None:
-        """Nobody is left to read it."""
+        """Stop stepping ``stream``, which nobody is left to read."""
         if stream in self._streams:
             self._streams.discard(stream)
             self.stops.append(time.monotonic())
@@ -77,7 +78,8 @@ class StepEngine:
 
 
 class StreamConnection(asyncio.Protocol, ABC):
-    """Requests one after another on one socket: a POST begins a stream, a GET is told something."""
+    """One socket's requests, one after another: a POST begins a stream, a GET is answered with
+    JSON."""
 
     def __init__(self, engine: StepEngine) -> None:
         self.engine = engine
@@ -85,15 +87,15 @@ class StreamConnection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def begin(self, path: bytes, body: bytes) -> None:
-        """Take the next stream's wishes."""
+        """Begin the stream that a POST of ``body`` to ``path`` asks for."""
 
     @abstractmethod
     def step(self) -> bool:
-        """Send a token; whether that was the last."""
+        """Send a token; returns whether that was the last."""
 
     @abstractmethod
     def told(self, path: bytes) -> object:
-        """What a GET of ``path`` is answered with, as JSON."""
+        """Answer to a GET of ``path``, to be sent as JSON."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -1,1 +1,1 @@
-"""What it takes to give a worker another model."""
+"""Benchmark of swaps: the cost of giving a worker another model."""

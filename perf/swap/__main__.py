@@ -38,12 +38,12 @@ CLIENTS = 4
 DEADLINE_MS = 10_000
 BODY = {"prompt": "Once upon", "max_tokens": 48, "ignore_eos": True}
 _MIN_DEADLINE_MS = 60
-"""Less than any load takes here, and more than an answer's first steps."""
+"""Deadline that is less than any load takes here, and more than an answer's first steps."""
 
 
 @dataclass
 class Load:
-    """What became of the streams."""
+    """Ends of the streams: ``met``, ``lost`` (each with its reason) or ``missed``."""
 
     met: int = 0
     lost: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Load:
 
 @asynccontextmanager
 async def load(http: aiohttp.ClientSession, clients: int = CLIENTS) -> AsyncIterator[Load]:
-    """``clients`` streams of the model ``demo`` at a time, each to its end."""
+    """Keep ``clients`` streams of the model ``demo`` running, each to its end."""
     state = Load()
 
     async def client() -> None:
@@ -88,7 +88,7 @@ async def _ask(
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """One swap as the orchestrator tells it."""
+    """One swap as the orchestrator reports it."""
 
     ms: dict[str, float]
     total_ms: float
@@ -107,7 +107,7 @@ async def _swap(http: aiohttp.ClientSession, address: str, path: Path, **setting
 async def under_load(
     http: aiohttp.ClientSession, address: str, paths: tuple[Path, Path], rounds: int, beside: str
 ) -> list[Figure]:
-    """Swaps to and fro, ``beside`` as ``SWAP_BESIDE`` has it."""
+    """Swap to and fro under load, ``beside`` as ``SWAP_BESIDE`` has it."""
     swaps: list[Swapped] = []
     async with load(http) as state:
         for number in range(rounds):
@@ -145,7 +145,7 @@ def _books(key: str, state: Load) -> list[Figure]:
 
 
 async def on_demand(http: aiohttp.ClientSession, rounds: int) -> list[Figure]:
-    """Models in turns on one instance that is idle otherwise."""
+    """Ask for models in turns on one instance that is idle otherwise."""
     cold: list[float] = []
     warm: list[float] = []
     refused: list[float] = []
@@ -181,7 +181,7 @@ async def _timed(http: aiohttp.ClientSession, model: str, timeout_ms: int) -> tu
 async def blue_green(
     http: aiohttp.ClientSession, addresses: list[str], paths: tuple[Path, Path], rounds: int
 ) -> list[Figure]:
-    """All instances one after the other, each once the one before it is ready."""
+    """Swap all instances one after the other, each once the one before it is ready."""
     total = []
     async with load(http) as state:
         for number in range(rounds):
@@ -197,7 +197,8 @@ async def blue_green(
 async def service(
     paths: tuple[Path, Path], count: int
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, list[str]]]:
-    """``count`` instances of the demo model, and what speaks to their orchestrator."""
+    """``count`` instances of the demo model: a client of their orchestrator, and their
+    addresses."""
     spec = StackSpec(more={"TIDEGATE_WORKER_MODELS": json.dumps({"other": str(paths[1])})})
     async with tritons(spec, count) as units:
         addresses = [unit.grpc_address for unit in units]

@@ -1,4 +1,4 @@
-"""What the commands' arguments have in common, with errors that say what was expected."""
+"""Types and options that the commands' arguments share; their errors say what was expected."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 MOST_INSTANCES = 128
-"""On one machine."""
+"""Most Tritons on one machine."""
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 CORS_HELP = "web pages that may use it: https://ui.example,… or * for all (TIDEGATE_CORS_ORIGINS)"
@@ -52,7 +52,7 @@ RATE = Number("rate", 1e-6, math.inf, "must be a number above 0", is_whole=False
 
 
 class Instances(Number):
-    """How many Tritons."""
+    """Number of Tritons, from 1 to ``MOST_INSTANCES``."""
 
     def __init__(self) -> None:
         super().__init__("number", 1, math.inf, "must be at least 1")
@@ -67,7 +67,7 @@ class Instances(Number):
 
 
 class Size(click.ParamType[int]):
-    """Bytes: ``200GB``, ``64MiB``."""
+    """Number of bytes, written as ``200GB`` or ``64MiB``."""
 
     name = "size"
 
@@ -82,7 +82,7 @@ class Size(click.ParamType[int]):
 
 
 class Words(click.ParamType[tuple[str, ...]]):
-    """Words between commas."""
+    """Words between commas, as a tuple."""
 
     name = "words"
 
@@ -95,7 +95,7 @@ class Words(click.ParamType[tuple[str, ...]]):
 
 
 class Choice(click.Choice[str]):
-    """One of a few words."""
+    """One of a few words; the error names them all."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.choices:
@@ -114,7 +114,7 @@ class Option(click.Option):
 
 
 class _KeepsLines(click.Command):
-    """Help with the line breaks that it was written with."""
+    """A command whose help keeps the line breaks it was written with."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write("\n" + (self.help or "").rstrip() + "\n")
@@ -125,7 +125,7 @@ class _KeepsLines(click.Command):
 
 
 class Command(_KeepsLines):
-    """A command; its options come under headings."""
+    """A command whose help lists its options under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -139,7 +139,7 @@ class Command(_KeepsLines):
 
 
 class Group(_KeepsLines, click.Group):
-    """A command that has commands."""
+    """A command that has sub-commands."""
 
     command_class = Command
 
@@ -149,7 +149,7 @@ class Group(_KeepsLines, click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """As they were added: what comes first is wanted first."""
+        """Names of the sub-commands in the order in which they were added, most wanted first."""
         return list(self.commands)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -158,8 +158,8 @@ class Group(_KeepsLines, click.Group):
 
 
 class GroupWithDefault(Group):
-    """A command that does something by itself, and has commands; ``ctx.invoked_subcommand`` says
-    which was given."""
+    """A command that does something by itself, and has sub-commands; ``ctx.invoked_subcommand``
+    says which was given."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return click.Group.parse_args(self, ctx, args)
@@ -170,12 +170,12 @@ class GroupWithDefault(Group):
 
 
 def option(*names: str, **settings: Any) -> Callable[[_F], _F]:
-    """``click.option`` with sections, which shows defaults and variables where there are some."""
+    """``click.option`` with sections, which shows defaults and environment variables."""
     return click.option(*names, cls=Option, show_default=True, **settings)
 
 
 def server_options(function: _F) -> _F:
-    """Which service, and with which key."""
+    """Add the options ``--url`` and ``--token``: which service to ask, and with which key."""
     function = option(
         "--token",
         envvar="TIDEGATE_TOKEN",

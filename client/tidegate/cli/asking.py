@@ -1,4 +1,4 @@
-"""One question to a service: its answer, or one line that says what to do."""
+"""One question to a service: prints its answer, or one line that says what to do."""
 
 import asyncio
 import sys
@@ -21,8 +21,8 @@ def ask(
     *,
     operates: bool = False,
 ) -> int:
-    """Run ``action`` with a client; the exit status. ``operates``: with the operators' key, where
-    the service keeps one on this machine."""
+    """Run ``action`` with a client; returns the exit status. ``operates``: with the operators' key,
+    where the service keeps one on this machine."""
     if operates:
         url, token = _as_operator(url, token)
 
@@ -41,7 +41,7 @@ def ask(
 
 
 def _as_operator(url: str, token: str | None) -> tuple[str, str | None]:
-    """Where to ask, and with what."""
+    """URL and token to use for operators' calls, by the key on this machine where there is one."""
     with importing():
         runtime.add_to_path()
         from catalog.operator_key import access
@@ -50,7 +50,7 @@ def _as_operator(url: str, token: str | None) -> tuple[str, str | None]:
 
 
 def advice(error: TidegateError) -> str:
-    """What was wrong and what to do, in one line."""
+    """One line on what was wrong and what to do."""
     said = " ".join(str(error).split())
     if isinstance(error, ConnectFailed):
         return f"{said}; start a service with `tidegate up`, or name another with --url"

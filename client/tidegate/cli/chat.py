@@ -23,7 +23,7 @@ from tidegate.results import End, Token
 from tidegate.retries import NO_RETRIES
 
 ReadLine = Callable[[], str]
-"""The next line. Raises ``EOFError`` when there is none, ``KeyboardInterrupt`` on Ctrl-C."""
+"""Reads the next line. Raises ``EOFError`` when there is none, ``KeyboardInterrupt`` on Ctrl-C."""
 
 GREETING = "Ctrl-C stops an answer, twice leaves; /new starts over."
 
@@ -36,7 +36,7 @@ async def run(
     first_token_ms: int | None = None,
     token_gap_ms: int | None = None,
 ) -> int:
-    """Chat until the input ends; the exit status: 0, or 1 when the server cannot be used."""
+    """Chat until the input ends; returns 0, or 1 when the server cannot be used."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     # Whoever sits here sees what is wrong, and tries again by hand.
     async with Client(base_url, token=token, retries=NO_RETRIES) as client:
@@ -69,7 +69,7 @@ async def run_json(
     first_token_ms: int | None = None,
     token_gap_ms: int | None = None,
 ) -> int:
-    """The same conversation for programs: one JSON object on a line for each line of input."""
+    """Chat with a program: one JSON object on a line for each line of input."""
     options = _options(deadline_ms, first_token_ms, token_gap_ms)
     if model is not None:
         options["model"] = model
@@ -109,7 +109,7 @@ def _options(
 
 @dataclass
 class Answer:
-    """One answer as it grows, with what the dim line below it tells. Times are seconds."""
+    """One answer as it grows, with the numbers for the dim line below it. Times are seconds."""
 
     asked_at: float
     texts: list[str] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Answer:
         return "".join(self.texts)
 
     def summary(self, deadline: Deadline | None, now: float) -> str:
-        """Tokens, rate, first token and what is left of the deadline, in one line."""
+        """One line: tokens, rate, first token and what is left of the deadline."""
         parts = [f"{self.tokens} tokens"]
         if self.first_at is not None and self.last_at is not None:
             decode_s = self.last_at - self.first_at
@@ -160,7 +160,7 @@ class Chat:
         self._turns: list[Message] = []
 
     async def run(self) -> int:
-        """Turn after turn until the input ends; the exit status."""
+        """Answer turn after turn until the input ends; returns the exit status."""
         try:
             while True:
                 # Blocks the loop on purpose: nothing else runs between two turns, and Ctrl-C can
@@ -225,7 +225,7 @@ def _is_overflow(error: TidegateError) -> bool:
 
 @asynccontextmanager
 async def _ended_by_ctrl_c() -> AsyncIterator[asyncio.Event]:
-    """Run the body so that Ctrl-C ends it alone; the event tells whether it did.
+    """Run the body so that Ctrl-C ends only the body; the event tells whether it did.
 
     A second Ctrl-C does not cut short what the first one started (the server must hear of the
     cancel); ``_Leave`` is raised when that is done.
@@ -257,7 +257,7 @@ async def _ended_by_ctrl_c() -> AsyncIterator[asyncio.Event]:
 
 
 def _line_reader() -> ReadLine:
-    """Lines from the terminal, with editing and history, or plainly from a pipe."""
+    """Reader of lines from the terminal, with editing and history, or plainly from a pipe."""
     if not sys.stdin.isatty():
         return _read_pipe
     with suppress(ImportError):
@@ -280,7 +280,8 @@ def _read_pipe() -> str:
 
 @contextmanager
 def _ctrl_c_raises() -> Iterator[None]:
-    """Ctrl-C raises ``KeyboardInterrupt`` here, where asyncio's handler waits for the loop."""
+    """Have Ctrl-C raise ``KeyboardInterrupt`` at once; asyncio's handler would wait for the
+    loop."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Every command, and the one that finds them. What a command needs is imported when it runs."""
+"""All commands, and the group that finds them. What a command needs is imported when it runs."""
 
 import click
 

@@ -1,6 +1,6 @@
-"""What a shell offers for names that only a service knows: models, tasks, sessions.
+"""Shell completion of names that only a service knows: models, tasks, sessions.
 
-Asked while somebody waits for a key to do something: it is quick or silent.
+Somebody waits for it at the keyboard: it is quick or silent.
 """
 
 import os
@@ -30,7 +30,7 @@ def model_names(
 def models_here(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Of this machine's catalog, which no service is asked for."""
+    """Models of this machine's catalog; no service is asked."""
     from tidegate.cli import runtime
 
     runtime.add_to_path()

@@ -20,7 +20,7 @@ _MARKS = {
 
 
 def run(device: str | None, triton: Path | None, host: str, port: int, *, as_json: bool) -> int:
-    """The exit status: 1 when something keeps it from serving."""
+    """Print what is found of this machine; returns 1 when something keeps it from serving."""
     wanted = Wanted(state_dir(), device, triton, host, port)
     found: list[Finding] = []
     out = console()

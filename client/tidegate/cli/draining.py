@@ -10,7 +10,7 @@ from tidegate.listings import Instance
 from tidegate.operating import DrainState
 
 SLACK_S = 2.0
-"""What is moved or ended at the end of the grace has so long to be gone."""
+"""Seconds that work moved or ended at the end of the grace has to be gone."""
 _POLL_S = 0.1
 FAILED = 1
 
@@ -18,7 +18,8 @@ FAILED = 1
 async def drain(
     client: Client, instance: str | None, grace_s: float, wait_s: float, *, as_json: bool
 ) -> int:
-    """Of the orchestrator where no instance is named; fails where work is left after ``wait_s``."""
+    """Drain an instance, or the orchestrator if none is named; fails with work left after
+    ``wait_s``."""
     state: DrainState | Instance
     grace = timedelta(seconds=grace_s)
     if instance is None:

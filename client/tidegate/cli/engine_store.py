@@ -35,7 +35,7 @@ def ensure(
     allow_system_packages: bool,
     as_json: bool,
 ) -> int:
-    """The exit status, as of all of these."""
+    """Find an engine, or make it; returns the exit status, like every command here."""
     home = state_dir()
     mode: ComputeMode | None = None if device is None else "cuda" if device == "cuda" else "cpu"
 

@@ -11,8 +11,8 @@ INTERRUPTED = 130
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Ctrl-C ends the process at once, since a module that is cut short may fail in its own way:
-    numpy turns ``KeyboardInterrupt`` into an ``ImportError``."""
+    """Have Ctrl-C end the process at once, since a module that is cut short may fail in its own
+    way: numpy turns ``KeyboardInterrupt`` into an ``ImportError``."""
     is_main = threading.current_thread() is threading.main_thread()  # another hears no signals
     # ignored: so it stays
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

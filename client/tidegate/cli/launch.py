@@ -1,4 +1,4 @@
-"""From the arguments of ``tidegate up`` and ``tidegate worker`` to a launch.
+"""Turns the arguments of ``tidegate up`` and ``tidegate worker`` into a launch.
 
 Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worker``.
 """
@@ -31,9 +31,9 @@ SLOT_DEFAULTS = {
     "cpu": {"SIZE": "384", "SECONDS": "15", "BUFFER_S": "2"},
     "cuda": {"SIZE": "512", "SECONDS": "45"},
 }
-"""Of clips by device, at most, where nothing else is set. On two cores a sentence then takes a
-second or two, encoding included, and the buffers of two clips 0.4 GB; on a GPU they are those of
-SL-4, 2.1 GB."""
+"""Largest clips by device, where nothing else is set. On two cores a sentence then takes a second
+or two, encoding included, and the buffers of two clips 0.4 GB; on a GPU they are those of SL-4, 2.1
+GB."""
 _MODEL_PATH = "TIDEGATE_WORKER_MODEL_PATH"
 _MODEL_NAME = "TIDEGATE_WORKER_MODEL_NAME"
 _DEVICE = "TIDEGATE_WORKER_DEVICE"
@@ -44,7 +44,7 @@ _WORKER_LANE_TOKEN = "TIDEGATE_WORKER_LANE_TOKEN"
 
 
 def run(args: LaunchOptions) -> int:
-    """Triton, and the orchestrator where that is asked for; the exit status."""
+    """Launch Triton, and the orchestrator where that is asked for; returns the exit status."""
     try:
         worker_env = _worker_env(args)
     except ProvisionError as error:
@@ -91,7 +91,7 @@ def run(args: LaunchOptions) -> int:
 
 
 def _model_problem(worker_env: Mapping[str, str]) -> str | None:
-    """Why there is no model where one was named, before anything is started."""
+    """Reason why a named model cannot be served, found before anything is started; else None."""
     path = Path(worker_env[_MODEL_PATH])
     if worker_env.get(_ENGINE) == "llamacpp":
         from worker.engines.llamacpp.gguf_file import find_gguf, parts_of
@@ -110,13 +110,13 @@ def _model_problem(worker_env: Mapping[str, str]) -> str | None:
 
 
 def _models(args: LaunchOptions) -> tuple[str, ...]:
-    """Of the repository, which are loaded."""
+    """Names of the repository's models that are loaded."""
     text = () if args.no_llm else (TEXT_MODEL,)
     return (*text, SLOT_MODEL) if args.slot else text
 
 
 def _hint(args: LaunchOptions, worker_env: dict[str, str]) -> str:
-    """What to try once it serves."""
+    """Lines that say what to try once it serves."""
     lines = []
     if not args.no_llm:
         name = worker_env.get(_MODEL_NAME) or model_name(Path(worker_env[_MODEL_PATH]))
@@ -128,7 +128,8 @@ def _hint(args: LaunchOptions, worker_env: dict[str, str]) -> str:
 
 
 def _lane_token(worker_env: dict[str, str]) -> str:
-    """What the operator chose, taken out of ``worker_env``; empty where nothing was chosen."""
+    """Lane token of the operator, taken out of ``worker_env``; empty where none was chosen. Raises
+    ``ValueError`` where two differ."""
     ours, workers = os.environ.get(_LANE_TOKEN, ""), worker_env.pop(_WORKER_LANE_TOKEN, "")
     if ours and workers and ours != workers:
         raise ValueError(
@@ -139,7 +140,7 @@ def _lane_token(worker_env: dict[str, str]) -> str:
 
 
 def _tls() -> Tls | None:
-    """Of Triton's gRPC port. Raises ``ValueError`` that names the variable."""
+    """TLS of Triton's gRPC port, None without. Raises ``ValueError`` that names the variable."""
     try:
         stated = stated_tls(os.environ.get(SETTING, ""))
         return None if stated is None else Tls.model_validate(stated)
@@ -152,7 +153,7 @@ def _tls() -> Tls | None:
 
 
 def _worker_env(args: LaunchOptions) -> dict[str, str]:
-    """``TIDEGATE_WORKER_…``: what was asked for here, over the environment, over the demo model.
+    """``TIDEGATE_WORKER_…``: the arguments over the environment over the demo model.
 
     Raises ``ProvisionError`` for a registered model that is not complete.
     """
@@ -182,7 +183,7 @@ def _is_gguf(path: str) -> bool:
 
 
 def _slot_env(device: str) -> dict[str, str]:
-    """``TIDEGATE_SLOT_…``: the environment over the text model's device and what suits that.
+    """``TIDEGATE_SLOT_…``: the environment over the text model's device and its ``SLOT_DEFAULTS``.
 
     Raises ``MachineUnfit`` where packages are missing.
     """

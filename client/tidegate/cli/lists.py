@@ -126,7 +126,7 @@ def delete_sessions(url: str, token: str | None, session: tuple[str, ...], as_js
 def ask(
     command: str, url: str, token: str | None, action: Callable[["Client"], Awaitable[int]]
 ) -> int:
-    """Run ``action`` against a service; the exit status."""
+    """Run ``action`` against a service; returns the exit status."""
     with importing():
         from tidegate.cli import asking
     return asking.ask(command, url, token, action)

@@ -1,4 +1,4 @@
-"""``tidegate bench``: the load, and what each request came to."""
+"""``tidegate bench``: the load, and the outcome of each request."""
 
 import asyncio
 import random
@@ -45,7 +45,7 @@ _WORDS = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What was asked for. ``rate`` per second: an open loop; else ``concurrency`` clients."""
+    """The load asked for: with a ``rate`` per second an open loop, else ``concurrency`` clients."""
 
     model: str | None
     concurrency: int | None
@@ -84,7 +84,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Sample:
-    """One request. Times are seconds; the tokens' since it was sent."""
+    """One request. Times are seconds; those of tokens count from when it was sent."""
 
     sent_at: float
     outcome: str = ""
@@ -97,7 +97,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Run:
-    """A load on its way."""
+    """A load that runs."""
 
     client: Client
     plan: Plan
@@ -107,7 +107,7 @@ class Run:
     begun: int = 0
 
     async def drive(self) -> None:
-        """Send everything, and wait for all of it."""
+        """Send all requests, and wait for their ends."""
         with self.progress:
             bar = self.progress.add_task("requests", total=self.plan.requests)
             async with asyncio.TaskGroup() as group:
@@ -123,7 +123,7 @@ class Run:
             await self._one(prompt, bar)
 
     async def _arrivals(self, rate: float) -> AsyncIterator[str]:
-        """A Poisson process: each gap is drawn, none waits for an answer."""
+        """Prompts of a Poisson process of ``rate`` per second; none waits for an answer."""
         draw = random.Random(self.plan.seed)
         due = self.began
         while (prompt := self._next_prompt()) is not None:
@@ -132,7 +132,7 @@ class Run:
             await _clock.sleep(max(0.0, due - _clock.now()))
 
     def _next_prompt(self) -> str | None:
-        """None once enough has been sent."""
+        """Next prompt, with its number first; None once enough has been sent."""
         plan = self.plan
         if plan.requests is not None and self.begun >= plan.requests:
             return None
@@ -168,7 +168,7 @@ class Run:
 
 
 async def run(client: Client, url: str, plan: Plan, *, as_json: bool) -> int:
-    """The exit status: 1 when not one request was answered."""
+    """Run the load and print the report; returns 1 when not one request was answered."""
     screen = console(to_stderr=True)
     progress = Progress(
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""``tidegate bench``: what all requests came to together."""
+"""``tidegate bench``: the report on all requests together."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -35,7 +35,8 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Times are milliseconds, rates per second. ``attainment``: requests met, of all sent.
+    """Outcome of a load. Times are milliseconds, rates per second. ``attainment``: share of all
+    requests sent that were met.
 
     ``goodput`` is requests met per second. ``token_gap_ms`` is each answer's mean.
     """

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 USAGE = 2
 FAILED = 1
 _COMPLETION = "_TIDEGATE_COMPLETE"
-"""Set by a shell that asks what could come next."""
+"""Variable set by a shell that asks what could come next."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; the exit status. Raises ``SystemExit`` after help and for wrong usage."""
+    """Run the command; the exit status. Raises ``SystemExit`` after help and for wrong usage."""
     try:
         with importing():
             import click  # late, as all that takes long: Ctrl-C is handled from the first moment on
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage(error: "click.UsageError") -> str:
-    """One line: where, what, and where to read on."""
+    """One line for wrong usage: where, what, and where to read on."""
     import click
 
     where = "tidegate" if error.ctx is None else error.ctx.command_path

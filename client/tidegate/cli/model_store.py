@@ -37,7 +37,7 @@ FAILED = 1
 
 
 def add(wish: staging.Wish, *, load: bool, as_json: bool) -> int:
-    """The exit status, as of all of these."""
+    """Add a model to the catalog; returns the exit status, like every command here."""
 
     def work(catalog: ModelCatalog) -> int:
         with _progress() as bar:
@@ -156,7 +156,7 @@ def remove(names: Sequence[str], *, force: bool, as_json: bool) -> int:
 
 
 class _Shown(staging.Progress):
-    """What will be fetched as a line, and how far it is as a bar."""
+    """Shows what will be fetched as a line, and how far it is as a bar."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -190,7 +190,7 @@ def _progress() -> Iterator[Progress]:
 
 
 def _preload(catalog: ModelCatalog, entry: ModelEntry) -> bool:
-    """Whether it fits into memory, which is said where it does not."""
+    """Read a model into memory; False, with a message on stderr, where it does not fit."""
     with _progress() as bar:
         task = bar.add_task(f"{entry.name} into memory", total=entry.bytes)
         try:
@@ -242,7 +242,7 @@ def _in_memory(catalog: ModelCatalog, entry: ModelEntry) -> str:
 
 
 def _paths(catalog: ModelCatalog, entry: ModelEntry) -> list[Path]:
-    """Of its files those that are there; what is on its way has other names until it is."""
+    """Files of a model that are there; one being fetched has another name until it is complete."""
     folder = catalog.path_of(entry)
     return [folder / file.path for file in entry.files if (folder / file.path).is_file()]
 

@@ -169,7 +169,7 @@ def _served(url: str, token: str | None, as_json: bool) -> int:
 
 @contextmanager
 def _importing() -> Iterator[None]:
-    """For what needs ``orchestrator``."""
+    """Guard the import of modules that need ``orchestrator``, and make it importable."""
     with importing():
         runtime.add_to_path()
         yield

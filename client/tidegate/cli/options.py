@@ -1,4 +1,4 @@
-"""What ``tidegate up``, ``tidegate worker`` and ``tidegate slot`` were asked for."""
+"""Arguments of ``tidegate up``, ``tidegate worker`` and ``tidegate slot``, as given."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """Named as on the command line; times are seconds. ``serve``: with an orchestrator."""
+    """Arguments of ``tidegate up`` and ``tidegate worker``, named as on the command line; times are
+    seconds. ``serve``: with an orchestrator."""
 
     model: Path | None
     model_name: str | None
@@ -35,7 +36,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotWish:
-    """What ``tidegate slot`` was asked for; None leaves a thing to recipe and service."""
+    """Arguments of ``tidegate slot``; None leaves a thing to the recipe and the service."""
 
     text: str | None
     recipe: Path | None

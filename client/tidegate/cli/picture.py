@@ -19,27 +19,27 @@ _OUTCOMES = ("met", "partial", "missed", "refused", "aborted", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What was seen; ``before`` is the look that rates count from."""
+    """One look at a service; rates count from the look ``before``."""
 
     url: str
     instances: Sequence[Instance]
     samples: Samples
     before: Samples | None = None
     earlier: tuple[float, ...] = ()
-    """Requests met per second, look by look."""
+    """Requests met per second, one value for each earlier look."""
     trouble: str = ""
 
     def with_trouble(self, trouble: str) -> "Picture":
-        """The same, no longer true."""
+        """A copy that shows the same numbers as out of date, and why."""
         return replace(self, trouble=trouble)
 
     def trend(self) -> tuple[float, ...]:
-        """``earlier`` of the next look."""
+        """Value of ``earlier`` for the next look."""
         met = self.samples.rate("tidegate_outcomes_total", self.before, outcome="met")
         return self.earlier if met is None else (*self.earlier, met)[-_LOOKS:]
 
     def facts(self) -> dict[str, object]:
-        """For programs. Times are milliseconds, shares 0 to 1."""
+        """Figures for programs. Times are milliseconds, shares 0 to 1."""
         samples = self.samples
         return {
             "url": self.url,
@@ -62,7 +62,7 @@ class Picture:
         }
 
     def render(self) -> RenderableType:
-        """For people."""
+        """Figures for people, to be drawn in a terminal."""
         ready = sum(instance.ready for instance in self.instances)
         wanted = sum(instance.state != "absent" for instance in self.instances)
         head = Text(f"{self.url}   {ready} of {wanted} instances ready", style="bold")
@@ -122,7 +122,7 @@ class Picture:
         return text
 
     def _last_minute(self) -> list[tuple[str, str, str]]:
-        """By class of urgency, where any request ended."""
+        """Line with the share met by class of urgency; none where no request ended."""
         kept = self.samples.by("tidegate_class_attainment", "class", window=_WINDOW)
         if not kept:
             return []
@@ -189,7 +189,7 @@ def _rate(value: float | None) -> str:
 
 
 def _end(value: float | None) -> str:
-    """Of the bucket that it is in."""
+    """Upper end of the bucket that a quantile is in, in milliseconds, as text."""
     if value is None:
         return "–"
     return "over the last bucket" if value == float("inf") else f"≤ {duration(value)}"

@@ -1,4 +1,4 @@
-"""``tidegate slot``: a recipe out of arguments, the slot as it goes on, its files."""
+"""``tidegate slot``: a recipe out of arguments, the progress of the slot, its files."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ class Unusable(ValueError):
 
 
 def recipe_of(wish: SlotWish) -> dict[str, Any]:
-    """The recipe: the file's, changed by what else was given. Raises ``Unusable``."""
+    """Recipe from the file, changed by what else was given. Raises ``Unusable``."""
     recipe: dict[str, Any] = {"schema": SCHEMA}
     if wish.recipe is not None:
         try:
@@ -69,7 +69,7 @@ def recipe_of(wish: SlotWish) -> dict[str, Any]:
 
 
 def check_files(wish: SlotWish) -> None:
-    """Raises ``Unusable`` where a clip that took its time could not be saved."""
+    """Make sure that a clip can be saved before it is rendered. Raises ``Unusable``."""
     if len({_output(path) for path in wish.out}) < len(wish.out):
         raise Unusable("--out: one file of each kind at most")
     for path in (*wish.out, *filter(None, [wish.preview])):
@@ -81,7 +81,7 @@ def check_files(wish: SlotWish) -> None:
 
 
 async def run(client: Client, wish: SlotWish, recipe: dict[str, Any]) -> int:
-    """Render it; the exit status. Raises ``TidegateError`` once what there is was saved."""
+    """Render a clip; the exit status. Raises ``TidegateError`` once what there is was saved."""
     slot_id = ""
     stream = client.slots.stream(recipe, **_options(wish))
     try:
@@ -133,7 +133,7 @@ def _options(wish: SlotWish) -> SlotOptions:
 
 
 def _output(path: Path) -> Output:
-    """Which of a slot's files goes there. Raises ``Unusable``."""
+    """Name of the slot's output that belongs in ``path``, by its suffix. Raises ``Unusable``."""
     name = path.suffix.lower().removeprefix(".")
     if name not in FILES:
         raise Unusable(f"--out {path}: its name must end in .mp4, .wav or .png")
@@ -143,7 +143,7 @@ def _output(path: Path) -> Output:
 async def _download(
     client: Client, wish: SlotWish, slot_id: str, outputs: Mapping[str, str]
 ) -> dict[str, Path]:
-    """Save what there is of what was asked for; where each is now."""
+    """Save those of the wished outputs that there are; returns the path of each."""
     saved: dict[str, Path] = {}
     for path in wish.out:
         name = _output(path)
@@ -154,7 +154,7 @@ async def _download(
 
 
 async def _say_cancelled(client: Client, slot_id: str) -> None:
-    """Leaving the stream has cancelled it, if the service could be told."""
+    """Tell what became of the slot: leaving its stream cancels it if the service can be reached."""
     said = "cancelled"
     if slot_id:
         said = f"interrupted; slot {slot_id} may still be rendered, the service did not answer"
@@ -169,7 +169,7 @@ async def _say_cancelled(client: Client, slot_id: str) -> None:
 
 
 def _tell(result: SlotFacts, saved: Mapping[str, Path]) -> None:
-    """The clip in a few lines."""
+    """Print a few lines about the clip."""
     out = console()
     for path in saved.values():
         out.print(f"{path}   {path.stat().st_size / 1000:.0f} kB")

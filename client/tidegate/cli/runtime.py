@@ -1,4 +1,4 @@
-"""Where the code is that serves: ``orchestrator``, ``worker`` and ``model_repository``.
+"""Finds the code that serves: ``orchestrator``, ``worker`` and ``model_repository``.
 
 In a wheel they are in ``tidegate/_runtime``, in a checkout at its top. Names as general as these
 must not meet a user's own packages, so they are importable only in processes that serve: this
@@ -13,17 +13,17 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def folder() -> Path:
-    """The directory that has them."""
+    """Directory that has the serving packages."""
     installed = _PACKAGE / "_runtime"
     return installed if installed.is_dir() else _PACKAGE.parents[1]
 
 
 def add_to_path() -> None:
-    """Make them importable in this process, before anything else of their names."""
+    """Make the serving packages importable in this process, before anything else of their names."""
     sys.path.insert(0, str(folder()))
 
 
 def environment() -> dict[str, str]:
-    """Our environment, for a process that imports them."""
+    """Environment for a process that imports the serving packages: ours with ``PYTHONPATH`` set."""
     path = [str(folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

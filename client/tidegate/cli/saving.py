@@ -1,4 +1,4 @@
-"""Files that are saved in whole or not at all: a player may have an earlier one open."""
+"""Saves files in whole or not at all: a player may have an earlier one open."""
 
 import os
 from contextlib import suppress
@@ -8,8 +8,8 @@ from tidegate.errors import TidegateError
 
 
 def save(path: Path, data: bytes) -> None:
-    """Replace ``path`` once all of ``data`` is on the disk. Raises ``TidegateError``; what was
-    there before is there still."""
+    """Replace ``path`` once all of ``data`` is on the disk. Raises ``TidegateError``, and then
+    leaves an earlier file as it was."""
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb", buffering=0) as file:

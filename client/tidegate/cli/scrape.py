@@ -1,4 +1,4 @@
-"""Prometheus' text format, as far as ``tidegate top`` reads it: sums over labels."""
+"""Reads Prometheus' text format, as far as ``tidegate top`` needs it: sums over labels."""
 
 import math
 import re
@@ -38,7 +38,7 @@ class Samples:
         return sum(found) if found else None
 
     def by(self, name: str, label: str, **wanted: str) -> dict[str, float]:
-        """Sums by one label's value, of all series with the labels that are ``wanted``."""
+        """Sums by the values of ``label``, over all series with the labels that are ``wanted``."""
         sums: dict[str, float] = {}
         for labels, value in self._of(name, wanted):
             key = labels.get(label, "")
@@ -46,14 +46,15 @@ class Samples:
         return sums
 
     def rate(self, name: str, before: "Samples | None", **labels: str) -> float | None:
-        """Per second since then; None for the first look."""
+        """Growth per second since ``before``; None for the first look."""
         now, then = self.total(name, **labels), before and before.total(name, **labels)
         if now is None or before is None or self.at <= before.at:
             return None
         return max(0.0, now - (then or 0.0)) / (self.at - before.at)
 
     def quantile(self, name: str, part: float, before: "Samples | None" = None) -> float | None:
-        """Of a histogram since then, by the upper end of its bucket; None without observations."""
+        """Quantile ``part`` (0 to 1) of a histogram since ``before``, as the upper end of its
+        bucket; None without observations."""
         new = self._buckets(name)
         old = {} if before is None else before._buckets(name)
         counts = sorted((end, count - old.get(end, 0.0)) for end, count in new.items())

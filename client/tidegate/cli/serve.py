@@ -28,7 +28,7 @@ Start the orchestrator alone, for Tritons that run elsewhere.
 def serve(
     host: str | None, port: int | None, instances_at: str | None, cors_origins: str | None
 ) -> int:
-    """Does not return: the orchestrator's exit status is this process's."""
+    """Replace this process by the orchestrator, whose exit status becomes its own; no return."""
     given = {
         "--host": host,
         "--port": port,

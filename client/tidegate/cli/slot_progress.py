@@ -1,4 +1,4 @@
-"""How far a slot is: a bar for each stage in a terminal, else a line as each is done."""
+"""Shows how far a slot is: a bar for each stage in a terminal, else a line as each is done."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ from tidegate.cli.terminal import console, duration
 from tidegate.slots import SlotQueued, SlotStage
 
 STAGES: Final = {"audio": "speech", "image": "portrait", "video": "video", "clip": "check"}
-"""What people call them."""
+"""Names of the stages for people."""
 
 
 class View(Protocol):
-    """Hears of what happens."""
+    """A display that is told of a slot's progress."""
 
     def queued(self, event: SlotQueued) -> None: ...
 
@@ -28,7 +28,7 @@ class View(Protocol):
 
 @contextmanager
 def open_progress() -> Iterator[View]:
-    """On stderr: stdout is for the answer."""
+    """Open a progress display on stderr: stdout is for the answer."""
     out = console(to_stderr=True)
     if not out.is_terminal:
         yield _Lines(out)

@@ -11,7 +11,7 @@ from tidegate.listings import SwapState
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to swap to; ``grace_s`` None: to the last deadline of what runs."""
+    """Target of a swap; with ``grace_s`` None, work that runs has until its last deadline."""
 
     model: str
     name: str
@@ -25,7 +25,7 @@ class Asked:
 
 
 async def swap(client: Client, address: str, asked: Asked, *, as_json: bool) -> int:
-    """One instance; returns once it is ready."""
+    """Swap one instance's model; returns once it is ready."""
     state = await client.operating.swap(
         address,
         asked.model,
@@ -42,7 +42,7 @@ async def swap(client: Client, address: str, asked: Asked, *, as_json: bool) -> 
 
 
 async def swap_all(client: Client, asked: Asked, *, as_json: bool) -> int:
-    """All of them, one after the other."""
+    """Swap the model of all instances, one after the other."""
     done = await client.operating.swap_all(
         asked.model,
         name=asked.name,

@@ -1,7 +1,7 @@
-"""What commands print: tables for people, JSON for programs.
+"""Output of the commands: tables for people, JSON for programs.
 
-Colour and width follow the terminal, ``NO_COLOR`` and ``COLUMNS``. What is no terminal gets neither
-colour nor lines that are cut.
+Colour and width follow the terminal, ``NO_COLOR`` and ``COLUMNS``. Output that is no terminal gets
+neither colour nor lines that are cut.
 """
 
 import os
@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 _WIDE = 400
-"""Columns of what is no terminal: nothing is cut."""
+"""Width in columns of output that is no terminal, so that nothing is cut."""
 
 CONTROL_CHARACTERS = dict.fromkeys(set(range(32)) - {9, 10} | set(range(127, 160)))
-"""A model must not drive the terminal: escape sequences lose their first byte."""
+"""Control characters to delete, or a model could drive the terminal with escape sequences."""
 
 
 def console(*, to_stderr: bool = False) -> Console:
@@ -26,14 +26,14 @@ def console(*, to_stderr: bool = False) -> Console:
 
 
 def print_json(value: object) -> None:
-    """One document, indented for whoever looks at it."""
+    """Print ``value`` as one JSON document, indented to be readable."""
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str]
 ) -> Table:
-    """With the columns of ``numbers`` to the right."""
+    """A table of ``rows``; columns named in ``numbers`` are aligned to the right."""
     made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         is_number = column in numbers
@@ -44,7 +44,7 @@ def table(
 
 
 def duration(ms: float | None) -> str:
-    """``7 ms``, ``1.2 s``, ``3 min``."""
+    """A duration as text, such as ``7 ms``, ``1.2 s`` or ``3 min``; a dash for None."""
     if ms is None:
         return "–"
     size = abs(ms)

@@ -10,11 +10,11 @@ from tidegate.client import Client
 from tidegate.errors import TidegateError
 
 _LEAST_S = 0.05
-"""Between two looks: the service has other work, too."""
+"""Shortest pause in seconds between two looks: the service has other work, too."""
 
 
 async def run(client: Client, url: str, *, every_s: float, once: bool, as_json: bool) -> int:
-    """Until Ctrl-C, or once: in JSON, and where there is no terminal. The exit status."""
+    """Show a service until Ctrl-C, or once, in JSON or where there is no terminal; returns 0."""
     out = console()
     picture = await look(client, url, None)
     if once or as_json or not out.is_terminal or out.is_dumb_terminal:
@@ -40,7 +40,7 @@ async def run(client: Client, url: str, *, every_s: float, once: bool, as_json: 
 async def look(
     client: Client, url: str, before: Samples | None, trend: tuple[float, ...] = ()
 ) -> Picture:
-    """One look; rates are since ``before``, and ``trend`` has earlier ones."""
+    """Take one look; rates count from ``before``, and ``trend`` has the rates of earlier looks."""
     instances = await client.instances()
     samples = Samples.parse(await client.metrics(), _clock.now())
     return Picture(url, instances, samples, before, trend)

@@ -24,10 +24,10 @@ class Job:
     gap_s: float
     computed: int = 0
     cached: int = 0
-    """Tokens of its prompt that the prefix cache had."""
+    """Number of tokens of its prompt that the prefix cache had."""
     made: int = 0
     instance: int = -1
-    """Where its KV is; -1 before it has begun."""
+    """Instance that has its KV; -1 before it has begun."""
     first_at: float = 0.0
     ended_at: float = 0.0
     is_relegated: bool = False
@@ -44,18 +44,18 @@ class Job:
 
     @property
     def kv_tokens(self) -> int:
-        """What it needs for itself."""
+        """Tokens of KV memory that the job needs for itself."""
         return self.arrival.prompt_tokens + self.arrival.max_tokens - self.cached
 
 
 class _PrefixCache:
-    """Blocks of what one instance has computed; those used last stay."""
+    """Cache of the blocks that one instance has computed; those used last stay."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def cached(self, ids: Sequence[int]) -> int:
-        """Tokens that need no computing; the last one always does."""
+        """Number of tokens that need no computing; the last one always does."""
         found = 0
         for block in _blocks_of(ids[:-1]):
             if block not in self._blocks:
@@ -65,7 +65,7 @@ class _PrefixCache:
         return found
 
     def add(self, ids: Sequence[int], room_tokens: int) -> None:
-        """Keep these, and of the others what there is room for."""
+        """Keep the blocks of ``ids``, and of the others what there is room for."""
         for block in _blocks_of(ids):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -74,7 +74,7 @@ class _PrefixCache:
 
 
 def _blocks_of(ids: Sequence[int]) -> Iterator[int]:
-    """Whole blocks, each named after all that is up to its end."""
+    """Names of whole blocks, each after all that is up to its end."""
     name = 0
     for start in range(0, len(ids) - _BLOCK_TOKENS + 1, _BLOCK_TOKENS):
         name = hash((name, *ids[start : start + _BLOCK_TOKENS]))
@@ -83,12 +83,12 @@ def _blocks_of(ids: Sequence[int]) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a policy may know of the engine: measured figures, in seconds."""
+    """Figures that a policy may know of the engine: measured, in seconds."""
 
     slots: int
     prompt_token_s: float
     token_s: float
-    """A step with every slot decoding."""
+    """Time of a step with every slot decoding."""
 
 
 class Rival(Protocol):
@@ -104,14 +104,15 @@ class Rival(Protocol):
         """
 
     def stall_s(self, now: float, decodes: Sequence[Job]) -> float | None:
-        """How long a prompt may hold up these in the next step; None leaves it to the engine."""
+        """Longest time that a prompt may hold up ``decodes`` in the next step; None leaves it to
+        the engine."""
 
     def answered(self, job: Job) -> None:
-        """An answer came to its own end, or its client hung up."""
+        """Learn that an answer came to its own end, or its client hung up."""
 
 
 class RivalFleet:
-    """Arrivals through a policy, step by step on virtual time."""
+    """Fleet that takes arrivals through a policy, step by step on virtual time."""
 
     def __init__(self, spec: WorkerSpec, count: int, policy: Rival, seed: int) -> None:
         self._spec = spec
@@ -123,7 +124,8 @@ class RivalFleet:
         self._caches = [_PrefixCache() for _ in range(count)]
 
     def run(self, arrivals: Iterable[Arrival]) -> list[Job]:
-        """All jobs, ended. A client hangs up when what it asked for can no longer be met."""
+        """Run ``arrivals``; returns all jobs, ended. Clients hang up once what they asked for is
+        out of reach."""
         jobs = [_job(arrival) for arrival in arrivals]
         upcoming = iter(jobs)
         coming = next(upcoming, None)
@@ -199,7 +201,8 @@ class RivalFleet:
             job.computed = job.cached = self._caches[instance].cached(job.arrival.prompt)
 
     def _keep(self, job: Job) -> None:
-        """In the prefix cache: of its prompt what is computed, and what it has said so far."""
+        """Keep in the prefix cache what is computed of the job's prompt, and what it has said so
+        far."""
         if self._spec.prefix_cache and job.computed:
             held = (*self._running[job.instance], *self._waiting)
             kv = sum(each.kv_tokens for each in held if each.instance == job.instance)
@@ -256,7 +259,7 @@ def _job(arrival: Arrival) -> Job:
 
 
 def _token_due(job: Job) -> float:
-    """When the token just made had to come (token schedule as in QoServe)."""
+    """Time when the token just made had to come (token schedule as in QoServe)."""
     if job.gap_s == math.inf:
         return math.inf
     begin = job.first_by if job.first_by < math.inf else job.first_at

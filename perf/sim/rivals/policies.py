@@ -27,7 +27,8 @@ _HYBRID = 1.0
 
 
 class _Lengths:
-    """Answers that ended by themselves, sorted; quantiles of those longer than what is made."""
+    """Lengths of answers that ended by themselves, sorted; quantiles of those longer than what is
+    made."""
 
     def __init__(self) -> None:
         self._sorted: list[int] = []
@@ -38,7 +39,7 @@ class _Lengths:
         self.mean = sum(self._sorted) / len(self._sorted)
 
     def left(self, made: int, share: float, most: int) -> float:
-        """Tokens still to come at that quantile; at most to the stated cap."""
+        """Tokens still to come at the quantile ``share``; at most to the stated cap."""
         above = bisect_right(self._sorted, made)
         longer = len(self._sorted) - above
         if len(self._sorted) < 20:
@@ -69,7 +70,7 @@ class _Learning:
             self._lengths.add(job.made)
 
     def _due(self, job: Job) -> float:
-        """The deadline that binds; with parts, of the first token, then of the whole schedule."""
+        """Deadline that binds; with parts, that of the first token, then of the whole schedule."""
         if job.deadline < math.inf:
             return job.deadline
         if not job.made:
@@ -78,14 +79,14 @@ class _Learning:
         return begin + job.made * job.gap_s
 
     def _work_s(self, job: Job, tokens: float) -> float:
-        """Its time to the end; with parts, to the token that is due next."""
+        """Seconds of work to the job's end; with parts, to the token that is due next."""
         if job.deadline == math.inf:
             tokens = 1.0
         return job.prompt_left * self._machine.prompt_token_s + tokens * self._machine.token_s
 
 
 class _Replanning(_Learning):
-    """Counts each instance's steps: what runs is looked at anew every 32 of them."""
+    """Policy that looks anew at what runs every 32 steps of an instance."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
@@ -158,9 +159,9 @@ class QoServe(_Learning):
 
 
 class SlosServe(_Replanning):
-    """As many deadlines as fit. With equal gains the program's optimum is Moore and Hodgson's
-    rule (1968): take jobs by deadline, and drop the longest whenever one does not fit.
-    """
+    """Policy that keeps the most deadlines that fit. With equal gains the program's optimum is
+    Moore and Hodgson's rule (1968): take jobs by deadline, and drop the longest whenever one does
+    not fit."""
 
     def pick(
         self, now: float, running: Sequence[Job], waiting: Sequence[Job], instance: int
