@@ -1,4 +1,4 @@
-"""What travels on a lane.
+"""The messages of a lane, in both directions.
 
 A lane is one long-lived ``ModelStreamInfer`` call. Each message to the worker is one Triton
 request on that stream; the request that carried ``Open`` is answered with frames for as long as
@@ -43,8 +43,9 @@ from worker.protocol.sampling import Sampling
 
 PROTOCOL_VERSION = 2
 NO_TOKEN_ID = -1
-"""Stands for a token whose id is not known: of engines that answer with text alone. Tidegate's own
-worker never sends it."""
+"""Id of a token whose id is unknown, from engines that answer with text alone. Tidegate's own
+worker
+never sends it."""
 
 
 # ── to the worker ────────────────────────────────────────────────────────────────────────────
@@ -112,7 +113,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
 
     @property
     def begun(self) -> list[int]:
-        """What was generated already."""
+        """Token ids that were generated already."""
         return self.token_ids[len(self.token_ids) - self.begun_tokens :]
 
 
@@ -219,7 +220,7 @@ class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def pack(cls, first: int, entries: Sequence[TokenLogprob]) -> "PromptLogprobs":
-        """Of ``entries`` that have equally many likeliest tokens each."""
+        """Pack ``entries``, which must have equally many likeliest tokens each."""
         top = [one for entry in entries for one in entry.top]
         return cls(
             first,
@@ -231,16 +232,16 @@ class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
         )
 
     def __len__(self) -> int:
-        """How many tokens it is about."""
+        """Number of tokens whose log-probabilities it has."""
         return len(self.ranks) // 4
 
     @property
     def kept_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate bytes that it takes in memory."""
         return 400 + (8 + 8 * self.top) * len(self)
 
     def unpack(self) -> list[TokenLogprob]:
-        """One for each token."""
+        """The log-probabilities as one ``TokenLogprob`` for each token."""
         logprobs, ranks = _unpacked("f", self.logprobs), _unpacked("i", self.ranks)
         ids, values = _unpacked("i", self.top_ids), _unpacked("f", self.top_logprobs)
         k = self.top
@@ -269,14 +270,14 @@ def _unpacked(code: str, data: bytes) -> Any:
 
 
 class Started(msgspec.Struct, array_like=True, frozen=True):
-    """The job left the worker's queue. ``wait_ms`` is how long it was in it."""
+    """The job left the worker's queue, after ``wait_ms`` in it."""
 
     handle: int
     wait_ms: float
 
 
 class Delta(msgspec.Struct, array_like=True):
-    """New tokens of a job. ``texts[i]`` is what ``ids[i]`` made printable.
+    """New tokens of a job. ``texts[i]`` is the text that ``ids[i]`` completed.
 
     A text is empty while a multi-byte character or a possible stop string is incomplete, so
     texts joined are always valid UTF-8. ``logprobs`` is parallel to ``ids`` when asked for.
@@ -403,29 +404,30 @@ class LaneError(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SwapPhase(StrEnum):
-    """How far a swap of models is."""
+    """The phases of a swap of models."""
 
     CHECK = "check"
-    """Nothing has changed yet: is the new one there, whole, and not too large?"""
+    """Checks that the new model is there, whole, and not too large; nothing has changed yet."""
     LOAD = "load"
     DRAIN = "drain"
     EVICT = "evict"
-    """The old one's engine ends: what its prefix cache has for the disk is written."""
+    """Ends the old model's engine, after its prefix cache has written what is for the disk."""
     UNLOAD = "unload"
-    """Its memory is given back."""
+    """Gives the old model's memory back."""
     RESTORE = "restore"
-    """The new one could not be loaded, and the old one is, again."""
+    """Loads the old model again, since the new one could not be loaded."""
     DONE = "done"
     FAILED = "failed"
-    """The old model is served, or the process is about to end; ``error`` says why."""
+    """The swap failed: the old model is served, or the process is about to end; see ``error``."""
 
 
 class SwapReport(msgspec.Struct, array_like=True, frozen=True):
-    """How a swap goes, to whoever asked for it and on every lane.
+    """Progress of a swap, sent to whoever asked for it and on every lane.
 
-    ``model`` is the new one's name, ``was`` the old one's. ``ms`` is how long each phase took that
-    is over, in their order. ``beside``: the new one is loaded while the old one serves.
-    ``freed_mib`` is by how much memory in use fell as the old one was unloaded.
+    ``model`` is the new model's name, ``was`` the old one's. ``ms`` is how long each finished phase
+    took, in order. ``beside``: the new model is loaded while the old one serves. ``freed_mib`` is
+    by
+    how much memory in use fell as the old one was unloaded.
     """
 
     phase: SwapPhase
@@ -467,12 +469,13 @@ _frame_decoder = msgspec.msgpack.Decoder(Frame)
 
 
 def encode(message: LaneMessage | Frame) -> bytes:
-    """Any lane message or frame as msgpack."""
+    """Encode a lane message or frame as msgpack."""
     return _encoder.encode(message)
 
 
 def decode_message(data: bytes) -> LaneMessage:
-    """A message to the worker. Raises ``msgspec.DecodeError`` naming the field that is wrong."""
+    """Decode a message to the worker. Raises ``msgspec.DecodeError`` naming the field that is
+    wrong."""
     try:
         return _message_decoder.decode(data)
     except UnicodeDecodeError as error:  # msgspec leaves this one as it is
@@ -484,5 +487,6 @@ def decode_message(data: bytes) -> LaneMessage:
 
 
 def decode_frame(data: bytes) -> Frame:
-    """A frame from the worker. Raises ``msgspec.DecodeError`` naming the field that is wrong."""
+    """Decode a frame from the worker. Raises ``msgspec.DecodeError`` naming the field that is
+    wrong."""
     return _frame_decoder.decode(data)
