@@ -195,10 +195,10 @@ class SteppedEngine:
         self._tell()
 
     def pause(self, job: Job) -> None:
-        """Ignored."""
+        """Do nothing: this engine's jobs cannot be paused."""
 
     def resume(self, job: Job) -> None:
-        """Ignored."""
+        """Do nothing: this engine's jobs cannot be paused."""
 
     def stats(self) -> WorkerStats:
         """The state after a step: at most ``STATS_AGE_S`` old while there is work, and never older

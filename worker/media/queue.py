@@ -12,7 +12,7 @@ from worker.media.errors import OutOfTime
 
 
 class QueueFull(Exception):
-    """As many slots as may wait are waiting already."""
+    """The most slots that may wait are waiting already."""
 
 
 @dataclass(order=True, slots=True)

@@ -41,7 +41,7 @@ class Voice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Portrait(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who speaks. Equal prompts and seeds give equal faces."""
+    """The person who speaks. Equal prompts and seeds give equal faces."""
 
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT)] = "a friendly host"
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0

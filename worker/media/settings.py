@@ -43,7 +43,7 @@ class SlotSettings(EnvironmentSettings):
     flux_precision: FluxPrecision = "nf4"
     """Precision of flux's transformer."""
     flux_text: TextPlace = "offload"
-    """Where flux's text encoders are: in host memory, passing through the device layer by layer
+    """Place of flux's text encoders: in host memory, passing through the device layer by layer
     (``offload``), on the device (``resident``), or on the ``cpu``, where they run."""
     liveportrait_folder: str = ""
     """Folder with the weights of the video provider ``liveportrait``."""

@@ -45,7 +45,7 @@ PANEL_TURNS: Final = 8
 _PASSES_AT_ONCE: Final = 16
 """Most passes that go through a panel in a row; their sums of a block are 64 KiB."""
 _BLOCKS_AT_ONCE: Final = 7
-"""Most blocks that share a panel of rows."""
+"""Most blocks whose same panel is gone through before the next panel."""
 _MOST_ROUNDED_BYTES: Final = 1 << 20
 """Most bytes of rounded rows before blocks share panels: more would come from beyond the second
 cache anew for each block."""

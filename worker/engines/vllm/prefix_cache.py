@@ -87,4 +87,4 @@ class PrefixReports:
         """Do nothing; vLLM calls this to end its publishers."""
 
     def get_publisher_config(self) -> None:
-        """None, since nobody can subscribe."""
+        """Return None: nobody can subscribe."""

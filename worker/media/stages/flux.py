@@ -59,7 +59,7 @@ class FluxOptions:
     precision: FluxPrecision = "nf4"
     """Precision of the transformer; everything else is bf16 (fp32 with ``fp32``)."""
     text: TextPlace = "offload"
-    """Where text encoders compute: on the device, resident or layer by layer, or on the CPU."""
+    """Place of the text encoders: on the device, resident or layer by layer, or on the CPU."""
     steps: int = _STEPS
     least_size: int = _LEAST_SIZE
 
