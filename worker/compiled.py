@@ -16,8 +16,7 @@ Function = Callable[..., Any]
 """A compiled function: it takes numpy arrays and numbers, of its signature's types only."""
 
 FASTMATH: Final = ("arcp", "contract", "nsz", "reassoc")
-"""LLVM's fast-math flags: sums may be reordered, but infinities and NaNs (of masks and broken
-models) stay exact."""
+"""LLVM's fast-math flags: sums may be reordered; infinities (masks) and NaNs stay exact."""
 
 
 class _State:
@@ -43,8 +42,7 @@ def give_up(problem: str) -> None:
 
 
 def toolchain() -> str:
-    """Versions and CPU that, beside our code, decide the machine code; empty if none is
-    compiled."""
+    """Versions and CPU that, beside our code, decide the machine code; empty if there is none."""
     if compiler_problem() is not None:
         return ""
     import llvmlite

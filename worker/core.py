@@ -64,8 +64,7 @@ class Job:
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False
-    """Whether the job is to stand still; checked in every step. ``Engine.pause`` and ``resume`` set
-    it."""
+    """Whether the job is to be paused; set by ``Engine.pause`` and ``resume``, read each step."""
     has_started: bool = False
     """Set by the engine before the job's first step; ``JobStarted`` comes after that step."""
 
@@ -99,7 +98,7 @@ class JobPrompt:
 
 @dataclass(slots=True, frozen=True)
 class JobPaused:
-    """The job stands still from here on; one that was started keeps its KV blocks."""
+    """The job is paused from here on; one that was started keeps its KV blocks."""
 
     job: Job
 
@@ -160,31 +159,28 @@ class EngineService(Protocol):
         """Stop a job within one step. Idempotent; the first cause wins."""
 
     def pause(self, job: Job) -> None:
-        """Have a job stand still after the step under way, its KV kept. Idempotent.
+        """Pause a job after the step under way; its KV is kept. Idempotent.
 
         Ignored once it has been paused too often (``SchedulerConfig.most_pauses``). Deadline and
         abort still count.
         """
 
     def resume(self, job: Job) -> None:
-        """Have a paused job go on, before any that waits to start. Idempotent."""
+        """Let a paused job go on, before any that waits to start. Idempotent."""
 
     def stats(self) -> WorkerStats:
-        """The state after a recent step; ``lanes``, which the engine does not know, is left
-        alone."""
+        """The state after a recent step, without ``lanes``, which the engine does not know."""
 
     def kv_reports(self) -> list[KvReport]:
-        """What entered and left the prefix cache since the last call. For one reader."""
+        """Reports of what entered and left the prefix cache since the last call. For one reader."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether the engine's thread has ended by an error: it computes nothing more, refuses
-        all."""
+        """Whether the engine's thread has ended by an error: it computes no more, refuses all."""
 
     @property
     def step_under_way(self) -> StepUnderWay | None:
-        """The step being computed, None between steps; from any thread, to see if the engine
-        hangs."""
+        """The step being computed, None between steps. Any thread; to see if the engine hangs."""
 
     def stop(self) -> None:
-        """Abort what runs, release everything, end the thread. Idempotent."""
+        """Abort all jobs, release everything, end the thread. Idempotent."""

@@ -63,7 +63,7 @@ class EngineMissing(LoadError, ImportError):
 
 
 class NotDeterministic(LoadError, RuntimeError):
-    """This machine's kernels make a token's result depend on what else is in its batch."""
+    """Kernels of this machine make a token's result depend on what else is in its batch."""
 
 
 class RequestError(ValueError):

@@ -36,6 +36,6 @@ def pip_install(extra: str) -> str:
 
 
 def _python() -> str:
-    """This interpreter's path; ``python`` in Triton's stub, which cannot be called as one."""
+    """Path of this interpreter; ``python`` in Triton's stub, which cannot be called as one."""
     path = sys.executable or ""
     return shlex.quote(path) if Path(path).name.startswith("python") else "python"

@@ -33,8 +33,7 @@ class MemoryLimits:
         cls, soft: float, hard: float, *, unit: int, settings: tuple[str, str]
     ) -> "MemoryLimits":
         """Limits in units of ``unit``; ``settings`` names both for messages. Raises ``ValueError``
-        for
-        a soft limit beyond the hard one."""
+        for a soft limit beyond the hard one."""
         if hard and soft > hard:
             raise ValueError(
                 f"{settings[0]} ({soft:g}) is beyond {settings[1]} ({hard:g}):"
@@ -48,8 +47,7 @@ class MemoryLimits:
 
 
 class MemoryGuard:
-    """Compares a meter with limits: beyond the soft one it warns once, beyond the hard one
-    raises."""
+    """Compares a meter with limits: the soft one warns once, the hard one raises."""
 
     def __init__(
         self, meter: LimitedMemory, limits: MemoryLimits, advice: str, log: logging.Logger
@@ -62,8 +60,7 @@ class MemoryGuard:
         self._has_warned = False
 
     def check(self, ahead_bytes: int = 0, what: str = "") -> None:
-        """Check the limits; ``ahead_bytes``, for ``what``, are allocated but may not count as used
-        yet.
+        """Check the limits; ``ahead_bytes``, for ``what``, are allocated but may not count yet.
 
         Raises ``MemoryLimitExceeded`` if dropping caches does not help.
         """

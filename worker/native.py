@@ -16,8 +16,7 @@ from llvmlite import ir
 
 LANES = 16
 SOURCE = Path(__file__).read_bytes()
-"""This module's source, which is compiled into its users and so a constant of theirs
-(``compiled``)."""
+"""Source of this module, compiled into its users and so a constant of theirs (``compiled``)."""
 
 # numba's own annotations are for plain Python, from which none of these is called.
 _numba: Any = numba
@@ -37,8 +36,7 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 
 
 def jitable(function: Callable[..., Any]) -> Any:
-    """Make ``function`` callable by compiled ones, whose constant its source is
-    (``worker.compiled``)."""
+    """Make ``function`` callable by compiled ones; its source is a constant of theirs."""
     return _numba.extending.register_jitable(function)
 
 

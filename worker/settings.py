@@ -44,12 +44,10 @@ class WorkerSettings(EnvironmentSettings):
     engine: EngineName = "torch"
     """``torch`` is our own; ``vllm``, ``llamacpp`` and ``transformers`` are third-party engines,
     each an optional extra (``worker.engines``). ``synthetic-…`` makes up tokens without a model,
-    for
-    benchmarks and tests only."""
+    for benchmarks and tests only."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Settings of a third-party engine by its own names, as ``name=value`` pairs with blanks
-    between
-    them or as a JSON object. The engine checks names and values."""
+    between them or as a JSON object. The engine checks names and values."""
     trust_remote_code: bool = False
     """Whether ``transformers`` runs the code that comes with a checkpoint, with all the rights of
     this process."""
@@ -95,8 +93,7 @@ class WorkerSettings(EnvironmentSettings):
     """GiB of memory above which one warning is logged; 0: never."""
     memory_hard_gib: float = Field(default=0.0, ge=0)
     """Most GiB that weights, KV pool and steps together may take of the GPU's memory or, on the
-    CPU,
-    of the process's (WK-4): more stops the load, or ends the longest job; 0: no limit."""
+    CPU, of the process's (WK-4): more stops the load, or ends the longest job; 0: no limit."""
     max_running: int = Field(default=64, ge=1)
     """Most jobs that one step can carry."""
     max_waiting: int = Field(default=256, ge=0)
@@ -107,8 +104,7 @@ class WorkerSettings(EnvironmentSettings):
     """Most time by which prompts may lengthen a step that also carries decodes; where steps take
     longer than this anyway, prompts may double one."""
     prefix_cache: bool = True
-    """Whether the KV of full blocks is kept after their job has ended, for prompts that begin
-    alike."""
+    """Whether full blocks' KV is kept after their job, for prompts that begin alike."""
     session_kv_share: float = Field(default=0.5, ge=0, le=1)
     """Largest share (0 to 1) of the pool kept for conversations between two turns; 0: nothing.
     Running work still gets these blocks when no others are left."""
@@ -132,8 +128,7 @@ class WorkerSettings(EnvironmentSettings):
     """``auto``: where memory allows, a new model is loaded while the old one serves (a swap).
     ``never``: the old one is unloaded first."""
     legacy_stub: bool = False
-    """Whether Triton's Python stub was built for numpy 1 (the wheel's is); see
-    ``worker.stub_abi``."""
+    """Whether Triton's stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
     special_tokens_in_prompts: bool = True
     """Whether text that looks like a special token in a prompt of the plain contract is one, as in
     Triton's vLLM backend, whose clients render chat templates themselves."""
@@ -141,13 +136,11 @@ class WorkerSettings(EnvironmentSettings):
     """A lane with nothing to report gets an empty frame, a heartbeat, this often."""
     step_timeout_s: float = Field(default=60.0, ge=0)
     """A step of the engine that takes longer than this, and than 50 times the usual, counts as
-    hung:
-    the process ends, so that its supervisor starts it anew. While no step has been measured, the
-    limit is ten times as long. 0: never."""
+    hung: the process ends, so that its supervisor starts it anew. While no step has been measured,
+    the limit is ten times as long. 0: never."""
     lane_token: SecretStr | None = None
     """Token required to open a lane, or to drain or swap the worker; without one anybody who
-    reaches
-    Triton may. ``tidegate up`` makes one up at each start."""
+    reaches Triton may. ``tidegate up`` makes one up at each start."""
     plain_token: SecretStr | None = None
     """Token required of every plain request, as its parameter ``token``; None: not required."""
     drain_hold_s: float = Field(default=30.0, gt=0)
@@ -156,8 +149,7 @@ class WorkerSettings(EnvironmentSettings):
 
     @property
     def computes_on_gpu(self) -> bool:
-        """Whether the engine computes on a GPU; synthetic engines never do, whatever ``device``
-        says."""
+        """Whether the engine computes on a GPU, which synthetic engines never do."""
         return self.device == "cuda" and not self.engine.startswith("synthetic")
 
     @field_validator("lane_token", "plain_token")

@@ -15,8 +15,7 @@ _FOR_OTHERS = 0o077
 def restrict_shared_memory(
     maps: Path = Path("/proc/self/maps"), directory: str = SHARED_MEMORY
 ) -> None:
-    """Remove other users' permissions from every shared memory region that this process has
-    mapped."""
+    """Remove others' permissions from every shared region that this process has mapped."""
     with suppress(OSError):
         # address, permissions, offset, device, inode, path
         mapped = (line.split(maxsplit=5) for line in maps.read_text(errors="replace").splitlines())

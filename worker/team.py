@@ -52,7 +52,7 @@ class Task:
         self.run_at(job.ctypes.data, threads)
 
     def run_at(self, job_address: int, threads: int) -> None:
-        """Like ``run``, for a job whose counts are zero already, by its address."""
+        """Like ``run``, for the address of a job of which no part is taken yet."""
         parallel = _parallel() if threads > 1 else None
         if parallel is None:
             self._call(job_address)

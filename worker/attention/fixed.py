@@ -29,8 +29,7 @@ class FixedAttention:
     """An ``AttentionBackend`` for steps whose rows compute one token each."""
 
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
-        """``windows``: keys that a query of each layer sees, 0 for all; empty: all keys in all
-        layers.
+        """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
         Raises ``ValueError`` for blocks that do not divide a span.
         """
@@ -44,8 +43,7 @@ class FixedAttention:
         self._windows = tuple(windows) or (0,) * len(pool.data)
 
     def prepare(self, batch: PackedBatch) -> "FixedStep":
-        """Lay out the spans of the step's tokens, with masks for the keys that they must not
-        see."""
+        """Lay out the spans of the step's tokens, with masks for keys that they must not see."""
         assert batch.decodes == len(batch.query_tokens), "a row has more than one token"
         by_window = {window: self._spans(batch, window) for window in set(self._windows)}
         by_layer = [by_window[window] for window in self._windows]

@@ -59,8 +59,7 @@ class NumbaAttention:
     def decode(
         self, layer: int, batch: PackedBatch, queries: Tensor, keys_values: Tensor
     ) -> NDArray[np.float32]:
-        """Store all of the step's ``keys_values``; returns the decodes' results [decodes, heads,
-        dim]."""
+        """Store all of the step's ``keys_values``; attend the decodes: [decodes, heads, dim]."""
         out = np.empty((batch.decodes, *queries.shape[1:]), np.float32)
         self._kernel(
             _as_numbers(queries),

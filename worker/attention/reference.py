@@ -26,8 +26,7 @@ class ReferenceAttention:
     """Attends decode rows in padded batches, then each chunk of a prompt by itself."""
 
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
-        """``windows``: keys that a query of each layer sees, 0 for all; empty: all keys in all
-        layers."""
+        """``windows``: keys that a query of each layer sees, 0: all; empty: all in all layers."""
         self._pool = pool
         self._windows = tuple(windows)
         self._shared = num_heads // pool.kv_heads
@@ -73,8 +72,7 @@ class ReferenceAttention:
         return -(-contexts // self._pool.block_tokens)
 
     def _pages(self, count: int) -> Tensor:
-        """A scratch buffer for ``count`` pages, kept: fresh memory costs more than the
-        gathering."""
+        """A scratch buffer for ``count`` pages, kept: fresh memory costs more than gathering."""
         if len(self._scratch) < count:
             page_values = self._pool.data[0, 0].numel()
             self._scratch = self._pool.data.new_empty(count, page_values)

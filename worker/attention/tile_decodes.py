@@ -13,8 +13,7 @@ from worker.attention.tiles import AT, Arguments
 from worker.team import FIRST_ARGUMENT, PARTS, Job
 
 _WORTH_A_TEAM_KEYS: Final = 128
-"""Fewest keys, all rows together, to use several threads for: fewer are done before another thread
-has begun."""
+"""Fewest keys of all rows for several threads: fewer are done before another thread begins."""
 
 
 def fits(pool: KVPool) -> bool:
@@ -59,8 +58,7 @@ class TileStep:
         self._jobs = {window: self._job(window) for window in set(backend.windows)}
 
     def _job(self, window: int) -> tuple[Job, bool, int]:
-        """The job of the layers with this window, whether rows are cut, and its number of
-        threads."""
+        """The job of the layers with this window, whether rows are cut, and how many threads."""
         batch, backend = self._batch, self._backend
         contexts = batch.context_tokens[: self._rows]
         parts, merged = tiles.spans_of(contexts, window)
@@ -111,8 +109,7 @@ class TileStep:
 
 
 def _heads_together(tensor: Tensor) -> Tensor:
-    """``tensor`` [tokens, heads, dim] with each token's values contiguous, copied only if
-    needed."""
+    """``tensor`` [tokens, heads, dim] with each token's values contiguous; may be a copy."""
     _, heads, dim = tensor.shape
     together = tensor.stride(2) == 1 and (heads == 1 or tensor.stride(1) == dim)
     return tensor if together else tensor.contiguous()

@@ -40,8 +40,7 @@ class TritonAttention:
         windows: Sequence[int] = (),
         invariant: bool = False,
     ) -> None:
-        """``windows``: keys that a query of each layer sees, 0 for all; empty: all keys in all
-        layers.
+        """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
         ``invariant``: the same tiles and one order of sums for decodes and chunks, whatever the
         batch, so that no result depends on company or on how a prompt was cut (WK-3); slower.
@@ -199,8 +198,7 @@ class TritonAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of a step: int32 on the device; see the ``attend`` kernel's ``table`` and
-    ``row_*``."""
+    """The rows of a step: int32 on the device; see ``attend``'s ``table`` and ``row_*``."""
 
     table: Tensor
     tokens: Tensor

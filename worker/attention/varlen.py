@@ -110,8 +110,7 @@ class VarlenAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of a step, int32: ``starts`` [rows + 1], ``contexts`` [rows], ``table`` [rows,
-    blocks]."""
+    """Rows of a step, int32: ``starts`` [rows + 1], ``contexts`` [rows], ``table`` [rows, n]."""
 
     starts: Tensor
     contexts: Tensor

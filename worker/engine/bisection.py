@@ -35,8 +35,7 @@ class Bisection:
         return bool(self._groups)
 
     def cut(self, plan: Plan) -> Plan:
-        """The part of ``plan`` that is in the next group to be tried; all of it if no group is
-        left."""
+        """The part of ``plan`` in the next group to be tried; all of it if no group is left."""
         while self._groups:
             group = self._groups[-1]
             rows = [row for row in plan.rows if row.request in group]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class DeviceFacts(NamedTuple):
-    """See the fields of ``ModelCard`` that have these names."""
+    """Facts about a GPU; see the fields of ``ModelCard`` that have these names."""
 
     vram_bytes: int = 0
     compute_capability: str = ""

@@ -68,8 +68,7 @@ from worker.scheduler.request import Request, make_request
 from worker.scheduler.scheduler import Scheduler
 
 IDLE_CHECK_S = 1.0
-"""Idle seconds after which the engine checks the scheduler's integrity: no job waits for it
-then."""
+"""Idle seconds after which the scheduler's integrity is checked: no job waits for it then."""
 STALLED_S = 0.005
 """Seconds between checks of deadlines while requests wait for blocks to be loaded."""
 PAUSED_S = 0.1
@@ -153,7 +152,7 @@ class Engine:
         self._thread.start()
 
     def connect(self, sink: EventSink) -> None:
-        """Have events that need not wait for a step go to ``sink`` at once; ``start`` does."""
+        """Send events that need not wait for a step to ``sink`` at once; ``start`` calls this."""
         self._sink = sink
 
     def submit(self, job: Job) -> None:
@@ -188,11 +187,11 @@ class Engine:
                 self._wake.notify()
 
     def pause(self, job: Job) -> None:
-        """Have a job stand still after the step under way, its KV kept. Idempotent."""
+        """Pause a job after the step under way; its KV is kept. Idempotent."""
         self._request_pause(job, True)
 
     def resume(self, job: Job) -> None:
-        """Have a paused job go on, before any that waits to start. Idempotent."""
+        """Let a paused job go on, before any that waits to start. Idempotent."""
         self._request_pause(job, False)
 
     def _request_pause(self, job: Job, wanted: bool) -> None:
@@ -204,8 +203,7 @@ class Engine:
 
     def stats(self) -> WorkerStats:
         """The state after a step: at most ``STATS_AGE_S`` old, and never older than a published
-        end;
-        that of the latest step where the engine has no thread of its own."""
+        end; that of the latest step where the engine has no thread of its own."""
         if self._thread is None:
             self._stats = self._snapshot()
         return self._stats
@@ -229,7 +227,7 @@ class Engine:
         return StepUnderWay(began_at, self._step_time.slow_step_s(most_tokens))
 
     def stop(self) -> None:
-        """Abort what runs, release everything, end the thread. Idempotent."""
+        """Abort all jobs, release everything, end the thread. Idempotent."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -466,8 +464,7 @@ class Engine:
         self._totals.tokens += tokens
 
     def _spoil(self, request: Request) -> None:
-        """Let a request end whose numbers are not finite, and bar others from reading its
-        blocks."""
+        """Have a request end whose numbers are not finite, and nobody read its blocks."""
         if not request.spoilt:
             engine_log.error(NOT_FINITE_LOG, request.computed)
             self._totals.not_finite += 1
@@ -540,7 +537,7 @@ class Engine:
         return finished(request, end_reason, self._clock())
 
     def _shut_down(self) -> None:
-        """End every job that is left and release the runner. Idempotent."""
+        """End all remaining jobs and release the runner. Idempotent."""
         with self._wake:
             self._stopped = True
             inbox = list(self._inbox)

@@ -76,8 +76,7 @@ class Executor:
         return 0.0 if self.launcher is None else self.launcher.stream_utilization
 
     def run(self, plan: Plan | None) -> Executed | None:
-        """Compute what fits of ``plan``, or launch it and read the step before; None if nothing
-        ran.
+        """Compute what fits of ``plan``, or launch it and read the step before; None if idle.
 
         Raises ``DeviceLost``: no request is to blame, and none can go on here.
         """

@@ -14,8 +14,7 @@ MAX_BACKLOG = 256
 
 
 class KvEventQueue:
-    """Queue of prefix cache changes: ``publish`` on the engine's thread, ``take`` on the
-    reader's."""
+    """A queue of cache changes: ``publish`` on the engine's thread, ``take`` on the reader's."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool

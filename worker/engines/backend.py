@@ -24,8 +24,7 @@ class Produced:
     """Log-probabilities parallel to ``ids``, where the job asks for them."""
     prompt: PromptLogprobs | None = None
     end: FinishReason | None = None
-    """``STOP`` or ``LENGTH`` where the backend's own rules ended the job, ``ERROR`` where it
-    failed."""
+    """``STOP`` or ``LENGTH`` if the backend's own rules ended the job, ``ERROR`` if it failed."""
     code: Code | None = None
     """Why the job failed, with ``ERROR``; ``message`` says it to people."""
     message: str = ""

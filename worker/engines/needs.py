@@ -9,8 +9,7 @@ from worker.scheduler.refusal import refused
 
 
 def lacking(job: Job, lacks: Collection[Feature]) -> EndReason | None:
-    """Why this engine cannot run a job; None if it can. Orchestrators normally avoid such
-    engines."""
+    """Why this engine cannot run a job, or None. Orchestrators avoid such engines beforehand."""
     needed = features_of(job.sampling)
     if job.constraint is not None:
         needed.append(Feature.GRAMMAR)

@@ -77,8 +77,7 @@ class SteppedConfig:
     """Limits; the names are those of ``WorkerSettings`` and ``ModelCard``."""
 
     context_tokens: int
-    """Most tokens of one job: the model's context, or as much of it as the backend's memory
-    holds."""
+    """Most tokens of one job: the model's context, or what the backend's memory holds of it."""
     max_running: int
     max_waiting: int
     min_start_s: float
@@ -166,7 +165,7 @@ class SteppedEngine:
         self._thread.start()
 
     def connect(self, sink: EventSink) -> None:
-        """Have events that need not wait for a step go to ``sink`` at once; ``start`` does."""
+        """Send events that need not wait for a step to ``sink`` at once; ``start`` calls this."""
         self._sink = sink
 
     def submit(self, job: Job) -> None:
@@ -202,8 +201,7 @@ class SteppedEngine:
 
     def stats(self) -> WorkerStats:
         """The state after a step: at most ``STATS_AGE_S`` old while there is work, and never older
-        than
-        a published end."""
+        than a published end."""
         return self._stats
 
     def kv_reports(self) -> list[KvReport]:
@@ -227,7 +225,7 @@ class SteppedEngine:
         return StepUnderWay(entered_at, self._step_time.slow_step_s(tokens))
 
     def stop(self) -> None:
-        """Abort what runs, release everything, end the thread. Idempotent."""
+        """Abort all jobs, release everything, end the thread. Idempotent."""
         self._stopping = True
         self._tell()
         if self._thread is None:
@@ -417,8 +415,7 @@ class SteppedEngine:
         self._totals.prompt_tokens += prompt_tokens
 
     def _apply(self, made: Produced, request: Request, now: float) -> None:
-        """Count and publish what a step produced for a job, unless the job was to stop
-        meanwhile."""
+        """Count and publish a step's results for a job, unless the job was to stop meanwhile."""
         job = request.job
         if job.abort is not None or now >= job.deadline:
             why = self._expiry.end_reason(request, now)
@@ -492,7 +489,7 @@ class SteppedEngine:
         return finished(request, why, self._clock())
 
     def _shut_down(self) -> None:
-        """End every job that is left and release the backend. Idempotent."""
+        """End all remaining jobs and release the backend. Idempotent."""
         with self._wake:
             if self._stopped:
                 return

@@ -55,8 +55,7 @@ class Constraint:
         self._lock = threading.Lock()
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called, on any thread, once this is compiled or has failed; maybe at
-        once."""
+        """Have ``call`` called, on any thread, once this is compiled or has failed."""
         with self._lock:
             if not self.is_ready:
                 self._on_ready = call
@@ -70,8 +69,7 @@ class Constraint:
             self._matcher = None
 
     def resolve(self, matcher: "LLMatcher | None", error: str = "") -> None:
-        """Make it ready with a compiled ``matcher``, or with an ``error`` that says why there is
-        none."""
+        """Make it ready: with a ``matcher``, or an ``error`` that says why there is none."""
         with self._lock:
             self._matcher, self.error = matcher, error
             self.is_ready = True
@@ -95,8 +93,7 @@ class Constraint:
 
     def fill(self, words: "NDArray[np.uint32]", end: "NDArray[np.uint32]") -> None:
         """Set a bit in ``words`` [vocabulary / 32] for each token that may come next; ``end`` has
-        those
-        of the end tokens."""
+        those of the end tokens."""
         matcher = self._matcher
         if matcher is None or self.error:
             words[:] = 0xFFFFFFFF  # whatever is drawn is not used

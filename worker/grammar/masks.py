@@ -22,8 +22,7 @@ class MaskedRow(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Masks of ``rows``: ``words`` [rows, vocabulary / 32] uint32, a bit for each token allowed
-    next."""
+    """Masks of ``rows``: ``words`` [rows, vocabulary / 32] uint32, a bit for each token allowed."""
 
     rows: NDArray[np.int64]
     words: NDArray[np.uint32]

@@ -36,8 +36,7 @@ class Tier(Protocol):
         """Whether ``collect`` has something to do."""
 
     def restore(self, waiting: Sequence[Request], now: float) -> None:
-        """Have the next requests in the queue wait for their heads, where these are worth
-        loading."""
+        """Have the next requests in the queue wait for their heads, where worth loading."""
 
     def keep(self, request: Request) -> None:
         """Take what is worth keeping of a request that ends and still has its blocks."""

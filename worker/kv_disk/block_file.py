@@ -32,8 +32,7 @@ class BlockFormat:
     block_bytes: int
 
     def header(self, block_hash: bytes, crc: int) -> bytes:
-        """The bytes before the content, a function of the format, ``block_hash`` and ``crc``
-        alone."""
+        """The bytes before the content, a function of the format and these arguments alone."""
         fields = {
             "__metadata__": {"format": _FORMAT, "name": block_hash.hex(), "crc32": f"{crc:08x}"},
             "kv": {

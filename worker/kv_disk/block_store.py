@@ -59,8 +59,7 @@ class BlockStore:
         most_bytes: int,
         usage: DiskUsage = disk_usage,
     ) -> None:
-        """Open the store. Raises ``OSError`` when ``root`` (with the fingerprint) cannot be made or
-        listed."""
+        """Open the store. Raises ``OSError`` when ``root`` cannot be made or listed."""
         self.format = block_format
         self._root = root
         self._blocks_dir = root / "blocks"
@@ -71,8 +70,7 @@ class BlockStore:
         self._make_directories()
         self.failures_total = 0
         self._says_failures = True
-        """Whether a failed write is logged; False until one succeeds, to log a bad disk only
-        once."""
+        """Whether a failed write is logged; False until one succeeds: a bad disk is logged once."""
         self._says_full = True
         self._hashes = self._scan()
         self._sessions = self._scan_sessions()
@@ -205,8 +203,7 @@ class BlockStore:
             self._drop(block_hash)
 
     def _missing_bytes(self, size: int) -> float:
-        """Bytes to delete before ``size`` more bytes leave enough of the disk free; infinity if
-        unknown."""
+        """Bytes to delete before ``size`` more leave enough of the disk free; inf if unknown."""
         try:
             free_bytes, total_bytes = self._usage(self._root)
         except OSError as error:

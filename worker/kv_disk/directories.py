@@ -18,7 +18,7 @@ from worker.log import model_log
 
 _CODE: Final = Path(__file__).resolve().parents[2]
 COMMAND: Final = f"PYTHONPATH={_CODE} {sys.executable} -m {__package__}"
-"""The command line for ``worker.kv_disk``, with the path to it: no environment has it installed."""
+"""Command that runs this package anywhere, even where ``worker`` is not on Python's path."""
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{32}")
 _DAY_S: Final = 86_400.0
 

@@ -142,8 +142,7 @@ class DiskTier:
         self._loader.submit(load)
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether a load was given up and has not returned: no more blocks are reserved
-        meanwhile."""
+        """Whether a load was given up and is still out: no more blocks are reserved then."""
         return any(now >= restore.give_up_at for restore in self._restores.values())
 
     def _pays(self, request: Request, blocks: int, now: float) -> bool:

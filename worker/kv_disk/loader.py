@@ -28,8 +28,7 @@ class LoadCounts:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Blocks to load: ``hashes[i]`` into ``blocks[i]``. Afterwards the first ``loaded`` are
-    there."""
+    """Blocks to load: ``hashes[i]`` into ``blocks[i]``. The first ``loaded`` are there already."""
 
     hashes: list[bytes]
     blocks: list[int]
@@ -87,8 +86,7 @@ class Loader:
             self._done(load)
 
     def _read_batch(self, load: Load) -> int:
-        """Read the next blocks into the staging rows; returns how many came before the first
-        miss."""
+        """Read the next blocks into the staging rows; returns the number before the first miss."""
         hashes = load.hashes[load.loaded : load.loaded + len(self._staging)]
         rows = zip(hashes, self._staging, strict=False)
         if self._readers is None:

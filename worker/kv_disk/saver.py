@@ -33,8 +33,7 @@ class SaveCounts:
 
 @dataclass(slots=True)
 class Save:
-    """Blocks to be saved, and the ``session`` whose blocks are ``text``, if they end a turn of
-    one."""
+    """Blocks to be saved, and the ``session`` whose blocks are ``text``, if a turn of one ended."""
 
     pinned: list[PinnedBlock]
     session: str = ""

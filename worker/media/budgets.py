@@ -39,8 +39,7 @@ BACKOFF_S = 0.5
 """Seconds to wait before the first retry; doubled before each further one."""
 
 FRESH_S = 5.0
-"""Idle seconds after which a pipeline may be faster than before, when the machine may have been
-busy."""
+"""Idle seconds after which a pipeline may be faster than it was while the machine was busy."""
 
 _KEPT = 64
 _ENOUGH = 8
@@ -114,8 +113,7 @@ class StageTimes:
     """
 
     def __init__(self, budget: StageBudget, units: float, activity: Activity | None = None) -> None:
-        """``units``: the work that ``budget`` is for. ``activity``: that of the stage's
-        pipeline."""
+        """``units``: the work that ``budget`` is for. ``activity``: the pipeline's."""
         self._budget = budget
         self._units = units
         self.activity = activity or Activity()
@@ -129,8 +127,7 @@ class StageTimes:
         """Seconds per unit that hardly any work exceeds: the P95 of observed rates."""
         self.finished = 0
         self.failed = 0
-        """Runs that failed by themselves or timed out, without those ended by a cancel or
-        deadline."""
+        """Runs that failed or timed out, without those ended by a cancel or deadline."""
 
     def unseen(self) -> "StageTimes":
         """New ``StageTimes`` for this budget, with nothing observed."""
@@ -204,9 +201,8 @@ class StageTimes:
 
     def timeout_s(self, units: float) -> float:
         """Seconds after which ``units`` of work have taken too long: 1.5 times the observed P95,
-        but
-        at least the stated target and at most twice the stated timeout, each in proportion to the
-        work where that is more than the budget is for."""
+        but at least the stated target and at most twice the stated timeout, each in proportion to
+        the work where that is more than the budget is for."""
         scale = max(1.0, units / self._units)
         if len(self._seen) < _ENOUGH:
             return self._budget.timeout_s * scale

@@ -19,8 +19,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class BufferSizes:
-    """Sizes of one slot's buffers. By default SL-1's: 512, 1,080 frames, 1,080,000 samples (45
-    s)."""
+    """Sizes of a slot's buffers. Defaults (SL-1): 512, 1,080 frames, 1,080,000 samples: 45 s."""
 
     size: int = 512
     """Most pixels of either side."""
@@ -29,17 +28,17 @@ class BufferSizes:
 
     @property
     def actor_bytes(self) -> int:
-        """float32."""
+        """Bytes of the portrait's buffer, ``[3, size, size]`` float32."""
         return 4 * CHANNELS * self.size**2
 
     @property
     def video_bytes(self) -> int:
-        """uint8."""
+        """Bytes of the video's buffer, ``[frames, 3, size, size]`` uint8."""
         return self.frames * CHANNELS * self.size**2
 
     @property
     def audio_bytes(self) -> int:
-        """float32."""
+        """Bytes of the audio's buffer, ``[samples]`` float32."""
         return 4 * self.samples
 
     @property

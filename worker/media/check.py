@@ -16,8 +16,7 @@ OUTLIER = 0.15
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of a check. ``score``: that of both models, weighted. ``outliers``: keyframes, from
-    0."""
+    """Result of a check. ``score``: of both models, weighted. ``outliers``: keyframes, from 0."""
 
     score: float
     models: tuple[ModelScore, ...]

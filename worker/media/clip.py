@@ -50,8 +50,7 @@ class Clip:
 
 
 class Unfinished(Exception):
-    """A clip was not finished. ``clip`` is what there is of it; ``reason`` says why. Its lease is
-    open."""
+    """A clip was not finished: ``clip`` is what there is, its lease open; ``reason`` says why."""
 
     def __init__(self, clip: Clip, reason: Exception) -> None:
         super().__init__(str(reason))

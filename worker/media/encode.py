@@ -1,5 +1,4 @@
-"""Encodes clips as MP4 (H.264 and AAC), WAV and PNG, and previews as JPEG, by PyAV, which contains
-FFmpeg."""
+"""Encodes clips as MP4 (H.264 and AAC), WAV and PNG, previews as JPEG, by PyAV (with FFmpeg)."""
 
 import io
 import os
@@ -99,8 +98,7 @@ def _sound(samples: Any, begin: int) -> Any:
 
 
 def _frame(picture: torch.Tensor) -> Any:
-    """A video frame of ``picture`` ``[3, height, width]`` uint8, plane by plane in a single
-    copy."""
+    """A frame of ``picture`` ``[3, height, width]`` uint8, plane by plane in one copy."""
     av = _av()
     height, width = picture.shape[1:]
     frame = av.VideoFrame(width, height, "gbrp")

@@ -7,8 +7,7 @@ from worker.protocol import Code
 
 
 class RecipeError(RequestError):
-    """A recipe that cannot be rendered; ``field`` is the dotted path to the fault, or "" for
-    all."""
+    """A recipe that cannot be rendered; ``field``: dotted path to the fault, "" for all."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"recipe.{field}: {message}" if field else f"recipe: {message}")
@@ -17,8 +16,7 @@ class RecipeError(RequestError):
 
 class SlotError(Exception):
     """A slot was begun and not finished. It ended in ``stage``; ``since`` is when a limit that
-    stopped
-    it was reached, on ``time.monotonic``, None without one."""
+    stopped it was reached, on ``time.monotonic``, None without one."""
 
     code: ClassVar[Code] = Code.ENGINE_ERROR
 

@@ -23,8 +23,7 @@ from worker.memory import MemoryGuard
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
     """Settings of a pipeline. ``buffer_s``: seconds kept back for what comes after it (encoding,
-    the
-    network). ``nice``: niceness of stages on the CPU."""
+    the network). ``nice``: niceness of stages on the CPU."""
 
     max_size: int = 512
     max_seconds: float = 45.0
@@ -77,8 +76,7 @@ class SlotPipeline:
 
     def plan(self, recipe: Recipe, remaining_s: float, *, degrade: bool) -> ClipPlan:
         """What to begin of ``recipe``. Raises ``OutOfTime`` where even that is certain to be late,
-        and
-        ``RecipeError`` where it chooses a provider that is not loaded."""
+        and ``RecipeError`` where it chooses a provider that is not loaded."""
         prediction = self._prediction(recipe)
         return prediction.fitted(
             self.whole(recipe), "plan", remaining_s, prediction.all_s, degrade=degrade

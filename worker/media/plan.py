@@ -23,8 +23,7 @@ _SHORTER_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ClipPlan:
-    """Plan of one clip. ``asked``: the plan that it falls short of; None where it is all asked
-    for."""
+    """Plan of one clip. ``asked``: the plan that it falls short of; None if it is all of it."""
 
     seconds: float
     fps: int
@@ -57,7 +56,7 @@ class ClipPlan:
         size: int | None = None,
         has_check: bool | None = None,
     ) -> "ClipPlan":
-        """This plan with other figures; ``asked`` stays what was asked for at first."""
+        """A plan with other figures; ``asked`` stays what was asked for at first."""
         return ClipPlan(
             self.seconds if seconds is None else seconds,
             self.fps if fps is None else fps,

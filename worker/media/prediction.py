@@ -18,8 +18,7 @@ LEAST: Final[Pace] = StageTimes.least_s
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Predicts times for the providers that one recipe chose; ``buffer_s`` seconds of every
-    deadline
-    are kept back."""
+    deadline are kept back."""
 
     speech: StageTimes
     portrait: StageTimes

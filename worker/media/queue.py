@@ -50,8 +50,7 @@ class SlotQueue:
         return tuple(sorted(max(0.0, end - now) for end in self._running.values()))
 
     def wait_s(self, start_by: float, each_s: float) -> float:
-        """Seconds that a slot which must start by ``start_by`` will probably wait, if each slot
-        takes ``each_s``."""
+        """Seconds that a slot to start by ``start_by`` will probably wait, at ``each_s`` a slot."""
         ends = [0.0] * self._pool.free + [*self.free_in_s()]
         for _ in range(sum(1 for other in self._waiting if other.start_by <= start_by)):
             ends = sorted((*ends[1:], ends[0] + each_s))

@@ -48,8 +48,7 @@ class Portrait(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Video(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The picture. ``size``: pixels of either side; 0: the service's own. ``seconds``: most
-    length."""
+    """The picture. ``size``: pixels of either side; 0: the service's own. ``seconds``: at most."""
 
     fps: Annotated[int, Meta(ge=6, le=30)] = 24
     size: Annotated[int, Meta(ge=0, le=1024, multiple_of=32)] = 0

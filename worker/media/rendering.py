@@ -266,8 +266,7 @@ class Rendering:
 
 
 def _pace_watch(until: float, units: float) -> Callable[[float], None]:
-    """A watch, beginning now, that raises ``BehindPace`` where a stage will not be over by
-    ``until``."""
+    """A watch that raises ``BehindPace`` if a stage begun now will not be over by ``until``."""
     begun = time.monotonic()
     judged_at = begun + _WATCHED * (until - begun)
 

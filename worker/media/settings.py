@@ -29,7 +29,7 @@ class SlotSettings(EnvironmentSettings):
     model_config = SettingsConfigDict(env_prefix="TIDEGATE_SLOT_", frozen=True, extra="forbid")
 
     device: Literal["cuda", "cpu"] = "cuda"
-    """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
+    """Device of the pipeline. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     speech: Names = ("espeak",)
     portrait: Names = ("procedural",)
     video: Names = ("warp",)
@@ -73,8 +73,7 @@ class SlotSettings(EnvironmentSettings):
     nice: int = Field(default=10, ge=0, le=19)
     """Niceness of threads that render on the CPU, or encode, so that text goes first; 0: none."""
     legacy_stub: bool = False
-    """Whether Triton's Python stub was built for numpy 1 (the wheel's is); see
-    ``worker.stub_abi``."""
+    """Whether Triton's stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
 
     @property
     def models(self) -> ModelOptions:

@@ -7,8 +7,7 @@ import torch
 
 def cap_memory(device: torch.device, hard_bytes: int) -> None:
     """Have torch refuse to allocate more than ``hard_bytes`` of a GPU, even between two checks of
-    the
-    limit; 0: no cap."""
+    the limit; 0: no cap."""
     if device.type != "cuda" or not hard_bytes:
         return
     total = torch.cuda.get_device_properties(device).total_memory

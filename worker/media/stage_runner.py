@@ -111,8 +111,7 @@ class StageRunner:
     @asynccontextmanager
     async def turn(self, until: float) -> AsyncIterator[None]:
         """Hold the stage inside this context. Raises ``OutOfTime`` when it is still another slot's
-        at
-        ``until``, on ``time.monotonic``."""
+        at ``until``, on ``time.monotonic``."""
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 await self._turn.acquire()
@@ -195,8 +194,7 @@ class StageRunner:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     async def _settle(self, *, is_critical: bool) -> None:
-        """Wait, off the event loop, for work on the slot's buffers that the device still has
-        queued."""
+        """Wait, off the event loop, for queued work of the device on the slot's buffers."""
         stream = self._stream
         if stream is None:
             return

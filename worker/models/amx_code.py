@@ -1,10 +1,9 @@
 """The inner loop of ``block_products`` on AMX, the matrix unit of Intel's CPUs.
 
 A block's bfloat16 are laid out as this unit needs its second factor: pairs of inputs side by side,
-16
-outputs to a line. Registers ("tiles", 16 lines of 64 bytes) hold the sums of up to 32 rows times 32
-outputs in four, a tile of rows and one of weights in two more, of which one is loaded anew for each
-further product. To be imported only where numba is installed, and used only where
+16 outputs to a line. Registers ("tiles", 16 lines of 64 bytes) hold the sums of up to 32 rows times
+32 outputs in four, a tile of rows and one of weights in two more, of which one is loaded anew for
+each further product. To be imported only where numba is installed, and used only where
 ``block_products.tiles_problem`` is None.
 
 With all eight, four loads would do where five are needed; but both threads of a core rename theirs
@@ -73,9 +72,8 @@ def tile_sums(
     """Emit ``out`` [32, 32] float32: ``count`` rows of bfloat16, 1 to 32, times a block's weights.
 
     ``is_added``: added to what is there. Rows are laid out as [rows / 16][turns][16][32], so that
-    no
-    tile's lines share a cache set, and are ``row_bytes`` long. They are read, and sums written, to
-    the next multiple of 16. In each turn ``ahead_bytes``, 0 or ``TURN_BYTES`` or half of it, are
+    no tile's lines share a cache set, and are ``row_bytes`` long. They are read, and sums written,
+    to the next multiple of 16. In each turn ``ahead_bytes``, 0 or ``TURN_BYTES`` or half of it, are
     prefetched, from ``ahead`` on; half only as far as the second cache, as other rows come first.
     """
     end = builder.append_basic_block("end")

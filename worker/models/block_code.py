@@ -131,8 +131,7 @@ def finish(typing: Any, sums: Any, bias: Any, out: Any, is_gated: Any) -> Any:
 
 @intrinsic
 def rounded(typing: Any, values: Any, out: Any) -> Any:
-    """Round float32 ``values`` [32] to bfloat16 ``out``: to nearest, ties to even; NaNs stay
-    NaNs."""
+    """Round float32 ``values`` [32] to bfloat16 ``out``: to nearest, ties to even; NaN stays."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         write = Vectors(builder)
@@ -152,7 +151,7 @@ def rounded(typing: Any, values: Any, out: Any) -> Any:
 
 
 def _silu(write: Vectors, x: Any) -> Any:
-    """x / (1 + e^-x); the exponential as in ``worker.attention.numba_backend``."""
+    """x / (1 + e^-x), with the exponential of ``worker.attention.numba_backend``."""
     builder = write.builder
     one, most = write.constant(1.0), write.constant(126.0)
     z = builder.fmul(x, write.constant(-1 / math.log(2)))

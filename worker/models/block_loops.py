@@ -89,8 +89,7 @@ def _round_rows(job: Any) -> None:
 
 @jitable
 def _bounds(number: Any, passes: Any, count: Any, is_tiled: Any) -> Any:
-    """First row and end of a pass: rows are divided evenly, but tiles are full except for the
-    last."""
+    """First row and end of a pass: rows divided evenly, but tiles full except the last."""
     if is_tiled:
         return number * PASS_ROWS, min(count, (number + 1) * PASS_ROWS)
     return count * number // passes, count * (number + 1) // passes
@@ -106,8 +105,7 @@ def _aligned(sums: Any) -> Any:
 def _finish_block(
     job: Any, block: Any, first: Any, last: Any, sums: Any, width: Any, is_gated: Any
 ) -> None:
-    """Write the results of rows ``first`` to ``last`` (exclusive) from their ``sums`` of a
-    block."""
+    """Write results of rows ``first`` to ``last`` (exclusive) from their ``sums`` of a block."""
     outputs, output, bias = job[AT.outputs], block * width, job[AT.bias]
     if bias != 0:
         bias += 4 * output
@@ -126,8 +124,7 @@ def _finish_block(
 
 
 def multiply(form: int, is_gated: bool) -> Task:
-    """Compile the product of a job (``block_products.Arguments``) with weights of
-    ``Form(form)``."""
+    """Compile the product of a job (``Arguments``) with weights of ``Form(form)``."""
     code = amx_code if form == Form.TILES else block_code
     most_rows, turn_bytes = code.MOST_ROWS, code.TURN_BYTES
     is_tiled = form == Form.TILES

@@ -92,8 +92,7 @@ class Arguments(NamedTuple):
     panels: int
     """Number of panels into which a block's turns are divided."""
     passes_at_once: int
-    """Passes, each of as many rows as stay in registers, that go through a panel before the
-    next."""
+    """Passes, each of as many rows as fit registers, that go through a panel before the next."""
     blocks_at_once: int
     """Blocks whose same panel is gone through before the next panel."""
 
@@ -115,8 +114,7 @@ def products_problem() -> str | None:
 
 @cache
 def may_use_amx() -> bool:
-    """Whether the CPU has AMX and the system lets this process use it, which this asks Linux
-    for."""
+    """Whether the CPU has AMX and the system allows its use, which this asks Linux for."""
     return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
 
 
@@ -149,8 +147,7 @@ class Product:
         self._outputs_per_block = 16 if is_gated else 32
 
     def __call__(self, weights: int, x: Tensor, bias: int, outputs: int) -> Tensor:
-        """Multiply ``x`` [rows, inputs] float32: [rows, outputs] float32. Releases the GIL
-        meanwhile.
+        """Multiply ``x`` [rows, inputs] float32: [rows, outputs] float32. Releases the GIL.
 
         ``weights`` and ``bias`` are addresses, see ``Arguments``.
         """

@@ -60,8 +60,7 @@ class BlockedFormat:
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a tile for bfloat16; float32 has no tiles, but its chunks are cut by this as
-        well."""
+        """Rows of a tile for bfloat16; float32 has no tiles, but its chunks are cut by it too."""
         return TILE_ROWS if fastest_form(torch.bfloat16) == Form.TILES else 1
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:

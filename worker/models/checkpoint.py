@@ -43,8 +43,7 @@ class Checkpoint:
     """The weight files of a directory, open until the ``with`` block ends."""
 
     def __init__(self, path: Path) -> None:
-        """Open the files. Raises ``BrokenCheckpoint`` for one that is missing, corrupt or cut
-        short."""
+        """Open the files. Raises ``BrokenCheckpoint`` if one is missing, corrupt or cut short."""
         files = _weight_files(path)
         if not any(file.exists() for file in files) and (problem := why_unservable(path)):
             raise BrokenCheckpoint(problem)

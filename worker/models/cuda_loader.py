@@ -44,8 +44,7 @@ def load_on_cuda(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[tuple[Part, ...], Tensor]:
-    """Load every stack of parts as one tensor on ``device``; a stack that two parameters share,
-    once."""
+    """Load every stack of parts as one tensor on ``device``; shared stacks only once."""
     stacks = {parts for p in parameters.values() for parts in (p.parts, p.bias) if parts}
     fused = {
         parts: torch.empty(stacked_shape(parts), dtype=dtype, device=device) for parts in stacks

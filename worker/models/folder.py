@@ -19,8 +19,7 @@ _TO_SAFETENSORS: Final = (
 
 def model_name(path: Path) -> str:
     """The directory's name; ``org/name`` for a snapshot in a Hugging Face cache; for a GGUF file
-    its
-    own name, without the number of its part.
+    its own name, without the number of its part.
 
     Such a snapshot's path ends in ``models--org--name/snapshots/<commit>``.
     """
@@ -34,8 +33,7 @@ def model_name(path: Path) -> str:
 
 
 def why_unservable(path: Path) -> str | None:
-    """What ``path`` is if it lacks ``config.json`` or weights, and what to do; None if it has
-    both."""
+    """What ``path`` is, and what to do, if it lacks ``config.json`` or weights; else None."""
     if not path.exists():
         return f"{path} does not exist"
     if not path.is_dir():
@@ -107,8 +105,7 @@ def _gguf_advice(what: str) -> str:
 
 
 def _cache(path: Path) -> str | None:
-    """Advice if ``path`` is a repository in a Hugging Face cache, above its snapshots; else
-    None."""
+    """Advice if ``path`` is a repository in a Hugging Face cache, above snapshots; else None."""
     snapshots = path / "snapshots"
     if not path.name.startswith(_CACHE_PREFIX) or not snapshots.is_dir():
         return None

@@ -13,8 +13,7 @@ from worker.protocol.generation_defaults import defaults_of
 
 
 def read_sampling_defaults(path: Path) -> SamplingDefaults:
-    """Sampling defaults of the checkpoint directory ``path``; unfit values are left out, with a
-    warning.
+    """Sampling defaults of checkpoint directory ``path``; unfit ones are left out with a warning.
 
     Raises ``BrokenCheckpoint`` for a file that cannot be read.
     """

@@ -1,6 +1,5 @@
 """Linear layers by their layout in memory: dense, turned, mapped from the file, packed for oneDNN,
-or
-int8. Weights in blocks for a kernel of our own, where there is one: ``worker.models.blocked``.
+or int8. Weights in blocks for a kernel of our own, where there is one: ``worker.models.blocked``.
 
 Measured on two cores (AMD, avx512_bf16), weights beyond the cache, bfloat16, share of the read
 bandwidth: dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers want at least
@@ -73,8 +72,7 @@ class DenseFormat:
 
 
 class TurnedFormat:
-    """A ``Format`` of weights as [in, out] in memory: for a few rows BLAS reads these front to
-    back.
+    """A ``Format`` of weights as [in, out] in memory, which BLAS reads in order for a few rows.
 
     Measured on two cores (Intel, AVX-512), float32 and one thread, 4 to 32 rows: 1.2 to 1.9 times
     as fast as [out, in], and equal at one row and for long prompts. ``BlockedFormat`` beside

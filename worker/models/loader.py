@@ -46,8 +46,8 @@ _READERS: Final = 2
 class Layout:
     """Layout of weights on the CPU; see ``WorkerSettings.weights`` and ``.quantize``.
 
-    ``onednn``: never in blocks of our own.
-    ``small``: the caches hold all of the weights, so a product takes as long as its call.
+    ``onednn``: never in blocks of our own. ``small``: the caches hold all of the weights, so a
+    product takes as long as its call.
     """
 
     mapped: bool = False
@@ -177,8 +177,7 @@ class _CPULoader:
 def _map(
     checkpoint: Checkpoint, parameters: Mapping[str, Parameter], dtype: torch.dtype
 ) -> Weights:
-    """Weights whose parameters are views of the files. Raises ``UnsupportedModel`` for another
-    type."""
+    """Weights as views of the files. Raises ``UnsupportedModel`` if types differ."""
     for parameter in parameters.values():
         for part in parameter.parts:
             if checkpoint[part].dtype != dtype:

@@ -82,7 +82,6 @@ def tied_as_stored(path: Path, config: ModelConfig) -> ModelConfig:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Elements of all weights that a step reads: a tied embedding once, a separate one not at
-    all."""
+    """Elements of all weights that a step reads: a tied embedding once, a separate one never."""
     parameters = Decoder.parameters(config).values()
     return sum(p.elements for p in parameters if p.kind is not Kind.EMBEDDING)

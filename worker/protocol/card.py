@@ -44,8 +44,7 @@ class Feature(StrEnum):
 
 class Loadable(msgspec.Struct, frozen=True):
     """A model that a worker can be told to serve. ``bytes`` is the size of its files, ``load_ms``
-    how
-    long it took to load the last time; 0 where unknown."""
+    how long it took to load the last time; 0 where unknown."""
 
     name: str
     bytes: int
@@ -81,7 +80,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     max_waiting: int
     """Jobs that the worker holds beyond ``max_running``, before it refuses."""
     min_start_budget_ms: float
-    """Less budget than this at the start of a generation is refused (DL-3)."""
+    """A generation that has less time than this left at its start is refused (DL-3)."""
     max_step_tokens: int = 512
     """Token budget of one step, prompts and decodes together."""
     can_pause: bool = False
@@ -118,8 +117,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     """Models that it can be told to serve instead, by name alone (``Swap``)."""
     process_id: str = ""
     """Random, made when the worker's process starts: seeing it again after a lane was lost shows
-    that
-    the process did not die. Empty where unknown."""
+    that the process did not die. Empty where unknown."""
 
     @property
     def context_note(self) -> str:

@@ -38,8 +38,7 @@ class _Composed(Exception):
 
 
 def _simple(schema: Any) -> Any:
-    """Close most schemas in a single pass. Raises ``_Composed`` where several describe one
-    object."""
+    """Close most schemas in one pass. Raises ``_Composed`` if several describe one object."""
     if not isinstance(schema, dict):
         return schema
     result = schema.copy()

@@ -10,8 +10,7 @@ _WHOLE: Final = ("top_k", "max_tokens")
 
 
 class FoundDefaults(NamedTuple):
-    """Defaults found; ``unfit`` lists those that are out of range and left out, as
-    ``name=value``."""
+    """Defaults found; ``unfit`` lists those out of range and left out, as ``name=value``."""
 
     defaults: SamplingDefaults
     unfit: tuple[str, ...]

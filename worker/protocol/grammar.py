@@ -44,8 +44,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     kind: GrammarKind
     text: str = ""
     lenient: bool = False
-    """Whether keywords of a schema that cannot be enforced are ignored; if not, they are an
-    error."""
+    """Whether keywords of a schema that cannot be enforced are ignored, not an error."""
     open_objects: bool = False
     """Whether objects may have properties that a schema does not name, as in JSON Schema; if not,
     only where it says so (``additionalProperties``)."""

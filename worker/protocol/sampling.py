@@ -29,13 +29,13 @@ class InvalidSampling(ValueError):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a job asks of the sampler.
+    """Sampling parameters of a job.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 (or -1) considers every token. ``logprobs`` None
     returns none, n the chosen token's and the n most likely ones'. Two jobs with the same prompt,
     parameters and ``seed`` draw the same random numbers whatever else is in the batch (WK-3).
 
-    ``min_p`` leaves out what is less than that share as likely as the most likely token (Nguyen et
+    ``min_p`` leaves out tokens less than that share as likely as the most likely one (Nguyen et
     al. 2024). ``repetition_penalty`` divides the positive logits of tokens that are in prompt or
     answer, and multiplies the negative ones (Keskar et al. 2019); ``presence_penalty`` and, times
     their count, ``frequency_penalty`` are subtracted from the logits of tokens in the answer, as
@@ -43,10 +43,10 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     A text ends with any of ``stop_token_ids``, as it does with the model's own end tokens but also
     under ``ignore_eos``; neither can come in the first ``min_tokens``. The token that ends a text
-    is no part of it; special tokens within it are where they are not skipped.
+    is not part of it; special tokens within the text are, unless they are skipped.
 
-    ``prompt_logprobs`` asks for those of the prompt's own tokens, in ``logprobs``' terms; only with
-    it may ``max_tokens`` be 0, where the prompt is read and nothing generated.
+    ``prompt_logprobs`` asks for those of the prompt's own tokens, in the terms of ``logprobs``;
+    only with it may ``max_tokens`` be 0: the prompt is then read and nothing generated.
     """
 
     max_tokens: int
@@ -169,8 +169,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None
 
     def fill(self, sampling: Sampling, unstated: Collection[str]) -> Sampling:
-        """``sampling``, in which those ``unstated`` parameters that have a default here are
-        replaced."""
+        """``sampling`` with those ``unstated`` parameters replaced that have a default here."""
         changes = {name: value for name in unstated if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(sampling, **changes) if changes else sampling
 

@@ -20,8 +20,7 @@ class StageState(msgspec.Struct, frozen=True):
     """The provider that serves recipes that name none."""
     seconds_per_unit: float
     """Seconds that a unit of its work hardly ever exceeds: the P95; before there is one, an
-    estimate
-    by the warm-up or else the target."""
+    estimate by the warm-up or else the target."""
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None
@@ -32,8 +31,7 @@ class StageState(msgspec.Struct, frozen=True):
     """Seconds per unit with each other loaded provider."""
     least: dict[str, float] | None = None
     """Least seconds per unit with each provider; 0 where it has rendered nothing recently, as it
-    may
-    then be arbitrarily fast. Null from a model older than this field."""
+    may then be arbitrarily fast. Null from a model older than this field."""
 
 
 class ResidentState(msgspec.Struct, frozen=True):
@@ -53,8 +51,7 @@ class AbortState(msgspec.Struct, frozen=True):
 
 
 class SlotState(msgspec.Struct, frozen=True):
-    """State that an orchestrator needs to place clips and to refuse those that cannot be in
-    time."""
+    """State that an orchestrator needs to place clips, and to refuse those sure to be late."""
 
     max_size: int
     max_seconds: float
@@ -78,8 +75,7 @@ class SlotState(msgspec.Struct, frozen=True):
     """Hard memory limit in bytes; 0: no limit, as for ``memory_soft_bytes``."""
     abort_to_free_p50_ms: float | None = None
     abort_to_free_p99_ms: float | None = None
-    """Time from a cancel or a deadline until the slot's buffers are free; null before there was
-    one."""
+    """Time from a cancel or deadline until the slot's buffers are free; null before one."""
     aborts: dict[str, AbortState] = {}
     """Stopped slots by cause: ``cancelled``, ``deadline``, ``timeout`` (of a stage)."""
     draining: bool = False

@@ -13,8 +13,7 @@ class UnreadableTokenizer(ValueError):
 
 class TokenizerFiles(NamedTuple):
     """A checkpoint's ``tokenizer.json`` as bytes, ``tokenizer_config.json`` parsed, and chat
-    template
-    (Jinja source, empty where the model has none)."""
+    template (Jinja source, empty where the model has none)."""
 
     tokenizer_json: bytes
     settings: dict[str, Any]

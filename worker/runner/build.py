@@ -140,8 +140,7 @@ def build_torch_runner(
 
 
 def _compile_loops() -> None:
-    """Compile loops now, so that no request waits for it; a compiler that fails costs only
-    speed."""
+    """Compile loops now, so that no request waits for it; a failure costs only speed."""
     if compiler_problem() is not None:
         return
     try:

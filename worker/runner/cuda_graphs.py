@@ -99,8 +99,7 @@ class SlotState:
         return torch.where(ids < 0, self.last_ids[slots], ids)
 
     def take(self, slots: Tensor, ids: Tensor) -> None:
-        """Enter ``ids`` as the latest samples of ``slots``; ``NO_TOKEN``, of a row that is not
-        finite, becomes token 0."""
+        """Enter ``ids`` as the latest samples of ``slots``; ``NO_TOKEN`` becomes token 0."""
         self.last_ids.index_copy_(0, slots, ids.clamp(min=0))
 
 

@@ -155,8 +155,7 @@ class CudaRunner(TorchRunner):
 
     def _masks_of(self, plan: Plan) -> Callable[[], Masks] | None:
         """Maker of the step's masks, None if no row needs one. To be called once the step is queued
-        up
-        to its logits: it waits for the step before and takes in its tokens while the device
+        up to its logits: it waits for the step before and takes in its tokens while the device
         computes."""
         if not any(row.request.job.constraint is not None for row in plan.rows):
             return None
@@ -312,8 +311,7 @@ class LaunchedOnDevice:
 
     def tokens(self) -> dict[Request, int]:
         """Wait for the tokens drawn; the step must still be collected. A row that is not finite
-        gets
-        an arbitrary token, since what follows it is never published."""
+        gets an arbitrary token, since what follows it is never published."""
         self._done.synchronize()
         if self._sampled is None:
             return {}

@@ -54,8 +54,7 @@ class BatchForward:
 
 
 class TiledForward:
-    """A ``Forward`` in passes of one shape, which ``attention`` must keep too
-    (``FixedAttention``)."""
+    """A ``Forward`` in passes of one shape; ``attention`` must be such (``FixedAttention``)."""
 
     def __init__(self, model: Model, attention: AttentionBackend) -> None:
         self._model = model
@@ -94,8 +93,7 @@ class TiledForward:
     def check(
         self, *, vocab_size: int, block_tokens: int, max_tokens: int, device: torch.device
     ) -> None:
-        """Raise ``NotDeterministic`` unless a text's logits are bitwise equal however it is
-        computed.
+        """Raise ``NotDeterministic`` unless a text's logits are bitwise equal in any batch.
 
         The text has up to ``max_tokens`` and overwrites the first blocks of the pool, which nobody
         may use yet.

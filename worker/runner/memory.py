@@ -106,8 +106,7 @@ def text_guard(meter: MemoryMeter, limits: MemoryLimits) -> MemoryGuard:
 
 
 def pool_bytes(guard: MemoryGuard) -> int | None:
-    """Bytes of the largest KV pool that the hard limit allows beside what is used; None: no
-    limit."""
+    """Bytes of the largest KV pool that the hard limit allows beside what is used, or None."""
     hard = guard.limits.hard_bytes
     if not hard:
         return None
@@ -115,7 +114,7 @@ def pool_bytes(guard: MemoryGuard) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, torch on a GPU, or torch's allocator on the CPU ran out of memory."""
+    """Whether ``error`` means that Python, or torch on a GPU or the CPU, ran out of memory."""
     if isinstance(error, MemoryError):
         return True
     # By name, so that engines without torch need not import it.

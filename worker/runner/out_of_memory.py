@@ -61,12 +61,10 @@ class StepMemory:
         """Tokens that a step is cut to since a larger one did not fit."""
         self._clean_steps = 0
         self._excess: str | None = None
-        """Message that the worker exceeds its hard limit, until a request has been failed for
-        it."""
+        """Message that the hard limit is exceeded, until a request has been failed for it."""
 
     def is_over_limit(self) -> bool:
-        """Whether the next ``execute`` will fail a request for memory; measured only every few
-        calls."""
+        """Whether the next ``execute`` fails a request for memory; measured every few calls."""
         self._steps += 1
         if self._guard is not None and self._steps % _CHECK_EVERY_STEPS == 0:
             try:

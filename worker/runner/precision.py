@@ -13,9 +13,8 @@ from worker.settings import WorkerSettings
 
 SMALL_BYTES: Final = 64 * 2**20
 """Bytes of weights (as float32) below which a layer is over before a second thread has woken up,
-and
-the caches hold so much of the weights that halving them gains nothing. AMX gains (the demo model,
-one thread, beside float32): 1.2 times the steps at one row, 1.9 at 8 and at 32."""
+and the caches hold so much of the weights that halving them gains nothing. AMX gains (the demo
+model, one thread, beside float32): 1.2 times the steps at one row, 1.9 at 8 and at 32."""
 _THREADS: Final = torch.get_num_threads()
 """torch's own choice of threads: one per core."""
 _DTYPES: Final = {

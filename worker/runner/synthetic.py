@@ -40,8 +40,7 @@ def length_ids(tokens: int) -> tuple[int, int]:
 
 
 def _own_length(request: Request) -> int:
-    """Tokens after which an answer ends by itself, by its prompt (``length_ids``); 0 if it does
-    not."""
+    """Tokens after which an answer ends by itself, by its prompt's first ids; 0: never."""
     sampling = request.job.sampling
     if sampling.ignore_eos or request.prompt_tokens < 2:
         return 0
@@ -66,8 +65,7 @@ class _Cycle:
 
 
 class FreeRunner:
-    """A ``Runner`` without delays: several tokens per row and step, as fast as the code around
-    it."""
+    """A ``Runner`` without delays: several tokens per row and step."""
 
     def __init__(
         self,
@@ -186,8 +184,7 @@ def build_synthetic_runner(
     eos: Sequence[int],
     clock: Clock,
 ) -> BuiltRunner:
-    """Build a runner that repeats ``words``, ids of the model's tokenizer. Raises
-    ``ValueError``."""
+    """Build a runner that repeats ``words`` (token ids). Raises ``ValueError``."""
     if not words:
         raise ValueError(
             f"{settings.model_path}: the tokenizer has no plain words for a synthetic engine"
@@ -218,8 +215,7 @@ def build_synthetic_runner(
 
 
 def _read_factor(file: Path) -> float:
-    """The factor in ``file``; 1 without one, ``_LOST`` if this process is to have lost its
-    device."""
+    """The factor in ``file``; 1 without one, ``_LOST`` if this process must lose its device."""
     try:
         text = file.read_text()
         return _LOST if text == f"lost {os.getpid()}" else float(text)
@@ -228,8 +224,7 @@ def _read_factor(file: Path) -> float:
 
 
 def _read(row: Row) -> PromptLogprobs | None:
-    """Log-probabilities (all 0) of the prompt tokens that follow the row's; None if there are
-    none."""
+    """Log-probabilities (all 0) of the prompt tokens after the row's; None without any."""
     request, top = row.request, row.request.job.sampling.prompt_logprobs or 0
     ids = request.tokens[row.start + 1 : min(row.start + row.count + 1, request.prompt_tokens)]
     if not ids:

@@ -154,7 +154,7 @@ class TorchRunner:
 
 
 class _SlotTable:
-    """For each slot the running request that has it, a version of it, and the blocks it holds.
+    """The running request of each slot, a version of it, and the blocks that it holds.
 
     The version changes when the slot's tables may not have the request's current text: it was
     paused, and went on in another slot; or a step of it was taken back.

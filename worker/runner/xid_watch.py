@@ -1,8 +1,7 @@
 """Learns from NVIDIA's driver of GPU failures (Xid): memory errors, or a GPU that fell off the bus.
 
 An idle worker thus finds out before the next job does. Needs the package ``nvidia-ml-py``, which
-vLLM
-and ``tidegate[gpu]`` install; without it the first step that fails reveals as much.
+vLLM and ``tidegate[gpu]`` install; without it the first step that fails reveals as much.
 """
 
 import threading
@@ -64,8 +63,7 @@ def gpu_fault_of(settings: WorkerSettings) -> Callable[[], str]:
 
 
 def watch_gpu(device: "torch.device") -> XidWatch | None:
-    """Watch a GPU; None for the CPU, without ``nvidia-ml-py``, or where the driver reports
-    nothing."""
+    """Watch a GPU; None for the CPU, without ``nvidia-ml-py``, or without reports."""
     probe = probe_of(device)
     if probe is None:
         return None

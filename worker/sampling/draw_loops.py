@@ -18,8 +18,7 @@ from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
 _BLOCK: Final = 64
 _BUCKET_BITS: Final = 18
-"""Low bits of a weight (float32) that its bucket ignores: 4,065 buckets, 32 to each power of
-two."""
+"""Low bits of a float32 weight that its bucket ignores: 4,065 buckets, 32 per power of two."""
 _FINE_BITS: Final = 9
 _MASK: Final = (1 << _FINE_BITS) - 1
 _BUCKETS: Final = (127 << 23 >> _BUCKET_BITS) + 1
@@ -39,11 +38,9 @@ def edge(
 
     In descending order, equals by ascending id, a token stays while fewer than ``most`` came before
     it, of a sum less than ``share``. Returns the last one's weight, how many of that weight stay,
-    and
-    the sum of all that stay. No sort: the weights' bits order like the weights, so sums over
-    buckets
-    of them, and over finer ones of the bucket in question, find the edge. ``bits`` are the weights'
-    own; ``sums`` and ``counts`` have room for the buckets.
+    and the sum of all that stay. No sort: the weights' bits order like the weights, so sums over
+    buckets of them, and over finer ones of the bucket in question, find the edge. ``bits`` are the
+    weights' own; ``sums`` and ``counts`` have room for the buckets.
     """
     sums[:] = 0
     counts[:] = 0

@@ -11,15 +11,13 @@ from torch import Tensor
 _NARROW: Final = 256
 _WIDE: Final = 1024
 """Number of the largest logits examined: ``_NARROW`` up to a ``top_k`` of 128, otherwise, on the
-CPU,
-this and then all if that was too few. Sorting all of 150,000 takes many times as long there.
+CPU, this and then all if that was too few. Sorting all of 150,000 takes many times as long there.
 
 A row's own parameters and logits decide this, never other rows: each way rounds a little
 differently.
 """
 _WORTH_SELECTING: Final = 4
-"""Selecting takes longer than sorting where the vocabulary is less than this many times as
-large."""
+"""Fewest times that the vocabulary exceeds the tokens selected for selecting to beat sorting."""
 
 
 class Candidates(NamedTuple):

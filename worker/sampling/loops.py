@@ -9,8 +9,7 @@ from worker.team import FIRST_ARGUMENT, PARTS
 
 
 class Arguments(NamedTuple):
-    """The fields of a job after its counters; it has a part for each row. Addresses, except
-    ``vocabulary``.
+    """The fields of a job, a part for each row, after its counters: addresses, and ``vocabulary``.
 
     All are [rows] float32, but ``top_k`` and ``out`` int64, and ``logits`` [rows, vocabulary].
     ``least``: weight relative to the likeliest token's; ``draws`` in [0, 1); for ``top_k`` and

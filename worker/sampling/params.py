@@ -18,8 +18,7 @@ WANTS_LOGPROBS: Final = 8
 CONSTRAINED: Final = 16
 
 _COLDEST: Final = 1e-5
-"""Temperature below which a row is greedy: a lower one would overflow the logits, and is as good as
-greedy."""
+"""Temperature below which a row is greedy, as it nearly is; lower ones would overflow logits."""
 
 
 @dataclass(frozen=True, slots=True)

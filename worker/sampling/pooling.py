@@ -15,8 +15,7 @@ Vector = NDArray[np.float32]
 
 
 class PooledStates(NamedTuple):
-    """What a step adds to embeddings of ``rows``: ``sums`` [rows, hidden] float32, on the
-    device."""
+    """What a step adds to embeddings of ``rows``: ``sums`` [rows, hidden] on the device."""
 
     rows: list[int]
     sums: Tensor

@@ -110,8 +110,7 @@ class Sampler:
         last_ids: Tensor,
         masks: Callable[[], Masks] | None = None,
     ) -> Sampled:
-        """Draw one token per row of ``logits`` [rows, vocabulary] float32, which may be
-        overwritten.
+        """Draw a token per row of ``logits`` [rows, vocabulary] float32, which may be changed.
 
         The row's request is in ``slots`` [rows] and the new token comes at ``positions`` [rows] of
         its text, after ``last_ids`` [rows] (on the device). ``masks`` returns the masks of the

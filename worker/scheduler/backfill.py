@@ -1,5 +1,4 @@
-"""Finds requests that may overtake one that lacks blocks: EASY backfilling (Lifka 1995), in
-steps."""
+"""Finds requests that may overtake one that lacks blocks: EASY backfilling (Lifka 1995)."""
 
 from collections.abc import Sequence
 

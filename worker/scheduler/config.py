@@ -23,7 +23,7 @@ class SchedulerConfig:
     """Tokens of a step computed at a time: one token beyond a tile costs as much as a whole one."""
     prefix_cache: bool = True
     max_pauses: int = MAX_PAUSES
-    """How often one request may be paused (``most_pauses``); 0: never."""
+    """Most pauses of one request, before those earned by its tokens (``most_pauses``); 0: never."""
     session_share: float = 0.5
     """Largest share (0 to 1) of the pool kept for conversations between two turns."""
 
@@ -41,8 +41,7 @@ class SchedulerConfig:
         return 2 * self.max_running
 
     def most_pauses(self, generated: int) -> int:
-        """How often a request that has ``generated`` tokens may be paused in all; more are
-        ignored."""
+        """Most pauses in all of a request that has ``generated`` tokens; more are ignored."""
         return self.max_pauses + generated // _TOKENS_PER_PAUSE if self.max_pauses else 0
 
     def blocks_for(self, tokens: int) -> int:

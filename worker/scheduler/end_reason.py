@@ -72,8 +72,7 @@ def grammar_failed(why: str) -> EndReason:
 
 
 def finished(request: Request, end_reason: EndReason, freed_at: float) -> JobFinished:
-    """Make a job's last event at ``freed_at``, on the engine's clock, when slot and blocks are
-    free."""
+    """Make a job's last event at ``freed_at`` (engine's clock), when slot and blocks are free."""
     job = request.job
     started = freed_at if request.started_at is None else request.started_at
     first = freed_at if request.first_token_at is None else request.first_token_at

@@ -7,8 +7,7 @@ from worker.scheduler.request import Request
 from worker.scheduler.step_time import StepTime
 
 _PATIENCE_S = 300.0
-"""A request without a deadline is ordered as if it had one so many seconds after submission, so
-that it does not starve."""
+"""Seconds after its submission that a request without a deadline counts as due, not to starve."""
 _BEYOND = 1 / 8
 _HORIZON = 2.0
 _LEAST_S = 1e-6
@@ -27,8 +26,7 @@ def expected_left(request: Request, step_time: StepTime) -> float:
 
 def prompt_due(request: Request, step_time: StepTime) -> float:
     """When a request's prompt has to be computed: its deadline less the time for what comes after,
-    or
-    the deadline of its first token if earlier."""
+    or the deadline of its first token if earlier."""
     job = request.job
     deadline = min(job.deadline, job.due_by)
     if deadline == math.inf:

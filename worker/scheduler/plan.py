@@ -34,8 +34,7 @@ class Plan:
 
 @dataclass(slots=True)
 class StepResult:
-    """Result of a step: ``ids[i]`` are the new tokens of ``plan.rows[i]``, empty if it does not
-    sample.
+    """Result of a step: ``ids[i]`` are the new tokens of ``plan.rows[i]``, if any.
 
     ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is
     None when no row asked. ``prompts[i]`` has log-probabilities of what row i read of its prompt,

@@ -48,8 +48,7 @@ class Request:
     slot: int = -1
     """Row of the runner's tables while running, else -1."""
     blocks: list[int] = field(default_factory=list)
-    """Blocks that it holds; the first may be shared and are then never written; fixed once it has
-    ``begun``."""
+    """Blocks that it holds; the first may be shared, never written; fixed once ``begun``."""
     full_blocks: int = 0
     """How many of ``blocks`` are full, and so have a hash or share their content."""
     cached_tokens: int = 0

@@ -296,8 +296,7 @@ class Scheduler:
         They delay its decodes by ``max_stall_s`` or, where a step without prompts takes longer than
         that, by as long again: with less, prompts would starve, and the first token counts too.
         ``gap_s`` is the least time that any decode allows between two tokens (DL-14): a step may
-        take
-        no longer.
+        take no longer.
 
         A tile of tokens that is begun costs a whole one: one that is half full is filled up, unless
         ``gap_s`` forbids it, and any other is left out.
@@ -319,8 +318,7 @@ class Scheduler:
     def _add_chunk(
         self, rows: list[Row], request: Request, budget: int, ahead: list[Request]
     ) -> int:
-        """Give ``request`` a row, unless one of those ``ahead`` computes what it needs. Returns the
-        tokens."""
+        """Give ``request`` a row, unless one ``ahead`` computes what it needs; returns tokens."""
         if not request.begun:
             if self.prefix_cache.adopt(request):
                 self.unblock()
@@ -361,8 +359,7 @@ class Scheduler:
         return (one for one in self.waiting if not (one.loading or one.held_back or one.compiling))
 
     def _make_way(self, prefilling: list[Request]) -> None:
-        """Send admitted requests that have not begun back, while the queue's head is more
-        urgent."""
+        """Send admitted requests that have not begun back while the queue's head is more urgent."""
         head = next(self._ready(), None)
         if head is None or (self._free_slots and not self._blocked):
             return
@@ -380,8 +377,7 @@ class Scheduler:
 
     def _would_fit(self, request: Request, without: Sequence[Request]) -> bool:
         """Whether ``request`` could be admitted ``without`` these: a slot, and blocks even if none
-        is
-        shared."""
+        is shared."""
         blocks = self.pool.free_count + sum(len(one.blocks) for one in without)
         has_slot = bool(self._free_slots or without)
         return has_slot and self.config.blocks_for(request.limit_tokens) <= blocks

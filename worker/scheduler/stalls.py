@@ -61,8 +61,7 @@ class Stalls:
     def prompt_tokens(
         self, decoding: Sequence[Row], prompts: Sequence[Request], most: int, now: float
     ) -> int:
-        """Number of tokens, 0 to ``most``, of ``prompts`` in order for a step with these
-        decodes."""
+        """Number of tokens, 0 to ``most``, of ``prompts`` (in order) beside these decodes."""
         token_s, plain_s = self._step_time.prompt_token_s, self._step_time.plain_step_s
         if not token_s or not plain_s or not most or now == -math.inf:
             return most

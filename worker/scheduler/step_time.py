@@ -6,8 +6,7 @@ from typing import Final
 
 _SMOOTHING: Final = 1 / 16
 BOUND_STEPS: Final = 8
-"""Consecutive steps averaged for the bound: one read late makes the next look short, which evens
-out."""
+"""Consecutive steps averaged for the bound: one read late makes the next look short."""
 _BOUND_AFTER_STEPS: Final = 64
 _BOUND_SAFETY: Final = 0.8
 _CLEARLY_FASTER: Final = 0.9
@@ -106,8 +105,7 @@ class StepTime:
         self._bound(duration_s, tokens_per_row, is_lone=rows == 1 and not prompt_tokens)
 
     def prefilled(self, duration_s: float, tokens: int) -> None:
-        """Record that a step took ``duration_s`` and computed ``tokens`` of prompts, perhaps others
-        too.
+        """Record a step of ``duration_s`` that computed ``tokens`` of prompts, and maybe more.
 
         With ``tokens`` 0 it only decoded, which shows what prompts add to a step.
         """

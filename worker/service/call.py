@@ -55,8 +55,7 @@ class Call:
         return value if isinstance(value, bytes) else str(value).encode()
 
     def text(self, name: str) -> str | None:
-        """The element of a STRING[1] input decoded as UTF-8; None when the input is absent. Raises
-        ``InvalidCall``."""
+        """A STRING[1] input decoded as UTF-8; None without it. Raises ``InvalidCall``."""
         value = self.data(name)
         if value is None:
             return None

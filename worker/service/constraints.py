@@ -18,8 +18,7 @@ class Constraints:
         self, grammar: Grammar | None, sampling: Sampling, begun: Sequence[int] = ()
     ) -> Constraint | None:
         """The constraint for ``grammar``, None without one; ``begun`` was generated under it
-        already.
-        Raises ``InvalidCall``."""
+        already. Raises ``InvalidCall``."""
         if grammar is None:
             return None
         if self._compiler is None:

@@ -47,7 +47,7 @@ class Drainer:
     def begin(self, grace_s: float, responder: Responder | None) -> None:
         """Start draining, or shorten a drain that runs. ``responder`` is closed at its end.
 
-        ``responder`` None: the worker itself drains, and stops for good.
+        A ``responder`` of None is the worker itself, which stops for good.
         """
         ends_at = self._clock() + grace_s
         if responder is None:

@@ -3,8 +3,7 @@ another one.
 
 A dead engine thread cannot be started anew: the state of its device's memory is unknown. One that
 hangs in a step (a kernel or a driver that never returns) cannot be ended at all. If the process
-went
-on, the worker would refuse everything, or keep every job for ever, and look alive.
+went on, the worker would refuse everything, or keep every job for ever, and look alive.
 """
 
 import sys

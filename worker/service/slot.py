@@ -62,8 +62,7 @@ class _Asked:
 
 
 class SlotWorker:
-    """The slot model's service. Triton's thread calls ``accept`` and ``refuse``; the rest runs on
-    the loop."""
+    """The slot model's service. ``accept`` and ``refuse`` are for Triton's thread."""
 
     def __init__(
         self,
@@ -278,8 +277,7 @@ class SlotWorker:
 
     async def _in_encoder(self, work: Callable[[], T], halted: threading.Event | None = None) -> T:
         """Run ``work`` on the encoder's thread. It has always ended when this returns or raises,
-        since
-        it reads buffers that are lent again. A cancellation sets ``halted`` for ``work``."""
+        since it reads buffers that are lent again. A cancellation sets ``halted`` for ``work``."""
         submitted = self._encoder.submit(work)
         running = asyncio.wrap_future(submitted)
         try:

@@ -26,8 +26,7 @@ _PREVIEW_S = 0.2
 
 
 class Progress:
-    """Passes one slot's progress from its stages' threads to its client, not more often than
-    useful."""
+    """Passes one slot's progress from its stages' threads to its client, with limited frequency."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, responder: Responder) -> None:
         self._loop = loop
@@ -44,8 +43,7 @@ class Progress:
 
 class Previews:
     """Sends small pictures of one slot. A stage's thread only announces one: it is read and encoded
-    on
-    ``encoder``, one at a time."""
+    on ``encoder``, one at a time."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, encoder: Executor, responder: Responder
@@ -109,16 +107,14 @@ def facts_of(clip: Clip, *, is_met: bool) -> dict[str, object]:
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """Output tensors by name. ``copied_bytes``: bytes copied from the slot's buffers into encoders
-    and
-    off the device, and of all outputs into Triton's shared memory."""
+    and off the device, and of all outputs into Triton's shared memory."""
 
     tensors: Tensors = field(default_factory=dict)
     copied_bytes: int = 0
 
 
 def outputs_of(names: tuple[str, ...], clip: Clip, go_on: Callable[[], None]) -> Outputs:
-    """Make those outputs in ``names`` that the clip has. ``go_on`` is called often, and may
-    raise."""
+    """Make those outputs in ``names`` that the clip has. ``go_on`` is called often, may raise."""
     go_on()
     made: dict[str, NDArray[Any]] = {}
     copied = 0

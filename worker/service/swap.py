@@ -105,8 +105,7 @@ class Swapper:
         anew: bool = False,
     ) -> None:
         """Begin a swap; ``responder`` gets a report for each phase. ``anew`` asks for the model
-        that
-        is served. Raises ``RequestError``.
+        that is served. Raises ``RequestError``.
 
         A request for the swap that is under way gets its reports.
         """

@@ -77,8 +77,7 @@ def _path_of(started: WorkerSettings, name: str) -> Path:
 
 
 def known_models(started: WorkerSettings) -> dict[str, Path]:
-    """Paths by name: the model that the worker was started with, and those that its settings
-    list."""
+    """Paths by name: the model that the worker was started with, and those in its settings."""
     return {name_of(started): started.model_path} | dict(started.models)
 
 
@@ -109,8 +108,7 @@ def meter_of(settings: WorkerSettings) -> MemoryMeter:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Result of ``check``. ``fits_beside``: whether the new model may be loaded beside the old
-    one."""
+    """Result of ``check``. ``fits_beside``: whether both models may be loaded at once."""
 
     fits_beside: bool
 

@@ -84,8 +84,7 @@ class Worker:
         device_fault: Callable[[], str] = str,
     ) -> None:
         """``load`` is for models that it is told to swap to; ``die`` ends the process after a
-        failure
-        that cannot be mended here, ``guard`` where not even that can be called any more.
+        failure that cannot be mended here, ``guard`` where not even that can be called any more.
         ``device_fault`` says why the device is lost; "" while it is not."""
         self._guard = guard
         self._clock = clock

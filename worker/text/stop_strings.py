@@ -66,7 +66,7 @@ class StopMatcher:
 
 
 def _fallback(pattern: str) -> tuple[int, ...]:
-    """For each prefix of ``pattern``, the length of its longest proper prefix that is a suffix."""
+    """The length, for each prefix of ``pattern``, of its longest proper prefix that is a suffix."""
     table = [0] * len(pattern)
     matched = 0
     for i in range(1, len(pattern)):

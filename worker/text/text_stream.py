@@ -12,8 +12,7 @@ class Fed(msgspec.Struct, frozen=True, gc=False):
     """Result of ``feed``: ``texts[i]`` is the text that ``ids[i]`` completed, "" while held back.
 
     ``stopped_at`` is the index of the id that completed a stop string: the text before the string
-    is
-    in the texts up to there, and later ids are ignored.
+    is in the texts up to there, and later ids are ignored.
     """
 
     texts: list[str]

@@ -24,16 +24,14 @@ from worker.shared_memory import restrict_shared_memory
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds between switches of threads. Engine and emitter share this process: at Python's default
-of
-5 ms each would wait that long for the other, which is most of a decode step."""
+of 5 ms each would wait that long for the other, which is most of a decode step."""
 
 GUARD_TIMES = 2
 """A process in which nothing runs is ended after this many times ``step_timeout_s``."""
 
 
 class TritonPythonModel:
-    """The model's life cycle as Triton calls it. ``execute`` only hands over, as a decoupled model
-    may."""
+    """The model's life cycle as Triton calls it. ``execute`` only hands over (decoupled)."""
 
     def initialize(self, args: dict[str, str]) -> None:
         speak_utf8()

@@ -21,8 +21,7 @@ from worker.shared_memory import restrict_shared_memory
 
 
 class TritonPythonModel:
-    """The model's life cycle as Triton calls it. ``execute`` only hands over, as a decoupled model
-    may."""
+    """The model's life cycle as Triton calls it. ``execute`` only hands over (decoupled)."""
 
     def initialize(self, args: dict[str, str]) -> None:
         speak_utf8()

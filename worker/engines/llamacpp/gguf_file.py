@@ -61,8 +61,7 @@ class GgufFile:
         return self._get(key, bool, default)
 
     def of_model(self, key: str, default: int = 0) -> int:
-        """A whole number under the architecture's own name; the largest if each layer has its
-        own."""
+        """A whole number under the architecture's own name, the largest if layers differ."""
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list):
             return max((one for one in value if isinstance(one, int)), default=default)

@@ -233,8 +233,7 @@ def flag_callback() -> int:
 
 
 def _log(level: int, text: bytes, _: object) -> None:
-    """Write llama.cpp's messages to the worker's log: warnings and errors, others at debug
-    level."""
+    """Log llama.cpp's messages: warnings and errors as such, all others at debug level."""
     message = text.decode("utf-8", "replace").strip()
     if not message or message == ".":
         return

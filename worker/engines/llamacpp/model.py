@@ -100,8 +100,7 @@ class LoadedModel:
             library.llama_model_is_recurrent(self.handle)
             or library.llama_model_is_hybrid(self.handle)
         )
-        """Whether a sequence's state can be cut back to a shorter text; False if it is
-        recurrent."""
+        """Whether a sequence's state can be cut to a shorter text; False if it is recurrent."""
 
     @property
     def description(self) -> str:
@@ -196,8 +195,7 @@ class Context:
         self._stop[0] = b"\1" if wanted else b"\0"
 
     def cut(self, sequence: int, length: int) -> bool:
-        """Forget what a sequence holds from position ``length`` on; False where that is
-        impossible."""
+        """Forget what a sequence holds from position ``length`` on; False if impossible."""
         return bool(self._library.llama_memory_seq_rm(self._memory, sequence, length, -1))
 
     def copy(self, source: int, target: int, length: int) -> None:

@@ -37,8 +37,7 @@ FLASH_ATTENTION: Final = {"auto": -1, "off": 0, "on": 1}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of llama.cpp; None is llama.cpp's default, or follows the worker's other
-    settings."""
+    """Settings of llama.cpp; None: llama.cpp's default, or that of the worker's other settings."""
 
     n_gpu_layers: int | None = None
     """Layers on the GPU; by default all with ``device=cuda``. None are with ``cpu``."""
@@ -65,8 +64,7 @@ class Options:
 
 
 def read_options(stated: Mapping[str, str]) -> Options:
-    """Parse the operator's settings. Raises ``ValueError`` that names the fault and what would
-    fit."""
+    """Parse the operator's settings. Raises ``ValueError`` that names the fault and a remedy."""
     readers = {field.name: _reader(field.name) for field in fields(Options)}
     found: dict[str, Any] = {}
     for name, text in stated.items():

@@ -30,9 +30,8 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A slot taken for a job. Before its first step, in this order: cut ``slot`` to ``cut_to``,
-    copy
-    ``copied`` positions of ``source`` where there is one, forget ``evicted`` whole (``source`` may
-    be among them: shared cells stay)."""
+    copy ``copied`` positions of ``source`` where there is one, forget ``evicted`` whole (``source``
+    may be among them: shared cells stay)."""
 
     slot: Slot
     cut_to: int
@@ -99,8 +98,7 @@ class Sequences:
 
     def release(self, slot: Slot, *, is_sound: bool = True) -> bool:
         """Free a slot whose job is over. False: the caller must forget what the slot holds, as
-        always
-        when that is not ``is_sound``."""
+        always when that is not ``is_sound``."""
         slot.limit = 0
         is_kept = self._reuse and is_sound
         if not is_kept:

@@ -29,8 +29,7 @@ _GPU_SHARE: Final = 0.8
 def context_shape(
     settings: WorkerSettings, options: Options, file: GgufFile, model: LoadedModel, on_gpu: bool
 ) -> ContextShape:
-    """Size the context by ``settings`` or, without these, by free memory. Raises
-    ``MemoryError``."""
+    """Size the context by ``settings`` or, without, by free memory. Raises ``MemoryError``."""
     context = model.trained_context
     per_cell = cell_bytes(file, options)
     wanted = max(context, settings.max_running * min(context, _USUAL_TEXT))

@@ -1,5 +1,4 @@
-"""A ``Backend`` over a ``transformers`` model: prompts in chunks, one token for all texts a step,
-our own sampler."""
+"""A ``Backend`` over ``transformers``: prompts in chunks, a token for all texts a step."""
 
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -148,7 +147,7 @@ class TransformersBackend:
             self._reading.append(text)
 
     def _decode(self) -> tuple[list[int], Tensor | None]:
-        """Decode one token of each text: handles and logits, which are None if there are none."""
+        """Decode a token of each text: handles and logits, None without texts or on error."""
         handles = list(self._texts.handles)
         if not handles:
             return handles, None
@@ -161,8 +160,7 @@ class TransformersBackend:
             return handles, None
 
     def _check_device(self) -> None:
-        """Raise ``DeviceLost``, from the error being handled, where the device itself has
-        failed."""
+        """Raise ``DeviceLost``, from the error being handled, if the device itself has failed."""
         if self._probe is not None:
             self._probe.check()
 

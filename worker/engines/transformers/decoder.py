@@ -39,8 +39,7 @@ class Decoder:
 
     @property
     def can_batch(self) -> bool:
-        """Whether texts may be padded, which must still be tried: keys and values can be, states
-        not."""
+        """Whether padding may be tried: keys and values can be padded, states cannot."""
         from transformers import DynamicCache
 
         return _is_padded(DynamicCache(config=self._model.config)) and _MASK in self._takes
@@ -50,8 +49,8 @@ class Decoder:
         self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
         """Compute ``ids`` [rows, tokens]: the logits after the last, float32 [rows, vocabulary],
-        and the
-        cache with these tokens in it. ``mask`` [rows, all tokens] is 0 where a row is padded."""
+        and the cache with these tokens in it. ``mask`` [rows, all tokens] is 0 where a row is
+        padded."""
         asked: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
         if _POSITIONS in self._takes:
             asked[_POSITIONS] = positions

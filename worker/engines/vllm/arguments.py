@@ -10,8 +10,7 @@ from worker.errors import BrokenCheckpoint
 from worker.settings import WorkerSettings
 
 _STEP_TOKENS: Final = 2048
-"""Tokens of a step, vLLM's default for small GPUs, unless ``TIDEGATE_WORKER_MAX_STEP_TOKENS`` is
-set."""
+"""Tokens of a step (vLLM's default for small GPUs) unless our ``max_step_tokens`` is set."""
 _OURS: Final = frozenset(
     {
         "model",

@@ -149,8 +149,7 @@ class VllmBackend:
         return made
 
     def _check_grammar(self, output: Any, job: Job, made: Produced) -> None:
-        """End a job whose mask could not be made: its token may break the grammar that it asked
-        for."""
+        """End a job whose mask could not be made, since its token may break its grammar."""
         if job.constraint is None or not job.constraint.error:
             return
         if made.end is None:

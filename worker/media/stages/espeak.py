@@ -93,8 +93,7 @@ class EspeakSpeech:
     def _synthesize(
         self, voice: str, recipe: Recipe, samples: int, step: Step
     ) -> tuple[int, bytearray]:
-        """eSpeak's own rate in Hz, and int16 samples at it, at most as long as ``samples`` at
-        ours."""
+        """eSpeak's own rate in Hz, and int16 samples at it, ``samples`` at ours at most."""
         if _VOICE.fullmatch(voice) is None:
             raise _no_voice(voice)
         language = voice.partition("+")[0].rpartition("/")[2]
@@ -160,8 +159,7 @@ class _Espeak:
 
     def rate(self, look: Look) -> int:
         """Sample rate in Hz. Raises ``OSError`` where eSpeak cannot read its data, and what
-        ``look``
-        raises."""
+        ``look`` raises."""
         if not self._rate:
             self._rate = self.number(look)
         if self._rate <= 0:
@@ -196,8 +194,7 @@ class _Espeak:
 
 def pieces_of(text: str) -> Iterator[str]:
     """Split ``text`` into sentences, and those too long for eSpeak at their last blank that fits,
-    or
-    anywhere without one."""
+    or anywhere without one."""
     for sentence in _SENTENCE_END.split(_SILENT.sub(" ", text).strip()):
         left = sentence
         while len(left) > _MOST_CHARACTERS:

@@ -68,8 +68,7 @@ def words_of(prompt: str) -> list[str]:
 
 def look_of(prompt: str, seed: int) -> Look:
     """The face that ``prompt`` describes, the rest chosen by ``seed``: "dark skin" and "blue hair"
-    are
-    read by their nouns, other words alone."""
+    are read by their nouns, other words alone."""
     words = words_of(prompt)
     rng = random.Random(f"{seed} {sorted(set(words) & _EVERY)}")
     hair = _named(words, HAIR, "hair") or rng.choice(list(HAIR))

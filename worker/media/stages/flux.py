@@ -75,8 +75,7 @@ class FluxPortrait:
 
     def __init__(self, pictures: Any, texts: Any, device: torch.device, options: FluxOptions):
         """``pictures`` is a ``FluxPipeline`` of scheduler, transformer and decoder, ``texts`` one
-        of
-        tokenizers and text encoders; all on the CPU, the transformer in ``options.dtype``.
+        of tokenizers and text encoders; all on the CPU, the transformer in ``options.dtype``.
 
         Raises ``LoadError`` where ``options.precision`` needs what is not installed."""
         from diffusers.utils import logging
@@ -188,8 +187,7 @@ class FluxPortrait:
             self._look = None
 
     def _between(self, *_: object) -> None:
-        """Call ``look`` before each block of each network, since one step alone may take
-        seconds."""
+        """Call ``look`` before each block of each network: one step may take seconds."""
         if self._look is not None:
             self._look(self._done)
 
@@ -228,8 +226,7 @@ def _load_parts(path: Path, dtype: torch.dtype) -> tuple[dict[str, Any], dict[st
 
 
 def _place(pictures: Any, device: torch.device, options: FluxOptions) -> Any:
-    """Move transformer and decoder to ``device``, in the precision asked for. Raises
-    ``LoadError``."""
+    """Move transformer and decoder to ``device``, as small as asked. Raises ``LoadError``."""
     transformer = pictures.transformer
     transformer.requires_grad_(False)
     is_quantised = getattr(transformer, "is_quantized", False)

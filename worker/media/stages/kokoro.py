@@ -114,8 +114,7 @@ class KokoroSpeech:
         return made
 
     def _tokens(self, phonemes: str) -> list[list[int]]:
-        """Split phonemes into lists of tokens short enough for the model; unknown ones are left
-        out."""
+        """Split phonemes into lists of tokens that fit the model; unknown ones are left out."""
         known = [self._model.vocab[each] for each in phonemes if each in self._model.vocab]
         most = min(_MOST_PHONEMES, self._model.context_length - 2)
         return [known[first : first + most] for first in range(0, len(known), most)]

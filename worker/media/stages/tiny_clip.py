@@ -1,6 +1,5 @@
 """The check's models for development: two towers, one for words and one for pictures, as in CLIP,
-of
-25,000 to 40,000 weights each. They know what ``face`` can draw; ``worker.media.training`` makes
+of 25,000 to 40,000 weights each. They know what ``face`` can draw; ``worker.media.training`` makes
 them.
 
 A score is the probability that the picture shows what the prompt says (SigLIP's pairwise sigmoid,
@@ -31,8 +30,7 @@ FOLDER = Path(__file__).parent / "tiny_clip_weights"
 
 
 class TwoTowers(torch.nn.Module):
-    """A model of two towers. ``channels``: those of the convolutions, each of which halves the
-    picture."""
+    """Two towers. ``channels``: those of the convolutions, each of which halves the picture."""
 
     def __init__(self, channels: Sequence[int]) -> None:
         super().__init__()
@@ -55,8 +53,7 @@ class TwoTowers(torch.nn.Module):
         return (words * known).sum(1)
 
     def picture(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Embed pictures: ``pixels`` ``[n, 3, SIZE, SIZE]``, 0 to 1, to unit vectors ``[n,
-        WIDTH]``."""
+        """Embed ``pixels`` ``[n, 3, SIZE, SIZE]``, 0 to 1, as unit vectors ``[n, WIDTH]``."""
         hidden = pixels * 2 - 1
         for convolution in self.convolutions:
             hidden = nn.gelu(convolution(hidden))

@@ -75,8 +75,7 @@ def mouth_opening(audio: torch.Tensor, frames: int, fps: int) -> torch.Tensor:
 
 class _Bend:
     """Makes frames of one portrait at one size. The bend is smooth, so it is computed for every
-    fourth
-    pixel of either side."""
+    fourth pixel of either side."""
 
     def __init__(self, actor: torch.Tensor, size: int) -> None:
         self._actor = actor

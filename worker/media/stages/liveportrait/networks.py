@@ -203,8 +203,7 @@ class _DenseMotion(Module):
         self, volume: torch.Tensor, driving: torch.Tensor, source: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions ``[n, 16, 64, 64, 3]`` from -1 to 1 in the one ``volume`` of all ``n`` frames,
-        and
-        visibility ``[n, 1, 64, 64]``, 0 to 1."""
+        and visibility ``[n, 1, 64, 64]``, 0 to 1."""
         compressed = self.norm(self.compress(volume)).relu()
         frames, shape = driving.shape[0], volume.shape[2:]
         grid = _grid(shape, volume.device)
@@ -252,8 +251,7 @@ class Warping(Module):
     def forward(
         self, volume: torch.Tensor, driving: torch.Tensor, source: torch.Tensor
     ) -> torch.Tensor:
-        """``volume``: one for all; ``driving`` ``[n, 21, 3]`` and ``source`` ``[1, 21, 3]``,
-        float32."""
+        """``volume``: one; ``driving`` ``[n, 21, 3]``, ``source`` ``[1, 21, 3]``, float32."""
         positions, visible = self.dense_motion_network(volume, driving, source)
         warped = nn.grid_sample(
             volume.float().expand(len(driving), -1, -1, -1, -1), positions, align_corners=False
@@ -308,8 +306,7 @@ class Offsets(Module):
 
 class Retargeting(Module):
     """Stitching keeps the shoulders where they are when the head moves; retargeting opens lips and
-    eyes
-    as far as asked for."""
+    eyes as far as asked for."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -319,8 +316,7 @@ class Retargeting(Module):
         self.retarget_eye = Offsets(flat + 3, sizes.eyes_hidden, flat)
 
     def stitched(self, source: torch.Tensor, driving: torch.Tensor) -> torch.Tensor:
-        """Stitch ``driving`` keypoints ``[n, 21, 3]`` to ``source`` ``[1, 21, 3]``: ``[n, 21,
-        3]``."""
+        """Stitch ``driving`` keypoints ``[n, 21, 3]`` to ``source`` ``[1, 21, 3]``."""
         both = torch.cat((source.expand_as(driving).flatten(1), driving.flatten(1)), dim=1)
         offsets = self.retarget_shoulder(both)
         moved = driving + offsets[:, :-2].view_as(driving)

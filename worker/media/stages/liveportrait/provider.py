@@ -93,8 +93,7 @@ class LivePortraitVideo:
     def _driven(
         self, pose: Pose, source: torch.Tensor, opening: torch.Tensor, t: torch.Tensor
     ) -> torch.Tensor:
-        """Keypoints ``[n, 21, 3]`` at ``t`` ``[n]`` seconds, lips open by ``opening`` ``[n]``, 0 to
-        1."""
+        """Keypoints ``[n, 21, 3]`` at ``t`` ``[n]`` seconds, lips ``opening`` ``[n]``, 0 to 1."""
         # In degrees: slow sways of unrelated periods, and a nod with the speech.
         pitch = pose.pitch + 1.2 * torch.sin(1.3 * t) + 1.5 * opening
         yaw = pose.yaw + 2.5 * torch.sin(0.7 * t + 1)
