@@ -13,10 +13,10 @@ from typing import Any, Final
 from worker.log import model_log
 
 Function = Callable[..., Any]
-"""A compiled one: it takes numpy arrays and numbers, of the stated types only."""
+"""A compiled function: it takes numpy arrays and numbers, of its signature's types only."""
 
 FASTMATH: Final = ("arcp", "contract", "nsz", "reassoc")
-"""Sums in any order; but masks and broken models have infinities and NaNs."""
+"""LLVM's fast-math flags: sums may be reordered; infinities (masks) and NaNs stay exact."""
 
 
 class _State:
@@ -25,7 +25,7 @@ class _State:
 
 
 def compiler_problem() -> str | None:
-    """Why nothing is compiled here, or None."""
+    """Why nothing can be compiled here, or None where it can."""
     if not _State.is_known:
         _State.is_known = True
         try:
@@ -36,20 +36,20 @@ def compiler_problem() -> str | None:
 
 
 def give_up(problem: str) -> None:
-    """Compile nothing any more, and use nothing compiled: torch's operators do it all."""
+    """Stop compiling and using compiled code: torch's operators do everything from here on."""
     _State.problem, _State.is_known = problem, True
     model_log.warning("CPU loops are not compiled, which is slower: %s", problem)
 
 
 def toolchain() -> str:
-    """What else than our code decides the machine code; empty where nothing is compiled."""
+    """Versions and CPU that, beside our code, decide the machine code; empty if there is none."""
     if compiler_problem() is not None:
         return ""
     import llvmlite
     import numba
     from llvmlite import binding
 
-    # Machines of one name may show other features: virtual ones above all.
+    # CPUs of one name may show different features, virtual ones above all.
     features = hashlib.sha256(binding.get_host_cpu_features().flatten().encode()).hexdigest()[:8]
     versions = f"numba {numba.__version__}, llvmlite {llvmlite.__version__}"
     return f"{versions}, {binding.get_host_cpu_name()} {features}"
@@ -78,8 +78,8 @@ def compiled_once(
     constants: tuple[object, ...],
     **options: object,
 ) -> Any:
-    """What ``compiler`` (numba's ``njit`` or ``cfunc``) makes of ``function``, kept on disk where
-    there is room. ``constants`` as of ``compiled``.
+    """Compile ``function`` with ``compiler`` (numba's ``njit`` or ``cfunc``), cached on disk where
+    there is room. For ``constants`` see ``compiled``.
     """
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if hasattr(cell.cell_contents, "_uuid"):

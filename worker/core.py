@@ -1,4 +1,4 @@
-"""Core state of the engine: what goes in, what comes out, how both sides name it. No torch.
+"""The types that go into an engine and come out of it, and its interface. No torch.
 
 Threads: an engine runs on one thread of its own. ``submit``, ``cancel``, ``pause``, ``resume`` and
 ``stats`` may be called from any thread; events are handed to the sink on the engine's thread, in
@@ -27,7 +27,7 @@ from worker.protocol import (
 )
 
 Clock = Callable[[], float]
-"""Monotonic seconds. Passed in, so that the engine runs under a simulated clock too."""
+"""A clock of monotonic seconds, passed in so that the engine runs under a simulated one too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,17 +56,17 @@ class Job:
     keeps_on: bool = False
     constraint: Constraint | None = None
     pooling: Pooling | None = None
-    """How its prompt is made an embedding, which is all that comes of it; None to generate."""
+    """How the prompt is made an embedding, the job's only result; None for a job that generates."""
     begun_tokens: int = 0
     """How many of the last ``token_ids`` belong to the answer: another worker generated them."""
     expected_tokens: int = 0
-    """How many it will make at most, for all but a tenth of such; 0 where nobody knows."""
+    """Tokens that nine in ten jobs like this do not exceed; 0 where that is unknown."""
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False
-    """Checked in every step too; ``Engine.pause`` and ``resume`` set it."""
+    """Whether the job is to be paused; set by ``Engine.pause`` and ``resume``, read each step."""
     has_started: bool = False
-    """Set by the engine before the step that begins it: ``JobStarted`` comes after that step."""
+    """Set by the engine before the job's first step; ``JobStarted`` comes after that step."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,7 +80,7 @@ class JobStarted:
 class JobTokens(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one step produced for a job, usually one; ``logprobs`` is parallel to ``ids``.
 
-    One for every row of every step: as a frozen dataclass it took 15 times as long to make.
+    Made for every row of every step: as a frozen dataclass it took 15 times as long to make.
     """
 
     job: Job
@@ -98,7 +98,7 @@ class JobPrompt:
 
 @dataclass(slots=True, frozen=True)
 class JobPaused:
-    """The job stands still from here on; one that was started keeps its KV blocks."""
+    """The job is paused from here on; one that was started keeps its KV blocks."""
 
     job: Job
 
@@ -139,8 +139,8 @@ EventSink = Callable[[list[Event]], None]
 
 
 class StepUnderWay(NamedTuple):
-    """What an engine's thread computes just now. ``began_at`` is on the engine's clock; ``usual_s``
-    is what such a step takes when it takes long, 0 while none was measured."""
+    """The step that an engine's thread is computing. ``began_at`` is on the engine's clock;
+    ``usual_s`` is what a slow step of that kind takes, in seconds, 0 while none was measured."""
 
     began_at: float
     usual_s: float
@@ -159,28 +159,28 @@ class EngineService(Protocol):
         """Stop a job within one step. Idempotent; the first cause wins."""
 
     def pause(self, job: Job) -> None:
-        """Have a job stand still after the step under way, its KV kept. Idempotent.
+        """Pause a job after the step under way; its KV is kept. Idempotent.
 
         Ignored once it has been paused too often (``SchedulerConfig.most_pauses``). Deadline and
         abort still count.
         """
 
     def resume(self, job: Job) -> None:
-        """Have a paused job go on, before any that waits to start. Idempotent."""
+        """Let a paused job go on, before any that waits to start. Idempotent."""
 
     def stats(self) -> WorkerStats:
-        """The state after a step of late; ``lanes`` is not the engine's to know."""
+        """The state after a recent step, without ``lanes``, which the engine does not know."""
 
     def kv_reports(self) -> list[KvReport]:
-        """What entered and left the prefix cache since the last call. For one reader."""
+        """Reports of what entered and left the prefix cache since the last call. For one reader."""
 
     @property
     def has_failed(self) -> bool:
-        """Its thread has ended by an error: nothing more will be computed, all is refused."""
+        """Whether the engine's thread has ended by an error: it computes no more, refuses all."""
 
     @property
     def step_under_way(self) -> StepUnderWay | None:
-        """None between two steps. Any thread; for whoever looks whether it has hung."""
+        """The step being computed, None between steps. Any thread; to see if the engine hangs."""
 
     def stop(self) -> None:
-        """Abort what runs, release everything, end the thread. Idempotent."""
+        """Abort all jobs, release everything, end the thread. Idempotent."""

@@ -1,8 +1,8 @@
 """Text and paths in Triton's Python stub, whose interpreter takes everything for ASCII.
 
-It starts isolated, so that neither ``PYTHONUTF8`` nor the environment's locale counts. For names of
-files that stays so: a path with other letters has lone surrogates in their place (PEP 383), which
-the system takes back as they came and no message can carry. All else can be mended.
+It starts isolated, so that neither ``PYTHONUTF8`` nor the environment's locale counts. File names
+stay ASCII: a path with other letters has lone surrogates in their place (PEP 383), which the system
+takes back unchanged and no message can carry. Everything else can be mended.
 """
 
 import locale
@@ -15,7 +15,7 @@ _LOCALES = ("C.UTF-8", "C.utf8", "en_US.UTF-8")
 
 
 def speak_utf8() -> None:
-    """Have files that are opened without an encoding, and what is logged, be UTF-8."""
+    """Make UTF-8 the encoding of logs and of files that are opened without an encoding."""
     for name in _LOCALES:
         with suppress(locale.Error):
             locale.setlocale(locale.LC_CTYPE, name)
@@ -31,5 +31,5 @@ def openable(path: Path, encoding: str = sys.getfilesystemencoding()) -> Path:
 
 
 def readable(text: str) -> str:
-    """``text`` from a path or the environment as people and messages have it."""
+    """``text``, from a path or the environment, as valid Unicode for people and messages."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

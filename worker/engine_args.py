@@ -1,11 +1,11 @@
-"""Settings of an engine that others wrote, as an operator spells them: by its own names."""
+"""Parses an operator's settings for a third-party engine, by that engine's own names."""
 
 import json
 import shlex
 
 
 def read_engine_args(text: str) -> dict[str, str]:
-    """``name=value`` pairs with blanks between them (quotes as in a shell), or a JSON object.
+    """Parse ``name=value`` pairs with blanks between them (quoted as in a shell), or a JSON object.
 
     Names come out with underscores, however they were written (``--max-num-seqs``), values as text:
     what they may be only the engine knows. Raises ``ValueError`` that says what is wrong.

@@ -1,4 +1,4 @@
-"""Environment variables that nobody reads are slips of the pen, and must not pass silently."""
+"""Reads settings from the environment; a variable that no setting has is an error, not ignored."""
 
 import os
 import re
@@ -14,11 +14,11 @@ from worker.encoding import readable
 S = TypeVar("S", bound=BaseSettings)
 
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
-"""What Kubernetes adds for a service of the same name, after its prefix."""
+"""Variables that Kubernetes adds for a service of the same name, without their prefix."""
 
 
 class EnvironmentSettings(BaseSettings):
-    """Settings whose texts are Unicode, also where the environment was taken for ASCII."""
+    """Settings whose texts are Unicode, even where the environment was read as ASCII."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -33,7 +33,7 @@ def unknown_variables(
 ) -> list[str]:
     """A line for each variable under ``prefix`` that is neither a setting nor one of ``others``.
 
-    ``settings`` are names as fields have them; ``others`` whole names, or beginnings that end in _.
+    ``settings`` are names of fields; ``others`` whole names, or beginnings that end in _.
     """
     known = {f"{prefix}{name}".upper() for name in settings}
     exact = {name for name in others if not name.endswith("_")}
@@ -52,7 +52,7 @@ def unknown_variables(
 
 def read_environment(kind: type[S], what: str) -> S:
     """Settings from the environment. Raises ``ValueError`` that names each variable which is wrong;
-    ``what`` is how it calls them."""
+    ``what`` names the settings in that message."""
     prefix = kind.model_config["env_prefix"]
     lines = unknown_variables(prefix, kind.model_fields)
     settings: S | None = None

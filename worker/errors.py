@@ -1,4 +1,4 @@
-"""What can go wrong in a worker. Messages say what was expected and what to do.
+"""The worker's exceptions. Their messages say what was expected and what to do.
 
 ::
 
@@ -63,21 +63,21 @@ class EngineMissing(LoadError, ImportError):
 
 
 class NotDeterministic(LoadError, RuntimeError):
-    """This machine's kernels give a token another result in other company."""
+    """Kernels of this machine make a token's result depend on what else is in its batch."""
 
 
 class RequestError(ValueError):
-    """A request that is refused."""
+    """A request is refused, with ``code``."""
 
     code: ClassVar[Code] = Code.INVALID_REQUEST
 
 
 class InvalidCall(RequestError):
-    """It breaks the contract."""
+    """The request breaks the contract."""
 
 
 class LaneNotOpen(RequestError):
-    """It names a lane that this worker does not have: another instance of the model may."""
+    """The request names a lane that this worker does not have; another instance may have it."""
 
     code = Code.LANE_CLOSED
 
@@ -89,13 +89,13 @@ class ContextOverflow(RequestError):
 
 
 class Unauthenticated(RequestError):
-    """It shows the wrong token, or none."""
+    """The request carries a wrong access token, or none."""
 
     code = Code.UNAUTHENTICATED
 
 
 class WorkerDraining(RequestError):
-    """The worker takes no more work."""
+    """The worker accepts no more work."""
 
     code = Code.DRAINING
 
@@ -113,7 +113,7 @@ class ResponderLost(Exception):
 
 
 def code_of(error: Exception) -> Code:
-    """What a client is told: whatever is not about its request is our own failure."""
+    """The code to tell a client: whatever is not about its request is our own failure."""
     if isinstance(error, RequestError):
         return error.code
     is_malformed = isinstance(error, InvalidSampling | msgspec.DecodeError)

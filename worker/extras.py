@@ -1,7 +1,7 @@
-"""How to install what is optional: by the packages' own names, since Tidegate is in no index whose
+"""Commands that install optional packages: by their own names, since Tidegate is in no index whose
 extras ``pip`` could look up, and a checkout's path is not a wheel's.
 
-Standard library only: who lacks packages imports this.
+Standard library only, since it is imported where packages are missing.
 """
 
 import shlex
@@ -26,16 +26,16 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "slot-kokoro": ("kokoro>=0.9.4",),
     "transformers": ("transformers>=5",),
 }
-"""By extra, as in ``pyproject.toml``."""
+"""Packages by extra, as in ``pyproject.toml``."""
 
 
 def pip_install(extra: str) -> str:
-    """The command that installs ``extra`` beside what runs this."""
+    """The command that installs ``extra`` into the environment that this runs in."""
     named = " ".join(f"'{package}'" for package in PACKAGES[extra])
     return f"{_python()} -m pip install {named}"
 
 
 def _python() -> str:
-    """This interpreter; Triton's stub is none that could be called."""
+    """Path of this interpreter; ``python`` in Triton's stub, which cannot be called as one."""
     path = sys.executable or ""
     return shlex.quote(path) if Path(path).name.startswith("python") else "python"

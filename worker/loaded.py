@@ -10,7 +10,7 @@ from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
 EngineLoader = Callable[[WorkerSettings, Clock], "LoadedEngine"]
-"""``worker.engines.load_engine``, or a test's."""
+"""Loads an engine: ``worker.engines.load_engine``, or a test's function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,6 @@ class LoadedEngine:
     tokenizer: Tokenizer
     card: ModelCard
     load_ms: Mapping[str, float] = field(default_factory=dict)
-    """How long each phase of the start took, some side by side; ``total`` is all of it (LB-6)."""
+    """Milliseconds of each phase of the start; some overlap; ``total`` is all of it (LB-6)."""
     grammars: GrammarCompiler | None = None
-    """None where the model's text cannot be made to match one."""
+    """The compiler for grammars; None where texts cannot be made to match one."""

@@ -8,7 +8,7 @@ service_log = logging.getLogger("tidegate.worker.service")
 
 
 def configure_logging() -> None:
-    """Log to standard error, which Triton's own log carries on."""
+    """Log to standard error, which becomes part of Triton's own log."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -1,4 +1,4 @@
-"""Memory held against two limits, for the text engine and the slot pipeline alike (WK-4, SL-3)."""
+"""Keeps memory within two limits, for the text engine and the slot pipeline (WK-4, SL-3)."""
 
 import logging
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ _UNITS: Final = {GIB: "GiB", GB: "GB"}
 
 
 class LimitedMemory(Protocol):
-    """The memory that limits are about."""
+    """The memory that limits apply to."""
 
     def used_bytes(self) -> int: ...
 
     def drop_caches(self) -> None:
-        """Give back what is held only to be used again."""
+        """Give back memory that is held only to be used again."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """In bytes, 0 for none. ``unit``: of what is said of them, ``GIB`` or ``GB``."""
+    """Memory limits in bytes, 0 for none. ``unit``: that of messages, ``GIB`` or ``GB``."""
 
     soft_bytes: int = 0
     hard_bytes: int = 0
@@ -32,8 +32,8 @@ class MemoryLimits:
     def of(
         cls, soft: float, hard: float, *, unit: int, settings: tuple[str, str]
     ) -> "MemoryLimits":
-        """``settings``: the names of both. Raises ``ValueError`` for a soft limit beyond the hard
-        one."""
+        """Limits in units of ``unit``; ``settings`` names both for messages. Raises ``ValueError``
+        for a soft limit beyond the hard one."""
         if hard and soft > hard:
             raise ValueError(
                 f"{settings[0]} ({soft:g}) is beyond {settings[1]} ({hard:g}):"
@@ -42,17 +42,17 @@ class MemoryLimits:
         return cls(round(soft * unit), round(hard * unit), unit)
 
     def shown(self, used: int, limit: int) -> str:
-        """Both in words."""
+        """``used`` and ``limit`` in words."""
         return f"{used / self.unit:.2f} {_UNITS[self.unit]} of {limit / self.unit:.2f}"
 
 
 class MemoryGuard:
-    """Holds a meter against limits: the soft one warns once, the hard one raises."""
+    """Compares a meter with limits: the soft one warns once, the hard one raises."""
 
     def __init__(
         self, meter: LimitedMemory, limits: MemoryLimits, advice: str, log: logging.Logger
     ) -> None:
-        """``advice``: what an operator can change."""
+        """``advice``: what an operator can change, for messages."""
         self.meter = meter
         self.limits = limits
         self._advice = advice
@@ -60,7 +60,7 @@ class MemoryGuard:
         self._has_warned = False
 
     def check(self, ahead_bytes: int = 0, what: str = "") -> None:
-        """``ahead_bytes`` are allocated, for ``what``, but may not count as used yet.
+        """Check the limits; ``ahead_bytes``, for ``what``, are allocated but may not count yet.
 
         Raises ``MemoryLimitExceeded`` if dropping caches does not help.
         """

@@ -1,8 +1,8 @@
-"""What compiled functions need beyond Python: addresses, atomic counters, vectors.
+"""Gives compiled functions what Python lacks: addresses, atomic counters, vectors.
 
-Each is an LLVM instruction or few (``numba.extending.intrinsic``); the vectors have 16 lanes, which
-LLVM makes one, two or four registers of, whatever the machine has. To be imported only where numba
-is installed. numba is not typed; these are functions of ints (addresses) and floats.
+Each is one LLVM instruction or a few (``numba.extending.intrinsic``); vectors have 16 lanes, which
+LLVM maps to one, two or four registers, as the machine has. To be imported only where numba is
+installed. numba is not typed; these are functions of ints (addresses) and floats.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from llvmlite import ir
 
 LANES = 16
 SOURCE = Path(__file__).read_bytes()
-"""Compiled into all that uses it, and so a constant of that (``compiled``)."""
+"""Source of this module, compiled into its users and so a constant of theirs (``compiled``)."""
 
-# What numba says of its types is for plain Python, which none of these is called from.
+# numba's own annotations are for plain Python, from which none of these is called.
 _numba: Any = numba
 types: Any = _numba.types
 cgutils: Any = _numba.core.cgutils
@@ -31,12 +31,12 @@ uint32: Any = types.uint32
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """numba's, with constants as literals."""
+    """numba's ``intrinsic``, with constants passed as literals."""
     return _numba.extending.intrinsic(prefer_literal=True)(function)
 
 
 def jitable(function: Callable[..., Any]) -> Any:
-    """To be called by compiled ones; its source is a constant of theirs (``worker.compiled``)."""
+    """Make ``function`` callable by compiled ones; its source is a constant of theirs."""
     return _numba.extending.register_jitable(function)
 
 
@@ -53,7 +53,7 @@ class Vectors:
         self.builder = builder
 
     def at(self, address: Any, kind: Any, offset_bytes: int = 0) -> Any:
-        """A pointer to ``kind``."""
+        """A pointer to ``kind`` at ``address`` plus ``offset_bytes``."""
         if offset_bytes:
             address = self.builder.add(address, ir.Constant(_int64, offset_bytes))
         return self.builder.inttoptr(address, ir.PointerType(kind))
@@ -79,13 +79,13 @@ class Vectors:
         return ir.Constant(_ints, [value] * LANES)
 
     def call(self, name: str, kind: Any, *arguments: Any) -> Any:
-        """An LLVM intrinsic."""
+        """Call the LLVM intrinsic ``name``, which returns a ``kind``."""
         function_type = ir.FunctionType(kind, [each.type for each in arguments])
         function = cgutils.get_or_insert_function(self.builder.module, function_type, name)
         return self.builder.call(function, arguments)
 
     def fetch(self, address: Any, offset_bytes: int = 0, *, is_near: bool = True) -> None:
-        """Have the cache line there on its way into all caches, or all but the nearest."""
+        """Prefetch the cache line at ``address`` into all caches, or all but the nearest."""
         how = (ir.Constant(_int32, value) for value in (0, 3 if is_near else 2, 1))  # read, data
         line = self.at(address, ir.IntType(8), offset_bytes)
         self.call("llvm.prefetch.p0", ir.VoidType(), line, *how)
@@ -95,13 +95,13 @@ class Vectors:
         return self.call("llvm.fmuladd.v16f32", _floats, a, b, c)
 
     def bfloat16(self, address: Any, offset_bytes: int = 0) -> Any:
-        """16 of them, as floats: they are the upper halves of these."""
+        """Load 16 bfloat16 as floats, whose upper halves they are."""
         narrow = self.load(address, ir.VectorType(_int16, LANES), offset_bytes)
         wide = self.builder.shl(self.builder.zext(narrow, _ints), self.bits(16))
         return self.builder.bitcast(wide, _floats)
 
     def transposed(self, rows: list[Any]) -> list[Any]:
-        """16 vectors of 16: lane j of vector i becomes lane i of vector j."""
+        """Transpose 16 vectors of 16 lanes: lane j of vector i becomes lane i of vector j."""
         step = 1
         while step < LANES:
             new = list(rows)
@@ -132,8 +132,8 @@ def as_pointer(typing: Any, address: Any, item: Any) -> Any:
 
 @intrinsic
 def take(typing: Any, address: Any) -> Any:
-    """The int64 at ``address``, which is one more from now on; atomic, and what was written before
-    is seen by who sees it."""
+    """Read the int64 at ``address`` and add 1 to it, atomically (acquire and release): whoever sees
+    the new value sees what was written before."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
@@ -144,7 +144,7 @@ def take(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def look_at(typing: Any, address: Any) -> Any:
-    """The int64 at ``address``, which others ``take``: what they wrote before is seen."""
+    """Read the int64 at ``address``, which others ``take``, and see what they wrote before."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.PointerType(_int64))
@@ -155,7 +155,7 @@ def look_at(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def pause(typing: Any) -> Any:
-    """Between two looks, for the core's other thread. For x86 only."""
+    """Pause between two reads, in favour of the core's other thread. For x86 only."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         Vectors(builder).call("llvm.x86.sse2.pause", ir.VoidType())
@@ -166,7 +166,8 @@ def pause(typing: Any) -> Any:
 
 @intrinsic
 def largest(typing: Any, values: Any, tiles: Any) -> Any:
-    """Of ``tiles`` · 16 float32 at an address, one tile at least; a NaN is less than any."""
+    """Largest of ``tiles`` · 16 float32 at an address, at least one tile. NaNs are ignored, but one
+    in the first tile hides the later values of its lane."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         write = Vectors(builder)

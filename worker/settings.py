@@ -24,7 +24,7 @@ LocalPath = Annotated[Path, AfterValidator(openable)]
 
 
 class WorkerSettings(EnvironmentSettings):
-    """One worker: which model, which engine, on what, how much."""
+    """Settings of one worker: its model, engine, device and limits."""
 
     model_config = SettingsConfigDict(env_prefix="TIDEGATE_WORKER_", frozen=True, extra="forbid")
 
@@ -34,122 +34,122 @@ class WorkerSettings(EnvironmentSettings):
     """Name that clients use; when empty the directory's name, or ``org/name`` of a Hugging Face
     cache's snapshot."""
     generation_config: Literal["auto", "none"] = "auto"
-    """``auto``: where a request does not say, ``temperature``, ``top_p``, ``top_k``, ``min_p``,
-    ``repetition_penalty`` and ``max_new_tokens`` are those of the checkpoint's
+    """``auto``: where a request does not state them, ``temperature``, ``top_p``, ``top_k``,
+    ``min_p``, ``repetition_penalty`` and ``max_new_tokens`` are those of the checkpoint's
     ``generation_config.json``, as in vLLM. ``none``: neutral ones (vLLM's ``--generation-config
-    vllm``). End tokens come from it in any case."""
+    vllm``). End tokens come from that file in any case."""
     pooling: Literal["auto", "mean", "last"] = "auto"
-    """What an embedding is made of: the ``mean`` of a prompt's last hidden states, or the ``last``
+    """How an embedding is made: by the ``mean`` of a prompt's last hidden states, or the ``last``
     token's. ``auto``: as the checkpoint's ``1_Pooling/config.json`` says, else ``last``."""
     engine: EngineName = "torch"
-    """``torch`` is our own; ``vllm``, ``llamacpp`` and ``transformers`` are others', each an
-    optional extra (``worker.engines``). ``synthetic-…`` makes up tokens without a model: for
-    benchmarks and tests only."""
+    """``torch`` is our own; ``vllm``, ``llamacpp`` and ``transformers`` are third-party engines,
+    each an optional extra (``worker.engines``). ``synthetic-…`` makes up tokens without a model,
+    for benchmarks and tests only."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
-    """For an engine that others wrote: its own settings by its own names, as ``name=value`` pairs
-    with blanks between them or as a JSON object. The engine checks names and values."""
+    """Settings of a third-party engine by its own names, as ``name=value`` pairs with blanks
+    between them or as a JSON object. The engine checks names and values."""
     trust_remote_code: bool = False
-    """Of ``transformers``: run the code that a checkpoint brings with it, with all the rights of
+    """Whether ``transformers`` runs the code that comes with a checkpoint, with all the rights of
     this process."""
     synthetic_step_ms: float = Field(default=20.0, gt=0)
-    """Of ``synthetic-paced``: what every step takes, ``synthetic_row_ms`` for each of its rows and
-    ``synthetic_prompt_token_ms`` for each prompt token in it come on top."""
+    """Time of every ``synthetic-paced`` step, to which ``synthetic_row_ms`` for each row and
+    ``synthetic_prompt_token_ms`` for each prompt token are added."""
     synthetic_row_ms: float = Field(default=0.0, ge=0)
     synthetic_prompt_token_ms: float = Field(default=0.0, ge=0)
     synthetic_slow_file: LocalPath | None = None
     """While this file holds a number, ``synthetic-paced`` steps take that many times as long. With
     ``lost`` and the id of a worker's process, that process has lost its device."""
     synthetic_lengths: Literal["cap", "prompt"] = "cap"
-    """Where a synthetic answer ends: at ``max_tokens``, or by itself, after as many tokens as the
-    first two ids of its prompt say (``worker.runner.synthetic``)."""
+    """Length of a synthetic answer: ``cap`` is ``max_tokens``, ``prompt`` the number that the first
+    two ids of its prompt encode (``worker.runner.synthetic``)."""
     device: Literal["cuda", "cpu"] = "cuda"
-    """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
+    """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 when that is the
     checkpoint's and the CPU has AMX, or the model is beyond the caches and the CPU has any
     instructions for it, else float32."""
     weights: Literal["packed", "onednn", "mapped"] = "packed"
-    """On the CPU: copied into the order that computes fastest, or in any case into oneDNN's, or
-    views of the files, without a copy and slower."""
+    """Weights on the CPU: copied into the order that computes fastest (``packed``), always into
+    oneDNN's (``onednn``), or views of the files, without a copy and slower (``mapped``)."""
     quantize: Literal["none", "int8"] = "none"
     """``int8``: weights rounded per output row, on the CPU; activations stay as they are."""
     cpu_threads: int = Field(default=0, ge=0)
-    """Threads of a step on the CPU; 0 is one for a small model, else one per core, unless
-    ``OMP_NUM_THREADS`` says otherwise."""
+    """Threads of a step on the CPU; 0: one for a small model, else one per core, unless
+    ``OMP_NUM_THREADS`` is set."""
     deterministic: bool = False
-    """The same prompt, parameters and seed give the same tokens in any company (WK-3); slower."""
+    """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""
     attention: Literal["auto", "reference", "numba", "triton", "varlen"] = "auto"
-    """``auto``: the fastest that is right, measured at load; ``numba`` is for the CPU, ``triton``
-    and ``varlen`` are for CUDA."""
+    """Attention backend. ``auto``: the fastest that is exact enough, measured at load; ``numba`` is
+    for the CPU, ``triton`` and ``varlen`` are for CUDA."""
     block_tokens: int = Field(default=16, ge=1)
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)
-    """KV blocks in the pool; 0 is what ``max_running`` whole contexts can use, as far as memory
-    goes: on CUDA 0.8 of what is free, on the CPU a quarter (for one context up to half)."""
+    """KV blocks in the pool; 0: what ``max_running`` whole contexts can use, within a share of free
+    memory: on CUDA 0.8, on the CPU a quarter (for one context up to half)."""
     instances: int = Field(default=1, ge=1)
     """Workers that share this machine's memory, this one included: on the CPU each takes its part
     of what is free. The launcher sets it."""
     memory_soft_gib: float = Field(default=0.0, ge=0)
-    """More than this is warned about, once; 0: never."""
+    """GiB of memory above which one warning is logged; 0: never."""
     memory_hard_gib: float = Field(default=0.0, ge=0)
-    """What weights, KV pool and steps together may take, of the GPU's memory or on the CPU of the
-    process's own (WK-4): more stops the load, or costs the longest job; 0: whatever there is."""
+    """Most GiB that weights, KV pool and steps together may take of the GPU's memory or, on the
+    CPU, of the process's (WK-4): more stops the load, or ends the longest job; 0: no limit."""
     max_running: int = Field(default=64, ge=1)
-    """Jobs that one step can carry."""
+    """Most jobs that one step can carry."""
     max_waiting: int = Field(default=256, ge=0)
-    """Jobs held beyond those before new ones are refused."""
+    """Jobs held beyond ``max_running`` before new ones are refused."""
     max_step_tokens: int = Field(default=512, ge=1)
     """Token budget of one step, prompts and decodes together."""
     max_stall_ms: float = Field(default=50.0, gt=0)
-    """By how much prompts may lengthen a step that also carries decodes; on an engine whose steps
-    take longer than this anyway, they may double one."""
+    """Most time by which prompts may lengthen a step that also carries decodes; where steps take
+    longer than this anyway, prompts may double one."""
     prefix_cache: bool = True
-    """Keep the KV of full blocks after their job has ended, for prompts that begin alike."""
+    """Whether full blocks' KV is kept after their job, for prompts that begin alike."""
     session_kv_share: float = Field(default=0.5, ge=0, le=1)
-    """So much of the pool at most is kept for conversations between two turns; 0: nothing. Running
-    work gets the blocks all the same, when no others are left."""
+    """Largest share (0 to 1) of the pool kept for conversations between two turns; 0: nothing.
+    Running work still gets these blocks when no others are left."""
     kv_disk_path: LocalPath | None = None
     """Directory in which the KV of conversations outlives memory and restarts; None for none."""
     kv_disk_bytes: int = Field(default=16 * 2**30, ge=0)
-    """Most that it may hold for one model; in any case a fifth of the file system, 20 GiB at most,
-    stays free."""
+    """Most bytes that ``kv_disk_path`` may hold for one model; in any case a fifth of the file
+    system, 20 GiB at most, stays free."""
     overlap: bool = True
-    """Launch a step before the one before it is read, where the runner can (CUDA)."""
+    """Whether to launch a step before the previous one is read, where the runner can (CUDA)."""
     pause: bool = True
-    """Jobs may be paused: they leave the batch and keep their KV until they are resumed."""
+    """Whether jobs may be paused: they leave the batch and keep their KV until they are resumed."""
     min_start_budget_ms: float = Field(default=100.0, ge=0)
-    """Less than this left at the start of a generation is refused (DL-3)."""
+    """A generation that has less time than this left at its start is refused (DL-3)."""
     default_deadline_ms: float = Field(default=300_000.0, gt=0)
-    """For plain clients that state none."""
+    """Deadline of plain requests that state none."""
     models: dict[str, LocalPath] = Field(default_factory=dict)
     """Further models that this worker may be told to serve instead (a swap), by name: a JSON object
     of paths. An orchestrator loads them when they are asked for."""
     swap_beside: Literal["auto", "never"] = "auto"
-    """``auto``: where memory allows, a model that is swapped in is loaded while the old one serves.
+    """``auto``: where memory allows, a new model is loaded while the old one serves (a swap).
     ``never``: the old one is unloaded first."""
     legacy_stub: bool = False
-    """Triton's Python stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
+    """Whether Triton's stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
     special_tokens_in_prompts: bool = True
-    """What looks like a special token in a prompt of Triton's plain contract is one, as Triton's
-    vLLM backend has it: its clients render chat templates themselves. False: it is text."""
+    """Whether text that looks like a special token in a prompt of the plain contract is one, as in
+    Triton's vLLM backend, whose clients render chat templates themselves."""
     heartbeat_ms: float = Field(default=250.0, gt=0)
     """A lane with nothing to report gets an empty frame, a heartbeat, this often."""
     step_timeout_s: float = Field(default=60.0, ge=0)
-    """A step of the engine that takes longer than this, and than 50 times what is usual, hangs: the
-    process ends, so that its supervisor starts it anew. Ten times as long while no step has been
-    measured. 0: it is waited for as long as it takes."""
+    """A step of the engine that takes longer than this, and than 50 times the usual, counts as
+    hung: the process ends, so that its supervisor starts it anew. While no step has been measured,
+    the limit is ten times as long. 0: never."""
     lane_token: SecretStr | None = None
-    """Asked of whoever opens a lane or drains the worker; without one anybody who reaches Triton
-    may. ``tidegate up`` makes one up at each start."""
+    """Token required to open a lane, or to drain or swap the worker; without one anybody who
+    reaches Triton may. ``tidegate up`` makes one up at each start."""
     plain_token: SecretStr | None = None
-    """Asked of every plain request, as its parameter ``token``; without one none is asked."""
+    """Token required of every plain request, as its parameter ``token``; None: not required."""
     drain_hold_s: float = Field(default=30.0, gt=0)
-    """A worker that was drained and is still there after this takes work again: whoever drained it
-    did not mean to stop it, or cannot any more."""
+    """A worker that was drained, and is not stopped within this time, accepts work again: whoever
+    drained it did not mean to stop it, or cannot any more."""
 
     @property
     def computes_on_gpu(self) -> bool:
-        """Synthetic engines compute nothing, whatever their device is said to be."""
+        """Whether the engine computes on a GPU, which synthetic engines never do."""
         return self.device == "cuda" and not self.engine.startswith("synthetic")
 
     @field_validator("lane_token", "plain_token")
@@ -164,5 +164,5 @@ class WorkerSettings(EnvironmentSettings):
 
 
 def read_settings() -> WorkerSettings:
-    """From the environment. Raises ``ValueError`` that names each variable which is wrong."""
+    """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
     return read_environment(WorkerSettings, "the worker's settings")

@@ -1,4 +1,4 @@
-"""Triton's shared memory, in which prompts and answers travel: for its owner only.
+"""Restricts Triton's shared memory, in which prompts and answers travel, to its owner.
 
 The Python backend makes its region readable for everybody, whatever the umask says (boost sets the
 mode after making it).
@@ -15,7 +15,7 @@ _FOR_OTHERS = 0o077
 def restrict_shared_memory(
     maps: Path = Path("/proc/self/maps"), directory: str = SHARED_MEMORY
 ) -> None:
-    """Take others' permissions from every region that this process has mapped."""
+    """Remove others' permissions from every shared region that this process has mapped."""
     with suppress(OSError):
         # address, permissions, offset, device, inode, path
         mapped = (line.split(maxsplit=5) for line in maps.read_text(errors="replace").splitlines())

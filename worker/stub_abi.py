@@ -52,7 +52,7 @@ _NewFromDescr = ctypes.PYFUNCTYPE(
 )
 
 _kept: list[object] = []
-"""What C code holds a bare pointer to."""
+"""Objects kept alive because C code holds bare pointers to them."""
 _twins: dict[int, int] = {}
 _originals: dict[int, int] = {}
 
@@ -63,8 +63,8 @@ def is_needed() -> bool:
 
 
 def outgoing(array: NDArray[Any]) -> NDArray[Any]:
-    """The same values as an array that the stub can measure. Object arrays pass through: the stub
-    turns them into bytes first."""
+    """``array`` as one whose element size the stub can read. Object arrays pass through: the stub
+    turns them into bytes first. Raises ``RuntimeError`` for an unknown layout of numpy's arrays."""
     if array.dtype == np.object_:
         return array
     view = np.frombuffer(array.tobytes(), dtype=array.dtype).reshape(array.shape)
@@ -76,7 +76,7 @@ def outgoing(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def install() -> None:
-    """Put the mended table in place. Call before the stub sees its first tensor."""
+    """Put the corrected table in place. To be called before the stub sees its first tensor."""
     module: Any = sys.modules["numpy._core._multiarray_umath"]
     python = ctypes.pythonapi
     python.PyCapsule_GetPointer.restype = _pointer

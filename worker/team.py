@@ -1,9 +1,9 @@
-"""Compiled loops on torch's own threads.
+"""Runs compiled loops on torch's own threads.
 
-Threads of our own would fight with torch's for the cores: after each parallel loop, those of OpenMP
-spin for some time and wait for the next one. So a task that is compiled at hand runs as torch's own
-loops do, by ``GOMP_parallel`` of the OpenMP that torch is linked with. Where there is none, tasks
-run on the calling thread.
+Threads of our own would compete with torch's for the cores: after each parallel loop, OpenMP's spin
+for some time and wait for the next one. So a compiled task runs like torch's own loops, by
+``GOMP_parallel`` of the OpenMP that torch is linked with. Where there is none, tasks run on the
+calling thread.
 
 A *job* is an array of int64: how many of its parts are taken, how many there are, how many are
 done, then what the task needs, addresses above all. Every thread takes parts until none is left, so
@@ -44,7 +44,7 @@ class Task:
         self._address = ctypes.c_void_p(made.address)
 
     def run(self, job: Job, threads: int) -> None:
-        """All parts of ``job``, on at most so many threads, this one among them.
+        """Run all parts of ``job`` on at most ``threads`` threads, including this one.
 
         Raises ``MemoryError`` when one could not be done.
         """
@@ -52,14 +52,14 @@ class Task:
         self.run_at(job.ctypes.data, threads)
 
     def run_at(self, job_address: int, threads: int) -> None:
-        """The same for a job of which no part is taken yet, by its address."""
+        """Like ``run``, for the address of a job of which no part is taken yet."""
         parallel = _parallel() if threads > 1 else None
         if parallel is None:
             self._call(job_address)
         else:
             parallel(self._address, job_address, threads, 0)
         counts = _Counts.from_address(job_address)
-        # All that such code can fail for: numba prints the error, and the call returns.
+        # Lack of memory is the only failure of such code: numba prints it, and the call returns.
         if counts[DONE] != counts[PARTS]:
             raise MemoryError(f"{self.function.__name__}: no memory for a compiled loop")
 
@@ -67,8 +67,8 @@ class Task:
 def compiled_task(*constants: object) -> Callable[[Function], Task]:
     """Make a ``Task`` of a function of one pointer to int64, which is the job.
 
-    As ``worker.compiled.compiled`` otherwise: ``constants`` are all that it is made of and does not
-    say itself, the layout of its arguments among them.
+    Otherwise like ``worker.compiled.compiled``: ``constants`` are all that the code depends on and
+    does not contain, such as the layout of its arguments.
     """
 
     def compile_it(function: Function) -> Task:

@@ -1,4 +1,4 @@
-"""Which backend attends: measured when the worker loads, fixed where results must repeat.
+"""Chooses the attention backend: measured when the worker loads, fixed if results must repeat.
 
 A backend that cannot run here, or whose results are wrong, is no candidate; what was tried, with
 errors and times, is logged and kept.
@@ -56,7 +56,7 @@ class Choice:
 
 
 Timer = Callable[[Callable[[], object], torch.device], float]
-"""Microseconds that a call takes."""
+"""Measures a call: the microseconds that it takes on the device."""
 
 
 def choose_attention(
@@ -101,7 +101,7 @@ def choose_attention(
 def _fixed(
     setting: AttentionSetting, device_type: str, deterministic: bool
 ) -> AttentionName | None:
-    """The backend that needs no measurement, None where one has to decide."""
+    """The backend to use without a measurement, or None where a measurement has to decide."""
     if setting in ("reference", "numba") and deterministic:
         raise ValueError(
             f"deterministic mode cannot use the {setting} attention, whose results depend on the"
@@ -144,14 +144,14 @@ def _blocks_of(trial: Trial, pool: KVPool) -> torch.Tensor:
 
 
 def _trial(pool: KVPool, num_heads: int, windows: Sequence[int]) -> tuple[Trial, torch.Tensor]:
-    """A batch like those to come, as large as the pool allows, and its exact result."""
+    """A typical batch, as large as the pool allows, and its exact result (float64)."""
     blocks = pool.data.shape[1]
     decodes = min(_TRIAL_DECODES, max(1, blocks - 1))
     keys = min(_TRIAL_KEYS, max(1, blocks // (decodes + 1)) * pool.block_tokens)
     chunks = [(min(_TRIAL_CHUNK, keys), keys)] if blocks > 1 else []
     rng = np.random.default_rng(0)
     trial = make_trial(pool, num_heads, [keys] * decodes, chunks, rng)
-    # Those blocks only: on the CPU a pool takes no memory where nothing was written.
+    # Only the blocks in use: on the CPU a pool takes no memory where nothing was written.
     used = _blocks_of(trial, pool)
     pool.data[0, used] = torch.randn_like(pool.data[0, used])
     return trial, exact(pool, 0, trial, windows[0] if windows else 0)

@@ -26,10 +26,10 @@ SPAN_TOKENS: Final = 128
 
 
 class FixedAttention:
-    """For steps whose rows compute one token each."""
+    """An ``AttentionBackend`` for steps whose rows compute one token each."""
 
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
-        """``windows``: keys that a query of each layer sees, 0 for all; empty for all in all.
+        """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
         Raises ``ValueError`` for blocks that do not divide a span.
         """
@@ -43,7 +43,7 @@ class FixedAttention:
         self._windows = tuple(windows) or (0,) * len(pool.data)
 
     def prepare(self, batch: PackedBatch) -> "FixedStep":
-        """Which spans there are, and what in them is not to be seen."""
+        """Lay out the spans of the step's tokens, with masks for keys that they must not see."""
         assert batch.decodes == len(batch.query_tokens), "a row has more than one token"
         by_window = {window: self._spans(batch, window) for window in set(self._windows)}
         by_layer = [by_window[window] for window in self._windows]
@@ -59,7 +59,7 @@ class FixedAttention:
         span = (first_span[row_of] + nth)[:, None]
         blocks_per_span = SPAN_TOKENS // pool.block_tokens
         columns = span * blocks_per_span + np.arange(blocks_per_span)
-        # The last span may go beyond the table: any block will do, none of it is seen.
+        # The last span may go beyond the table: any block will do, since it is masked.
         blocks = table[row_of[:, None], np.minimum(columns, table.shape[1] - 1)]
         keys = span * SPAN_TOKENS + np.arange(SPAN_TOKENS)
         seen = (keys < contexts[row_of, None]) & (keys >= first_seen[row_of, None])
@@ -97,7 +97,7 @@ class FixedStep:
     """Attention of one step."""
 
     def __init__(self, pool: KVPool, slots: Tensor, spans: Sequence["_Spans"], shared: int) -> None:
-        """``spans`` of each layer."""
+        """``spans`` has one entry per layer."""
         self._pool = pool
         self._slots = slots
         self._spans = spans
@@ -121,7 +121,7 @@ class FixedStep:
 def _attend_spans(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Each span by itself: results [spans, kv_heads, shared, dim], log of their weights."""
+    """Attend to each span alone: results [spans, kv_heads, shared, dim] and log-sum-exp weights."""
     if queries.device.type == "cpu":
         mixed, weights = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             queries, keys, values, 0.0, False, attn_mask=mask
@@ -133,7 +133,7 @@ def _attend_spans(
 
 
 def _merge(mixed: Tensor, weights: Tensor, spans: _Spans, tokens: int) -> Tensor:
-    """Results [tokens, kv_heads, shared, dim] of all of a token's spans, first to last."""
+    """Merge each token's spans, first to last: results [tokens, kv_heads, shared, dim]."""
     # Every token has a first span, and these come in the order of the tokens.
     highest = weights[spans.by_number[0][1]]
     for rows, which in spans.by_number[1:]:

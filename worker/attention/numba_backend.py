@@ -25,7 +25,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 class NumbaAttention:
-    """See ``AttentionBackend``. For pools of float32 or bfloat16 on the CPU."""
+    """An ``AttentionBackend`` for pools of float32 or bfloat16 on the CPU."""
 
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
         """``windows``: as of ``ReferenceAttention``. Raises ``ImportError`` without numba,
@@ -59,7 +59,7 @@ class NumbaAttention:
     def decode(
         self, layer: int, batch: PackedBatch, queries: Tensor, keys_values: Tensor
     ) -> NDArray[np.float32]:
-        """Store all of the step's ``keys_values``; the decodes' results [decodes, heads, dim]."""
+        """Store all of the step's ``keys_values``; attend the decodes: [decodes, heads, dim]."""
         out = np.empty((batch.decodes, *queries.shape[1:]), np.float32)
         self._kernel(
             _as_numbers(queries),
@@ -98,7 +98,7 @@ class NumbaStep:
 
 
 class TiledStep:
-    """Attention of one step whose decodes go by ``tiles``."""
+    """Attention of one step whose decodes are computed by ``tiles``."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class TiledStep:
 
 
 def _as_numbers(tensor: Tensor) -> NDArray[np.generic]:
-    """numpy has no bfloat16: its bits, which are the upper half of a float32's."""
+    """A numpy view of ``tensor``; bfloat16, which numpy lacks, as its bits in uint16."""
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.uint16)
     numbers: NDArray[np.generic] = tensor.numpy()

@@ -50,7 +50,7 @@ class KVPool:
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """On the CPU, in pages that the system gives as they are first written.
+    """Zeros on the CPU, in pages that the system provides as they are first written.
 
     ``torch.zeros`` writes all of them: a pool would take its memory, and the time to clear it, at
     the start. Raises ``OSError`` or ``OverflowError`` when there is no room.
@@ -62,7 +62,7 @@ def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Where the rows of a step read and write. Host arrays, int64.
+    """Says where the rows of a step read and write the pool. Host arrays, int64.
 
     ``query_tokens`` [rows]: tokens that each row computes in this step. The first ``decodes`` rows
     compute one each. ``context_tokens`` [rows]: tokens with KV after this step, those included.

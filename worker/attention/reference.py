@@ -18,15 +18,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from worker.attention.paged import KVPool, PackedBatch
 
 _WORTH_A_CUT_BYTES: Final = 400 * 2**10
-"""Padding that a cut must spare: one more batch costs a CPU, per layer, what these take to gather
-and attend to."""
+"""Bytes of padding that splitting a batch must save: one more batch costs a CPU, per layer, as much
+as gathering and attending to these."""
 
 
 class ReferenceAttention:
-    """Decode rows in padded batches, then each chunk of a prompt by itself."""
+    """Attends decode rows in padded batches, then each chunk of a prompt by itself."""
 
     def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
-        """``windows``: keys that a query of each layer sees, 0 for all; empty for all in all."""
+        """``windows``: keys that a query of each layer sees, 0: all; empty: all in all layers."""
         self._pool = pool
         self._windows = tuple(windows)
         self._shared = num_heads // pool.kv_heads
@@ -48,9 +48,10 @@ class ReferenceAttention:
         return ReferenceStep(self._pool, slots, groups, self._pages(pages), self._windows)
 
     def _portions(self, blocks: NDArray[np.int64], first: int = 0) -> list[tuple[int, int]]:
-        """Decodes that hold so many ``blocks`` [rows], cut where their lengths differ most: first
-        row and end of each batch. Rows stand in the order of their age, so the longest stand
-        together.
+        """Split decodes that hold ``blocks`` [rows] into batches where their lengths differ most.
+
+        Returns the first row and the end of each batch. Rows are in the order of their age, so the
+        longest are neighbours.
         """
         rows = len(blocks)
         if not rows:
@@ -71,7 +72,7 @@ class ReferenceAttention:
         return -(-contexts // self._pool.block_tokens)
 
     def _pages(self, count: int) -> Tensor:
-        """Room for that many gathered pages, kept: fresh memory costs more than the gathering."""
+        """A scratch buffer for ``count`` pages, kept: fresh memory costs more than gathering."""
         if len(self._scratch) < count:
             page_values = self._pool.data[0, 0].numel()
             self._scratch = self._pool.data.new_empty(count, page_values)
@@ -101,7 +102,7 @@ class ReferenceAttention:
         )
 
     def _mask(self, hidden: NDArray[np.bool_]) -> Tensor:
-        """``hidden`` [rows, queries, keys] → what is added to the scores of the folded heads."""
+        """Turn ``hidden`` [rows, queries, keys] into what is added to the folded heads' scores."""
         rows, queries, keys = hidden.shape
         mask = torch.zeros(hidden.shape, dtype=self._pool.data.dtype)
         mask.masked_fill_(torch.from_numpy(hidden), -math.inf)
@@ -151,7 +152,7 @@ class ReferenceStep:
         return self.attend_stored(layer, queries)
 
     def attend_stored(self, layer: int, queries: Tensor) -> Tensor:
-        """As ``attend``, once keys and values are in the pool; of the prepared rows only."""
+        """Attend for the prepared rows only; the step's keys and values are in the pool already."""
         pages = self._pool.data[layer].flatten(1)
         window = self._windows[layer] if self._windows else 0
         if len(self._groups) == 1:

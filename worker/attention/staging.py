@@ -1,4 +1,4 @@
-"""Host arrays to the device without waiting for it."""
+"""Copies host arrays to the device without waiting for it."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 _ALIGNED: Final = 4
-"""int32 values in the 16 bytes to which kernels want their pointers aligned."""
+"""int32 values per 16 bytes, the alignment that kernels want of their pointers."""
 
 
 def pack_int32(
@@ -16,7 +16,7 @@ def pack_int32(
 ) -> tuple[torch.Tensor, ...]:
     """Flat int32 copies of ``parts`` on ``device``, in one transfer, each aligned to 16 bytes.
 
-    A pointer that is sometimes aligned and sometimes not costs a compilation of the kernel each.
+    Kernels are compiled once for aligned and once for unaligned pointers: this avoids the second.
     """
     starts = [0]
     for part in parts:
@@ -31,7 +31,7 @@ def pack_int32(
 
 
 def staged(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """``array`` where ``device`` copies it from without a wait.
+    """``array`` in memory from which ``device`` can copy it without a wait.
 
     Pinned, since a copy from pageable memory may wait for the stream. torch's pinned allocator
     hands a freed block out again only when the copies queued from it are done.

@@ -20,14 +20,14 @@ from worker import native
 from worker.native import LANES, Vectors, cgutils, intrinsic, types
 
 _HEADS_AT_ONCE = 8
-"""Sums in registers, of which AVX-512 has 32: 8, and what they are made of."""
+"""Heads whose sums are kept in registers at once; AVX-512 has 32 for them and their operands."""
 _FLOAT_BYTES = 4
 _LINE_BYTES = 64
 _TILE_BYTES = LANES * _FLOAT_BYTES
 
 _address = types.int64
 SOURCES = Path(__file__).read_bytes(), native.SOURCE
-"""What is compiled into all that calls these, and decides its key in numba's cache."""
+"""Source code that is compiled into every caller, and is part of its key in numba's cache."""
 _float = ir.FloatType()
 _floats = ir.VectorType(_float, LANES)
 _ints = ir.VectorType(ir.IntType(32), LANES)
@@ -44,7 +44,7 @@ def _heads(shared: int) -> list[range]:
 def transpose_keys(
     typing: Any, keys: Any, offset: Any, out: Any, dim: Any, is_bfloat16: Any
 ) -> Any:
-    """``out`` [dim, 16] float32 of the 16 ``keys``, which lie ``offset`` bytes into each token."""
+    """Transpose 16 ``keys``, ``offset`` bytes into each token, to ``out`` [dim, 16] float32."""
     count, narrow = dim.literal_value, is_bfloat16.literal_value
     signature = types.void(_address, _address, _address, dim, is_bfloat16)
 
@@ -55,7 +55,7 @@ def transpose_keys(
             builder.add(write.load(keys, ir.IntType(64), 8 * t, align=8), offset)
             for t in range(LANES)
         ]
-        # Of bfloat16, two values travel as one of 32 bits: half the shuffles.
+        # Two bfloat16 values are moved as one of 32 bits: half the shuffles.
         for chunk in range(count // (2 * LANES) if narrow else count // LANES):
             rows = [write.load(start, _ints, chunk * _TILE_BYTES) for start in starts]
             for i, row in enumerate(write.transposed(rows)):
@@ -74,8 +74,8 @@ def transpose_keys(
 def score_tile(
     typing: Any, queries: Any, keys: Any, out: Any, stride: Any, shared: Any, dim: Any
 ) -> Any:
-    """``out`` [shared, 16], rows ``stride`` bytes apart, of ``queries`` [shared, dim] and
-    transposed ``keys``."""
+    """Score ``queries`` [shared, dim] against transposed ``keys``: ``out`` [shared, 16], whose rows
+    are ``stride`` bytes apart."""
     all_heads, count = shared.literal_value, dim.literal_value
     row_bytes = stride.literal_value
     signature = types.void(_address, _address, _address, stride, shared, dim)
@@ -84,7 +84,7 @@ def score_tile(
         write = Vectors(builder)
         queries, keys, out = arguments[:3]
         for heads in _heads(all_heads):
-            # Few heads: several sums each, as one waits for its last addition.
+            # Few heads: several sums each, since each addition waits for the one before.
             parts = max(1, 4 // len(heads))
             sums: dict[tuple[int, int], Any] = {}
             for d in range(count):
@@ -116,7 +116,7 @@ def add_values(
     dim: Any,
     is_bfloat16: Any,
 ) -> Any:
-    """``totals`` [shared, dim] += ``weights`` [shared, 16] · ``values``, addressed as keys are."""
+    """Add ``weights`` [shared, 16] · ``values`` (16 addresses) to ``totals`` [shared, dim]."""
     all_heads, count = shared.literal_value, dim.literal_value
     row_bytes, narrow = stride.literal_value, is_bfloat16.literal_value
     signature = types.void(_address, stride, _address, _address, _address, shared, dim, is_bfloat16)
@@ -150,7 +150,7 @@ def add_values(
 
 @intrinsic
 def exponentials(typing: Any, values: Any, tiles: Any, top: Any) -> Any:
-    """``tiles`` · 16 float32 x ≤ ``top`` become e^(x - top).
+    """Replace ``tiles`` · 16 float32 x ≤ ``top`` by e^(x - top), in place.
 
     e^x = 2^n · 2^r with n whole and r within ½ of 0; the bits of 2^n are n + 127 as a float's
     exponent, and Taylor's seven terms give 2^r to the last bit but one.
@@ -181,7 +181,7 @@ def exponentials(typing: Any, values: Any, tiles: Any, top: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, tokens: Any, offset: Any, nbytes: Any) -> Any:
-    """Have ``nbytes`` at ``offset`` of each of 16 addressed ``tokens`` on their way."""
+    """Prefetch ``nbytes`` at ``offset`` of each of the 16 ``tokens`` (addresses)."""
     count = nbytes.literal_value
     signature = types.void(_address, _address, nbytes)
 

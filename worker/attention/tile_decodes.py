@@ -1,4 +1,4 @@
-"""Decodes by ``tiles``: jobs for each step, on torch's threads."""
+"""Computes decodes by ``tiles``: makes the jobs of each step and runs them on torch's threads."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,11 +13,11 @@ from worker.attention.tiles import AT, Arguments
 from worker.team import FIRST_ARGUMENT, PARTS, Job
 
 _WORTH_A_TEAM_KEYS: Final = 128
-"""Of all rows together: fewer are done before another thread has begun."""
+"""Fewest keys of all rows for several threads: fewer are done before another thread begins."""
 
 
 def fits(pool: KVPool) -> bool:
-    """Whether the heads are made of whole vectors. With numba's JIT off there are none."""
+    """Whether heads are made of whole vectors; False with numba's JIT off, which has no vectors."""
     from numba import config
 
     dim, vector_bytes = pool.data.shape[-1], 64
@@ -28,7 +28,7 @@ class TileDecodes:
     """The decodes of steps over one pool, for which ``fits`` is true."""
 
     def __init__(self, pool: KVPool, num_heads: int, windows: Sequence[int]) -> None:
-        """``windows`` of all layers."""
+        """``windows``: keys that a query of each layer sees, 0 for all."""
         from worker.attention import tile_loops
 
         is_bfloat16 = pool.data.dtype == torch.bfloat16
@@ -43,7 +43,7 @@ class TileDecodes:
         self.pages = [layer.data_ptr() for layer in pool.data]
 
     def prepare(self, batch: PackedBatch) -> "TileStep":
-        """How the decodes are cut, for all layers; there must be one."""
+        """Cut the step's decodes into jobs for all layers; there must be at least one decode."""
         return TileStep(self, batch)
 
 
@@ -53,12 +53,12 @@ class TileStep:
     def __init__(self, backend: TileDecodes, batch: PackedBatch) -> None:
         self._backend = backend
         self._rows = batch.decodes
-        self._batch = batch  # its arrays, as well as these, are in use by address
+        self._batch = batch  # kept, like the arrays below: jobs hold their addresses
         self._kept: list[object] = []
         self._jobs = {window: self._job(window) for window in set(backend.windows)}
 
     def _job(self, window: int) -> tuple[Job, bool, int]:
-        """The job of each layer with this window, whether rows are cut, and its threads."""
+        """The job of the layers with this window, whether rows are cut, and how many threads."""
         batch, backend = self._batch, self._backend
         contexts = batch.context_tokens[: self._rows]
         parts, merged = tiles.spans_of(contexts, window)
@@ -91,7 +91,8 @@ class TileStep:
         return job, bool(len(merged)), torch.get_num_threads() if is_worth_it else 1
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-        """Store the decodes' ``keys_values``; results [decodes, heads, head_dim]."""
+        """Store the decodes' ``keys_values`` and attend: results [decodes, heads, head_dim]. Raises
+        ``ValueError`` for a type that is not the pool's."""
         backend = self._backend
         if not queries.dtype == keys_values.dtype == backend.pool.data.dtype:
             raise ValueError(f"expected {backend.pool.data.dtype} as in the pool: {queries.dtype}")
@@ -108,7 +109,7 @@ class TileStep:
 
 
 def _heads_together(tensor: Tensor) -> Tensor:
-    """One token's values in a row, as they lie in a slice of a fused projection."""
+    """``tensor`` [tokens, heads, dim] with each token's values contiguous; may be a copy."""
     _, heads, dim = tensor.shape
     together = tensor.stride(2) == 1 and (heads == 1 or tensor.stride(1) == dim)
     return tensor if together else tensor.contiguous()

@@ -1,4 +1,4 @@
-"""What is compiled for ``tiles``. To be imported only where numba is installed.
+"""The compiled loops of ``tiles``. To be imported only where numba is installed.
 
 The code that these are made of stands in the module's globals: numba's cache takes closures as
 constants, and these would be new ones in every process.
@@ -23,13 +23,14 @@ from worker.native import LANES, as_pointer, carray, float32, int64, largest, ta
 from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
 _AHEAD: Final = 2
-"""Tiles that are fetched before they are needed; measured per tile in µs, not in the caches: none
-2.1, one 1.4, two 1.2, four 1.5."""
+"""Tiles to prefetch before they are needed; µs per tile outside the caches, as measured: none 2.1,
+one 1.4, two 1.2, four 1.5."""
 
 
 @cache
 def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: bool) -> Task:
-    """Of a job as ``Arguments`` say, the results [rows, heads, dim] in the pool's own type."""
+    """Compile attention of a job laid out as ``Arguments``: results [rows, heads, dim], in the
+    pool's type, go to its ``out``, those of cut rows to ``partial``."""
     shared = heads // kv_heads
     scale = np.float32(1 / math.sqrt(dim))
     item = 2 if is_bfloat16 else 4
@@ -188,7 +189,7 @@ def attend(heads: int, kv_heads: int, dim: int, block_tokens: int, is_bfloat16: 
 
 @cache
 def merge(heads: int, dim: int, is_bfloat16: bool) -> Task:
-    """The same job's rows that were cut: their results from their partial ones."""
+    """Compile the merging of a job's ``partial`` results into those of the rows that were cut."""
     stored = uint16 if is_bfloat16 else float32
     item = 2 if is_bfloat16 else 4
     size, width = FIRST_ARGUMENT + len(AT), dim + 2

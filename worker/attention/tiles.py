@@ -1,4 +1,4 @@
-"""Decodes over tiles of keys, a *span* of a row at a time: one part of a job for each.
+"""Cuts decodes over tiles of keys into *spans* of a row, each of which is one part of a job.
 
 ::
 
@@ -6,8 +6,8 @@
     row 1   keys 0 … 63                    part 2
     row 2   keys 0 … 255 | 256 … 511 | …   parts 3, 4, …: spread over the threads
 
-Of each span (``tile_loops``) all scores, their exponentials, the weighted sum; spans are merged as
-in Flash-Decoding (Dao et al. 2023). How a row is cut depends on its own length only.
+For each span ``tile_loops`` computes all scores, their exponentials and the weighted sum; spans are
+merged as in Flash-Decoding (Dao et al. 2023). How a row is cut depends on its own length only.
 """
 
 from typing import Final, NamedTuple
@@ -21,7 +21,7 @@ SPAN_TOKENS: Final = 256
 
 
 class Arguments(NamedTuple):
-    """A job after its two counters: addresses, and strides in elements."""
+    """The fields of a job that follow its counters: addresses, and strides in elements."""
 
     job: int
     queries: int
@@ -31,7 +31,7 @@ class Arguments(NamedTuple):
     pages: int
     out: int
     slots: int
-    """[rows] where each row's new keys and values go."""
+    """[rows]: the pool's slot for each row's new keys and values."""
     table: int
     table_stride: int
     parts: int
@@ -44,13 +44,13 @@ class Arguments(NamedTuple):
 
 
 AT: Final = Arguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(Arguments._fields)))
-"""Where each is in a job."""
+"""Index of each of the ``Arguments`` in a job."""
 
 
 def spans_of(
     contexts: NDArray[np.int64], window: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """``parts`` [parts, 5] of rows with so many keys (the fifth: ``is_last``), and ``merged``."""
+    """``parts`` and ``merged`` (see ``Arguments``) of rows that have ``contexts`` [rows] keys."""
     first_key = np.maximum(0, contexts - window) if window else np.zeros_like(contexts)
     first_span = first_key // SPAN_TOKENS
     counts = -(-contexts // SPAN_TOKENS) - first_span

@@ -1,4 +1,4 @@
-"""Random batches over a pool, and what attention over them is in float64.
+"""Random batches over a pool, and the exact result of attention over them, in float64.
 
 Backends are tried on these: by the tests, when the worker loads, and by ``perf/engine/gpu.py``.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from worker.attention.paged import AttentionBackend, KVPool, PackedBatch
 
 TOLERANCE: Final = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Largest ‖out - exact‖ / ‖exact‖ of a sound backend by type: some roundings of its products."""
+"""Largest ‖out - exact‖ / ‖exact‖ of a sound backend, by dtype: a few roundings of its products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def make_trial(
     chunks: Sequence[tuple[int, int]],
     rng: np.random.Generator,
 ) -> Trial:
-    """Decodes of ``contexts`` keys each, then ``chunks`` of (new tokens, keys in all).
+    """Make a batch of decodes of ``contexts`` keys each, then ``chunks`` (new tokens, all keys).
 
     Rows lie in distinct blocks in random order. Raises ``ValueError`` when the pool is too small.
     """
@@ -74,7 +74,7 @@ def make_trial(
 
 
 def exact(pool: KVPool, layer: int, trial: Trial, window: int = 0) -> Tensor:
-    """What attention gives, in float64 and row by row; stores the new keys and values first.
+    """Compute attention in float64, row by row, after storing the new keys and values.
 
     → [tokens, heads, head_dim] float64 on the pool's device.
     """
@@ -101,6 +101,6 @@ def exact(pool: KVPool, layer: int, trial: Trial, window: int = 0) -> Tensor:
 
 
 def error_of(backend: AttentionBackend, layer: int, trial: Trial, expected: Tensor) -> float:
-    """‖out - expected‖ / ‖expected‖; not a number when the backend gives one that is none."""
+    """‖out - expected‖ / ‖expected‖ of ``backend``; NaN when its results contain one."""
     out = backend.prepare(trial.batch).attend(layer, trial.queries, trial.keys_values)
     return float((out.double() - expected).norm() / expected.norm())

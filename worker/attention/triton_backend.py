@@ -18,15 +18,15 @@ from worker.attention.paged import KVPool, PackedBatch
 from worker.attention.staging import pack_int32, to_device
 
 _DECODE_ROWS: Final = 16
-"""The least that the matrix units multiply."""
+"""The fewest rows that the matrix units multiply."""
 _CHUNK_ROWS: Final = 64
 _EXACT_CHUNK_ROWS: Final = 32
-"""In float32, which has no matrix units to itself: larger tiles spill registers."""
+"""Rows of a chunk's tile in float32, which has no matrix units: larger tiles spill registers."""
 _MAX_SPLITS: Final = 32
 _LEAST_SPLIT_KEYS: Final = 128
-"""A shorter share of the keys is not worth the second pass."""
+"""Fewest keys of a split: a shorter one is not worth the second pass."""
 _CPU_PROGRAMS: Final = 16
-"""Stands for the multiprocessors under the interpreter, so that it splits too."""
+"""Programs to aim at under Triton's interpreter, which has no multiprocessors to count."""
 
 
 class TritonAttention:
@@ -40,7 +40,7 @@ class TritonAttention:
         windows: Sequence[int] = (),
         invariant: bool = False,
     ) -> None:
-        """``windows``: keys that a query of each layer sees, 0 for all; empty for all in all.
+        """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
         ``invariant``: the same tiles and one order of sums for decodes and chunks, whatever the
         batch, so that no result depends on company or on how a prompt was cut (WK-3); slower.
@@ -143,7 +143,7 @@ class TritonAttention:
         )
 
     def run(self, layer: int, step: "TritonStep", queries: Tensor, out: Tensor) -> None:
-        """The step's passes over one layer, whose keys and values are in the pool already."""
+        """Run the step's passes over one layer, whose keys and values are in the pool already."""
         data = self._pool.data
         dim, wide = queries.shape[-1], self._padded_dim >= 256
         for a_pass in step.passes:
@@ -198,7 +198,7 @@ class TritonAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of a step, on the device: int32, as the kernel's arguments of these names."""
+    """The rows of a step: int32 on the device; see ``attend``'s ``table`` and ``row_*``."""
 
     table: Tensor
     tokens: Tensor

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 
-# What differs between batches must not cost a compilation each.
+# An argument that differs between batches must not cost a compilation for each value.
 @triton.jit(do_not_specialize=["table_stride"])
 def attend(
     queries,  # [tokens, heads, head_dim]

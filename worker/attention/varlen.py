@@ -1,7 +1,7 @@
 """Attention by ``torch.nn.attention.varlen.varlen_attn`` over the pool's pages. CUDA only.
 
 Optional: torch before 2.12 has no ``block_table``, and the kernel behind it sets conditions of its
-own (FlashAttention 2 takes pages of 256 tokens only). Whoever wants it tries it first
+own (FlashAttention 2 takes pages of 256 tokens only). It is therefore tried before it is used
 (``worker.attention.trial``).
 """
 
@@ -21,7 +21,7 @@ _NEEDED = frozenset({"window_size", "enable_gqa", "seqused_k", "block_table", "n
 
 
 def varlen_problem() -> str | None:
-    """Why this torch cannot do it, or None when its function takes what is needed."""
+    """Why this torch's ``varlen_attn`` cannot be used, or None when it can."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -33,7 +33,7 @@ def varlen_problem() -> str | None:
 
 
 class VarlenAttention:
-    """See ``AttentionBackend``. Raises ``ImportError`` that says what this torch lacks."""
+    """An ``AttentionBackend``. Raises ``ImportError`` that says what this torch lacks."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class VarlenAttention:
         windows: Sequence[int] = (),
         invariant: bool = False,
     ) -> None:
-        """As ``TritonAttention``; ``invariant`` keeps the keys of a row in one program."""
+        """See ``TritonAttention``; ``invariant`` keeps the keys of a row in one program."""
         problem = varlen_problem()
         if problem is not None:
             raise ImportError(problem)
@@ -81,7 +81,7 @@ class VarlenAttention:
     def decode_step(
         self, slots: Tensor, table: Tensor, contexts: Tensor, most_keys: int
     ) -> "VarlenStep":
-        """As ``TritonAttention.decode_step``."""
+        """See ``TritonAttention.decode_step``."""
         starts = torch.arange(len(contexts) + 1, dtype=torch.int32, device=self._pool.device)
         return VarlenStep(self, _Rows(starts, contexts, table, 1, most_keys), slots)
 
@@ -110,7 +110,7 @@ class VarlenAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """int32: ``starts`` [rows + 1], ``contexts`` [rows], ``table`` [rows, blocks]."""
+    """Rows of a step, int32: ``starts`` [rows + 1], ``contexts`` [rows], ``table`` [rows, n]."""
 
     starts: Tensor
     contexts: Tensor

@@ -35,7 +35,7 @@ class Bisection:
         return bool(self._groups)
 
     def cut(self, plan: Plan) -> Plan:
-        """The rows of the next group that has any in this plan; all of them where none is left."""
+        """The part of ``plan`` in the next group to be tried; all of it if no group is left."""
         while self._groups:
             group = self._groups[-1]
             rows = [row for row in plan.rows if row.request in group]
@@ -48,12 +48,12 @@ class Bisection:
         return plan
 
     def passed(self) -> None:
-        """The rows that ``cut`` gave last were computed."""
+        """Note that the rows that ``cut`` gave last were computed."""
         if self._groups:
             self._groups.pop()
 
     def failed(self, rows: Sequence[Row], error: Exception) -> Request | None:
-        """They failed; the request to end for it, once only one is left."""
+        """Note that these rows failed; returns the request to end for it, once only one is left."""
         self._log(len(rows), error)
         if self._groups:
             self._groups.pop()
@@ -65,7 +65,7 @@ class Bisection:
         return None
 
     def _log(self, rows: int, error: Exception) -> None:
-        """With a traceback once, not for each half."""
+        """Log the failure, with a traceback only the first time, not for each half."""
         what = f"{type(error).__name__}: {error}"
         engine_log.error(
             "step of %d rows failed (%s)%s",

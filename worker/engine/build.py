@@ -1,4 +1,4 @@
-"""From settings to an engine that is ready to start, with its tokenizer and model card."""
+"""Builds an engine that is ready to start, with its tokenizer and model card, from settings."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,7 +51,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
 
 
 def _check(settings: WorkerSettings) -> None:
-    """Raise ``ValueError`` for settings of which one would make another one mean nothing."""
+    """Raise ``ValueError`` for settings of which one makes another meaningless."""
     text_limits(settings.memory_soft_gib, settings.memory_hard_gib)
     if settings.kv_disk_path is not None and not settings.prefix_cache:
         raise ValueError(
@@ -103,7 +103,7 @@ def _build(
     if settings.engine == "torch":
         # A second and more for a large vocabulary, beside the weights.
         compiling = threads.submit(build_compiler, tokenizer.json, config.vocab_size, eos)
-        # Here, so that a synthetic engine starts without torch.
+        # Imported here, so that a synthetic engine starts without torch.
         from worker.runner.build import build_torch_runner
 
         built = build_torch_runner(settings, config, eos, timing)

@@ -1,4 +1,4 @@
-"""What a loaded engine tells of its model."""
+"""Makes the model card of a loaded engine."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from worker.text import Tokenizer
 
 
 class ModelFacts(Protocol):
-    """What a card says of any model's configuration; ``ModelConfig`` is one."""
+    """The part of a model's configuration that its card states; ``ModelConfig`` has it."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -30,7 +30,7 @@ class ModelFacts(Protocol):
 
 
 def end_tokens(path: Path, config: ModelFacts, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """All that end an answer: the model's, and the tokenizer's own (a chat model's end of turn)."""
+    """Ids of all tokens that end an answer: the model's own, and the tokenizer's (end of turn)."""
     own = tokenizer.eos_token_id
     found = config.eos_token_ids
     if own is not None and own not in found:
@@ -50,7 +50,7 @@ def end_tokens(path: Path, config: ModelFacts, tokenizer: Tokenizer) -> tuple[in
 
 
 def sampling_defaults(settings: WorkerSettings) -> SamplingDefaults:
-    """For requests that do not say; logged, since they change what clients get."""
+    """Sampling for requests that state none; logged, since it changes what clients get."""
     if settings.generation_config == "none":
         return SamplingDefaults()
     defaults = read_sampling_defaults(settings.model_path)
@@ -88,8 +88,8 @@ def model_card(
     digests: tuple[str, str],
     grammars: str = "",
 ) -> ModelCard:
-    """``context_tokens`` is what the KV pool allows of the model's own; ``digests`` are hex, of the
-    model and of the engine."""
+    """Make the card. ``context_tokens`` is the model's context as far as the KV pool allows;
+    ``digests`` are those of the model and of the engine, in hex."""
     model_digest, engine_digest = digests
     bos = config.bos_token_id
     facts = device_facts(device)

@@ -1,11 +1,11 @@
-"""What a card tells of the GPU beneath an engine."""
+"""Facts about an engine's GPU, for its card."""
 
 import os
 from typing import NamedTuple
 
 
 class DeviceFacts(NamedTuple):
-    """See the fields of ``ModelCard`` that have these names."""
+    """Facts about a GPU; see the fields of ``ModelCard`` that have these names."""
 
     vram_bytes: int = 0
     compute_capability: str = ""
@@ -13,7 +13,7 @@ class DeviceFacts(NamedTuple):
 
 
 def device_facts(device: str) -> DeviceFacts:
-    """Of the process's current GPU for ``cuda…``, and of no GPU for anything else."""
+    """Facts about the process's current GPU for ``cuda…``; zeros and "" for any other device."""
     if not device.startswith("cuda"):
         return DeviceFacts()
     import torch  # engines without a GPU may do without it
@@ -32,7 +32,7 @@ def device_facts(device: str) -> DeviceFacts:
 def mask_of(index: int, visible: str | None) -> int:
     """The bit of a GPU that is number ``index`` among those of ``CUDA_VISIBLE_DEVICES``.
 
-    0 where that names it by its UUID: which of the host's it is, is not known then.
+    0 where that names the GPU by its UUID: its number on the host is not known then.
     """
     if visible is None:
         return 1 << index

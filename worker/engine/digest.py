@@ -25,7 +25,7 @@ RESULT_CODE: Final = (
 
 
 def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
-    """Hex SHA-256 over that code, and the settings and versions that have a say too."""
+    """Hex SHA-256 over ``RESULT_CODE``, and the settings and versions that have a say too."""
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parent.parent
     for part in RESULT_CODE:
@@ -51,7 +51,7 @@ def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
 
 
 def version_of(package: str) -> str:
-    """Of an installed package; ``unknown`` in a checkout that was not installed."""
+    """Version of an installed package; ``unknown`` in a checkout that was not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

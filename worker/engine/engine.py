@@ -8,7 +8,7 @@
                     │ expire → take commands → pause → schedule → execute → apply      │ ─▶ sink
                     └──────────────────────────── one step ────────────────────────────┘
 
-What a request that has ended holds is freed when the last step that was launched with it is read.
+A request that has ended is freed when the last step that was launched with it has been read.
 """
 
 import math
@@ -68,13 +68,14 @@ from worker.scheduler.request import Request, make_request
 from worker.scheduler.scheduler import Scheduler
 
 IDLE_CHECK_S = 1.0
-"""Idle for so long, the engine checks the scheduler's integrity: no job waits for it then."""
+"""Idle seconds after which the scheduler's integrity is checked: no job waits for it then."""
 STALLED_S = 0.005
-"""How often deadlines are checked while all requests wait for blocks to be loaded."""
+"""Seconds between checks of deadlines while requests wait for blocks to be loaded."""
 PAUSED_S = 0.1
-"""And while all requests are paused, unless a deadline is nearer."""
+"""Seconds between checks while no request can be computed, unless a deadline is nearer."""
 STATS_AGE_S = 0.02
-"""A snapshot of the state costs as much as several rows of a step, and few are ever read."""
+"""Age in seconds at which statistics are renewed: a snapshot costs as much as several rows of a
+step, and few are ever read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Engine:
         self._tier: Tier = tier or NoTier()
         self._step_time = scheduler.step_time
         self._deferred: dict[Request, EndReason] = {}
-        """How those end that a launched step still has a row of."""
+        """End reasons of requests that have ended, but of which a launched step still has a row."""
         self._expiry = ExpiryCheck(clock, self._step_time, int(self.executor.launcher is not None))
         self._inbox: deque[Request] = deque()
         self._wake = threading.Condition()
@@ -124,18 +125,18 @@ class Engine:
         self._has_failed = False
         self._step_began_at: float | None = None
         self._stalled = False
-        """There are requests, but none can be computed until one is loaded or resumed."""
+        """Whether there are requests, but none can be computed until one is loaded or resumed."""
         self._pauses = Pauses(scheduler)
         self._compiled = False
-        """A grammar became ready since the latest look."""
+        """Whether a grammar became ready since the latest look."""
         self._aborted = False
-        """A job was aborted since the latest check."""
+        """Whether a job was aborted since the latest check."""
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
         self._kv_events = KvEventQueue(scheduler.pool)
         self._totals = Totals()
         self._stats_due = False
-        """Something began or ended since the latest snapshot, which was made ``_stats_at``."""
+        """Whether something began or ended since the latest snapshot, made at ``_stats_at``."""
         self._stats_at = -math.inf
         self._tier.attach(self._notify)
         self._stats = self._snapshot()
@@ -151,7 +152,7 @@ class Engine:
         self._thread.start()
 
     def connect(self, sink: EventSink) -> None:
-        """Have events that need not wait for a step go to ``sink`` at once; ``start`` does."""
+        """Send events that need not wait for a step to ``sink`` at once; ``start`` calls this."""
         self._sink = sink
 
     def submit(self, job: Job) -> None:
@@ -186,11 +187,11 @@ class Engine:
                 self._wake.notify()
 
     def pause(self, job: Job) -> None:
-        """Have a job stand still after the step under way, its KV kept. Idempotent."""
+        """Pause a job after the step under way; its KV is kept. Idempotent."""
         self._request_pause(job, True)
 
     def resume(self, job: Job) -> None:
-        """Have a paused job go on, before any that waits to start. Idempotent."""
+        """Let a paused job go on, before any that waits to start. Idempotent."""
         self._request_pause(job, False)
 
     def _request_pause(self, job: Job, wanted: bool) -> None:
@@ -201,8 +202,8 @@ class Engine:
                 self._wake.notify()
 
     def stats(self) -> WorkerStats:
-        """The state after a step, ``STATS_AGE_S`` old at most; never older than an end that was
-        told. After the latest step where the engine has no thread of its own."""
+        """The state after a step: at most ``STATS_AGE_S`` old, and never older than a published
+        end; that of the latest step where the engine has no thread of its own."""
         if self._thread is None:
             self._stats = self._snapshot()
         return self._stats
@@ -226,7 +227,7 @@ class Engine:
         return StepUnderWay(began_at, self._step_time.slow_step_s(most_tokens))
 
     def stop(self) -> None:
-        """Abort what runs, release everything, end the thread. Idempotent."""
+        """Abort all jobs, release everything, end the thread. Idempotent."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -254,7 +255,7 @@ class Engine:
             self._shut_down()
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there is a job; False when it is time to stop."""
+        """Sleep until there is work or news; False when it is time to stop."""
         with self._wake:
             idle_s = self.idle_s()
             if idle_s == math.inf:
@@ -269,7 +270,7 @@ class Engine:
             return not self._stopping
 
     def idle_s(self) -> float:
-        """How long no step is needed, unless there is news: 0 while something can be computed."""
+        """Seconds for which no step is needed unless there is news; 0 while one can be computed."""
         if not self.scheduler.has_work:
             return math.inf
         return self._patience_s() if self._stalled else 0.0
@@ -285,7 +286,7 @@ class Engine:
         )
 
     def _patience_s(self) -> float:
-        """How long to sleep while nothing can be computed and no command comes."""
+        """Seconds to sleep while nothing can be computed and no command comes."""
         waiting, paused = self.scheduler.waiting, self.scheduler.paused
         if any(request.loading for request in waiting):
             return STALLED_S
@@ -294,7 +295,7 @@ class Engine:
         return max(STALLED_S, min(PAUSED_S, left_s))
 
     def _one_is_compiled(self) -> None:
-        """On any thread."""
+        """Note that a grammar is ready, and wake the engine. Any thread."""
         with self._wake:
             self._compiled = True
             self._wake.notify()
@@ -304,7 +305,7 @@ class Engine:
             self._wake.notify()
 
     def step(self) -> list[Event]:
-        """Do one step; the events that were not published during it, per job in order."""
+        """Do one step; returns the events not yet published during it, in order for each job."""
         events: list[Event] = []
         now = self._clock()
         self._aborted = False
@@ -365,13 +366,13 @@ class Engine:
                 events.append(self._record(request, refusal))
                 continue
             if request.compiling:
-                # It may have been ready already at a look that did not see it here.
+                # Its grammar may have become ready before the request could be found here.
                 self._compiled = True
             if request.job.pause_requested:
                 self._pauses.ask()
 
     def _take_compiled(self, events: list[Event]) -> None:
-        """Have those start whose grammars are ready, and those end whose grammars are none."""
+        """Let requests start whose grammars are ready, and end those whose grammars are invalid."""
         self._compiled = False
         for request in [one for one in self.scheduler.waiting if one.compiling]:
             constraint = request.job.constraint
@@ -411,7 +412,7 @@ class Engine:
         """Count and publish the new tokens, except those of jobs that were to stop meanwhile."""
         now = self._clock()
         book = self.scheduler.confirm if done.was_launched else self.scheduler.advance
-        # For each row of each step: what does not change is looked up once.
+        # This loop runs for each row of each step: what does not change is looked up once.
         logprobs = done.result.logprobs or [None] * len(plan.rows)
         deferred, tokens = self._deferred, 0
         for index in done.result.not_finite:
@@ -428,7 +429,7 @@ class Engine:
                 self._end_late(row, len(ids), now, done, events)
                 continue
             if job.constraint is not None and job.constraint.error:
-                # No mask could be made for it: what was drawn is not what it asked for.
+                # No mask could be made, so that the token drawn may break the grammar.
                 if done.was_launched:
                     self.scheduler.discard(row)
                 self._finish(request, grammar_failed(job.constraint.error), events)
@@ -463,7 +464,7 @@ class Engine:
         self._totals.tokens += tokens
 
     def _spoil(self, request: Request) -> None:
-        """Have a request end whose numbers are not finite, and nobody read what it computed."""
+        """Have a request end whose numbers are not finite, and nobody read its blocks."""
         if not request.spoilt:
             engine_log.error(NOT_FINITE_LOG, request.computed)
             self._totals.not_finite += 1
@@ -478,7 +479,7 @@ class Engine:
         now: float,
         events: list[Event],
     ) -> None:
-        """Publish what jobs have read of their prompts, but for those that were to stop."""
+        """Publish prompt log-probabilities, except those of jobs that were to stop."""
         for index, read in prompts.items():
             request = plan.rows[index].request
             job = request.job
@@ -499,7 +500,7 @@ class Engine:
         self._finish(request, why, events)
 
     def _publish_early(self, events: list[Event]) -> None:
-        """Ends and pauses need not wait for a step of others."""
+        """Publish events before the step: ends and pauses need not wait for a step of others."""
         if events and self._sink is not None:
             # Whoever hears of an end must not count its job by older statistics.
             self._stats = self._snapshot()
@@ -536,7 +537,7 @@ class Engine:
         return finished(request, end_reason, self._clock())
 
     def _shut_down(self) -> None:
-        """End every job that is left and release the runner. Idempotent."""
+        """End all remaining jobs and release the runner. Idempotent."""
         with self._wake:
             self._stopped = True
             inbox = list(self._inbox)
@@ -553,7 +554,8 @@ class Engine:
             engine_log.exception("jobs could not be released; their process must end")
             self._has_failed = True
         if self._has_failed:
-            # Books and device are in no known state: whoever waits is told, and nothing released.
+            # The state of scheduler and device is unknown: all who wait are told, nothing is
+            # released.
             told = {event.job for event in events}
             for request in left:
                 if request.job not in told:

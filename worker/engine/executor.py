@@ -1,4 +1,4 @@
-"""Has planned steps computed, one after the other or one ahead, and in parts where one fails.
+"""Runs planned steps, one after the other or one ahead, and in parts where one fails.
 
 With overlap a step is launched before the one before it is read, so that the device never waits
 for the engine::
@@ -25,7 +25,7 @@ from worker.scheduler.scheduler import Scheduler
 
 @dataclass(slots=True)
 class Executed:
-    """What came of a step; of the one before it, with overlap.
+    """The outcome of a step or, with overlap, of the step before it.
 
     ``plan`` is what was computed, perhaps less than planned, in ``duration_s``.
     """
@@ -34,13 +34,13 @@ class Executed:
     result: StepResult = field(default_factory=lambda: StepResult([]))
     duration_s: float = 0.0
     was_launched: bool = False
-    """The scheduler knows of its rows: they are to be confirmed or discarded."""
+    """Whether the scheduler counts the rows as launched: they must be confirmed or discarded."""
     failed: dict[Request, EndReason | None] = field(default_factory=dict)
-    """Requests that were not computed; without a reason they are planned again."""
+    """Requests that were not computed, with the reason to end; None: they are planned again."""
 
 
 class Executor:
-    """Between scheduler and runner. Used by the engine's thread."""
+    """Runs the scheduler's plans on the runner. Used by the engine's thread."""
 
     def __init__(
         self,
@@ -55,15 +55,15 @@ class Executor:
         self._scheduler = scheduler
         self.runner = runner
         self.launcher = runner if overlap and isinstance(runner, OverlappingRunner) else None
-        """None to compute each step at once."""
+        """The runner, if it is to compute one step ahead; None: each step is computed at once."""
         self._memory = memory
         self._clock = clock
         self._bisection = Bisection()
         self._in_flight: StepInFlight | None = None
-        """The step that was launched and not read yet."""
+        """The step that was launched and has not been read yet."""
         self._collected_at = 0.0
         self._launch_failed = False
-        """The next step is computed without overlap."""
+        """Whether the next step is computed without overlap."""
 
     @property
     def in_flight(self) -> frozenset[Request]:
@@ -76,7 +76,7 @@ class Executor:
         return 0.0 if self.launcher is None else self.launcher.stream_utilization
 
     def run(self, plan: Plan | None) -> Executed | None:
-        """Compute what fits of ``plan``, or launch it and read the step before; None: neither.
+        """Compute what fits of ``plan``, or launch it and read the step before; None if idle.
 
         Raises ``DeviceLost``: no request is to blame, and none can go on here.
         """
@@ -141,7 +141,7 @@ class Executor:
         except DeviceLost:
             raise
         except Exception as error:
-            # The step launched after it had its tokens as inputs.
+            # The step launched after it has taken its tokens as inputs.
             after, self._in_flight = self._in_flight, None
             rows = step.plan.rows + (after.plan.rows if after is not None else [])
             for row in reversed(rows):
@@ -153,7 +153,7 @@ class Executor:
         return Executed(step.plan, result, duration_s, was_launched=True)
 
     def _failed(self, rows: Sequence[Row], error: Exception) -> Executed:
-        """The request that failed a step by itself ends; else the rows are tried in halves."""
+        """End the request if it failed a step alone; else have the rows tried in halves."""
         guilty = self._bisection.failed(rows, error)
         requests = dict.fromkeys(row.request for row in rows)
         return Executed(

@@ -21,20 +21,20 @@ class ExpiryCheck:
     """Finds requests that must stop. A check is a flag and a float compare, no call."""
 
     def __init__(self, clock: Clock, step_time: StepTime, steps_in_flight: int = 0) -> None:
-        """``steps_in_flight`` have been launched, and not read, at each check."""
+        """``steps_in_flight``: steps launched but not yet read at the time of each check."""
         self._steps_in_flight = steps_in_flight
         self._clock = clock
         self._step_time = step_time
         self._checks = 0
         self.check_us = 0.0
-        """Sampled cost of a check per request, moving average (DL-13)."""
+        """Sampled cost of a check per request in µs, a moving average (DL-13)."""
 
     def expired(
         self, running: Sequence[Request], now: float, prompt_tokens: Callable[[], int]
     ) -> list[Request]:
         """Running requests that must stop before the next step.
 
-        That may carry up to ``prompt_tokens()`` of prompts, which is asked only where it matters.
+        That step may carry up to ``prompt_tokens()`` of prompts; called only where it matters.
         """
         self._checks += 1
         if not running or self._checks % _SAMPLE_EVERY != 1:
@@ -93,7 +93,7 @@ class ExpiryCheck:
 
 
 def _is_spared(request: Request, now: float) -> bool:
-    """Whether one that is certain to miss goes on all the same, to see if that is so (DL-17)."""
+    """Whether a request that is certain to miss goes on all the same, to test that (DL-17)."""
     job = request.job
     if not job.keeps_on or job.abort is not None or request.ends_cleanly or now >= job.deadline:
         return False

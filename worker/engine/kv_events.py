@@ -10,18 +10,18 @@ from worker.protocol import KvReport
 from worker.scheduler.block_pool import BlockPool
 
 MAX_BACKLOG = 256
-"""Reports that may wait; beyond that a full one takes their place."""
+"""Most reports that may wait; beyond that a full report takes their place."""
 
 
 class KvEventQueue:
-    """``publish`` on the engine's thread, ``take`` on the reader's."""
+    """A queue of cache changes: ``publish`` on the engine's thread, ``take`` on the reader's."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._reports: deque[KvReport] = deque()
 
     def publish(self) -> None:
-        """Put down what has changed since the last call."""
+        """Queue what has changed in the prefix cache since the last call."""
         report = self._pool.take_changes()
         if report is None:
             return
@@ -31,7 +31,7 @@ class KvEventQueue:
         self._reports.append(report)
 
     def take(self) -> list[KvReport]:
-        """What was put down since the last call, in order."""
+        """The reports published since the last call, in order."""
         reports = []
         try:
             while self._reports:

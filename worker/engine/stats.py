@@ -1,4 +1,4 @@
-"""What the engine has counted since it was built, and its state as one snapshot."""
+"""The engine's counters since it was built, and its state as one snapshot."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from worker.scheduler.scheduler import Scheduler
 
 @dataclass(slots=True)
 class Totals:
-    """Counted by the engine's thread. ``busy_s`` is the time spent in ``steps``."""
+    """Counters of the engine's thread. ``busy_s`` is the time spent in ``steps``."""
 
     jobs: int = 0
     tokens: int = 0
@@ -18,9 +18,9 @@ class Totals:
     steps: int = 0
     busy_s: float = 0.0
     prompt_tokens: int = 0
-    """Computed, not those found in the cache."""
+    """Prompt tokens computed, without those found in the cache."""
     not_finite: int = 0
-    """Jobs that ended for it."""
+    """Jobs that ended because their numbers were not finite."""
 
 
 def snapshot(

@@ -1,10 +1,10 @@
-"""Which engine runs the model: our own, or one that others wrote, behind the same surface.
+"""Loads the engine that runs the model: our own, or a third-party one behind the same surface.
 
 ``load_engine`` is what the Triton model calls. Each engine but our own lives in a package here that
 has ``build_engine(settings, clock)``, and is imported only when it is asked for: what it needs is
 an optional extra.
 
-- ``backend``  what such an engine has to do: batch, compute, sample
+- ``backend``  what a third-party engine has to do: batch, compute, sample
 - ``stepped``  what is done for it: deadlines, aborts, order, accounts; ``needs``, ``stats``
 """
 

@@ -1,4 +1,4 @@
-"""What an engine that others wrote has to do for ``SteppedEngine``, which does all the rest.
+"""What a third-party engine has to do for ``SteppedEngine``, which does all the rest.
 
 A backend batches, computes and samples. Deadlines, aborts, accounts and the order in which jobs
 start are not its to know: ``SteppedEngine`` looks at them between two steps, and tells it which
@@ -16,24 +16,24 @@ from worker.scheduler.end_reason import NOT_FINITE
 
 @dataclass(slots=True)
 class Produced:
-    """What one step made of one job. ``ids`` holds the end token, where one ended it."""
+    """What one step produced for one job. ``ids`` includes the end token, where one ended it."""
 
     handle: int
     ids: Sequence[int] = ()
     logprobs: list[TokenLogprob] | None = None
-    """Parallel to ``ids``, where the job asks for them."""
+    """Log-probabilities parallel to ``ids``, where the job asks for them."""
     prompt: PromptLogprobs | None = None
     end: FinishReason | None = None
-    """``STOP`` or ``LENGTH`` where the backend's own rules ended it, ``ERROR`` where it failed."""
+    """``STOP`` or ``LENGTH`` if the backend's own rules ended the job, ``ERROR`` if it failed."""
     code: Code | None = None
-    """With ``ERROR``: why, and ``message`` for people."""
+    """Why the job failed, with ``ERROR``; ``message`` says it to people."""
     message: str = ""
     cached_tokens: int = 0
-    """Prompt tokens that it found computed; with a job's first tokens."""
+    """Prompt tokens found computed already; stated with a job's first tokens."""
 
 
 def not_finite(handle: int) -> Produced:
-    """A job's logits were NaN or infinite; it has been given up, and its KV with it."""
+    """The result of a job whose logits were NaN or infinite; it and its KV have been given up."""
     end = NOT_FINITE
     return Produced(handle, end=end.reason, code=end.code, message=end.message)
 
@@ -51,27 +51,27 @@ class BackendLoad:
     missed_blocks_total: int = 0
     evicted_blocks_total: int = 0
     prompt_tokens_total: int = 0
-    """Computed, not those found in the cache."""
+    """Prompt tokens computed, without those found in the cache."""
 
 
 class Backend(Protocol):
-    """Everything but ``interrupt`` is called on the engine's thread only, between two steps."""
+    """A third-party engine; all but ``interrupt`` is called on its thread only, between steps."""
 
     def add(self, handle: int, job: Job, max_tokens: int) -> None:
-        """Take a job up: at most ``max_tokens`` tokens, prompt and all within the context.
+        """Accept a job of at most ``max_tokens`` new tokens; with its prompt it fits the context.
 
-        Raises ``RequestError`` for what it cannot do; the job is not there then.
+        Raises ``RequestError`` for what the backend cannot do; it has not accepted the job then.
         """
 
     def abort(self, handles: Collection[int]) -> None:
-        """Give jobs up. Nothing of them is produced from here on; their blocks are free at the
-        latest when the next ``step`` returns. Unknown handles are ignored."""
+        """Give jobs up. They produce nothing from here on; their blocks are free at the latest when
+        the next ``step`` returns. Unknown handles are ignored."""
 
     def step(self, wait_s: float) -> Sequence[Produced]:
-        """Let at most one engine step happen, and say what came of it.
+        """Do at most one engine step, and return what it produced.
 
-        Empty after ``wait_s`` without one. Raises what makes it unusable for good, ``DeviceLost``
-        among others.
+        Empty after ``wait_s`` without a step. Raises what makes the backend unusable for good,
+        ``DeviceLost`` among others.
         """
 
     def interrupt(self) -> None:
@@ -79,7 +79,7 @@ class Backend(Protocol):
         if none waits. May do nothing where ``step`` computes by itself."""
 
     def load(self) -> BackendLoad:
-        """How full it is; asked several times a step."""
+        """How full the backend is; asked several times a step."""
 
     def close(self) -> None:
         """Release everything. Idempotent."""

@@ -1,4 +1,4 @@
-"""What a job needs of an engine that others wrote, held against what that lacks."""
+"""Compares what a job needs with what a third-party engine lacks."""
 
 from collections.abc import Collection
 
@@ -9,8 +9,7 @@ from worker.scheduler.refusal import refused
 
 
 def lacking(job: Job, lacks: Collection[Feature]) -> EndReason | None:
-    """Why a job cannot be had here; None if it can. Orchestrators place it
-    elsewhere before."""
+    """Why this engine cannot run a job, or None. Orchestrators avoid such engines beforehand."""
     needed = features_of(job.sampling)
     if job.constraint is not None:
         needed.append(Feature.GRAMMAR)

@@ -1,4 +1,4 @@
-"""What has been counted of a backend, and its state as one snapshot."""
+"""Counters of a third-party engine's backend, and its state as one snapshot."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,12 +9,12 @@ from worker.protocol import WorkerStats
 from worker.scheduler.step_time import StepTime
 
 NO_LOAD: Final = BackendLoad(0, 0, 0, 0)
-"""Of a backend that was closed."""
+"""Load of a backend that was closed."""
 
 
 @dataclass(slots=True)
 class BackendTotals(Totals):
-    """``cached_tokens`` of prompts were found computed."""
+    """Totals, with ``cached_tokens``: prompt tokens that were found computed already."""
 
     cached_tokens: int = 0
 

@@ -1,4 +1,4 @@
-"""``SteppedEngine``: deadlines, aborts and accounts for an engine that others wrote.
+"""``SteppedEngine``: deadlines, aborts and accounts for a third-party engine.
 
 ::
 
@@ -12,8 +12,8 @@
        │                  └──abort──▶ leaving ──the next step──────▶ ended
        └──────────────────────abort, deadline──────────────────────▶ ended
 
-A job that leaves keeps its place until its blocks are free, which a backend may owe until its next
-step returns; none is told of as ended before.
+A job that leaves keeps its place until its blocks are free, which with some backends is when the
+next step returns; its end is not published before.
 """
 
 import itertools
@@ -63,7 +63,7 @@ from worker.scheduler.request import Request, make_request
 from worker.scheduler.step_time import StepTime
 
 MOST_WAIT_S: Final = 0.1
-"""So long a backend may wait for a step of its own, unless a deadline is nearer."""
+"""Longest time in seconds that a backend may wait for work, unless a deadline is nearer."""
 LEAST_WAIT_S: Final = 0.001
 STATS_AGE_S: Final = 0.02
 _ANY_TOKEN: Final = 2**31
@@ -77,24 +77,23 @@ class SteppedConfig:
     """Limits; the names are those of ``WorkerSettings`` and ``ModelCard``."""
 
     context_tokens: int
-    """The most tokens that one job can have: the model's context, or what the backend's memory
-    holds of it."""
+    """Most tokens of one job: the model's context, or what the backend's memory holds of it."""
     max_running: int
     max_waiting: int
     min_start_s: float
     eos_token_ids: Collection[int] = ()
     vocab_size: int = _ANY_TOKEN
     full_context_tokens: int = 0
-    """The model's own context, where ``context_tokens`` is less."""
+    """The model's own context in tokens, where ``context_tokens`` is less."""
     max_step_tokens: int = 512
     lacks: Collection[Feature] = ()
-    """A job that needs one of these is refused."""
+    """Features that the engine lacks: a job that needs one is refused."""
     frees_at_once: bool = False
-    """What ``Backend.abort`` gave up is free when that returns, not only after the next step."""
+    """Whether ``Backend.abort`` frees a job's memory at once, not only after the next step."""
 
     @property
     def limits(self) -> Limits:
-        """What is refused."""
+        """The limits beyond which a job is refused."""
         return Limits(
             self.context_tokens,
             max(self.context_tokens, self.full_context_tokens),
@@ -105,11 +104,11 @@ class SteppedConfig:
 
 
 class SteppedEngine:
-    """An ``EngineService`` over any ``Backend``, which it starts jobs on, least slack first.
+    """An ``EngineService`` over any ``Backend``, on which it starts jobs, least slack first.
 
     ``start`` runs it on a thread of its own; tests call ``step`` instead. ``kv_reports`` tells what
-    entered and left a backend's prefix cache since the last call. Jobs stand still for nobody:
-    ``pause`` is ignored, and the card must not say ``can_pause``.
+    entered and left a backend's prefix cache since the last call. Jobs cannot be paused: ``pause``
+    is ignored, and the card must not say ``can_pause``.
     """
 
     def __init__(
@@ -131,13 +130,13 @@ class SteppedEngine:
         self._waiting: list[Request] = []  # least slack first
         self._running: dict[int, Request] = {}
         self._leaving: dict[Request, EndReason] = {}
-        """Given up, and perhaps still in the backend's memory."""
+        """Jobs given up that may still be in the backend's memory, with their end reasons."""
         self._step_time = StepTime()
         self._expiry = ExpiryCheck(clock, self._step_time, int(not config.frees_at_once))
         self._entered_at: float | None = None
-        """When the engine's thread began what it is at; None between two steps."""
+        """When the engine's thread began its current step, on the clock; None between two steps."""
         self._step_began: float | None = None
-        """When the backend's step began; None while it has nothing to do."""
+        """When the backend's step began, on the clock; None while it has nothing to do."""
         self._prompt_tokens_seen = 0
         self._totals = BackendTotals()
         self._inbox: deque[Request] = deque()
@@ -146,11 +145,11 @@ class SteppedEngine:
         self._stopped = False
         self._has_failed = False
         self._news = False
-        """Something was submitted, aborted or compiled since the latest look."""
+        """Whether something was submitted, aborted or compiled since the latest look."""
         self._thread: threading.Thread | None = None
         self._sink: EventSink | None = None
         self._events: list[Event] = []
-        """Not told yet, per job in order."""
+        """Events not published yet, in order for each job."""
         self._stats_at = -math.inf
         self._stats_due = False
         self._stats = self._snapshot()
@@ -166,7 +165,7 @@ class SteppedEngine:
         self._thread.start()
 
     def connect(self, sink: EventSink) -> None:
-        """Have events that need not wait for a step go to ``sink`` at once; ``start`` does."""
+        """Send events that need not wait for a step to ``sink`` at once; ``start`` calls this."""
         self._sink = sink
 
     def submit(self, job: Job) -> None:
@@ -195,14 +194,14 @@ class SteppedEngine:
         self._tell()
 
     def pause(self, job: Job) -> None:
-        """Ignored."""
+        """Do nothing: this engine's jobs cannot be paused."""
 
     def resume(self, job: Job) -> None:
-        """Ignored."""
+        """Do nothing: this engine's jobs cannot be paused."""
 
     def stats(self) -> WorkerStats:
-        """The state after a step, ``STATS_AGE_S`` old at most while there is work; never older than
-        an end that was told."""
+        """The state after a step: at most ``STATS_AGE_S`` old while there is work, and never older
+        than a published end."""
         return self._stats
 
     def kv_reports(self) -> list[KvReport]:
@@ -220,13 +219,13 @@ class SteppedEngine:
         entered_at = self._entered_at
         if entered_at is None:
             return None
-        # Of one copy: the engine's thread changes the other. Some backends read whole prompts in
-        # one step, whatever the configuration says.
+        # Summed over a copy, since the engine's thread changes the original. Some backends read
+        # whole prompts in one step, whatever the configuration says.
         tokens = sum(one.prompt_tokens for one in list(self._running.values()))
         return StepUnderWay(entered_at, self._step_time.slow_step_s(tokens))
 
     def stop(self) -> None:
-        """Abort what runs, release everything, end the thread. Idempotent."""
+        """Abort all jobs, release everything, end the thread. Idempotent."""
         self._stopping = True
         self._tell()
         if self._thread is None:
@@ -235,7 +234,7 @@ class SteppedEngine:
             self._thread.join()
 
     def _tell(self) -> None:
-        """There is news: neither sleep nor a long wait in the backend for what runs."""
+        """Announce news: wakes the engine's thread, and the backend if its step waits."""
         with self._wake:
             self._news = True
             self._wake.notify()
@@ -270,11 +269,11 @@ class SteppedEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any job is here that has not ended."""
+        """Whether any job has not ended yet."""
         return bool(self._inbox or self._waiting or self._running or self._leaving)
 
     def step(self) -> list[Event]:
-        """Do at most one step; the events that were not published during it, per job in order."""
+        """Do at most one step; returns the events not yet published, in order for each job."""
         self._news = False
         now = self._clock()
         self._take_commands(now)
@@ -307,7 +306,8 @@ class SteppedEngine:
             if refusal is not None:
                 self._told(request, refusal)
                 continue
-            # One that only reads its prompt makes a token all the same, which nobody is told of.
+            # A job that only reads its prompt generates a token all the same, which is not
+            # published.
             wanted = request.prompt_tokens + max(1, job.sampling.max_tokens)
             request.limit_tokens = min(wanted, self._limits.capacity_tokens)
             room = request.limit_tokens - request.prompt_tokens
@@ -317,7 +317,7 @@ class SteppedEngine:
             self._stats_due = True
 
     def _take_compiled(self) -> None:
-        """Have those start whose grammars are ready, and those end whose grammars are none."""
+        """Let requests start whose grammars are ready, and end those whose grammars are invalid."""
         for request in [one for one in self._waiting if one.compiling]:
             constraint = request.job.constraint
             if constraint is not None and constraint.is_ready:
@@ -339,7 +339,7 @@ class SteppedEngine:
             self._drop(request, TOO_LATE_TO_START)
 
     def _next_prompt_tokens(self) -> int:
-        """The most that the next step may carry of prompts, as far as can be told from here."""
+        """Most prompt tokens that the next step may carry, as far as is known here."""
         begun = [one for one in self._running.values() if one.first_token_at is None]
         tokens = sum(one.prompt_tokens for one in itertools.chain(begun, self._waiting))
         return min(tokens, self._config.max_step_tokens)
@@ -355,8 +355,8 @@ class SteppedEngine:
                 self._drop(request, refused(error.code, str(error)))
                 continue
             except Exception as error:
-                # One job that an engine cannot stomach is no reason to end those of others. The
-                # message is not logged: it may hold what the job is made of.
+                # One job that breaks the engine's ``add`` is no reason to end those of others. The
+                # message is not logged, since it may quote the job.
                 at, what = extract_tb(error.__traceback__)[-1], type(error).__name__
                 where = f"{at.filename}:{at.lineno}"
                 engine_log.error("the engine could not take up a job: %s at %s", what, where)
@@ -373,7 +373,7 @@ class SteppedEngine:
             self._events.append(JobStarted(job, (request.started_at - request.submitted_at) * 1e3))
 
     def _compute(self) -> None:
-        """One step of the backend, and what came of it."""
+        """Have the backend do one step, and apply its results."""
         if self._step_began is None:
             self._step_began = self._clock()
             self._prompt_tokens_seen = self._backend.load().prompt_tokens_total
@@ -393,7 +393,7 @@ class SteppedEngine:
             self._step_began = None
 
     def _patience_s(self) -> float:
-        """Until the next deadline; no longer than ``MOST_WAIT_S``."""
+        """Seconds until the next deadline, ``LEAST_WAIT_S`` to ``MOST_WAIT_S``."""
         now = self._clock()
         slow_s = self._step_time.slow_step_s(0)
         nearest = now + MOST_WAIT_S
@@ -415,7 +415,7 @@ class SteppedEngine:
         self._totals.prompt_tokens += prompt_tokens
 
     def _apply(self, made: Produced, request: Request, now: float) -> None:
-        """Count and tell what a step made of a job, unless that was to stop meanwhile."""
+        """Count and publish a step's results for a job, unless the job was to stop meanwhile."""
         job = request.job
         if job.abort is not None or now >= job.deadline:
             why = self._expiry.end_reason(request, now)
@@ -456,7 +456,7 @@ class SteppedEngine:
     # ── endings ──────────────────────────────────────────────────────────────────────────────
 
     def _end(self, made: Produced, request: Request, why: EndReason) -> None:
-        """End a job after a step: at once where the backend has, too."""
+        """End a job after a step: at once where the backend itself has ended it."""
         if made.end is None:
             self._give_up({request: why})
         else:
@@ -479,7 +479,7 @@ class SteppedEngine:
         self._told(request, why)
 
     def _told(self, request: Request, why: EndReason) -> None:
-        """The last event of a job that is nowhere any more."""
+        """Queue the last event of a job that is held nowhere any more."""
         self._stats_due = True
         self._events.append(self._record(request, why))
 
@@ -489,7 +489,7 @@ class SteppedEngine:
         return finished(request, why, self._clock())
 
     def _shut_down(self) -> None:
-        """End every job that is left and release the backend. Idempotent."""
+        """End all remaining jobs and release the backend. Idempotent."""
         with self._wake:
             if self._stopped:
                 return
@@ -545,7 +545,7 @@ def _queue_order(request: Request) -> tuple[float, float]:
 
 
 def _own_end(made: Produced) -> EndReason | None:
-    """Why the backend ended a job by itself."""
+    """Why the backend ended a job by its own rules; None if it did not."""
     match made.end:
         case None:
             return None

@@ -1,7 +1,7 @@
-"""Has the text of a job match a grammar: a mask over the vocabulary for each of its tokens.
+"""Makes a job's text match a grammar: by a mask over the vocabulary for each of its tokens.
 
-- ``compiler``    grammars to matchers, on threads of its own, the latest kept
-- ``constraint``  how far the text of one job has come
+- ``compiler``    compiles grammars to matchers, on threads of its own; keeps the latest
+- ``constraint``  a grammar with the progress of one job's text in it
 - ``masks``       the masks of a step's rows, made while the model computes
 
 ::

@@ -1,4 +1,4 @@
-"""Grammars to matchers, on threads of their own; the latest are kept."""
+"""Compiles grammars to matchers, on threads of its own, and keeps the latest."""
 
 import threading
 from collections import OrderedDict
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _KEPT: Final = 64
-"""Grammars. Each keeps what it has learnt of the vocabulary: next to nothing, at worst 50 MB."""
+"""Grammars kept. Each caches what it learns of the vocabulary: next to nothing, at worst 50 MB."""
 _KEPT_BYTES: Final = 2 * 2**20
-"""Of their texts together: what has a long text tends to have learnt much."""
+"""Total length of the texts of grammars kept: those with long texts tend to cache much."""
 _THREADS: Final = 2
-"""One that takes long does not keep all others waiting."""
+"""Threads that compile, so that one slow grammar does not keep all others waiting."""
 
 
 class GrammarCompiler:
-    """Of one model's vocabulary. Used by any thread."""
+    """Compiles grammars for one model's vocabulary. Used by any thread."""
 
     def __init__(self, tokenizer: "LLTokenizer", vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -36,8 +36,9 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(_THREADS, "tidegate-grammars")
 
     def constraint(self, grammar: Grammar, begun: Sequence[int] = ()) -> Constraint:
-        """For a job of which ``begun`` was generated elsewhere. It is ready at once where the
-        grammar is known. Raises ``InvalidGrammar`` for what needs no compiler to be refused."""
+        """A ``Constraint`` for a job whose tokens ``begun`` were generated elsewhere; ready at once
+        where the grammar is known and nothing was begun. Raises ``InvalidGrammar`` for what is
+        refused without compiling."""
         grammar.check()
         constraint = Constraint()
         with self._lock:
@@ -51,7 +52,7 @@ class GrammarCompiler:
         return constraint
 
     def close(self) -> None:
-        """End the threads; what still waits for them is never ready. Idempotent."""
+        """End the threads; constraints that still wait never become ready. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, constraint: Constraint, grammar: Grammar, begun: list[int]) -> None:
@@ -62,7 +63,7 @@ class GrammarCompiler:
         except InvalidGrammar as error:
             constraint.resolve(None, str(error))
         except Exception as error:
-            # Not its message, which may hold the client's words.
+            # The message is not logged, since it may hold the client's words.
             model_log.error("a grammar failed to compile (%s)", type(error).__name__)
             constraint.resolve(None, "the grammar cannot be compiled")
 
@@ -77,7 +78,7 @@ class GrammarCompiler:
             )
             _require(known)
             first = known.deep_copy()
-            # What is too much for one step shows here, and what is learnt serves all that follow.
+            # A grammar too costly for one step shows here, and the mask's cache serves later ones.
             mask = np.zeros(self._words, np.uint32)
             first.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             _require(first)
@@ -101,7 +102,7 @@ class GrammarCompiler:
 def build_compiler(
     tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]
 ) -> GrammarCompiler | None:
-    """None, and a line in the log, where this installation or this model cannot have grammars."""
+    """A ``GrammarCompiler``, or None (and a line in the log) where grammars are impossible here."""
     if not library_version():
         model_log.info("no structured output: llguidance is not installed")
         return None

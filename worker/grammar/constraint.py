@@ -1,4 +1,4 @@
-"""How far the text of one job has come in its grammar."""
+"""A grammar with the progress of one job's text in it."""
 
 import threading
 import time
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 
 LONG_MASK_S: Final = 0.01
-"""Of CPU. A mask takes some hundred microseconds, and what the library's limits allow ten times
-this."""
+"""CPU seconds after which a mask counts as slow. One usually takes some hundred microseconds; the
+library's limits allow ten times this."""
 MOST_OVERRUN_S: Final = 0.5
-"""What all masks of one text may take beyond that: others' rows wait for each of them."""
+"""CPU seconds beyond ``LONG_MASK_S`` that all masks of one text may take together, since other rows
+wait for each."""
 
 
 class Constraint:
-    """What a job's text must match. ``error`` says, once it ``is_ready`` or in a later step, why it
-    cannot be: its job is to end.
+    """A grammar that a job's text must match. Once it ``is_ready``, or in a later step, ``error``
+    says why the text cannot match it: the job must end then.
 
-    Threads: made ready by the compiler's, then used by one at a time.
+    A thread of the compiler makes it ready; from then on one thread at a time uses it.
     """
 
     __slots__ = (
@@ -43,18 +44,18 @@ class Constraint:
     def __init__(self) -> None:
         self.is_ready = False
         self.is_dropped = False
-        """Nobody waits for it any more."""
+        """Whether the job is over, so that nobody waits for the grammar any more."""
         self.error = ""
         self._matcher: LLMatcher | None = None
         self._consumed = 0
         self._overrun_s = 0.0
         self._is_complete = False
-        """Nothing may follow but the end, which may have come already."""
+        """Whether the text is complete: only its end may follow, if that has not come already."""
         self._on_ready: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """``call``, on any thread, once it is compiled or has failed; at once if it is already."""
+        """Have ``call`` called, on any thread, once this is compiled or has failed."""
         with self._lock:
             if not self.is_ready:
                 self._on_ready = call
@@ -62,13 +63,13 @@ class Constraint:
         call()
 
     def drop(self) -> None:
-        """The job is over."""
+        """Note that the job is over."""
         self.is_dropped = True
         if self.is_ready:
             self._matcher = None
 
     def resolve(self, matcher: "LLMatcher | None", error: str = "") -> None:
-        """It is compiled, or ``error`` says why not."""
+        """Make it ready: with a ``matcher``, or an ``error`` that says why there is none."""
         with self._lock:
             self._matcher, self.error = matcher, error
             self.is_ready = True
@@ -77,7 +78,7 @@ class Constraint:
             call()
 
     def advance(self, generated: Sequence[int]) -> None:
-        """Take in what the job has ``generated``, less what was taken in before."""
+        """Follow the job's text to the end of ``generated`` (all of its tokens), or back to it."""
         matcher, known = self._matcher, self._consumed
         if matcher is None or self.error or len(generated) == known:
             return
@@ -91,7 +92,7 @@ class Constraint:
         self._is_complete = not self.error and matcher.is_stopped()
 
     def fill(self, words: "NDArray[np.uint32]", end: "NDArray[np.uint32]") -> None:
-        """Which tokens may come next, a bit for each, into ``words`` [vocabulary / 32]; ``end`` has
+        """Set a bit in ``words`` [vocabulary / 32] for each token that may come next; ``end`` has
         those of the end tokens."""
         matcher = self._matcher
         if matcher is None or self.error:

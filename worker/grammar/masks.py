@@ -1,4 +1,4 @@
-"""The masks of a step's rows, made on a thread while the model computes."""
+"""Makes the masks of a step's rows, on a thread while the model computes."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,22 +14,22 @@ class MaskedRow(NamedTuple):
     """A row of a step that samples under a constraint."""
 
     row: int
-    """Among those that sample."""
+    """Index among the rows that sample."""
     constraint: Constraint
     generated: Sequence[int]
     bars_end: bool
-    """``min_tokens`` are not reached: it is not to end, where anything else may come."""
+    """Whether ``min_tokens`` are not reached: the end is barred if anything else may come."""
 
 
 class Masks(NamedTuple):
-    """``words`` [rows, vocabulary / 32] uint32: a bit for each token that may come next."""
+    """Masks of ``rows``: ``words`` [rows, vocabulary / 32] uint32, a bit for each token allowed."""
 
     rows: NDArray[np.int64]
     words: NDArray[np.uint32]
 
 
 class MaskMaker:
-    """Of one runner. Used by its thread."""
+    """Makes masks for one runner. Used by its thread."""
 
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._vocab_size = vocab_size
@@ -40,13 +40,13 @@ class MaskMaker:
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, rows: Sequence[MaskedRow]) -> "Future[Masks]":
-        """Have them made on a thread."""
+        """Start making the masks on a thread."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "tidegate-masks")
         return self._thread.submit(self.make, rows)
 
     def make(self, rows: Sequence[MaskedRow]) -> Masks:
-        """Take in each row's latest token; which may follow."""
+        """Advance each row's constraint by its latest tokens; returns which tokens may follow."""
         words = np.empty((len(rows), self._words), np.uint32)
         for out, one in zip(words, rows, strict=True):
             one.constraint.advance(one.generated)
@@ -58,6 +58,6 @@ class MaskMaker:
         return Masks(np.array([one.row for one in rows], np.int64), words)
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the thread. Idempotent."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)

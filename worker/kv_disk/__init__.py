@@ -11,6 +11,5 @@
                        copies       between the pool and staging; ``cuda_copies`` for tensors
 
 A file is found by its block's hash alone, so that a restarted worker, or another one on the same
-disk, goes on where a conversation was. Whatever is wrong with a file makes it a miss, never an
-error.
+disk, continues a conversation where it was. Any fault of a file makes it a miss, never an error.
 """

@@ -1,4 +1,4 @@
-"""Threads for what must not hold up the engine."""
+"""Threads for work that must not delay the engine."""
 
 import queue
 import threading
@@ -16,7 +16,7 @@ class Background(Protocol):
     def submit(self, task: Task) -> None: ...
 
     def close(self, grace_s: float) -> None:
-        """Take no more; give what is left so much time. Idempotent."""
+        """Accept no more tasks; allow those left ``grace_s`` seconds. Idempotent."""
 
 
 class BackgroundThread:
@@ -29,7 +29,8 @@ class BackgroundThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def submit(self, task: Task) -> None:
-        """On one thread, whose niceness this one inherits: that of a load would stay."""
+        """Run ``task`` on the thread, which the first call starts: it inherits its maker's
+        niceness, and that of a load would stay."""
         if not self._closed:
             if self._thread.ident is None:
                 self._thread.start()

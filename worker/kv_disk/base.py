@@ -1,4 +1,4 @@
-"""What the engine asks of the tier below its KV pool."""
+"""The interface of the tier below the engine's KV pool."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,34 +26,34 @@ class TierStats:
 
 
 class Tier(Protocol):
-    """All of it is called on the engine's thread, and never waits."""
+    """A tier below the KV pool. All methods are called on the engine's thread and never wait."""
 
     def attach(self, wake: Callable[[], None]) -> None:
-        """``wake`` is to be called, on any thread, when there are results."""
+        """Set what is called, on any thread, when there are results."""
 
     @property
     def has_results(self) -> bool:
-        """``collect`` has something to do."""
+        """Whether ``collect`` has something to do."""
 
     def restore(self, waiting: Sequence[Request], now: float) -> None:
-        """Have the next of the queue wait for their heads where those are worth loading."""
+        """Have the next requests in the queue wait for their heads, where worth loading."""
 
     def keep(self, request: Request) -> None:
-        """A running request ends, and still has its blocks."""
+        """Take what is worth keeping of a request that ends and still has its blocks."""
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """These blocks hold what nobody may read: neither save nor restore any of them."""
+        """Neither save nor restore these blocks: they hold what nobody may read."""
 
     def collect(self, now: float) -> None:
-        """Unpin what was copied, and let requests go on whose load is over."""
+        """Unpin blocks that were copied, and let requests go on whose load is over."""
 
     def spill(self) -> None:
-        """Save ahead of eviction, if there is nothing else to save."""
+        """Save blocks ahead of their eviction, if there is nothing else to save."""
 
     def stats(self) -> TierStats: ...
 
     def close(self) -> None:
-        """Finish saving, which may take a moment, and take back everything. Idempotent."""
+        """Finish saving, which may take a moment, and unpin all blocks. Idempotent."""
 
 
 class NoTier:

@@ -1,4 +1,4 @@
-"""One KV block as one safetensors file, written so that it is there as a whole or not at all."""
+"""Stores one KV block as one safetensors file, which appears as a whole or not at all."""
 
 import json
 import os
@@ -18,7 +18,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """What a block looks like: ``dtype`` as safetensors spells it, ``shape`` without the block.
+    """Layout of a block: ``dtype`` as safetensors spells it, ``shape`` without the block axis.
 
     ::
 
@@ -32,7 +32,7 @@ class BlockFormat:
     block_bytes: int
 
     def header(self, block_hash: bytes, crc: int) -> bytes:
-        """All that comes before the content. It depends on nothing but what is stated here."""
+        """The bytes before the content, a function of the format and these arguments alone."""
         fields = {
             "__metadata__": {"format": _FORMAT, "name": block_hash.hex(), "crc32": f"{crc:08x}"},
             "kv": {

@@ -1,4 +1,4 @@
-"""Which blocks are on disk: bounded in size, with room left for others, least recently used first.
+"""The blocks on disk: bounded in size, room left for others, least recently used evicted first.
 
 ::
 
@@ -25,12 +25,12 @@ from worker.log import engine_log
 
 _FREE_SHARE: Final = 0.2
 _MOST_FREE_BYTES: Final = 20 * 2**30
-"""Left for others is this share of the file system (WK-5), of a large one no more than so many
-bytes: what they write does not grow with the disk."""
+"""Most bytes left free for others: ``_FREE_SHARE`` of the file system (WK-5), but no more than
+this, since what others write does not grow with the disk."""
 _BLOCK_FILE: Final = re.compile(r"[0-9a-f]{64}\.safetensors")
 _UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.(safetensors|json)\.[0-9]+\.tmp")
 _ABANDONED_S: Final = 600.0
-"""No living worker is at one file for so long."""
+"""Seconds after which an unfinished file is abandoned: no living worker writes one for so long."""
 
 DiskUsage = Callable[[Path], tuple[int, int]]
 
@@ -42,7 +42,7 @@ def disk_usage(path: Path) -> tuple[int, int]:
 
 
 def fingerprint(origin: str, block_format: BlockFormat) -> str:
-    """Directory name for blocks that mean the same: of one model, type and layout."""
+    """Directory name for interchangeable blocks: those of one model, type and layout."""
     facts = [origin, block_format.dtype, list(block_format.shape)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
@@ -59,7 +59,7 @@ class BlockStore:
         most_bytes: int,
         usage: DiskUsage = disk_usage,
     ) -> None:
-        """Raises ``OSError`` when ``root`` (with the fingerprint) cannot be made or listed."""
+        """Open the store. Raises ``OSError`` when ``root`` cannot be made or listed."""
         self.format = block_format
         self._root = root
         self._blocks_dir = root / "blocks"
@@ -70,7 +70,7 @@ class BlockStore:
         self._make_directories()
         self.failures_total = 0
         self._says_failures = True
-        """False from a write that failed to one that does not: a bad disk is logged once."""
+        """Whether a failed write is logged; False until one succeeds: a bad disk is logged once."""
         self._says_full = True
         self._hashes = self._scan()
         self._sessions = self._scan_sessions()
@@ -79,11 +79,11 @@ class BlockStore:
         return len(self._hashes)
 
     def holds(self, block_hash: bytes) -> bool:
-        """As far as this process knows: the file may turn out to be bad."""
+        """Whether a block is here as far as this process knows: its file may turn out to be bad."""
         return block_hash in self._hashes
 
     def read(self, block_hash: bytes, into: Bytes) -> bool:
-        """Fill ``into`` with a block. False when it is not here, or was not worth having."""
+        """Fill ``into`` with a block. False when it is not here, or its file was bad."""
         path = self._path(block_hash)
         try:
             if self.format.read(path, block_hash, into):
@@ -98,7 +98,7 @@ class BlockStore:
         return False
 
     def write(self, block_hash: bytes, content: Bytes) -> bool:
-        """Put a block on disk, if there is room or can be made. Never raises."""
+        """Put a block on disk, if there is room or room can be made; else False. Never raises."""
         self._restore_directories()
         if not self._make_room():
             if self._says_full:
@@ -140,14 +140,14 @@ class BlockStore:
                 self._hashes.pop(block_hash, None)
 
     def remove(self, hashes: Collection[bytes]) -> None:
-        """Take these blocks away, those also that are not held."""
+        """Delete these blocks' files, even of those that are not held."""
         for block_hash in hashes:
             self._drop(block_hash)
 
     def remember(self, session: str, hashes: Sequence[bytes]) -> None:
-        """Write down which blocks a conversation has, for those who look at the disk.
+        """Write a manifest of a conversation's blocks, for people who look at the disk.
 
-        There are never more such manifests than there may be blocks.
+        There are never more manifests than there may be blocks.
         """
         if not hashes:
             return
@@ -173,7 +173,7 @@ class BlockStore:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _restore_directories(self) -> None:
-        """Somebody may take them away while this runs (a cleaner of /tmp, say): begin again."""
+        """Begin anew if the directories were removed meanwhile (by a cleaner of /tmp, say)."""
         has_blocks, has_sessions = self._blocks_dir.is_dir(), self._sessions_dir.is_dir()
         if has_blocks and has_sessions:
             return
@@ -203,7 +203,7 @@ class BlockStore:
             self._drop(block_hash)
 
     def _missing_bytes(self, size: int) -> float:
-        """What must go before ``size`` more bytes leave enough of the disk free."""
+        """Bytes to delete before ``size`` more leave enough of the disk free; inf if unknown."""
         try:
             free_bytes, total_bytes = self._usage(self._root)
         except OSError as error:
@@ -226,7 +226,7 @@ class BlockStore:
         return self._sessions_dir / f"{key}.json"
 
     def _scan(self) -> "OrderedDict[bytes, None]":
-        """What earlier workers left, in the order of use. Anything else is not touched."""
+        """Blocks that earlier workers left, in the order of use. Other files are not touched."""
         found = []
         for entry in _files(self._blocks_dir):
             _remove_abandoned(Path(entry.path))
@@ -273,7 +273,7 @@ def _files(directory: Path) -> Iterable["os.DirEntry[str]"]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """What a worker was writing when it was killed: nothing else would ever take it away."""
+    """Delete a file that a worker was writing when it was killed: nothing else ever would."""
     if _UNFINISHED.fullmatch(path.name):
         with suppress(OSError):
             if path.stat().st_mtime < time.time() - _ABANDONED_S:

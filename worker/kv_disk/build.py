@@ -1,4 +1,4 @@
-"""Puts the disk tier together."""
+"""Assembles the disk tier."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +16,7 @@ from worker.scheduler.scheduler import Scheduler
 def open_disk_tier(
     scheduler: Scheduler, memory: KVMemory, path: Path, most_bytes: int, origin: str
 ) -> DiskTier:
-    """The tier under ``path`` for blocks of this ``origin``: who computed them.
+    """The tier under ``path`` for blocks of this ``origin``, which names what computed them.
 
     Raises ``ValueError`` when ``path`` cannot be used.
     """
@@ -30,11 +30,11 @@ def open_disk_tier(
         ) from error
     model_log.info("KV disk %s holds %d blocks for this model", path, len(store))
     loading, saving = BackgroundThread("tidegate-kv-load"), BackgroundThread("tidegate-kv-save")
-    # There may be a million files to add up, which nothing waits for.
+    # On a thread: there may be a million files to add up, and nothing waits for the sum.
     Thread(target=_log_others, args=(path, root), name="tidegate-kv-list", daemon=True).start()
     return DiskTier(scheduler, store, memory, loading, saving)
 
 
 def _log_others(path: Path, own: Path) -> None:
-    with suppress(OSError):  # one went while it was measured: whoever removed it knows
+    with suppress(OSError):  # a directory was removed while it was measured
         log_others(path, own)

@@ -20,22 +20,22 @@ class KVMemory(Protocol):
     def format(self) -> BlockFormat: ...
 
     def staging(self, blocks: int) -> Bytes:
-        """Host memory for that many blocks, ``[blocks, block_bytes]``, fit for quick copies."""
+        """Host memory ``[blocks, block_bytes]`` uint8, of a kind that copies fast."""
 
     def copy_out(self, blocks: Sequence[int], staging: Bytes) -> None:
-        """Pool → the first rows of ``staging``. Returns when it is done."""
+        """Copy blocks of the pool to the first rows of ``staging``. Returns when it is done."""
 
     def copy_in(self, staging: Bytes, blocks: Sequence[int]) -> None:
-        """The first rows of ``staging`` → pool. Returns when it is done."""
+        """Copy the first rows of ``staging`` to blocks of the pool. Returns when it is done."""
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Zeros → pool, on the engine's thread. Returns when it is done."""
+        """Fill blocks of the pool with zeros, on the engine's thread. Returns when it is done."""
 
 
 class HostMemory:
     """A pool in ordinary memory, ``[layers, blocks, bytes of a layer's share]``.
 
-    Plain strided copies: on the engine's own cores, a thread pool would only be in its way.
+    Copies are plain and strided: a thread pool would compete with the engine for its cores.
     """
 
     def __init__(self, data: NDArray[np.uint8], block_format: BlockFormat) -> None:

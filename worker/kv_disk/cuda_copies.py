@@ -13,7 +13,7 @@ _DTYPE_NAMES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float
 
 
 def memory_of(pool: torch.Tensor) -> KVMemory:
-    """The way to copy blocks of ``pool``, by where it is."""
+    """The ``KVMemory`` for ``pool``, by the device that it is on."""
     shape = (pool.shape[0], *pool.shape[2:])
     block_bytes = pool[:, 0].numel() * pool.element_size()
     block_format = BlockFormat(_DTYPE_NAMES[pool.dtype], shape, block_bytes)
@@ -26,8 +26,8 @@ def memory_of(pool: torch.Tensor) -> KVMemory:
 class CudaMemory:
     """A pool on a GPU: pinned staging, and a stream of its own beside the engine's.
 
-    What is copied out was computed by a step whose result has been read, and what is copied in is
-    complete before any step can be told of it, so neither stream has to wait for the other.
+    Blocks copied out were computed by a step whose result has been read, and blocks copied in are
+    complete before any step learns of them, so neither stream has to wait for the other.
     """
 
     def __init__(self, pool: torch.Tensor, block_format: BlockFormat) -> None:
@@ -61,10 +61,10 @@ class CudaMemory:
             self._in.synchronize()
 
     def clear(self, blocks: Sequence[int]) -> None:
-        # A device that is lost computes nothing any more.
+        # A lost device computes nothing, so that its errors do not matter here.
         with suppress(RuntimeError), torch.inference_mode(), torch.cuda.device(self._bytes.device):
             self._bytes.index_fill_(1, self._indices(blocks), 0)
-            # Whoever has the blocks next may write to them from another stream.
+            # The next user of the blocks may write to them from another stream.
             torch.cuda.current_stream().synchronize()
 
     def _indices(self, blocks: Sequence[int]) -> torch.Tensor:

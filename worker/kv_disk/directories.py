@@ -1,6 +1,6 @@
-"""The directories under a KV path, one per fingerprint: which there are, and taking one away.
+"""Lists and removes the directories under a KV path, one per fingerprint.
 
-A worker reads its own only. Those of other models, types, layouts or engines stay for the worker
+A worker reads only its own. Those of other models, types, layouts or engines stay for the workers
 that wrote them, and take disk space until somebody removes them.
 """
 
@@ -18,14 +18,14 @@ from worker.log import model_log
 
 _CODE: Final = Path(__file__).resolve().parents[2]
 COMMAND: Final = f"PYTHONPATH={_CODE} {sys.executable} -m {__package__}"
-"""As it works anywhere: ``worker`` is no name that an environment knows."""
+"""Command that runs this package anywhere, even where ``worker`` is not on Python's path."""
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{32}")
 _DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class KvDirectory:
-    """``last_used_s`` is when a block of it was last written or read, in seconds since 1970."""
+    """A KV directory; its blocks were last written or read at ``last_used_s``, in Unix time."""
 
     path: Path
     bytes: int
@@ -37,15 +37,15 @@ class KvDirectory:
 
 
 def kv_directories(root: Path) -> list[KvDirectory]:
-    """Those under ``root``, the longest unused first. Raises ``OSError``."""
+    """The KV directories under ``root``, the longest unused first. Raises ``OSError``."""
     found = [_measure(path) for path in root.iterdir() if _is_kv_directory(path)]
     return sorted(found, key=lambda one: one.last_used_s)
 
 
 def remove_kv_directory(root: Path, fingerprint: str) -> KvDirectory:
-    """Delete one with all that it holds. A worker that uses it begins anew.
+    """Delete a KV directory with all that it holds. A worker that uses it begins anew.
 
-    Raises ``ValueError`` for what is no KV directory, ``OSError`` when it cannot be deleted.
+    Raises ``ValueError`` if it is not a KV directory, ``OSError`` when it cannot be deleted.
     """
     path = root / fingerprint
     if not (_FINGERPRINT.fullmatch(fingerprint) and _is_kv_directory(path)):
@@ -56,7 +56,7 @@ def remove_kv_directory(root: Path, fingerprint: str) -> KvDirectory:
 
 
 def log_others(root: Path, own: Path) -> None:
-    """Say which directories the worker with ``own`` leaves alone, and how to be rid of them."""
+    """Log the directories other than ``own``, and the command that removes each."""
     for directory in kv_directories(root):
         if directory.path != own:
             model_log.info(

@@ -1,4 +1,4 @@
-"""What is saved and restored, decided on the engine's thread, which never waits for either.
+"""Decides what is saved and restored, on the engine's thread, which never waits for either.
 
 ::
 
@@ -24,31 +24,32 @@ from worker.scheduler.request import Request
 from worker.scheduler.scheduler import Scheduler
 
 _FEWEST_BLOCKS = 2
-"""Less than that is computed sooner than asked for."""
+"""Fewest blocks worth loading: less is computed faster."""
 _LOOKAHEAD = 4
-"""So many of those that wait have their heads loaded ahead of their turn."""
+"""Waiting requests, from the front of the queue, whose heads are loaded ahead of their turn."""
 _SPILL_BLOCKS = 8
-"""Pinned for the saver at a time, ahead of their eviction."""
+"""Blocks pinned for the saver at a time, ahead of their eviction."""
 _PATIENCE_S = 1.0
-"""How long a request waits for a load at least, however quickly it could be computed."""
+"""Least time in seconds that a request waits for a load, however quickly it could be computed."""
 _CLOSE_GRACE_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class _Restore:
-    """``held`` are the blocks before the loaded ones: in the pool already, and kept there."""
+    """A load and the requests that wait for it. ``held``: the blocks of the pool before the loaded
+    ones, kept there meanwhile."""
 
     load: Load
     held: list[int]
     waiting: list[Request]
     give_up_at: float
     is_void: bool = False
-    """What is loaded is worth nothing."""
+    """Whether the loaded blocks must not be used."""
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """What is to be saved, in order, and not pinned yet: it may be evicted before."""
+    """Blocks to be saved, in order, and not pinned yet: they may be evicted before."""
 
     hashes: deque[bytes]
     session: str = ""
@@ -57,7 +58,7 @@ class _Wanted:
 
 
 class DiskTier:
-    """A ``Tier`` of files."""
+    """A ``Tier`` that keeps blocks in files."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class DiskTier:
         self._by_first_hash: dict[bytes, _Restore] = {}
         self._wanted: deque[_Wanted] = deque()
         self._saving: dict[bytes, PinnedBlock] = {}
-        """Everything that the saver has."""
+        """Blocks that the saver has, by hash."""
         self._most_saving = max(1, self._pool.total // 4)
         self._spilled: set[bytes] = set()
         self._skipped_blocks = 0
@@ -108,7 +109,7 @@ class DiskTier:
     # ── from disk ────────────────────────────────────────────────────────────────────────────
 
     def restore(self, waiting: Sequence[Request], now: float) -> None:
-        # Not all of a long queue: they would flush each other out of the pool again.
+        # Only the front of a long queue: more loads would flush each other out of the pool.
         for request in islice(waiting, _LOOKAHEAD):
             if not request.is_looked_up:
                 request.is_looked_up = True
@@ -141,7 +142,7 @@ class DiskTier:
         self._loader.submit(load)
 
     def _is_stuck(self, now: float) -> bool:
-        """A load was given up and has not come back: no more blocks are reserved meanwhile."""
+        """Whether a load was given up and is still out: no more blocks are reserved then."""
         return any(now >= restore.give_up_at for restore in self._restores.values())
 
     def _pays(self, request: Request, blocks: int, now: float) -> bool:
@@ -199,7 +200,7 @@ class DiskTier:
             if block_hash not in self._spilled and not self._store.holds(block_hash)
         ]
         if hashes:
-            # Once each, or a full disk would have them copied again in every step.
+            # Each is tried once, or a full disk would have it copied again in every step.
             if len(self._spilled) > self._pool.total:
                 self._spilled.clear()
             self._spilled.update(hashes)
@@ -210,7 +211,7 @@ class DiskTier:
         self._pin_wanted()
 
     def _pin_wanted(self) -> None:
-        """Pin what is to be saved and hand it to the saver, within what may be out of use."""
+        """Pin blocks to be saved and hand them to the saver, at most ``_most_saving`` at a time."""
         while self._wanted and len(self._saving) < self._most_saving:
             wanted = self._wanted[0]
             pinned = []
@@ -232,7 +233,7 @@ class DiskTier:
     # ── back again ───────────────────────────────────────────────────────────────────────────
 
     def _put(self, result: Load | Sequence[PinnedBlock]) -> None:
-        """On the threads of loader and saver."""
+        """Queue a result, on the threads of loader and saver."""
         self._results.append(result)
         self._wake()
 

@@ -1,4 +1,4 @@
-"""From disk into blocks of the pool that are reserved for it."""
+"""Loads blocks from disk into blocks of the pool that are reserved for them."""
 
 import time
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from worker.kv_disk.copies import KVMemory
 _BATCH_BYTES = 64 * 2**20
 _READERS = 4
 _LARGE_BYTES = 2**18
-"""From there on several threads read, and check what they read, faster than one."""
+"""Bytes of a block from which several threads read and check blocks faster than one."""
 
 
 @dataclass(slots=True)
 class LoadCounts:
-    """Written by the loader's thread. ``seconds`` is all that it took, copies included."""
+    """Counters, written by the loader's thread. ``seconds``: all loading time, with copies."""
 
     blocks: int = 0
     seconds: float = 0.0
     missed: int = 0
-    """Blocks that were thought to be there and could not be had."""
+    """Blocks that were thought to be on disk but could not be read."""
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """``hashes[i]`` is to be in ``blocks[i]``; ``loaded`` of them, from the first, then are."""
+    """Blocks to load: ``hashes[i]`` into ``blocks[i]``. The first ``loaded`` are there already."""
 
     hashes: list[bytes]
     blocks: list[int]
@@ -36,7 +36,7 @@ class Load:
 
 
 class Loader:
-    """``done(load)`` is called on the loader's thread, exactly once per load."""
+    """Loads blocks, and calls ``done(load)`` on its own thread, exactly once per load."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Loader:
         self._readers = ThreadPoolExecutor(_READERS, "tidegate-kv-read") if is_large else None
 
     def block_s(self) -> float:
-        """Time per block so far; 0 until measured."""
+        """Mean seconds per block so far; 0 until measured."""
         counts = self.counts
         return counts.seconds / counts.blocks if counts.blocks else 0.0
 
@@ -86,12 +86,12 @@ class Loader:
             self._done(load)
 
     def _read_batch(self, load: Load) -> int:
-        """How many of the next blocks are in the staging rows now, up to the first miss."""
+        """Read the next blocks into the staging rows; returns the number before the first miss."""
         hashes = load.hashes[load.loaded : load.loaded + len(self._staging)]
         rows = zip(hashes, self._staging, strict=False)
         if self._readers is None:
             return sum(1 for _ in takewhile(bool, starmap(self._store.read, rows)))
         reads = [self._readers.submit(self._store.read, *row) for row in rows]
-        # For all: one left behind a miss would write into the rows of the next load.
+        # All are waited for: one left behind a miss would write into the rows of the next load.
         wait(reads)
         return sum(1 for _ in takewhile(Future[bool].result, reads))

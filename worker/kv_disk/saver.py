@@ -1,4 +1,4 @@
-"""From the pool to disk, a batch at a time: pool blocks are given back before a file is written."""
+"""Saves pool blocks to disk, a batch at a time, giving them back before a file is written."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +14,7 @@ _BATCH_BYTES = 16 * 2**20
 
 
 class PinnedBlock(NamedTuple):
-    """A block of the pool that its engine keeps as it is for as long as a copy takes."""
+    """A block of the pool that the engine leaves unchanged for as long as a copy takes."""
 
     block: int
     block_hash: bytes
@@ -23,17 +23,17 @@ class PinnedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class SaveCounts:
-    """Written by the saver's thread. ``seconds`` is all that it took, copies included."""
+    """Counters, written by the saver's thread. ``seconds``: all saving time, with copies."""
 
     blocks: int = 0
     seconds: float = 0.0
     sessions: int = 0
-    """Turns of conversations."""
+    """Turns of conversations saved."""
 
 
 @dataclass(slots=True)
 class Save:
-    """Blocks to be saved; and the conversation that consists of ``text``, if it is one."""
+    """Blocks to be saved, and the ``session`` whose blocks are ``text``, if a turn of one ended."""
 
     pinned: list[PinnedBlock]
     session: str = ""
@@ -41,7 +41,7 @@ class Save:
 
 
 class Saver:
-    """``returned(blocks)`` is called on the saver's thread when blocks have been copied."""
+    """Saves blocks, and calls ``returned(blocks)`` on its own thread once they are copied."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Saver:
         self._background.submit(lambda: self._run(save))
 
     def remove(self, hashes: Collection[bytes]) -> None:
-        """Take files away, also those that what was submitted before is to write."""
+        """Delete files, even those that saves submitted earlier have yet to write."""
         self._background.submit(lambda: self._store.remove(hashes))
 
     def close(self, grace_s: float) -> None:
@@ -81,7 +81,7 @@ class Saver:
                 finally:
                     self._returned(batch)
                 for pinned, content in zip(batch, self._staging, strict=False):
-                    # Pinned twice if its text went on before the file was written.
+                    # A block is pinned twice if its text went on before the file was written.
                     if not self._store.holds(pinned.block_hash):
                         self.counts.blocks += self._store.write(pinned.block_hash, content)
             if save.session:
@@ -91,5 +91,5 @@ class Saver:
                 self.counts.sessions += 1
         finally:
             self.counts.seconds += time.perf_counter() - started
-            # Those it never came to; and if there are none, a sign that the counts have changed.
+            # Returns those not reached; if there are none, it signals that the counts have changed.
             self._returned(left)

@@ -1,4 +1,4 @@
-"""How long stages take: what is aimed at, what is seen, and when one has taken too long (SL-1)."""
+"""How long stages take: their targets, what was observed, and when to stop one (SL-1)."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Stage(StrEnum):
-    """In the order of a slot; the first two run at the same time."""
+    """The stages of a slot, in order; the first two run at the same time."""
 
     SPEECH = "audio"
     PORTRAIT = "image"
@@ -22,7 +22,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageBudget:
-    """Of one stage, in seconds, for a slot of SL-1's size."""
+    """Target and timeout of one stage in seconds, for a slot of SL-1's size."""
 
     target_s: float
     timeout_s: float
@@ -36,31 +36,30 @@ BUDGETS: Mapping[Stage, StageBudget] = {
     Stage.CHECK: StageBudget(1.0, 2.0),
 }
 BACKOFF_S = 0.5
-"""Before retry ``n``, the first being 0: this times ``2**n``."""
+"""Seconds to wait before the first retry; doubled before each further one."""
 
 FRESH_S = 5.0
-"""A pipeline that has stood idle for longer may be faster than it was: the machine may have been
-busy then."""
+"""Idle seconds after which a pipeline may be faster than it was while the machine was busy."""
 
 _KEPT = 64
 _ENOUGH = 8
-"""Fewer observations than this say nothing about the slowest of them."""
+"""Fewest observations from which timeouts are derived."""
 _FADING = 0.8
-"""What an observation counts for once as much work was done again."""
+"""Factor to an observation's weight each time that as much work has been done since."""
 _MUCH_FASTER = 1 / 4
-"""Of what was expected. Two in a row are no luck, nor is the first after an idle time: what came
-before is of a busier one."""
+"""Share of the expected time below which a run is much faster. Two in a row are no accident, nor
+is the first after an idle time: earlier observations are then dropped, as of a busier machine."""
 _AT_BEST = 0.8
-"""Of the fastest of late: nothing will be faster than that."""
+"""Share of the fastest recent rate that no run is expected to fall below."""
 _TIMEOUT_OVER_P95 = 1.5
 _MOST_OVER_STATED = 2.0
 _OVER_WARM_UP = 2.0
-"""How much slower a stage may be than the one that warmed it up."""
+"""Factor by which a stage may be slower than its warm-up."""
 _LEAST_OF_STATED = 1 / 1000
 _LEAST_OF_WARM_UP = 1 / 16
-"""Less work than this share of the warm-up's, a whole picture and a short sentence, takes what a
-run costs at all. Taken for a rate, that would have every larger clip refused, and nothing would
-ever say better."""
+"""Least work that a rate is computed for, as a share of the warm-up's (a whole picture, a short
+sentence). Less takes a run's fixed cost, which as a rate would have every larger clip refused,
+and nothing would ever correct it."""
 
 
 class _Seen(NamedTuple):
@@ -74,7 +73,7 @@ class _Seen(NamedTuple):
 
 
 class Activity:
-    """When the stages of one pipeline are at work: in spells, with idle times between them."""
+    """Tracks when the stages of one pipeline work: in spells, separated by idle times."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -84,13 +83,13 @@ class Activity:
 
     @property
     def spell(self) -> int | None:
-        """Which one goes on; None while the pipeline is idle."""
+        """Number of the current spell of work; None while the pipeline is idle."""
         is_idle = not self._running and self._now() - self._ran_at >= FRESH_S
         return None if is_idle else self._spells
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A stage is at work meanwhile."""
+        """Count a stage as working inside this context."""
         self.touch()
         self._running += 1
         try:
@@ -100,13 +99,13 @@ class Activity:
             self.touch()
 
     def touch(self) -> None:
-        """A stage is at work just now."""
+        """Note that a stage is working just now."""
         self._spells += self.spell is None
         self._ran_at = self._now()
 
 
 class StageTimes:
-    """What was observed of one stage: seconds, and the units of work that they were for.
+    """Observed times of one stage: seconds, and the units of work that they were for.
 
     Three answers to how long work takes: ``likely_s`` (hardly ever longer) for promises and order,
     ``least_s`` (never shorter) for refusals, and ``hoped_s`` for choices that can still be changed
@@ -114,24 +113,24 @@ class StageTimes:
     """
 
     def __init__(self, budget: StageBudget, units: float, activity: Activity | None = None) -> None:
-        """``units``: of the work that ``budget`` is for. ``activity``: its pipeline's."""
+        """``units``: the work that ``budget`` is for. ``activity``: the pipeline's."""
         self._budget = budget
         self._units = units
         self.activity = activity or Activity()
         self._seen: deque[_Seen] = deque(maxlen=_KEPT)
         self._least_units = _LEAST_OF_STATED * units
         self._expected = budget.target_s / units
-        """Seconds for a unit, as long as nothing was observed."""
+        """Seconds per unit of work, as long as nothing was observed."""
         self._spell: int | None = None
-        """Of work, in which something was observed last."""
+        """Number of the spell of work in which something was observed last."""
         self._slow_rate = 0.0
-        """What hardly any work takes more than."""
+        """Seconds per unit that hardly any work exceeds: the P95 of observed rates."""
         self.finished = 0
         self.failed = 0
-        """By its own fault, or too late: not those that a cancel or a deadline ended."""
+        """Runs that failed or timed out, without those ended by a cancel or deadline."""
 
     def unseen(self) -> "StageTimes":
-        """Of the same budget, with nothing observed."""
+        """New ``StageTimes`` for this budget, with nothing observed."""
         return StageTimes(self._budget, self._units, self.activity)
 
     @property
@@ -139,12 +138,12 @@ class StageTimes:
         return self._budget
 
     def observe(self, seconds: float, units: float) -> None:
-        """A stage was finished."""
+        """Record a finished run of the stage."""
         self.finished += 1
         self._take(seconds, units, is_whole=True)
 
     def observe_part(self, seconds: float, units: float) -> None:
-        """So much of a stage was done when its time was over. Hardly anything says nothing."""
+        """Record ``units`` of work done when a run was stopped; too few of them say nothing."""
         if units < self._least_units:
             return
         self._take(seconds, units, is_whole=False)
@@ -164,8 +163,8 @@ class StageTimes:
         self._slow_rate = self._p95_rate()
 
     def end_warm_up(self) -> None:
-        """Forget what was observed, but that this is about how fast the stage is here: twice what
-        the fastest took is expected until something was rendered for somebody."""
+        """Forget what was observed, except as an estimate: twice the fastest rate is expected until
+        something was rendered for a client."""
         if self._seen:
             self._expected = _OVER_WARM_UP * self._fastest_rate()
             self._least_units = _LEAST_OF_WARM_UP * self._seen[-1].units
@@ -174,35 +173,35 @@ class StageTimes:
 
     @property
     def is_known(self) -> bool:
-        """Whether what was observed says how fast the stage is now. What warmed it up does not:
-        the machine is busiest while models are loaded."""
+        """Whether observations tell how fast the stage is now. Its warm-up does not: the machine is
+        busiest while models are loaded."""
         return bool(self._seen) and self.activity.spell == self._spell
 
     @property
     def seconds_per_unit(self) -> float:
-        """The observed P95; before there is one, what the warm-up or else the target says."""
+        """The observed P95; before there is one, an estimate by the warm-up or else the target."""
         return self._slow_rate if self._seen else self._expected
 
     @property
     def least_per_unit(self) -> float:
-        """No unit takes less, going by what was observed of late; 0 where nothing was."""
+        """Seconds that a unit takes at least, by recent observations; 0 where there are none."""
         return _AT_BEST * self._fastest_rate() if self.is_known else 0.0
 
     def likely_s(self, units: float) -> float:
-        """What ``units`` of work take nearly always, in proportion to the work."""
+        """Seconds that ``units`` of work hardly ever exceed, in proportion to the work."""
         return self.seconds_per_unit * units
 
     def least_s(self, units: float) -> float:
-        """What ``units`` of work take at the very least."""
+        """Seconds that ``units`` of work take at the very least; 0 where that is unknown."""
         return self.least_per_unit * units
 
     def hoped_s(self, units: float) -> float:
-        """What ``units`` of work take nearly always, and nothing where that is not known."""
+        """Seconds that ``units`` of work hardly ever exceed; 0 where that is unknown."""
         return self.likely_s(units) if self.is_known else 0.0
 
     def timeout_s(self, units: float) -> float:
-        """When ``units`` of work have taken too long: 1.5 times the observed P95, but not less
-        than the stated target and not more than twice the stated timeout, each in proportion to
+        """Seconds after which ``units`` of work have taken too long: 1.5 times the observed P95,
+        but at least the stated target and at most twice the stated timeout, each in proportion to
         the work where that is more than the budget is for."""
         scale = max(1.0, units / self._units)
         if len(self._seen) < _ENOUGH:
@@ -211,7 +210,7 @@ class StageTimes:
         return min(max(_TIMEOUT_OVER_P95 * self._slow_rate * units, least * scale), most * scale)
 
     def percentiles_ms(self) -> dict[str, float]:
-        """``p50``, ``p95`` and ``p99`` of finished stages; empty before there is one."""
+        """``p50``, ``p95`` and ``p99`` of finished runs, in ms; empty before there is one."""
         times = sorted(one.seconds for one in self._seen if one.is_whole)
         if not times:
             return {}
@@ -221,8 +220,8 @@ class StageTimes:
         return min(one.rate for one in self._seen)
 
     def _p95_rate(self) -> float:
-        """Of the rates at which work was done. Each counts for its work, so that what short clips
-        cost in any case is not taken for the pace of long ones, and the older it is the less."""
+        """The P95 of seconds per unit. Each observation is weighted by its work, so that the fixed
+        cost of short clips is not taken for the pace of long ones, and counts less with age."""
         weighted: list[tuple[float, float]] = []
         for at, one in enumerate(self._seen):
             age = sum(
@@ -243,5 +242,5 @@ def backoffs(retries: int) -> Iterator[float]:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Of values in order, by the nearest rank."""
+    """The ``q`` quantile (0 to 1) of values in ascending order, by the nearest rank."""
     return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)]

@@ -2,7 +2,7 @@
 
 A slot gets a ``Lease`` and with it views of preallocated tensors; nothing is copied or allocated
 for it. Only the lease can give its buffers back, and only once: it forgets them when it does, so
-that a second return and one out of order cannot be written down.
+that they cannot be returned twice or out of order.
 """
 
 import threading
@@ -19,26 +19,26 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class BufferSizes:
-    """Of one slot's buffers. SL-1's: 512, 1,080 frames, 1,080,000 samples (45 s of each)."""
+    """Sizes of a slot's buffers. Defaults (SL-1): 512, 1,080 frames, 1,080,000 samples: 45 s."""
 
     size: int = 512
-    """Pixels of either side, at most."""
+    """Most pixels of either side."""
     frames: int = 1_080
     samples: int = 1_080_000
 
     @property
     def actor_bytes(self) -> int:
-        """float32."""
+        """Bytes of the portrait's buffer, ``[3, size, size]`` float32."""
         return 4 * CHANNELS * self.size**2
 
     @property
     def video_bytes(self) -> int:
-        """uint8."""
+        """Bytes of the video's buffer, ``[frames, 3, size, size]`` uint8."""
         return self.frames * CHANNELS * self.size**2
 
     @property
     def audio_bytes(self) -> int:
-        """float32."""
+        """Bytes of the audio's buffer, ``[samples]`` float32."""
         return 4 * self.samples
 
     @property
@@ -58,7 +58,7 @@ class LeaseEnded(RuntimeError):
 
 
 class Lease:
-    """One slot's buffers until ``close``. Not safe between threads but for ``close``."""
+    """One slot's buffers until ``close``. Only ``close`` is safe between threads."""
 
     def __init__(self, buffers: _Buffers, give_back: Callable[[_Buffers], None]) -> None:
         self._buffers: _Buffers | None = buffers
@@ -82,7 +82,7 @@ class Lease:
         return self._view(self._open().audio, samples)
 
     def clear(self) -> None:
-        """Overwrite all of it, whoever wrote what."""
+        """Overwrite all of the buffers with zeros."""
         buffers = self._open()
         for buffer in (buffers.actor, buffers.video, buffers.audio):
             buffer.zero_()
@@ -150,7 +150,7 @@ class BufferPool:
             return Lease(self._free.pop(), self._return) if self._free else None
 
     def clear_buffers(self) -> None:
-        """Overwrite what is not lent, so that nothing of a slot outlives it."""
+        """Overwrite buffers that are not lent with zeros, so that nothing of a slot outlives it."""
         with self._lock:
             for buffers in self._free:
                 for buffer in (buffers.actor, buffers.video, buffers.audio):

@@ -1,5 +1,5 @@
-"""Whether the picture shows what was asked for: two models, five keyframes (SL-7). It marks a clip
-and never fails one."""
+"""Checks whether the picture shows what was asked for: two models, five keyframes (SL-7). It marks
+a clip and never fails one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ KEYFRAMES = 5
 WEIGHTS = (0.4, 0.6)
 THRESHOLDS = (0.70, 0.72)
 OUTLIER = 0.15
-"""A keyframe so far below its model's mean is an outlier."""
+"""A keyframe whose score is further than this below its model's mean is an outlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """``score``: of both models, by their weights. ``outliers``: keyframes, from 0."""
+    """Result of a check. ``score``: of both models, weighted. ``outliers``: keyframes, from 0."""
 
     score: float
     models: tuple[ModelScore, ...]
@@ -31,7 +31,7 @@ def keyframes_of(frames: int) -> list[int]:
 
 
 def judge(models: Sequence[ModelScore]) -> CheckResult:
-    """Passed when each model's mean reaches its threshold and no keyframe falls out."""
+    """Judge a clip: passed when each model's mean reaches its threshold and there is no outlier."""
     means = [fmean(model.scores) for model in models]
     outliers = {
         number

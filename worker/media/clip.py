@@ -1,4 +1,4 @@
-"""What a slot renders."""
+"""The clip that a slot renders."""
 
 from dataclasses import dataclass, field
 
@@ -12,24 +12,24 @@ from worker.media.plan import ClipPlan
 
 @dataclass(slots=True)
 class Clip:
-    """What there is of it: views of its lease's buffers, until that is closed."""
+    """A clip as far as it is rendered: views of its lease's buffers, until that is closed."""
 
     lease: Lease
     plan: ClipPlan
     samples: int = 0
     frames: int = 0
     portrait_size: int = 0
-    """Pixels of either side; 0 while there is none."""
+    """Pixels of either side of the portrait; 0 while there is none."""
     check: CheckResult | None = None
     has_failed_check: bool = False
     spared: bool = False
-    """It was certain to be late once, and went on."""
+    """Whether the clip was once certain to be late, and went on all the same."""
     stage_ms: dict[Stage, float] = field(default_factory=dict)
     total_ms: float = 0.0
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """In words, what is less than was asked for."""
+        """What was given up of what was asked for, in words."""
         failed = ("the check failed",) if self.has_failed_check else ()
         return (*self.plan.given_up, *failed)
 
@@ -50,7 +50,7 @@ class Clip:
 
 
 class Unfinished(Exception):
-    """``clip`` is what there is of it; ``reason`` why it is not more. The lease is open."""
+    """A clip was not finished: ``clip`` is what there is, its lease open; ``reason`` says why."""
 
     def __init__(self, clip: Clip, reason: Exception) -> None:
         super().__init__(str(reason))

@@ -1,5 +1,4 @@
-"""A clip as files: MP4 (H.264 and AAC), WAV, PNG; previews as JPEG. PyAV does it, which
-brings FFmpeg along."""
+"""Encodes clips as MP4 (H.264 and AAC), WAV and PNG, previews as JPEG, by PyAV (with FFmpeg)."""
 
 import io
 import os
@@ -17,9 +16,9 @@ from worker.media.plan import SAMPLE_RATE
 _AUDIO_FRAME = 1024
 _BIT_RATE = 96_000
 _GBR = (1, 2, 0)
-"""FFmpeg's order of planes."""
+"""FFmpeg's order of colour planes, as indices into RGB."""
 _JPEG_SCALE = 4
-"""Of a preview's quantisers: 2 is the best, 31 the least."""
+"""Scale of a preview's quantisers: 2 is the best quality, 31 the worst."""
 
 
 def _av() -> Any:
@@ -31,7 +30,7 @@ def _av() -> Any:
 
 
 def check_encoder() -> None:
-    """Raises ``LoadError`` where clips cannot be encoded."""
+    """Raise ``LoadError`` where clips cannot be encoded."""
     available = _av().codecs_available
     for codec in ("libx264", "aac", "png", "mjpeg"):
         if codec not in available:
@@ -39,16 +38,16 @@ def check_encoder() -> None:
 
 
 def _always() -> None:
-    """Nobody stops it."""
+    """Do nothing: the encoding is never stopped."""
 
 
 def mp4(
     video: torch.Tensor, audio: torch.Tensor, fps: int, go_on: Callable[[], None] = _always
 ) -> bytes:
-    """``video``: ``[frames, 3, height, width]`` uint8, ``audio``: ``[samples]`` float32 at
+    """Encode ``video`` ``[frames, 3, height, width]`` uint8 and ``audio`` ``[samples]`` float32 at
     ``SAMPLE_RATE``. The index is in front, so that a player may begin before it has all.
-    ``go_on`` is called for each frame, and raises what ends it there."""
-    # To put the index in front, FFmpeg reads again what it has written: a file, but in memory.
+    ``go_on`` is called for each frame, and may raise to end the encoding."""
+    # To put the index in front, FFmpeg rereads what it has written: this needs a file (in memory).
     file = os.memfd_create("clip")
     try:
         _write_mp4(f"/proc/self/fd/{file}", video, audio, fps, go_on)
@@ -67,13 +66,13 @@ def _write_mp4(
         pictures.height, pictures.width = video.shape[2:]
         pictures.pix_fmt = "yuv420p"
         pictures.options = {"preset": "veryfast", "crf": "20"}
-        # Slices, one for each thread, cost bytes, and at these sizes more time than they save.
+        # One slice per thread would cost bytes and, at these sizes, more time than it saves.
         pictures.codec_context.thread_count = 1
         sound = container.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
         sound.bit_rate = _BIT_RATE
         # FFmpeg's own choice, "twoloop", takes four times as long and comes less close to speech.
         sound.options = {"aac_coder": "fast"}
-        # In turn, each as far as the other: a player reads both from one place in the file.
+        # Sound and picture are interleaved: a player reads both from one place in the file.
         samples, begun = audio.cpu()[None].numpy(), 0
         for number, picture in enumerate(video.cpu()):
             go_on()
@@ -99,7 +98,7 @@ def _sound(samples: Any, begin: int) -> Any:
 
 
 def _frame(picture: torch.Tensor) -> Any:
-    """``[3, height, width]`` uint8: colour by colour, as it is kept, which is one copy."""
+    """A frame of ``picture`` ``[3, height, width]`` uint8, plane by plane in one copy."""
     av = _av()
     height, width = picture.shape[1:]
     frame = av.VideoFrame(width, height, "gbrp")
@@ -111,7 +110,7 @@ def _frame(picture: torch.Tensor) -> Any:
 
 
 def wav(audio: torch.Tensor) -> bytes:
-    """16 bits, mono."""
+    """Encode ``audio`` as WAV of 16 bits, mono, at ``SAMPLE_RATE``."""
     file = io.BytesIO()
     with wave.open(file, "wb") as container:
         container.setnchannels(1)
@@ -123,7 +122,7 @@ def wav(audio: torch.Tensor) -> bytes:
 
 
 def png(picture: torch.Tensor) -> bytes:
-    """``picture``: ``[3, height, width]``, uint8, or float from 0 to 1."""
+    """Encode ``picture`` ``[3, height, width]``, uint8 or float from 0 to 1, as PNG."""
     av = _av()
     if picture.is_floating_point():
         picture = _bytes(picture)
@@ -136,7 +135,7 @@ def png(picture: torch.Tensor) -> bytes:
 
 
 def preview(picture: torch.Tensor, side: int = 160) -> bytes:
-    """A small JPEG (3 to 6 KB), ``side`` pixels at most; ``picture`` is as for ``png``."""
+    """Encode a small JPEG (3 to 6 KB), at most ``side`` pixels wide; ``picture`` as for ``png``."""
     scale = 1.0 if picture.is_floating_point() else 1 / 255
     small = picture[None].to(torch.float32)
     size = min(side, picture.shape[-1])
@@ -157,5 +156,5 @@ def _bytes(picture: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(picture: torch.Tensor) -> Any:
-    """``[height, width, 3]``, as files have it."""
+    """``picture`` as an array ``[height, width, 3]``, the order that files have."""
     return picture.permute(1, 2, 0).contiguous().cpu().numpy()

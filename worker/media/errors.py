@@ -1,4 +1,4 @@
-"""What ends a slot before it is done."""
+"""Errors that end a slot before it is done."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from worker.protocol import Code
 
 
 class RecipeError(RequestError):
-    """A recipe that cannot be rendered; ``field`` is where, in dots, the message says what."""
+    """A recipe that cannot be rendered; ``field``: dotted path to the fault, "" for all."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"recipe.{field}: {message}" if field else f"recipe: {message}")
@@ -15,8 +15,8 @@ class RecipeError(RequestError):
 
 
 class SlotError(Exception):
-    """A slot that was begun and is not finished. ``stage`` is the one that it ended in, ``since``
-    when on ``time.monotonic`` it should have ended, where a limit stopped it."""
+    """A slot was begun and not finished. It ended in ``stage``; ``since`` is when a limit that
+    stopped it was reached, on ``time.monotonic``, None without one."""
 
     code: ClassVar[Code] = Code.ENGINE_ERROR
 
@@ -27,7 +27,7 @@ class SlotError(Exception):
 
 
 class StageFailed(SlotError):
-    """A provider raised; ``__cause__`` is what."""
+    """A provider raised the exception in ``__cause__``."""
 
 
 class StageTimeout(SlotError):
@@ -37,14 +37,13 @@ class StageTimeout(SlotError):
 
 
 class OutOfTime(SlotError):
-    """What is left of the deadline is less than what the rest takes."""
+    """The rest of the work takes longer than the deadline leaves."""
 
     code = Code.DEADLINE_EXCEEDED
 
 
 class BehindPace(SlotError):
-    """A stage that would be late as it goes, where less would not be. ``seconds_per_unit``: how it
-    goes."""
+    """A stage would be late at its present pace, ``seconds_per_unit``; less may be in time."""
 
     code = Code.DEADLINE_EXCEEDED
 
@@ -54,6 +53,6 @@ class BehindPace(SlotError):
 
 
 class SlotCancelled(SlotError):
-    """Somebody outside wants it to stop."""
+    """The slot was stopped from outside."""
 
     code = Code.CANCELLED

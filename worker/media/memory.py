@@ -1,4 +1,4 @@
-"""What the slot pipeline takes of its device, and the most that it may (SL-3)."""
+"""The device memory that the slot pipeline takes, and the most that it may take (SL-3)."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyPlan:
-    """Everything that stays, and what steps take on top of it."""
+    """Everything that stays in memory, and what steps take on top of that."""
 
     residents: Sequence[Resident]
     workspace_bytes: int
-    """Of the stages that run at the same time."""
+    """Working memory in bytes of the stages that run at the same time."""
 
     @property
     def bytes(self) -> int:
@@ -49,7 +49,7 @@ class ResidencyPlan:
 
 def slots_within(wanted: int, models_bytes: int, slot_bytes: int, hard_bytes: int) -> int:
     """How many clips may be under way at once: as many as ``wanted``, or as there is memory for
-    beside the models; never none. ``hard_bytes``: 0 for no limit."""
+    beside the models; at least one. ``hard_bytes``: 0 for no limit."""
     if not hard_bytes:
         return wanted
     slots = max(1, min(wanted, (hard_bytes - models_bytes) // slot_bytes))
@@ -67,15 +67,15 @@ def slots_within(wanted: int, models_bytes: int, slot_bytes: int, hard_bytes: in
 
 
 class CountedMemory:
-    """What ``used`` says is taken: on the CPU what the plan accounts for."""
+    """Memory as counted by ``used`` (bytes): on the CPU, what the plan accounts for."""
 
     def __init__(self, used: Callable[[], int]) -> None:
         self.used_bytes = used
 
     def drop_caches(self) -> None:
-        """There are none."""
+        """Do nothing, since there are no caches."""
 
 
 def slot_guard(meter: LimitedMemory, limits: MemoryLimits = NO_LIMITS) -> MemoryGuard:
-    """Of the slot pipeline."""
+    """The memory guard of the slot pipeline."""
     return MemoryGuard(meter, limits, _ADVICE, media_log)

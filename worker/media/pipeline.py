@@ -1,4 +1,4 @@
-"""Slots from recipe to clip: what can be rendered of one, by which stages (SL-1, SL-2)."""
+"""Renders slots from recipe to clip, and predicts what there is time for (SL-1, SL-2)."""
 
 import time
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ from worker.memory import MemoryGuard
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """``buffer_s``: kept back for what comes behind the pipeline (encoding, the way). ``nice``: of
-    stages on the CPU."""
+    """Settings of a pipeline. ``buffer_s``: seconds kept back for what comes after it (encoding,
+    the network). ``nice``: niceness of stages on the CPU."""
 
     max_size: int = 512
     max_seconds: float = 45.0
@@ -32,7 +32,7 @@ class PipelineConfig:
 
 
 def nominal_times() -> dict[Stage, StageTimes]:
-    """Before anything was observed."""
+    """Times of all stages, before anything was observed."""
     units = {
         Stage.SPEECH: NOMINAL.seconds,
         Stage.PORTRAIT: NOMINAL.image_units,
@@ -44,8 +44,8 @@ def nominal_times() -> dict[Stage, StageTimes]:
 
 
 class SlotPipeline:
-    """Renders slots; several at a time where there are leases for them: a stage serves one at a
-    time, so that one slot's speech overlaps another's video."""
+    """Renders slots, several at a time where there are leases for them: a stage serves one slot at
+    a time, so that one's speech overlaps another's video."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SlotPipeline:
         device: torch.device,
         config: PipelineConfig,
     ) -> None:
-        """``times``: of the first provider of each stage; others begin with its budget."""
+        """``times``: those of the first provider of each stage; others begin with its budget."""
         self.providers = providers
         self._config = config
         self.times: Mapping[Stage, Mapping[str, StageTimes]] = {
@@ -68,14 +68,14 @@ class SlotPipeline:
         self._runners = {stage: StageRunner(stage, memory, device, config.nice) for stage in Stage}
 
     def close(self) -> None:
-        """End the threads, then the models."""
+        """End the threads, then release the models."""
         for runner in self._runners.values():
             runner.close()
         for provider in self.providers.all():
             provider.close()
 
     def plan(self, recipe: Recipe, remaining_s: float, *, degrade: bool) -> ClipPlan:
-        """What is begun of ``recipe``. Raises ``OutOfTime`` where whatever that is would be late,
+        """What to begin of ``recipe``. Raises ``OutOfTime`` where even that is certain to be late,
         and ``RecipeError`` where it chooses a provider that is not loaded."""
         prediction = self._prediction(recipe)
         return prediction.fitted(
@@ -83,22 +83,22 @@ class SlotPipeline:
         )
 
     def whole(self, recipe: Recipe) -> ClipPlan:
-        """What ``recipe`` asks for, as far as buffers go, however long it takes."""
+        """What ``recipe`` asks for, within the buffers' sizes, however long it takes."""
         return asked_for(recipe, self._config.max_size, self._config.max_seconds)
 
     def least(self, recipe: Recipe, *, degrade: bool) -> ClipPlan:
-        """What would do, where there is time for no more."""
+        """The least that may be rendered; all of it unless ``degrade``."""
         whole = self.whole(recipe)
         return least(whole) if degrade else whole
 
     def end_warm_up(self) -> None:
-        """What was rendered so far was for nobody."""
+        """Note that all that was rendered so far was warm-up."""
         for of_stage in self.times.values():
             for times in of_stage.values():
                 times.end_warm_up()
 
     def takes_s(self, recipe: Recipe, plan: ClipPlan, pace: Pace) -> float:
-        """What all of ``plan`` takes."""
+        """Seconds that all of ``plan`` takes, by ``pace``."""
         return self._prediction(recipe).all_s(plan, pace)
 
     async def run(
@@ -115,8 +115,8 @@ class SlotPipeline:
     ) -> Clip:
         """Render into ``lease``, which stays open, until ``deadline_at`` on ``time.monotonic``.
 
-        ``shown`` gets the portrait when it is there, and frames of the video as it grows. With
-        ``keep_on`` nothing but the deadline ends it.
+        ``shown`` gets the portrait when it is done, and frames of the video as it grows. With
+        ``keep_on`` only the deadline ends it, not a prediction that it will be late.
         Raises ``Unfinished`` with what there is. When it is cancelled, every stage has ended.
         """
         begun = time.monotonic()

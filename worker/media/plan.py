@@ -1,7 +1,7 @@
-"""What a slot will render, and what it gives up to be in time (SL-2, SL-5): degrade before refuse.
+"""Plans what a slot renders, and gives up to be in time (SL-2, SL-5): degrade before refuse.
 
 Given up in this order, each only as far as it must be: the check, every second frame, half of the
-pixels of either side, the end of the speech. What is given up is said in the result.
+pixels of either side, the end of the speech. The result says what was given up.
 """
 
 import math
@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from worker.media.recipe import Recipe
 
 SAMPLE_RATE = 24_000
-"""Of audio buffers, in Hz."""
+"""Sample rate of audio buffers in Hz."""
 CHARACTERS_PER_S = 14.0
-"""Of speech at rate 1, until a voice has said how fast it is."""
+"""Estimated characters per second of speech at rate 1."""
 MIN_FPS = 6
 MIN_SIZE = 64
 MIN_SECONDS = 1.0
 _SHORTER_S = 0.05
-"""Less is not worth telling."""
+"""Smallest loss in seconds that is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipPlan:
-    """One clip. ``asked``: what it is less of; None where it is all that is asked for."""
+    """Plan of one clip. ``asked``: the plan that it falls short of; None if it is all of it."""
 
     seconds: float
     fps: int
@@ -33,7 +33,7 @@ class ClipPlan:
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """In words, what is less than was asked for."""
+        """What is given up of what was asked for, in words."""
         asked = self.asked
         if asked is None:
             return ()
@@ -56,7 +56,7 @@ class ClipPlan:
         size: int | None = None,
         has_check: bool | None = None,
     ) -> "ClipPlan":
-        """With other figures, for what was asked for before."""
+        """A plan with other figures; ``asked`` stays what was asked for at first."""
         return ClipPlan(
             self.seconds if seconds is None else seconds,
             self.fps if fps is None else fps,
@@ -67,7 +67,7 @@ class ClipPlan:
 
     @property
     def frames(self) -> int:
-        """The picture never ends before the sound."""
+        """Number of frames, rounded up: the picture never ends before the sound."""
         return max(1, math.ceil(self.seconds * self.fps - 1e-6))
 
     @property
@@ -76,23 +76,23 @@ class ClipPlan:
 
     @property
     def video_units(self) -> float:
-        """Pixels that are rendered, in millions."""
+        """Pixels of all frames, in millions."""
         return self.frames * self.size**2 / 1e6
 
     @property
     def image_units(self) -> float:
-        """The portrait's, in millions."""
+        """Pixels of the portrait, in millions."""
         return self.size**2 / 1e6
 
 
 NOMINAL = ClipPlan(seconds=45.0, fps=24, size=512, has_check=True)
-"""What the budgets of SL-1 are for."""
+"""The clip that SL-1's budgets are for."""
 BUFFER_S = 5.0
-"""Kept back of a deadline for what comes behind the pipeline (SL-2)."""
+"""Seconds of a deadline kept back for what comes after the pipeline (SL-2)."""
 
 
 def asked_for(recipe: Recipe, max_size: int, max_seconds: float) -> ClipPlan:
-    """What the recipe asks for, as far as buffers go. How long it is, is a guess."""
+    """What the recipe asks for, within the buffers' sizes. Its length in seconds is a guess."""
     size = min(recipe.video.size or max_size, max_size)
     most = min(recipe.video.seconds, max_seconds)
     guess = len(recipe.text) / (CHARACTERS_PER_S * recipe.voice.rate) + 0.5
@@ -103,11 +103,11 @@ def asked_for(recipe: Recipe, max_size: int, max_seconds: float) -> ClipPlan:
 
 
 def fit(plan: ClipPlan, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
-    """The best of ``plan`` that ``fits``; None when nothing does."""
+    """The best reduction of ``plan`` that ``fits``; None when none does."""
     found = next((each for each in ladder(plan) if fits(each)), None)
     if found is None or found is plan:
         return found
-    # Something on the way there may have been given up in vain: it was not what took the time.
+    # Some of what was given up may have been in vain, as it was not what took the time.
     while found.size * 2 <= plan.size and fits(larger := found.changed(size=found.size * 2)):
         found = larger
     if fits(smoother := found.changed(fps=plan.fps)):
@@ -118,7 +118,7 @@ def fit(plan: ClipPlan, fits: Callable[[ClipPlan], bool]) -> ClipPlan | None:
 
 
 def least(plan: ClipPlan) -> ClipPlan:
-    """The end of the ladder."""
+    """The least of ``plan``: the last step of its ``ladder``."""
     *_, last = ladder(plan)
     return last
 

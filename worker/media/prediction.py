@@ -1,4 +1,4 @@
-"""What of a recipe can be rendered in the time that is left (SL-2)."""
+"""Predicts what of a recipe can be rendered in the time that is left (SL-2)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from worker.media.errors import OutOfTime
 from worker.media.plan import ClipPlan, fit, least
 
 Pace = Callable[[StageTimes, float], float]
-"""Which of its answers is taken of a stage, for how much work: seconds."""
+"""A method of ``StageTimes``: seconds that a stage takes for an amount of work."""
 LIKELY: Final[Pace] = StageTimes.likely_s
 HOPED: Final[Pace] = StageTimes.hoped_s
 LEAST: Final[Pace] = StageTimes.least_s
@@ -17,8 +17,8 @@ LEAST: Final[Pace] = StageTimes.least_s
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long stages take with the providers that one recipe chose; ``buffer_s`` is kept back of
-    every deadline."""
+    """Predicts times for the providers that one recipe chose; ``buffer_s`` seconds of every
+    deadline are kept back."""
 
     speech: StageTimes
     portrait: StageTimes
@@ -27,19 +27,19 @@ class Prediction:
     buffer_s: float
 
     def all_s(self, plan: ClipPlan, pace: Pace) -> float:
-        """What all of ``plan`` takes."""
+        """Seconds that all of ``plan`` takes."""
         return self.first_s(plan, pace) + self.from_video_s(plan, pace)
 
     def first_s(self, plan: ClipPlan, pace: Pace) -> float:
-        """Speech beside the portrait."""
+        """Seconds that speech and portrait take, side by side."""
         return max(pace(self.speech, plan.seconds), pace(self.portrait, plan.image_units))
 
     def from_video_s(self, plan: ClipPlan, pace: Pace) -> float:
-        """Without speech and portrait."""
+        """Seconds that video and check take."""
         return pace(self.video, plan.video_units) + self.check_s(plan, pace)
 
     def check_s(self, plan: ClipPlan, pace: Pace) -> float:
-        """Of the check alone."""
+        """Seconds that the check takes; 0 without one."""
         return pace(self.check, 1.0) if plan.has_check else 0.0
 
     def fitted(
@@ -51,8 +51,8 @@ class Prediction:
         *,
         degrade: bool,
     ) -> ClipPlan:
-        """``plan``, or with ``degrade`` the best of it that there is time for. What is certain to
-        be late raises ``OutOfTime``; what only probably is has its try."""
+        """``plan``, or with ``degrade`` the best of it that there is time for. Raises ``OutOfTime``
+        where it is certain to be late; what is only probably late is tried."""
         left_s = remaining_s - self.buffer_s
         if degrade:
             found = fit(plan, lambda one: takes_s(one, HOPED) <= left_s)

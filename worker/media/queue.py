@@ -1,4 +1,4 @@
-"""Slots that wait for buffers, the one with the least slack first."""
+"""A queue of slots that wait for buffers, the one with the least slack first."""
 
 import asyncio
 import heapq
@@ -12,19 +12,19 @@ from worker.media.errors import OutOfTime
 
 
 class QueueFull(Exception):
-    """More wait than may."""
+    """The most slots that may wait are waiting already."""
 
 
 @dataclass(order=True, slots=True)
 class _Waiting:
     start_by: float
-    """On ``time.monotonic``: later, and it cannot be finished in time."""
+    """Latest start, on ``time.monotonic``, that lets the slot be finished in time."""
     number: int
     lease: "asyncio.Future[Lease]" = field(compare=False)
 
 
 class SlotQueue:
-    """Hands leases out. Everything runs on one event loop but for the return of buffers."""
+    """Hands out leases. Everything but the return of buffers runs on one event loop."""
 
     def __init__(
         self, pool: BufferPool, max_waiting: int, now: Callable[[], float] = time.monotonic
@@ -50,7 +50,7 @@ class SlotQueue:
         return tuple(sorted(max(0.0, end - now) for end in self._running.values()))
 
     def wait_s(self, start_by: float, each_s: float) -> float:
-        """How long a slot that must start by then will probably wait, when one takes ``each_s``."""
+        """Seconds that a slot to start by ``start_by`` will probably wait, at ``each_s`` a slot."""
         ends = [0.0] * self._pool.free + [*self.free_in_s()]
         for _ in range(sum(1 for other in self._waiting if other.start_by <= start_by)):
             ends = sorted((*ends[1:], ends[0] + each_s))
@@ -61,9 +61,9 @@ class SlotQueue:
     ) -> Lease:
         """Buffers, once it is this slot's turn; ``takes_s`` is how long it will have them.
 
-        ``start_by`` is its place among the others, ``give_up_at`` how long it waits, where less
-        than all of it is worth starting later. Raises ``QueueFull``, and ``OutOfTime`` when its
-        turn has not come by then.
+        ``start_by`` orders the slots; ``give_up_at`` (by default ``start_by``) is when to stop
+        waiting, later where less than all of it is still worth starting. Raises ``QueueFull``, and
+        ``OutOfTime`` when the slot's turn has not come by then.
         """
         lease = self._pool.lease() if not self._waiting else None
         if lease is None:
@@ -74,7 +74,7 @@ class SlotQueue:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back, and it on to whoever is next."""
+        """Give a lease back, and hand its buffers to the next slot."""
         self._running.pop(lease, None)
         lease.close()
         self._hand_on()
@@ -95,7 +95,7 @@ class SlotQueue:
             raise
 
     def _leave(self, waiting: _Waiting) -> None:
-        """It does not wait any more; what it was just given goes to the next."""
+        """Remove a slot that no longer waits; a lease that it was just given goes to the next."""
         if waiting in self._waiting:
             self._waiting.remove(waiting)
             heapq.heapify(self._waiting)

@@ -1,7 +1,7 @@
-"""What a clip is made of, as its client writes it: JSON of a versioned schema.
+"""The recipe of a clip, as its client writes it: JSON of a versioned schema.
 
 ``1.x`` is accepted whatever ``x`` is: what a later minor version adds is ignored, while in ours and
-those before it a field that they do not have is a mistake that is named.
+earlier ones an unknown field is an error that names it.
 
 - 1.1 adds ``providers``.
 """
@@ -18,12 +18,12 @@ from worker.media.errors import RecipeError
 MAJOR: Final = 1
 MINOR: Final = 1
 _SINCE: Final = {"providers": 1}
-"""The minor version that added a field."""
+"""Fields with the minor version that added each."""
 MAX_TEXT: Final = 1_000
-"""Characters: about a minute of speech, and more than the longest clip holds."""
+"""Most characters of text: about a minute of speech, more than the longest clip holds."""
 MAX_PROMPT: Final = 500
 MAX_BYTES: Final = 64 * 1024
-"""Of a recipe's JSON: ten times what all of its fields can have, whatever a later version adds."""
+"""Most bytes of a recipe's JSON: ten times what all fields can have, room for later versions."""
 
 _Version = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _UNKNOWN = re.compile(r"unknown field `(\w+)`")
@@ -32,16 +32,16 @@ _Name = Annotated[str, Meta(max_length=64)]
 
 
 class Voice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the text is said. ``rate``: 1 is the voice's own."""
+    """How the text is spoken. ``rate``: 1 is the voice's own."""
 
     name: Annotated[str, Meta(max_length=64, pattern=r"^[\w+/-]*$")] = ""
-    """One of the provider's; empty: its default."""
+    """One of the provider's voices; empty: its default."""
     rate: Annotated[float, Meta(ge=0.5, le=2.0)] = 1.0
     pitch: Annotated[float, Meta(ge=0.5, le=2.0)] = 1.0
 
 
 class Portrait(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who says it. The same prompt and seed give the same face."""
+    """The person who speaks. Equal prompts and seeds give equal faces."""
 
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT)] = "a friendly host"
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
@@ -62,7 +62,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which provider serves each stage, of those that are loaded; empty: the service's own."""
+    """The provider for each stage, one of those that are loaded; empty: the service's default."""
 
     speech: _Name = ""
     portrait: _Name = ""
@@ -71,7 +71,7 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One clip."""
+    """Everything that one clip is made from."""
 
     schema: str
     text: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
@@ -83,7 +83,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_recipe(data: bytes | str | Mapping[str, Any]) -> Recipe:
-    """Raises ``RecipeError`` that names the field."""
+    """Parse and check a recipe. Raises ``RecipeError`` that names the field."""
     if isinstance(data, bytes | str):
         if len(data) > MAX_BYTES:
             raise RecipeError("", f"has at most {MAX_BYTES} bytes, not {len(data)}")
@@ -138,7 +138,7 @@ def _known(data: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str, A
 
 
 def _where(message: str) -> RecipeError:
-    """msgspec's words with the field in front."""
+    """A ``RecipeError`` of msgspec's message, with the field found in it."""
     place = _PLACE.search(message)
     field = place[1] if place else ""
     what = message[: place.start()] if place else message

@@ -1,10 +1,10 @@
-"""One slot from recipe to clip: speech beside portrait, then video, then the check (SL-1, SL-2).
+"""Renders one slot: speech and portrait side by side, then video, then the check (SL-1, SL-2).
 
-It looks at the clock before the video and before the check: what is left of the deadline, less a
-buffer, must be enough for the work that is left. If not, less is rendered where the client allows
-that, and else the slot ends there, with what it has. Each choice is made anew from all that was
-asked for, so that what was given up for a stage that was feared to be slow comes back; and a video
-that would be late as it goes is begun anew with less.
+Before the video and before the check, what is left of the deadline, less a buffer, must be enough
+for the work that is left. If not, less is rendered where the client allows that, and otherwise the
+slot ends there, with what it has. Each choice is made anew from all that was asked for, so that
+what was given up for a stage that was expected to be slow can come back; and a video that would be
+late at its present pace is begun anew with less.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ from worker.media.stages.base import Stages, Step
 
 T = TypeVar("T")
 Progress = Callable[[Stage, float], None]
-"""A stage and the share of it that is done. Called on the stage's thread."""
+"""Called on a stage's thread with the stage and the share of it that is done."""
 Shown = Callable[[Stage, float, torch.Tensor], None]
-"""As ``Progress``, with a picture of what there is: a view of the slot's buffers."""
+"""Called like ``Progress``, with a picture of what there is: a view of the slot's buffers."""
 
 
 _WATCHED = 0.1
-"""Once this share of the time that there is for a video has gone by, its pace is judged."""
+"""Share of a video's time after which its pace is judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked for. ``plan`` is all of it. ``deadline_at`` is on ``time.monotonic``;
-    ``degrade``: less is better than late; ``keep_on``: nothing but its deadline stops it."""
+    """What is asked for. ``plan`` is all of it; ``deadline_at`` is on ``time.monotonic``;
+    ``degrade``: less is better than late; ``keep_on``: only the deadline stops it."""
 
     recipe: Recipe
     plan: ClipPlan
@@ -74,7 +74,7 @@ class Rendering:
         self._shown = shown
 
     async def run(self) -> None:
-        """Raises ``SlotError``, ``MemoryLimitExceeded``."""
+        """Render the clip. Raises ``SlotError``, ``MemoryLimitExceeded``."""
         clip, order = self._clip, self._order
         whole = await self._begin()
         clip.plan = self._fit_video(whole)
@@ -92,11 +92,11 @@ class Rendering:
 
     @property
     def _until(self) -> float:
-        """When the last stage must be over."""
+        """When the last stage must be over, on ``time.monotonic``."""
         return self._order.deadline_at - self._prediction.buffer_s
 
     def _fit_video(self, whole: ClipPlan, seconds_per_unit: float = 0.0) -> ClipPlan:
-        """What can still be in time of ``whole``, where a unit of it takes so long at least.
+        """The most of ``whole`` that can be in time if a unit takes at least ``seconds_per_unit``.
         Raises ``OutOfTime``."""
         prediction, order = self._prediction, self._order
         video = prediction.video
@@ -118,7 +118,7 @@ class Rendering:
             return least(whole) if order.degrade else whole
 
     async def _pace_video(self, whole: ClipPlan) -> None:
-        """The video, begun anew with less where its pace says so."""
+        """Render the video, begun anew with less where its pace demands that."""
         clip = self._clip
         while self._order.degrade:
             try:
@@ -131,11 +131,11 @@ class Rendering:
         await self._video()
 
     async def _begin(self) -> ClipPlan:
-        """Speech and portrait; returns all that can be shown of them. When one fails, the other is
-        stopped and waited for."""
+        """Render speech and portrait; returns a plan of all that can be shown of them. When one
+        fails, the other is stopped and waited for."""
         clip, recipe, stages = self._clip, self._order.recipe, self._stages
         plan, prediction = self._first_plan(), self._prediction
-        # Longer than guessed is fine as far as buffers and the recipe go: only then it is known.
+        # Speech may be longer than guessed, within buffers and recipe: only now its length shows.
         most_s = min(recipe.video.seconds, self._order.max_seconds)
         if plan.seconds < self._order.plan.seconds:
             most_s = plan.seconds
@@ -166,8 +166,8 @@ class Rendering:
         return self._spoken_plan(is_cut=is_cut)
 
     def _first_plan(self) -> ClipPlan:
-        """What is spoken and drawn: where less is allowed, as much as leaves time for the video
-        that is planned, since more than that cannot be shown later."""
+        """The plan for speech and portrait: where less is allowed, as much as leaves time for the
+        planned video, since more could not be shown later."""
         whole, prediction = self._order.plan, self._prediction
         if not self._order.degrade:
             return whole
@@ -176,7 +176,7 @@ class Rendering:
         return fit(whole, lambda one: prediction.first_s(one, LIKELY) <= left_s) or self._clip.plan
 
     def _spoken_plan(self, *, is_cut: bool) -> ClipPlan:
-        """All that can be shown of what was spoken and drawn."""
+        """A plan of all that can be shown of what was spoken and drawn."""
         clip, whole = self._clip, self._order.plan
         seconds = max(clip.samples, 1) / SAMPLE_RATE
         asked = whole.asked or whole
@@ -185,7 +185,7 @@ class Rendering:
         return replace(whole, seconds=seconds, size=clip.portrait_size, asked=asked)
 
     async def _video(self, *, is_watched: bool = False) -> None:
-        """Raises ``BehindPace`` where it ``is_watched``."""
+        """Render the video. May raise ``BehindPace`` where it ``is_watched``."""
         clip, plan = self._clip, self._clip.plan
         actor = clip.portrait  # as large as it was rendered: the video has a size of its own
         samples = min(clip.samples, plan.samples)
@@ -208,7 +208,7 @@ class Rendering:
         clip.frames = plan.frames
 
     async def _check(self) -> None:
-        """A check that there is no time for, or that fails, costs nobody the clip."""
+        """Check the clip; without time for a check, or when one fails, the clip stays as it is."""
         clip, times = self._clip, self._prediction.check
         if not self._order.plan.has_check:
             return
@@ -239,8 +239,8 @@ class Rendering:
         picture_at: Callable[[float], torch.Tensor | None] | None = None,
         watch: Callable[[float], None] | None = None,
     ) -> Job[T]:
-        """``picture_at``: what there is to see when a share of the stage is done. ``watch`` may
-        raise what ends the stage then."""
+        """A run of a stage. ``picture_at`` gives what there is to see at a share of the stage;
+        ``watch`` gets that share and may raise to end the stage."""
         said, shown = self._said, self._shown
 
         def progress(done: float) -> None:
@@ -266,7 +266,7 @@ class Rendering:
 
 
 def _pace_watch(until: float, units: float) -> Callable[[float], None]:
-    """Raises ``BehindPace`` where a stage that begins now will not be over ``until`` then."""
+    """A watch that raises ``BehindPace`` if a stage begun now will not be over by ``until``."""
     begun = time.monotonic()
     judged_at = begun + _WATCHED * (until - begun)
 

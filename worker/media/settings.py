@@ -20,16 +20,16 @@ def _by_commas(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_by_commas)]
-"""By commas."""
+"""Names, separated by commas in the environment."""
 
 
 class SlotSettings(EnvironmentSettings):
-    """Which providers, how large, how many at once, how much memory."""
+    """Settings of the slot model: its providers, sizes, number of slots and memory."""
 
     model_config = SettingsConfigDict(env_prefix="TIDEGATE_SLOT_", frozen=True, extra="forbid")
 
     device: Literal["cuda", "cpu"] = "cuda"
-    """Never falls back: ``cpu`` must be asked for by name (WK-2)."""
+    """Device of the pipeline. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     speech: Names = ("espeak",)
     portrait: Names = ("procedural",)
     video: Names = ("warp",)
@@ -37,52 +37,51 @@ class SlotSettings(EnvironmentSettings):
     """Providers of the stages (``worker.media.stages.providers``), all of which stay in memory:
     recipes choose among them, and the first serves those that do not."""
     kokoro_folder: str = ""
-    """Of the speech ``kokoro``."""
+    """Folder with the weights of the speech provider ``kokoro``."""
     flux_folder: str = ""
-    """Of the portrait ``flux``."""
+    """Folder with the weights of the portrait provider ``flux``."""
     flux_precision: FluxPrecision = "nf4"
-    """Of its transformer."""
+    """Precision of flux's transformer."""
     flux_text: TextPlace = "offload"
-    """Its text encoders are in the host's memory and pass through the device layer by layer, or
-    stay on it (``resident``), or run on the ``cpu``."""
+    """Place of flux's text encoders: in host memory, passing through the device layer by layer
+    (``offload``), on the device (``resident``), or on the ``cpu``, where they run."""
     liveportrait_folder: str = ""
-    """Of the video ``liveportrait``."""
+    """Folder with the weights of the video provider ``liveportrait``."""
     liveportrait_precision: Precision = "fp16"
     clip_folders: Names = ()
-    """Of the check ``clip``: two, with a comma between."""
+    """Folders with the weights of the check ``clip``: two, separated by a comma."""
     clip_precision: Precision = "fp16"
     size: int = Field(default=256, ge=64, le=1024, multiple_of=32)
-    """Pixels of either side, at most."""
+    """Most pixels of either side of a clip."""
     seconds: float = Field(default=20.0, gt=0, le=45)
-    """Of a clip, at most."""
+    """Most seconds of a clip."""
     slots: int = Field(default=2, ge=1, le=64)
     """Clips under way at once, each with its own buffers: one's speech overlaps another's video."""
     max_waiting: int = Field(default=64, ge=0)
-    """Clips that wait for one of those before new ones are refused."""
+    """Clips that may wait for one of the ``slots`` before new ones are refused."""
     buffer_s: float = Field(default=BUFFER_S, ge=0)
-    """Kept back of each deadline for what comes behind the pipeline (SL-2)."""
+    """Seconds of each deadline kept back for what comes after the pipeline (SL-2)."""
     warm_up: bool = True
     """Render a short clip by each provider before the first request."""
     default_deadline_s: float = Field(default=45.0, gt=0)
     memory_soft_gb: float = Field(default=11.0, ge=0)
-    """More than this is warned about, once; 0: never."""
+    """GB of memory above which one warning is logged; 0: never."""
     memory_hard_gb: float = Field(default=11.5, ge=0)
-    """More than this ends what asks for it; 0: whatever there is."""
+    """GB of memory above which the clip that asks for more is ended; 0: no limit."""
     cpu_threads: int = Field(default=0, ge=0)
     """Threads of a stage on the CPU; 0: torch's own choice."""
     nice: int = Field(default=10, ge=0, le=19)
-    """How far threads that render on the CPU, or encode, stand back for others (text goes first);
-    0: not at all."""
+    """Niceness of threads that render on the CPU, or encode, so that text goes first; 0: none."""
     legacy_stub: bool = False
-    """Triton's Python stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
+    """Whether Triton's stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
 
     @property
     def models(self) -> ModelOptions:
-        """Of every provider, chosen or not."""
+        """Model options of every provider, chosen or not."""
         names = [each.name for each in fields(ModelOptions)]
         return ModelOptions(**{name: getattr(self, name) for name in names})
 
 
 def read_slot_settings() -> SlotSettings:
-    """From the environment. Raises ``ValueError`` that names each variable which is wrong."""
+    """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
     return read_environment(SlotSettings, "the slot's settings")

@@ -1,4 +1,4 @@
-"""One stage on a thread of its own: its turn, its time, its retries, its CUDA stream (SL-4)."""
+"""Runs one stage on a thread of its own: its turns, timeouts, retries and CUDA stream (SL-4)."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ from worker.priority import lower_priority
 
 T = TypeVar("T")
 Progress = Callable[[float], None]
-"""Gets the share of the stage that is done. Called on the stage's thread."""
+"""Called on the stage's thread with the share of the stage that is done, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Job(Generic[T]):
 
 
 class _Steps:
-    """What a provider asks in each step."""
+    """The check that a provider calls in each step; raises what ends the stage."""
 
     def __init__(
         self, stage: Stage, limit_s: float, deadline_at: float, memory: MemoryGuard, said: Progress
@@ -69,7 +69,7 @@ class _Steps:
         self._said(done)
 
     def finish(self) -> None:
-        """All of it is there, whether the provider said so or not."""
+        """Report the stage as done, if the provider has not."""
         if self.done < 1.0:
             self._said(1.0)
 
@@ -86,7 +86,7 @@ class StageRunner:
         self._thread = ThreadPoolExecutor(
             1,
             thread_name_prefix=f"slot {stage}",
-            # On a GPU it only launches work, which should not wait for a core.
+            # On a GPU the thread only launches work, which should not wait for a core.
             initializer=lower_priority,
             initargs=(nice if device.type == "cpu" else 0,),
         )
@@ -95,23 +95,23 @@ class StageRunner:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Wait for the thread, which ends its stage first."""
+        """End the thread, after the stage that it is running."""
         self._thread.shutdown()
 
     async def run(self, job: Job[T], deadline_at: float) -> T:
-        """``job.work`` on the stage's thread.
+        """Run ``job.work`` on the stage's thread.
 
-        When it raises and when this is cancelled, it has come to its end, and so has what it
-        launched: its buffers may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``,
-        ``RequestError`` where it is the recipe's fault.
+        When this raises or is cancelled, the work and all that it launched have ended: its buffers
+        may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``, and ``RequestError`` where
+        it is the recipe's fault.
         """
         async with self.turn(deadline_at):
             return await self.run_in_turn(job, deadline_at)
 
     @asynccontextmanager
     async def turn(self, until: float) -> AsyncIterator[None]:
-        """The stage is this slot's meanwhile. Raises ``OutOfTime`` when another still has it
-        ``until`` then, on ``time.monotonic``."""
+        """Hold the stage inside this context. Raises ``OutOfTime`` when it is still another slot's
+        at ``until``, on ``time.monotonic``."""
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 await self._turn.acquire()
@@ -123,7 +123,7 @@ class StageRunner:
             self._turn.release()
 
     async def run_in_turn(self, job: Job[T], deadline_at: float) -> T:
-        """See ``run``; for whoever is within ``turn``."""
+        """See ``run``; for a caller that holds the stage (``turn``)."""
         for pause in backoffs(job.times.budget.retries):
             try:
                 return await self._try(job, deadline_at)
@@ -144,7 +144,7 @@ class StageRunner:
                 result = await self._on_thread(job.work, steps)
         except (SlotError, MemoryLimitExceeded, RequestError) as error:
             job.times.failed += isinstance(error, StageTimeout | MemoryLimitExceeded)
-            # How much of a text was spoken is not known: its share is of the room that it has.
+            # How much of a text was spoken is unknown: a speech's share is of its buffer.
             if (
                 isinstance(error, OutOfTime | BehindPace | StageTimeout)
                 and self.stage is not Stage.SPEECH
@@ -170,7 +170,7 @@ class StageRunner:
         return result
 
     async def _on_thread(self, work: Callable[[Step], T], steps: _Steps) -> T:
-        """Whoever cancels this waits until the thread has heard of it."""
+        """Run ``work`` on the thread; a cancellation waits until the thread has stopped."""
         done = asyncio.get_running_loop().run_in_executor(self._thread, self._call, work, steps)
         try:
             return await asyncio.shield(done)
@@ -194,7 +194,7 @@ class StageRunner:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     async def _settle(self, *, is_critical: bool) -> None:
-        """Wait, off the event loop, for what the device still has to do in these buffers."""
+        """Wait, off the event loop, for queued work of the device on the slot's buffers."""
         stream = self._stream
         if stream is None:
             return

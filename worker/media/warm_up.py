@@ -1,5 +1,5 @@
-"""Clips that nobody asked for, rendered before the first request: models are read and compiled by
-then, and predictions know this machine instead of the stated targets."""
+"""Renders clips before the first request, so that models are loaded and compiled by then, and
+predictions rest on this machine instead of the stated targets."""
 
 import time
 
@@ -14,13 +14,13 @@ from worker.media.recipe import Chosen, Portrait, Recipe, Video
 
 _TEXT = "Good morning."
 _ENOUGH_S = 10.0
-"""Nothing is begun after that: SL-1 gives a cold start 30 s."""
+"""Seconds after which no more clips are begun: SL-1 allows a cold start 30 s."""
 _DEADLINE_S = 60.0
 
 
 async def warm_up(pipeline: SlotPipeline, pool: BufferPool) -> None:
     """Render a short clip by each loaded provider, twice where time allows, since the first of each
-    pays for what happens once. Never raises for a provider that cannot: its requests will say so.
+    includes one-time costs. Does not raise for a provider that fails: its requests will.
     """
     began = time.monotonic()
     for recipe in _recipes(pipeline):
@@ -32,7 +32,7 @@ async def warm_up(pipeline: SlotPipeline, pool: BufferPool) -> None:
 
 
 def _recipes(pipeline: SlotPipeline) -> list[Recipe]:
-    """So many that each provider serves one of them."""
+    """Enough recipes for each provider to serve one."""
     names = pipeline.providers.names
 
     def chosen(at: int) -> Chosen:
@@ -68,4 +68,4 @@ async def _render(
 
 
 def _unsaid(stage: Stage, done: float) -> None:
-    """Nobody follows it."""
+    """Do nothing: nobody follows the progress."""

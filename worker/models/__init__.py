@@ -1,12 +1,12 @@
 """Models that the worker can run.
 
-Without torch, what a checkpoint is:
+Without torch, about checkpoints:
 
 - ``config``       what its ``config.json`` says; ``rope_scaling``, ``fields``
-- ``generation``   which sampling its ``generation_config.json`` recommends
+- ``generation``   the sampling that its ``generation_config.json`` recommends
 - ``families``     the architectures, and how they differ
-- ``parameters``   what a model wants loaded
-- ``folder``       what a folder is called, and what it is when it is no checkpoint
+- ``parameters``   the tensors that a model needs
+- ``folder``       the name of a folder, and what it is when it is not a checkpoint
 - ``digest``       a name for its contents
 - ``load_timing``  how long each phase of a start took
 
@@ -16,7 +16,7 @@ With torch, from files to logits:
 - ``loader``       to parameters, fused and packed on the way; ``cuda_loader``, ``malloc``
 - ``linear``       linear layers as they lie in memory; ``blocked``: for products of our own,
                    ``block_products``, ``block_loops``, ``block_code`` and ``amx_code``
-- ``decoder``      the model, in a file that reads like the paper
+- ``decoder``      the model, written as in the paper
 - ``rope``         rotary positions and their stretches
 - ``model``        from a checkpoint to a model
 """

@@ -1,9 +1,9 @@
 """The inner loop of ``block_products`` on AMX, the matrix unit of Intel's CPUs.
 
-A block's bfloat16 lie as this unit wants its second factor: pairs of inputs side by side, 16
-outputs to a line. Registers ("tiles", 16 lines of 64 bytes) hold the sums of up to 32 rows times 32
-outputs in four, a tile of rows and one of weights in two more, of which one is loaded anew for each
-further product. To be imported only where numba is installed, and used only where
+A block's bfloat16 are laid out as this unit needs its second factor: pairs of inputs side by side,
+16 outputs to a line. Registers ("tiles", 16 lines of 64 bytes) hold the sums of up to 32 rows times
+32 outputs in four, a tile of rows and one of weights in two more, of which one is loaded anew for
+each further product. To be imported only where numba is installed, and used only where
 ``block_products.tiles_problem`` is None.
 
 With all eight, four loads would do where five are needed; but both threads of a core rename theirs
@@ -25,7 +25,7 @@ from worker.native import Vectors, cgutils
 
 MOST_ROWS: Final = 32
 TURN_BYTES: Final = 2048
-"""Weights that one turn of the loop takes: 32 inputs of 32 outputs."""
+"""Bytes of weights that one turn of the loop takes: 32 inputs of 32 outputs."""
 LINES: Final = 16
 """Rows of a tile."""
 TURN_INPUTS: Final = 32
@@ -39,12 +39,12 @@ _CONFIGURATION: Final = struct.pack(
 )
 _SUMS, _WEIGHT, _ROW = (0, 1, 2, 3), 4, 5
 _ORDER: Final = {1: ((0, 0), (0, 1)), 2: ((0, 0), (1, 0), (1, 1), (0, 1))}
-"""Of products of a tile of rows and half a block."""
+"""Order of products of a tile of rows and half a block, by the number of tiles of rows."""
 _byte, _int32, _int64, _void = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
 
 
 def configure(builder: Any) -> None:
-    """All tiles of this thread at their full size, from here to ``release``."""
+    """Emit code that sets all tiles of the thread to their full size, until ``release``."""
     kind = ir.ArrayType(_byte, len(_CONFIGURATION))
     constant = ir.Constant(kind, bytearray(_CONFIGURATION))
     address = cgutils.global_constant(builder, "tile_configuration", constant)
@@ -53,7 +53,7 @@ def configure(builder: Any) -> None:
 
 
 def release(builder: Any) -> None:
-    """The thread's next switch need not save them."""
+    """Emit code that releases the tiles, so that the thread's next switch need not save them."""
     Vectors(builder).call("llvm.x86.tilerelease", _void)
 
 
@@ -69,12 +69,12 @@ def tile_sums(
     out: Any,
     is_added: Any,
 ) -> None:
-    """``out`` [32, 32] float32: ``count`` rows of bfloat16, 1 to 32, times a block's weights.
+    """Emit ``out`` [32, 32] float32: ``count`` rows of bfloat16, 1 to 32, times a block's weights.
 
-    ``is_added``: to what stands there. Rows lie as [rows / 16][turns][16][32], so that no tile's
-    lines share a cache's set, and are ``row_bytes`` long. They are read, and sums written, to the
-    next multiple of 16. In each turn ``ahead_bytes``, 0 or ``TURN_BYTES`` or half of it, are
-    fetched, from ``ahead`` on; the half only as far as the second cache, as other rows come first.
+    ``is_added``: added to what is there. Rows are laid out as [rows / 16][turns][16][32], so that
+    no tile's lines share a cache set, and are ``row_bytes`` long. They are read, and sums written,
+    to the next multiple of 16. In each turn ``ahead_bytes``, 0 or ``TURN_BYTES`` or half of it, are
+    prefetched, from ``ahead`` on; half only as far as the second cache, as other rows come first.
     """
     end = builder.append_basic_block("end")
     for tiles in (1, 2):
@@ -149,7 +149,7 @@ def _loop(
 
 
 def _sum(row: int, half: int) -> int:
-    """The register of that product."""
+    """The register that sums products of a tile of rows and half a block."""
     return 2 * row + half
 
 

@@ -1,7 +1,7 @@
-"""The inner loop of ``block_products``, as vector code; as ``worker.attention.tile_code`` is.
+"""The inner loop of ``block_products``, as vector code; compare ``worker.attention.tile_code``.
 
-LLVM by itself would neither keep the sums in registers nor read a weight once for all rows. The
-same for AMX is in ``amx_code``. To be imported only where numba is installed.
+LLVM by itself would neither keep the sums in registers nor read a weight once for all rows.
+``amx_code`` has the loop for AMX. To be imported only where numba is installed.
 """
 
 import math
@@ -17,13 +17,13 @@ from worker.models.block_products import Form
 from worker.native import Vectors, intrinsic, types
 
 MOST_ROWS: Final = 12
-"""With two vectors each, sums take 24 of AVX-512's 32 registers."""
+"""Most rows at once: with two vectors each, sums take 24 of AVX-512's 32 registers."""
 BLOCK_OUTPUTS: Final = 32
 TURN_BYTES: Final = 128
-"""Weights that one turn of the loop takes: 4 bytes of each output."""
+"""Bytes of weights that one turn of the loop takes: 4 of each output."""
 
 SOURCES = (Path(__file__).read_bytes(), amx_code.SOURCE, native.SOURCE)
-"""What is compiled into all that calls these, and decides its key in numba's cache."""
+"""Source code that is compiled into every caller, and is part of its key in numba's cache."""
 _VECTOR_BYTES = 64
 CACHE_LINE: Final = 64
 _int32, _int64 = ir.IntType(32), ir.IntType(64)
@@ -35,13 +35,13 @@ _ints = ir.VectorType(_int32, native.LANES)
 
 @intrinsic
 def begin(typing: Any, form: Any) -> Any:
-    """What this thread needs before its first ``block_sums``."""
+    """Prepare this thread for its first ``block_sums``."""
     return _only_for_tiles(form, amx_code.configure)
 
 
 @intrinsic
 def end(typing: Any, form: Any) -> Any:
-    """After its last."""
+    """Clean up after this thread's last ``block_sums``."""
     return _only_for_tiles(form, amx_code.release)
 
 
@@ -68,10 +68,10 @@ def block_sums(
     is_added: Any,
     form: Any,
 ) -> Any:
-    """``out`` [count, 32] float32: ``count`` rows, 1 to 12, times a block's weights of ``form``.
+    """Set ``out`` [count, 32] float32 to ``count`` rows, 1 to 12, times a block of ``form``.
 
     In each turn the two cache lines from ``ahead`` on, which then moves by ``ahead_bytes``, are
-    fetched. For tiles, and only for them ``is_added``, see ``amx_code.tile_sums``.
+    prefetched. For tiles, and for ``is_added``, which only they use, see ``amx_code.tile_sums``.
     """
     signature = types.void(*[types.int64] * 8, types.boolean, form)
 
@@ -101,7 +101,7 @@ def block_sums(
 
 @intrinsic
 def finish(typing: Any, sums: Any, bias: Any, out: Any, is_gated: Any) -> Any:
-    """``out`` of one row's ``sums`` [32] float32: they + ``bias``; gated: silu of the first 16
+    """Set ``out`` to one row's ``sums`` [32] float32 + ``bias``; gated: silu of the first 16
     times the other ones, + ``bias``. Addresses; ``out`` may be ``sums``, ``bias`` 0: none.
     """
     signature = types.void(*[types.int64] * 3, types.boolean)
@@ -131,7 +131,7 @@ def finish(typing: Any, sums: Any, bias: Any, out: Any, is_gated: Any) -> Any:
 
 @intrinsic
 def rounded(typing: Any, values: Any, out: Any) -> Any:
-    """``out`` [32] bfloat16: float32 ``values``, to the nearest, ties to even; a NaN stays one."""
+    """Round float32 ``values`` [32] to bfloat16 ``out``: to nearest, ties to even; NaN stays."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         write = Vectors(builder)
@@ -151,7 +151,7 @@ def rounded(typing: Any, values: Any, out: Any) -> Any:
 
 
 def _silu(write: Vectors, x: Any) -> Any:
-    """x / (1 + e^-x); the exponential as in ``worker.attention.numba_backend``."""
+    """x / (1 + e^-x), with the exponential of ``worker.attention.numba_backend``."""
     builder = write.builder
     one, most = write.constant(1.0), write.constant(126.0)
     z = builder.fmul(x, write.constant(-1 / math.log(2)))
@@ -177,7 +177,7 @@ def _loop(
     ahead: Any,
     ahead_bytes: Any,
 ) -> list[Any]:
-    """Of rows that begin at ``starts``; two vectors of sums for each."""
+    """Sums of the rows that begin at ``starts``, two vectors for each."""
     builder = write.builder
     before = builder.block
     body = builder.append_basic_block("turn")
@@ -217,7 +217,7 @@ def _loop(
 
 
 def _widened(write: Vectors, narrow: bool, i: int, words: Any) -> Any:
-    """As float32; of pairs of bfloat16 the ``i``-th."""
+    """``words`` as float32; if ``narrow``, the ``i``-th bfloat16 of each pair."""
     if narrow and i == 0:
         words = write.builder.shl(words, write.bits(16))
     elif narrow:

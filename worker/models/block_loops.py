@@ -1,4 +1,4 @@
-"""What is compiled for ``block_products``. To be imported only where numba is installed.
+"""The compiled loops of ``block_products``. To be imported only where numba is installed.
 
 The code that these are made of stands in the module's globals: numba's cache takes closures as
 constants, and these would be new ones in every process.
@@ -37,20 +37,21 @@ from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 _SOURCE: Final = Path(__file__).read_bytes()
 _AHEAD_BYTES: Final = 4096
 _ROUNDED_AT_ONCE: Final = 4
-"""Rows that one thread rounds while others do the next."""
+"""Rows that a thread rounds at a time."""
 _LINE_BYTES: Final = 2 * TURN_INPUTS
 _SUM_BYTES: Final = 4 * BLOCK_OUTPUTS
-"""Of a row and a block."""
+"""Bytes of the sums of a row and a block."""
 _LOOKS: Final = 1000
-"""Some 50 µs. Whoever has not rounded its rows by then is held up by another process."""
+"""Checks, some 50 µs together, after which a thread that has not rounded its rows is taken to be
+held up by another process."""
 
 
 @jitable
 def _round_rows(job: Any) -> None:
     """Write ``job``'s rows as AMX reads them, see ``Arguments.rounded``.
 
-    Each thread does a few; then all wait for the last, or do everything again: it comes to the
-    same, and another process may have that thread's core for long.
+    Each thread does a few; then all wait for the last, or do everything again, with the same
+    result, since another process may have the late thread's core for long.
     """
     count, inputs, turns = job[AT.row_count], job[AT.inputs], job[AT.turns]
     whole = inputs // TURN_INPUTS
@@ -88,7 +89,7 @@ def _round_rows(job: Any) -> None:
 
 @jitable
 def _bounds(number: Any, passes: Any, count: Any, is_tiled: Any) -> Any:
-    """Rows of a pass: evenly many, but tiles are full, except for the last."""
+    """First row and end of a pass: rows divided evenly, but tiles full except the last."""
     if is_tiled:
         return number * PASS_ROWS, min(count, (number + 1) * PASS_ROWS)
     return count * number // passes, count * (number + 1) // passes
@@ -96,7 +97,7 @@ def _bounds(number: Any, passes: Any, count: Any, is_tiled: Any) -> Any:
 
 @jitable
 def _aligned(sums: Any) -> Any:
-    """Where ``sums`` begin on a cache line; they have one to spare."""
+    """The first address in ``sums`` on a cache line; they have one line to spare."""
     return (sums.ctypes.data + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
 
 
@@ -104,7 +105,7 @@ def _aligned(sums: Any) -> Any:
 def _finish_block(
     job: Any, block: Any, first: Any, last: Any, sums: Any, width: Any, is_gated: Any
 ) -> None:
-    """Write results of rows ``first`` to ``last``, whose ``sums`` of a block begin there."""
+    """Write results of rows ``first`` to ``last`` (exclusive) from their ``sums`` of a block."""
     outputs, output, bias = job[AT.outputs], block * width, job[AT.bias]
     if bias != 0:
         bias += 4 * output
@@ -123,7 +124,7 @@ def _finish_block(
 
 
 def multiply(form: int, is_gated: bool) -> Task:
-    """Of a job as ``block_products.Arguments`` say, with weights of ``Form(form)``."""
+    """Compile the product of a job (``Arguments``) with weights of ``Form(form)``."""
     code = amx_code if form == Form.TILES else block_code
     most_rows, turn_bytes = code.MOST_ROWS, code.TURN_BYTES
     is_tiled = form == Form.TILES
@@ -145,9 +146,9 @@ def multiply(form: int, is_gated: bool) -> Task:
             _round_rows(job)
             rows, row_bytes = job[AT.rounded], turns * _LINE_BYTES
             panel_turn_bytes = LINES * _LINE_BYTES
-        # What is fetched meanwhile: what comes a little later, or, where weights are gone through
-        # several times, half of the next ones each of the first two times (but for the last of
-        # blocks that share panels: there it is too much).
+        # Prefetch meanwhile what comes a little later, or, where weights are gone through several
+        # times, half of the next ones each of the first two times (except for the last of blocks
+        # that share panels, where it is too much).
         step = _AHEAD_BYTES
         if passes > 1:
             step = block_bytes

@@ -1,4 +1,4 @@
-"""Products of rows with weights in blocks, compiled by numba for CPUs with AVX-512 or AMX.
+"""Multiplies rows by weights in blocks, compiled by numba for CPUs with AVX-512 or AMX.
 
 A step of few rows takes as long as its weights take to be read, so they lie in the order in which
 they are used, and are read once::
@@ -32,40 +32,42 @@ from worker.compiled import compiler_problem
 from worker.team import FIRST_ARGUMENT, has_team
 
 _PARTS_PER_THREAD: Final = 8
-"""Who is held up by another process does fewer."""
+"""Parts of a job per thread: several, so that a thread held up by another process does fewer."""
 _FEWEST_PARTS: Final = 2
-"""The same where blocks share panels; whatever they are, each thread gets as many."""
+"""Fewest parts per thread where blocks share panels; there each thread gets equally many."""
 _NONE_BEGUN: Final = 0
 TILE_ROWS: Final = 16
-"""With AMX."""
+"""Rows of a tile of AMX."""
 _TILE_BYTES: Final = 1024
 _PASS_ROWS: Final = 32
 PANEL_TURNS: Final = 8
-"""With AMX, so many turns' weights stay in the nearest cache, 16 KiB, for all rows."""
+"""Turns of a panel: with AMX their weights, 16 KiB, stay in the nearest cache for all rows."""
 _PASSES_AT_ONCE: Final = 16
-"""At most; their sums of a block are 64 KiB."""
+"""Most passes that go through a panel in a row; their sums of a block are 64 KiB."""
 _BLOCKS_AT_ONCE: Final = 7
-"""At most."""
+"""Most blocks whose same panel is gone through before the next panel."""
 _MOST_ROUNDED_BYTES: Final = 1 << 20
-"""Of rows; more of them would come from beyond the second cache for each block anew."""
+"""Most bytes of rounded rows before blocks share panels: more would come from beyond the second
+cache anew for each block."""
 
 
 class Form(IntEnum):
-    """What weights are, and what multiplies them."""
+    """The type of weights, and the unit that multiplies them."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
     TILES = 2
-    """bfloat16, by AMX."""
+    """bfloat16, multiplied by AMX."""
 
     @property
     def inputs_per_turn(self) -> int:
-        """Of the inner loop; blocks are filled up with zeros to a multiple of it."""
+        """Inputs per turn of the inner loop; blocks are padded with zeros to a multiple of it."""
         return (1, 2, 32)[self]
 
 
 class Arguments(NamedTuple):
-    """A job after its counts (``worker.team``): addresses and sizes. Bias, results are float32."""
+    """The fields of a job after its counts (``worker.team``): addresses and sizes. Bias and results
+    are float32."""
 
     job: int
     weights: int
@@ -75,25 +77,24 @@ class Arguments(NamedTuple):
     """Room for the rows as AMX reads them, bfloat16 [row_count / 16][turns][16][32]: the last tile
     need not be full, the last turn ends with zeros."""
     rounding: int
-    """Counter: shares of rows of which the rounding has begun."""
+    """Counter of shares of rows whose rounding has begun."""
     rounded_shares: int
-    """Counter: those of which it is done."""
+    """Counter of shares of rows whose rounding is done."""
     bias: int
-    """[outputs], filled up to whole blocks, or 0: none."""
+    """[outputs], padded to whole blocks; 0: none."""
     results: int
     """[row_count, outputs]"""
     row_count: int
     inputs: int
     outputs: int
     turns: int
-    """Of the inner loop for a block."""
+    """Turns of the inner loop for a block."""
     panels: int
-    """Into so many a block's turns are divided."""
+    """Number of panels into which a block's turns are divided."""
     passes_at_once: int
-    """A pass has as many rows as stay in registers. So many passes go through a panel before the
-    next one's turn."""
+    """Passes, each of as many rows as fit registers, that go through a panel before the next."""
     blocks_at_once: int
-    """Of so many the same panel is gone through before the next one's turn."""
+    """Blocks whose same panel is gone through before the next panel."""
 
 
 AT: Final = Arguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(Arguments._fields)))
@@ -101,7 +102,7 @@ _Job = ctypes.c_int64 * (FIRST_ARGUMENT + len(Arguments._fields))
 
 
 def products_problem() -> str | None:
-    """Why this machine cannot have them, or None."""
+    """Why this machine cannot have these products, or None."""
     if (problem := compiler_problem()) is not None:
         return problem
     if "avx512f" not in _features():
@@ -113,12 +114,12 @@ def products_problem() -> str | None:
 
 @cache
 def may_use_amx() -> bool:
-    """Whether the CPU has it and the system lets this process: Linux wants to be asked, as here."""
+    """Whether the CPU has AMX and the system allows its use, which this asks Linux for."""
     return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
 
 
 def tiles_problem() -> str | None:
-    """Why they cannot use AMX where ``products_problem`` is None, or None."""
+    """Why products cannot use AMX, where ``products_problem`` is None; None if they can."""
     if not {"amx-tile", "amx-bf16"} <= _features():
         return "the CPU has no AMX for bfloat16"
     if not may_use_amx():
@@ -127,7 +128,7 @@ def tiles_problem() -> str | None:
 
 
 def fastest_form(dtype: torch.dtype) -> Form:
-    """Of weights bfloat16 or float32."""
+    """The fastest form here for weights of ``dtype``, bfloat16 or float32."""
     if dtype == torch.float32:
         return Form.FLOAT32
     has_tiles = products_problem() is None and tiles_problem() is None
@@ -135,10 +136,10 @@ def fastest_form(dtype: torch.dtype) -> Form:
 
 
 class Product:
-    """Results of rows: · weightsᵀ + bias; gated: silu of the first product times the second."""
+    """Computes rows · weightsᵀ + bias; gated: silu of the first product times the second."""
 
     def __init__(self, form: Form, *, is_gated: bool) -> None:
-        """Compiles."""
+        """Compile the product."""
         from worker.models.block_loops import multiply
 
         self._work = multiply(int(form), is_gated)
@@ -146,9 +147,9 @@ class Product:
         self._outputs_per_block = 16 if is_gated else 32
 
     def __call__(self, weights: int, x: Tensor, bias: int, outputs: int) -> Tensor:
-        """``x`` [rows, inputs] float32 → [rows, outputs] float32, without the GIL meanwhile.
+        """Multiply ``x`` [rows, inputs] float32: [rows, outputs] float32. Releases the GIL.
 
-        ``weights`` and ``bias`` are addresses, as of ``Arguments``.
+        ``weights`` and ``bias`` are addresses, see ``Arguments``.
         """
         count, inputs = x.shape
         x = x.contiguous()
@@ -185,13 +186,13 @@ class Product:
 
 @cache
 def product(form: Form, *, is_gated: bool) -> Product:
-    """Compiled once."""
+    """The product for ``form``, compiled once."""
     return Product(form, is_gated=is_gated)
 
 
 @cache
 def _features() -> frozenset[str]:
-    """What numba compiles for: NUMBA_CPU_NAME may say less than this CPU has."""
+    """CPU features that numba compiles for: NUMBA_CPU_NAME may allow fewer than this CPU has."""
     from numba.core.registry import cpu_target
 
     features: str = cpu_target.target_context.codegen().magic_tuple()[2]

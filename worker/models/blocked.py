@@ -1,4 +1,4 @@
-"""Weights in the blocks that ``block_products`` multiplies by."""
+"""Linear layers whose weights are in the blocks that ``block_products`` multiplies by."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _BLOCK: Final = 32
 def blocks_fit(dtype: torch.dtype) -> bool:
     """Whether ``BlockedFormat`` is the fastest here for weights of that type; logs why it is not.
 
-    Compiles its products, so that no request waits for it.
+    Compiles its products, so that no request waits for that.
     """
     if dtype not in (torch.bfloat16, torch.float32):
         return False
@@ -43,10 +43,10 @@ def blocks_fit(dtype: torch.dtype) -> bool:
 
 
 class BlockedFormat:
-    """For bfloat16 and float32 on CPUs where ``block_products.products_problem`` is None.
+    """A ``Format`` for bfloat16 and float32 on CPUs where ``products_problem`` is None.
 
-    Rows and results are float32 whatever the weights are: sums are made in it anyway, and what
-    stands between two products is then faster too.
+    Rows and results are float32 whatever the weights are: sums are float32 anyway, and the
+    operations between two products are faster that way too.
 
     Measured beside oneDNN's packed layers (two cores, Intel, bfloat16, the products of a 0.5B
     model): 1.4 times as fast at one row, 1.3 at 4, 1.6 at 8 to 32, 1.45 at 512. The same for
@@ -60,7 +60,7 @@ class BlockedFormat:
 
     @property
     def tile_rows(self) -> int:
-        """Of bfloat16; what is float32 has no tiles, and its chunks are cut so all the same."""
+        """Rows of a tile for bfloat16; float32 has no tiles, but its chunks are cut by it too."""
         return TILE_ROWS if fastest_form(torch.bfloat16) == Form.TILES else 1
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear:
@@ -74,8 +74,8 @@ class BlockedFormat:
 
 @dataclass(frozen=True, slots=True)
 class BlockedLinear:
-    """``blocks`` int32, see ``block_products``; ``nbytes`` as the weights were (padding of odd
-    shapes is not counted)."""
+    """A linear layer of ``blocks`` int32, see ``block_products``; ``nbytes`` is that of the
+    weights, without the padding of odd shapes."""
 
     blocks: Tensor
     bias: Tensor | None
@@ -109,7 +109,7 @@ def _layer(weights: Sequence[Tensor], bias: Tensor | None, nbytes: int) -> Block
 
 
 def _blocks(weights: Sequence[Tensor]) -> Tensor:
-    """Of one or two matrices [outputs, words of 4 bytes], which share each block."""
+    """Blocks of one or two matrices [outputs, words of 4 bytes], which share each block."""
     outputs, words = weights[0].shape
     width = _BLOCK // len(weights)
     whole, rest = divmod(outputs, width)

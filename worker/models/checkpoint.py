@@ -23,14 +23,14 @@ _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
 _DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _COMPARED_ROWS: Final = 4096
-"""So many at a time: two tensors that differ mostly do so at once."""
+"""Rows compared at a time: tensors that differ mostly do so in the first ones."""
 # Buffers that old checkpoints carry and models compute themselves.
 _IGNORED: Final = re.compile(r"\.rotary_emb\.inv_freq$")
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor lies in its file."""
+    """Position, type and shape of a tensor in its file."""
 
     file: Path
     dtype: torch.dtype
@@ -43,7 +43,7 @@ class Checkpoint:
     """The weight files of a directory, open until the ``with`` block ends."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ``BrokenCheckpoint`` for a file that is missing, corrupt or cut short."""
+        """Open the files. Raises ``BrokenCheckpoint`` if one is missing, corrupt or cut short."""
         files = _weight_files(path)
         if not any(file.exists() for file in files) and (problem := why_unservable(path)):
             raise BrokenCheckpoint(problem)
@@ -74,11 +74,11 @@ class Checkpoint:
 
     @property
     def names(self) -> Set[str]:
-        """Of all tensors in the files."""
+        """Names of all tensors in the files."""
         return self._tensors.keys()
 
     def mapped(self, part: Part) -> torch.Tensor:
-        """A view of the file; it outlives the ``with`` block."""
+        """A tensor as a view of its file; it outlives the ``with`` block."""
         tensor: torch.Tensor = self._mapped[self[part].file].get_tensor(part.name)
         return tensor
 
@@ -101,7 +101,7 @@ class Checkpoint:
             view, offset = view[count:], offset + count
 
     def check_fit(self, parameters: Iterable[Parameter], unused: Iterable[str]) -> None:
-        """Every part is there in its shape and a type that we read, and nothing else is.
+        """Check that every part is there in its shape and a type that we read, and nothing else is.
 
         Raises ``BrokenCheckpoint`` or ``UnsupportedModel``.
         """
@@ -157,7 +157,7 @@ class Checkpoint:
 
 
 def differ(path: Path, one: str, other: str) -> bool:
-    """Whether a checkpoint directory holds both tensors, and they are not the same.
+    """Whether a checkpoint directory holds both tensors, and they differ.
 
     Raises ``BrokenCheckpoint``.
     """
@@ -180,7 +180,7 @@ def prefetch(path: Path) -> None:
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            continue  # whoever opens it to read says what is wrong
+            continue  # the one who opens it to read reports the error
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
         finally:

@@ -1,4 +1,4 @@
-"""What a checkpoint's ``config.json`` and ``generation_config.json`` say. No torch."""
+"""Reads a checkpoint's ``config.json`` and ``generation_config.json``. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ DTypeName = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A dense decoder as ``families`` lists them. Names follow ``config.json``."""
+    """Configuration of a dense decoder of one of ``families``. Names follow ``config.json``."""
 
     architecture: str
     vocab_size: int
@@ -37,9 +37,9 @@ class ModelConfig:
     rope_scaling: RopeScaling | None
     qkv_bias: bool
     qk_norm: bool
-    """Queries and keys are normalised per head before they are rotated."""
+    """Whether queries and keys are normalised per head before they are rotated."""
     windows: tuple[int, ...]
-    """Per layer: keys that a query sees, its own included; 0 is all before it."""
+    """Keys that a query sees in each layer, its own included; 0: all up to its own."""
     tie_word_embeddings: bool
     dtype: DTypeName
     """Type that the weights were saved in."""
@@ -142,7 +142,7 @@ def _dtype(fields: Fields) -> DTypeName:
 
 
 def _windows(fields: Fields, rule: WindowRule, layers: int) -> tuple[int, ...]:
-    """The window of each layer, with the defaults of transformers for what is not said."""
+    """The window of each layer, with transformers' defaults for what is not stated."""
     types = fields.values.get("layer_types")
     if types is not None and rule != "by-layer":
         fields.refuse("layer_types", allowed=(["full_attention"] * layers, None))
@@ -182,7 +182,8 @@ def _window(fields: Fields) -> int:
 def _ids(
     path: Path, name: str, generation: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[int, ...]:
-    """Of ``generation_config.json``, else of ``config.json``: one id, a list of them, or null."""
+    """Ids of ``generation_config.json``, else of ``config.json``: one, a list of them, or null.
+    Raises ``BrokenCheckpoint``."""
     value = generation.get(name)
     value = config.get(name) if value is None else value
     found = [] if value is None else value if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""Weights onto a GPU: several readers fill pinned buffers, a side stream empties them.
+"""Loads weights onto a GPU: several readers fill pinned buffers, a side stream empties them.
 
 ::
 
@@ -28,7 +28,7 @@ _READERS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of one file and where they belong: elements ``first`` on of a flat fused tensor."""
+    """Bytes of one file and their place: the elements from ``first`` on of a flat fused tensor."""
 
     file: Path
     offset: int
@@ -44,7 +44,7 @@ def load_on_cuda(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[tuple[Part, ...], Tensor]:
-    """Every stack of parts as one tensor on ``device``; parts that two parameters share, once."""
+    """Load every stack of parts as one tensor on ``device``; shared stacks only once."""
     stacks = {parts for p in parameters.values() for parts in (p.parts, p.bias) if parts}
     fused = {
         parts: torch.empty(stacked_shape(parts), dtype=dtype, device=device) for parts in stacks
@@ -83,7 +83,7 @@ def _in_file_order(
 
 
 class _Ring:
-    """Pinned buffers, each with the event of the copy that last left it."""
+    """Pinned buffers, each with the event of the last copy out of it."""
 
     def __init__(self, buffers: int, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

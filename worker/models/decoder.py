@@ -1,7 +1,7 @@
 """The decoder of Llama (Touvron et al. 2023) and of what followed it.
 
 Mistral adds a sliding window, Qwen2 biases on queries, keys and values, Qwen3 a norm per head on
-queries and keys; ``families`` says who has what. Every linear layer acts on the packed tokens of a
+queries and keys; ``families`` lists who has what. Every linear layer acts on the packed tokens of a
 step, whatever rows they belong to; only attention knows about rows.
 """
 
@@ -25,7 +25,7 @@ HEAD: Final = "lm_head.weight"
 
 
 class Decoder:
-    """Knows its layers; how their weights lie in memory is the business of ``linear``."""
+    """The decoder model; how its weights are laid out in memory is left to ``linear``."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._config = config
@@ -45,18 +45,18 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights and of the KV pool."""
+        """Type of its weights and of the KV pool."""
         return self._kv_dtype
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
-        """``token_ids`` and ``positions`` [tokens] int64 → hidden states [tokens, hidden]."""
+        """Map ``token_ids`` and ``positions`` [tokens] int64 to hidden states [tokens, hidden]."""
         tokens = len(token_ids)
-        filler = max(0, self._least_rows - tokens)  # rows that nobody looks at
+        filler = max(0, self._least_rows - tokens)  # rows whose results are dropped
         if filler:
             token_ids, positions = pad(token_ids, (0, filler)), pad(positions, (0, filler))
         x = embedding(token_ids, self._embedding).to(self._dtype)
         rotation = self._rotation.at(positions)
-        # Each sum comes with the norm of what reads it next: on CUDA that is one kernel.
+        # Each sum is computed with the norm that follows it: on CUDA that is one kernel.
         after = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
         normed = self._normed(x, self._layers[0].attention_norm)
         for i, layer in enumerate(self._layers):
@@ -70,7 +70,7 @@ class Decoder:
         return normed[:tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [rows, hidden] → float32 logits [rows, vocabulary]."""
+        """Map hidden states [rows, hidden] to float32 logits [rows, vocabulary]."""
         rows = len(hidden)
         if rows < self._least_rows:
             hidden = pad(hidden, (0, 0, 0, self._least_rows - rows))
@@ -96,7 +96,7 @@ class Decoder:
 
     @staticmethod
     def parameters(config: ModelConfig) -> dict[str, Parameter]:
-        """What to load, and from which tensors of a checkpoint, in the order of their use."""
+        """Parameters to load, with their tensors in a checkpoint, in the order of their use."""
         c = config
         q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         hidden, inner = c.hidden_size, c.intermediate_size
@@ -155,7 +155,7 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer; None where the family has none."""
+    """Weights of one decoder layer; norms are None where the family has none."""
 
     attention_norm: Tensor
     qkv: Linear
@@ -168,7 +168,7 @@ class Layer:
 
     @classmethod
     def from_weights(cls, weights: Weights, prefix: str) -> Self:
-        """Of the weights whose names begin with ``prefix``."""
+        """Make a layer of the weights whose names begin with ``prefix``."""
         tensors, linears = weights.tensors, weights.linears
         return cls(
             attention_norm=tensors[prefix + "attention_norm"],

@@ -10,10 +10,10 @@ WindowRule = Literal["none", "every-layer", "by-layer"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What an architecture has that its ``config.json`` does not say, or says in its own way.
+    """Traits of an architecture that its ``config.json`` does not state, or states in its own way.
 
     ``window``: ``every-layer`` reads ``sliding_window`` (Mistral 0.1); ``by-layer`` reads
-    ``use_sliding_window``, ``max_window_layers`` and ``layer_types`` as Qwen's do.
+    ``use_sliding_window``, ``max_window_layers`` and ``layer_types`` (Qwen).
     ``head_dim``: the default; None is hidden size / heads.
     """
 
@@ -27,7 +27,7 @@ OTHERWISE: Final = (
     f"transformers' own code may run it, slower: {pip_install('transformers')} and set"
     " TIDEGATE_WORKER_ENGINE=transformers"
 )
-"""What to do about a model that is sound and none of these."""
+"""Advice for a sound model of an architecture that is not one of these."""
 
 FAMILIES: Final[dict[str, Family]] = {
     "LlamaForCausalLM": Family(),

@@ -1,4 +1,4 @@
-"""What a model folder is called, and what it is when we cannot serve it. No torch."""
+"""Names model folders, and explains why one cannot be served. No torch."""
 
 import re
 from collections.abc import Callable
@@ -18,8 +18,8 @@ _TO_SAFETENSORS: Final = (
 
 
 def model_name(path: Path) -> str:
-    """The directory's name; ``org/name`` for a snapshot in a Hugging Face cache; of a GGUF file its
-    own, without the number of its part.
+    """The directory's name; ``org/name`` for a snapshot in a Hugging Face cache; for a GGUF file
+    its own name, without the number of its part.
 
     Such a snapshot's path ends in ``models--org--name/snapshots/<commit>``.
     """
@@ -33,7 +33,7 @@ def model_name(path: Path) -> str:
 
 
 def why_unservable(path: Path) -> str | None:
-    """What ``path`` is if it lacks ``config.json`` or weights, and what to do; None if neither."""
+    """What ``path`` is, and what to do, if it lacks ``config.json`` or weights; else None."""
     if not path.exists():
         return f"{path} does not exist"
     if not path.is_dir():
@@ -105,7 +105,7 @@ def _gguf_advice(what: str) -> str:
 
 
 def _cache(path: Path) -> str | None:
-    """A repository in a Hugging Face cache, above its snapshots."""
+    """Advice if ``path`` is a repository in a Hugging Face cache, above snapshots; else None."""
     snapshots = path / "snapshots"
     if not path.name.startswith(_CACHE_PREFIX) or not snapshots.is_dir():
         return None

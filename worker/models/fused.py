@@ -1,4 +1,4 @@
-"""What stands between the matrix products of a decoder layer, each in one launch.
+"""The operations between the matrix products of a decoder layer, each in one launch.
 
 A decode of a few rows spends as long on launching small kernels as on some of the products. On CUDA
 they are ``triton`` kernels, on the CPU loops that numba compiles for float32; where there is
@@ -34,7 +34,7 @@ def _kernels_for(x: Tensor) -> ModuleType | None:
 
 
 def compile_loops() -> None:
-    """Those for the CPU, so that no request waits for it. Raises what the compiler raises."""
+    """Compile the CPU's loops, so that no request waits for it. Raises what the compiler raises."""
     fused_loops.add_norm()
     fused_loops.rotate()
 
@@ -45,7 +45,7 @@ def _loops_for(x: Tensor) -> bool:
 
 
 def add_normed_(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``x += y``; → the RMS norm of ``x`` [rows, width]."""
+    """Add ``y`` to ``x`` [rows, width] in place; returns the RMS norm of the sum."""
     if _loops_for(x) and y.is_contiguous():
         out = torch.empty_like(x)
         fused_loops.add_norm()(x.numpy(), y.numpy(), weight.numpy(), eps, out.numpy())
@@ -73,7 +73,7 @@ def rotate_(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
 
 
 def gated(both: Tensor) -> Tensor:
-    """[rows, 2 * width] → silu of the first half times the second [rows, width]."""
+    """Silu of the first half of ``both`` [rows, 2 * width] times the second half: [rows, width]."""
     kernels = _kernels_for(both)
     if kernels is None or not both.is_contiguous():
         gate, up = both.chunk(2, dim=-1)

@@ -20,7 +20,7 @@ def add_norm(
     row = tl.program_id(0).to(tl.int64) * WIDTH
     before = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
     added = tl.load(y + row + at, mask=inside, other=0.0).to(tl.float32)
-    # Rounded as it is stored, so that the norm is that of what the next layer adds to.
+    # The norm is that of the rounded sum, which the next layer adds to.
     rounded = (before + added).to(x.dtype.element_ty)
     tl.store(x + row + at, rounded, mask=inside)
     total = rounded.to(tl.float32)

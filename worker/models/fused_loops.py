@@ -1,6 +1,6 @@
-"""What ``fused`` launches on the CPU: loops over rows, compiled by numba for float32.
+"""Loops that ``fused`` runs on the CPU: over rows, compiled by numba for float32.
 
-Each function compiles its loop when it is called first, and gives it.
+Each function compiles its loop when it is first called, and returns it.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from worker.compiled import Function, compiled
 
 @cache
 def add_norm() -> Function:
-    """``x += y``, ``out`` = RMS norm of ``x``; all [rows, width], ``weight`` [width]."""
+    """A loop for ``x += y``, ``out`` = RMS norm of ``x``; all [rows, width], ``weight`` [width]."""
 
     @compiled("(f4[:, ::1], f4[:, ::1], f4[::1], f8, f4[:, ::1])")
     def add_norm(
@@ -39,7 +39,7 @@ def add_norm() -> Function:
 
 @cache
 def rotate() -> Function:
-    """Rotate the first ``heads`` heads of ``x`` [tokens, heads, dim]; see ``AngleTable``."""
+    """A loop that rotates the first ``heads`` of ``x`` [tokens, heads, dim]; see ``AngleTable``."""
 
     @compiled("(f4[:, :, ::1], i8, f4[:, :, ::1], f4[:, :, ::1])")
     def rotate(

@@ -1,4 +1,4 @@
-"""Sampling defaults of ``generation_config.json``: what a model's author found best. No torch.
+"""Sampling defaults of ``generation_config.json``: what a model's author recommends. No torch.
 
 The names are those that vLLM takes from it by default. ``do_sample`` is not among them there: a
 model whose file says false is sampled all the same.
@@ -13,7 +13,7 @@ from worker.protocol.generation_defaults import defaults_of
 
 
 def read_sampling_defaults(path: Path) -> SamplingDefaults:
-    """Those of the checkpoint directory ``path``; what does not fit is left out, with a warning.
+    """Sampling defaults of checkpoint directory ``path``; unfit ones are left out with a warning.
 
     Raises ``BrokenCheckpoint`` for a file that cannot be read.
     """

@@ -1,5 +1,5 @@
-"""Linear layers as they lie in memory: dense, turned, mapped from the file, packed for oneDNN, or
-int8. Weights in blocks for a kernel of our own, where there is one: ``worker.models.blocked``.
+"""Linear layers by their layout in memory: dense, turned, mapped from the file, packed for oneDNN,
+or int8. Weights in blocks for a kernel of our own, where there is one: ``worker.models.blocked``.
 
 Measured on two cores (AMD, avx512_bf16), weights beyond the cache, bfloat16, share of the read
 bandwidth: dense 0.5, packed 0.75 for one row and 0.95 for four. So packed layers want at least
@@ -22,18 +22,18 @@ _INT8_INPUTS: Final = 64
 _QUANTISE_ROWS: Final = 256
 _INT8_OUTPUTS: Final = 16
 _DEQUANTISE_ROWS: Final = 64
-"""From here on an int8 product in one piece costs more than to make the weights float first."""
+"""Rows from which an int8 product costs more than converting the weights to float first."""
 
 
 class Linear(Protocol):
     """A linear layer, or a gated pair of them."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] → [rows, out]."""
+        """Map ``x`` [rows, in] to [rows, out]."""
 
     @property
     def nbytes(self) -> int:
-        """What one use reads."""
+        """Bytes that one use reads."""
 
 
 class Format(Protocol):
@@ -41,24 +41,24 @@ class Format(Protocol):
 
     @property
     def least_rows(self) -> int:
-        """Fewer rows than this cost as much, or more."""
+        """Rows below which a product costs as much, or more."""
 
     @property
     def tile_rows(self) -> int:
-        """Rows are multiplied so many at a time: one more costs as much as a whole tile of them."""
+        """Rows multiplied at a time: one row beyond a tile costs as much as a whole one."""
 
     @property
     def rows_dtype(self) -> torch.dtype | None:
-        """What its layers take and give, biases too; None: the weights' own type."""
+        """Type of its layers' rows, results and biases; None: the weights' own type."""
 
     def linear(self, parts: Sequence[Tensor], bias: Tensor | None) -> Linear: ...
 
     def gated(self, parts: Sequence[Tensor]) -> Linear:
-        """x → silu(x Gᵀ) * (x Uᵀ); ``parts`` are G and U, stacked or apart."""
+        """Make a layer x → silu(x Gᵀ) * (x Uᵀ); ``parts`` are G and U, stacked or apart."""
 
 
 class DenseFormat:
-    """Weights as they come; parts that lie apart are multiplied apart."""
+    """A ``Format`` that leaves weights as they are; separate parts are multiplied separately."""
 
     least_rows = 1
     tile_rows = 1
@@ -72,7 +72,7 @@ class DenseFormat:
 
 
 class TurnedFormat:
-    """Weights as [in, out] in memory: BLAS then reads what a few rows need front to back.
+    """A ``Format`` of weights as [in, out] in memory, which BLAS reads in order for a few rows.
 
     Measured on two cores (Intel, AVX-512), float32 and one thread, 4 to 32 rows: 1.2 to 1.9 times
     as fast as [out, in], and equal at one row and for long prompts. ``BlockedFormat`` beside
@@ -91,7 +91,7 @@ class TurnedFormat:
 
 
 class PackedFormat:
-    """Weights in oneDNN's own order, which is a copy of them."""
+    """A ``Format`` of weights in oneDNN's own order, which is a copy of them."""
 
     least_rows = 4
     tile_rows = 1
@@ -101,13 +101,13 @@ class PackedFormat:
         return PackedLinear(_pack(stacked(parts)), bias)
 
     def gated(self, parts: Sequence[Tensor]) -> Linear:
-        # Apart, so that activation and product happen where the sums are.
+        # Packed apart, so that activation and product are fused with the matrix products.
         gate, up = stacked(parts).chunk(2)
         return PackedGated(_pack(gate), _pack(up))
 
 
 class Int8Format:
-    """Weights rounded to int8 with one scale per output (symmetric, largest magnitude at 127).
+    """A ``Format`` of int8 weights, one scale per output (symmetric, largest magnitude at 127).
 
     A layer whose number of outputs is odd (some vocabularies) stays dense. Raises
     ``UnsupportedModel`` for inputs that are no multiple of 64: torch's kernel reads beyond them.
@@ -181,7 +181,7 @@ _linear_binary = torch.ops.mkldnn._linear_pointwise.binary
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight in oneDNN's order; ``nbytes`` as it was (padding of odd shapes is not counted)."""
+    """A weight in oneDNN's order; ``nbytes`` is its own, without the padding of odd shapes."""
 
     weight: Tensor
     nbytes: int
@@ -218,7 +218,7 @@ class PackedGated:
 
 @dataclass(frozen=True, slots=True)
 class Int8Linear:
-    """``weight`` int8 [out, in], ``scales`` [out] of the activations' type."""
+    """A layer of ``weight`` int8 [out, in] and ``scales`` [out] of the activations' type."""
 
     weight: Tensor
     scales: Tensor
@@ -237,7 +237,7 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class SplitGated:
-    """Over one layer whose outputs are gate and up."""
+    """A gated layer over one linear layer whose outputs are gate and up."""
 
     both: Linear
 
@@ -250,12 +250,12 @@ class SplitGated:
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 weights [out, in] and their scales [out] in the type of ``weight``."""
-    # Of the rounded scale, so that its own rounding is made up for.
+    """Round ``weight`` to int8 [out, in], with scales [out] in the type of ``weight``."""
+    # Divided by the rounded scale, so that its own rounding is made up for.
     largest = torch.maximum(weight.amax(dim=1), -weight.amin(dim=1))
     scales = (largest.float() / 127).clamp_(min=1e-12).to(weight.dtype)
     rounded = torch.empty(weight.shape, dtype=torch.int8)
-    # In pieces: a whole layer in float32, twice, would be more than the layer.
+    # In pieces: a whole layer in float32, twice, would take more memory than the layer.
     for first in range(0, len(weight), _QUANTISE_ROWS):
         rows = slice(first, first + _QUANTISE_ROWS)
         steps = weight[rows].float() / scales[rows].float()[:, None]
@@ -264,7 +264,7 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """In one piece."""
+    """``parts`` in one piece."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 

@@ -1,4 +1,4 @@
-"""How long each phase of a start took, some of them side by side (LB-6). No torch."""
+"""Measures how long each phase of a start takes; some overlap (LB-6). No torch."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class LoadTiming:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """The block is phase ``name``."""
+        """Time the ``with`` block as phase ``name``."""
         begun = time.monotonic()
         try:
             yield
@@ -22,7 +22,7 @@ class LoadTiming:
             self.ms[name] = (time.monotonic() - begun) * 1e3
 
     def total_ms(self) -> float:
-        """Since the start."""
+        """Milliseconds since the start."""
         return (time.monotonic() - self._begun) * 1e3
 
     def __str__(self) -> str:

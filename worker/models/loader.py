@@ -1,4 +1,4 @@
-"""Weights from a checkpoint to the parameters of a model, fused and packed on the way.
+"""Loads a checkpoint's weights as the parameters of a model, fused and packed on the way.
 
 ::
 
@@ -7,9 +7,9 @@
            mapped: views of the files, nothing is copied
     CUDA   read (several threads) ─▶ pinned ring ─▶ side stream ─▶ fused tensors   (cuda_loader)
 
-The largest parameters come first and alone, while little else is there, then layer by layer: the
-peak is the weights and about one layer. An embedding on the CPU is always mapped, since a step
-reads but a few of its rows.
+The largest parameters are loaded first and alone, while little else is in memory, then layer by
+layer: the peak is the weights and about one layer. An embedding on the CPU is always mapped, since
+a step reads only a few of its rows.
 """
 
 import os
@@ -44,10 +44,10 @@ _READERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How weights lie on the CPU; see ``WorkerSettings.weights`` and ``.quantize``.
+    """Layout of weights on the CPU; see ``WorkerSettings.weights`` and ``.quantize``.
 
-    ``onednn``: not in blocks of our own, in any case.
-    ``small``: the caches hold all of them, so a product takes as long as its call.
+    ``onednn``: never in blocks of our own. ``small``: the caches hold all of the weights, so a
+    product takes as long as its call.
     """
 
     mapped: bool = False
@@ -58,9 +58,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Loaded parameters by name. ``least_rows``, ``tile_rows``: as of ``Format``.
+    """Loaded parameters by name. ``least_rows``, ``tile_rows``: see ``Format``.
 
-    ``dtype``: what the linear layers hold, and the KV pool too; ``rows_dtype``: all else.
+    ``dtype`` is that of the linear layers and of the KV pool; ``rows_dtype`` of all else.
     """
 
     least_rows: int
@@ -72,7 +72,7 @@ class Weights:
 
     @property
     def step_bytes(self) -> int:
-        """What a step reads at least: everything but the rows of the embedding."""
+        """Bytes that a step reads at least: everything but the rows of the embedding."""
         norms = sum(t.nbytes for name, t in self.tensors.items() if name != "embedding")
         return norms + sum(layer.nbytes for layer in self.linears.values())
 
@@ -121,7 +121,7 @@ def _format(layout: Layout, dtype: torch.dtype) -> Format:
 
 
 class _CPULoader:
-    """Reads, converts and packs, a parameter at a time in each thread."""
+    """Reads, converts and packs parameters, one at a time in each thread."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, form: Format) -> None:
         self._checkpoint = checkpoint
@@ -158,7 +158,7 @@ class _CPULoader:
                 self._weights.linears[name] = self._form.gated([weight])
 
     def _read(self, parts: tuple[Part, ...], dtype: torch.dtype) -> Tensor:
-        """Parts stacked and converted, in fresh memory."""
+        """Read ``parts`` stacked and converted to ``dtype``, in fresh memory."""
         stacked = torch.empty(stacked_shape(parts), dtype=dtype)
         first = 0
         for part in parts:
@@ -177,7 +177,7 @@ class _CPULoader:
 def _map(
     checkpoint: Checkpoint, parameters: Mapping[str, Parameter], dtype: torch.dtype
 ) -> Weights:
-    """Every parameter as views of the files."""
+    """Weights as views of the files. Raises ``UnsupportedModel`` if types differ."""
     for parameter in parameters.values():
         for part in parameter.parts:
             if checkpoint[part].dtype != dtype:
@@ -206,7 +206,7 @@ def _assembled(
     tensors: Mapping[tuple[Part, ...], Tensor],
     dtype: torch.dtype,
 ) -> Weights:
-    """Layers over tensors that are in place already, by their parts."""
+    """Weights over ``tensors`` that are in place already, by their parts."""
     form = DenseFormat()
     weights = Weights(form.least_rows, form.tile_rows, dtype, dtype)
     for name, parameter in parameters.items():

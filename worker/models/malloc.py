@@ -1,4 +1,4 @@
-"""What the C library and the kernel are told about the memory of weights.
+"""Tells the C library and the kernel how to treat the memory of weights.
 
 glibc learns from freed blocks: after the first few it serves blocks of up to 32 MiB from heaps
 which keep them. For activations that is right, step after step; for staging it leaves holes the
@@ -17,15 +17,15 @@ _M_MMAP_THRESHOLD: Final = -3
 _MADV_HUGEPAGE: Final = 14
 _LOADING_BYTES: Final = 2**20
 _SERVING_BYTES: Final = 32 * 2**20
-"""The most that glibc allows, and what it arrives at by itself."""
+"""mmap threshold while serving: the most that glibc allows, and what it arrives at by itself."""
 
 
 @contextmanager
 def returning_large_blocks() -> Iterator[None]:
     """Within the block, freed memory of 1 MiB and more goes back to the system at once.
 
-    Afterwards the heaps keep blocks of up to 32 MiB, as they would have learnt to. No effect
-    without glibc.
+    Afterwards the heaps keep blocks of up to 32 MiB, as glibc would have come to do by itself.
+    No effect without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -40,9 +40,9 @@ def returning_large_blocks() -> Iterator[None]:
 
 
 def advise_huge_pages(address: int, nbytes: int) -> None:
-    """Have the kernel use pages of 2 MiB where they fit: fewer of them are to be looked up.
+    """Have the kernel use pages of 2 MiB where they fit, so that fewer have to be looked up.
 
-    Before the memory is written to. No effect without Linux, or where it is not allowed to.
+    To be called before the memory is written to. No effect without Linux, or where it is forbidden.
     """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE

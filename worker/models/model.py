@@ -1,4 +1,4 @@
-"""From a checkpoint to a model."""
+"""Loads a model from a checkpoint."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,26 +21,26 @@ class Model(Protocol):
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep
     ) -> torch.Tensor:
-        """``token_ids`` and ``positions`` [tokens] int64 → hidden states [tokens, hidden]."""
+        """Map ``token_ids`` and ``positions`` [tokens] int64 to hidden states [tokens, hidden]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [rows, hidden] → float32 logits [rows, vocabulary]."""
+        """Map hidden states [rows, hidden] to float32 logits [rows, vocabulary]."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights and of the KV pool."""
+        """Type of its weights and of the KV pool."""
 
     @property
     def step_bytes(self) -> int:
-        """What a step reads of the weights, at least."""
+        """Bytes of weights that a step reads at least."""
 
     @property
     def tile_rows(self) -> int:
-        """As of ``linear.Format``."""
+        """See ``linear.Format``."""
 
     @property
     def products(self) -> str:
-        """What multiplies: each kind rounds in its own way."""
+        """Name of the kind of linear layers: each rounds in its own way."""
 
 
 def load_model(
@@ -50,7 +50,7 @@ def load_model(
     device: torch.device,
     layout: Layout | None = None,
 ) -> Model:
-    """The model of checkpoint directory ``path`` on ``device``. Raises ``CheckpointError``."""
+    """Load the model of checkpoint directory ``path`` on ``device``. Raises ``CheckpointError``."""
     config = tied_as_stored(path, config)
     weights = load_weights(
         path,
@@ -64,11 +64,10 @@ def load_model(
 
 
 def tied_as_stored(path: Path, config: ModelConfig) -> ModelConfig:
-    """``config`` of checkpoint directory ``path``, with the head that the files have.
+    """``config`` of checkpoint directory ``path``, corrected for the head that the files have.
 
-    One that is stored counts even where the configuration ties it to the embedding, unless it is a
-    mere copy: so does ``PreTrainedModel.tie_weights`` of transformers 5. Raises
-    ``BrokenCheckpoint``.
+    A stored head counts even where the configuration ties it to the embedding, unless it is a mere
+    copy, as in ``PreTrainedModel.tie_weights`` of transformers 5. Raises ``BrokenCheckpoint``.
     """
     if not config.tie_word_embeddings or not differ(path, EMBEDDING, HEAD):
         return config
@@ -83,6 +82,6 @@ def tied_as_stored(path: Path, config: ModelConfig) -> ModelConfig:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Elements of all weights that a step reads: a tied embedding once, another not at all."""
+    """Elements of all weights that a step reads: a tied embedding once, a separate one never."""
     parameters = Decoder.parameters(config).values()
     return sum(p.elements for p in parameters if p.kind is not Kind.EMBEDDING)

@@ -1,20 +1,20 @@
-"""What a model wants loaded, whatever the checkpoint calls or splits it. No torch."""
+"""The parameters that a model needs, however a checkpoint names or splits them. No torch."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Kind(Enum):
-    """What a parameter is used for, and so how it may be kept."""
+    """What a parameter is used for, which decides how it may be kept."""
 
     TENSOR = "tensor"
-    """Used as it is: a norm."""
+    """Used as it is, such as a norm."""
     EMBEDDING = "embedding"
-    """Looked up row by row."""
+    """A table that is looked up row by row."""
     LINEAR = "linear"
-    """x → x Wᵀ + b."""
+    """A linear layer, x → x Wᵀ + b."""
     GATED = "gated"
-    """x → silu(x Gᵀ) * (x Uᵀ); gate and up, in that order."""
+    """A gated pair, x → silu(x Gᵀ) * (x Uᵀ); gate and up, in that order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Parameter:
 
 
 def stacked_shape(parts: tuple[Part, ...]) -> tuple[int, ...]:
-    """Of ``parts`` along dimension 0."""
+    """Shape of ``parts`` stacked along dimension 0."""
     return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
 

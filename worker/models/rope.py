@@ -12,7 +12,7 @@ from worker.models.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
 
 
 class Rotation:
-    """Cosines and sines of every position of the context."""
+    """Cosines and sines for every position of the context."""
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         frequencies, scale = rotary_frequencies(config)
@@ -63,10 +63,10 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, scaling: YarnScaling, config: ModelConfig) -> Tensor:
-    """As ``_llama3``, but the ramp is linear in the index of the dimension."""
+    """Like ``_llama3``, but with a ramp that is linear in the index of the dimension."""
 
     def dimension(turns: float) -> float:
-        """Where a frequency makes that many turns within the original context."""
+        """Index of the dimension that makes ``turns`` turns within the original context."""
         context = scaling.original_max_position_embeddings
         span = math.log(context / (turns * 2 * math.pi))
         return config.head_dim * span / (2 * math.log(config.rope_theta))

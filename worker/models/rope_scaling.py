@@ -22,7 +22,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """NTK-aware stretch that begins beyond ``max_position_embeddings``.
+    """An NTK-aware stretch that begins beyond ``max_position_embeddings``.
 
     Its rotation depends on the length of the text, so keys that are in the cache already would be
     wrong beyond that point: contexts end there, and up to there it is no stretch at all.
@@ -40,7 +40,7 @@ class YarnScaling:
     beta_slow: float
     original_max_position_embeddings: int
     attention_factor: float
-    """Cosines and sines are multiplied by it."""
+    """Factor of cosines and sines."""
     truncate: bool
 
 
@@ -58,11 +58,11 @@ RopeScaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """The rotary settings in one object, wherever this version of transformers put them.
+    """The rotary settings in one object, wherever a version of transformers has put them.
 
-    transformers 5: all of them in ``rope_parameters``. Before: ``rope_theta`` at the top and
-    the rest in ``rope_scaling``. Where both are there, because someone has added the latter,
-    transformers reads that one only (``convert_rope_params_to_dict``, 5.23): not even
+    transformers 5 has all of them in ``rope_parameters``; earlier versions ``rope_theta`` at the
+    top and the rest in ``rope_scaling``. Where both are there, because someone has added the
+    latter, transformers reads only that (``convert_rope_params_to_dict``, 5.23): not even
     ``rope_theta`` comes from ``rope_parameters`` then.
     """
     parameters, scaling = fields.values.get("rope_parameters"), fields.values.get("rope_scaling")
@@ -94,7 +94,7 @@ def rope_fields(fields: Fields) -> Fields:
 
 
 def rope_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
-    """Of rotary settings; ``max_positions`` is the model's ``max_position_embeddings``."""
+    """The stretch that ``rope`` asks for; ``max_positions`` is ``max_position_embeddings``."""
     match rope.values.get("rope_type") or rope.values.get("type") or "default":
         case "default":
             return None
@@ -140,5 +140,5 @@ def _yarn(rope: Fields, max_positions: int) -> YarnScaling:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """What a stretch by ``factor`` multiplies cosines and sines by, as the paper has it."""
+    """The factor of cosines and sines for a stretch by ``factor``, as in the YaRN paper."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

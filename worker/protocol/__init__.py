@@ -1,17 +1,17 @@
-"""The only thing orchestrator and worker share. Import-light: no torch, no Triton, no aiohttp.
+"""All that orchestrator and worker share. Light to import: no torch, no Triton, no aiohttp.
 
 - ``names``     tensor and request-parameter names of the Triton model
 - ``outcomes``  how a job can end, and the codes that say why
 - ``sampling``  what a client may ask of the engine, with its limits checked
 - ``plain``     what the plain contract's parameters may say
-- ``card``      what a worker tells about its model when a lane opens
-- ``features``  what of an engine a request needs
+- ``card``      what a worker states about its model when a lane opens
+- ``features``  the features of an engine that a request needs
 - ``grammar``   what the text of an answer must match
 - ``messages``  what travels on a lane, both ways
 - ``model_digest``  a name for a checkpoint's contents
 - ``blocks``    the chained hashes of KV blocks
 - ``excerpt``   how much of a client's words an error repeats
-- ``slot``      what the slot model says of itself
+- ``slot``      the state that the slot model reports
 """
 
 from worker.protocol.blocks import block_hashes, hash_block, prefix_salt, root_hash

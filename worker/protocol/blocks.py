@@ -24,7 +24,7 @@ def prefix_salt(hash_salt: bytes, cache_salt: str) -> bytes:
 
 
 def root_hash(salt: bytes) -> bytes:
-    """What the first block's hash is chained to."""
+    """The hash to which that of the first block is chained."""
     return hashlib.sha256(salt).digest()
 
 

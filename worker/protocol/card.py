@@ -15,13 +15,13 @@ class Pooling(StrEnum):
 
 
 class Feature(StrEnum):
-    """What requests and operators may expect of an engine, and some cannot do."""
+    """A capability that requests and operators may expect of an engine, and some engines lack."""
 
     EMBEDDINGS = "embeddings"
     GRAMMAR = "grammar"
     IGNORE_EOS = "ignore_eos"
     KV_EVENTS = "kv_events"
-    """It tells which KV blocks it holds, so that prompts find their prefix."""
+    """Tells which KV blocks it holds, so that prompts find their prefix."""
     LOGIT_BIAS = "logit_bias"
     LOGPROBS = "logprobs"
     MIN_P = "min_p"
@@ -30,21 +30,21 @@ class Feature(StrEnum):
     PROMPT_LOGPROBS = "prompt_logprobs"
     SEED = "seed"
     SESSIONS = "sessions"
-    """It keeps a conversation's KV between two turns."""
+    """Keeps a conversation's KV between two turns."""
     SPECIAL_TEXT = "special_text"
-    """It can leave special tokens in the text (``skip_special_tokens`` false)."""
+    """Can leave special tokens in the text (``skip_special_tokens`` false)."""
     STATISTICS = "statistics"
-    """It tells how full it is and how fast, in every report."""
+    """Tells how full and how fast it is, in every report."""
     STEP_ABORT = "step_abort"
-    """A job that is given up is gone after the step under way."""
+    """Ends a job that is given up after the step under way."""
     STOP_TOKEN_IDS = "stop_token_ids"
     TOKEN_IDS = "token_ids"
-    """It takes prompts as token ids, and answers with them."""
+    """Takes prompts as token ids, and answers with token ids."""
 
 
 class Loadable(msgspec.Struct, frozen=True):
-    """A model that a worker can be told to serve. ``bytes`` is what its files have, ``load_ms`` how
-    long it took to load the last time; 0 where that is not known."""
+    """A model that a worker can be told to serve. ``bytes`` is the size of its files, ``load_ms``
+    how long it took to load the last time; 0 where unknown."""
 
     name: str
     bytes: int
@@ -52,7 +52,7 @@ class Loadable(msgspec.Struct, frozen=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """Sent in the first frame of a lane, and again on ``Describe``.
+    """A worker's facts about its model, sent in the first frame of a lane and on ``Describe``.
 
     ``tokenizer_json`` is the file of that name; ``chat_template`` is Jinja source, empty when the
     model has none. ``special_tokens`` maps the template's variables (``bos_token`` …) to text.
@@ -76,56 +76,57 @@ class ModelCard(msgspec.Struct, frozen=True):
     model_digest: str
     device: str
     max_running: int
-    """Jobs that one step can carry."""
+    """Most jobs that one step can carry."""
     max_waiting: int
-    """Jobs that the worker holds beyond those, before it refuses."""
+    """Jobs that the worker holds beyond ``max_running``, before it refuses."""
     min_start_budget_ms: float
-    """Less budget than this at the start of a generation is refused (DL-3)."""
+    """A generation that has less time than this left at its start is refused (DL-3)."""
     max_step_tokens: int = 512
     """Token budget of one step, prompts and decodes together."""
     can_pause: bool = False
-    """It understands ``Pause`` and ``Resume``."""
+    """Whether the worker understands ``Pause`` and ``Resume``."""
     full_context_tokens: int = 0
     """The model's own context: more than ``context_tokens`` where the KV pool holds less."""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
-    """For requests that do not say; the worker has them from ``generation_config.json``."""
+    """Sampling for requests that state none, from the model's ``generation_config.json``."""
     pooling: Pooling | None = None
-    """How it makes embeddings; None where it makes none."""
+    """How the worker makes embeddings; None where it makes none."""
     grammars: str = ""
-    """What enforces grammars there, name and version; empty where a ``Submit`` must have none."""
+    """Name and version of what enforces grammars; empty where a ``Submit`` must have none."""
     can_continue: bool = False
-    """It takes up any text where another worker left it, by ``Submit.begun_tokens``."""
+    """Whether the worker can continue another worker's text, by ``Submit.begun_tokens``."""
     lacks: tuple[Feature, ...] = ()
-    """What it cannot do, sorted. A request that needs one of these is placed elsewhere, or refused.
+    """Features that the worker lacks, sorted. A request that needs one is placed elsewhere or
+    refused.
     """
     abort_ms: float = 0.0
-    """How long a job that was given up may hold its slot beyond one step, as measured or as far as
-    is known: admission reckons with it."""
+    """How long a job that was given up may hold its slot beyond one step, measured or estimated;
+    admission takes it into account."""
     quantization: str = ""
-    """How its weights are rounded, in the engine's word for it (``int8``, ``q4_k_m``, ``awq``);
-    ``none`` where they are not, empty where nobody knows."""
+    """How its weights are quantised, in the engine's own term (``int8``, ``q4_k_m``, ``awq``);
+    ``none`` where they are not, empty where unknown."""
     vram_bytes: int = 0
-    """Memory of the GPUs that it has, together; 0 without one, or where nobody knows."""
+    """Memory of all its GPUs together; 0 without one, or where unknown."""
     compute_capability: str = ""
-    """CUDA's, of the least of its GPUs, such as ``9.0``; empty without one."""
+    """CUDA compute capability of the least of its GPUs, such as ``9.0``; empty without one."""
     device_mask: int = 0
-    """Bit ``i`` is GPU ``i`` of its host; 0 without one, or where nobody knows."""
+    """The GPUs in use: bit ``i`` is GPU ``i`` of its host; 0 without one, or where unknown."""
     serving: int = 0
-    """How many models this process had before this one: ``Submit.serving`` says it back."""
+    """How many models this process served before this one; ``Submit.serving`` repeats it."""
     loadable: tuple[Loadable, ...] = ()
-    """What it can be told to serve instead, by name alone (``Swap``)."""
+    """Models that it can be told to serve instead, by name alone (``Swap``)."""
     process_id: str = ""
-    """Random, made when the worker's process starts: who sees it again after a lane was lost knows
-    that the process did not die. Empty where nobody knows."""
+    """Random, made when the worker's process starts: seeing it again after a lane was lost shows
+    that the process did not die. Empty where unknown."""
 
     @property
     def context_note(self) -> str:
-        """What to say to whom the context is too short for, because the KV pool is."""
+        """A note for clients whose text exceeds the context because the KV pool is too small."""
         return context_note(self.context_tokens, self.full_context_tokens)
 
 
 def context_note(context_tokens: int, full_context_tokens: int) -> str:
-    """To follow an error; empty where the model itself has no longer context."""
+    """Text to append to an error; empty where the model itself has no longer context."""
     if full_context_tokens <= context_tokens:
         return ""
     return (

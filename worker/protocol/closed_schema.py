@@ -1,8 +1,8 @@
-"""JSON Schemas whose objects have no other properties than those that are named.
+"""Closes JSON Schemas: their objects then have no other properties than those that are named.
 
 By JSON Schema an object may have any further properties unless ``additionalProperties`` says
-otherwise. Hardly anybody who writes a schema for a model means that, and a model makes them up. So
-an object that names its properties and says nothing of others is closed, as it is with xgrammar.
+otherwise. Hardly anybody who writes a schema for a model means that, and a model makes properties
+up. So an object that names its properties and does not mention others is closed, as in xgrammar.
 """
 
 from collections.abc import Iterator
@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Objects of schemas."""
+"""Keywords whose value is an object of schemas."""
 _LISTS: Final = ("allOf", "anyOf", "oneOf")
 _CONDITIONS: Final = ("if", "then", "else")
 _INSIDE: Final = (
     *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
     *("additionalProperties", "unevaluatedProperties"),
 )
-"""A schema or a list of them, for what is inside a value."""
+"""Keywords whose value is a schema, or a list of them, for what is inside a value."""
 
 _PARTS: Final = frozenset({*_LISTS, "$ref", "if", "dependentSchemas"})
 _WITH_SCHEMAS: Final = frozenset({*_BY_NAME, *_LISTS, *_CONDITIONS, *_INSIDE})
 
 
 def closed(schema: Any) -> Any:
-    """A copy with its objects closed. What several schemas say of one object (``allOf``, or
-    ``properties`` beside ``anyOf``) is closed as a whole, to the properties that any of them
-    names. Raises ``RecursionError`` where it is nested too deeply."""
+    """A copy of ``schema`` with its objects closed. An object that several schemas describe
+    (``allOf``, or ``properties`` beside ``anyOf``) is closed as a whole, to the properties that any
+    of them names. Raises ``RecursionError`` where it is nested too deeply."""
     try:
         return _simple(schema)
     except _Composed:
@@ -34,11 +34,11 @@ def closed(schema: Any) -> Any:
 
 
 class _Composed(Exception):
-    """Several schemas say something of one object."""
+    """Several schemas describe one object."""
 
 
 def _simple(schema: Any) -> Any:
-    """The same in one pass, for all but few. Raises ``_Composed`` for those."""
+    """Close most schemas in one pass. Raises ``_Composed`` if several describe one object."""
     if not isinstance(schema, dict):
         return schema
     result = schema.copy()
@@ -74,7 +74,7 @@ def _close_alone(schema: dict[str, Any], result: dict[str, Any]) -> None:
 
 
 def resolved(root: Any, reference: object) -> Any:
-    """What ``#/…`` names within a schema; None for nothing."""
+    """What ``reference`` (``#/…``) names within ``root``; None where it names nothing."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     value = root
@@ -87,21 +87,21 @@ def resolved(root: Any, reference: object) -> Any:
 
 @dataclass(slots=True)
 class _Named:
-    """What the schemas of one object name together."""
+    """The properties that the schemas of one object name together."""
 
     properties: dict[str, Any] = field(default_factory=dict)
     patterns: dict[str, Any] = field(default_factory=dict)
     is_any: bool = False
-    """One of them names properties, be it none."""
+    """Whether one of the schemas names properties, even an empty set."""
     is_stated: bool = False
-    """One of them says what others there may be."""
+    """Whether one of the schemas states which others there may be."""
 
 
 class _Closing:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._partial: set[int] = set()
-        """Schemas, by ``id``, that say only a part of what an object may be."""
+        """Ids (``id``) of schemas that describe an object only in part."""
         self._marked: set[tuple[int, bool]] = set()
         self._mark(root, is_partial=False)
 
@@ -166,7 +166,7 @@ class _Closing:
             self._mark(inner, is_partial=False)
 
     def _mark_shared(self, schema: dict[str, Any]) -> None:
-        """Of a property that several name which all hold, each says only a part, too."""
+        """Mark as partial the schemas of a property that several schemas name which all hold."""
         by_name: dict[str, list[Any]] = {}
         for one in self._conjuncts(schema, set()):
             if isinstance(properties := one.get("properties"), dict):
@@ -177,7 +177,7 @@ class _Closing:
                 self._mark(inner, is_partial=True)
 
     def _conjuncts(self, schema: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
-        """The schema, and those that hold with it."""
+        """The schema, and those that hold together with it."""
         if not isinstance(schema, dict) or id(schema) in seen:
             return
         seen.add(id(schema))
@@ -188,7 +188,7 @@ class _Closing:
             yield from self._conjuncts(one, seen)
 
     def _parts(self, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Schemas of the same value."""
+        """Other schemas of the value that ``schema`` describes."""
         parts = [schema.get(key) for key in _CONDITIONS]
         parts.append(resolved(self._root, schema.get("$ref")))
         for key in _LISTS:
@@ -200,7 +200,7 @@ class _Closing:
 
 
 def _is_transparent(schema: dict[str, Any]) -> bool:
-    """Whether it leaves to one other schema, or to one of several, what an object may be."""
+    """Whether ``schema`` leaves an object's description to one other schema, or one of several."""
     of_its_own = ("properties", "patternProperties", "dependentSchemas", "if")
     kinds = [key for key in (*_LISTS, "$ref") if key in schema]
     if len(kinds) != 1 or any(key in schema for key in of_its_own):
@@ -210,7 +210,7 @@ def _is_transparent(schema: dict[str, Any]) -> bool:
 
 
 def _inside(schema: dict[str, Any]) -> Iterator[Any]:
-    """Schemas of what is inside a value, and those that others refer to."""
+    """Schemas of what is inside a value, and definitions that others refer to."""
     for key in _BY_NAME:
         if key != "dependentSchemas" and isinstance(some := schema.get(key), dict):
             yield from some.values()

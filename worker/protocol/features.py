@@ -1,13 +1,13 @@
-"""Which features of an engine a request's sampling cannot do without."""
+"""Finds the features of an engine that a request's sampling needs."""
 
 from worker.protocol.card import Feature
 from worker.protocol.sampling import Sampling
 
 
 def features_of(sampling: Sampling) -> list[Feature]:
-    """A worker whose card ``lacks`` one of them would answer something else.
+    """Features that ``sampling`` needs: a worker that ``lacks`` one would answer differently.
 
-    A seed is none of them: an orchestrator may have made it up, so that a text can go on elsewhere.
+    A seed is not among them: an orchestrator may have added it, so that a text can go on elsewhere.
     """
     needed: list[Feature] = []
     if sampling.ignore_eos:

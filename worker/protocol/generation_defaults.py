@@ -1,4 +1,4 @@
-"""Sampling defaults out of a ``generation_config.json``, by the names that vLLM takes from it."""
+"""Reads sampling defaults from ``generation_config.json``: the names that vLLM takes from it."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -10,14 +10,14 @@ _WHOLE: Final = ("top_k", "max_tokens")
 
 
 class FoundDefaults(NamedTuple):
-    """``unfit`` are those of the file that are out of range and left out, as ``name=value``."""
+    """Defaults found; ``unfit`` lists those out of range and left out, as ``name=value``."""
 
     defaults: SamplingDefaults
     unfit: tuple[str, ...]
 
 
 def defaults_of(stated: Mapping[str, Any]) -> FoundDefaults:
-    """What the file's contents say."""
+    """Defaults stated in the contents of a ``generation_config.json``."""
     found: dict[str, Any] = {}
     unfit = []
     for name in SamplingDefaults.__struct_fields__:

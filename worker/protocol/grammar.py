@@ -1,4 +1,4 @@
-"""Structured output: what the text of a job must be, the same from every dialect."""
+"""Structured output: the grammar that a job's text must match, for every dialect."""
 
 from enum import StrEnum
 from typing import Final
@@ -8,14 +8,14 @@ import msgspec
 from worker.protocol.sampling import Sampling
 
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
-"""Of ``Grammar.text`` in UTF-8. Published schemas of whole APIs have less than half of that."""
+"""Most bytes of ``Grammar.text`` in UTF-8. Published schemas of whole APIs have less than half."""
 
 
 class GrammarKind(StrEnum):
-    """What ``Grammar.text`` is written in."""
+    """The language of ``Grammar.text``."""
 
     JSON_OBJECT = "json_object"
-    """Any JSON object; there is no text."""
+    """Any JSON object; ``text`` is empty."""
     JSON_SCHEMA = "json_schema"
     """A JSON Schema, as JSON."""
     REGEX = "regex"
@@ -31,25 +31,25 @@ class GrammarKind(StrEnum):
 
 
 class InvalidGrammar(ValueError):
-    """A grammar that cannot be used: the message says what is wrong with it."""
+    """A grammar cannot be used; the message says what is wrong with it."""
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the whole text of an answer must match, from its first generated token on.
+    """A grammar that the whole text of an answer must match, from its first generated token on.
 
-    It can end only where it is complete: the answer's finish reason is then ``stop``. One that
-    ``max_tokens`` or a stop string cuts short is the beginning of a text that would match.
+    The text can end only where it is complete: its finish reason is then ``stop``. A text that
+    ``max_tokens`` or a stop string cuts short is the beginning of one that would match.
     """
 
     kind: GrammarKind
     text: str = ""
     lenient: bool = False
-    """Of a schema, keywords that cannot be enforced are passed over; else they are an error."""
+    """Whether keywords of a schema that cannot be enforced are ignored, not an error."""
     open_objects: bool = False
-    """Of a schema, objects may have properties that it does not name, as JSON Schema has it; else
+    """Whether objects may have properties that a schema does not name, as in JSON Schema; if not,
     only where it says so (``additionalProperties``)."""
     spaced: bool = False
-    """JSON may have white space between its tokens; else it has none."""
+    """Whether JSON may have white space between its tokens; if not, it has none."""
 
     def check_with(self, sampling: Sampling) -> None:
         """Raise ``InvalidGrammar`` where ``sampling`` contradicts it."""
@@ -57,7 +57,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
             raise InvalidGrammar("a grammar says where the text ends: ask for it, or ignore_eos")
 
     def check(self) -> None:
-        """Raise ``InvalidGrammar`` for what no compiler need see."""
+        """Raise ``InvalidGrammar`` for faults that can be found without compiling."""
         if self.kind is GrammarKind.JSON_OBJECT:
             if self.text:
                 raise InvalidGrammar("json_object takes no text; a schema is of kind json_schema")

@@ -1,7 +1,7 @@
-"""A ``Grammar`` as llguidance takes it, and whether it does: for both sides, so that they agree.
+"""Translates a ``Grammar`` for llguidance and checks it, for both sides, so that they agree.
 
-The library's limits bound what a grammar may cost it, in work and in memory; what they miss is
-looked for here. All of it is the text of a client: nothing of it is logged.
+The library's limits bound what a grammar may cost, in work and in memory; what they miss is checked
+here. Grammars are clients' texts: nothing of them is logged.
 """
 
 import json
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _SPACED: Final["JsonCompileOptions"] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,16}"}
-"""Between JSON's tokens, enough to indent four levels by four. Without a bound a model that is fond
-of blanks never gets to a value."""
+"""Options for white space between JSON's tokens, enough to indent four levels by four. Without a
+bound some models produce blanks without end."""
 _COMPACT: Final["JsonCompileOptions"] = {
     "whitespace_flexible": False,
     "item_separator": ",",
     "key_separator": ":",
 }
 _LOOK_AROUND: Final = re.compile(r"\(\?<?[=!]|\\[1-9]")
-"""What patterns of other languages have and the library's have not; back references too."""
+"""Look-around and back references, which patterns of other languages have and the library's not."""
 _NO_PATTERN: Final = "pattern with look-around"
 _VALUES: Final = ("const", "enum", "default", "examples")
-"""Of a schema, keys whose values are no schemas."""
+"""Keywords of a schema whose values are not schemas."""
 _NOT_ENFORCED: Final = re.compile(
     r"Unimplemented keys: \[(?P<keywords>.*)\]|Unknown format: (?P<format>.{1,64})|(?P<word>[\w/]+)"
 )
-"""What the library says of what it passes over: keywords, a format, or a sentence that begins with
+"""The library's warnings about what it ignores: keywords, a format, or a sentence that begins with
 the keyword."""
 _MOST_STATES: Final = 4096
-"""That ``multipleOf`` may cost: as many as the least common multiple of all that a schema has."""
+"""Most states that ``multipleOf`` may cost: the least common multiple of all in a schema."""
 _MOST_ERROR_CHARS: Final = 240
 _ESCAPED_LETTER: Final = re.compile(r"\\u00[4-7]")
 _MULTIPLE: Final = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]{1,40})')
 
 
 def library_version() -> str:
-    """``llguidance 1.9.1``, say; empty where it is not installed."""
+    """Name and version, such as ``llguidance 1.9.1``; empty where it is not installed."""
     try:
         from importlib.metadata import version
 
@@ -55,7 +55,7 @@ def library_version() -> str:
 
 
 def parser_limits() -> "LLParserLimits":
-    """What one grammar may cost: a step's mask some 10 ms, all of its states some 50 MB."""
+    """Limits on what one grammar may cost: a step's mask some 10 ms, all its states some 50 MB."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -70,7 +70,7 @@ def parser_limits() -> "LLParserLimits":
 
 
 def source_of(grammar: Grammar) -> str:
-    """What llguidance is to compile. Raises ``InvalidGrammar``."""
+    """The source for llguidance to compile. Raises ``InvalidGrammar``."""
     from llguidance import LLMatcher
 
     grammar.check()
@@ -94,8 +94,9 @@ def source_of(grammar: Grammar) -> str:
 
 
 def check_source(grammar: Grammar) -> list[str]:
-    """What of it cannot be enforced and is passed over, by keyword. Raises ``InvalidGrammar`` where
-    llguidance would not take it. Milliseconds, for a large one hundreds: not on an event loop."""
+    """Keywords of ``grammar`` that cannot be enforced and are ignored. Raises ``InvalidGrammar``
+    where llguidance would refuse it. Takes milliseconds, for a large grammar hundreds: not for an
+    event loop."""
     from llguidance import LLMatcher
 
     try:
@@ -103,7 +104,7 @@ def check_source(grammar: Grammar) -> list[str]:
     except InvalidGrammar:
         raise
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
-        # What is no JSON to the library (half a surrogate pair, NaN), or a number without end.
+        # Not JSON to the library (half a surrogate pair, NaN), or a number beyond all bounds.
         said = str(error).encode(errors="replace").decode()  # it may quote that
         raise InvalidGrammar(problem(said)) from None
     is_error, messages = LLMatcher.validate_grammar_with_warnings(source, limits=parser_limits())
@@ -122,7 +123,7 @@ def check_source(grammar: Grammar) -> list[str]:
 
 
 def problem(message: str) -> str:
-    """What the library says, as clients are told."""
+    """The library's message in words for clients."""
     said = " ".join(message.replace("<non-verbose/>", "").split())
     if "NoExtension" in said:
         return "no text matches the grammar"
@@ -149,8 +150,8 @@ def _json_source(schema: Any, grammar: Grammar) -> str:
 
 
 def without_look_around(schema: Any) -> Any:
-    """A copy without the patterns that no grammar can have. In place of one stands a format that
-    the library passes over, so that it is named like all that is."""
+    """A copy of ``schema`` without patterns that no grammar can have. Each is replaced by a format
+    that the library ignores, so that it is reported like all that is ignored."""
     if isinstance(schema, list):
         return [without_look_around(one) for one in schema]
     if not isinstance(schema, dict):
@@ -171,13 +172,14 @@ def _schema(text: str) -> Any:
     if schema is False:
         raise InvalidGrammar("no text matches the schema")
     if schema is True:
-        return {}  # the same, and what the library can add its options to
+        return {}  # equivalent, and an object to which the library can add its options
     _check_multiples(schema)
     return schema
 
 
 def _check_multiples(schema: Any) -> None:
-    """The states of several ``multipleOf`` multiply, before any limit of the library counts."""
+    """Raise ``InvalidGrammar`` for too many states of ``multipleOf``, which multiply before any of
+    the library's limits applies."""
     states, left = 1, [schema]
     while left:
         value = left.pop()

@@ -1,4 +1,4 @@
-"""What travels on a lane.
+"""The messages of a lane, in both directions.
 
 A lane is one long-lived ``ModelStreamInfer`` call. Each message to the worker is one Triton
 request on that stream; the request that carried ``Open`` is answered with frames for as long as
@@ -19,9 +19,8 @@ the lane lives::
 ``handle`` is chosen by the orchestrator and unique within its lane. Every submitted handle is
 answered by exactly one ``End``; nothing follows it. An empty frame is a heartbeat.
 
-Who may do what: ``Open``, ``Drain`` and ``Swap`` carry the worker's lane token where it has one.
-The others name a lane, which only its opener can: the name is random, and never sent to anybody
-else.
+Access: ``Open``, ``Drain`` and ``Swap`` carry the worker's lane token where it has one. The others
+name a lane, which only its opener can: the name is random, and never sent to anybody else.
 
 Times are milliseconds. Budgets are relative to receipt: clocks need not agree (DL-2).
 Frames are arrays rather than maps on the wire, since they are the hot path; fields are only ever
@@ -43,7 +42,7 @@ from worker.protocol.sampling import Sampling
 
 PROTOCOL_VERSION = 2
 NO_TOKEN_ID = -1
-"""Stands for a token whose id is not known: of engines that answer with text alone. Tidegate's own
+"""Id of a token whose id is unknown, from engines that answer with text alone. Tidegate's own
 worker never sends it."""
 
 
@@ -61,31 +60,30 @@ class Open(msgspec.Struct, tag="open", frozen=True, omit_defaults=True):
 class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     """Starts a job on an open lane.
 
-    ``budget_ms`` is what remains of the deadline when the message leaves; ``deadline_unix_ms``
-    is the original absolute one and serves logs only. Jobs share cached prefixes only with jobs
-    of the same ``cache_salt`` (a tenant, where tenants are isolated). ``session`` names the
-    conversation whose KV is kept on disk, empty for none, and for ``session_keep_ms`` after the end
-    in memory too, as far as nobody needs it.
-    ``first_token_budget_ms`` is what remains until the first token is due, ``token_gap_ms`` what
-    may lie between two, ``share_ms`` what of the budget is this job's where others are to come
-    after it within the same; they order and size the work and end nothing (DL-14). One that
-    ``keeps_on`` is not stopped before its deadline, however certain it is to miss (DL-17).
+    ``budget_ms`` is what remains of the deadline when the message leaves; ``deadline_unix_ms`` is
+    the original absolute one and serves logs only. Jobs share cached prefixes only with jobs of the
+    same ``cache_salt`` (a tenant, where tenants are isolated). ``session`` names the conversation,
+    if any, whose KV is kept on disk, and for ``session_keep_ms`` after the job also in memory, as
+    long as nobody needs that. ``first_token_budget_ms`` is the time left until the first token is
+    due, ``token_gap_ms`` the longest wanted between two, ``share_ms`` this job's part of the budget
+    where other jobs must follow within it; they order and size the work and end no job (DL-14). A
+    job that ``keeps_on`` is not stopped before its deadline, however certain it is to miss (DL-17).
     ``grammar`` is what the text must match; only for workers whose card says ``grammars``, since
-    another one would pass over it. Of a job that ``embeds`` nothing comes but its prompt's
-    embedding, at its end; only for workers whose card names a ``pooling``.
+    others would ignore it. A job that ``embeds`` gives only its prompt's embedding, at its end;
+    only for workers whose card names a ``pooling``.
 
     The last ``begun_tokens`` of ``token_ids`` were generated already, by the worker that had the
-    job before: they count for grammar, penalties and stop strings, whose text is not sent again.
-    ``max_tokens`` and ``min_tokens`` are what is left of the job's; stop strings count from the
-    text after the first ``stop_after_tokens`` of all that are generated. A text that lacks nothing
-    but its end may be sent too, with ``max_tokens`` 0 where that is its length. Only for workers
-    whose card says ``can_continue``; others heed it for the grammar alone.
+    job before: they count for grammar, penalties and stop strings, and their text is not sent
+    again. ``max_tokens`` and ``min_tokens`` are what is left of the job's; stop strings count in
+    the text after the first ``stop_after_tokens`` generated. A text that lacks only its end may be
+    sent too, with ``max_tokens`` 0 if it has its full length. Only for workers whose card says
+    ``can_continue``; others use it for the grammar alone.
 
-    ``serving`` is that of the card whose tokenizer made the ``token_ids``: a worker that has
+    ``serving`` is that of the card whose tokenizer made the ``token_ids``: a worker that serves
     another model by then hands the job back.
 
-    ``expected_tokens`` is how many tokens the job will hardly exceed, 0 where nobody knows: by it a
-    worker finds how much the others' prompts may slow it down, and nothing ends for it.
+    ``expected_tokens`` is a number of tokens that the job will hardly exceed, 0 where unknown: it
+    decides how much others' prompts may slow the job down, and never ends it.
     """
 
     lane: str
@@ -112,15 +110,15 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
 
     @property
     def begun(self) -> list[int]:
-        """What was generated already."""
+        """Token ids that were generated already."""
         return self.token_ids[len(self.token_ids) - self.begun_tokens :]
 
 
 class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
     """Stops jobs. Unknown and finished handles are ignored: cancelling is idempotent.
 
-    One message for as many as end in the same instant: each that comes by itself takes the worker's
-    interpreter from the engine, which goes on with the others' tokens meanwhile.
+    One message serves all jobs that end at the same instant: each message takes the worker's
+    interpreter from the engine, which is computing the others' tokens meanwhile.
     """
 
     lane: str
@@ -129,10 +127,10 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True, omit_defaults=True):
 
 
 class Pause(msgspec.Struct, tag="pause", frozen=True):
-    """Has a job stand still, its KV kept; one that was not started is not started meanwhile.
+    """Pauses a job, whose KV is kept; one that has not started is not started meanwhile.
 
     Deadline and cancel count as before. Unknown and finished handles are ignored, and so is a job
-    that stands still already or has been paused too often. Only for workers whose card says
+    that is paused already or has been paused too often. Only for workers whose card says
     ``can_pause``.
     """
 
@@ -141,7 +139,7 @@ class Pause(msgspec.Struct, tag="pause", frozen=True):
 
 
 class Resume(msgspec.Struct, tag="resume", frozen=True):
-    """Has a paused job go on, before any that waits to start. Otherwise ignored.
+    """Lets a paused job go on, before any that waits to start. Otherwise ignored.
 
     A pause that has not taken effect yet is taken back, and neither is reported.
     """
@@ -151,7 +149,7 @@ class Resume(msgspec.Struct, tag="resume", frozen=True):
 
 
 class Drain(msgspec.Struct, tag="drain", frozen=True, omit_defaults=True):
-    """Refuse new work, let running jobs finish for ``grace_ms``, end the rest, close all lanes.
+    """Refuses new work, lets jobs finish for ``grace_ms``, ends the rest, closes all lanes.
 
     Needs no lane: whoever stops a worker sends it, since an open lane keeps Triton from stopping.
     A worker that is not stopped then takes work again after its ``drain_hold_s``.
@@ -168,14 +166,14 @@ class Describe(msgspec.Struct, tag="describe", frozen=True):
 
 
 class Swap(msgspec.Struct, tag="swap", frozen=True, omit_defaults=True):
-    """Have the worker serve another model, in the process that it is.
+    """Has the worker serve another model, in the same process.
 
-    ``settings`` are worker settings as ``TIDEGATE_WORKER_…`` spells them, without that beginning
+    ``settings`` are worker settings as ``TIDEGATE_WORKER_…`` spells them, without that prefix
     (``MODEL_PATH``, ``ENGINE``); all others are those that it was started with. ``MODEL_NAME``
-    alone names one of its card's ``loadable``; no settings at all, the model that it had before
-    this one. ``anew``: the model that is served is loaded again from its files, whatever
-    ``settings`` say. What runs has ``grace_ms``, as in a drain. Answered on its own stream: a frame
-    with a ``SwapReport`` for each phase, the last one final. Needs no lane. One at a time.
+    alone names one of its card's ``loadable``; no settings at all means the model served before
+    this one. ``anew``: the current model is loaded again from its files, whatever ``settings``
+    say. Running jobs have ``grace_ms``, as in a drain. Answered on its own stream: a frame with a
+    ``SwapReport`` for each phase, the last one final. Needs no lane. One at a time.
     """
 
     settings: dict[str, str]
@@ -207,7 +205,7 @@ class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
     Numbers of 4 bytes, little-endian, since a long prompt has many: ``logprobs`` (float) and
     ``ranks`` (int) of each token, ``top_ids`` (int) and ``top_logprobs`` (float) of the ``top``
-    likeliest at its place. They mean what those of ``TokenLogprob`` mean.
+    likeliest at its place. Their meaning is that of ``TokenLogprob``'s fields.
     """
 
     first: int
@@ -219,7 +217,7 @@ class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def pack(cls, first: int, entries: Sequence[TokenLogprob]) -> "PromptLogprobs":
-        """Of ``entries`` that have equally many likeliest tokens each."""
+        """Pack ``entries``, which must have equally many likeliest tokens each."""
         top = [one for entry in entries for one in entry.top]
         return cls(
             first,
@@ -231,16 +229,16 @@ class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
         )
 
     def __len__(self) -> int:
-        """How many tokens it is about."""
+        """Number of tokens whose log-probabilities it has."""
         return len(self.ranks) // 4
 
     @property
     def kept_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate bytes that it takes in memory."""
         return 400 + (8 + 8 * self.top) * len(self)
 
     def unpack(self) -> list[TokenLogprob]:
-        """One for each token."""
+        """The log-probabilities as one ``TokenLogprob`` for each token."""
         logprobs, ranks = _unpacked("f", self.logprobs), _unpacked("i", self.ranks)
         ids, values = _unpacked("i", self.top_ids), _unpacked("f", self.top_logprobs)
         k = self.top
@@ -269,14 +267,14 @@ def _unpacked(code: str, data: bytes) -> Any:
 
 
 class Started(msgspec.Struct, array_like=True, frozen=True):
-    """The job left the worker's queue. ``wait_ms`` is how long it was in it."""
+    """The job left the worker's queue, after ``wait_ms`` in it."""
 
     handle: int
     wait_ms: float
 
 
 class Delta(msgspec.Struct, array_like=True):
-    """New tokens of a job. ``texts[i]`` is what ``ids[i]`` made printable.
+    """New tokens of a job. ``texts[i]`` is the text that ``ids[i]`` completed.
 
     A text is empty while a multi-byte character or a possible stop string is incomplete, so
     texts joined are always valid UTF-8. ``logprobs`` is parallel to ``ids`` when asked for.
@@ -291,15 +289,15 @@ class Delta(msgspec.Struct, array_like=True):
 class End(msgspec.Struct, array_like=True, frozen=True):
     """The one terminal record of a job. ``code`` and ``message`` are set unless it ended well.
 
-    ``late_tokens`` were generated after the deadline or abort (waste, counted apart by DL-10).
+    ``late_tokens`` were generated after the deadline or abort (waste, counted separately by DL-10).
     ``left_ms`` is the budget left (negative when overrun). ``abort_ms`` is the time from the
     worker's notice of the abort to its slot and blocks being free (WP-5); None if not aborted.
     ``tail`` is text that was held back (a possible stop string, half a character) and belongs
     after the last delta's. ``cached_tokens`` is how much of the prompt was found in the prefix
     cache and not computed again. A ``spared`` job was certain to miss at some point, and went on
     because it ``keeps_on``. ``stop`` is the stop string that ended the text, empty where none did,
-    and ``stop_token_id`` the one of the job's own stop tokens that did. ``embedding`` is that of a
-    job that ``embeds``: little-endian float32, of length 1.
+    and ``stop_token_id`` the job's own stop token that did. ``embedding`` is that of a job that
+    ``embeds``: little-endian float32, scaled to length 1.
     """
 
     handle: int
@@ -331,19 +329,19 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True):
     prompt tokens that they computed, ``cached_tokens_total`` those that the prefix cache spared
     them. Of the free blocks, ``kv_blocks_cached`` hold a prefix that may be used again, and are
     evicted on demand. ``hit_blocks_total`` and ``missed_blocks_total`` are the full blocks of
-    admitted prompts that the prefix cache did and did not hold. ``disk_…`` are of the tier beneath
-    it: ``failures`` are files that could not be written or used, ``skipped`` blocks were evicted
-    before the disk had taken those before them. ``stream_utilization`` is the share of the time in
-    which the GPU was at a step, sampled; 0 where there is none. ``paused`` jobs were started, hold
-    their KV blocks and are not ``running``. ``load_ms`` is how long the model took to load, and
-    ``cuda_init_ms`` CUDA beneath it, 0 without (LB-6).
-    ``sessions`` are the conversations whose KV is kept between two turns, ``session_blocks`` the
-    blocks of theirs that nobody uses meanwhile; they are free. Of conversations' keep, ``expired``
-    was over, ``displaced`` made room for others within the share; ``session_evicted_blocks`` were
-    given up for running work. ``drain_left_ms`` is how long running jobs still have where the
-    worker drains; None where it does not. ``stuck_ms`` is how long the step under way has taken,
-    once that is far beyond any that was seen; else 0. ``not_finite_total`` jobs ended because their
-    numbers were NaN or infinite.
+    admitted prompts that the prefix cache did and did not hold. ``disk_…`` are those of the tier
+    below it: ``failures`` are files that could not be written or used, ``skipped`` blocks were
+    evicted before the disk had taken those before them. ``stream_utilization`` is the share of time
+    in which the GPU computed a step, sampled; 0 where there is none. ``paused`` jobs were started,
+    hold their KV blocks and are not ``running``. ``load_ms`` is how long the model took to load,
+    and ``cuda_init_ms`` how long CUDA took, 0 without it (LB-6). ``sessions`` are the conversations
+    whose KV is kept between two turns, ``session_blocks`` those of their blocks that nobody uses
+    meanwhile; they count as free. Of the conversations kept, ``expired`` ones' time was over,
+    ``displaced`` ones made room for others within the share; ``session_evicted_blocks`` were given
+    up for running work. ``drain_left_ms`` is how long running jobs still have while the worker
+    drains; None while it does not. ``stuck_ms`` is how long the step under way has taken, once that
+    is far beyond the usual; else 0. ``not_finite_total`` jobs ended because their numbers were NaN
+    or infinite.
     """
 
     kv_blocks_total: int
@@ -403,29 +401,29 @@ class LaneError(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SwapPhase(StrEnum):
-    """How far a swap of models is."""
+    """The phases of a swap of models."""
 
     CHECK = "check"
-    """Nothing has changed yet: is the new one there, whole, and not too large?"""
+    """Checks that the new model is there, whole, and not too large; nothing has changed yet."""
     LOAD = "load"
     DRAIN = "drain"
     EVICT = "evict"
-    """The old one's engine ends: what its prefix cache has for the disk is written."""
+    """Ends the old model's engine, after its prefix cache has written what is for the disk."""
     UNLOAD = "unload"
-    """Its memory is given back."""
+    """Gives the old model's memory back."""
     RESTORE = "restore"
-    """The new one could not be loaded, and the old one is, again."""
+    """Loads the old model again, since the new one could not be loaded."""
     DONE = "done"
     FAILED = "failed"
-    """The old model is served, or the process is about to end; ``error`` says why."""
+    """The swap failed: the old model is served, or the process is about to end; see ``error``."""
 
 
 class SwapReport(msgspec.Struct, array_like=True, frozen=True):
-    """How a swap goes, to whoever asked for it and on every lane.
+    """Progress of a swap, sent to whoever asked for it and on every lane.
 
-    ``model`` is the new one's name, ``was`` the old one's. ``ms`` is how long each phase took that
-    is over, in their order. ``beside``: the new one is loaded while the old one serves.
-    ``freed_mib`` is by how much memory in use fell as the old one was unloaded.
+    ``model`` is the new model's name, ``was`` the old one's. ``ms`` is how long each finished phase
+    took, in order. ``beside``: the new model is loaded while the old one serves. ``freed_mib`` is
+    by how much memory in use fell as the old one was unloaded.
     """
 
     phase: SwapPhase
@@ -441,9 +439,9 @@ class Frame(msgspec.Struct, array_like=True):
     """Everything that happened for one lane since its last frame.
 
     Order within: ``started``, then ``prompts``, ``deltas``, ``paused``, ``resumed``, then ``ends``.
-    A job that starts and ends within one frame is in all three. One that is in ``paused`` and
-    ``resumed`` stood still in between and goes on. ``prompts`` are by handle, each job's in the
-    order of its prompt, over as many frames as it takes.
+    A job that starts and ends within one frame is in ``started``, ``deltas`` and ``ends``. One that
+    is in ``paused`` and ``resumed`` was paused in between and goes on. ``prompts`` are by handle,
+    each job's in the order of its prompt, over as many frames as needed.
     """
 
     seq: int
@@ -467,12 +465,12 @@ _frame_decoder = msgspec.msgpack.Decoder(Frame)
 
 
 def encode(message: LaneMessage | Frame) -> bytes:
-    """Any lane message or frame as msgpack."""
+    """Encode a lane message or frame as msgpack."""
     return _encoder.encode(message)
 
 
 def decode_message(data: bytes) -> LaneMessage:
-    """A message to the worker. Raises ``msgspec.DecodeError`` naming the field that is wrong."""
+    """Decode a message to the worker. Raises ``msgspec.DecodeError`` naming the wrong field."""
     try:
         return _message_decoder.decode(data)
     except UnicodeDecodeError as error:  # msgspec leaves this one as it is
@@ -484,5 +482,5 @@ def decode_message(data: bytes) -> LaneMessage:
 
 
 def decode_frame(data: bytes) -> Frame:
-    """A frame from the worker. Raises ``msgspec.DecodeError`` naming the field that is wrong."""
+    """Decode a frame from the worker. Raises ``msgspec.DecodeError`` naming the wrong field."""
     return _frame_decoder.decode(data)

@@ -1,7 +1,7 @@
-"""A name for a checkpoint's contents (PF-6), quick enough to take at every start.
+"""Hashes a checkpoint's contents (PF-6), quickly enough for every start.
 
-Workers put it in their cards, and the catalog of models beside each model, so that one is known by
-the other.
+Workers put the digest in their cards, and the catalog of models beside each model, so that one can
+be matched with the other.
 """
 
 import hashlib
@@ -14,19 +14,19 @@ _CHUNK_BYTES = 64 * 2**20
 
 
 def model_digest(path: Path, threads: int | None = None) -> str:
-    """Hex SHA-256 over ``config.json`` and the weight files of a checkpoint directory; over a GGUF
-    file alone, which has everything.
+    """Hex SHA-256 over ``config.json`` and the weight files of a checkpoint directory, or over a
+    single GGUF file, which has everything.
 
     A file's digest is the SHA-256 over those of its 64 MiB chunks, so that all cores share the
-    work: one core hashes 1 to 2 GB/s, which a large model would feel at every start. ``threads``
-    is how many do; with 1 it is the caller's own alone.
+    work: one core hashes 1 to 2 GB/s, too slow for large models. ``threads``: None is one per core,
+    1 the caller's own alone.
     """
     files = [path] if path.is_file() else [path / "config.json", *_weights(path)]
     return files_digest(files, threads)
 
 
 def files_digest(files: Sequence[Path], threads: int | None = None) -> str:
-    """The same over these files."""
+    """Hex SHA-256 over the names and contents of ``files``; see ``model_digest``."""
     if threads == 1:
         return _total(files, map)
     with ThreadPoolExecutor(threads or os.cpu_count()) as pool:

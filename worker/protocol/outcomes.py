@@ -1,10 +1,10 @@
-"""How a request can end, as every part of Tidegate spells it (DL-10)."""
+"""The ways in which a request can end, as named in every part of Tidegate (DL-10)."""
 
 from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """What an offered request came to. Every request gets exactly one."""
+    """The outcome of an offered request. Every request gets exactly one."""
 
     MET = "met"
     PARTIAL = "partial"
@@ -18,13 +18,13 @@ class FinishReason(StrEnum):
     """Why a worker stopped generating for a job."""
 
     STOP = "stop"
-    """End-of-sequence token or stop string."""
+    """An end-of-sequence token or stop string came."""
     LENGTH = "length"
-    """``max_tokens`` or the context window reached."""
+    """``max_tokens`` or the context window was reached."""
     DEADLINE = "deadline"
     """Out of time: an error, or a clean end where the client chose ``partial``."""
     CANCELLED = "cancelled"
-    """Cancelled, or nobody is left to read."""
+    """The job was cancelled, or nobody is left to read it."""
     ERROR = "error"
     """Something broke, or the job was refused by the worker."""
 
@@ -37,7 +37,7 @@ class AbortCause(StrEnum):
     LANE_LOST = "lane_lost"
     DRAIN = "drain"
     STOP_STRING = "stop_string"
-    """Not an abort to the client: the text stage saw a stop string."""
+    """The text stage found a stop string; not an abort to the client."""
 
 
 class OnDeadline(StrEnum):
@@ -71,7 +71,7 @@ class Code(StrEnum):
     NOT_READY = "not_ready"
     DRAINING = "draining"
     JOURNAL_UNAVAILABLE = "journal_unavailable"
-    """What was asked to outlive the orchestrator cannot be written down now."""
+    """A request that should outlive the orchestrator cannot be recorded now."""
     INSTANCE_LOST = "instance_lost"
     PROTOCOL_VERSION = "protocol_version"
     LANE_CLOSED = "lane_closed"
@@ -83,5 +83,5 @@ class Code(StrEnum):
     NOT_FINITE = "not_finite"
     """The model's numbers for this text were NaN or infinite."""
     POISON_REQUEST = "poison_request"
-    """Two workers died while they worked on this: it is tried no more."""
+    """Two workers died while they worked on this request: it is not tried again."""
     INTERNAL = "internal"

@@ -1,4 +1,4 @@
-"""What the plain contract's parameters may say: that of Triton's vLLM backend, name for name."""
+"""Parameters of the plain contract: those of Triton's vLLM backend, name for name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from worker.protocol import tensors as names
 from worker.protocol.excerpt import excerpt
 
 DEFAULT_MAX_TOKENS = 16
-"""vLLM's own default."""
+"""Default of ``max_tokens``, vLLM's own."""
 
 NEUTRAL: Mapping[str, object] = {
     "n": 1,
@@ -20,18 +20,18 @@ NEUTRAL: Mapping[str, object] = {
     "detokenize": True,
     "bad_words": [],
 }
-"""vLLM parameters that are accepted at the value that changes nothing, and refused otherwise."""
+"""vLLM parameters that are accepted only at the value that changes nothing."""
 
 TRITONS_OWN = ("priority", "timeout", names.PARAM_TOKEN)
-"""Request parameters for Triton itself, or checked before; they mean nothing here."""
+"""Request parameters for Triton itself, or checked earlier; ignored here."""
 
 
 class UnsupportedParameter(ValueError):
-    """A vLLM parameter at a value that is not served; the message says which is."""
+    """A vLLM parameter has an unsupported value; the message says which one is supported."""
 
 
 def stated_parameters(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that ask for something. Raises ``UnsupportedParameter``."""
+    """Parameters in ``source`` that ask for something. Raises ``UnsupportedParameter``."""
     stated: dict[str, Any] = {}
     for name, value in source.items():
         if name in NEUTRAL:

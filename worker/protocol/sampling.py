@@ -11,12 +11,12 @@ MAX_STOP_TOKENS = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 512
 MAX_LOGIT_BIAS = 100.0
-"""OpenAI's range, either side of 0: enough to ban a token or to force it."""
+"""Largest magnitude of a bias, as in OpenAI's API: enough to ban a token or to force it."""
 MAX_PENALTY = 2.0
-"""OpenAI's range, either side of 0."""
+"""Largest magnitude of presence and frequency penalties, as in OpenAI's API."""
 MAX_REPETITION_PENALTY = 10.0
 MAX_INT = 2**31 - 1
-"""Far beyond any context or vocabulary; a larger number would not fit the engine's arrays."""
+"""Largest count or id: far beyond any context or vocabulary, but fits the engine's arrays."""
 _MAX_DIGITS = 10
 
 
@@ -29,13 +29,13 @@ class InvalidSampling(ValueError):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a job asks of the sampler.
+    """Sampling parameters of a job.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 (or -1) considers every token. ``logprobs`` None
     returns none, n the chosen token's and the n most likely ones'. Two jobs with the same prompt,
     parameters and ``seed`` draw the same random numbers whatever else is in the batch (WK-3).
 
-    ``min_p`` leaves out what is less than that share as likely as the most likely token (Nguyen et
+    ``min_p`` leaves out tokens less than that share as likely as the most likely one (Nguyen et
     al. 2024). ``repetition_penalty`` divides the positive logits of tokens that are in prompt or
     answer, and multiplies the negative ones (Keskar et al. 2019); ``presence_penalty`` and, times
     their count, ``frequency_penalty`` are subtracted from the logits of tokens in the answer, as
@@ -43,10 +43,10 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     A text ends with any of ``stop_token_ids``, as it does with the model's own end tokens but also
     under ``ignore_eos``; neither can come in the first ``min_tokens``. The token that ends a text
-    is no part of it; special tokens within it are where they are not skipped.
+    is not part of it; special tokens within the text are, unless they are skipped.
 
-    ``prompt_logprobs`` asks for those of the prompt's own tokens, in ``logprobs``' terms; only with
-    it may ``max_tokens`` be 0, where the prompt is read and nothing generated.
+    ``prompt_logprobs`` asks for those of the prompt's own tokens, in the terms of ``logprobs``;
+    only with it may ``max_tokens`` be 0: the prompt is then read and nothing generated.
     """
 
     max_tokens: int
@@ -70,7 +70,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     def check(self, vocab_size: int | None = None) -> None:
         """Raise ``InvalidSampling`` on the first value that is out of range.
 
-        Token ids are held against the vocabulary where its size is known.
+        Token ids are compared with the vocabulary where its size is known.
         """
         least = 1 if self.prompt_logprobs is None else 0
         if not least <= self.max_tokens <= MAX_INT:
@@ -159,7 +159,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What counts for a model where a request does not say; None leaves it to ``Sampling``."""
+    """A model's sampling where a request states none; None leaves it to ``Sampling``."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -169,7 +169,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int | None = None
 
     def fill(self, sampling: Sampling, unstated: Collection[str]) -> Sampling:
-        """``sampling`` with those of its ``unstated`` parameters that have a default here."""
+        """``sampling`` with those ``unstated`` parameters replaced that have a default here."""
         changes = {name: value for name in unstated if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(sampling, **changes) if changes else sampling
 
@@ -178,19 +178,19 @@ _LEFT_TO_MODELS = tuple(name for name in SamplingDefaults.__struct_fields__ if n
 
 
 def stated_of(request: object) -> dict[str, Any]:
-    """Which of the parameters that have defaults a request states: those that are not None."""
+    """The parameters with defaults that a request states, that is, those that are not None."""
     return {
         name: value for name in _LEFT_TO_MODELS if (value := getattr(request, name)) is not None
     }
 
 
 def unstated_of(request: object) -> tuple[str, ...]:
-    """The others: what ``SamplingDefaults.fill`` is to fill."""
+    """Names of parameters that a request leaves None, for ``SamplingDefaults.fill`` to fill."""
     return tuple([name for name in _LEFT_TO_MODELS if getattr(request, name) is None])
 
 
 def read_logit_bias(stated: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """From JSON's form, whose keys are token ids as strings. Raises ``InvalidSampling``."""
+    """Convert JSON's form, whose keys are token ids as strings. Raises ``InvalidSampling``."""
     if stated and len(stated) > MAX_LOGIT_BIASES:  # before the walk, which may be long
         raise InvalidSampling("logit_bias", f"at most {MAX_LOGIT_BIASES} tokens, got {len(stated)}")
     biases = []

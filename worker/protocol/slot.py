@@ -1,4 +1,4 @@
-"""What the slot model says of itself: the answers to a request whose parameter ``watch`` is true.
+"""The slot model's state, which answers a request whose parameter ``watch`` is true.
 
 Such a request carries an empty recipe and is answered with ``{"event": "state", …}``, a
 ``SlotState``, at once and every ``STATE_EVERY_S`` until it is cancelled.
@@ -9,28 +9,29 @@ from typing import Final
 import msgspec
 
 STATE_EVERY_S: Final = 0.25
-"""As often as a lane's heartbeat: silence for a second is suspect, for three it is gone."""
+"""Seconds between states, as for a lane's heartbeat: silence for one second is suspect, after three
+the model is taken to be gone."""
 
 
 class StageState(msgspec.Struct, frozen=True):
-    """One stage, as it was observed."""
+    """Observed times of one stage."""
 
     provider: str
-    """Which one serves recipes that name none."""
+    """The provider that serves recipes that name none."""
     seconds_per_unit: float
-    """What a unit of its work takes nearly always: the P95; before there is one, what warmed it up
-    or else the target says."""
+    """Seconds that a unit of its work hardly ever exceeds: the P95; before there is one, an
+    estimate by the warm-up or else the target."""
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None
-    """Of finished stages; null before there is one."""
+    """Percentile of finished runs, like ``p50_ms`` and ``p95_ms``; null before there is one."""
     finished: int = 0
     failed: int = 0
     others: dict[str, float] = {}
-    """What a unit takes with each other provider that is loaded."""
+    """Seconds per unit with each other loaded provider."""
     least: dict[str, float] | None = None
-    """What a unit takes at the least with each provider: 0 where nothing was rendered by it of
-    late, for then it may be any quick. Null: the model is older than this."""
+    """Least seconds per unit with each provider; 0 where it has rendered nothing recently, as it
+    may then be arbitrarily fast. Null from a model older than this field."""
 
 
 class ResidentState(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ class ResidentState(msgspec.Struct, frozen=True):
 
 
 class AbortState(msgspec.Struct, frozen=True):
-    """Slots that something stopped: how many, and how long until their buffers were free."""
+    """Slots that were stopped: how many, and how long until their buffers were free."""
 
     count: int
     p50_ms: float
@@ -50,31 +51,31 @@ class AbortState(msgspec.Struct, frozen=True):
 
 
 class SlotState(msgspec.Struct, frozen=True):
-    """What an orchestrator must know to place clips and to refuse what cannot be in time."""
+    """State that an orchestrator needs to place clips, and to refuse those sure to be late."""
 
     max_size: int
     max_seconds: float
-    """Of a clip: pixels of either side, and its length."""
+    """Most seconds of a clip; ``max_size`` is the most pixels of either side."""
     buffer_s: float
-    """Kept back of each deadline for what comes behind the pipeline."""
+    """Seconds of each deadline kept back for what comes after the pipeline."""
     slots_total: int
     slots_free: int
     waiting: int
     max_waiting: int
     free_in_s: tuple[float, ...]
-    """When each slot that is taken is expected to be free again."""
+    """Seconds until each slot that is taken is expected to be free again."""
     stages: dict[str, StageState]
-    """By ``audio``, ``image``, ``video``, ``clip``."""
+    """Stages by name: ``audio``, ``image``, ``video``, ``clip``."""
     providers: dict[str, tuple[str, ...]]
-    """Which a recipe may name, by stage."""
+    """Providers that a recipe may name, by stage."""
     residents: tuple[ResidentState, ...] = ()
     memory_used_bytes: int = 0
     memory_soft_bytes: int = 0
     memory_hard_bytes: int = 0
-    """0: no limit."""
+    """Hard memory limit in bytes; 0: no limit, as for ``memory_soft_bytes``."""
     abort_to_free_p50_ms: float | None = None
     abort_to_free_p99_ms: float | None = None
-    """From a cancel or a deadline to the slot's buffers being free; null before there was one."""
+    """Time from a cancel or deadline until the slot's buffers are free; null before one."""
     aborts: dict[str, AbortState] = {}
-    """The same by cause: ``cancelled``, ``deadline``, ``timeout`` (of a stage)."""
+    """Stopped slots by cause: ``cancelled``, ``deadline``, ``timeout`` (of a stage)."""
     draining: bool = False

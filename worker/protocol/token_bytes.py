@@ -1,4 +1,4 @@
-"""What each token id stands for, in bytes, read from the tokenizer's decoder.
+"""Finds the bytes that each token id stands for, from the tokenizer's decoder.
 
 Three families cover nearly every vocabulary: byte-level BPE (each character of a token spells one
 byte), byte fallback (``<0xE2>`` is a byte, the rest is text), and "▁" for a space. All three
@@ -50,7 +50,7 @@ class TokenPieces(dict[int, bytes]):
 
 
 def token_bytes_of(tokenizer: HfTokenizer) -> TokenBytes | None:
-    """How this tokenizer's tokens spell bytes; None when its decoder does more than join them."""
+    """The function from a token to its bytes; None when the decoder does more than join these."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
     if decoder is None:
         return None

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of its tokenizer, read the same way by everybody."""
+"""Reads a checkpoint's tokenizer files, the same way for all users."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ class UnreadableTokenizer(ValueError):
 
 
 class TokenizerFiles(NamedTuple):
-    """``tokenizer.json`` as it is, ``tokenizer_config.json`` as JSON, the chat template (Jinja
-    source, empty where the model has none)."""
+    """A checkpoint's ``tokenizer.json`` as bytes, ``tokenizer_config.json`` parsed, and chat
+    template (Jinja source, empty where the model has none)."""
 
     tokenizer_json: bytes
     settings: dict[str, Any]
@@ -47,7 +47,7 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
 
 
 def special_tokens_of(settings: dict[str, Any]) -> dict[str, str]:
-    """The chat template's variables (``bos_token`` …) with their text."""
+    """The chat template's variables (``bos_token`` …) with their texts."""
     tokens = {}
     for name in _NAMED_TOKENS:
         token = settings.get(name)
@@ -59,7 +59,7 @@ def special_tokens_of(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _default_template(template: Any) -> str:
-    """A template is a string, or a list of named ones of which ``default`` is meant."""
+    """The template in ``chat_template``: a string, or the one named ``default`` in a list."""
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")

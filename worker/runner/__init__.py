@@ -1,9 +1,9 @@
-"""From a plan to tokens.
+"""Computes the tokens of a plan.
 
-- ``base``          what a runner is; ``build`` makes one of settings
+- ``base``          the interface of a runner; ``build`` makes one from settings
 - ``torch_runner``  on the CPU; ``cuda_runner`` on CUDA, with ``cuda_graphs``; ``synthetic`` makes
   tokens up
 - ``forward``       packed tokens through the model
-- ``memory``, ``cgroup``, ``out_of_memory``  what there is, and what becomes of a step beyond it
+- ``memory``, ``cgroup``, ``out_of_memory``  how much there is; steps that do not fit
 - ``device``, ``precision``, ``utilization``
 """

@@ -1,4 +1,4 @@
-"""What stands between the scheduler's plan and the tokens: one call per step.
+"""The interface between the scheduler's plan and the tokens: one call per step.
 
 Implementations: ``torch_runner`` (a model), ``synthetic`` (made-up tokens).
 """
@@ -26,7 +26,7 @@ class Runner(Protocol):
 
 
 class LaunchedStep(Protocol):
-    """A step that the device has been given and may still be at."""
+    """A step that the device has been given and may still be computing."""
 
     def collect(self) -> StepResult:
         """Wait for the step and return its result; to be called once, in the order of launching.
@@ -46,17 +46,17 @@ class OverlappingRunner(Runner, Protocol):
 
     @property
     def stream_utilization(self) -> float:
-        """Share of the time in which the device was at a step, sampled; 0 until measured (LB-7)."""
+        """Share of time in which the device computed a step, sampled; 0 until measured (LB-7)."""
 
     def launch(self, plan: Plan) -> LaunchedStep:
         """Give the device a step. When this raises, no launched step runs any more.
 
-        Those launched before can be collected all the same.
+        Steps launched before can be collected all the same.
         """
 
 
 class StepInFlight:
-    """What the engine remembers of a launched step. ``launched_at`` is on the engine's clock."""
+    """The engine's record of a launched step. ``launched_at`` is on the engine's clock."""
 
     def __init__(self, plan: Plan, step: LaunchedStep, launched_at: float) -> None:
         self.plan = plan
@@ -73,9 +73,9 @@ class StepInFlight:
 
 
 class BuiltRunner(NamedTuple):
-    """A runner, the KV blocks that it has memory for, and what it computes on, in and with.
+    """A runner, the number of KV blocks that it has memory for, its device, type and attention.
 
-    ``arithmetic`` is what else decides how its sums are rounded.
+    ``arithmetic`` names what else decides how its sums are rounded.
     """
 
     runner: Runner
@@ -88,4 +88,4 @@ class BuiltRunner(NamedTuple):
     """How to copy KV blocks; None where there is no KV."""
     guard: MemoryGuard | None = None
     tile_tokens: int = 1
-    """As of ``SchedulerConfig``."""
+    """See ``SchedulerConfig``."""

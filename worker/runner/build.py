@@ -1,4 +1,4 @@
-"""Puts a torch runner together: device, type, weights, KV pool, threads."""
+"""Builds a torch runner: device, type, weights, KV pool, threads."""
 
 from typing import Final
 
@@ -37,7 +37,7 @@ from worker.sampling.sampler import Sampler
 from worker.settings import WorkerSettings
 
 _CUDA_POOL_SHARE: Final = 0.8
-"""Of the memory that is free once the weights are loaded; the rest is for activations."""
+"""Share of the GPU memory free after loading for the KV pool; the rest is for activations."""
 
 
 def build_torch_runner(
@@ -46,7 +46,7 @@ def build_torch_runner(
     eos_token_ids: tuple[int, ...],
     timing: LoadTiming,
 ) -> BuiltRunner:
-    """Load the checkpoint and allocate the KV pool; ``timing`` takes down what took how long.
+    """Load the checkpoint and allocate the KV pool; ``timing`` records how long phases took.
 
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``MemoryError`` for a pool that does not fit,
     ``MemoryLimitExceeded`` when that is for the hard limit's sake, ``NotDeterministic``, or
@@ -102,7 +102,7 @@ def build_torch_runner(
             context_bytes / GIB,
         )
     on_cuda = device.type == "cuda"
-    # On CUDA one more than anybody is given: the padding of recorded decodes works on it.
+    # On CUDA one block more than is ever allocated: recorded decodes use it for padding rows.
     with timing.timed("kv_pool"):
         pool = _allocate_pool(config, settings.block_tokens, blocks + on_cuda, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
@@ -129,7 +129,7 @@ def build_torch_runner(
     if device.type == "cpu":
         arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
         arithmetic += f", {model.products}, {toolchain()}"
-        # A CPU that has AMX may stand under a system that does not give it.
+        # The system may not allow a CPU's AMX to be used.
         arithmetic += ", AMX" if may_use_amx() else ""
     kind = str(dtype).removeprefix("torch.")
     memory = memory_of(pool.data)
@@ -140,7 +140,7 @@ def build_torch_runner(
 
 
 def _compile_loops() -> None:
-    """Now, so that no request waits for it; a compiler that fails costs speed only."""
+    """Compile loops now, so that no request waits for it; a failure costs only speed."""
     if compiler_problem() is not None:
         return
     try:
@@ -153,7 +153,7 @@ def _compile_loops() -> None:
 def _forward(
     settings: WorkerSettings, config: ModelConfig, model: Model, pool: KVPool, max_tokens: int
 ) -> tuple[Forward, str]:
-    """And the name of its attention."""
+    """The forward pass, and the name of its attention."""
     attention = choose_attention(
         settings.attention,
         pool,
@@ -185,7 +185,7 @@ def _meter(device: torch.device) -> MemoryMeter:
 def _pool_bytes(
     settings: WorkerSettings, device: torch.device, guard: MemoryGuard, context_bytes: int
 ) -> int:
-    """For the KV pool, of what is free and what the hard limit leaves."""
+    """Bytes for the KV pool, by what is free and what the hard limit leaves."""
     free = _meter(device).free_bytes()
     share = int(free * _CUDA_POOL_SHARE)
     if device.type == "cpu":

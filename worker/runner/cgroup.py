@@ -1,4 +1,4 @@
-"""What the control groups of this process leave it of memory: a container's limit, say.
+"""Finds how much memory this process's control groups leave it: a container's limit, say.
 
 The machine's own figures know nothing of them. Version 2 has one hierarchy, version 1 one for
 memory; the tightest group on the way to the root counts. Inside a container the path may be that of
@@ -17,7 +17,7 @@ class _Files(NamedTuple):
     limit: str
     usage: str
     reclaimable: str
-    """Key in ``memory.stat``: cached files that nobody has used of late."""
+    """Key in ``memory.stat`` for cached files that were not used recently."""
 
 
 _V1: Final = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -25,7 +25,7 @@ _V2: Final = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def free_bytes(own: Path = _OWN, mount: Path = _MOUNT) -> int | None:
-    """The least that a group leaves; None without any limit."""
+    """The fewest bytes that a group leaves; None without any limit."""
     left = [
         found
         for folder, files in _groups(own, mount)

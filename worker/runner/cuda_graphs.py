@@ -29,7 +29,7 @@ from worker.models.model import Model
 from worker.sampling.sampler import draw_whole, likeliest
 
 _STRIDE: Final = 8
-"""From here on between batch sizes: what padding costs is then less than a sixth."""
+"""Distance between batch sizes from 8 on: padding then costs less than a sixth."""
 
 
 @runtime_checkable
@@ -47,14 +47,14 @@ Step = Callable[[], tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """``replay`` does a call again and writes its results to ``results`` again."""
+    """A recorded call: ``replay`` does it again, writing its results to ``results`` again."""
 
     replay: Callable[[], object]
     results: tuple[Tensor, ...]
 
 
 class Recorder(Protocol):
-    """Makes recordings; what the call reads must lie in tensors that stay."""
+    """Makes recordings of calls, which may read only tensors that stay in place."""
 
     def record(self, call: Step) -> Recording: ...
 
@@ -66,7 +66,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, call: Step) -> Recording:
-        # Once beside: what compiles, tunes or allocates for good must not do so in a capture.
+        # Call once outside: nothing may compile, tune or allocate for good in a capture.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -74,14 +74,14 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Of this thread only: what others ask of the device meanwhile is none of its business.
+        # Captures this thread's work only: other threads may use the device meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             results = call()
         return Recording(graph.replay, results)
 
 
 class SlotState:
-    """What the device knows of each slot; see the module's picture."""
+    """State of each slot on the device; see the module's picture."""
 
     def __init__(self, slots: int, max_blocks: int, dummy_block: int, device: torch.device) -> None:
         shape = slots + 1, max_blocks
@@ -91,7 +91,7 @@ class SlotState:
         self.device = device
 
     def begin(self, slot: int, blocks: NDArray[np.int64]) -> None:
-        """``slot`` has a text in ``blocks`` [max_blocks] from now on."""
+        """Enter that ``slot`` has a text in ``blocks`` [max_blocks] from now on."""
         self.blocks[slot].copy_(to_device(blocks.astype(np.int32), self.device))
 
     def known(self, ids: Tensor, slots: Tensor) -> Tensor:
@@ -99,30 +99,29 @@ class SlotState:
         return torch.where(ids < 0, self.last_ids[slots], ids)
 
     def take(self, slots: Tensor, ids: Tensor) -> None:
-        """``ids`` are the latest samples of ``slots``. Any token that there is stands for one of a
-        row that is not finite."""
+        """Enter ``ids`` as the latest samples of ``slots``; ``NO_TOKEN`` becomes token 0."""
         self.last_ids.index_copy_(0, slots, ids.clamp(min=0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """One batch size. ``step`` holds tensors that the recording reads."""
+    """Recordings for one batch size. ``step`` holds tensors that they read."""
 
     size: int
     step: AttentionStep
     decode: Recording
-    """→ logits, token ids that it was given, the likeliest ones."""
+    """Gives logits, the token ids computed, and the likeliest next ones."""
     draw: Recording
-    """→ token ids."""
+    """Gives the drawn token ids."""
 
 
 class Replayed(NamedTuple):
-    """On the device, and valid until the next replay is queued."""
+    """Results on the device, valid until the next replay is queued."""
 
     logits: Tensor
     """[rows, vocabulary] float32."""
     given_ids: Tensor
-    """[rows]: what the step computed."""
+    """[rows]: the token ids that the step computed."""
     slots: Tensor
     chosen: Tensor
     """Token ids [rows], perhaps ``NO_TOKEN``."""
@@ -135,7 +134,7 @@ def batch_sizes(most: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Recorded when built, which takes some seconds on a GPU and is logged."""
+    """Recorded decodes. Recording, when built, takes some seconds on a GPU and is logged."""
 
     def __init__(
         self,
@@ -147,7 +146,7 @@ class DecodeGraphs:
         sizes: Sequence[int],
         block_tokens: int,
     ) -> None:
-        """``sizes`` ascending, at least one."""
+        """``sizes``: batch sizes, ascending, at least one."""
         self._model = model
         self._state = state
         self._block_tokens = block_tokens
@@ -161,7 +160,7 @@ class DecodeGraphs:
         self._chances = torch.zeros((3, self.largest), device=device)
         self._places = torch.zeros(self.largest, dtype=torch.int64, device=device)
         started, before = time.monotonic(), _reserved_bytes(device)
-        # The largest first: the others then find room in what it has left behind.
+        # The largest is recorded first: the others then reuse its memory.
         with torch.inference_mode():
             recorded = [self._record(size, attention, recorder) for size in reversed(sizes)]
         self._recorded = recorded[::-1]

@@ -53,7 +53,7 @@ class Event(Protocol):
 
 
 class _NoEvent:
-    """On the CPU, where everything is done when it has been called."""
+    """An ``Event`` for the CPU, where everything is done when it has been called."""
 
     def record(self) -> None: ...
 
@@ -76,7 +76,7 @@ class CudaRunner(TorchRunner):
     ) -> None:
         """Without ``graphs`` decodes are launched kernel by kernel, as chunks of prompts are.
 
-        ``probe`` is asked after each error; None is that of ``device``.
+        ``probe`` checks the device after each error; None: the default one for ``device``.
         """
         super().__init__(forward, sampler, limits, device=device)
         self._state: SlotState | None = state
@@ -88,7 +88,7 @@ class CudaRunner(TorchRunner):
 
     @property
     def stream_utilization(self) -> float:
-        """Share of the time between steps in which the device was at one, sampled (LB-7)."""
+        """Share of time in which the device computed a step, sampled (LB-7)."""
         return self.meter.utilization
 
     def launch(self, plan: Plan) -> "LaunchedOnDevice":
@@ -154,8 +154,9 @@ class CudaRunner(TorchRunner):
         return self._latest
 
     def _masks_of(self, plan: Plan) -> Callable[[], Masks] | None:
-        """To be asked for once the step is queued up to its logits: the step before is waited for
-        then, and its tokens taken in, while the device is at this one."""
+        """Maker of the step's masks, None if no row needs one. To be called once the step is queued
+        up to its logits: it waits for the step before and takes in its tokens while the device
+        computes."""
         if not any(row.request.job.constraint is not None for row in plan.rows):
             return None
         before = self._latest
@@ -193,7 +194,7 @@ class CudaRunner(TorchRunner):
         slots: NDArray[np.int64],
         sampling: Sequence[int],
     ) -> tuple[Sampled | None, PromptScores | None, PooledStates | None, CheckedRows | None]:
-        """Any step, kernel by kernel; each None when no row asks for such a thing."""
+        """Launch any step, kernel by kernel; each result is None when no row asks for it."""
         batch, token_ids, positions = self._pack(plan, slots)
         if plan.decodes:
             head = token_ids[: plan.decodes]
@@ -231,7 +232,7 @@ def build_cuda_runner(
     dummy_block: int,
     recorder: Recorder | None = None,
 ) -> CudaRunner:
-    """The runner with its decodes recorded, where the attention backend lets them be.
+    """Build the runner, with its decodes recorded where the attention backend allows that.
 
     ``dummy_block`` is a block of the pool that no request is ever given. Raises ``MemoryError``
     when the device has too little left for the recordings.
@@ -264,10 +265,10 @@ def build_cuda_runner(
 def warm_up(
     forward: Forward, dummy_block: int, limits: SlotLimits, *, device: torch.device
 ) -> None:
-    """Run what steps are made of once, on the dummy block: what compiles does so now (LB-6).
+    """Run the parts of steps once, on the dummy block, so that all is compiled by now (LB-6).
 
-    Texts of every power of two of keys, since the kernel of a decode is chosen by its length, and
-    a chunk of a prompt.
+    Decodes for every power of two of keys, since their kernel is chosen by the length, and a chunk
+    of a prompt.
     """
     block_tokens = limits.block_tokens
     most = block_tokens * limits.max_blocks
@@ -288,7 +289,7 @@ def warm_up(
 
 
 class LaunchedOnDevice:
-    """A ``LaunchedStep``; what it gives is on the host when ``done`` comes."""
+    """A ``LaunchedStep``, whose results are on the host when ``done`` comes."""
 
     def __init__(
         self,
@@ -309,8 +310,8 @@ class LaunchedOnDevice:
         self.checked: CheckedRows | None = None
 
     def tokens(self) -> dict[Request, int]:
-        """What it drew; waits for it. It is still to be collected. Any token stands for one of a
-        row that is not finite: what follows it nobody is told."""
+        """Wait for the tokens drawn; the step must still be collected. A row that is not finite
+        gets an arbitrary token, since what follows it is never published."""
         self._done.synchronize()
         if self._sampled is None:
             return {}

@@ -1,4 +1,4 @@
-"""Where the worker computes: asked for by name, checked up front, never swapped (WK-2)."""
+"""Opens the worker's device: asked for by name, checked up front, never replaced (WK-2)."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ _HINT = (
 
 
 def open_device(name: DeviceName) -> torch.device:
-    """The device of that name, proven to work. Raises ``DeviceUnavailable``."""
+    """The device ``name``, proven to work. Raises ``DeviceUnavailable``."""
     if name == "cpu":
         return torch.device("cpu")
     problem = _cuda_problem()

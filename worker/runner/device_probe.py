@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import torch
 
 PROBE_S: Final = 1.0
-"""A device that has not done all that it was given after so long counts as lost, too."""
+"""Seconds after which a device that has not finished its work counts as lost, too."""
 
 
 class DeviceProbe:
-    """``check`` may be called from any thread, and waits for ``timeout_s`` at most."""
+    """Tests a device. ``check`` may be called from any thread, and waits ``timeout_s`` at most."""
 
     def __init__(self, ask: Callable[[], None], timeout_s: float = PROBE_S) -> None:
         """``ask`` waits for the device, has it compute something, and raises what that raises."""
@@ -51,7 +51,7 @@ class DeviceProbe:
 
 
 def probe_of(device: "torch.device") -> DeviceProbe | None:
-    """For a GPU; None for the CPU, which cannot be lost alone."""
+    """The probe of a GPU; None for the CPU, which cannot be lost alone."""
     if device.type != "cuda":
         return None
     import torch

@@ -1,15 +1,15 @@
-"""How a step's packed tokens go through the model: all at once, or in tiles of one size.
+"""Passes a step's packed tokens through the model: all at once, or in tiles of one size.
 
-Kernels choose their order of summation by the shape of what they get, so the same token comes out
-a little different in a larger batch, and sometimes that is enough for another word.
+Kernels choose their order of summation by the shape of their input, so that a token's result
+differs a little in a larger batch, and sometimes that is enough for another word.
 ``TiledForward`` gives them one shape only (WK-3): every pass has exactly ``TILE_TOKENS`` tokens,
 each a row of its own, whether it decodes or is part of a prompt::
 
     packed tokens   a b c d d d d d d d d …        three decodes and a prompt
     tiles           [a b c d d d d d] [d d d …     the last one filled up with its last token
 
-It rests on a token's result not depending on its place in the tile and on the others there. That
-is how kernels are written, but nobody promises it: ``check`` tries it on the machine at hand.
+This relies on a token's result not depending on its place in the tile nor on the others there.
+Kernels are written that way, but without a guarantee: ``check`` tries it on the machine at hand.
 """
 
 from collections.abc import Iterator
@@ -25,22 +25,22 @@ from worker.errors import NotDeterministic
 from worker.models.model import Model
 
 TILE_TOKENS: Final = 16
-"""Measured on a CPU: 8 costs prompts more than it saves a single decode, 32 the reverse. A multiple
-of 16, so that no kernel's vector ends within a row."""
+"""Tokens of a pass. Measured on a CPU: 8 costs prompts more than it saves a single decode, 32 the
+reverse. A multiple of 16, so that no kernel's vector ends within a row."""
 
 
 class Forward(Protocol):
     """The model with its attention, over one step's tokens."""
 
     def hidden(self, batch: PackedBatch, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """``token_ids`` and ``positions`` [tokens] int64 → hidden states [tokens, hidden]."""
+        """Map ``token_ids`` and ``positions`` [tokens] int64 to hidden states [tokens, hidden]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [rows, hidden] → float32 logits [rows, vocabulary]."""
+        """Map hidden states [rows, hidden] to float32 logits [rows, vocabulary]."""
 
 
 class BatchForward:
-    """All tokens of a step in one pass."""
+    """A ``Forward`` that computes all tokens of a step in one pass."""
 
     def __init__(self, model: Model, attention: AttentionBackend) -> None:
         self.model = model
@@ -54,7 +54,7 @@ class BatchForward:
 
 
 class TiledForward:
-    """Passes of one shape; ``attention`` must be one that keeps to it (``FixedAttention``)."""
+    """A ``Forward`` in passes of one shape; ``attention`` must be such (``FixedAttention``)."""
 
     def __init__(self, model: Model, attention: AttentionBackend) -> None:
         self._model = model
@@ -93,7 +93,7 @@ class TiledForward:
     def check(
         self, *, vocab_size: int, block_tokens: int, max_tokens: int, device: torch.device
     ) -> None:
-        """Raise ``NotDeterministic`` unless a text comes out the same, to the bit, any way it goes.
+        """Raise ``NotDeterministic`` unless a text's logits are bitwise equal in any batch.
 
         The text has up to ``max_tokens`` and overwrites the first blocks of the pool, which nobody
         may use yet.
@@ -104,9 +104,9 @@ class TiledForward:
         table = np.arange(-(-length // block_tokens))[None]
 
         def logits_of(order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-            """One pass over tokens of the text, whose earlier ones are in the pool or among them.
+            """Logits of the text's tokens at ``order``; earlier ones are in the pool or among them.
 
-            Each token is a row of its own, so that they may stand in any order.
+            Each token is a row of its own, so that they may come in any order.
             """
             blocks_of, offsets = order // block_tokens, order % block_tokens
             batch = PackedBatch(
@@ -138,6 +138,6 @@ class TiledForward:
 
 
 def _tiles(count: int) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Indices 0 … ``count`` - 1 in tiles, the last one filled up with its last index."""
+    """Indices 0 … ``count`` - 1 in tiles, the last tile padded with the last index."""
     for start in range(0, count, TILE_TOKENS):
         yield np.minimum(np.arange(start, start + TILE_TOKENS), count - 1)

@@ -1,4 +1,4 @@
-"""What memory the worker has taken, and what it may take (WK-4). No torch unless on CUDA.
+"""Measures the memory that the worker takes, and limits it (WK-4). No torch unless on CUDA.
 
 Weights and KV pool are allocated once, at load; what comes and goes after that are activations,
 tables and caches. The limits hold at load, pool included, and are looked at between steps.
@@ -16,7 +16,7 @@ from worker.memory import GIB, LimitedMemory, MemoryGuard, MemoryLimits
 from worker.runner import cgroup
 
 _STEP_SHARE: Final = 0.1
-"""Of what a limit leaves beside the weights, kept for activations when the pool is sized."""
+"""Share of what a limit leaves beside the weights that is kept for activations."""
 _ADVICE: Final = (
     "raise TIDEGATE_WORKER_MEMORY_HARD_GIB, or lower TIDEGATE_WORKER_KV_BLOCKS or"
     " TIDEGATE_WORKER_MAX_STEP_TOKENS"
@@ -26,14 +26,14 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 
 class MemoryMeter(LimitedMemory, Protocol):
-    """The GPU's memory, or the process's own on the CPU."""
+    """A meter of the GPU's memory, or of the process's own on the CPU."""
 
     def free_bytes(self) -> int:
-        """What others have left of it."""
+        """Bytes of it that are free."""
 
 
 class ProcessMemory:
-    """Memory of this process that the system could not take back: without mapped files."""
+    """Memory of this process that the system cannot reclaim, that is, without mapped files."""
 
     def used_bytes(self) -> int:
         try:
@@ -43,7 +43,7 @@ class ProcessMemory:
         return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
     def free_bytes(self) -> int:
-        """Of the machine, or of what a container's limit leaves."""
+        """Free bytes of the machine, or those that a container's limit leaves if fewer."""
         limited = cgroup.free_bytes()
         free = 2**63 if limited is None else limited
         try:
@@ -61,7 +61,7 @@ class ProcessMemory:
 
 
 class CudaMemory:
-    """What torch's allocator holds of a GPU, caches included."""
+    """Memory that torch's allocator holds of a GPU, caches included."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -84,29 +84,29 @@ class CudaMemory:
 
 
 def cpu_pool_bytes(free: int, instances: int, context_bytes: int) -> int:
-    """For the KV pool of one of ``instances`` workers, of ``free`` bytes that all of them see.
+    """Bytes for the KV pool of one of ``instances`` workers, if all of them see ``free`` bytes.
 
-    A quarter, or what a text of the whole context takes up to half; less each where they are more
+    A quarter, or what a text of the whole context takes up to half; less each if there are more
     than two. A pool takes memory only as it fills, so that the next worker to start still sees it
-    free: two that know nothing of each other fit.
+    as free: two that know nothing of each other fit.
     """
     part = free // max(2, instances)
     return max(part // 2, min(part, context_bytes))
 
 
 def text_limits(soft_gib: float, hard_gib: float) -> MemoryLimits:
-    """Raises ``ValueError`` for a soft limit beyond the hard one."""
+    """The text engine's limits. Raises ``ValueError`` for a soft limit beyond the hard one."""
     names = "memory_soft_gib", "memory_hard_gib"
     return MemoryLimits.of(soft_gib, hard_gib, unit=GIB, settings=names)
 
 
 def text_guard(meter: MemoryMeter, limits: MemoryLimits) -> MemoryGuard:
-    """Of the text engine."""
+    """The memory guard of the text engine."""
     return MemoryGuard(meter, limits, _ADVICE, engine_log)
 
 
 def pool_bytes(guard: MemoryGuard) -> int | None:
-    """The largest KV pool that the hard limit allows beside what is used; None: any."""
+    """Bytes of the largest KV pool that the hard limit allows beside what is used, or None."""
     hard = guard.limits.hard_bytes
     if not hard:
         return None
@@ -114,7 +114,7 @@ def pool_bytes(guard: MemoryGuard) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of Python, of torch on a GPU, or of torch's allocator on the CPU."""
+    """Whether ``error`` means that Python, or torch on a GPU or the CPU, ran out of memory."""
     if isinstance(error, MemoryError):
         return True
     # By name, so that engines without torch need not import it.

@@ -1,4 +1,4 @@
-"""Steps that do not fit into memory: what still fits is computed, the rest fails alone (WK-4).
+"""Computes what fits of steps that exceed memory, and fails the rest alone (WK-4).
 
 ::
 
@@ -25,12 +25,12 @@ from worker.scheduler.request import Request
 
 _CHECK_EVERY_STEPS: Final = 32
 _GROW_AFTER_STEPS: Final = 64
-"""So many steps without trouble, and twice as many tokens are tried."""
+"""Steps without trouble after which twice as many tokens are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """``result`` is that of ``plan``, which may be less than what was asked for.
+    """Outcome of a step: ``result`` is that of ``plan``, perhaps less than was asked for.
 
     ``failed`` requests are in no row of it; each says why.
     """
@@ -41,7 +41,7 @@ class StepOutcome:
 
 
 class _Done(NamedTuple):
-    """What was computed of a row."""
+    """A row's computed results."""
 
     row: Row
     ids: list[int]
@@ -52,7 +52,7 @@ class _Done(NamedTuple):
 
 
 class StepMemory:
-    """Executes plans within the memory there is. Used by the engine's thread."""
+    """Executes plans within available memory. Used by the engine's thread."""
 
     def __init__(self, guard: MemoryGuard | None = None) -> None:
         self._guard = guard
@@ -61,10 +61,10 @@ class StepMemory:
         """Tokens that a step is cut to since a larger one did not fit."""
         self._clean_steps = 0
         self._excess: str | None = None
-        """By how much the worker is beyond its hard limit, until a request has paid for it."""
+        """Message that the hard limit is exceeded, until a request has been failed for it."""
 
     def is_over_limit(self) -> bool:
-        """Looks only every so many calls; whether the next ``execute`` will fail somebody."""
+        """Whether the next ``execute`` fails a request for memory; measured every few calls."""
         self._steps += 1
         if self._guard is not None and self._steps % _CHECK_EVERY_STEPS == 0:
             try:
@@ -106,7 +106,7 @@ class StepMemory:
             problem,
         )
         done: list[_Done] = []
-        # The whole of it once more: there may be room now.
+        # The whole plan is tried once more: there may be room now.
         waiting, fits = [plan], 1
         self._drop_caches()
         while waiting:
@@ -130,7 +130,7 @@ class StepMemory:
         return _joined(done, failed)
 
     def _without_longest(self, plan: Plan, failed: list[tuple[Request, EndReason]]) -> Plan:
-        """What a hard limit costs: one request, and caches that were dropped before."""
+        """Fail the longest request, since the worker exceeds its hard limit without caches too."""
         excess, self._excess = self._excess, None
         engine_log.error("%s; failing the longest of %d requests", excess, len(plan.rows))
         longest = max(plan.rows, key=lambda row: len(row.request.tokens))
@@ -184,7 +184,7 @@ def _head(row: Row, count: int) -> Row:
 
 
 def _plan_of(rows: list[Row]) -> Plan:
-    """The last token of a prompt is computed like any other that a new one follows."""
+    """Plan of ``rows``, decodes first; a prompt's last token alone counts as a decode."""
     rows = sorted(rows, key=lambda row: not _decodes(row))
     decodes = sum(map(_decodes, rows))
     return Plan(rows, decodes, sum(row.count for row in rows))

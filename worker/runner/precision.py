@@ -1,4 +1,4 @@
-"""What a CPU or a GPU computes in, and with how many threads."""
+"""Chooses the type that a device computes in, and the number of CPU threads."""
 
 import os
 from typing import Final
@@ -12,11 +12,11 @@ from worker.models.model import parameter_count
 from worker.settings import WorkerSettings
 
 SMALL_BYTES: Final = 64 * 2**20
-"""As float32; below this a layer is over before a second thread has woken up, and the caches
-hold so much of the weights that halving them gains nothing. AMX gains (the demo model, one thread,
-beside float32): 1.2 times the steps at one row, 1.9 at 8 and at 32."""
+"""Bytes of weights (as float32) below which a layer is over before a second thread has woken up,
+and the caches hold so much of the weights that halving them gains nothing. AMX gains (the demo
+model, one thread, beside float32): 1.2 times the steps at one row, 1.9 at 8 and at 32."""
 _THREADS: Final = torch.get_num_threads()
-"""torch's own choice: one per core."""
+"""torch's own choice of threads: one per core."""
 _DTYPES: Final = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -27,7 +27,7 @@ _DTYPES: Final = {
 def choose_dtype(
     settings: WorkerSettings, config: ModelConfig, device: torch.device
 ) -> torch.dtype:
-    """As asked for; ``auto`` is the checkpoint's own type wherever that is fast.
+    """The type asked for; ``auto`` is the checkpoint's own wherever that is fast.
 
     On a CPU that is bfloat16 with instructions for it, for models which the caches do not hold, and
     for all models where AMX multiplies them; mapped weights stay what they are. Everything else is
@@ -45,31 +45,31 @@ def choose_dtype(
 
 
 def set_threads(settings: WorkerSettings, config: ModelConfig) -> None:
-    """For this process; ``OMP_NUM_THREADS`` decides where the setting does not."""
+    """Set this process's threads; ``OMP_NUM_THREADS`` decides where the setting does not."""
     use_threads(settings, small=is_small(config))
 
 
 def use_threads(settings: WorkerSettings, *, small: bool) -> None:
-    """The same, where somebody else knows whether one thread does it."""
+    """Set this process's threads for a model that is ``small``, so that one is enough, or not."""
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
     elif "OMP_NUM_THREADS" not in os.environ:
-        # Said in both cases: the model before this one may have been a small one.
+        # Set in both cases, since the model before this one may have been a small one.
         torch.set_num_threads(1 if small else _THREADS)
 
 
 def is_small(config: ModelConfig) -> bool:
-    """Whether one thread does it."""
+    """Whether the model is so small that one thread is enough."""
     return parameter_count(config) * torch.float32.itemsize < SMALL_BYTES
 
 
 def _multiplies_by_amx(settings: WorkerSettings) -> bool:
-    """Whether that is what becomes of bfloat16; compiles it."""
+    """Whether bfloat16 would be multiplied by AMX; compiles the products."""
     is_ours = settings.weights == "packed" and settings.quantize == "none"
     return is_ours and fastest_form(torch.bfloat16) == Form.TILES and blocks_fit(torch.bfloat16)
 
 
 def has_bfloat16() -> bool:
-    """Whether the CPU has instructions for it."""
+    """Whether the CPU has instructions for bfloat16."""
     cpu = torch.cpu
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())

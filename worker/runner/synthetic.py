@@ -1,11 +1,11 @@
-"""Runners that make tokens up, for benchmarks and tests of everything around the model. No torch.
+"""Runners that make up tokens, for benchmarks and tests of everything around the model. No torch.
 
 They go through the same scheduler and pool as a model does, so that leaks show. The text is a
 fixed cycle of plain words: token n of any answer is the same in every run.
 
 Answers are as long as ``max_tokens`` says or, with an end token given, as their prompts say: the
-first two ids encode the length (``length_ids``), of which who forwards the prompt knows nothing.
-The end token is then the last, as a model's would be; with ``ignore_eos`` there is none.
+first two ids encode the length (``length_ids``), unknown to whoever forwards the prompt. The end
+token then comes last, as with a model; with ``ignore_eos`` there is none.
 """
 
 import math
@@ -33,14 +33,14 @@ _LOST = math.inf
 
 
 def length_ids(tokens: int) -> tuple[int, int]:
-    """How a prompt begins whose answer ends by itself after 1 to 65,535 tokens."""
+    """First two ids of a prompt whose answer ends by itself after 1 to 65,535 ``tokens``."""
     if not 0 < tokens < _LENGTH_RADIX**2:
         raise ValueError(f"an answer has 1 to {_LENGTH_RADIX**2 - 1} tokens, not {tokens}")
     return divmod(tokens, _LENGTH_RADIX)
 
 
 def _own_length(request: Request) -> int:
-    """The inverse; 0 for an answer that does not end by itself."""
+    """Tokens after which an answer ends by itself, by its prompt's first ids; 0: never."""
     sampling = request.job.sampling
     if sampling.ignore_eos or request.prompt_tokens < 2:
         return 0
@@ -65,7 +65,7 @@ class _Cycle:
 
 
 class FreeRunner:
-    """As fast as the path around it takes: several tokens per row and step, no waiting."""
+    """A ``Runner`` without delays: several tokens per row and step."""
 
     def __init__(
         self,
@@ -107,15 +107,15 @@ class FreeRunner:
         return StepResult(ids, logprobs, prompts)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing, since there is nothing to release."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step takes: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens.
+    """Seconds of a step: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens.
 
-    The form that a real engine's steps have: weights are read once whatever the batch, each row
-    adds its attention and sampling, each prompt token its arithmetic. ``perf.engine.fit_step_time``
+    A real engine's steps have this form: weights are read once whatever the batch, each row adds
+    its attention and sampling, each prompt token its arithmetic. ``perf.engine.fit_step_time``
     fits the three to an engine.
     """
 
@@ -130,12 +130,12 @@ class StepCost:
 
 
 class PacedRunner:
-    """One token per row and step, each step as long as it costs, on an absolute schedule.
+    """A ``Runner`` of one token per row and step, each step as long as it costs, on a schedule.
 
     A step that starts late because the engine had nothing to do begins a new schedule; one that
     starts late because the engine was busy catches up, as long as it is less than a step behind.
-    ``slow_file`` may hold a factor for all steps, which tests write to make an engine sick, or
-    ``lost`` and a process id: in that process every step finds its device lost.
+    ``slow_file`` may hold a factor for all steps, by which tests slow an engine down, or ``lost``
+    and a process id: in that process every step finds its device lost.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class PacedRunner:
         return result
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing, since there is nothing to release."""
 
 
 def build_synthetic_runner(
@@ -184,7 +184,7 @@ def build_synthetic_runner(
     eos: Sequence[int],
     clock: Clock,
 ) -> BuiltRunner:
-    """``words`` of the model's own tokenizer are what it says. Raises ``ValueError``."""
+    """Build a runner that repeats ``words`` (token ids). Raises ``ValueError``."""
     if not words:
         raise ValueError(
             f"{settings.model_path}: the tokenizer has no plain words for a synthetic engine"
@@ -215,7 +215,7 @@ def build_synthetic_runner(
 
 
 def _read_factor(file: Path) -> float:
-    """The number in ``file``; 1 while there is none, ``_LOST`` where this process has no device."""
+    """The factor in ``file``; 1 without one, ``_LOST`` if this process must lose its device."""
     try:
         text = file.read_text()
         return _LOST if text == f"lost {os.getpid()}" else float(text)
@@ -224,7 +224,7 @@ def _read_factor(file: Path) -> float:
 
 
 def _read(row: Row) -> PromptLogprobs | None:
-    """Of the prompt's tokens that this row tells the chances of: certain, too."""
+    """Log-probabilities (all 0) of the prompt tokens after the row's; None without any."""
     request, top = row.request, row.request.job.sampling.prompt_logprobs or 0
     ids = request.tokens[row.start + 1 : min(row.start + row.count + 1, request.prompt_tokens)]
     if not ids:

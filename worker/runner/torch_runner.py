@@ -1,4 +1,4 @@
-"""Steps on a real model: plan → packed batch → hidden states → logits → tokens."""
+"""Computes steps on a real model: plan → packed batch → hidden states → logits → tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from worker.scheduler.request import PENDING, Request
 
 @dataclass(frozen=True, slots=True)
 class SlotLimits:
-    """What a runner's tables have room for; ``max_blocks`` is the most that a request holds."""
+    """Sizes of a runner's tables; ``max_blocks`` is the most blocks that a request holds."""
 
     block_tokens: int
     max_running: int
@@ -32,7 +32,7 @@ class SlotLimits:
 class TorchRunner:
     """A ``Runner`` over a model.
 
-    What is fixed while a request runs (block table, sampling parameters) is written once to
+    All that is fixed while a request runs (block table, sampling parameters) is written once to
     tables with a row per slot; a step then gathers its rows from them without a Python loop.
     """
 
@@ -51,7 +51,7 @@ class TorchRunner:
         self._block_tokens = limits.block_tokens
         self._table = _SlotTable(limits.max_running, limits.max_blocks)
         self._pooling_slots: set[int] = set()
-        """Those that an embedding had last."""
+        """Slots whose latest request was for an embedding."""
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
@@ -61,7 +61,7 @@ class TorchRunner:
         try:
             slots = self._table.slots_of(plan.rows, self._begin)
             constrained = constrained_rows(plan.rows)
-            # Made while the model computes: neither needs the interpreter meanwhile.
+            # Masks are made while the model computes: neither needs the interpreter meanwhile.
             masks = self._masks.begin(constrained).result if constrained else None
             batch, token_ids, positions = self._pack(plan, slots)
             hidden = self._forward.hidden(batch, token_ids, positions)
@@ -109,7 +109,7 @@ class TorchRunner:
             torch.cuda.empty_cache()
 
     def _begin(self, slot: int, request: Request) -> None:
-        """``request`` has ``slot`` from now on, and its row of the table says which blocks."""
+        """Prepare ``slot`` for ``request``, whose blocks are in the table already."""
         if request.job.pooling is None:
             self._pooling_slots.discard(slot)
         else:
@@ -117,7 +117,7 @@ class TorchRunner:
         self._sampler.begin(slot, request)
 
     def _scores(self, forward: Forward, plan: Plan, hidden: torch.Tensor) -> PromptScores | None:
-        """What those rows that ask for it have read of their prompts."""
+        """Log-probabilities of what rows have read of their prompts, where asked for."""
         vocab_size, device = self._sampler.vocab_size, self._device
         return score_prompts(plan, hidden, forward.logits, vocab_size=vocab_size, device=device)
 
@@ -154,10 +154,10 @@ class TorchRunner:
 
 
 class _SlotTable:
-    """Per slot: the running request that has it, which version of it, and the blocks it holds.
+    """The running request of each slot, a version of it, and the blocks that it holds.
 
-    The version is another one when a slot may not know the request's text as it stands: it was
-    paused, and has gone on elsewhere; or a step of it was taken back.
+    The version changes when the slot's tables may not have the request's current text: it was
+    paused, and went on in another slot; or a step of it was taken back.
     """
 
     def __init__(self, slots: int, max_blocks: int) -> None:
@@ -177,8 +177,8 @@ class _SlotTable:
             slots.append(slot)
             version = request.pauses + request.redone
             if owners[slot] is not request or versions[slot] != version:
-                # Padding is gathered and then masked, but 0 times NaN is NaN: it is of the
-                # request's own blocks, lest another one's numbers become its own.
+                # Padding is gathered and then masked, but 0 times NaN is NaN: the request's own
+                # block is used, so that no other request's numbers can spoil its own.
                 self.blocks[slot] = request.blocks[-1]
                 self.blocks[slot, : len(request.blocks)] = request.blocks
                 begin(slot, request)
@@ -189,7 +189,7 @@ class _SlotTable:
 def constrained_rows(
     rows: Sequence[Row], latest: Mapping[Request, int] | None = None
 ) -> list[MaskedRow]:
-    """Those that sample under a constraint. ``latest`` has the tokens that are ``PENDING``."""
+    """Rows that sample under a constraint. ``latest`` has the tokens that are ``PENDING``."""
     masked = []
     sampling = 0
     for row in rows:
@@ -213,7 +213,7 @@ def spread(
     logprobs: Sequence[TokenLogprob | None] | None,
     prompts: dict[int, list[PromptLogprobs]] | None = None,
 ) -> StepResult:
-    """Results of the rows that sampled, laid out over all rows."""
+    """Spread the results of the rows that sampled over all ``rows`` of the step."""
     if len(sampling) == rows and logprobs is None:
         result = StepResult([[token] for token in ids], prompts=prompts)
         _note_sampled(result, sampling, ids)
@@ -230,7 +230,7 @@ def spread(
 
 
 def _note_sampled(result: StepResult, sampling: Sequence[int], ids: Sequence[int]) -> None:
-    """Rows whose logits were not finite get no tokens."""
+    """Note rows whose logits were not finite, and take away their tokens."""
     if NO_TOKEN in ids:
         broken = [row for row, token in zip(sampling, ids, strict=True) if token == NO_TOKEN]
         result.not_finite = [*result.not_finite, *broken]
@@ -239,6 +239,6 @@ def _note_sampled(result: StepResult, sampling: Sequence[int], ids: Sequence[int
 
 
 def note_checked(result: StepResult, checked: CheckedRows | None) -> None:
-    """So do rows that only read, where what they read was not."""
+    """Note rows that only read a prompt, where their hidden states were not finite."""
     if checked is not None and (broken := checked.read()):
         result.not_finite = [*result.not_finite, *broken]

@@ -1,4 +1,4 @@
-"""How busy the device's stream is, from timing events around a step now and then (LB-7).
+"""Measures how busy the device's stream is, by timing events around a step now and then (LB-7).
 
 ::
 
@@ -14,30 +14,30 @@ _SMOOTHING: Final = 1 / 8
 
 
 class TimingEvent(Protocol):
-    """As ``torch.cuda.Event(enable_timing=True)``."""
+    """The interface of ``torch.cuda.Event(enable_timing=True)``."""
 
     def record(self) -> None: ...
 
     def query(self) -> bool:
-        """Whether the stream has passed it."""
+        """Whether the stream has passed this event."""
 
     def elapsed_time(self, end_event: "TimingEvent") -> float:
-        """Milliseconds from here to ``end_event``."""
+        """Milliseconds from this event to ``end_event``."""
 
 
 class StreamMeter:
-    """Called around the launch of each step; never waits."""
+    """Samples a stream's utilization. Called around the launch of each step; never waits."""
 
     def __init__(self, make_event: Callable[[], TimingEvent] | None) -> None:
         """``make_event`` is None where there is no stream; nothing is measured then."""
         self.utilization = 0.0
-        """Moving average, 0 until measured."""
+        """Share of time, 0 to 1, a moving average; 0 until measured."""
         self._make_event = make_event
         self._steps = 0
         self._marks: list[TimingEvent] = []
 
     def begin(self) -> None:
-        """The step's first work is about to be queued."""
+        """Note that the step's first work is about to be queued."""
         if self._make_event is None:
             return
         self._steps += 1
@@ -49,7 +49,7 @@ class StreamMeter:
             self._mark()
 
     def end(self) -> None:
-        """All of the step's work has been queued."""
+        """Note that all of the step's work has been queued."""
         if len(self._marks) == 1:
             self._mark()
 

@@ -1,7 +1,7 @@
-"""Hears from NVIDIA's driver when a GPU breaks: memory errors, or one that fell off the bus (Xid).
+"""Learns from NVIDIA's driver of GPU failures (Xid): memory errors, or a GPU that fell off the bus.
 
-An idle worker finds out so before the next job does. Needs the package ``nvidia-ml-py``, which vLLM
-and ``tidegate[gpu]`` bring along; without it the first step that fails tells as much.
+An idle worker thus finds out before the next job does. Needs the package ``nvidia-ml-py``, which
+vLLM and ``tidegate[gpu]`` install; without it the first step that fails reveals as much.
 """
 
 import threading
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 _WAIT_MS: Final = 1000
 
 NextXid = Callable[[], int | None]
-"""Waits for NVIDIA's number of the next event, or None after a while without. Raises what the
-driver raises once it tells no more."""
+"""Waits for the Xid of the next event; None after a while without. Raises what the driver raises
+once it reports no more."""
 
 
 class XidWatch:
-    """Asks the device after each event whether it lives: most Xids are another program's fault."""
+    """Probes the device after each event, since most Xids are a program's fault."""
 
     def __init__(self, next_xid: NextXid, probe: DeviceProbe) -> None:
         self._next_xid = next_xid
         self._probe = probe
         self.fault = ""
-        """Why nothing can be computed any more; empty while the device lives."""
+        """Why nothing can be computed any more; empty while the device works."""
         # On a thread of its own: a driver whose GPU is gone may take its time.
         self._thread = threading.Thread(target=self._run, name="tidegate-xid", daemon=True)
         self._thread.start()
@@ -50,11 +50,11 @@ class XidWatch:
 
 
 def gpu_fault_of(settings: WorkerSettings) -> Callable[[], str]:
-    """Says why the GPU of a loaded engine is lost, and nothing while it is not known to be."""
+    """A function that says why a loaded engine's GPU is lost; "" while it is not known to be."""
     if settings.computes_on_gpu:
         import torch
 
-        # Else the engine is not torch's.
+        # Otherwise the engine does not use torch.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             watch = watch_gpu(torch.device("cuda", torch.cuda.current_device()))
             if watch is not None:
@@ -63,7 +63,7 @@ def gpu_fault_of(settings: WorkerSettings) -> Callable[[], str]:
 
 
 def watch_gpu(device: "torch.device") -> XidWatch | None:
-    """None for the CPU, without ``nvidia-ml-py``, and where the driver tells nobody."""
+    """Watch a GPU; None for the CPU, without ``nvidia-ml-py``, or without reports."""
     probe = probe_of(device)
     if probe is None:
         return None

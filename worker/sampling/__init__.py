@@ -1,1 +1,1 @@
-"""From logits to tokens."""
+"""Draws tokens from logits."""

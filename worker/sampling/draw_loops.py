@@ -1,6 +1,6 @@
-"""What is compiled for ``loops``. To be imported only where numba is installed.
+"""The compiled loops of ``loops``. To be imported only where numba is installed.
 
-What these are made of stands in the module's globals, as in ``worker.attention.tile_loops``.
+The code that these are made of is in the module's globals, as in ``worker.attention.tile_loops``.
 """
 
 from functools import cache
@@ -18,7 +18,7 @@ from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
 _BLOCK: Final = 64
 _BUCKET_BITS: Final = 18
-"""Of a weight as a float32, below its bucket: 4,065 buckets, each of 1/32 of a power of two."""
+"""Low bits of a float32 weight that its bucket ignores: 4,065 buckets, 32 per power of two."""
 _FINE_BITS: Final = 9
 _MASK: Final = (1 << _FINE_BITS) - 1
 _BUCKETS: Final = (127 << 23 >> _BUCKET_BITS) + 1
@@ -34,13 +34,13 @@ def edge(
     most: int,
     share: float,
 ) -> tuple[Any, int, Any]:
-    """The least of the largest ``weights``.
+    """Find the edge of the largest ``weights``, which top-k and top-p keep.
 
     In descending order, equals by ascending id, a token stays while fewer than ``most`` came before
-    it, of a sum less than ``share``. Gives the last one's weight, how many of that weight stay, and
-    the sum of all that do. No sort: the weights' bits order like the weights, so sums over buckets
-    of them, and over finer ones of the bucket in question, find the edge. ``bits`` are the weights'
-    own; ``sums`` and ``counts`` have room for the buckets.
+    it, of a sum less than ``share``. Returns the last one's weight, how many of that weight stay,
+    and the sum of all that stay. No sort: the weights' bits order like the weights, so sums over
+    buckets of them, and over finer ones of the bucket in question, find the edge. ``bits`` are the
+    weights' own; ``sums`` and ``counts`` have room for the buckets.
     """
     sums[:] = 0
     counts[:] = 0
@@ -96,9 +96,9 @@ def edge(
 
 @cache
 def draw() -> Task:
-    """One token per row of a job as ``Arguments`` say.
+    """Compile the draw of one token per row of a job (``loops.Arguments``).
 
-    The exponential is that of ``worker.attention.tile_code``, with 0 where it is next to nothing.
+    The exponential is that of ``worker.attention.tile_code``, but 0 below 2^-126.
     """
     block, size, buckets = _BLOCK, FIRST_ARGUMENT + len(AT), _BUCKETS
     log2_e, ln_2 = np.float32(1 / np.log(2)), np.float32(np.log(2))

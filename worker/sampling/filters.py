@@ -1,4 +1,4 @@
-"""Which tokens may be drawn, and with what weight: top-k, then top-p of those, and min-p."""
+"""Filters the tokens that may be drawn, and weighs them: top-k, then top-p of those, and min-p."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -10,19 +10,20 @@ from torch import Tensor
 
 _NARROW: Final = 256
 _WIDE: Final = 1024
-"""How many of the largest logits are looked at: up to a ``top_k`` of 128 so many, else, on the CPU,
-1024 and then all if that was too few. Sorting all of 150,000 takes many times as long there.
+"""Number of the largest logits examined: ``_NARROW`` up to a ``top_k`` of 128, otherwise, on the
+CPU, this and then all if that was too few. Sorting all of 150,000 takes many times as long there.
 
-A row's own parameters and logits decide it, never its company: each rounds a little differently.
+A row's own parameters and logits decide this, never other rows: each way rounds a little
+differently.
 """
 _WORTH_SELECTING: Final = 4
-"""Of fewer than so many times the tokens, selecting takes longer than sorting."""
+"""Fewest times that the vocabulary exceeds the tokens selected for selecting to beat sorting."""
 
 
 class Candidates(NamedTuple):
-    """What ``rows`` of a step may draw: ``weights`` [rows, tokens], 0 for what is left out.
+    """Tokens that ``rows`` of a step may draw: ``weights`` [rows, tokens], 0 for those left out.
 
-    ``ids`` [rows, tokens] are theirs; None: the whole vocabulary in its order.
+    ``ids`` [rows, tokens] are the tokens' ids; None: the whole vocabulary in its order.
     """
 
     rows: NDArray[np.int64]
@@ -36,7 +37,7 @@ def candidates(
     top_p: NDArray[np.float32],
     min_p: NDArray[np.float32],
 ) -> Iterator[Candidates]:
-    """Every row of ``logits`` [rows, vocabulary] once, among those that are filtered like it.
+    """Yield every row of ``logits`` [rows, vocabulary] once, with the rows filtered like it.
 
     ``top_p`` is a share of what ``top_k`` left, ``min_p`` a share of the most likely token's
     probability, as in transformers. Of equally likely tokens at the edge of ``top_k`` and
@@ -77,9 +78,9 @@ def candidates(
 def _kept(
     logits: Tensor, values: Tensor, limit: NDArray[np.int64], top_p: NDArray[np.float32]
 ) -> tuple[Tensor, NDArray[np.bool_] | None]:
-    """Which of the largest ``values`` stay [rows, width], and which rows must look at more of them.
+    """Masks of the largest ``values`` that stay [rows, width], and of rows that must examine more.
 
-    The latter is None where that is certain, or the device would have to be waited for.
+    The latter is None if no row can, or if finding out would mean waiting for the device.
     """
     device, width = values.device, values.shape[-1]
     limits = torch.from_numpy(limit).to(device, non_blocking=True)[:, None]
@@ -96,7 +97,7 @@ def _kept(
     kept[:, 0] = True
     if width == logits.shape[-1] or device.type != "cpu":
         return kept, None
-    # The last one kept, or one as likely as it, may not be the last there is.
+    # If the last one kept is as likely as the last examined, more may have to stay.
     edge = values.gather(1, kept.sum(dim=-1, keepdim=True) - 1)
     undecided: NDArray[np.bool_] = (edge == values[:, -1:]).squeeze(1).numpy()
     return kept, undecided
@@ -131,8 +132,8 @@ def _largest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 def _by_value(values: NDArray[np.float32], ids: NDArray[np.int64]) -> Tensor:
     """``ids`` [rows, width] by descending value, equals ascending: many times as fast as torch.
 
-    One sort of integers: above, the bits of the value, which order like the value itself once the
-    negative ones' are turned round; below, the id.
+    One sort of integers: the high half has the bits of the value, which order like the value itself
+    once those of negative ones are inverted; the low half has the id.
     """
     bits = values.view(np.int32)
     ascending = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)

@@ -1,7 +1,7 @@
-"""Whether what a step made of prompts is finite, where no logits tell.
+"""Checks whether a step's results for prompts are finite, for rows without logits.
 
-What is not finite at one token is not finite at any that attends to it, so that the last one of a
-row's tokens tells of them all. Logits tell of rows that sample (``Sampler``); of the others it is
+If a token's state is not finite, neither is that of any token that attends to it, so that a row's
+last token tells for all. For rows that sample the logits are checked (``Sampler``); for the others
 the last hidden state.
 """
 
@@ -27,13 +27,13 @@ class CheckedRows(NamedTuple):
         return CheckedRows(self.rows, send(self.finite))
 
     def read(self) -> list[int]:
-        """Rows that are not finite. Waits for them."""
+        """Rows that are not finite. Waits for the device."""
         finite = self.finite.tolist()
         return [row for row, is_finite in zip(self.rows, finite, strict=True) if not is_finite]
 
 
 def check_prompts(plan: Plan, hidden: Tensor) -> CheckedRows | None:
-    """Of a step's ``hidden`` states [tokens, hidden]; None where every row samples."""
+    """Check a step's ``hidden`` states [tokens, hidden]; None where every row samples."""
     rows: list[int] = []
     last_tokens: list[int] = []
     end = plan.decodes

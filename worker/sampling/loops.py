@@ -9,11 +9,11 @@ from worker.team import FIRST_ARGUMENT, PARTS
 
 
 class Arguments(NamedTuple):
-    """A job after its two counters: a part for each row. Addresses, but for the vocabulary.
+    """The fields of a job, a part for each row, after its counters: addresses, and ``vocabulary``.
 
-    All [rows] and float32 but ``top_k`` and ``out``, int64; ``logits`` [rows, vocabulary].
-    ``least``: weight beside the likeliest token's; ``draws`` in [0, 1); ``top_k`` and ``top_p``
-    as of ``filters.candidates``.
+    All are [rows] float32, but ``top_k`` and ``out`` int64, and ``logits`` [rows, vocabulary].
+    ``least``: weight relative to the likeliest token's; ``draws`` in [0, 1); for ``top_k`` and
+    ``top_p`` see ``filters.candidates``.
     """
 
     job: int
@@ -28,13 +28,13 @@ class Arguments(NamedTuple):
 
 
 AT: Final = Arguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(Arguments._fields)))
-"""Where each is in a job."""
+"""Index of each of the ``Arguments`` in a job."""
 _WORTH_A_TEAM: Final = 65_536
-"""Logits: fewer are done before another thread has begun."""
+"""Fewest logits to use several threads for: fewer are done before another thread has begun."""
 
 
 def compile_draws() -> None:
-    """While the worker loads, so that no request waits for it."""
+    """Compile the loops while the worker loads, so that no request waits for that."""
     from worker.sampling.draw_loops import draw
 
     draw()
@@ -49,7 +49,7 @@ def draw_rows(
     draws: NDArray[np.float32],
     threads: int,
 ) -> NDArray[np.int64]:
-    """One token per row of ``logits``; see ``Arguments``."""
+    """Draw one token per row of ``logits``; see ``Arguments``."""
     from worker.sampling.draw_loops import draw
 
     rows, vocabulary = logits.shape

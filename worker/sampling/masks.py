@@ -1,4 +1,4 @@
-"""Logits of tokens that may not come are set to minus infinity."""
+"""Sets logits of tokens that may not come to minus infinity."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from worker.grammar.masks import Masks
 
 
 def apply_(logits: Tensor, masks: Masks) -> None:
-    """Mask those of the rows of ``logits`` [rows, vocabulary] that ``masks`` has."""
+    """Mask the rows of ``logits`` [rows, vocabulary] that are in ``masks``."""
     if logits.device.type == "cpu":
         _apply_on_cpu(logits.numpy(), masks)
         return

@@ -1,4 +1,4 @@
-"""What the requests in the runner's slots ask of the sampler, one entry per slot.
+"""Sampling parameters of the requests in the runner's slots, one entry per slot.
 
 Filled once when a request gets its slot; a step gathers its rows without a Python loop.
 """
@@ -18,15 +18,15 @@ WANTS_LOGPROBS: Final = 8
 CONSTRAINED: Final = 16
 
 _COLDEST: Final = 1e-5
-"""A lower temperature would overflow the logits, and is greedy to the eye already."""
+"""Temperature below which a row is greedy, as it nearly is; lower ones would overflow logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """Arrays [slots]; see ``Sampling`` for the meaning of those that have its names."""
+    """Parameters as arrays [slots]; see ``Sampling`` for those that have its names."""
 
     needs: NDArray[np.uint8]
-    """Which parts of the pass a row takes, besides the argmax: the flags above, or'ed."""
+    """The parts of the pass that a row needs besides the argmax: the flags above, or'ed."""
     temperature: NDArray[np.float32]
     top_k: NDArray[np.int64]
     top_p: NDArray[np.float32]
@@ -56,7 +56,7 @@ class SamplingTable:
         )
 
     def fill(self, slot: int, request: Request) -> int:
-        """Enter the parameters of ``request``; what it needs."""
+        """Enter the parameters of ``request``; returns its ``needs``."""
         asked = request.job.sampling
         self.temperature[slot] = asked.temperature
         self.top_k[slot] = asked.top_k
@@ -67,7 +67,7 @@ class SamplingTable:
         self.frequency_penalty[slot] = asked.frequency_penalty
         self.seed[slot] = request.seed
         self.logprobs[slot] = asked.logprobs or 0
-        # Where a grammar has it end and nothing else, it does: masks know of ``min_tokens``.
+        # A grammar may allow only the end, which must not be barred: masks see to ``min_tokens``.
         least = 0 if request.job.constraint is not None else asked.min_tokens
         self.first_free_position[slot] = request.prompt_tokens + least
         penalised = (

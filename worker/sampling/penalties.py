@@ -1,7 +1,7 @@
-"""Penalties and biases: sparse changes to the logits, from tables with a row per slot.
+"""Applies penalties and biases: sparse changes to the logits, from tables with a row per slot.
 
-A step touches the tokens that a text has held, not the vocabulary: of 150,000 logits per row a few
-hundred change. The tables live on the device and are allocated when a first request needs them.
+A step touches the tokens of a text, not the vocabulary: of 150,000 logits per row a few hundred
+change. The tables are on the device, allocated when a first request needs them.
 """
 
 from typing import Final
@@ -26,8 +26,8 @@ class Penalties:
         texts [slots, max_tokens]  the token ids of each text so far, then whatever was there before
         marks [slots, vocabulary]  bit 0: in the prompt; the bits above: how often in the answer
 
-    The token of a step is entered at the beginning of the next one, when it comes in as that
-    step's last input: a step that failed and is tried again counts nothing twice.
+    A step's token is entered at the beginning of the next step, when it comes in as that step's
+    last input: a step that failed and is tried again counts nothing twice.
     """
 
     def __init__(self, slots: int, vocab_size: int, max_tokens: int, device: torch.device) -> None:
@@ -62,8 +62,8 @@ class Penalties:
     ) -> None:
         """Change ``rows`` of ``logits``, whose texts in ``slots`` have ``positions`` tokens.
 
-        ``last_ids`` are the last tokens of all rows of the step. In what lies behind the end of a
-        text, marks are those of the text all the same, so that such ids change nothing more.
+        ``last_ids`` are the last tokens of all rows of the step. Ids behind the end of a shorter
+        text are looked up in that text's marks too, so that they change nothing more.
         """
         texts, marks = self._tables()
         self._catch_up(rows, slots, positions, last_ids)
@@ -96,7 +96,7 @@ class Penalties:
         """Enter each text's last token, unless it is known."""
         texts, marks = self._tables()
         missing = positions - self._known[slots]
-        for slot in slots[missing > 1].tolist():  # a step gave more than one token
+        for slot in slots[missing > 1].tolist():  # more than one token is new
             request = self._requests[slot]
             assert request is not None
             self.begin(slot, request)
@@ -131,7 +131,7 @@ class Biases:
         self._values = torch.zeros((slots, 0), device=device)
 
     def begin(self, slot: int, biases: tuple[tuple[int, float], ...]) -> None:
-        """``biases`` count in ``slot`` from now on."""
+        """Enter ``biases`` for ``slot``."""
         count = len(biases)
         self._grow(count)
         ids, values = zip(*biases, strict=True)
@@ -142,7 +142,7 @@ class Biases:
         self._counts[slot] = count
 
     def add_(self, logits: Tensor, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Add to ``rows`` of ``logits`` what their ``slots`` ask for."""
+        """Add the biases of ``slots`` to ``rows`` of ``logits``."""
         width = int(self._counts[slots].max())
         slot = torch.from_numpy(slots).to(self._device, non_blocking=True)
         row = torch.from_numpy(rows).to(self._device, non_blocking=True)

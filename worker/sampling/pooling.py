@@ -1,4 +1,4 @@
-"""Embeddings: a prompt's last hidden states, behind the final norm, pooled to one vector."""
+"""Makes embeddings: pools a prompt's hidden states, after the final norm, to one vector."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ Vector = NDArray[np.float32]
 
 
 class PooledStates(NamedTuple):
-    """Of the ``rows`` of a step that pool, what it adds: ``sums`` [rows, hidden], on the device."""
+    """What a step adds to embeddings of ``rows``: ``sums`` [rows, hidden] on the device."""
 
     rows: list[int]
     sums: Tensor
@@ -25,17 +25,18 @@ class PooledStates(NamedTuple):
         return PooledStates(self.rows, send(self.sums))
 
     def read(self) -> dict[int, Vector]:
-        """By row. Waits for them."""
+        """The sums by row. Waits for the device."""
         return dict(zip(self.rows, self.sums.cpu().numpy(), strict=True))
 
 
 def pools_any(plan: Plan) -> bool:
-    """Whether a row of this step is an embedding's."""
+    """Whether a row of this step is for an embedding."""
     return any(row.request.job.pooling for row in plan.rows)
 
 
 def pool_states(plan: Plan, hidden: Tensor) -> PooledStates | None:
-    """Of a step's ``hidden`` states [tokens, hidden]: their sum, or the last one's alone."""
+    """Pool a step's ``hidden`` states [tokens, hidden] by row: their sum, or only the last; None if
+    no row asks."""
     rows: list[int] = []
     sums: list[Tensor] = []
     begin = 0

@@ -1,8 +1,8 @@
-"""Log-probabilities of a prompt's own tokens, for jobs that ask for them.
+"""Computes log-probabilities of a prompt's own tokens, for jobs that ask for them.
 
-The hidden state of each token but the last tells what the next one's chances were. Logits are made
-of a few hundred states at a time, and only what was asked for of them is kept: those of a long
-prompt together would take more memory than the model.
+The hidden state of each token but the last gives the next one's probabilities. Logits are made of a
+few hundred states at a time, and only the results asked for are kept: all logits of a long prompt
+would take more memory than the model.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,15 +18,15 @@ from worker.protocol import PromptLogprobs
 from worker.scheduler.plan import Plan, Row
 
 _MOST_LOGITS = 2**23
-"""Made at a time: 32 MiB as float32, and as much again for their logarithms."""
+"""Most logits made at a time: 32 MiB as float32, and as much again for log-probabilities."""
 _MOST_TOKENS = 512
-"""And of so many tokens, whose numbers travel as one piece."""
+"""Most tokens scored at a time; their numbers are sent as one piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Of ``row`` in the plan, the tokens from position ``first`` of its text on; see
-    ``PromptLogprobs``. Tensors [tokens], and [tokens, top]."""
+    """Scores of the tokens from position ``first`` on, for ``row`` of the plan; see
+    ``PromptLogprobs``. Tensors [tokens], or [tokens, top] for ``top_values`` and ``top_ids``."""
 
     row: int
     first: int
@@ -37,7 +37,7 @@ class _Piece:
 
 
 class PromptScores(NamedTuple):
-    """What a step has read of prompts, on the device."""
+    """Scores of the prompt tokens that a step has read, on the device."""
 
     pieces: list[_Piece]
 
@@ -57,7 +57,7 @@ class PromptScores(NamedTuple):
         )
 
     def read(self) -> dict[int, list[PromptLogprobs]]:
-        """By row. Waits for them."""
+        """The log-probabilities by row. Waits for the device."""
         found: dict[int, list[PromptLogprobs]] = {}
         for piece in self.pieces:
             packed = PromptLogprobs(
@@ -80,7 +80,7 @@ def score_prompts(
     vocab_size: int,
     device: torch.device,
 ) -> PromptScores | None:
-    """Of a step's ``hidden`` states [tokens, hidden]; None where no row asks.
+    """Score prompts by a step's ``hidden`` states [tokens, hidden]; None where no row asks.
 
     ``logits_of`` [rows, hidden] gives float32 logits [rows, vocabulary].
     """

@@ -1,17 +1,17 @@
-"""From logits to tokens: one vectorised pass over the rows of a step.
+"""Draws tokens from logits, in one vectorised pass over the rows of a step.
 
 ::
 
     logits ─▶ log-probabilities ─▶ bias, penalties, barred, mask ─▶ argmax
                (the model's own)                                 └▶ temperature, filters, draw
 
-Rows that ask for nothing are done at the argmax. A row of the model's logits whose largest is NaN
+Rows without parameters are done at the argmax. A row of the model's logits whose largest is NaN
 or infinite, as it is when any of them is NaN, gets ``NO_TOKEN``. Nothing here waits for the device:
 positions, slots and parameters are host arrays, tokens are device tensors until ``Sampled.read``.
 
 A draw is the inverse of the cumulative distribution at one uniform number per token, and that
-number is a hash of (seed, position): what else is in the batch, and how the text was cut into
-steps, has no part in it (WK-3).
+number is a hash of (seed, position): it does not depend on what else is in the batch, nor on how
+the text was cut into steps (WK-3).
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ from worker.sampling.penalties import Biases, Penalties
 from worker.scheduler.request import Request
 
 NO_TOKEN: Final = -1
-"""Stands for the token of a row whose logits are not finite."""
+"""Id given to a row whose logits are not finite."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -55,7 +55,7 @@ class Sampled:
     logprobs: "_Logprobs | None" = None
 
     def read(self) -> tuple[list[int], list[TokenLogprob | None] | None]:
-        """Ids per row; log-probabilities per row, None where not asked for. Waits for them."""
+        """Ids, and log-probabilities, per row; None where not asked for. Waits for the device."""
         ids: list[int] = self.ids.tolist()
         return ids, None if self.logprobs is None else self.logprobs.read(len(ids))
 
@@ -67,7 +67,7 @@ class Sampled:
 
 
 class Sampler:
-    """Knows the parameters of the request in each slot, and what its text has held so far."""
+    """Draws tokens by the parameters, and the text so far, of the request in each slot."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class Sampler:
         self._penalties = Penalties(slots, vocab_size, max_tokens, device)
         self._biases = Biases(slots, device)
         self._barred: dict[int, NDArray[np.int64]] = {}
-        """By slot: tokens that end its text by its client's word, as the model's own do."""
+        """Stop tokens of clients by slot, which ``min_tokens`` bars like the model's own."""
         self._compiles = device.type == "cpu" and compiler_problem() is None
 
     def begin(self, slot: int, request: Request) -> None:
-        """``request`` has ``slot`` from now on."""
+        """Enter that ``request`` has ``slot`` from now on."""
         needs = self._table.fill(slot, request)
         if request.job.sampling.min_tokens and request.job.sampling.stop_token_ids:
             self._barred[slot] = np.array(request.job.sampling.stop_token_ids, np.int64)
@@ -110,11 +110,11 @@ class Sampler:
         last_ids: Tensor,
         masks: Callable[[], Masks] | None = None,
     ) -> Sampled:
-        """One token per row of ``logits`` [rows, vocabulary] float32, which may be overwritten.
+        """Draw a token per row of ``logits`` [rows, vocabulary] float32, which may be changed.
 
         The row's request is in ``slots`` [rows] and the new token comes at ``positions`` [rows] of
-        its text, after ``last_ids`` [rows] (on the device). ``masks`` gives those of the rows that
-        are constrained, and may wait for them.
+        its text, after ``last_ids`` [rows] (on the device). ``masks`` returns the masks of the
+        constrained rows, and may wait for them.
         """
         table = self._table
         needs = table.needs[slots]
@@ -161,9 +161,9 @@ class Sampler:
     def plain_chances(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> NDArray[np.float32] | None:
-        """What ``draw_whole`` needs of rows like those of ``sample``: [3, rows] float32,
-        temperature (0: the likeliest token), ``min_p``, a number in [0, 1). None when one of them
-        asks for more than that.
+        """Parameters of ``draw_whole`` for rows like those of ``sample``: [3, rows] float32,
+        temperature (0: the likeliest token), ``min_p``, a number in [0, 1). None when a row needs
+        more than that.
         """
         table, vocabulary = self._table, self.vocab_size
         needs, top_k = table.needs[slots], table.top_k[slots]
@@ -182,8 +182,8 @@ class Sampler:
         return chances
 
     def _finite_rows(self, logits: Tensor) -> Tensor:
-        """Which rows are finite [rows]. On the CPU the others are set to 0, so that nothing that
-        follows has to know of numbers that are none."""
+        """Mask [rows] of the finite rows. On the CPU the others are set to 0, so that nothing that
+        follows has to deal with NaNs."""
         if self._device.type != "cpu":
             return logits.amax(dim=-1).isfinite()
         rows = logits.numpy()
@@ -195,7 +195,7 @@ class Sampler:
     def _draw(
         self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Tensor:
-        """Tokens [rows] drawn from ``logits`` [rows, vocabulary]."""
+        """Draw tokens [rows] from ``logits`` [rows, vocabulary]."""
         table = self._table
         draws = uniforms(table.seed[slots], positions)
         if not self._compiles:
@@ -245,9 +245,10 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class _Logprobs:
-    """Of the rows ``wanting`` them, ``counts`` most likely ones each; tensors are theirs.
+    """Log-probabilities for the rows ``wanting`` them, with ``counts`` likeliest tokens each.
 
-    ``ranks`` as vLLM counts them: tokens that are at least as likely as the row's ``own``.
+    Tensors have those rows only. ``ranks``: tokens at least as likely as the row's ``own``, as in
+    vLLM.
     """
 
     wanting: NDArray[np.int64]
@@ -278,11 +279,11 @@ def mark(ids: Tensor, finite: Tensor) -> Tensor:
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """The argmax of each row, marked: to an argmax NaN is above all else."""
+    """The argmax of each row, ``NO_TOKEN`` if it is not finite: an argmax ranks NaN highest."""
     ids = _argmax(logits)
     if logits.device.type != "cpu":
         return mark(ids, logits.gather(1, ids[:, None]).squeeze(1).isfinite())
-    # By numpy, which does so little several times as fast as torch.
+    # numpy does work this small several times as fast as torch.
     rows, found = logits.numpy(), ids.numpy()
     finite = np.isfinite(rows[np.arange(len(rows)), found])
     if not finite.all():
@@ -291,9 +292,9 @@ def likeliest(logits: Tensor) -> Tensor:
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """Of each row, the first where several are equal.
+    """Index [rows] of each row's largest logit, the first where several are equal.
 
-    On the CPU numpy's, which compares a vector at a time: 10 to 20 times as fast as torch's.
+    On the CPU by numpy, which compares a vector at a time: 10 to 20 times as fast as torch.
     """
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
@@ -301,7 +302,7 @@ def _argmax(logits: Tensor) -> Tensor:
 
 
 def send(tensor: Tensor) -> Tensor:
-    """Into pinned memory, where torch lets a copy run on without waiting for it."""
+    """Start copying ``tensor`` to pinned host memory, without waiting; on the CPU clone it."""
     if tensor.device.type == "cpu":
         return tensor.clone()
     there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -309,24 +310,24 @@ def send(tensor: Tensor) -> Tensor:
 
 
 def draw_whole(logits: Tensor, chosen: Tensor, chances: Tensor) -> Tensor:
-    """Tokens [rows] of ``logits`` [rows, vocabulary] by ``chances``; see ``Sampler.plain_chances``.
-    ``chosen`` [rows] are the likeliest ones, marked.
+    """Draw tokens [rows] from ``logits`` [rows, vocabulary] by ``chances`` (``plain_chances``).
+    ``chosen`` [rows] are the likeliest tokens, or ``NO_TOKEN``.
 
-    The same operators as those that other rows are drawn by, so that a text does not depend on
-    which of its steps were recorded.
+    The operators are those by which other rows are drawn, so that a text does not depend on which
+    of its steps were recorded.
     """
     temperatures, least, draws = chances
     draws_at_all = temperatures > 0
     scaled = logits / torch.where(draws_at_all, temperatures, 1.0)[:, None]
-    # In place: what a recording allocates stays allocated.
+    # In place, since memory that a recording allocates stays allocated.
     weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
     weights = weights.masked_fill_(weights < least[:, None], 0.0)
     return torch.where(draws_at_all & (chosen >= 0), _pick_at(weights, draws), chosen)
 
 
 def _pick_at(weights: Tensor, draws: Tensor) -> Tensor:
-    """Where the shares of the ``weights`` [rows, tokens] reach beyond the ``draws`` [rows]."""
-    # In float64: how a sum is cut depends on the number of rows, and must not decide a token.
+    """Index [rows] at which the cumulative ``weights`` [rows, tokens] exceed ``draws`` [rows]."""
+    # In float64: the order of a sum depends on the number of rows, and must not decide a token.
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # Strictly less than the total, whatever rounding does: the first sum beyond the target then

@@ -1,4 +1,4 @@
-"""Who may go before a request that lacks blocks: EASY backfilling (Lifka 1995), in steps."""
+"""Finds requests that may overtake one that lacks blocks: EASY backfilling (Lifka 1995)."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ def not_delaying(
     free_blocks: int,
     config: SchedulerConfig,
 ) -> list[Request]:
-    """Those of ``others`` that leave ``head`` its blocks by the time it can have them at all.
+    """The ``others`` that do not delay ``head``: it can have its blocks as early as without them.
 
-    ``holders`` have blocks and end at the latest with their last token, so the step is known in
-    which enough of them have. Paused ones count as if they went on now: ``head`` cannot have their
-    blocks any sooner.
+    ``holders`` have blocks and end at the latest with their last token, so the step is known by
+    which enough of them have ended. Paused ones count as if they went on now: ``head`` cannot have
+    their blocks any sooner.
     """
     missing = config.blocks_for(head.limit_tokens) - free_blocks
     fits_after = 0
@@ -36,7 +36,7 @@ def not_delaying(
 
 
 def _steps_left(request: Request, config: SchedulerConfig) -> int:
-    """Steps until its last possible token, if it computes in every one."""
+    """Steps until a request's last possible token, if it computes in every one."""
     left = len(request.tokens) - request.computed
     chunks = -(-left // config.max_step_tokens)
     return chunks + request.limit_tokens - len(request.tokens) - 1

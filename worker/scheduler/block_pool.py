@@ -1,4 +1,4 @@
-"""The KV pool's bookkeeping: who uses which fixed page, and which prefix it holds. No tensors.
+"""The KV pool's accounts: who uses which fixed page, and which prefix it holds. No tensors.
 
 ::
 
@@ -27,13 +27,13 @@ class BlockPool:
     def __init__(
         self, total: int, clear: Callable[[Sequence[int]], None] = lambda blocks: None
     ) -> None:
-        """``clear`` has the memory of blocks that nobody uses hold zeros when it returns."""
+        """``clear`` fills the memory of blocks that nobody uses with zeros before it returns."""
         if total < 1:
             raise ValueError(f"a block pool needs at least 1 block, got {total}")
         self.total = total
         self.evictions_total = 0
         self.kept_evictions_total = 0
-        """Of these, blocks that were kept for somebody: nothing else was left."""
+        """Evicted blocks that were kept for somebody, when nothing else was left."""
         # A stack: the block that was freed last is the one most likely still in a CPU cache.
         self._empty = list(range(total - 1, -1, -1))
         self._clear = clear
@@ -42,11 +42,11 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * total
         self._blocks: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
-        """Oldest first."""
+        """Cached blocks that are not kept, oldest first."""
         self._kept: OrderedDict[int, None] = OrderedDict()
-        """Cached too, and evicted after all of those."""
+        """Cached blocks that are kept, oldest first, evicted after all ``_cached`` ones."""
         self._keeps: dict[bytes, int] = {}
-        """For how many a hash is to be kept, whether or not a block has it now."""
+        """Number of keepers of each hash, whether or not a block has it now."""
         # As dicts, since they keep their order and forget a hash in O(1).
         self._added: dict[bytes, None] = {}
         self._evicted: dict[bytes, None] = {}
@@ -62,22 +62,22 @@ class BlockPool:
 
     @property
     def cached_count(self) -> int:
-        """Of the free blocks, those with content that may be asked for again."""
+        """Free blocks with content that may be asked for again."""
         return len(self._cached) + len(self._kept)
 
     @property
     def kept_hashes(self) -> int:
-        """How many hashes ``keep`` is to hold on to; their blocks may be used, cached or gone."""
+        """Number of hashes that are kept; their blocks may be used, cached or gone."""
         return len(self._keeps)
 
     @property
     def kept_count(self) -> int:
-        """Of the cached blocks, those that are evicted last."""
+        """Cached blocks that are kept, and so evicted last."""
         return len(self._kept)
 
     @property
     def empty_count(self) -> int:
-        """Of the free blocks, those that ``allocate`` gives without evicting anything."""
+        """Free blocks that ``allocate`` can give without evicting anything."""
         return len(self._empty)
 
     @property
@@ -88,7 +88,7 @@ class BlockPool:
     # ── blocks in and out ────────────────────────────────────────────────────────────────────
 
     def allocate(self, count: int) -> list[int]:
-        """Take ``count`` blocks of any content; the caller has seen that so many are free."""
+        """Take ``count`` blocks of any content; the caller has checked that so many are free."""
         assert 0 <= count <= self.free_count, f"asked for {count} of {self.free_count} free blocks"
         while len(self._empty) < count:
             self._evict_oldest()
@@ -100,7 +100,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Refer once more to blocks that have a hash."""
+        """Take another reference to blocks that have a hash."""
         for block in blocks:
             assert self._hashes[block] is not None, f"block {block} has no hash to share it by"
             if not self._references[block]:
@@ -111,7 +111,7 @@ class BlockPool:
             self._references[block] += 1
 
     def free(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
-        """Give up one reference to each. One too many is our own bug.
+        """Give up one reference to each block; one too many is a bug (``AssertionError``).
 
         ``blocks`` are in the order of their text: its end is then evicted before its beginning,
         without which it could not be found. ``as_oldest``: they are evicted before all others.
@@ -137,7 +137,7 @@ class BlockPool:
             self._empty += spoilt
 
     def spoil(self, blocks: Iterable[int]) -> None:
-        """Say that used blocks hold what nobody may read: they are found no more from now on."""
+        """Mark used blocks as holding what nobody may read: ``match`` never finds them again."""
         for block in blocks:
             assert self._references[block], f"block {block} was spoilt while free"
             self._spoilt.add(block)
@@ -157,7 +157,7 @@ class BlockPool:
     def keep(self, hashes: Sequence[bytes]) -> None:
         """Evict blocks with these hashes after all others, from now on; ``unkeep`` ends that.
 
-        They count as free all the same: whoever needs a block gets it.
+        They still count as free: whoever needs a block gets it.
         """
         for block_hash in reversed(hashes):
             keeps = self._keeps.get(block_hash, 0)
@@ -168,7 +168,7 @@ class BlockPool:
                 self._kept[block] = None
 
     def unkeep(self, hashes: Sequence[bytes]) -> None:
-        """One ``keep`` of them is over; who has none left is like any other that was just used."""
+        """End one ``keep`` of these hashes; a block without any left counts as just used."""
         for block_hash in reversed(hashes):
             keeps = self._keeps.pop(block_hash)
             if keeps > 1:
@@ -181,7 +181,7 @@ class BlockPool:
     # ── hashes ───────────────────────────────────────────────────────────────────────────────
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest head of ``hashes`` that is here. Takes no reference."""
+        """The blocks of the longest head of ``hashes`` in the pool. Takes no reference."""
         known, blocks = self._blocks, []
         for block_hash in hashes:
             block = known.get(block_hash)
@@ -191,11 +191,11 @@ class BlockPool:
         return blocks
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block with that hash."""
+        """The block with that hash; None without one."""
         return self._blocks.get(block_hash)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """Say what a used block holds, now that it is computed; from now on it can be shared.
+        """Enter the hash of a used block that is computed; from now on it can be shared.
 
         False when another block has that hash already: this one then stays without.
         """
@@ -219,7 +219,7 @@ class BlockPool:
         return [(block, block_hash) for block, block_hash in cached if block_hash is not None]
 
     def forget(self) -> None:
-        """Evict everything that is cached: when its content can no longer be trusted."""
+        """Evict all cached blocks, for when their content can no longer be trusted."""
         while self._cached or self._kept:
             self._evict_oldest()
 
@@ -252,7 +252,7 @@ class BlockPool:
             self._evicted[block_hash] = None
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when the books do not balance."""
+        """Raise ``AssertionError`` when the accounts contradict each other."""
         empty, cached = set(self._empty), {*self._cached, *self._kept}
         assert not self._cached.keys() & self._kept.keys(), "a block is cached twice"
         assert len(empty) == len(self._empty), "a block is free twice"

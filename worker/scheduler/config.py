@@ -1,4 +1,4 @@
-"""What the scheduler has to keep to."""
+"""Limits that the scheduler has to keep."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -20,12 +20,12 @@ class SchedulerConfig:
     min_start_budget_s: float
     max_stall_s: float = 0.05
     tile_tokens: int = 1
-    """A step's tokens are computed so many at a time: one more costs a whole tile of them."""
+    """Tokens of a step computed at a time: one token beyond a tile costs as much as a whole one."""
     prefix_cache: bool = True
     max_pauses: int = MAX_PAUSES
-    """How often one request may be paused (``most_pauses``); 0: never."""
+    """Most pauses of one request, before those earned by its tokens (``most_pauses``); 0: never."""
     session_share: float = 0.5
-    """At most so much of the pool is kept for conversations between two turns."""
+    """Largest share (0 to 1) of the pool kept for conversations between two turns."""
 
     def __post_init__(self) -> None:
         if self.max_step_tokens < self.max_running:
@@ -37,13 +37,13 @@ class SchedulerConfig:
 
     @property
     def max_backfills(self) -> int:
-        """How often smaller requests may go before one that lacks blocks."""
+        """How often smaller requests may overtake one that lacks blocks."""
         return 2 * self.max_running
 
     def most_pauses(self, generated: int) -> int:
-        """How often one with so many tokens may be paused in all; further pauses are ignored."""
+        """Most pauses in all of a request that has ``generated`` tokens; more are ignored."""
         return self.max_pauses + generated // _TOKENS_PER_PAUSE if self.max_pauses else 0
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Number of blocks that hold ``tokens``."""
         return -(-tokens // self.block_tokens)

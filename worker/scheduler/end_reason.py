@@ -1,4 +1,4 @@
-"""Why jobs end, and the last event that says so."""
+"""Reasons why jobs end, and the last event that states one."""
 
 from typing import NamedTuple
 
@@ -62,17 +62,17 @@ ABORTED: dict[AbortCause, EndReason] = {
 
 
 def loss_of(job: Job) -> EndReason:
-    """How a job ends whose engine fails as a whole: one that had not begun was no part of that."""
+    """End of a job whose engine fails as a whole: one that had not started has no part in it."""
     return ENGINE_LOST if job.has_started else DRAINED
 
 
 def grammar_failed(why: str) -> EndReason:
-    """Its grammar is none, or more than a step can be given for it: no fault of the engine."""
+    """End of a job whose grammar is invalid or too costly: not the engine's fault."""
     return EndReason(FinishReason.ERROR, Code.INVALID_REQUEST, why)
 
 
 def finished(request: Request, end_reason: EndReason, freed_at: float) -> JobFinished:
-    """Written at ``freed_at``, when slot and blocks are free."""
+    """Make a job's last event at ``freed_at`` (engine's clock), when slot and blocks are free."""
     job = request.job
     started = freed_at if request.started_at is None else request.started_at
     first = freed_at if request.first_token_at is None else request.first_token_at
@@ -96,7 +96,7 @@ def finished(request: Request, end_reason: EndReason, freed_at: float) -> JobFin
 
 
 def _abort_ms(job: Job, end_reason: EndReason, freed_at: float) -> float | None:
-    """From the abort, or from the deadline once that has passed, to slot and blocks free (WP-5)."""
+    """Time from the abort, or a deadline that passed, until slot and blocks were free (WP-5)."""
     if end_reason.reason is FinishReason.CANCELLED:
         return (freed_at - job.aborted_at) * 1e3 if job.abort is not None else 0.0
     if end_reason.reason is FinishReason.DEADLINE:

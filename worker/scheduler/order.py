@@ -1,4 +1,4 @@
-"""In which order requests are served: least slack first, and of prompts what gains most."""
+"""Orders requests: least slack first, and prompts by what gains most."""
 
 import math
 from collections.abc import Sequence
@@ -7,26 +7,26 @@ from worker.scheduler.request import Request
 from worker.scheduler.step_time import StepTime
 
 _PATIENCE_S = 300.0
-"""A request without a deadline is ordered as if it had one this far off: it must not starve."""
+"""Seconds after its submission that a request without a deadline counts as due, not to starve."""
 _BEYOND = 1 / 8
 _HORIZON = 2.0
 _LEAST_S = 1e-6
 
 
 def expected_left(request: Request, step_time: StepTime) -> float:
-    """Tokens that it will probably still make: by its own hint, else as many as answers have."""
+    """Tokens that a request will probably still make: by its own hint, else as many as usual."""
     made = request.generated
     expected = float(request.job.expected_tokens)
     if expected and made:
-        # One that has passed what was expected goes on for a while.
+        # A job beyond its expected tokens is taken to go on for a while.
         expected = max(expected - made, made * _BEYOND, 1.0)
     likely = expected or step_time.typical_tokens
     return max(request.least_tokens, min(likely, request.limit_tokens - len(request.tokens)))
 
 
 def prompt_due(request: Request, step_time: StepTime) -> float:
-    """When its prompt has to be computed: its deadline less what comes after, or that of its first
-    token."""
+    """When a request's prompt has to be computed: its deadline less the time for what comes after,
+    or the deadline of its first token if earlier."""
     job = request.job
     deadline = min(job.deadline, job.due_by)
     if deadline == math.inf:
@@ -36,7 +36,7 @@ def prompt_due(request: Request, step_time: StepTime) -> float:
 
 
 def latest_start(request: Request, step_time: StepTime) -> float:
-    """Deadline less expected service: least slack first, whatever the time is.
+    """Deadline less expected service, an order by least slack whatever the time is.
 
     While the first token is to come, its own deadline counts too, less the rest of the prompt.
     """
@@ -51,7 +51,7 @@ def least_slack_first(requests: Sequence[Request], step_time: StepTime) -> list[
 def most_urgent_first(
     prefilling: Sequence[Request], step_time: StepTime, now: float
 ) -> list[Request]:
-    """In which order their prompts are computed; without ``now`` there is time for everybody."""
+    """Order prompts by urgency; at -inf as ``now`` there is time for all: least slack first."""
     token_s = step_time.prompt_token_s
     if now == -math.inf or not token_s:
         return least_slack_first(prefilling, step_time)
@@ -66,7 +66,7 @@ def most_urgent_first(
 
 
 def prompt_urgency(slack_s: float, work_s: float, backlog_s: float) -> float:
-    """The larger goes first: the apparent tardiness cost as a logarithm (Vepsalainen, Morton 1987).
+    """Urgency of a prompt, larger first: log apparent tardiness cost (Vepsalainen, Morton 1987).
 
     ``slack_s`` is what is left until the request must be worked on without a break, ``work_s`` what
     it takes, ``backlog_s`` what all prompts under way take together. With a short backlog that is

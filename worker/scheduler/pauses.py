@@ -1,4 +1,4 @@
-"""Paused jobs: out of the batch, their KV kept.
+"""Pauses jobs: takes them out of the batch, and keeps their KV.
 
 Pauses and resumes take effect between two steps, and the latest counts: a pause that is taken back
 before it took effect leaves no trace.
@@ -13,12 +13,12 @@ from worker.scheduler.scheduler import Scheduler
 
 
 class Pauses:
-    """Makes the scheduler follow ``pause_requested``. On the engine's thread, but for ``ask``."""
+    """Makes the scheduler follow ``pause_requested``. On the engine's thread, except ``ask``."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.asked = False
-        """A flag has changed, or could not be followed yet."""
+        """Whether a flag has changed, or could not be followed yet."""
 
     def ask(self) -> None:
         """Have the flags checked before the next step. For any thread."""
@@ -35,7 +35,7 @@ class Pauses:
             self._pause(request, in_flight, events)
         for request in self._scheduler.waiting:
             self._hold(request, events)
-        # Those who pause have left their slots by now.
+        # Requests that pause have left their slots by now.
         for request in least_slack_first(self._scheduler.paused, self._scheduler.step_time):
             if request.job.pause_requested:
                 continue

@@ -1,4 +1,4 @@
-"""What the scheduler has decided for one step, and what came of it."""
+"""The scheduler's plan for one step, and the step's result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ class Plan:
 
 @dataclass(slots=True)
 class StepResult:
-    """``ids[i]`` are the new tokens of ``plan.rows[i]``, empty where it does not sample.
+    """Result of a step: ``ids[i]`` are the new tokens of ``plan.rows[i]``, if any.
 
     ``logprobs[i]`` is parallel to ``ids[i]``, or None where not asked for; the whole list is
-    None when no row asked. ``prompts[i]`` is what row i read of its prompt, for those that ask,
-    ``pooled[i]`` what it adds to its embedding, a vector of numpy's. Rows in ``not_finite`` got
-    numbers that are NaN or infinite, and no tokens.
+    None when no row asked. ``prompts[i]`` has log-probabilities of what row i read of its prompt,
+    where asked for, ``pooled[i]`` what it adds to its embedding, a numpy vector. Rows in
+    ``not_finite`` got numbers that are NaN or infinite, and no tokens.
     """
 
     ids: list[list[int]]

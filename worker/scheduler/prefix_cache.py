@@ -1,4 +1,4 @@
-"""What requests share: blocks whose content another request has computed, or is computing."""
+"""Lets requests share blocks whose content another request has computed, or is computing."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,20 +30,20 @@ class PrefixCache:
         if not self.enabled:
             return
         request.root_hash = root_hash(salt)
-        # Ids that do not fit are no token ids: the scheduler refuses the request for them.
+        # Ids that overflow are not token ids: the scheduler refuses the request for them.
         with suppress(OverflowError):
             request.hashes = block_hashes(request.tokens, self._block_tokens, salt)
 
     def shareable_blocks(self, request: Request) -> int:
-        """Full blocks of the prompt, but for one that would leave no token to compute; none where
-        something of all its tokens is asked for that no cache has."""
+        """Number of the prompt's full blocks, without one that would leave no token to compute; 0
+        where results of all its tokens are asked for, which the cache does not have."""
         job = request.job
         if job.sampling.prompt_logprobs is not None or job.pooling is Pooling.MEAN:
             return 0
         return min(len(request.hashes), (request.prompt_tokens - 1) // self._block_tokens)
 
     def reserve(self, request: Request, blocks: int) -> bool:
-        """Give ``request`` that many blocks, its cached prefix among them; False if they lack."""
+        """Give ``request`` that many blocks, its cached prefix among them; False without enough."""
         shareable = self.shareable_blocks(request)
         shared = self._pool.match(islice(request.hashes, shareable))
         if not self._pool.fits(shared, blocks - len(shared)):
@@ -55,7 +55,7 @@ class PrefixCache:
         return True
 
     def give_back(self, request: Request) -> None:
-        """Undo ``reserve``. Before the request has begun."""
+        """Undo ``reserve`` of a request that has not begun."""
         self._pool.free(request.blocks)
         request.blocks = []
         self.hit_blocks_total -= request.full_blocks
@@ -63,8 +63,8 @@ class PrefixCache:
         request.full_blocks = request.computed = request.cached_tokens = 0
 
     def adopt(self, request: Request) -> bool:
-        """Swap reserved blocks for equal ones that were computed since; whether there were any, so
-        that reserved ones are free again. Before it has begun.
+        """Swap reserved blocks of a request that has not begun for equal ones computed meanwhile.
+        True if there were any, so that reserved ones are free again.
         """
         first, end = request.full_blocks, self.shareable_blocks(request)
         found = self._pool.match(islice(request.hashes, first, end))
@@ -86,7 +86,7 @@ class PrefixCache:
         if end - first < enough:
             return False
         last = first + max(1, ceil(enough)) - 1
-        # Hashes are chained: where one agrees, all before it do.
+        # Hashes are chained: where one is equal, so are all before it.
         block_hash = request.hashes[last]
         return any(
             last < len(other.hashes) and other.hashes[last] == block_hash for other in others

@@ -1,4 +1,4 @@
-"""What no engine takes on, whoever wrote it."""
+"""Limits beyond which every engine refuses a job."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from worker.scheduler.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one engine; ``max_held`` jobs run, wait and stand still together."""
+    """Limits of one engine; at most ``max_held`` jobs run, wait and are paused together."""
 
     capacity_tokens: int
-    """The most tokens that one request can have."""
+    """Most tokens that one request can have."""
     context_tokens: int
     """The model's own context, which may be longer."""
     vocab_size: int
@@ -48,5 +48,5 @@ class Limits:
 
 
 def refused(code: Code, message: str) -> EndReason:
-    """A job that is not taken on."""
+    """End of a job that is refused."""
     return EndReason(FinishReason.ERROR, code, message)

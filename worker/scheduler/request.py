@@ -1,4 +1,4 @@
-"""A job inside the engine: what the scheduler, the runner and the loop know about it."""
+"""A job inside the engine, as the scheduler, the runner and the loop share it."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -7,7 +7,7 @@ from worker.core import Job
 from worker.protocol import OnDeadline
 
 PENDING: Final = -1
-"""Stands in ``Request.tokens`` for a token that a launched step will give."""
+"""Placeholder in ``Request.tokens`` for a token that a launched step will give."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,49 +30,49 @@ class Request:
     """Key of the random draws, 0 … 2**64-1; the client's, or one of the job's own."""
     submitted_at: float
     least_tokens: int
-    """Tokens that it must still get for certain before it can end well (DL-3)."""
+    """Least number of tokens that it must still get before it can end well (DL-3)."""
     ends_cleanly: bool
-    """The client takes what there is when time runs out (DL-6 ``partial``)."""
+    """Whether the client accepts a partial text when time runs out (DL-6 ``partial``)."""
 
     pooled: Any = None
-    """An embedding's sum so far, a vector of numpy's."""
+    """Sum so far of an embedding, a numpy vector; None before there is one."""
     embedding: bytes = b""
     end_ids: frozenset[int] = frozenset()
-    """Tokens that end its text."""
+    """Ids of tokens that end its text."""
     hashes: list[bytes] = field(default_factory=list)
     """Hashes of its full blocks: the prompt's from the start, then each as it fills."""
     root_hash: bytes = b""
-    """What the first hash is chained to."""
+    """The hash to which the first block's is chained."""
 
     computed: int = 0
     slot: int = -1
     """Row of the runner's tables while running, else -1."""
     blocks: list[int] = field(default_factory=list)
-    """Those at the head may be shared and are then never written; fixed once it has ``begun``."""
+    """Blocks that it holds; the first may be shared, never written; fixed once ``begun``."""
     full_blocks: int = 0
     """How many of ``blocks`` are full, and so have a hash or share their content."""
     cached_tokens: int = 0
-    """Prompt tokens that were found computed."""
+    """Prompt tokens that were found computed already."""
     begun: bool = False
-    """A step has been planned for it."""
+    """Whether a step has been planned for it."""
     is_looked_up: bool = False
-    """Its head has been looked for on disk."""
+    """Whether its head has been looked for on disk."""
     loading: bool = False
-    """Blocks of its head are on their way from disk: it is not admitted yet."""
+    """Whether blocks of its head are being loaded from disk: it is not admitted meanwhile."""
     compiling: bool = False
-    """Its grammar is not ready: it is not admitted yet."""
+    """Whether its grammar is being compiled: it is not admitted meanwhile."""
     leaving: bool = False
-    """No further step is to be planned for it; it stays until those launched have been read."""
+    """Whether no further step is planned for it; it stays until launched ones have been read."""
     pausing: bool = False
-    """It is to be paused once the step in flight has been read; none is planned meanwhile."""
+    """Whether it is paused once the step in flight has been read; none is planned meanwhile."""
     paused: bool = False
-    """It has left its slot, and keeps its blocks."""
+    """Whether it is paused: it has left its slot, and keeps its blocks."""
     held_back: bool = False
-    """It waits, has not begun, and is not to be admitted."""
+    """Whether it waits, paused before it has begun, and must not be admitted."""
     pauses: int = 0
     """How often it was paused or held back."""
     redone: int = 0
-    """How often a launched step of it was taken back: the runner's tables may know too much."""
+    """How often a launched step of it was undone: the runner's tables may then be ahead of it."""
     latest_start: float = 0.0
     """Deadline less expected service: the order of the queue (least slack first)."""
     backfilled_past: int = 0
@@ -81,11 +81,11 @@ class Request:
     first_token_at: float | None = None
     late_tokens: int = 0
     spoilt: bool = False
-    """Its numbers are not finite: what its blocks hold is worth nothing."""
+    """Whether its numbers are not finite: the content of its blocks must not be used."""
     step_failed: bool = False
-    """What that step has left in its blocks nobody has seen."""
+    """Whether a step of it failed, which may have left anything in its blocks."""
     spared: bool = False
-    """It was certain to miss, and goes on."""
+    """Whether it was certain to miss its deadline, and goes on all the same."""
 
     @property
     def generated(self) -> int:

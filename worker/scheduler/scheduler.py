@@ -1,10 +1,10 @@
-"""Who computes what in the next step. No tensors, no devices, no clock.
+"""Plans which requests compute what in the next step. No tensors, no devices, no clock.
 
 Free slots are filled first, least slack first. Then each step spends a token budget: one token for
 each request that decodes, the rest on chunks of prompts, the most urgent first. A request is
 admitted only when its blocks can be reserved to completion, so nothing that has begun is ever
-preempted for memory; one that has not yet gives way to a more urgent one. Only blocks beyond the
-cached prefix need reserving. Who is paused gives up its slot, not its blocks::
+preempted for memory; one that has not begun gives way to a more urgent one. Only blocks beyond the
+cached prefix need reserving. A paused request gives up its slot, not its blocks::
 
     waiting ◀─admit, give way─▶ running ◀──pause, resume──▶ paused     slot: running only
     (held back)                │                          │       blocks: running and paused
@@ -33,7 +33,7 @@ from worker.scheduler.step_time import StepTime
 
 @dataclass(slots=True)
 class Schedule:
-    """``plan`` is None when there is nothing to compute; ``started`` were admitted for it."""
+    """A step's ``plan``, None if there is nothing to compute, and the requests admitted for it."""
 
     plan: Plan | None
     started: list[Request]
@@ -64,13 +64,13 @@ class Scheduler:
         )
         self._free_slots = list(range(config.max_running - 1, -1, -1))
         self._pinned: Counter[int] = Counter()
-        """Blocks that are being copied, and how often."""
+        """Blocks that are pinned, and how often."""
         self._blocked = False
-        """No request can be admitted until something ends or arrives."""
+        """Whether no request can be admitted until something ends or arrives."""
 
     @property
     def capacity_tokens(self) -> int:
-        """The most tokens that one request can have: context or the whole pool."""
+        """Most tokens that one request can have: the lesser of context and pool."""
         return min(self.config.context_tokens, self.pool.total * self.config.block_tokens)
 
     @property
@@ -82,7 +82,8 @@ class Scheduler:
         held = len(self.running) + len(self.waiting) + len(self.paused)
         refusal = self._limits.refusal(request, held, now)
         if refusal is None:
-            # One that only reads its prompt makes a token all the same, which nobody is told of.
+            # A job that only reads its prompt generates a token all the same, which is not
+            # published.
             wanted = request.prompt_tokens + max(1, request.job.sampling.max_tokens)
             request.limit_tokens = min(wanted, self.capacity_tokens)
             room = request.limit_tokens - request.prompt_tokens
@@ -99,7 +100,7 @@ class Scheduler:
         return [request for request in self.waiting if request.job.deadline <= floor]
 
     def next_prompt_tokens(self, is_more_coming: bool) -> int:
-        """The most prompt tokens that the next step can carry beside decodes."""
+        """Most prompt tokens that the next step can carry beside decodes."""
         if not (
             is_more_coming
             or self.waiting
@@ -112,7 +113,7 @@ class Scheduler:
     def schedule(self, now: float = -math.inf) -> Schedule:
         """Plan the next step, and admit as many requests as budget, slots and blocks allow.
 
-        Without ``now`` every request is in time.
+        Without ``now`` all requests count as in time.
         """
         rows: list[Row] = []
         prefilling: list[Request] = []
@@ -153,7 +154,7 @@ class Scheduler:
         return Schedule(Plan(rows, decodes, tokens), started)
 
     def advance(self, row: Row, new_ids: list[int]) -> None:
-        """Book what a step computed. All but the last new token are in the pool already."""
+        """Record what a step computed. All but the last new token are in the pool already."""
         request = row.request
         computed = row.start + row.count
         if new_ids:
@@ -167,7 +168,7 @@ class Scheduler:
             self.prefix_cache.register_full_blocks(request, computed)
 
     def launch(self, row: Row) -> None:
-        """Book a row whose result is not known yet: its new token stands as ``PENDING``."""
+        """Record a launched row whose result is unknown yet: its new token is ``PENDING``."""
         request = row.request
         request.computed = row.start + row.count
         if row.samples:
@@ -175,7 +176,7 @@ class Scheduler:
             request.leaving = len(request.tokens) >= request.limit_tokens
 
     def confirm(self, row: Row, new_ids: list[int]) -> None:
-        """Book the result of a launched row, at most one token."""
+        """Record the result of a launched row, at most one token."""
         request = row.request
         end = row.start + row.count
         if new_ids:
@@ -186,18 +187,18 @@ class Scheduler:
             self.prefix_cache.register_full_blocks(request, end)
 
     def discard(self, row: Row) -> None:
-        """Forget what a launched row was to give, and all after it; nothing is planned any more."""
+        """Drop a launched row's token and all after it; its request gets no further steps."""
         request = row.request
         request.leaving = True
         del request.tokens[max(row.start + row.count, request.prompt_tokens) :]
 
     def spoil(self, request: Request) -> None:
-        """What it has computed is no text's: nobody is to find or read its blocks any more."""
+        """Mark a request's results as unusable: its blocks can no longer be found or read."""
         request.spoilt = True
         self.pool.spoil(request.blocks)
 
     def undo_launch(self, row: Row) -> None:
-        """Undo ``launch``: the row is to be planned again. Later rows of its request go first."""
+        """Undo ``launch``, so that the row is planned again. Later rows must be undone first."""
         request = row.request
         request.computed = row.start
         request.leaving = False
@@ -243,20 +244,20 @@ class Scheduler:
         self._pinned.update(blocks)
 
     def reserve_blocks(self, count: int) -> list[int]:
-        """Blocks for somebody else to fill, until ``unpin``. So many must be free."""
+        """Allocate blocks for another user to fill, until ``unpin``. That many must be free."""
         blocks = self.pool.allocate(count)
         self._pinned.update(blocks)
         return blocks
 
     def unpin(self, blocks: Sequence[int], *, as_oldest: bool = False) -> None:
-        """What was pinned or reserved may be used and evicted again (see ``BlockPool.free``)."""
+        """Let pinned or reserved blocks be used and evicted again (see ``BlockPool.free``)."""
         self._pinned.subtract(blocks)
         self._pinned = +self._pinned
         self.pool.free(blocks, as_oldest=as_oldest)
         self.unblock()
 
     def unblock(self) -> None:
-        """A request that could not be admitted perhaps can now."""
+        """Note that a request that could not be admitted perhaps can be now."""
         self._blocked = False
 
     def check_integrity(self) -> None:
@@ -286,16 +287,16 @@ class Scheduler:
         assert self.waiting == sorted(self.waiting, key=_queue_order), "the queue lost its order"
 
     def _has_unregistered_blocks(self, request: Request) -> bool:
-        """A step that was launched fills them, and has not been read yet."""
+        """Whether a step that was launched, and not read yet, fills blocks of ``request``."""
         return request.computed >= (request.full_blocks + 1) * self._block_tokens
 
     def _prompt_budget(self, decodes: int, gap_s: float) -> int:
-        """The most prompt tokens that the next step carries, whatever the decodes in it can bear.
+        """Most prompt tokens for the next step, before looking at what its decodes can bear.
 
-        They delay its decodes by ``max_stall_s``. Where a step without any prompt takes longer than
-        that, by as long again: with less of it prompts would starve, and the first token is a token
-        too. ``gap_s`` is the smallest that any of the decodes has between two tokens (DL-14): a
-        step is to take no longer.
+        They delay its decodes by ``max_stall_s`` or, where a step without prompts takes longer than
+        that, by as long again: with less, prompts would starve, and the first token counts too.
+        ``gap_s`` is the least time that any decode allows between two tokens (DL-14): a step may
+        take no longer.
 
         A tile of tokens that is begun costs a whole one: one that is half full is filled up, unless
         ``gap_s`` forbids it, and any other is left out.
@@ -311,13 +312,13 @@ class Scheduler:
         begun = (decodes + allowed) % tile
         is_filled = 2 * begun >= tile and usual_s <= most_s
         allowed += tile - begun if is_filled else -begun
-        # One block at least, so that prompts get on however slow steps are.
+        # At least one block, so that prompts make progress however slow steps are.
         return min(budget, max(allowed, self.config.block_tokens))
 
     def _add_chunk(
         self, rows: list[Row], request: Request, budget: int, ahead: list[Request]
     ) -> int:
-        """Give ``request`` a row, unless what it needs is computed by one of those ``ahead``."""
+        """Give ``request`` a row, unless one ``ahead`` computes what it needs; returns tokens."""
         if not request.begun:
             if self.prefix_cache.adopt(request):
                 self.unblock()
@@ -333,7 +334,7 @@ class Scheduler:
     # ── admission ────────────────────────────────────────────────────────────────────────────
 
     def _admit_next(self) -> Request | None:
-        """The head of the queue if its blocks are there, else one that does not delay it.
+        """Admit the head of the queue if its blocks are free, else one that does not delay it.
 
         None when no request can be admitted, which holds until something ends or arrives.
         """
@@ -354,11 +355,11 @@ class Scheduler:
         return None
 
     def _ready(self) -> Iterator[Request]:
-        """Those that wait for nothing but a slot and blocks, least slack first."""
+        """Requests that wait only for a slot and blocks, least slack first."""
         return (one for one in self.waiting if not (one.loading or one.held_back or one.compiling))
 
     def _make_way(self, prefilling: list[Request]) -> None:
-        """Send back what has been admitted and has not begun, while the head is more urgent."""
+        """Send admitted requests that have not begun back while the queue's head is more urgent."""
         head = next(self._ready(), None)
         if head is None or (self._free_slots and not self._blocked):
             return
@@ -375,8 +376,8 @@ class Scheduler:
                 return
 
     def _would_fit(self, request: Request, without: Sequence[Request]) -> bool:
-        """Whether it could be admitted if these were not: a slot, and blocks even if none is shared
-        with anybody."""
+        """Whether ``request`` could be admitted ``without`` these: a slot, and blocks even if none
+        is shared."""
         blocks = self.pool.free_count + sum(len(one.blocks) for one in without)
         has_slot = bool(self._free_slots or without)
         return has_slot and self.config.blocks_for(request.limit_tokens) <= blocks

@@ -1,4 +1,4 @@
-"""Conversations whose KV is kept between two turns, while an agent's tools run (WK-9).
+"""Keeps conversations' KV between two turns, while an agent's tools run (WK-9).
 
 ::
 
@@ -7,8 +7,8 @@
                      ├─ its time is over, or others need its share ─▶ cached like any other
                      └─ running work needs the blocks ─▶ evicted, the least recently used first
 
-What is kept is free all the same: it never keeps anybody's work waiting, and neither admission nor
-health sees it. Where there is a disk tier it has the text of every turn that ended, so that what is
+Kept blocks still count as free: they never make any work wait, and neither admission nor health
+sees them. A disk tier, where there is one, has the text of every turn that ended, so that what is
 no longer kept here is loaded from there.
 """
 
@@ -20,7 +20,7 @@ from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.request import Request
 
 _Name = tuple[bytes, str]
-"""Under its tenant's root: equal names of sessions are not the same session."""
+"""A session's name under its tenant's root hash: equal names of two tenants are two sessions."""
 
 
 @dataclass(slots=True)
@@ -30,22 +30,22 @@ class _Kept:
 
 
 class KeptSessions:
-    """What is kept of conversations. Used by the engine, on its thread; times are of its clock.
+    """The conversations that are kept. Used by the engine, on its thread; times are on its clock.
 
     A conversation is named by ``Job.session``, and kept for ``Job.session_keep_s``.
     """
 
     def __init__(self, pool: BlockPool, share: float) -> None:
-        """At most ``share`` of the pool is kept."""
+        """``share``: largest part (0 to 1) of the pool that is kept."""
         self.expired_total = 0
         self.displaced_total = 0
-        """Given up for other conversations before their time."""
+        """Conversations given up for others before their time."""
         self._pool = pool
         self._most_blocks = int(share * pool.total)
         self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
-        """Least recently used first."""
+        """Kept conversations, least recently used first."""
         self._next_expiry = math.inf
-        """No conversation's time is over before."""
+        """Earliest time at which a conversation's keep may end."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -56,13 +56,13 @@ class KeptSessions:
         return self._next_expiry
 
     def begin(self, request: Request) -> None:
-        """The next turn of a conversation has come, and may have to wait: ``end`` follows."""
+        """Note that a conversation's next turn has come, and may have to wait; ``end`` follows."""
         kept = self._kept.get(_name(request)) if request.job.session else None
         if kept is not None:
             kept.until = max(kept.until, request.deadline)
 
     def end(self, request: Request, now: float) -> None:
-        """A turn is over; it still has its blocks, if it ever had any."""
+        """Note that a turn is over; it still has its blocks, if it ever had any."""
         job = request.job
         if not job.session:
             return
@@ -77,7 +77,7 @@ class KeptSessions:
             self._give_up(name)
 
     def expire(self, now: float) -> None:
-        """Give up those whose time is over. Costs a comparison while there is none."""
+        """Give up conversations whose time is over. Costs one comparison while there are none."""
         if now < self._next_expiry:
             return
         for name, kept in list(self._kept.items()):
@@ -94,7 +94,7 @@ class KeptSessions:
         self._kept[name] = _Kept(hashes, until)
         self._kept.move_to_end(name)
         self._next_expiry = min(self._next_expiry, until)
-        # Many may share one head: their number is bounded too.
+        # Many conversations may share one head: their number is bounded too.
         while self._pool.kept_hashes > self._most_blocks or len(self._kept) > self._pool.total:
             self._give_up(next(iter(self._kept)))
             self.displaced_total += 1

@@ -1,4 +1,4 @@
-"""How much of the prompts goes beside decodes: a prompt pays for the stall that it causes.
+"""Decides how many prompt tokens go beside decodes: a prompt pays for the stall that it causes.
 
 Each prompt token in a step delays every row that decodes in it. A row can spare what its deadline
 leaves beyond the tokens that it will probably still make, in steps without prompts. What every row
@@ -27,13 +27,13 @@ from worker.scheduler.step_time import StepTime
 SURE: Final = 1.3
 LOST: Final = 0.6
 LEAST_SHARE: Final = 1 / 16
-"""Of the time of steps, for prompts in any case: none starves."""
+"""Least share of the time of steps that prompts get, so that none starves."""
 _MOST_NEEDS: Final = 3
-"""So many different needs of prompts are weighed."""
+"""Most different paces needed by prompts that are compared."""
 
 
 class _Tight(NamedTuple):
-    """A row that the prompts at hand could make late; ``left`` is in tokens."""
+    """A decode that the prompts at hand could make late; ``left``: its expected tokens to come."""
 
     time_s: float
     work_s: float
@@ -41,27 +41,27 @@ class _Tight(NamedTuple):
 
 
 class _Paced(NamedTuple):
-    """A prompt that does not go at full speed; ``work_s`` is its own and that of those before."""
+    """A prompt that does not go at full speed; ``work_s``: seconds for it and those before it."""
 
     time_s: float
     work_s: float
     ages: bool
-    """It has no deadline: it must not wait for ever."""
+    """Whether it has no deadline, and so must not wait for ever."""
 
 
 class Stalls:
-    """Decides step by step; what a pace allows adds up until it is a chunk's worth."""
+    """Decides step by step; what a pace allows is saved up until it makes a chunk."""
 
     def __init__(self, config: SchedulerConfig, step_time: StepTime) -> None:
         self._config = config
         self._step_time = step_time
         self._credit = 0.0
-        """In prompt tokens, of a step's at most."""
+        """Prompt tokens saved up, at most those of one step."""
 
     def prompt_tokens(
         self, decoding: Sequence[Row], prompts: Sequence[Request], most: int, now: float
     ) -> int:
-        """For a step with these decodes, 0 to ``most`` tokens of ``prompts``, in their order."""
+        """Number of tokens, 0 to ``most``, of ``prompts`` (in order) beside these decodes."""
         token_s, plain_s = self._step_time.prompt_token_s, self._step_time.plain_step_s
         if not token_s or not plain_s or not most or now == -math.inf:
             return most
@@ -85,7 +85,7 @@ class Stalls:
     def _tight(
         self, decoding: Sequence[Row], backlog_s: float, plain_s: float, now: float
     ) -> list[_Tight]:
-        """Rows that may end in time, and would not for certain if all prompts went before them."""
+        """Rows that may end in time, but not surely if all prompts went before them."""
         tight = []
         for row in decoding:
             job = row.request.job
@@ -98,7 +98,7 @@ class Stalls:
 
     @staticmethod
     def _at_once(left: Sequence[int], most: float) -> int:
-        """Tokens of the first prompts, as far as they fit whole into ``most``."""
+        """Tokens of the first prompts that fit whole into ``most``."""
         tokens = 0
         for count in left:
             if tokens + count > most:
@@ -122,7 +122,7 @@ class Stalls:
     def _pace_s(
         self, tight: Sequence[_Tight], paced: Sequence[_Paced], plain_s: float, most_s: float
     ) -> float:
-        """Seconds of prompts per step."""
+        """The pace: seconds of prompts per step."""
         if any(one.ages and one.time_s < SURE * one.work_s for one in paced):
             return most_s
         borne_s = min((row.time_s / SURE - row.work_s) / row.left for row in tight)
@@ -148,8 +148,8 @@ class Stalls:
         return max([pace_s, *needs[:_MOST_NEEDS]], key=chances)
 
     def _chunk(self, others: int, most: int) -> int:
-        """As much of the credit as ends a tile, a block at least, or all that a step carries; else
-        nothing yet."""
+        """Tokens of the credit to spend: what ends a tile, at least a block, or all that a step
+        carries; otherwise 0."""
         tokens = int(self._credit)
         if tokens < most:
             tokens -= (others + tokens) % self._config.tile_tokens

@@ -1,4 +1,4 @@
-"""What a step takes, measured outside the device."""
+"""Estimates how long steps take, measured outside the device."""
 
 import math
 from collections import deque
@@ -6,47 +6,48 @@ from typing import Final
 
 _SMOOTHING: Final = 1 / 16
 BOUND_STEPS: Final = 8
-"""A step that is read late makes the next one look short; over so many in a row that evens out."""
+"""Consecutive steps averaged for the bound: one read late makes the next look short."""
 _BOUND_AFTER_STEPS: Final = 64
 _BOUND_SAFETY: Final = 0.8
 _CLEARLY_FASTER: Final = 0.9
 _DEVIATIONS: Final = 4
 _WORST_FADES: Final = 1 / 512
 _MOST_EXCESS: Final = 4.0
-"""In mean steps: what is beyond is an accident, no reason to end anything early or to cut prompts
-into smaller chunks."""
+"""Largest excess that counts, in mean steps: beyond that it is an accident, no reason to end jobs
+early or to cut prompts into smaller chunks."""
 
 
 class StepTime:
-    """Running estimates of the step time, seconds unless the name says otherwise.
+    """Running estimates of step times, in seconds unless the name says otherwise.
 
-    Two bounds matter more than the mean: a job is given up only if the shortest step times ever
-    seen would not do, and one that ends cleanly before its deadline leaves room for a *slow* step.
+    Two bounds matter more than the mean: a job is given up only if even the shortest step times
+    seen would be too long, and one that ends cleanly before its deadline leaves room for a *slow*
+    step.
     """
 
     def __init__(self) -> None:
         self.step_s = 0.0
         """Moving average over steps that decoded."""
         self.typical_tokens = 0.0
-        """Moving average of how long answers get; 0 until one has ended."""
+        """Moving average of the tokens of answers; 0 until one has ended."""
         self.plain_step_s = 0.0
-        """Moving average over steps that did nothing but decode; 0 until there was one."""
+        """Moving average over steps that only decoded; 0 until there was one."""
         self.least_token_s = 0.0
-        """Less than this no token takes, whoever leaves the batch; 0 until that is known.
+        """Least time that a token takes, however small the batch; 0 until known.
 
         The least time per token over ``BOUND_STEPS`` steps in a row, and a margin. Larger batches
-        are slower, so that they alone cannot teach it: it counts once enough steps had one row,
+        are slower, so that they alone do not reveal it: it counts once enough steps had one row,
         and none since was clearly faster.
         """
         self._fastest_token_s = math.inf
-        """Only ever goes down."""
+        """Least time per token seen; it never grows."""
         self._counted_from_s = math.inf
         """The least time per token when the count of lone steps began."""
         self._latest: deque[tuple[float, int]] = deque(maxlen=BOUND_STEPS)
         """Seconds and tokens per row of the latest steps that decoded."""
         self._lone_steps = 0
-        """Of one row only, since the least time was last clearly improved on."""
-        # What steps take beyond what was expected of them.
+        """Steps of a single row since the least time was last clearly improved on."""
+        # Time that steps take beyond what was expected of them.
         self._deviation_s = 0.0
         self._worst_s = 0.0
         # Fading sums over steps with prompt tokens; long chunks weigh more, as they should.
@@ -55,10 +56,10 @@ class StepTime:
         self._prompt_s = 0.0
 
     def slow_step_s(self, prompt_tokens: int) -> float:
-        """What few steps with so many prompt tokens exceed.
+        """Time that few steps with ``prompt_tokens`` exceed.
 
-        Mean plus four times the mean deviation (as TCP times its resends, RFC 6298), or plus the
-        worst of late where that is more: what disturbs a step is not spread like noise.
+        Mean plus four times the mean deviation (like TCP's retransmission timeout, RFC 6298), or
+        plus the recent worst where that is more: disturbances are not distributed like noise.
         """
         expected_s = self._expected_s(prompt_tokens)
         worst_s = min(self._worst_s, _MOST_EXCESS * expected_s)
@@ -71,29 +72,29 @@ class StepTime:
 
     @property
     def prompt_token_s(self) -> float:
-        """What one more prompt token adds to a step that decodes anyway."""
+        """Time that one more prompt token adds to a step that decodes anyway; 0 until measured."""
         if not self._prompt_tokens:
             return 0.0
         added_s = self._prompt_s - self._prompt_steps * self.plain_step_s
         return max(0.0, added_s) / self._prompt_tokens
 
     def prompt_tokens_within(self, stall_s: float, most: int) -> int:
-        """How many prompt tokens a step may carry, so that they delay its decodes by ``stall_s``.
+        """Number of prompt tokens that delay a step's decodes by ``stall_s`` at most.
 
-        At most ``most``, which it is while nothing is measured.
+        At most ``most``, which is returned while nothing is measured.
         """
         token_s = self.prompt_token_s
         return most if token_s * most <= stall_s else int(stall_s / token_s)
 
     def service_s(self, prompt_tokens: int, new_tokens: float) -> float:
-        """Expected time to compute so much of a prompt and then so many tokens, in company."""
+        """Expected time to compute ``prompt_tokens`` and then ``new_tokens``, in a usual batch."""
         rate = self.prefill_tokens_per_s
         return (prompt_tokens / rate if rate else 0.0) + new_tokens * self.step_s
 
     def decoded(
         self, duration_s: float, tokens_per_row: int, *, rows: int, prompt_tokens: int = 0
     ) -> None:
-        """A step of so many rows, ``prompt_tokens`` in them, took ``duration_s``.
+        """Record that a step of ``rows``, with ``prompt_tokens`` in them, took ``duration_s``.
 
         Its fastest row got ``tokens_per_row`` new tokens, at least one. To be called before
         ``prefilled`` for the same step.
@@ -104,16 +105,17 @@ class StepTime:
         self._bound(duration_s, tokens_per_row, is_lone=rows == 1 and not prompt_tokens)
 
     def prefilled(self, duration_s: float, tokens: int) -> None:
-        """A step took ``duration_s`` and computed ``tokens`` of prompts, perhaps among others.
+        """Record a step of ``duration_s`` that computed ``tokens`` of prompts, and maybe more.
 
-        With ``tokens`` 0 it did nothing but decode, which tells what prompts add to a step.
+        With ``tokens`` 0 it only decoded, which shows what prompts add to a step.
         """
         if not tokens:
             known_s = self.plain_step_s or duration_s
             self.plain_step_s = known_s + (duration_s - known_s) * _SMOOTHING
             return
         if self._prompt_tokens:
-            # An accident says nothing of what prompts cost; a new speed is believed in a few steps.
+            # An accident says nothing about the cost of prompts; a new speed is learnt in a few
+            # steps.
             duration_s = min(duration_s, _MOST_EXCESS * self._expected_s(tokens))
         fade = 1 - _SMOOTHING
         self._prompt_steps = self._prompt_steps * fade + 1
@@ -121,7 +123,7 @@ class StepTime:
         self._prompt_s = self._prompt_s * fade + duration_s
 
     def answered(self, tokens: int) -> None:
-        """An answer ended by itself after ``tokens``."""
+        """Record that an answer ended by itself after ``tokens``."""
         known = self.typical_tokens or tokens
         self.typical_tokens = known + (tokens - known) * _SMOOTHING
 
@@ -130,7 +132,7 @@ class StepTime:
         return plain_s + self.prompt_token_s * prompt_tokens
 
     def _compare(self, duration_s: float, expected_s: float) -> None:
-        """Learn how far steps stray from what is expected; nothing is of the first."""
+        """Learn how far steps deviate from what is expected; nothing is expected of the first."""
         if not expected_s:
             return
         excess_s = duration_s - expected_s
@@ -138,10 +140,10 @@ class StepTime:
         self._worst_s = max(self._worst_s * (1 - _WORST_FADES), excess_s)
 
     def _bound(self, duration_s: float, tokens_per_row: int, *, is_lone: bool) -> None:
-        """Learn what no row beats.
+        """Learn the least time per token.
 
         A time that is much less than any before begins the count anew: the machine was busy until
-        now, and what it can do is not known yet.
+        now, and its best is not known yet.
         """
         self._latest.append((duration_s, tokens_per_row))
         self._lone_steps += is_lone

@@ -1,10 +1,10 @@
-"""Between Triton and the engine: requests in, frames and plain responses out. No Triton imports.
+"""Connects Triton and the engine: requests in, frames and plain responses out. No Triton imports.
 
 - ``call``      one Triton request as plain data, and the handle that answers it
 - ``lane``      the lane contract: many jobs on one stream, answered in frames
 - ``plain_intake``  takes requests of Triton's vLLM contract; ``plain_request`` reads them,
   ``plain_reply`` answers them
-- ``replies``   what the emitter knows of lanes and plain requests
+- ``replies``   lanes and plain requests as the emitter sees them
 - ``emitter``   the one thread that owns every response sender
 - ``kv_events`` what enters and leaves the prefix cache, for lanes
 - ``access``    tokens that callers must show; ``drain`` the end of service

@@ -1,4 +1,4 @@
-"""Who may open a lane, drain the worker, or generate through the plain contract."""
+"""Checks who may open a lane, drain the worker, or generate through the plain contract."""
 
 import hmac
 from collections.abc import Callable
@@ -9,14 +9,14 @@ from worker.core import Clock
 from worker.log import service_log
 
 WARN_EVERY_S = 60.0
-"""Refusals are logged this often at most: whoever causes them must not fill the disk."""
+"""Least seconds between logged refusals, so that whoever causes them cannot fill the disk."""
 
 
 class Secret:
     """A token that callers must show, or none. Compared in constant time, never logged."""
 
     def __init__(self, token: SecretStr | None, what: str, clock: Clock) -> None:
-        """``what`` it is asked for, as a log line has it."""
+        """``what``: the action that the token is asked for, for log lines."""
         self._token = None if token is None else token.get_secret_value().encode()
         self._what = what
         self._clock = clock

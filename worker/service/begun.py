@@ -1,4 +1,4 @@
-"""A text that another worker began: taken up where it stopped, or found to be complete."""
+"""Continues a text that another worker began, or finds it complete."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from worker.text import TextStream, Tokenizer
 
 
 def checked_part(message: Submit) -> Sampling:
-    """The job's parameters as they are to be checked: of a complete text nothing is left."""
+    """The job's sampling for checks: a complete text has ``max_tokens`` 0, which counts as 1."""
     if message.begun_tokens and not message.sampling.max_tokens:
         return msgspec.structs.replace(message.sampling, max_tokens=1)
     return message.sampling
@@ -21,8 +21,8 @@ def begun_text(tokenizer: Tokenizer, message: Submit) -> TextStream:
 
 
 def end_of_complete(text: TextStream, message: Submit, card: ModelCard) -> End | None:
-    """Feed what was generated before, whose text has been sent; how the job ends where that lacks
-    nothing but its end, else None.
+    """Feed what was generated before, whose text has been sent; returns how the job ends if only
+    its end is missing, else None.
 
     A worker may die between its last token and the job's end, and what it held back (a possible
     stop string, half a character) is the end's ``tail``.

@@ -1,4 +1,4 @@
-"""One Triton request as plain data, so that nothing but ``model_repository`` knows Triton."""
+"""One Triton request as plain data, so that only ``model_repository`` knows Triton."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Responder(Protocol):
     """
 
     def send(self, tensors: Tensors, *, final: bool = False) -> None:
-        """One response. Raises ``ResponderLost`` when Triton takes no more for this request."""
+        """Send a response. Raises ``ResponderLost`` when Triton takes no more for this request."""
 
     def close(self) -> None:
         """End without data."""
@@ -55,7 +55,7 @@ class Call:
         return value if isinstance(value, bytes) else str(value).encode()
 
     def text(self, name: str) -> str | None:
-        """As ``data``, decoded as UTF-8."""
+        """A STRING[1] input decoded as UTF-8; None without it. Raises ``InvalidCall``."""
         value = self.data(name)
         if value is None:
             return None
@@ -80,5 +80,5 @@ def strings(*values: bytes | str) -> NDArray[np.object_]:
 
 
 def seconds(ms: float | None) -> float:
-    """``math.inf`` where nothing is stated."""
+    """``ms`` in seconds; ``math.inf`` where nothing is stated."""
     return math.inf if ms is None else ms / 1000

@@ -1,4 +1,4 @@
-"""From what a request says of its grammar to the constraint of its job."""
+"""Makes the constraint of a job from its request's grammar."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from worker.protocol import Grammar, InvalidGrammar, Sampling
 
 
 class Constraints:
-    """Of one worker. Used by any thread."""
+    """Makes constraints for one worker's jobs. Used by any thread."""
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
@@ -17,8 +17,8 @@ class Constraints:
     def of(
         self, grammar: Grammar | None, sampling: Sampling, begun: Sequence[int] = ()
     ) -> Constraint | None:
-        """None where there is no ``grammar``; ``begun`` was generated under it already. Raises
-        ``InvalidCall``."""
+        """The constraint for ``grammar``, None without one; ``begun`` was generated under it
+        already. Raises ``InvalidCall``."""
         if grammar is None:
             return None
         if self._compiler is None:
@@ -32,6 +32,6 @@ class Constraints:
             raise InvalidCall(str(error)) from None
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the compiler. Idempotent."""
         if self._compiler is not None:
             self._compiler.close()

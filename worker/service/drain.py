@@ -1,4 +1,4 @@
-"""Draining: an open lane keeps Triton from stopping, so whoever stops a worker drains it first.
+"""Drains a worker before it is stopped, since an open lane keeps Triton from stopping.
 
 ::
 
@@ -6,10 +6,10 @@
        ▲                                            │
        └────────── nobody stopped it for hold_s ────┘
 
-A swap of models drains as well, but for the lanes, which stay; ``release`` ends that.
+A swap of models drains too, but keeps the lanes; ``release`` ends that.
 
 Jobs of lanes that have not started are handed back at once (``draining``): their orchestrator sends
-them elsewhere, and moves those that cannot end in time, of which each report tells it.
+them elsewhere. By the time left, which each report has, it moves those that cannot end in time.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ class Drainer:
         self, engine: EngineService, emitter: Emitter, clock: Clock, *, hold_s: float
     ) -> None:
         self.engine = engine
-        """Whose jobs they are."""
+        """The engine whose jobs are drained."""
         self.is_swapping = False
-        """It drains for a swap of models: lanes stay, and more may be opened."""
+        """Whether it drains for a swap of models: lanes stay, and more may be opened."""
         self._emitter = emitter
         self._clock = clock
         self._hold_s = hold_s
@@ -47,19 +47,19 @@ class Drainer:
     def begin(self, grace_s: float, responder: Responder | None) -> None:
         """Start draining, or shorten a drain that runs. ``responder`` is closed at its end.
 
-        None is the worker itself, which stops for good.
+        A ``responder`` of None is the worker itself, which stops for good.
         """
         ends_at = self._clock() + grace_s
         if responder is None:
             self._stops = True
         else:
             self._asked_by.append(responder)
-        self._drained_at = None  # whoever asked again has as long again to stop it
+        self._drained_at = None  # a new request gives as long again to stop the worker
         self._drain_until(ends_at)
 
     @property
     def is_for_good(self) -> bool:
-        """Whoever drains it is about to stop it."""
+        """Whether whoever drains the worker is about to stop it."""
         return self._stops or bool(self._asked_by) or self._drained_at is not None
 
     def begin_swap(self, grace_s: float, on_drained: Callable[[], None]) -> None:
@@ -69,7 +69,7 @@ class Drainer:
         self._drain_until(self._clock() + grace_s)
 
     def release(self) -> None:
-        """The swap is over, or given up: take work again, unless the worker is to stop."""
+        """End a swap's drain: accept work again, unless the worker is to stop."""
         self.is_swapping = False
         self._on_drained = None
         if not self.is_for_good:
@@ -88,12 +88,12 @@ class Drainer:
         )
         self._emitter.draining = True
         self._emitter.drain_ends_at = ends_at
-        self._emitter.announce()  # first: who gets a job back is to know why
+        self._emitter.announce()  # first, so that those who get a job back know why
         self._hand_back()
 
     def _hand_back(self) -> None:
         for job, reply in list(self._emitter.job_replies.items()):
-            # What begins in the step under way has a token before anybody here hears of it.
+            # A job that begins in the step under way may have a token before this thread knows.
             if isinstance(reply, LaneJob) and not job.has_started and job.abort is None:
                 self.engine.cancel(job, AbortCause.DRAIN)
 
@@ -102,7 +102,7 @@ class Drainer:
         if not self._emitter.draining:
             return
         if self._emitter.job_replies:
-            self._hand_back()  # what came while the drain began
+            self._hand_back()  # jobs that came while the drain began
             if self._clock() >= self._emitter.drain_ends_at:
                 for job in list(self._emitter.job_replies):
                     self.engine.cancel(job, AbortCause.DRAIN)

@@ -49,18 +49,19 @@ from worker.service.replies import JobReply, Reply
 Action = Callable[[], None]
 
 MAX_BACKLOG = 8
-"""Batches of events that may wait here before the engine's thread has to."""
+"""Batches of events that may wait here before the engine's thread has to wait."""
 LANE_CHECK_S = 0.020
 PLAIN_CHECK_S = 0.035
-"""How often a reply is asked whether its client is gone: a round trip of 45 to 70 µs each."""
+"""Seconds between checks whether a plain request's client is gone (``LANE_CHECK_S``: a lane's), a
+round trip of 45 to 70 µs each."""
 CHECKS_PER_CYCLE = 8
-"""So that the checks never delay tokens by more than about half a millisecond."""
+"""Most checks per cycle, so that they delay tokens by half a millisecond at most."""
 STATS_S = 0.1
-"""Statistics ride along with tokens at most this often."""
+"""Least seconds between statistics in frames with tokens."""
 
 
 class Emitter:
-    """Sends what jobs produce to where it belongs, and notices when nobody is left to read."""
+    """Sends what jobs produce to their clients, and notices when a client is gone."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Emitter:
         clock: Clock,
         load_ms: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """``load_ms``: how long each phase of loading took, of which statistics carry some."""
+        """``load_ms``: how long each phase of loading took; statistics include some."""
         self._engine = engine
         self._load_ms = load_ms
         self._heartbeat_s = heartbeat_s
@@ -80,8 +81,8 @@ class Emitter:
         self._actions: deque[Action] = deque()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tidegate-emitter", daemon=True)
-        # Below: touched by the emitter's thread only, but for ``job_replies``, which the request
-        # thread adds to (before the engine can know the job).
+        # Below: touched by the emitter's thread only, except ``job_replies``, to which the request
+        # thread adds (before the engine can know the job).
         self.job_replies: dict[Job, JobReply] = {}
         self._lanes: list[Lane] = []
         self._watched: dict[float, deque[tuple[float, Reply]]] = {
@@ -93,9 +94,9 @@ class Emitter:
         self._every_cycle: list[Action] = []
         self.draining = False
         self.drain_ends_at = 0.0
-        """When what runs is ended, while it is draining; on the clock."""
+        """When running jobs are ended while draining; on the clock."""
         self.stuck_ms = 0.0
-        """How long the engine's step has taken, once that is far too long."""
+        """How long the engine's step has taken, once that is far too long; else 0."""
 
     # ── from any thread ──────────────────────────────────────────────────────────────────────
 
@@ -109,7 +110,7 @@ class Emitter:
             self._changed.notify_all()
 
     def fail(self, responder: Responder, error: Exception) -> None:
-        """Answer a request with what is wrong with it."""
+        """Answer a request with an error."""
         code, message = code_of(error), brief(error)
         self.post(lambda: responder.fail(code, message))
 
@@ -122,7 +123,7 @@ class Emitter:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Apply what was left here, then end the thread. Close replies before."""
+        """Apply what is left here, then end the thread. Replies must be closed before."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -161,7 +162,7 @@ class Emitter:
             self.flush(lane)
 
     def serve(self, engine: EngineService, load_ms: Mapping[str, float]) -> None:
-        """Another engine from here on, with none of the old one's jobs left; the caller starts it.
+        """Serve another engine from here on, without jobs of the old one; the caller starts it.
 
         Lanes forget what the old one's prefix cache held; their next report says so.
         """
@@ -183,8 +184,7 @@ class Emitter:
                 lane.close()
 
     def hand_back_all(self) -> None:
-        """Answer every job in the place of an engine that hangs; what it may still say of them is
-        not heard."""
+        """Answer every job in place of an engine that hangs, and ignore its later events."""
         jobs = list(self.job_replies)
         for reply in self._apply([[_handed_back(job) for job in jobs]]):
             self.flush(reply)
@@ -194,8 +194,8 @@ class Emitter:
         self._watched[PLAIN_CHECK_S].append((self._clock() + PLAIN_CHECK_S, reply))
 
     def before_events(self, action: Action) -> None:
-        """Run ``action`` in every cycle before its events are told, which may be an engine's last:
-        whoever hears of such ends is to know why."""
+        """Run ``action`` in every cycle before its events are applied: these may be an engine's
+        last, and whoever gets them must know why."""
         self._before_events.append(action)
 
     def each_cycle(self, action: Action) -> None:
@@ -203,7 +203,7 @@ class Emitter:
         self._every_cycle.append(action)
 
     def cycle(self) -> None:
-        """Do what there is to do now. Simulators call it instead of ``start``."""
+        """Do all that is due now. Simulators call it instead of ``start``."""
         actions, batches = self._take()
         for action in actions:
             self._guarded(action)
@@ -226,7 +226,7 @@ class Emitter:
                     return
 
     def _guarded(self, action: Action) -> None:
-        """Run ``action``; its failure costs nobody else their turn."""
+        """Run ``action``, and log its failure, so that the rest of the cycle goes on."""
         try:
             action()
         except Exception:
@@ -260,7 +260,7 @@ class Emitter:
                 if job_reply is None:
                     continue
                 reply = job_reply.reply
-                if reply is not latest:  # those of a lane mostly follow each other
+                if reply is not latest:  # events of a lane mostly follow each other
                     touched[reply] = None
                     latest = reply
                 try:
@@ -316,7 +316,7 @@ class Emitter:
                     queue.append((now + interval, reply))
 
     def _lose(self, reply: Reply) -> None:
-        """The client is gone: stop its jobs within one engine step."""
+        """Stop the jobs of a client that is gone, within one engine step."""
         is_lane = isinstance(reply, Lane)
         jobs = reply.running_jobs()
         for job in jobs:
@@ -326,7 +326,7 @@ class Emitter:
             self._guarded(reply.close)
 
     def _break(self, reply: Reply) -> None:
-        """Nothing can be sent to this client any more: stop its jobs, end its request."""
+        """Stop the jobs of a client to which nothing can be sent any more, and end its request."""
         self._lose(reply)
         self._guarded(reply.close)
 

@@ -1,10 +1,9 @@
 """Ends the process of a worker whose engine has failed or hung, so that its supervisor starts
 another one.
 
-A dead engine thread cannot be started anew: what it had in its device's memory is in no known
-state. One that hangs in a step (a kernel or a driver that never returns) cannot be ended at all.
-Without an end of the process the worker would refuse everything from then on, or keep every job for
-ever, and look alive.
+A dead engine thread cannot be started anew: the state of its device's memory is unknown. One that
+hangs in a step (a kernel or a driver that never returns) cannot be ended at all. If the process
+went on, the worker would refuse everything, or keep every job for ever, and look alive.
 """
 
 import sys
@@ -20,29 +19,30 @@ from worker.service.emitter import Emitter
 from worker.settings import WorkerSettings
 
 LAST_WORDS_S: Final = 0.5
-"""What was sent last has so long to leave through Triton."""
+"""Seconds that the last answers have to leave through Triton."""
 MOST_S: Final = 5.0
-"""Jobs have so long to be answered; a failed engine may not be able to end them all."""
+"""Seconds that jobs have to be answered; a failed engine may not be able to end them all."""
 TIMES_USUAL: Final = 50.0
-"""A step has not hung before it took so many times what is usual."""
+"""A step has not hung before it took this many times the usual time."""
 TIMES_UNKNOWN: Final = 10.0
-"""Or so many times the setting while nothing is measured: a first step may compile something."""
+"""While nothing is measured, a step has not hung before it took this many times the setting, since
+a first step may compile something."""
 STUCK_SHARE: Final = 1 / 6
-"""After so much of that time whoever sends work here is told."""
+"""Share of the time to hang after which senders of work are told that a step is stuck."""
 STUCK_ON_GPU_S: Final = 1.0
-"""And after this already on a GPU, where no other process delays a step: or after ``STUCK_SHARE``
-of ``TIMES_USUAL``, where that is longer."""
+"""Seconds after which they are told on a GPU, where no other process delays a step, or
+``STUCK_SHARE`` of ``TIMES_USUAL`` times the usual time where that is longer."""
 LOOK_S: Final = 0.25
 MOST_LOOK_S: Final = 1.0
-"""More time between two looks was this whole process's standstill, not its engine's."""
+"""Most seconds counted between two looks: any more was a standstill of the whole process."""
 ENGINE_THREAD: Final = "tidegate-engine"
 
 
 class StepWatch:
-    """Measures for how long an engine has been in one step, by the looks that it is given."""
+    """Measures how long an engine has been in one step, by regular looks at it."""
 
     def __init__(self, timeout_s: float, clock: Clock, *, on_gpu: bool = False) -> None:
-        """``timeout_s``: see ``WorkerSettings.step_timeout_s``; 0: no step has hung, ever."""
+        """``timeout_s``: see ``WorkerSettings.step_timeout_s``; 0: no step ever counts as hung."""
         self._timeout_s = timeout_s
         self._clock = clock
         self._on_gpu = on_gpu
@@ -53,7 +53,7 @@ class StepWatch:
         self._stuck_after_s = STUCK_SHARE * timeout_s
 
     def look(self, engine: EngineService) -> None:
-        """To be called often; looks every ``LOOK_S`` only."""
+        """Look at the engine; to be called often, as it looks only every ``LOOK_S``."""
         now = self._clock()
         passed_s = now - self._looked_at
         if not self._timeout_s or passed_s < LOOK_S:
@@ -74,17 +74,18 @@ class StepWatch:
 
     @property
     def stuck_s(self) -> float:
-        """How long the step has taken, once that is far too long; else 0."""
+        """Seconds that the step has taken, once that is far too long; else 0."""
         return self._seen_s if self._seen_s > self._stuck_after_s else 0.0
 
     @property
     def has_hung(self) -> bool:
-        """It is not coming back."""
+        """Whether the step has taken so long that it counts as hung."""
         return self._seen_s > self._limit_s
 
 
 class FailureWatch:
-    """``advance`` runs on the emitter's thread, once per cycle, before that tells any events."""
+    """Ends the process of a failed engine. ``advance`` runs once per cycle of the emitter, before
+    events are applied."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class FailureWatch:
         settings: WorkerSettings,
         device_fault: Callable[[], str],
     ) -> None:
-        """``engine`` says which one it is now, ``device_fault`` why its device is lost; ``die``
-        ends the process."""
+        """``engine`` returns the current one, ``device_fault`` why its device is lost ("" if not);
+        ``die`` ends the process."""
         self._engine = engine
         self._emitter = emitter
         self._drainer = drainer
@@ -110,7 +111,7 @@ class FailureWatch:
         self._is_over = False
 
     def advance(self) -> None:
-        """Look whether the engine has failed or hung; drain, then end the process."""
+        """Check whether the engine has failed or hung; if so drain, then end the process."""
         if self._is_over:
             return
         if self._noticed_at is None:
@@ -134,7 +135,7 @@ class FailureWatch:
         was_stuck, self._emitter.stuck_ms = self._emitter.stuck_ms, 1000 * self._step.stuck_s
         if self._emitter.stuck_ms and not was_stuck:
             self._emitter.announce()  # not with the next heartbeat: work is still being sent
-        if self._drainer.is_swapping:  # puts another engine in its place, or ends the process
+        if self._drainer.is_swapping:  # the swap replaces the engine, or ends the process
             return
         if engine.has_failed:
             self._notice("failed")
@@ -153,7 +154,7 @@ class FailureWatch:
 
 
 def _stacks() -> str:
-    """Where the engine's threads are; lines of code, no values."""
+    """Stacks of the engine's threads: lines of code, no values."""
     frames = sys._current_frames()
     return "".join(
         "".join(traceback.format_stack(frames[thread.ident]))

@@ -1,4 +1,4 @@
-"""What enters and leaves the prefix cache, for lanes: coalesced, bounded per frame, whole on
+"""Reports to lanes what enters and leaves the prefix cache: coalesced, bounded per frame, whole on
 request."""
 
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from worker.protocol import KvReport
 
 MAX_HASHES = 8192
-"""Hashes in one frame, 34 bytes each; what is over waits for the next one."""
+"""Most hashes in one frame, 34 bytes each; further ones wait for the next frame."""
 
 
 class KvMirror:
@@ -25,10 +25,10 @@ class KvMirror:
 
 
 class KvEvents:
-    """Events that one lane has yet to get. A hash that came and went in between is left out."""
+    """Changes that one lane has yet to get. A hash that came and went in between is left out."""
 
     def __init__(self, hashes: Iterable[bytes] = ()) -> None:
-        """``hashes`` replace all that the other end knows."""
+        """``hashes`` replace all that the lane's other end knows."""
         self._full = True
         self._added = dict.fromkeys(hashes)
         self._evicted: dict[bytes, None] = {}

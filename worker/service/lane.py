@@ -1,4 +1,4 @@
-"""The lane contract: many jobs on one stream, answered by one frame for all that happened."""
+"""The lane contract: many jobs on one stream, whose events are sent together in frames."""
 
 from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
 from worker.errors import code_of
@@ -21,7 +21,7 @@ from worker.service.replies import as_shown
 from worker.text.text_stream import TextStream
 
 _PROMPT_TOKENS = 512
-"""Of prompts, whose log-probabilities one frame carries: 200 KB where each has 20 likeliest."""
+"""Prompt tokens per frame with log-probabilities: 200 KB where each has its 20 likeliest."""
 
 
 class Lane:
@@ -31,10 +31,10 @@ class Lane:
         self.name = name
         self.responder = responder
         self.jobs: dict[int, LaneJob] = {}
-        """Running, by handle."""
+        """Running jobs by handle."""
         self.last_sent = 0.0
         self.kv_events = KvEvents()
-        """What of the prefix cache is yet to be reported."""
+        """Changes of the prefix cache that are yet to be reported."""
         self._ended = False
         self._seq = 0
         self._deltas: dict[int, Delta] = {}
@@ -63,7 +63,7 @@ class Lane:
         self._pending = True
 
     def swap(self, report: SwapReport) -> None:
-        """Put how a swap of models goes into the next frame; the latest is enough."""
+        """Put the progress of a swap into the next frame, in place of an earlier report."""
         self._frame.swap = report
         self._pending = True
 
@@ -76,7 +76,7 @@ class Lane:
         self._pending = True
 
     def add(self, delta: Delta) -> None:
-        """Take over ``delta``; tokens of one job within one frame join into one delta."""
+        """Take over ``delta``; tokens of one job within one frame are joined into one delta."""
         known = self._deltas.get(delta.handle)
         if known is None:
             self._deltas[delta.handle] = delta
@@ -88,7 +88,7 @@ class Lane:
             known.logprobs.extend(delta.logprobs)
 
     def paused(self, handle: int) -> None:
-        if handle in self._frame.resumed:  # since the last frame: it stands still as before
+        if handle in self._frame.resumed:  # resumed since the last frame: paused as before
             self._frame.resumed.remove(handle)
         else:
             self._frame.paused.append(handle)
@@ -99,7 +99,7 @@ class Lane:
         self._pending = True
 
     def end(self, end: End) -> None:
-        """The handle's terminal record; it may be used again afterwards."""
+        """Add a handle's terminal record; the handle may be used again afterwards."""
         self.jobs.pop(end.handle, None)
         self._frame.ends.append(end)
         self._pending = True
@@ -117,8 +117,8 @@ class Lane:
         self._send(frame)
 
     def _send_prompts(self) -> None:
-        """Ahead of what else is pending, and few in a frame: nobody's tokens are to wait for the
-        reading of long prompts' numbers at the other end."""
+        """Send prompts' log-probabilities ahead of all else pending, and few in a frame, so that no
+        tokens wait while the other end reads those of long prompts."""
         prompts, self._prompts = self._prompts, []
         ahead = Frame(0, started=self._frame.started)
         self._frame.started = []
@@ -143,7 +143,7 @@ class Lane:
 
 
 class LaneJob:
-    """One job on a lane. Its own request stays open until it ends, for Triton's books only."""
+    """One job on a lane. Its own Triton request stays open until the job ends, unused."""
 
     def __init__(
         self, lane: Lane, handle: int, job: Job, text: TextStream, responder: Responder
@@ -215,7 +215,7 @@ class LaneJob:
 
 
 def refused(handle: int, prompt_tokens: int, error: Exception) -> End:
-    """The terminal record of a job that the engine never saw."""
+    """Make the terminal record of a job that the engine never saw."""
     return End(
         handle=handle,
         reason=FinishReason.ERROR,

@@ -1,6 +1,6 @@
 """Takes plain requests: reads, tokenises and submits them.
 
-On a thread of its own, so that a long prompt does not delay a lane.
+It has a thread of its own, so that a long prompt does not delay a lane.
 """
 
 import time
@@ -24,7 +24,7 @@ WRONG_PLAIN_TOKEN = f"this worker asks for a token: state it as the request para
 
 
 class PlainIntake:
-    """Of one worker; ``accept`` is called on Triton's request thread."""
+    """Takes one worker's plain requests; ``accept`` is called on Triton's request thread."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class PlainIntake:
         emitter: Emitter,
         clock: Clock,
     ) -> None:
-        """``serving`` says which model it is now."""
+        """``serving`` returns the model that is served now."""
         self._serving = serving
         self._default_deadline_ms = settings.default_deadline_ms
         self._emitter = emitter
@@ -42,11 +42,11 @@ class PlainIntake:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-intake")
 
     def accept(self, call: Call) -> None:
-        """Take over one request. Never raises: what is wrong with it is its answer."""
+        """Take over one request. Never raises: an error becomes its answer."""
         self._thread.submit(self._run, call, self._clock())
 
     def close(self) -> None:
-        """Read what was accepted, then end the thread. Idempotent."""
+        """Submit what was accepted, then end the thread. Idempotent."""
         self._thread.shutdown(wait=True)
 
     def _run(self, call: Call, received: float) -> None:

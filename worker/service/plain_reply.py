@@ -1,4 +1,4 @@
-"""The answer to a plain request: deltas or one piece, as tensors of Triton's vLLM contract."""
+"""Answers a plain request, in deltas or one piece, by tensors of Triton's vLLM contract."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ from worker.text.tokenizer import Tokenizer
 
 
 class PlainReply:
-    """``Reply`` and ``JobReply`` in one: each plain request has a response sender of its own."""
+    """A ``Reply`` and ``JobReply`` in one, as each plain request has its own response sender."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PlainReply:
         pass
 
     def prompt(self, event: JobPrompt) -> None:
-        """Nobody can ask for it in this contract."""
+        """Do nothing: plain requests cannot ask for a prompt's log-probabilities."""
 
     def tokens(self, event: JobTokens) -> bool:
         if self._stopped:
@@ -74,7 +74,7 @@ class PlainReply:
         return self._stopped
 
     def paused(self) -> None:
-        """Nor for this."""
+        """Do nothing: plain requests cannot be paused."""
 
     def resumed(self) -> None: ...
 
@@ -104,7 +104,7 @@ class PlainReply:
             self.responder.fail(Code.INTERNAL, "the answer could not be sent")
 
     def _tensors(self, finish_reason: str) -> Tensors:
-        """One response with everything since the last one, which is then forgotten."""
+        """One response with everything since the last one, which is cleared."""
         request = self.request
         tensors: dict[str, Any] = {names.TEXT_OUTPUT: strings("".join(self._pieces))}
         if request.finish_reason:
@@ -126,7 +126,7 @@ class PlainReply:
     def _describe(self, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, Any]]:
         """vLLM's form: token id → its logprob, rank and text; the chosen token's comes first.
 
-        Of those in the list the rank is their place there, as equally likely ones have it too.
+        For tokens in the list the rank is their place there, even among equally likely ones.
         """
         ranked = {token_id: (logprob.logprob, logprob.rank)}
         for rank, (top_id, top_logprob) in enumerate(logprob.top, start=1):

@@ -1,6 +1,6 @@
-"""The plain contract: that of Triton's vLLM backend, name for name.
+"""Reads requests of the plain contract, that of Triton's vLLM backend, name for name.
 
-Read from its documentation and sample client: ``sampling_parameters`` is a JSON object whose
+Taken from its documentation and sample client: ``sampling_parameters`` is a JSON object whose
 numbers may be strings; without it the request's own parameters count. Prompt text is prepended
 to the output unless ``exclude_input_in_output``, which streaming always implies. Text, token
 counts and log-probabilities are deltas when streaming. The last data response carries FINAL.
@@ -37,7 +37,7 @@ _DEADLINES = (
     names.PARAM_FIRST_TOKEN_MS,
     names.PARAM_TOKEN_GAP_MS,
 )
-"""Properties of the request: they count wherever they stand, and the earliest wins (DL-1)."""
+"""Deadline parameters, which count wherever they are stated; the earliest wins (DL-1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class PlainRequest:
     finish_reason: bool
     cumulative_logprob: bool
     logprobs: bool
-    """Whether they are an output; null where the sampling parameters ask for none."""
+    """Whether log-probabilities are an output; null if the sampling parameters ask for none."""
     num_input_tokens: bool
     num_output_tokens: bool
 
     def sampling_for(self, prompt_tokens: int, card: ModelCard) -> Sampling:
-        """What to ask of the engine after so many prompt tokens. Raises ``ContextOverflow``."""
+        """Sampling to ask of the engine for ``prompt_tokens``. Raises ``ContextOverflow``."""
         context_tokens = card.context_tokens
         asked, room = self.sampling, context_tokens - prompt_tokens
         if room < 1:
@@ -84,7 +84,7 @@ class PlainRequest:
 
 
 class _Stated(msgspec.Struct, forbid_unknown_fields=True):
-    """What ``sampling_parameters`` may say. Lax types: numbers may come as strings."""
+    """Fields that ``sampling_parameters`` may have. Types are lax: numbers may come as strings."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -119,7 +119,7 @@ def parse_plain(
 ) -> PlainRequest:
     """Read a request of the plain contract. Raises ``InvalidCall``, ``InvalidSampling``.
 
-    ``defaults`` count for what it does not state, but for ``max_tokens``: that is 16 here.
+    ``defaults`` count for what it does not state, except ``max_tokens``, which is 16 here.
     """
     prompt = call.text(names.TEXT_INPUT)
     if prompt is None:
@@ -209,7 +209,7 @@ def _convert(source: Mapping[str, Any]) -> _Stated:
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:
-    """NaN stays, for whoever refuses it."""
+    """The earlier of two, None if both are; NaN is kept, to be refused later."""
     if one is None or other is None:
         return other if one is None else one
     return other if math.isnan(other) or other < one else one

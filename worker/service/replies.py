@@ -1,4 +1,4 @@
-"""What the emitter's thread knows of lanes and plain requests. No method may block."""
+"""Lanes and plain requests as the emitter's thread sees them. No method may block."""
 
 from dataclasses import replace
 from typing import Protocol
@@ -9,9 +9,9 @@ from worker.service.call import Responder
 
 
 def as_shown(event: JobFinished, stopped: bool) -> JobFinished:
-    """How a job ended once its text is known: the engine knows of no stop strings.
+    """How a job ended, with its text known: the engine does not know stop strings.
 
-    One that ends with the last token allowed is found when the engine is through with the job.
+    A stop string that ends with the last token allowed is found after the engine has ended the job.
     """
     if stopped and event.reason is FinishReason.LENGTH:
         return replace(event, reason=FinishReason.STOP)
@@ -19,22 +19,22 @@ def as_shown(event: JobFinished, stopped: bool) -> JobFinished:
 
 
 class Reply(Protocol):
-    """What goes to one client: a lane, or the answer to one plain request."""
+    """Everything sent to one client: a lane, or the answer to one plain request."""
 
     responder: Responder
 
     @property
     def ended(self) -> bool:
-        """Nothing more will be sent: the emitter forgets the reply."""
+        """Whether nothing more will be sent, so that the emitter forgets the reply."""
 
     def flush(self) -> None:
         """Send what is pending, as one response. Raises ``ResponderLost``."""
 
     def running_jobs(self) -> list[Job]:
-        """To be aborted when the client is gone."""
+        """Jobs to abort when the client is gone."""
 
     def close(self) -> None:
-        """End without regard to what is pending."""
+        """End the reply, and drop what is pending."""
 
 
 class JobReply(Protocol):
@@ -42,7 +42,7 @@ class JobReply(Protocol):
 
     @property
     def reply(self) -> Reply:
-        """What they are sent with."""
+        """The reply by which the events are sent."""
 
     def started(self, event: JobStarted) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What a worker serves: everything that belongs to one model, replaced as one."""
+"""The model that a worker serves, with everything that is replaced together with it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,25 +11,25 @@ from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
 MESSAGE_BYTES = 2**20
-"""A lane message has at most as many bytes, and these for each token of the context."""
+"""Most bytes of a lane message, besides ``BYTES_PER_TOKEN`` for each token of the context."""
 BYTES_PER_TOKEN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """One model. Whoever handles a request takes it once, and keeps to that one."""
+    """One served model. Code that handles a request reads it once, and keeps to that one."""
 
     engine: EngineService
     tokenizer: Tokenizer
     card: ModelCard
     constraints: Constraints
     settings: WorkerSettings
-    """What it was loaded by."""
+    """The settings by which it was loaded."""
     load_ms: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, loaded: LoadedEngine, settings: WorkerSettings, card: ModelCard) -> "Serving":
-        """``card`` is that of ``loaded``, with what only the service knows."""
+        """Serve ``loaded``; ``card`` is its card, completed with what only the service knows."""
         constraints = Constraints(loaded.grammars)
         return cls(loaded.engine, loaded.tokenizer, card, constraints, settings, loaded.load_ms)
 
@@ -39,13 +39,13 @@ class Serving:
 
 
 class NoEngine:
-    """Stands where an engine was, while the next one loads: hands every job back."""
+    """An ``EngineService`` for the time while the next engine loads: hands every job back."""
 
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink
 
     def start(self, sink: EventSink) -> None:
-        """It has no thread."""
+        """Do nothing, since there is no thread."""
 
     def submit(self, job: Job) -> None:
         prompt = len(job.token_ids)
@@ -56,13 +56,13 @@ class NoEngine:
         )
 
     def cancel(self, job: Job, cause: AbortCause) -> None:
-        """It has no jobs."""
+        """Do nothing, since there are no jobs."""
 
     def pause(self, job: Job) -> None:
-        """It has no jobs."""
+        """Do nothing, since there are no jobs."""
 
     def resume(self, job: Job) -> None:
-        """It has no jobs."""
+        """Do nothing, since there are no jobs."""
 
     def stats(self) -> WorkerStats:
         return WorkerStats(
@@ -91,4 +91,4 @@ class NoEngine:
         return None
 
     def stop(self) -> None:
-        """It has no thread."""
+        """Do nothing, since there is no thread."""

@@ -1,8 +1,8 @@
 """Triton's side of the slot pipeline: requests in, progress and clips out.
 
 Everything runs on one thread with an event loop, which alone touches responders; stages and the
-encoder have threads of their own. A clip's buffers are given back when its last answer was sent,
-or when its work has come to an end some other way, whatever that was.
+encoder have threads of their own. A clip's buffers are given back when its last answer was sent, or
+when its work has ended in any other way.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ from worker.service.slot_request import SlotRequest, parse_slot
 from worker.service.slot_state import AbortTimes, SlotReporter
 
 _POLL_S = 0.05
-"""How often a slot's client is looked after."""
+"""Seconds between checks whether a slot's client is gone."""
 _LARGE = 2**20
-"""Bytes whose copying would be felt by other slots' clients."""
+"""Bytes of an answer from which copying it would delay other slots' clients."""
 
 log = logging.getLogger("tidegate.worker.slot")
 T = TypeVar("T")
@@ -50,11 +50,11 @@ class _Asked:
     received: float
     cancelled_at: float | None = None
     is_sending: bool = False
-    """Its responder is another thread's just now."""
+    """Whether another thread is using its responder."""
     spared: bool = False
-    """It was certain to be late when it came, and goes on."""
+    """Whether it was certain to be late when it came, and goes on all the same."""
     stopped: tuple[str, float] | None = None
-    """By which limit it was stopped, and when that was."""
+    """The limit that stopped it, and when; None while none has."""
 
     @property
     def responder(self) -> Responder:
@@ -62,7 +62,7 @@ class _Asked:
 
 
 class SlotWorker:
-    """``accept`` and ``refuse`` are called by Triton's thread; everything else is the loop's."""
+    """The slot model's service. ``accept`` and ``refuse`` are for Triton's thread."""
 
     def __init__(
         self,
@@ -88,20 +88,20 @@ class SlotWorker:
         self._thread = threading.Thread(target=self._loop.run_forever, name="slot loop")
 
     def start(self) -> None:
-        """Take requests from now on."""
+        """Start the loop: requests may come from now on."""
         self._thread.start()
 
     def accept(self, call: Call) -> None:
-        """Render what it asks for."""
+        """Begin to serve a request."""
         asked = _Asked(call, time.monotonic())
         self._loop.call_soon_threadsafe(self._begin, asked)
 
     def refuse(self, responder: Responder, message: str) -> None:
-        """Answer a request that could not even be read."""
+        """Answer a request that could not be read."""
         self._loop.call_soon_threadsafe(responder.fail, Code.INVALID_REQUEST, message)
 
     def close(self) -> None:
-        """End what runs, then threads and models."""
+        """End running slots, then threads and models."""
         asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -122,7 +122,7 @@ class SlotWorker:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, asked: _Asked) -> None:
-        """Answers it exactly once, whatever happens."""
+        """Serve a request, and answer it exactly once, whatever happens."""
         code, message = Code.CANCELLED, "the worker is stopping"
         watch = self._loop.create_task(self._watch(asked, asyncio.current_task()))
         try:
@@ -152,7 +152,7 @@ class SlotWorker:
 
     async def _watch(self, asked: _Asked, slot: "asyncio.Task[None] | None") -> None:
         """Cancel a slot whose client gave up or is gone."""
-        # Triton tells nobody of it.
+        # Triton does not notify anybody of it.
         while asked.is_sending or not asked.responder.is_cancelled():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         asked.cancelled_at = time.monotonic()
@@ -160,7 +160,7 @@ class SlotWorker:
             slot.cancel()
 
     async def _report(self, responder: Responder) -> None:
-        """Say how the model is, until nobody listens any more."""
+        """Send the model's state regularly, until nobody listens any more."""
         while True:
             state = self._reporter.state(self._pool, self._queue, self._aborts)
             event = {"event": "state", **msgspec.structs.asdict(state)}
@@ -175,7 +175,7 @@ class SlotWorker:
         start_by = deadline_at - self._settings.buffer_s - takes_s
         give_up_at = deadline_at
         if not request.keep_on:
-            # Where nothing is known it may be quick: it waits as long as that could help.
+            # Without observations it may be fast: it waits as long as that could help.
             least = pipeline.least(recipe, degrade=request.degrade)
             least_s = pipeline.takes_s(recipe, least, LEAST)
             give_up_at -= self._settings.buffer_s + least_s
@@ -196,7 +196,7 @@ class SlotWorker:
     async def _render_into(
         self, lease: Lease, asked: _Asked, request: SlotRequest, deadline_at: float
     ) -> None:
-        # What there was time for when it came may have gone by in the queue.
+        # There may be less time now, after the queue.
         plan = self._plan(asked, request, deadline_at)
         said = Progress(self._loop, asked.responder)
         shown = Previews(self._loop, self._previews, asked.responder) if request.preview else None
@@ -215,7 +215,7 @@ class SlotWorker:
         except Unfinished as unfinished:
             clip, reason = unfinished.clip, unfinished.reason
             asked.stopped = _limit_of(reason)
-            if isinstance(reason, StageFailed):  # nobody knows what it left there
+            if isinstance(reason, StageFailed):  # it may have left anything in the buffers
                 await self._in_encoder(lease.clear)
         finally:
             if shown is not None:
@@ -223,7 +223,7 @@ class SlotWorker:
         await self._answer(asked, request, clip, deadline_at, reason)
 
     def _plan(self, asked: _Asked, request: SlotRequest, deadline_at: float) -> ClipPlan:
-        """What is begun of it. Raises ``OutOfTime``, unless it is to keep on."""
+        """What to begin of a request. Raises ``OutOfTime``, unless it is to keep on."""
         pipeline, recipe, left_s = self._pipeline, request.recipe, deadline_at - time.monotonic()
         try:
             return pipeline.plan(recipe, left_s, degrade=request.degrade)
@@ -241,7 +241,7 @@ class SlotWorker:
         deadline_at: float,
         reason: Exception | None,
     ) -> None:
-        """The last answer: the clip, or the error behind what there is of it."""
+        """Send the last answer: the clip, or what there is of it and then raise ``reason``."""
         made = Outputs()
         if reason is None or isinstance(reason, OutOfTime):
             halted = threading.Event()
@@ -265,7 +265,7 @@ class SlotWorker:
             raise reason
 
     async def _send(self, asked: _Asked, answer: Tensors, size: int, *, final: bool) -> None:
-        """Triton copies what it is given before it returns: large answers off the loop."""
+        """Send an answer, a large one off the loop, since Triton copies it before it returns."""
         if size < _LARGE:
             asked.responder.send(answer, final=final)
             return
@@ -276,8 +276,8 @@ class SlotWorker:
             asked.is_sending = False
 
     async def _in_encoder(self, work: Callable[[], T], halted: threading.Event | None = None) -> T:
-        """``work`` has come to its end when this does: it reads buffers that are lent again.
-        ``halted`` is set for ``work`` when nobody waits for it any more."""
+        """Run ``work`` on the encoder's thread. It has always ended when this returns or raises,
+        since it reads buffers that are lent again. A cancellation sets ``halted`` for ``work``."""
         submitted = self._encoder.submit(work)
         running = asyncio.wrap_future(submitted)
         try:
@@ -293,7 +293,7 @@ class SlotWorker:
 
 
 def _limit_of(reason: Exception) -> tuple[str, float] | None:
-    """What stopped a slot that was under way, and when; None for what was no limit of time."""
+    """The limit that stopped a slot, and when; None if it was not a limit of time."""
     if isinstance(reason, SlotError) and reason.since is not None:
         return "timeout" if isinstance(reason, StageTimeout) else "deadline", reason.since
     return None

@@ -1,4 +1,4 @@
-"""What a slot's client hears: progress, previews, and the clip."""
+"""Makes the answers to a slot's client: progress, previews, and the clip."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ _PREVIEW_S = 0.2
 
 
 class Progress:
-    """Of one slot, from its stages' threads to its client, not more often than useful."""
+    """Passes one slot's progress from its stages' threads to its client, with limited frequency."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, responder: Responder) -> None:
         self._loop = loop
@@ -42,8 +42,8 @@ class Progress:
 
 
 class Previews:
-    """Small pictures of one slot. A stage's thread only says that there is something to see: it is
-    read and encoded on ``encoder``, one at a time."""
+    """Sends small pictures of one slot. A stage's thread only announces one: it is read and encoded
+    on ``encoder``, one at a time."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, encoder: Executor, responder: Responder
@@ -59,12 +59,12 @@ class Previews:
         if now < self._next or (self._latest is not None and not self._latest.done()):
             return
         self._next = now + _PREVIEW_S
-        # What the stage has launched so far is what there is to see.
+        # The picture is complete once the device has done all that the stage has launched so far.
         drawn = torch.cuda.current_stream().record_event() if picture.is_cuda else None
         self._latest = self._encoder.submit(self._make, stage, done, picture, drawn)
 
     async def finished(self) -> None:
-        """Nothing reads the slot's buffers any more."""
+        """Wait until nothing reads the slot's buffers any more."""
         if self._latest is not None:
             await asyncio.wait([asyncio.wrap_future(self._latest)])
 
@@ -75,7 +75,7 @@ class Previews:
             if drawn is not None:
                 drawn.synchronize()
             data = np.frombuffer(encode.preview(picture), np.uint8)
-        except Exception:  # nobody loses a clip for it
+        except Exception:  # no reason to lose a clip
             media_log.warning("no preview of the %s stage", stage, exc_info=True)
             return
         self._loop.call_soon_threadsafe(say, self._responder, stage, done, {"preview": data})
@@ -89,7 +89,7 @@ def say(responder: Responder, stage: Stage, done: float, tensors: Tensors) -> No
 
 
 def facts_of(clip: Clip, *, is_met: bool) -> dict[str, object]:
-    """What the last answer says in words and figures."""
+    """The last answer's facts about a clip, in words and figures."""
     plan = clip.plan
     return {
         "seconds": round(clip.samples / SAMPLE_RATE, 3),
@@ -106,15 +106,15 @@ def facts_of(clip: Clip, *, is_met: bool) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Tensors by name. ``copied_bytes``: of the slot's buffers into encoders and off the device,
-    and of all of them into Triton's shared memory."""
+    """Output tensors by name. ``copied_bytes``: bytes copied from the slot's buffers into encoders
+    and off the device, and of all outputs into Triton's shared memory."""
 
     tensors: Tensors = field(default_factory=dict)
     copied_bytes: int = 0
 
 
 def outputs_of(names: tuple[str, ...], clip: Clip, go_on: Callable[[], None]) -> Outputs:
-    """What of ``names`` there is. ``go_on`` is called again and again, and raises what ends it."""
+    """Make those outputs in ``names`` that the clip has. ``go_on`` is called often, may raise."""
     go_on()
     made: dict[str, NDArray[Any]] = {}
     copied = 0

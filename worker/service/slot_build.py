@@ -1,4 +1,4 @@
-"""The slot worker from its settings: providers loaded, buffers taken, the plan of both logged."""
+"""Builds the slot worker from settings: loads providers, takes buffers, logs the plan of both."""
 
 import asyncio
 import math
@@ -32,7 +32,7 @@ _LIMITS = "TIDEGATE_SLOT_MEMORY_SOFT_GB", "TIDEGATE_SLOT_MEMORY_HARD_GB"
 
 
 def build_slots(settings: SlotSettings) -> SlotWorker:
-    """Raises ``LoadError``, ``MemoryLimitExceeded``."""
+    """Build the slot worker. Raises ``LoadError``, ``MemoryLimitExceeded``, ``ValueError``."""
     began = time.monotonic()
     device = open_device(settings.device)
     if settings.cpu_threads:

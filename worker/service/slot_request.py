@@ -11,7 +11,7 @@ from worker.service.call import Call
 
 RECIPE: Final = "recipe"
 OUTPUTS: Final = ("mp4", "wav", "png", "video", "audio", "actor")
-"""What a result can carry: files, and the tensors that they are made of."""
+"""Outputs that a result can carry: files, and the tensors that they are made of."""
 DEFAULT_OUTPUTS: Final = ("mp4",)
 
 
@@ -19,19 +19,19 @@ class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
     deadline_ms: float | None = None
     on_deadline: Literal["error", "degrade"] = "error"
     outputs: str = ",".join(DEFAULT_OUTPUTS)
-    """Names of ``OUTPUTS``, by commas."""
+    """Names of ``OUTPUTS``, separated by commas."""
     preview: bool = False
     """Whether some answers carry a small picture of what there is so far."""
     keep_on: bool = False
-    """Nothing but its deadline stops it, though it be certain to be late: its result says so as
+    """Whether only its deadline stops it, even if it is certain to be late: its result then says
     ``spared``. For a sample of clips, which shows how often an early end is wrong (DL-17)."""
     watch: bool = False
-    """No clip: the model's state, again and again (``worker.protocol.slot``)."""
+    """Whether to send the model's state regularly instead of a clip (``worker.protocol.slot``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """``deadline_s``: from its receipt on."""
+    """A parsed request for a clip. ``deadline_s`` is relative to its receipt."""
 
     recipe: Recipe
     deadline_s: float
@@ -42,7 +42,7 @@ class SlotRequest:
 
 
 def parse_slot(call: Call, default_deadline_s: float) -> SlotRequest | None:
-    """None for a request that watches. Raises ``InvalidCall`` and ``RecipeError``."""
+    """Parse a request; None if it only watches. Raises ``InvalidCall`` and ``RecipeError``."""
     data = call.data(RECIPE)
     if data is None:
         raise InvalidCall(f"input {RECIPE} is missing")

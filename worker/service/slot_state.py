@@ -1,4 +1,4 @@
-"""What the slot model knows of itself, for those who watch it."""
+"""Collects the slot model's state, for those who watch it."""
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _KEPT = 256
 
 
 class AbortTimes:
-    """From what ended a slot early to its buffers being free, by cause."""
+    """Times from a slot's early end to its buffers being free, by cause."""
 
     def __init__(self) -> None:
         self._ms: deque[float] = deque(maxlen=_KEPT)
@@ -23,17 +23,17 @@ class AbortTimes:
         self._counts: Counter[str] = Counter()
 
     def observe(self, cause: str, seconds: float) -> None:
-        """One slot was ended."""
+        """Record that a slot was ended, and its buffers were free after ``seconds``."""
         self._counts[cause] += 1
         self._ms.append(1000 * seconds)
         self._of.setdefault(cause, deque(maxlen=_KEPT)).append(1000 * seconds)
 
     def quantile_ms(self, q: float) -> float | None:
-        """Of all; None before there was one."""
+        """Quantile over all causes; None before there was one."""
         return quantile(sorted(self._ms), q) if self._ms else None
 
     def by_cause(self) -> dict[str, AbortState]:
-        """Those that there were."""
+        """Counts and quantiles for each cause seen."""
         return {
             cause: AbortState(
                 self._counts[cause], quantile(sorted(ms), 0.50), quantile(sorted(ms), 0.99)
@@ -43,7 +43,7 @@ class AbortTimes:
 
 
 class SlotReporter:
-    """Puts the state together."""
+    """Assembles the slot model's state."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SlotReporter:
         )
 
     def state(self, pool: BufferPool, queue: SlotQueue, aborts: AbortTimes) -> SlotState:
-        """As it is now."""
+        """The current state."""
         settings = self._settings
         limits = self._memory.limits
         return SlotState(

@@ -1,4 +1,4 @@
-"""Another model in the same process, without a new Triton, a new torch or a new CUDA context.
+"""Swaps the model in the same process, without a new Triton, a new torch or a new CUDA context.
 
 ::
 
@@ -6,10 +6,10 @@
     else            check ─▶ drain ─▶ evict, unload ─▶ load ─▶ the new one serves
                                                          └─ failed ─▶ restore the old one
 
-Whatever fails before the old model is unloaded costs nothing but a drain. Where the old one cannot
-be restored either, the process ends: its supervisor starts it with the settings that it had first.
+A failure before the old model is unloaded costs only a drain. Where the old one cannot be restored
+either, the process ends: its supervisor starts it with the settings that it had first.
 
-A swap has a thread of its own, which ends with it: whatever computes on it leaves no OpenMP threads
+A swap has a thread of its own, which ends with it, so that computing on it leaves no OpenMP threads
 behind. The emitter's thread puts the new model in place, between two of its cycles.
 """
 
@@ -39,12 +39,12 @@ from worker.service.swap_checks import check, loadable, meter_of, name_of, targe
 from worker.settings import WorkerSettings
 
 DRAIN_SLACK_S = 10.0
-"""Jobs that were ended at the end of the grace have so long to be gone."""
+"""Seconds after the grace within which jobs that were ended must be gone."""
 PLACE_S = 10.0
-"""The emitter has so long to put a model in place."""
+"""Seconds that the emitter has to put a model in place."""
 LAST_WORDS_S = 1.0
 NICENESS = 10
-"""Of a load beside a model that serves: its steps come first."""
+"""Niceness of a load beside a model that serves, so that its steps come first."""
 _MIB = 2**20
 
 
@@ -55,11 +55,11 @@ class SwapBusy(RequestError):
 
 
 class SwapFailed(Exception):
-    """The message says why; the old model is served."""
+    """A swap failed; the message says why."""
 
 
 class Swapper:
-    """Owns what the worker serves, and replaces it."""
+    """Owns the model that the worker serves, and replaces it."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Swapper:
         load: EngineLoader,
         die: Callable[[], None],
     ) -> None:
-        """``die`` ends the process: neither model can be served."""
+        """``die`` ends the process, for when neither model can be served."""
         self._started = settings
         self._emitter = emitter
         self._drainer = drainer
@@ -82,15 +82,16 @@ class Swapper:
         self._number = 0
         self._process_id = uuid.uuid4().hex
         self._previous: WorkerSettings | None = None
-        """What it served before the model that it has."""
+        """Settings of the model served before this one; None if there was none."""
         self.serving = self._serving_of(loaded, settings)
         self._old: Serving | None = None
-        """No longer served, and not unloaded yet. Nothing else may hold it: it is the memory."""
+        """A model no longer served, but not unloaded yet. Nothing else may refer to it, or its
+        memory would not be freed."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._target = settings
         self._askers: list[tuple[Responder, int]] = []
-        """With the number of their next frame."""
+        """Responders to report to, with the number of their next frame."""
         self._report = SwapReport(SwapPhase.DONE, name_of(settings), name_of(settings))
         self._drained = threading.Event()
         self._is_closing = False
@@ -103,10 +104,10 @@ class Swapper:
         *,
         anew: bool = False,
     ) -> None:
-        """Begin; ``responder`` gets a report for each phase. ``anew`` asks for the model that is
-        served. Raises ``RequestError``.
+        """Begin a swap; ``responder`` gets a report for each phase. ``anew`` asks for the model
+        that is served. Raises ``RequestError``.
 
-        One who asks for what is under way hears how that goes.
+        A request for the swap that is under way gets its reports.
         """
         target = self.serving.settings if anew else self._target_of(asked)
         with self._lock:
@@ -144,7 +145,7 @@ class Swapper:
         return self._previous
 
     def close(self) -> None:
-        """Give up a drain for a swap; a load that is under way comes to nothing. Idempotent."""
+        """Give up a drain for a swap; a load under way is not put in place. Idempotent."""
         self._is_closing = True
         self._drained.set()
 
@@ -155,7 +156,7 @@ class Swapper:
         error = ""
         try:
             self._swap(target, grace_s)
-        except Exception as failed:  # whatever a load raises: this one model is not to be had
+        except Exception as failed:  # whatever a load raises: only this model is unavailable
             error = excerpt(f"{failed}" or type(failed).__name__, 1000)
             if not isinstance(failed, SwapFailed | RequestError | OSError | ValueError):
                 service_log.exception("the swap to %s failed", name_of(target))
@@ -225,7 +226,7 @@ class Swapper:
         )
 
     def _restore(self, settings: WorkerSettings, why: str) -> None:
-        gc.collect()  # what there was of the new one
+        gc.collect()  # remains of the new model
         try:
             with self._phase(SwapPhase.RESTORE):
                 loaded = self._load_engine(settings, self._clock)
@@ -271,7 +272,7 @@ class Swapper:
 
         def place() -> None:
             self._replace(serving)
-            # Here, so that the engine's thread has none of a swap's niceness.
+            # Started here, so that the engine's thread does not inherit a swap's niceness.
             serving.engine.start(self._emitter.sink)
             self._drainer.release()
             self._emitter.describe_all(serving.card)
@@ -279,7 +280,7 @@ class Swapper:
         self._on_emitter(place)
 
     def _retire(self) -> None:
-        """Serve nothing; lanes and what is asked meanwhile are answered all the same."""
+        """Serve no model meanwhile; lanes and requests are still answered."""
         empty = replace(
             self.serving,
             engine=NoEngine(self._emitter.sink),
@@ -289,7 +290,7 @@ class Swapper:
         self._on_emitter(lambda: self._replace(empty))
 
     def _replace(self, serving: Serving) -> None:
-        """On the emitter's thread."""
+        """Put ``serving`` in place of the current one. On the emitter's thread."""
         if not isinstance(self.serving.engine, NoEngine):
             self._old = self.serving
         self.serving = serving
@@ -325,7 +326,7 @@ class Swapper:
         with self._phase(SwapPhase.UNLOAD):
             del old
             was_frozen = gc.get_freeze_count() > 0
-            gc.unfreeze()  # what was loaded at the start was kept from the collector
+            gc.unfreeze()  # objects loaded at the start were hidden from the collector
             meter.drop_caches()
             if was_frozen:
                 gc.freeze()
@@ -353,7 +354,7 @@ class Swapper:
     def _tell(
         self, report: SwapReport, askers: list[tuple[Responder, int]], *, final: bool = False
     ) -> None:
-        """On the emitter's thread."""
+        """Send ``report`` to ``askers`` and to every lane. On the emitter's thread."""
         for responder, seq in askers:
             _send(responder, seq, report, final=final)
         self._emitter.announce(report)

@@ -1,4 +1,4 @@
-"""What can be known of a swap before anything changes: is the model there, whole, not too large."""
+"""Checks a swap before anything changes: whether the model is there, whole, and not too large."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,22 +29,22 @@ _OF_THE_PROCESS = frozenset(
         "step_timeout_s",
     }
 )
-"""Settings that no swap changes."""
+"""Settings of the process, which no swap changes."""
 _LOADING_SHARE = 1.25
-"""What a load takes at its peak, of what the weights take in the end: they are packed by layers."""
+"""Peak memory of a load, relative to its weights in the end, which are packed by layers."""
 _SUFFIXES = (".safetensors", ".gguf")
 _PACKAGES = {"llamacpp": "xllamacpp", "transformers": "transformers", "vllm": "vllm"}
 
 
 def name_of(settings: WorkerSettings) -> str:
-    """What clients will call the model."""
+    """Name by which clients will call the model."""
     return settings.model_name or model_name(settings.model_path)
 
 
 def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> WorkerSettings:
-    """Those that the worker was ``started`` with, and what is ``asked`` over them.
+    """The settings that the worker was ``started`` with, overridden by those ``asked``.
 
-    Raises ``InvalidCall`` for what is no setting, does not fit, or names no model that is known.
+    Raises ``InvalidCall`` for an unknown setting, a value that does not fit, or an unknown model.
     """
     values: dict[str, object] = {name.lower(): value for name, value in asked.items()}
     for name in values:
@@ -77,12 +77,12 @@ def _path_of(started: WorkerSettings, name: str) -> Path:
 
 
 def known_models(started: WorkerSettings) -> dict[str, Path]:
-    """By name: the one that the worker was started with, and those that its settings list."""
+    """Paths by name: the model that the worker was started with, and those in its settings."""
     return {name_of(started): started.model_path} | dict(started.models)
 
 
 def loadable(started: WorkerSettings, load_ms: Mapping[str, float]) -> tuple[Loadable, ...]:
-    """For the card; empty where the settings list no models. ``load_ms`` by name, as measured."""
+    """Models for the card, none if the settings list none. ``load_ms``: measured times by name."""
     if not started.models:
         return ()
     return tuple(
@@ -92,7 +92,7 @@ def loadable(started: WorkerSettings, load_ms: Mapping[str, float]) -> tuple[Loa
 
 
 def file_bytes(path: Path) -> int:
-    """Of a model's weight files; 0 where there are none."""
+    """Bytes of a model's weight files; 0 where there are none, or a part is missing."""
     try:
         if path.is_file():
             return sum(part.stat().st_size for part in parts_of(path))
@@ -102,21 +102,21 @@ def file_bytes(path: Path) -> int:
 
 
 def meter_of(settings: WorkerSettings) -> MemoryMeter:
-    """Of what this worker's models take memory from."""
+    """A meter of the memory that this worker's models take."""
     return CudaMemory(0) if settings.device == "cuda" and _computes(settings) else ProcessMemory()
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """``fits_beside``: there is room for the new model while the old one is loaded."""
+    """Result of ``check``. ``fits_beside``: whether both models may be loaded at once."""
 
     fits_beside: bool
 
 
 def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -> Checked:
-    """Raise what makes a swap to ``target`` pointless, as far as it can be known beforehand.
+    """Check whether a swap to ``target`` can succeed, as far as that can be known beforehand.
 
-    ``BrokenCheckpoint``, ``CheckpointError``, ``EngineMissing``, ``MemoryLimitExceeded``.
+    Raises ``CheckpointError``, ``EngineMissing``, ``MemoryLimitExceeded``.
     """
     _check_files(target)
     needed, freed = weight_bytes(target), weight_bytes(current)
@@ -133,14 +133,14 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
             f" {max(0, room) / GIB:.2f} GiB once {name_of(current)} is gone; raise the limit, take"
             " a smaller model, or quantize it"
         )
-    # A pool on CUDA is sized by what is free: beside another one it would be far too small.
+    # A pool on CUDA is sized by free memory: beside another one it would be far too small.
     is_sized = target.device == "cpu" or not _computes(target) or target.kv_blocks > 0
     fits = is_sized and peak <= free and (not hard or used + peak <= hard)
     return Checked(fits and target.swap_beside == "auto")
 
 
 def weight_bytes(settings: WorkerSettings) -> int:
-    """What a model's weights will take in memory, about."""
+    """Approximate bytes that a model's weights will take in memory."""
     if not _computes(settings) or (settings.device == "cpu" and settings.weights == "mapped"):
         return 0
     stored = file_bytes(settings.model_path)

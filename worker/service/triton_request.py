@@ -1,4 +1,4 @@
-"""Triton's requests as ``Call`` and ``Responder``, for the models of ``model_repository``.
+"""Wraps Triton's requests as ``Call`` and ``Responder``, for the models of ``model_repository``.
 
 Only they can import ``triton_python_backend_utils``; they hand it over.
 """
@@ -15,7 +15,7 @@ from worker.protocol import Code
 from worker.service.call import Call, Responder, Tensors
 
 Outgoing = Callable[[NDArray[Any]], NDArray[Any]]
-"""What an array goes through before Triton gets it."""
+"""Converts an array before Triton gets it."""
 
 ERROR_CODES = {
     Code.INVALID_REQUEST: "INVALID_ARG",
@@ -28,12 +28,13 @@ ERROR_CODES = {
     Code.LANE_CLOSED: "UNAVAILABLE",
     Code.UNAUTHENTICATED: "INVALID_ARG",
 }
-"""By name: the stub adds ``TritonError`` to its module only after it has imported the model. Triton
-has no code for a missed deadline; the message always begins with ours."""
+"""Names of Triton's error codes: the stub adds ``TritonError`` to its module only after it has
+imported the model. Triton has no code for a missed deadline; the message always begins with
+ours."""
 
 
 def call_of(request: Any, responder: Responder) -> Call:
-    """Raises ``ValueError`` where a parameter or the id is no UTF-8, which Triton passes on."""
+    """Convert a request. Raises ``ValueError`` where a parameter or the id is not UTF-8."""
     return Call(
         inputs={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
         parameters=json.loads(request.parameters() or "{}"),
@@ -43,7 +44,7 @@ def call_of(request: Any, responder: Responder) -> Call:
 
 
 class TritonResponder:
-    """``Responder``. ``pb_utils``: Triton's module."""
+    """A ``Responder``. ``pb_utils`` is Triton's module."""
 
     def __init__(self, sender: Any, outgoing: Outgoing, pb_utils: Any) -> None:
         self._sender = sender
@@ -59,7 +60,7 @@ class TritonResponder:
     def close(self) -> None:
         if not self._ended:
             self._ended = True
-            with contextlib.suppress(Exception):  # the request is dead, which nobody has to hear
+            with contextlib.suppress(Exception):  # the request is dead, which need not be reported
                 self._sender.send(flags=self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def fail(self, code: Code, message: str) -> None:

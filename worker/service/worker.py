@@ -1,7 +1,7 @@
 """The worker as a whole: takes Triton's requests, owns engine and emitter, drains and stops.
 
-``accept`` runs on Triton's request thread and only hands over. Lane messages are applied there
-and then, so that a cancel reaches the engine without waiting for anything.
+``accept`` runs on Triton's request thread and only hands over. Lane messages are applied on that
+thread at once, so that a cancel reaches the engine without waiting for anything.
 """
 
 import math
@@ -61,9 +61,9 @@ from worker.service.swap import Swapper
 from worker.settings import WorkerSettings
 
 STOP_GRACE_S = 2.0
-"""How long ``close`` waits for aborted jobs to be answered."""
+"""Seconds that ``close`` waits for aborted jobs to be answered."""
 MAX_DRAIN_MS = 24 * 3_600_000.0
-"""Longer is no drain but an outage."""
+"""Longest grace of a drain: a longer one would be an outage, not a drain."""
 WRONG_LANE_TOKEN = (
     "this worker asks for a lane token, and another one or none was shown: set the same value as "
     "TIDEGATE_LANE_TOKEN for the orchestrator and TIDEGATE_WORKER_LANE_TOKEN for the worker"
@@ -71,7 +71,7 @@ WRONG_LANE_TOKEN = (
 
 
 class Worker:
-    """A worker over an engine that is loaded but not started, and over those that replace it."""
+    """A worker over an engine that is loaded but not started, and over engines that replace it."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class Worker:
         guard: ProcessGuard | None = None,
         device_fault: Callable[[], str] = str,
     ) -> None:
-        """``load`` is for models that it is told to swap to; ``die`` ends the process, for what is
-        beyond mending here, and ``guard`` where not even that can be called any more.
-        ``device_fault`` says why its device is lost; empty while it is not."""
+        """``load`` is for models that it is told to swap to; ``die`` ends the process after a
+        failure that cannot be mended here, ``guard`` where not even that can be called any more.
+        ``device_fault`` says why the device is lost; "" while it is not."""
         self._guard = guard
         self._clock = clock
         self._lanes: dict[str, Lane] = {}
@@ -111,12 +111,12 @@ class Worker:
 
     @property
     def serving(self) -> Serving:
-        """The model that it has now."""
+        """The model that is served now."""
         return self._swapper.serving
 
     @property
     def emitter(self) -> Emitter:
-        """For simulators, which start no threads and call ``cycle`` instead."""
+        """The emitter, for simulators, which start no threads and call its ``cycle`` instead."""
         return self._emitter
 
     def start(self) -> None:
@@ -130,7 +130,7 @@ class Worker:
         self._emitter.start()
 
     def accept(self, call: Call) -> None:
-        """Take over one request. Never raises: what is wrong with it is its answer."""
+        """Take over one request. Never raises: an error becomes its answer."""
         try:
             data = call.data(LANE_MESSAGE)
             if data is None:
@@ -148,7 +148,7 @@ class Worker:
             self._emitter.fail(call.responder, error)
 
     def refuse(self, responder: Responder, reason: str) -> None:
-        """Answer a request that is no ``Call``."""
+        """Answer a request that could not be read as a ``Call``."""
         self._emitter.fail(responder, InvalidCall(reason))
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class Worker:
                 )
 
     def _grace_s(self, message: Drain | Swap) -> float:
-        """How long what runs has. Raises ``Unauthenticated`` or ``InvalidCall``."""
+        """Seconds that running jobs get. Raises ``Unauthenticated`` or ``InvalidCall``."""
         if not self._lane_token.admits(message.token):
             raise Unauthenticated(WRONG_LANE_TOKEN)
         if not 0 <= message.grace_ms <= MAX_DRAIN_MS:
@@ -238,7 +238,7 @@ class Worker:
         self._lanes[message.lane] = lane
 
         def begin() -> None:
-            # Here, where models are replaced: else it might keep the card of the one before.
+            # On the thread that replaces models, or the lane might keep the previous card.
             lane.describe(self.serving.card)
             self._emitter.open_lane(lane)
 
@@ -293,7 +293,7 @@ class Worker:
             serving.engine.cancel(job, AbortCause.LANE_LOST)
 
     def _check(self, message: Submit, card: ModelCard) -> None:
-        """Raise ``RequestError`` or ``InvalidSampling`` for what the engine is not to see."""
+        """Raise ``RequestError`` or ``InvalidSampling`` for what the engine must not get."""
         if self._emitter.draining:
             raise WorkerDraining("the worker is draining; retry elsewhere")
         if message.serving != card.serving:
@@ -302,7 +302,7 @@ class Worker:
         if message.embeds and card.pooling is None:
             raise InvalidCall("this worker has no model to make embeddings with")
         ids = message.token_ids
-        # Here and not in the engine alone: block hashes cannot be made of any other number.
+        # Checked here, not only in the engine: block hashes cannot be made of other numbers.
         if ids and (min(ids) < 0 or max(ids) >= card.vocab_size):
             raise InvalidCall(f"token ids are from 0 to {card.vocab_size - 1}")
         if not 0 <= message.begun_tokens <= len(ids):

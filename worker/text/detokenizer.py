@@ -1,4 +1,4 @@
-"""Token ids to text, a few at a time, never half a character."""
+"""Turns token ids into text, a few at a time, never half a character."""
 
 import codecs
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from worker.protocol.token_bytes import TokenPieces
 
 
 class Detokenizer(Protocol):
-    """One job's text. The results joined, ``flush`` included, are the decode of all ids."""
+    """Decodes one job's ids. All results joined, with ``flush``, are the text of all ids."""
 
     def feed(self, ids: Sequence[int]) -> list[str]:
-        """What each id made printable: empty for special tokens and incomplete characters."""
+        """The text that each id completes: empty for special tokens and incomplete characters."""
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for a character that was never completed."""
+        """The text left at the end: U+FFFD for a character that was never completed."""
 
 
 class TokenTexts(dict[int, str | None]):
-    """Text of a token that is valid UTF-8 by itself, None for one that is not. Shared by jobs."""
+    """Texts by token, None for one that is not valid UTF-8 by itself. Shared by jobs."""
 
     def __init__(self, pieces: TokenPieces) -> None:
         super().__init__()
@@ -37,9 +37,9 @@ class TokenTexts(dict[int, str | None]):
 
 
 class ByteDetokenizer:
-    """For vocabularies whose tokens are bytes: joins them and decodes what is complete.
+    """A ``Detokenizer`` for tokens that are bytes: joins them and decodes what is complete.
 
-    Invalid bytes become what ``bytes.decode("utf-8", "replace")`` of the whole would make of them.
+    Invalid bytes give what ``bytes.decode("utf-8", "replace")`` of the whole text would give.
     """
 
     def __init__(self, texts: TokenTexts) -> None:
@@ -71,7 +71,7 @@ class ByteDetokenizer:
 
 
 class LibraryDetokenizer:
-    """For any other decoder: the tokenizer library's own stream."""
+    """A ``Detokenizer`` for any other vocabulary, by the tokenizer library's own stream."""
 
     def __init__(
         self, tokenizer: HfTokenizer, silent: frozenset[int], *, skip_special: bool = True

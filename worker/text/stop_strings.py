@@ -1,11 +1,11 @@
-"""Stop strings: found across any split of the text, nothing of them let through."""
+"""Finds stop strings across any split of a text, and lets nothing of them through."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Passed(NamedTuple):
-    """``text`` may be shown. ``stopped``: a stop string followed it, and the text is over."""
+    """Text that may be shown. ``stopped``: a stop string followed it, and the text is over."""
 
     text: str
     stopped: bool
@@ -26,10 +26,10 @@ class StopMatcher:
         self._matched = [0] * len(stops)
         self._held = ""
         self.found = ""
-        """The stop string that ended the text."""
+        """The stop string that ended the text; empty while none has."""
 
     def feed(self, text: str) -> Passed:
-        """Pass on what can be no part of a stop string, with what was held back before it."""
+        """Pass on text that cannot be part of a stop string, after what was held back before."""
         if not self._held and self._first_chars.isdisjoint(text):
             return Passed(text, False)
         seen = self._held + text
@@ -44,13 +44,13 @@ class StopMatcher:
         return Passed(seen[: len(seen) - keep], False)
 
     def flush(self) -> str:
-        """What was held back, now that no more text comes."""
+        """The text that was held back, now that no more comes."""
         held, self._held = self._held, ""
         self._matched = [0] * len(self._stops)
         return held
 
     def _advance(self, char: str) -> str:
-        """Take one character; the longest stop string that it completes, or none."""
+        """Take one character; returns the longest stop string that it completes, or ""."""
         longest = ""
         for i, stop in enumerate(self._stops):
             matched, fallback = self._matched[i], self._fallbacks[i]
@@ -66,7 +66,7 @@ class StopMatcher:
 
 
 def _fallback(pattern: str) -> tuple[int, ...]:
-    """For each prefix of ``pattern``, the length of its longest proper prefix that is a suffix."""
+    """The length, for each prefix of ``pattern``, of its longest proper prefix that is a suffix."""
     table = [0] * len(pattern)
     matched = 0
     for i in range(1, len(pattern)):

@@ -9,10 +9,10 @@ from worker.text.stop_strings import Passed, StopMatcher
 
 
 class Fed(msgspec.Struct, frozen=True, gc=False):
-    """``texts[i]`` is what ``ids[i]`` made printable, empty while it is held back.
+    """Result of ``feed``: ``texts[i]`` is the text that ``ids[i]`` completed, "" while held back.
 
-    ``stopped_at`` is the index of the id that completed a stop string: what was printable before
-    it is in the texts up to there, and later ids count for nothing.
+    ``stopped_at`` is the index of the id that completed a stop string: the text before the string
+    is in the texts up to there, and later ids are ignored.
     """
 
     texts: list[str]
@@ -20,7 +20,7 @@ class Fed(msgspec.Struct, frozen=True, gc=False):
 
 
 class TextStream:
-    """Used by one thread. After a ``stopped_at`` the text is over and no more is fed."""
+    """One job's text, used by one thread. After a ``stopped_at`` it is over: feed no more."""
 
     def __init__(
         self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0
@@ -30,7 +30,7 @@ class TextStream:
         self._matcher = StopMatcher(stop) if stop else None
         self._exempt_tokens = min_tokens
         self.stop_token_id: int | None = None
-        """The token that ended the text by its client's word."""
+        """The client's stop token that ended the text; None while none has."""
 
     @property
     def stop(self) -> str:
@@ -52,7 +52,7 @@ class TextStream:
         return Fed(texts)
 
     def flush(self) -> Passed:
-        """What was held back, at the end of a text that no stop string ended before."""
+        """The text that was held back, at the end of a text that no stop string has ended."""
         rest = self._detokenizer.flush()
         if self._matcher is None:
             return Passed(rest, False)
@@ -61,7 +61,7 @@ class TextStream:
 
 
 class StopTokenStream(TextStream):
-    """The same for a job that names tokens which end its text, and are no part of it."""
+    """A ``TextStream`` for a job with stop tokens, which end its text and are not part of it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class StopTokenStream(TextStream):
         self._stop_ids = stop_ids
 
     def feed(self, ids: Sequence[int]) -> Fed:
-        # The engine ends a job with such a token, and gives none before it may come.
+        # The engine ends a job with such a token, and yields none before one may come.
         if not ids or ids[-1] not in self._stop_ids:
             return super().feed(ids)
         fed = super().feed(ids[:-1])

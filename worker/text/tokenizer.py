@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer, and what its files say about special tokens and the chat template."""
+"""A checkpoint's tokenizer, with its special tokens and chat template."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -28,9 +28,9 @@ from worker.text.text_stream import StopTokenStream, TextStream
 class Tokenizer:
     """Encodes prompts and opens a text stream per job. Its tables are shared by all streams.
 
-    ``silent_ids`` (end-of-sequence tokens) and its own ``eos_token`` print nothing even where the
-    vocabulary does not mark them as special. Without ``special_in_prompts`` what looks like a
-    special token in a prompt is text.
+    ``silent_ids`` (end-of-sequence tokens) and its own ``eos_token`` have no text even where the
+    vocabulary does not mark them as special. Without ``special_in_prompts``, text in a prompt that
+    looks like a special token stays text.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Tokenizer:
         self.chat_template = chat_template
         """Jinja source; empty when the model has none."""
         self.special_tokens = special_tokens_of(settings)
-        """The chat template's variables (``bos_token`` …) with their text."""
+        """The chat template's variables (``bos_token`` …) with their texts."""
         self._hf = HfTokenizer.from_buffer(tokenizer_json)
         self._hf.no_truncation()
         self._hf.no_padding()
         self._prompts = self._hf
-        if not special_in_prompts:  # one of its own: the library sets this for a whole tokenizer
+        if not special_in_prompts:  # a second one: the library sets this for a whole tokenizer
             self._prompts = HfTokenizer.from_buffer(tokenizer_json)
             self._prompts.no_truncation()
             self._prompts.no_padding()
@@ -93,17 +93,17 @@ class Tokenizer:
 
     @property
     def largest_id(self) -> int:
-        """Of any token, added ones included."""
+        """Largest id of any token, added ones included; -1 without any."""
         return max(self._hf.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @cached_property
     def longest_token_bytes(self) -> int:
-        """No token stands for more bytes of text than this."""
+        """Most bytes of text that any token stands for."""
         return max(len(token.encode()) for token in self._hf.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; without special tokens for one that a chat template rendered."""
-        # Only the batch call lets go of the interpreter's lock, which a lane cannot wait for.
+        # Only the batch call releases the interpreter's lock, for which a lane cannot wait.
         (encoding,) = self._prompts.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
@@ -120,8 +120,9 @@ class Tokenizer:
         return TextStream(self.detokenizer(), stop, min_tokens)
 
     def stream_for(self, asked: Sampling, stop_after: int | None = None) -> TextStream:
-        """The one for a job that asks for this. Stop strings count after ``stop_after`` tokens,
-        which are its ``min_tokens`` unless the text is to begin with what was generated before.
+        """A fresh text stream for a job that asks for ``asked``. Stop strings count after
+        ``stop_after`` tokens, by default ``min_tokens``; another number is for text begun
+        elsewhere.
         """
         detokenizer = self.detokenizer(skip_special=asked.skip_special_tokens)
         exempt = asked.min_tokens if stop_after is None else stop_after

@@ -1,4 +1,4 @@
-"""The Triton model: hands requests to the worker and carries its answers back. Nothing else."""
+"""The Triton model: only hands requests to the worker and carries its answers back."""
 
 import gc
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-# Where `worker` is. The stub's interpreter takes no notice of this variable.
+# PYTHONPATH says where `worker` is, but the stub's interpreter ignores it.
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 from worker import stub_abi
@@ -23,15 +23,15 @@ from worker.settings import read_settings
 from worker.shared_memory import restrict_shared_memory
 
 SWITCH_INTERVAL_S = 0.0005
-"""Engine and emitter share this process: at Python's default of 5 ms each would wait that long for
-the other, which is most of a decode step."""
+"""Seconds between switches of threads. Engine and emitter share this process: at Python's default
+of 5 ms each would wait that long for the other, which is most of a decode step."""
 
 GUARD_TIMES = 2
-"""A process in which nothing runs is ended after so many times what a step may take."""
+"""A process in which nothing runs is ended after this many times ``step_timeout_s``."""
 
 
 class TritonPythonModel:
-    """Lifecycle as Triton calls it. ``execute`` only hands over: a decoupled model may."""
+    """The model's life cycle as Triton calls it. ``execute`` only hands over (decoupled)."""
 
     def initialize(self, args: dict[str, str]) -> None:
         speak_utf8()
@@ -46,7 +46,7 @@ class TritonPythonModel:
         guard = ProcessGuard(GUARD_TIMES * settings.step_timeout_s, time.monotonic)
         loaded = load_engine(settings)
         self._service = Worker(loaded, settings, guard=guard, device_fault=gpu_fault_of(settings))
-        # What is loaded stays: going over it takes the collector 50 to 270 ms, all jobs at a halt.
+        # Loaded objects stay: traversing them would stop all jobs for 50 to 270 ms per collection.
         gc.collect()
         gc.freeze()
         self._service.start()

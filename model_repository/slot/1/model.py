@@ -7,7 +7,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-# Where `worker` is. The stub's interpreter takes no notice of this variable.
+# PYTHONPATH says where `worker` is, but the stub's interpreter ignores it.
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 from worker import stub_abi
@@ -21,7 +21,7 @@ from worker.shared_memory import restrict_shared_memory
 
 
 class TritonPythonModel:
-    """Lifecycle as Triton calls it. ``execute`` only hands over: a decoupled model may."""
+    """The model's life cycle as Triton calls it. ``execute`` only hands over (decoupled)."""
 
     def initialize(self, args: dict[str, str]) -> None:
         speak_utf8()

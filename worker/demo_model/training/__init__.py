@@ -1,1 +1,1 @@
-"""How the demo checkpoint was made. In the repository only: no wheel and no image has it."""
+"""Code that made the demo checkpoint; it is only in the repository, in no wheel and no image."""

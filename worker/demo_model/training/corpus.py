@@ -1,4 +1,4 @@
-"""From grammar to batches: encoded documents, how much each token counts, and two ways to row them.
+"""Makes batches from the grammar: encoded documents, weights of tokens, two ways to form rows.
 
 A sorted row holds one document, beside documents of about its length: the model then meets the
 names of one story only and soon learns to look them up. A packed row holds documents that follow

@@ -51,7 +51,7 @@ class Being:
 
 @dataclass(frozen=True)
 class Brief:
-    """What a reader asked for; None leaves the choice to chance."""
+    """A reader's wishes for a story; None leaves a choice to chance."""
 
     kind: str | None = None
     name: str | None = None
@@ -94,7 +94,7 @@ def mend(text: str) -> str:
 
 
 def invented_name(rng: Random) -> str:
-    """A name nobody has heard of: it teaches the model to copy names rather than recite them."""
+    """An invented name, which teaches the model to copy names rather than recite them."""
     return "".join(rng.choice(words.SYLLABLES) for _ in range(rng.choice((2, 2, 3)))).capitalize()
 
 

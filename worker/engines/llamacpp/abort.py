@@ -25,9 +25,9 @@ class StepWatch:
         self._thread: threading.Thread | None = None
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """A step of these jobs is about to run."""
+        """Note that a step of these jobs is about to run."""
         if self._thread is None and not self._closed:
-            # Not by whoever loads: a thread inherits how nice its maker is, and a load may be nice.
+            # Started here, not while loading: a thread inherits its maker's niceness.
             self._thread = threading.Thread(
                 target=self._run, name="tidegate-step-watch", daemon=True
             )
@@ -39,13 +39,13 @@ class StepWatch:
                 self._changed.notify()
 
     def end(self) -> None:
-        """It has ended, one way or the other."""
+        """Note that the step has ended, one way or the other."""
         with self._changed:
             self._jobs = ()
             self._stop(False)
 
     def look(self) -> None:
-        """Any thread: a job may have been given up."""
+        """Have the jobs looked at again, since one may have been given up. Any thread."""
         with self._changed:
             self._changed.notify()
 

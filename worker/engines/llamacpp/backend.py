@@ -35,14 +35,14 @@ from worker.scheduler.request import Request, make_request
 from worker.scheduler.step_time import StepTime
 
 _LONE_STALLS: Final = 4
-"""A step of prompts alone may take so many times ``max_stall_s``: who comes meanwhile waits."""
+"""A step of prompts alone may take this many times ``max_stall_s``; later jobs wait for its end."""
 _LEAST_PIECE: Final = 8
-"""Tokens of a prompt: fewer are not worth a step's weights."""
+"""Fewest prompt tokens of a step: fewer are not worth reading the weights for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``max_stall_s``: by how much prompts may lengthen a step of others' tokens."""
+    """Sizes of the backend. ``max_stall_s``: how much prompts may lengthen a step of decodes."""
 
     block_tokens: int
     max_step_tokens: int
@@ -68,7 +68,7 @@ class _Running:
 
 
 class LlamaBackend:
-    """See ``Backend``. ``clock`` is that of the jobs' deadlines."""
+    """A ``Backend`` over llama.cpp. ``clock`` is that of the jobs' deadlines."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class LlamaBackend:
             self._wait(wait_s)
             return ()
         constrained = self._constrained(rows, pieces)
-        # Made while the model computes: neither needs the interpreter meanwhile.
+        # Masks are made while the model computes: neither needs the interpreter meanwhile.
         masks = self._masks.begin(constrained) if constrained else None
         logits = self._compute(rows, pieces)
         if logits is None:
@@ -199,7 +199,7 @@ class LlamaBackend:
     # ── starting ─────────────────────────────────────────────────────────────────────────────
 
     def _start(self) -> list[Produced]:
-        """Give sequences to those that wait, in their order; those whose grammar is none end."""
+        """Give sequences to waiting jobs, in order; returns those whose grammar is invalid."""
         failed = []
         for _ in range(len(self._waiting)):
             handle, request = self._waiting.popleft()
@@ -213,7 +213,7 @@ class LlamaBackend:
         return failed
 
     def _begin(self, handle: int, request: Request) -> bool:
-        """Give it a sequence; False while there is none."""
+        """Give a request a sequence; False while none is free."""
         taken = self._sequences.take(
             request.tokens[: request.prompt_tokens], request.limit_tokens, request.job.cache_salt
         )
@@ -221,7 +221,7 @@ class LlamaBackend:
             return False
         slot, kept = taken.slot, taken.kept
         if not self._context.cut(slot.index, taken.cut_to):
-            # A state that cannot go back: all of the prompt is computed.
+            # The sequence's state cannot be cut: all of the prompt is computed.
             self._context.cut(slot.index, 0)
             slot.tokens, kept = [], 0
         elif taken.source is not None:
@@ -238,7 +238,7 @@ class LlamaBackend:
     # ── a step ───────────────────────────────────────────────────────────────────────────────
 
     def _plan(self) -> tuple[list[_Running], list[Piece]]:
-        """Rows of the next step: a token of each that decodes, then pieces of prompts."""
+        """Rows of the next step: one token of each decoding job, then pieces of prompts."""
         rows = [row for row in self._running.values() if row.is_decoding]
         pieces = [_piece(row, 1) for row in rows]
         left = self._prompt_budget(len(rows))
@@ -253,10 +253,10 @@ class LlamaBackend:
         return rows, pieces
 
     def _prompt_budget(self, decodes: int) -> int:
-        """Prompt tokens for a step beside so many decodes."""
+        """Most prompt tokens for a step that also carries ``decodes`` tokens of others."""
         room = min(self._limits.max_step_tokens, self._context.batch_tokens) - decodes
         times = self._step_time
-        # Where a decode takes longer than that anyway, prompts may double it.
+        # Where a decode alone takes longer than ``max_stall_s``, prompts may double it.
         stall_s = max(self._limits.max_stall_s, times.plain_step_s)
         if not decodes:
             stall_s *= _LONE_STALLS
@@ -286,7 +286,7 @@ class LlamaBackend:
             self._take_stock(rows, pieces)
             return None
         except OutOfCells:
-            # Cells are reserved, so that only what idle sequences hold can be in the way.
+            # Cells are reserved, so that only those that idle sequences hold can be in the way.
             idle = self._sequences.forget_idle()
             if not idle:
                 raise
@@ -310,21 +310,21 @@ class LlamaBackend:
         self._step_time.prefilled(duration_s, prompt_tokens)
 
     def _take_stock(self, rows: list[_Running], pieces: list[Piece]) -> None:
-        """After a step that was stopped within: what of it is in the cells."""
+        """Find out, after a step that was stopped midway, which of its tokens are in the cells."""
         for row, piece in zip(rows, pieces, strict=True):
             slot = row.slot
             new = self._context.held(slot.index) - len(slot.tokens)
-            # Its last token is computed again in any case: no logits have come of it.
+            # The last token is computed again in any case, since its logits are missing.
             last = len(row.request.tokens) - 1
             slot.tokens = [*slot.tokens, *piece.tokens[: max(0, new)]][:last]
             self._context.cut(slot.index, len(slot.tokens))
 
     def _book(self, row: _Running, token: int, logprob: TokenLogprob | None) -> Produced:
-        """Take down what a row got, and end its job where that ends it."""
+        """Record a row's new token, and end its job where that token ends it."""
         request = row.request
         constraint = request.job.constraint
         if constraint is not None and constraint.error:
-            # No mask could be made for it: what was drawn is not what it asked for.
+            # No mask could be made, so that the token drawn may break the grammar.
             self._end(row)
             return _grammar_failed(row.handle, constraint.error)
         if token == NO_TOKEN:

@@ -1,4 +1,4 @@
-"""From settings to a llama.cpp engine that is ready to start, with its tokenizer and model card."""
+"""Builds a llama.cpp engine, ready to start, with its tokenizer and model card, from settings."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,7 +33,7 @@ from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
 _MOST_SEQUENCES: Final = 256
-"""Of llama.cpp's build."""
+"""Most sequences that llama.cpp is built for."""
 _PROBES: Final = (
     "The tide waits for no one, said 3 of 1234 men.",
     "  two  blanks\n\n\tand a tab: don't, it's Ünïcödé … 你好 ✓",
@@ -59,7 +59,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
         )
     path = find_gguf(settings.model_path)
     file = GgufFile(path)
-    # On threads that end: OpenMP keeps workers for every one that has computed.
+    # On threads that end: OpenMP keeps workers for every thread that has computed.
     with ThreadPoolExecutor(2, "tidegate-build") as threads:
         hashing = threads.submit(_timed_digest, path, timing)
         loading = threads.submit(_load, settings, options, file, on_gpu, timing)
@@ -67,7 +67,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
 
 
 def _check(settings: WorkerSettings) -> None:
-    """Raise ``ValueError`` for settings of our own engine that llama.cpp cannot keep."""
+    """Raise ``ValueError`` for settings of our own engine that llama.cpp cannot honour."""
     text_limits(settings.memory_soft_gib, settings.memory_hard_gib)
     refused = {
         "DETERMINISTIC": (settings.deterministic, "its sums depend on what else is in a step"),
@@ -118,7 +118,7 @@ def _assemble(
         with timing.timed("tokenizer"):
             tokenizer_json, stated, template = _tokenizer_files(file, options)
     except BaseException:
-        # The weights are on their way all the same, and nobody else would give them back.
+        # The weights are being loaded all the same, and nobody else would free them.
         with suppress(Exception):
             loading.result()[1].close()
         raise
@@ -193,7 +193,7 @@ def _assemble(
 
 
 def _prepare_sampling() -> None:
-    """While the worker loads, so that no request waits for a compiler."""
+    """Compile the sampling loops while the worker loads, so that no request waits for that."""
     from worker.compiled import compiler_problem, give_up
 
     # llama.cpp's threads are at rest while tokens are drawn, but spin for a while.
@@ -239,7 +239,7 @@ def _tokenizer(
 
 
 def _end_tokens(file: GgufFile, model: LoadedModel) -> tuple[int, ...]:
-    """All that end an answer: as the file says, and those that llama.cpp knows by their names."""
+    """Ids of all tokens that end an answer: the file's, and those that llama.cpp knows by name."""
     by_name = [token for token in vocabulary.control_ids(file) if model.ends_text(token)]
     found = dict.fromkeys([*vocabulary.end_ids(file), *by_name])
     ends = tuple(token for token in found if 0 <= token < model.vocab_size)
@@ -252,7 +252,7 @@ def _check_vocabulary(
     file: GgufFile, options: Options, tokenizer: Tokenizer, model: LoadedModel
 ) -> None:
     """Raise ``TokenizerError`` for ids that the model does not have; warn where a tokenizer that
-    was built here cuts text otherwise than llama.cpp does."""
+    was built here splits text differently from llama.cpp."""
     largest = tokenizer.largest_id
     if largest >= model.vocab_size:
         raise TokenizerError(

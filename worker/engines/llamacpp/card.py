@@ -1,4 +1,4 @@
-"""What a llama.cpp engine tells of its model."""
+"""Makes the model card of a llama.cpp engine."""
 
 import hashlib
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ def model_card(
     model_digest: str,
     grammars: str,
 ) -> ModelCard:
-    """``context_tokens`` is what the KV cells allow of the model's own context, ``grammars`` what
-    enforces them, if anything does."""
+    """Make the card. ``context_tokens`` is the model's context as far as the KV cells allow;
+    ``grammars`` names the library that enforces grammars, "" if none does."""
     lacks = [*_LACKS, *([] if grammars else [Feature.GRAMMAR])]
     device = "cpu" if settings.device == "cpu" else _device_name()
     return ModelCard(
@@ -80,12 +80,12 @@ def model_card(
 
 
 def _device_name() -> str:
-    """Of the GPU that llama.cpp computes on, as far as torch sees it."""
+    """Name of the GPU that llama.cpp computes on; ``gpu`` where torch does not see it."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "gpu"
 
 
 def quantization(description: str) -> str:
-    """``q4_k_m`` of llama.cpp's ``llama 8B Q4_K - Medium``; ``none`` of what is not rounded."""
+    """``q4_k_m`` for llama.cpp's ``llama 8B Q4_K - Medium``; ``none`` for unquantised weights."""
     words = description.split(" ", 2)
     kind = words[-1].removeprefix("(guessed) ").lower()
     name, _, size = kind.partition(" - ")
@@ -96,7 +96,7 @@ def quantization(description: str) -> str:
 
 
 def _engine_digest(settings: WorkerSettings, options: Options) -> str:
-    """Hex SHA-256 over the code, settings and versions that have a say in which tokens come."""
+    """Hex SHA-256 over the code, settings and versions that decide which tokens come out."""
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parents[2]
     for part in ("engines", "sampling", "grammar"):
@@ -115,7 +115,7 @@ def _engine_digest(settings: WorkerSettings, options: Options) -> str:
 
 
 def _sampling_defaults(settings: WorkerSettings, file: GgufFile) -> SamplingDefaults:
-    """What the model's author found best, where the file says so."""
+    """The sampling that the model's author recommends, where the file states it."""
     if settings.generation_config == "none":
         return SamplingDefaults()
     stated = {

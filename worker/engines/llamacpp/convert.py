@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint to GGUF::
+"""Converts a Hugging Face checkpoint to GGUF::
 
     python -m worker.engines.llamacpp.convert FOLDER FILE.gguf
 
@@ -116,12 +116,12 @@ def _check(folder: Path, config: ModelConfig) -> None:
                 " TIDEGATE_WORKER_ENGINE=torch"
             )
     with Checkpoint(folder) as checkpoint:
-        # llama.cpp finds itself a stand-in for some of what is missing: the embedding for a head.
+        # llama.cpp replaces some missing tensors silently: a missing head by the embedding.
         checkpoint.check_fit(Decoder.parameters(config).values(), Decoder.unused(config))
 
 
 def _lost_rope_fields(config: ModelConfig) -> dict[str, bool]:
-    """Settings that llama.cpp has no place for, or reads from no file, and which are used."""
+    """Settings by name, each with whether it is used here although llama.cpp ignores it."""
     match config.rope_scaling:
         case YarnScaling() as yarn:
             return {
@@ -158,7 +158,7 @@ def _write_model(writer: "GGUFWriter", folder: Path, config: ModelConfig) -> Non
             writer.add_rope_scaling_type(RopeScalingType.YARN)
             writer.add_rope_scaling_factor(yarn.factor)
             writer.add_rope_scaling_orig_ctx_len(yarn.original_max_position_embeddings)
-            # llama.cpp multiplies it by what the paper has for the factor.
+            # llama.cpp multiplies this by YaRN's own value for the factor.
             own = yarn.attention_factor / yarn_mscale(yarn.factor)
             writer.add_rope_scaling_attn_factors(own)
 
@@ -217,7 +217,7 @@ def _begins_with_bos(tokenizer: Tokenizer) -> bool:
 
 
 def _pattern_name(stated: dict[str, Any]) -> str:
-    """How the original splits text, by llama.cpp's name."""
+    """llama.cpp's name for the pattern by which the original splits text; ``default`` for none."""
     found: str | None = None
     before = stated.get("pre_tokenizer") or {}
     for step in before.get("pretokenizers", [before]):
@@ -234,7 +234,7 @@ def _pattern_name(stated: dict[str, Any]) -> str:
 
 
 class _Bytes:
-    """Pieces with bytes as letters stay as they are."""
+    """Byte-level pieces, which write bytes as letters and stay as they are."""
 
     model = "gpt2"
 
@@ -246,7 +246,7 @@ class _Bytes:
 
 
 class _Blanks:
-    """SentencePiece's way: blanks as underlines, bytes by themselves."""
+    """SentencePiece's pieces: blanks are written as underlines, bytes as ``<0x..>``."""
 
     model = "llama"
 
@@ -285,7 +285,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[_Tensor]:
 
 
 def _name_of(name: str) -> str | None:
-    """llama.cpp's name of a tensor; None for what it computes itself."""
+    """llama.cpp's name for a tensor; None for one that it computes itself."""
     if name in _OUTER:
         return _OUTER[name]
     if name.endswith(".rotary_emb.inv_freq"):
@@ -298,7 +298,8 @@ def _name_of(name: str) -> str | None:
 
 
 def _interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """llama.cpp rotates neighbours in Llama's heads, transformers a half with the other."""
+    """Reorder rows of each head: llama.cpp rotates neighbours in Llama's heads, transformers one
+    half with the other."""
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)
 
@@ -320,7 +321,7 @@ def _add_tensor(writer: "GGUFWriter", tensor: _Tensor, kind: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit status."""
+    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m worker.engines.llamacpp.convert")
     parser.add_argument("folder", type=Path, help="checkpoint in Hugging Face layout")
     parser.add_argument("file", type=Path, help="GGUF file to write")

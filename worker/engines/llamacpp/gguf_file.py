@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, read without llama.cpp: metadata, split parts, digest."""
+"""Reads a GGUF file's metadata and finds its split parts, without llama.cpp."""
 
 import mmap
 import re
@@ -20,9 +20,9 @@ _STRING: Final = 8
 _ARRAY: Final = 9
 _MOST_KEYS: Final = 65_536
 _MOST_VALUES: Final = 2**24
-"""In one array: the largest vocabularies have some 10^6 merges."""
+"""Most values in one array: the largest vocabularies have some 10^6 merges."""
 _MOST_BYTES: Final = 2**29
-"""Of metadata. What a file has beyond that would fill the memory before anything looked at it."""
+"""Most bytes of metadata: more could fill the memory before anything has looked at it."""
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 T = TypeVar("T")
@@ -34,15 +34,15 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.values = _read_metadata(path)
-        """By key; arrays are lists."""
+        """Metadata by key; arrays are lists."""
         self.architecture = self.text("general.architecture")
 
     def text(self, key: str, default: str = "") -> str:
-        """What is no UTF-8 in it is replaced: a card could not carry it."""
+        """A string; what is not UTF-8 in it is replaced, since a card could not carry it."""
         return as_text(self._get(key, str, default))
 
     def texts(self, key: str) -> list[str]:
-        """Of an array of strings; empty where there is none."""
+        """An array of strings; empty where the file has none."""
         found: list[str] = self._get(key, list, [])
         if not all(isinstance(one, str) for one in found):
             raise BrokenCheckpoint(
@@ -61,8 +61,7 @@ class GgufFile:
         return self._get(key, bool, default)
 
     def of_model(self, key: str, default: int = 0) -> int:
-        """A whole number under the architecture's own name; the largest where there is one for each
-        layer."""
+        """A whole number under the architecture's own name, the largest if layers differ."""
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list):
             return max((one for one in value if isinstance(one, int)), default=default)
@@ -81,7 +80,7 @@ class GgufFile:
 
 
 def as_text(piece: str) -> str:
-    """``piece`` with a mark in the place of what is no UTF-8."""
+    """``piece`` with a replacement mark for whatever is not UTF-8."""
     return piece.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -146,7 +145,7 @@ def _read_metadata(path: Path) -> dict[str, object]:
 
 
 class _Reader:
-    """Walks over the head of a file, little-endian."""
+    """Reads the head of a GGUF file, front to back, little-endian."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""The functions of llama.cpp that are used here, of the one build whose header they are from.
+"""Binds llama.cpp's C functions, for the one build whose header they are taken from.
 
 The wheel ``xllamacpp`` has llama.cpp in its extension module and exports its C functions. Its own
 classes drive llama.cpp's server, which knows no deadlines; so these functions are called instead.
@@ -32,18 +32,18 @@ from worker.log import model_log
 
 PACKAGE: Final = "xllamacpp"
 VERSION: Final = "2026.10.11549"
-"""Its last part is llama.cpp's build number."""
+"""The only version of the wheel that is accepted; its last part is llama.cpp's build number."""
 INSTALL: Final = f"pip install '{PACKAGE}=={VERSION}'"
 
 ABORTED: Final = 2
 NO_CELLS: Final = 1
-"""What ``llama_decode`` answers besides 0; all below 0 are failures."""
+"""``llama_decode``'s answer when no KV cells are left; 0 is success, below 0 is failure."""
 
 _LOG_CALLBACK = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 _WARNING: Final = 3
 _CONTINUATION: Final = 5
 _NO_CONCERN: Final = "possible training context overflow"
-"""Said of cells that many texts share; none of them gets more than the model's context."""
+"""A needless warning about cells that many texts share: none gets more than the model's context."""
 
 
 class ModelParams(ctypes.Structure):
@@ -219,7 +219,7 @@ def load_library() -> Any:
 
 
 def library_version() -> str:
-    """What the card says after the engine's name."""
+    """llama.cpp's build number and the wheel's version, for the model card."""
     return f"llama.cpp b{VERSION.rsplit('.', 1)[-1]} ({PACKAGE} {VERSION})"
 
 
@@ -233,7 +233,7 @@ def flag_callback() -> int:
 
 
 def _log(level: int, text: bytes, _: object) -> None:
-    """llama.cpp's own words, into the worker's log: warnings and errors, the rest for debugging."""
+    """Log llama.cpp's messages: warnings and errors as such, all others at debug level."""
     message = text.decode("utf-8", "replace").strip()
     if not message or message == ".":
         return
@@ -244,4 +244,4 @@ def _log(level: int, text: bytes, _: object) -> None:
 
 
 _LOG: Final = _LOG_CALLBACK(_log)
-"""Kept: llama.cpp has its address only."""
+"""The log callback, kept alive because llama.cpp holds only its address."""

@@ -1,6 +1,6 @@
 """A model that llama.cpp has loaded, with its KV cells: batches in, logits out.
 
-Used by one thread, but for ``stop``, which any thread may call.
+Used by one thread, except for ``stop``, which any thread may call.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ from worker.errors import BrokenCheckpoint, UnsupportedModel
 
 
 class StepAborted(Exception):
-    """The step was stopped within; what it computed before may be in the cells."""
+    """The step was stopped midway; what it computed before may be in the cells."""
 
 
 class OutOfCells(MemoryError):
@@ -45,15 +45,15 @@ class Piece(NamedTuple):
 
     sequence: int
     start: int
-    """Position of the first."""
+    """Position of the first token in the sequence."""
     tokens: Sequence[int]
     wants_logits: bool
-    """Of its last token."""
+    """Whether the logits of its last token are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """How many KV ``cells`` there are, for how many ``sequences``; in one pool if ``unified``."""
+    """Numbers of KV ``cells`` and of ``sequences``; all share one pool of cells if ``unified``."""
 
     cells: int
     sequences: int
@@ -62,10 +62,10 @@ class ContextShape:
 
 
 class LoadedModel:
-    """The weights, and what the file says of them."""
+    """A model's weights and vocabulary, and facts about them."""
 
     def __init__(self, file: Path, options: Options, *, on_gpu: bool) -> None:
-        """Raises ``EngineMissing``, ``BrokenCheckpoint``, ``UnsupportedModel``."""
+        """Load the file. Raises ``EngineMissing``, ``BrokenCheckpoint``, ``UnsupportedModel``."""
         self._library = library = load_library()
         params: ModelParams = library.llama_model_default_params()
         if not on_gpu:
@@ -100,7 +100,7 @@ class LoadedModel:
             library.llama_model_is_recurrent(self.handle)
             or library.llama_model_is_hybrid(self.handle)
         )
-        """False: its state cannot go back to where a shorter text was."""
+        """Whether a sequence's state can be cut to a shorter text; False if it is recurrent."""
 
     @property
     def description(self) -> str:
@@ -110,11 +110,11 @@ class LoadedModel:
         return buffer.value.decode("utf-8", "replace")
 
     def ends_text(self, token: int) -> bool:
-        """Whether llama.cpp takes it for an end of a text or a turn."""
+        """Whether llama.cpp treats ``token`` as the end of a text or a turn."""
         return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))
 
     def tokenize(self, text: str) -> list[int]:
-        """With llama.cpp's own tokenizer; special tokens and those at the ends are left out."""
+        """Token ids by llama.cpp's own tokenizer, without special tokens and those at the ends."""
         data = text.encode()
         out = (ctypes.c_int32 * (len(data) + 8))()
         count = self._library.llama_tokenize(
@@ -130,7 +130,7 @@ class LoadedModel:
 
 
 class Context:
-    """KV cells and buffers for a loaded model, which goes with it. Raises ``MemoryError`` where
+    """KV cells and buffers for a loaded model, which it closes too. Raises ``MemoryError`` where
     they do not fit."""
 
     def __init__(
@@ -166,7 +166,7 @@ class Context:
         self._memory = library.llama_get_memory(self._handle)
         self.cells: int = library.llama_n_ctx(self._handle)
         self.sequence_cells: int = library.llama_n_ctx_seq(self._handle)
-        """Most that one sequence can have."""
+        """Most cells that one sequence can have."""
         self.batch_tokens: int = library.llama_n_batch(self._handle)
         self._vocab_size = model.vocab_size
         self._batch = _BatchArrays(self.batch_tokens)
@@ -184,18 +184,18 @@ class Context:
             raise OutOfCells("llama.cpp found no KV cells for a step")
         if answer:
             raise RuntimeError(f"llama_decode failed with {answer}: the log has its own words")
-        # Also what waits for the end of the computation.
+        # This call also waits for the end of the computation.
         logits = self._library.llama_get_logits(self._handle)
         if not outputs:
             return np.empty((0, self._vocab_size), np.float32)
         return np.ctypeslib.as_array(logits, (outputs, self._vocab_size))
 
     def stop(self, wanted: bool) -> None:
-        """Any thread: have the step under way end soon, or let steps run again."""
+        """Have the step under way end soon, or let steps run again. Any thread."""
         self._stop[0] = b"\1" if wanted else b"\0"
 
     def cut(self, sequence: int, length: int) -> bool:
-        """Forget what a sequence holds from position ``length`` on; whether it could."""
+        """Forget what a sequence holds from position ``length`` on; False if impossible."""
         return bool(self._library.llama_memory_seq_rm(self._memory, sequence, length, -1))
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -234,7 +234,7 @@ class _BatchArrays:
         )
 
     def fill(self, pieces: Sequence[Piece]) -> tuple[Any, int]:
-        """The batch, and how many of its tokens give logits."""
+        """Fill the arrays; returns the batch and how many of its tokens give logits."""
         at = outputs = 0
         for piece in pieces:
             end = at + len(piece.tokens)

@@ -1,4 +1,4 @@
-"""Settings of llama.cpp by its own names: ``TIDEGATE_WORKER_ENGINE_ARGS``, checked."""
+"""Reads and checks ``TIDEGATE_WORKER_ENGINE_ARGS``: llama.cpp's settings by its own names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -18,7 +18,7 @@ CACHE_TYPES: Final = {
     "q5_1": 7,
     "q8_0": 8,
 }
-"""Of the KV cells, with ``ggml_type``'s numbers."""
+"""Types that KV cells can have, with their numbers in ``ggml_type``."""
 CELL_BYTES: Final = {
     "f32": 4.0,
     "f16": 2.0,
@@ -29,7 +29,7 @@ CELL_BYTES: Final = {
     "q5_1": 24 / 32,
     "q8_0": 34 / 32,
 }
-"""What a value of each takes."""
+"""Bytes that one value of each type takes."""
 LOAD_MODES: Final = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 SPLIT_MODES: Final = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 FLASH_ATTENTION: Final = {"auto": -1, "off": 0, "on": 1}
@@ -37,15 +37,15 @@ FLASH_ATTENTION: Final = {"auto": -1, "off": 0, "on": 1}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """None: as llama.cpp has it, or as the worker's other settings say."""
+    """Settings of llama.cpp; None: llama.cpp's default, or that of the worker's other settings."""
 
     n_gpu_layers: int | None = None
-    """Layers on the GPU; all with ``device=cuda``, none with ``cpu``."""
+    """Layers on the GPU; by default all with ``device=cuda``. None are with ``cpu``."""
     threads: int | None = None
     threads_batch: int | None = None
-    """For prompts; as ``threads``."""
+    """Threads for prompts; by default as many as ``threads``."""
     n_ubatch: int | None = None
-    """Tokens that are computed at a time, of a step's."""
+    """Tokens of a step that are computed at a time."""
     flash_attn: str = "auto"
     type_k: str = "f16"
     type_v: str = "f16"
@@ -53,18 +53,18 @@ class Options:
     split_mode: str = "layer"
     main_gpu: int | None = None
     kv_unified: bool | None = None
-    """One pool of KV cells for all texts, instead of an equal part for each."""
+    """Whether all texts share one pool of KV cells, instead of having an equal part each."""
     rope_freq_base: float | None = None
     rope_freq_scale: float | None = None
     repack: bool = True
-    """Weights in the order that this CPU computes fastest; off, they stay in the mapped file."""
+    """Whether weights are reordered for this CPU's speed; if not, they stay in the mapped file."""
     tokenizer: Path | None = None
-    """Folder with the model's original ``tokenizer.json``, where the file's vocabulary is of a kind
-    that is not read here."""
+    """Folder with the model's original ``tokenizer.json``, for files whose kind of vocabulary
+    cannot be read here."""
 
 
 def read_options(stated: Mapping[str, str]) -> Options:
-    """Raises ``ValueError`` that names what is wrong and what would fit."""
+    """Parse the operator's settings. Raises ``ValueError`` that names the fault and a remedy."""
     readers = {field.name: _reader(field.name) for field in fields(Options)}
     found: dict[str, Any] = {}
     for name, text in stated.items():

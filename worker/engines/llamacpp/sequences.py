@@ -1,4 +1,4 @@
-"""Which job has which of llama.cpp's sequences, and what the idle ones still hold.
+"""Assigns llama.cpp's sequences to jobs, and knows what the idle ones still hold.
 
 A sequence keeps its KV cells after its job has ended. A prompt that begins alike takes it over, or
 shares the cells of another one's head. Cells are reserved to a job's end before it starts.
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _WORTH_TAKING: Final = 2
-"""An idle text is taken for its head where that is at least one part in so many of it; else only
-when no other is idle."""
+"""An idle text is cut for its head where that is at least 1/2 of it (1 divided by this); otherwise
+only when no other is idle."""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,18 +20,18 @@ class Slot:
     index: int
     tokens: list[int] = field(default_factory=list)
     salt: str = ""
-    """Of those tokens: prompts with another one do not share them."""
+    """Cache salt of those tokens: prompts with another salt do not share them."""
     limit: int = 0
-    """Cells reserved for the job that has it; 0: it is idle."""
+    """Cells reserved for the job that has the slot; 0 while it is idle."""
     used_at: int = 0
-    """Counts takings; the least has been idle for longest."""
+    """Number of its latest taking; among idle slots the least is the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A slot for a job. Before its first step, in this order: cut ``slot`` to ``cut_to``, copy
-    ``copied`` positions of ``source`` where there is one, forget ``evicted`` whole (``source`` may
-    be among them: shared cells stay)."""
+    """A slot taken for a job. Before its first step, in this order: cut ``slot`` to ``cut_to``,
+    copy ``copied`` positions of ``source`` where there is one, forget ``evicted`` whole (``source``
+    may be among them: shared cells stay)."""
 
     slot: Slot
     cut_to: int
@@ -46,8 +46,8 @@ class Taken:
 
 
 class Sequences:
-    """All slots. ``unified``: cells are of one pool, and sequences may share them; else each slot
-    has an equal part. Without ``reuse`` nothing outlives its job."""
+    """All slots. ``unified``: sequences have cells of one pool, and may share them; otherwise each
+    slot has an equal part. Without ``reuse`` nothing outlives its job."""
 
     def __init__(self, count: int, cells: int, *, unified: bool, reuse: bool) -> None:
         self.cells = cells
@@ -56,7 +56,7 @@ class Sequences:
         self._reuse = reuse
         self._takings = 0
         self.evicted_tokens = 0
-        """In all, of idle slots that had to go."""
+        """Tokens of all idle slots evicted so far."""
 
     @property
     def reserved_cells(self) -> int:
@@ -64,12 +64,12 @@ class Sequences:
 
     @property
     def idle_cells(self) -> int:
-        """That hold what may be found again."""
+        """Cells of idle slots, whose texts may be found again."""
         return sum(len(slot.tokens) for slot in self.slots if not slot.limit)
 
     @property
     def longest(self) -> int:
-        """Cells that one job can have."""
+        """Most cells that one job can have."""
         return self.cells if self._unified else self.cells // len(self.slots)
 
     def take(self, prompt: Sequence[int], limit: int, salt: str = "") -> Taken | None:
@@ -97,8 +97,8 @@ class Sequences:
         return Taken(slot, 0 if source is not None else cut_to, source, copied, evicted)
 
     def release(self, slot: Slot, *, is_sound: bool = True) -> bool:
-        """The job is over. False: what the slot holds is to be forgotten now, as it always is where
-        it is not ``is_sound``."""
+        """Free a slot whose job is over. False: the caller must forget what the slot holds, as
+        always when that is not ``is_sound``."""
         slot.limit = 0
         is_kept = self._reuse and is_sound
         if not is_kept:
@@ -106,21 +106,21 @@ class Sequences:
         return is_kept
 
     def forget_idle(self) -> list[Slot]:
-        """Give up all that idle slots hold; those that held something."""
+        """Give up all that idle slots hold; returns the slots that held something."""
         held = [slot for slot in self.slots if not slot.limit and slot.tokens]
         for slot in held:
             self._forget(slot)
         return held
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` where the books do not add up."""
+        """Raise ``AssertionError`` where the counts of cells contradict each other."""
         if self._unified:
             assert self.reserved_cells + self.idle_cells <= self.cells
         for slot in self.slots:
             assert not slot.limit or len(slot.tokens) <= slot.limit <= self.longest
 
     def _shared(self, slot: Slot, prompt: Sequence[int], salt: str) -> int:
-        """How many tokens a slot's text and the prompt begin with alike."""
+        """Length in tokens of the common head of a slot's text and ``prompt``, without its last."""
         if not self._reuse or slot.salt != salt:
             return 0
         most = min(len(slot.tokens), len(prompt) - 1)
@@ -129,7 +129,7 @@ class Sequences:
         return next(i for i in range(most) if slot.tokens[i] != prompt[i])
 
     def _evict(self, keep: Slot | None) -> list[Slot]:
-        """Idle slots that must go, those idle for longest first, a source of cells last."""
+        """Forget idle slots until the cells suffice: oldest first, ``keep`` last. Returns them."""
         idle = [slot for slot in self.slots if not slot.limit and slot.tokens]
         idle.sort(key=lambda slot: (slot is keep, slot.used_at))
         excess = self.reserved_cells + self.idle_cells - self.cells
@@ -148,5 +148,5 @@ class Sequences:
 
 
 def _worth(slot: Slot, head: int) -> int:
-    """What is gained by cutting an idle slot's text after ``head`` tokens; 0: too much is lost."""
+    """Tokens gained by cutting an idle slot's text after ``head``; 0 where too much is lost."""
     return head if head * _WORTH_TAKING >= len(slot.tokens) else 0

@@ -1,4 +1,4 @@
-"""How many KV cells, and how many threads."""
+"""Decides how many KV cells and how many threads llama.cpp gets."""
 
 import os
 from typing import Final
@@ -18,17 +18,18 @@ from worker.runner.memory import (
 from worker.settings import WorkerSettings
 
 _USUAL_TEXT: Final = 2048
-"""Tokens: cells for so many are taken for each of ``max_running`` texts. llama.cpp fills them with
-zeros at once, so that they are not taken for the longest texts that might come."""
+"""Tokens to have cells for, in each of ``max_running`` texts. llama.cpp fills cells with zeros at
+once, so that the longest texts that might come are not provided for."""
 _ONE_THREAD_BYTES: Final = 64 * 2**20
-"""Of weights as float32: a smaller model's step is over before a second thread has begun."""
+"""Bytes of weights (as float32) below which one thread computes: a smaller model's step is over
+before a second thread has begun."""
 _GPU_SHARE: Final = 0.8
 
 
 def context_shape(
     settings: WorkerSettings, options: Options, file: GgufFile, model: LoadedModel, on_gpu: bool
 ) -> ContextShape:
-    """As ``settings`` say or, where they do not, as far as memory goes. Raises ``MemoryError``."""
+    """Size the context by ``settings`` or, without, by free memory. Raises ``MemoryError``."""
     context = model.trained_context
     per_cell = cell_bytes(file, options)
     wanted = max(context, settings.max_running * min(context, _USUAL_TEXT))
@@ -51,7 +52,7 @@ def context_shape(
 
 
 def threads_for(settings: WorkerSettings, model: LoadedModel) -> int:
-    """Of a step on the CPU."""
+    """Number of threads for a step on the CPU."""
     if settings.cpu_threads:
         return settings.cpu_threads
     stated = os.environ.get("OMP_NUM_THREADS", "")
@@ -63,7 +64,7 @@ def threads_for(settings: WorkerSettings, model: LoadedModel) -> int:
 
 
 def cell_bytes(file: GgufFile, options: Options) -> int:
-    """What the KV of one token takes, in all layers."""
+    """Bytes that the KV of one token takes, in all layers."""
     layers = max(1, file.of_model("block_count"))
     heads = max(1, file.of_model("attention.head_count"))
     kv_heads = file.values.get(f"{file.architecture}.attention.head_count_kv", heads)
@@ -82,7 +83,7 @@ def _whole(value: object, default: int) -> int:
 
 
 def _budget(settings: WorkerSettings, context_bytes: int, on_gpu: bool) -> int | None:
-    """Bytes for the KV cells, of what is free; None: nobody knows."""
+    """Bytes of free memory for the KV cells; None where that is unknown."""
     if on_gpu:
         if not torch.cuda.is_available():
             return None

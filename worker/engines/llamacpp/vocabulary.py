@@ -1,6 +1,6 @@
-"""The vocabulary in a GGUF file as a ``tokenizer.json``, so that prompts are read as everywhere.
+"""Converts a GGUF file's vocabulary to a ``tokenizer.json``, the form used everywhere else.
 
-Files that carry the original (``tokenizer.huggingface.json``) are believed. Else it is built: byte
+An original in the file (``tokenizer.huggingface.json``) is used as it is. Else it is built: byte
 level BPE (``gpt2``) has merges, and splits text first by a pattern that the file only names; BPE
 with scores (``llama``, of SentencePiece) has its merges by the scores.
 """
@@ -17,11 +17,11 @@ from worker.errors import TokenizerError, UnsupportedModel
 ORIGINAL: Final = "tokenizer.huggingface.json"
 _KEY: Final = "tokenizer.ggml."
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
-"""Kinds of tokens besides the normal ones, 1."""
+"""Kinds of tokens, besides 1 for normal ones."""
 _LONGEST: Final = 512
-"""Characters of a piece that others are joined to; SentencePiece makes none beyond a few dozen."""
+"""Most characters of a joined piece; SentencePiece makes none longer than a few dozen."""
 _UNDERLINE: Final = "\u2581"
-"""SentencePiece's blank."""
+"""The character by which SentencePiece writes a blank."""
 
 _GPT_2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS: Final = (
@@ -48,11 +48,11 @@ _PATTERNS: Final[dict[str, tuple[str, ...]]] = {
     "starcoder": _SINGLE_DIGITS,
     "command-r": _SINGLE_DIGITS,
 }
-"""How text is split, by the names of llama.cpp: each in what those before it left."""
+"""Patterns that split text, by llama.cpp's names; each is applied to what the ones before left."""
 
 
 def build_tokenizer(file: GgufFile) -> bytes:
-    """``tokenizer.json`` for the file. Raises ``UnsupportedModel``, ``TokenizerError``."""
+    """Make a ``tokenizer.json`` for the file. Raises ``UnsupportedModel``, ``TokenizerError``."""
     original = file.text(ORIGINAL)
     if original:
         return original.encode()
@@ -87,12 +87,12 @@ _ELSEWHERE: Final = (
 
 
 def pattern_name(pattern: str) -> str | None:
-    """llama.cpp's name for a tokenizer that splits by ``pattern`` alone; None: it has none."""
+    """llama.cpp's name for splitting by ``pattern`` alone; None where it has none."""
     return next((name for name, known in _PATTERNS.items() if known == (pattern,)), None)
 
 
 def token_settings(file: GgufFile) -> dict[str, Any]:
-    """As ``tokenizer_config.json`` says them: ``bos_token`` and others by their text."""
+    """The texts of ``bos_token`` and others, as ``tokenizer_config.json`` would state them."""
     pieces = file.texts(_KEY + "tokens")
     found = {}
     for name, key in (
@@ -108,19 +108,19 @@ def token_settings(file: GgufFile) -> dict[str, Any]:
 
 
 def chat_template(file: GgufFile) -> str:
-    """Jinja source; empty where the file has none."""
+    """Jinja source of the chat template; empty where the file has none."""
     return file.text("tokenizer.chat_template")
 
 
 def end_ids(file: GgufFile) -> list[int]:
-    """Tokens that the file says end a text or a turn."""
+    """Ids of the tokens that end a text or a turn, according to the file."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     found = [file.values.get(_KEY + key) for key in keys]
     return [token for token in found if isinstance(token, int)]
 
 
 def control_ids(file: GgufFile) -> list[int]:
-    """Tokens that stand for no text of a user's."""
+    """Ids of control tokens, which never stand for a user's text."""
     kinds = file.values.get(_KEY + "token_type")
     return [i for i, kind in enumerate(kinds) if kind == CONTROL] if isinstance(kinds, list) else []
 
@@ -135,7 +135,7 @@ def _byte_level(file: GgufFile, pieces: list[str]) -> Tokenizer:
         )
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     merges = [_pair(merge) for merge in file.texts(_KEY + "merges")]
-    # Llama 3's takes a word that is a token as it is, whatever the merges would make of it.
+    # Llama 3's tokenizer keeps a word that is a token, whatever the merges would make of it.
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=patterns is _LLAMA_3))
     if patterns is _QWEN_2:
         tokenizer.normalizer = normalizers.NFC()
@@ -183,8 +183,8 @@ def _with_scores(file: GgufFile, pieces: list[str]) -> Tokenizer:
 
 
 def _merges_by_score(vocabulary: dict[str, int], scores: list[Any]) -> list[tuple[str, str]]:
-    """SentencePiece joins what makes the piece of the highest score; of one piece's pairs, the one
-    of the earliest parts comes first."""
+    """Merges in SentencePiece's order: the piece of the highest score first; of the pairs that make
+    one piece, the pair of the earliest parts first."""
     merges = []
     for piece, index in vocabulary.items():
         pairs = [
@@ -198,7 +198,7 @@ def _merges_by_score(vocabulary: dict[str, int], scores: list[Any]) -> list[tupl
 
 
 def _add_tokens(tokenizer: Tokenizer, file: GgufFile, pieces: list[str]) -> None:
-    """Those that are found in a text before it is split."""
+    """Add the tokens that are found in a text before it is split."""
     kinds = file.values.get(_KEY + "token_type")
     if not isinstance(kinds, list):
         return
@@ -212,8 +212,8 @@ def _add_tokens(tokenizer: Tokenizer, file: GgufFile, pieces: list[str]) -> None
 
 
 def _add_ends(tokenizer: Tokenizer, file: GgufFile, pieces: list[str]) -> None:
-    """What llama.cpp puts before and behind a prompt."""
-    # Where the file does not say: as llama.cpp has it.
+    """Add the tokens that llama.cpp puts before and behind a prompt."""
+    # Where the file states nothing, llama.cpp's defaults hold.
     by_default = (
         file.text(_KEY + "model") == "llama" or _PATTERNS.get(file.text(_KEY + "pre")) is _LLAMA_3
     )

@@ -1,4 +1,4 @@
-"""A ``Backend`` over a library's model: prompts in chunks, a column for all texts, our sampler."""
+"""A ``Backend`` over ``transformers``: prompts in chunks, a token for all texts a step."""
 
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -23,18 +23,18 @@ from worker.scheduler.request import Request, make_request
 
 @dataclass(frozen=True, slots=True)
 class BackendLimits:
-    """``pool_tokens`` is what all texts together may hold, padding included."""
+    """Limits of the backend. ``pool_tokens``: tokens that all texts may hold, padding included."""
 
     max_running: int
     pool_tokens: int
     block_tokens: int
     chunk_tokens: int
-    """A longer prompt is read in several steps; 0 where it must be read at once."""
+    """Tokens of a prompt that a step reads at most; 0: prompts are read in one step."""
 
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """A job with its progress. ``cache`` is its own until its prompt is read."""
+    """A job with its progress. ``cache`` is its own until its prompt has been read."""
 
     handle: int
     request: Request
@@ -42,7 +42,7 @@ class _Text:
 
 
 class TransformersBackend:
-    """See ``Backend``. What is given up is free at once; ``step`` computes by itself."""
+    """A ``Backend``. Jobs given up are freed at once; ``step`` computes by itself."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class TransformersBackend:
         limits: BackendLimits,
         probe: DeviceProbe | None = None,
     ) -> None:
-        """``probe`` is asked after each error; None is that of the decoder's device."""
+        """``probe`` checks the device after each error; None: the default one for that device."""
         self._decoder = decoder
         self._texts = texts
         self._sampler = sampler
@@ -61,10 +61,10 @@ class TransformersBackend:
         self._masks = MaskMaker(sampler.vocab_size, sampler.eos_token_ids)
         self._free_slots = list(range(limits.max_running))
         self._queued: deque[_Text] = deque()
-        """For lack of memory."""
+        """Texts that wait for memory or a slot."""
         self._reading: deque[_Text] = deque()
         self._jobs: dict[int, _Text] = {}
-        """All but those that are queued."""
+        """Texts by handle, all but those that are queued."""
         self._prompt_tokens = 0
 
     def add(self, handle: int, job: Job, max_tokens: int) -> None:
@@ -85,7 +85,7 @@ class TransformersBackend:
             self._free_slots.append(text.request.slot)
 
     def step(self, wait_s: float) -> Sequence[Produced]:
-        """A chunk of one prompt, and a token for each text whose prompt is read."""
+        """Read a chunk of one prompt, and draw a token for each text whose prompt has been read."""
         self._take_queued()
         handles, logits = self._decode()
         failed = [] if logits is not None or not handles else handles
@@ -109,7 +109,7 @@ class TransformersBackend:
         return made
 
     def interrupt(self) -> None:
-        """``step`` waits for nothing."""
+        """Do nothing, since ``step`` never waits."""
 
     def load(self) -> BackendLoad:
         """See ``Backend``."""
@@ -131,7 +131,7 @@ class TransformersBackend:
 
     @staticmethod
     def _reserved(texts: Collection[_Text]) -> int:
-        """Tokens that they can come to hold: in a batch each is as wide as the widest."""
+        """Tokens that these texts can come to hold: in a batch each is as wide as the widest."""
         return len(texts) * max((one.request.limit_tokens for one in texts), default=0)
 
     def _take_queued(self) -> None:
@@ -147,7 +147,7 @@ class TransformersBackend:
             self._reading.append(text)
 
     def _decode(self) -> tuple[list[int], Tensor | None]:
-        """The next column; None where it could not be computed."""
+        """Decode a token of each text: handles and logits, None without texts or on error."""
         handles = list(self._texts.handles)
         if not handles:
             return handles, None
@@ -160,7 +160,7 @@ class TransformersBackend:
             return handles, None
 
     def _check_device(self) -> None:
-        """Raise ``DeviceLost``, from the error at hand, where it is not about one text."""
+        """Raise ``DeviceLost``, from the error being handled, if the device itself has failed."""
         if self._probe is not None:
             self._probe.check()
 
@@ -173,7 +173,7 @@ class TransformersBackend:
         ]
 
     def _read(self, text: _Text) -> Tensor | None:
-        """Read the next chunk of a prompt; the logits after it when that was the last one."""
+        """Read the next chunk of a prompt; returns the logits after its last one, None before."""
         request = text.request
         start = request.computed
         end = request.prompt_tokens

@@ -1,4 +1,4 @@
-"""The texts that get their next token together.
+"""Holds the texts that get their next token together.
 
 ``PaddedBatch`` has them in one cache, aligned at their ends::
 
@@ -6,8 +6,8 @@
     [ t t t t t t t t t t ]
     [ . . t t t t t t t t ]
 
-so that one pass appends a column for all. A text that joins is padded to the others' width, or they
-to its; when the longest leaves, what is padding for all is cut off. ``SeparateTexts`` makes a pass
+so that one pass appends a column for all. When a text joins, the shorter of it and the others are
+padded; when the longest leaves, what is padding for all is cut off. ``SeparateTexts`` makes a pass
 for each, for architectures whose state cannot be padded.
 """
 
@@ -22,23 +22,23 @@ from worker.engines.transformers.decoder import Cache, Decoder
 
 
 class Texts(Protocol):
-    """What a step decodes. ``handles`` are in the order of its rows."""
+    """The texts that a step decodes. ``handles`` are in the order of its rows."""
 
     @property
     def handles(self) -> list[int]: ...
 
     def join(self, handle: int, cache: Cache, length: int) -> None:
-        """A text whose prompt of ``length`` tokens is in a cache of its own."""
+        """Add a text whose prompt of ``length`` tokens is in a cache of its own."""
 
     def leave(self, handles: Collection[int]) -> None:
-        """Texts that end; unknown ones are ignored. Their memory is free when this returns."""
+        """Remove texts; unknown ones are ignored. Their memory is free when this returns."""
 
     def step(self, ids: Sequence[int]) -> Tensor:
-        """Append a token to each text → the logits after it, float32 [rows, vocabulary]."""
+        """Append a token to each text; returns the logits after it, float32 [rows, vocabulary]."""
 
 
 class SeparateTexts:
-    """A cache for each text."""
+    """``Texts`` with a cache for each."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -69,7 +69,7 @@ class SeparateTexts:
 
 
 class PaddedBatch:
-    """One cache for all texts."""
+    """``Texts`` in one cache, padded on the left."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder

@@ -1,4 +1,4 @@
-"""From settings to a loaded engine over ``transformers``."""
+"""Builds an engine over ``transformers``, ready to start, from settings."""
 
 import hashlib
 import time
@@ -40,9 +40,9 @@ LACKS: Final = (
     Feature.SESSIONS,
 )
 _CUDA_POOL_SHARE: Final = 0.6
-"""Of the memory that is free once the weights are loaded: each step copies the caches once."""
+"""Share of GPU memory free after loading that caches may take: each step copies them once."""
 _TOLERANCE: Final = 0.05
-"""Of a logit, relative to how far the logits reach: what padding may change."""
+"""Largest change of a logit that padding may cause, relative to the range of the logits."""
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
@@ -50,7 +50,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
 
     Raises ``EngineMissing``, ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``.
     """
-    # On a thread that ends, as our own is built: OpenMP keeps workers for each that computed.
+    # On a thread that ends: OpenMP keeps workers for every thread that has computed.
     with ThreadPoolExecutor(1, "tidegate-build") as threads:
         return threads.submit(_build, settings, clock).result()
 
@@ -144,7 +144,7 @@ def _build(settings: WorkerSettings, clock: Clock) -> LoadedEngine:
 
 
 def _dtype(settings: WorkerSettings, device: torch.device) -> torch.dtype | str:
-    """As asked for; ``auto`` is the checkpoint's own where that is fast."""
+    """Type of the weights: the one asked for; ``auto`` is the checkpoint's where that is fast."""
     if settings.dtype != "auto":
         found = getattr(torch, settings.dtype)
         assert isinstance(found, torch.dtype)
@@ -162,8 +162,8 @@ def _set_up_cpu(settings: WorkerSettings, weight_bytes: int) -> None:
 
 
 def _try_out(decoder: Decoder, facts: Facts) -> tuple[bool, int]:
-    """Whether texts in one batch, read in chunks, get the logits that they get alone; and what a
-    token's keys and values take, bytes."""
+    """Try whether texts in one batch, read in chunks, get the logits that they get alone; returns
+    that, and the bytes that a token's keys and values take."""
     short, long = [3, 5, 7], [4, 6, 8, 9, 5, 4, 3]
     alone, sizes = [], []
     for ids in (short, long):
@@ -191,7 +191,7 @@ def _try_out(decoder: Decoder, facts: Facts) -> tuple[bool, int]:
 
 
 def _read(decoder: Decoder, texts: Texts, ids: list[int], facts: Facts, chunk: int) -> int:
-    """Read a prompt, ``chunk`` tokens at a time; the size of its cache, bytes."""
+    """Read a prompt, ``chunk`` tokens at a time; returns the bytes of its cache."""
     tokens = torch.tensor([ids], device=decoder.device) % facts.vocab_size
     positions = torch.arange(len(ids), device=decoder.device)[None]
     cache = decoder.new_cache()
@@ -207,7 +207,7 @@ def _read(decoder: Decoder, texts: Texts, ids: list[int], facts: Facts, chunk: i
 def _pool_tokens(
     settings: WorkerSettings, facts: Facts, device: torch.device, token_bytes: int
 ) -> int:
-    """What all texts together may hold; at least one block."""
+    """Tokens that all texts together may hold; at least one block."""
     if settings.kv_blocks:
         return settings.kv_blocks * settings.block_tokens
     if device.type == "cuda":
@@ -221,7 +221,7 @@ def _pool_tokens(
 
 
 def _digest(settings: WorkerSettings, dtype: str, is_batched: bool) -> str:
-    """Hex SHA-256 over what has a say in which tokens come out."""
+    """Hex SHA-256 over the code, settings and versions that decide which tokens come out."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())

@@ -16,7 +16,7 @@ from worker.models.folder import why_unservable
 from worker.settings import WorkerSettings
 
 _NO_CONTEXT: Final = 8192
-"""For architectures whose configuration names none, since they have no positions."""
+"""Context in tokens for architectures whose configuration names none (they have no positions)."""
 _CODE: Final = (
     "its repository brings code of its own, which would run here with all that this process may do;"
     " where you trust it, set TIDEGATE_WORKER_TRUST_REMOTE_CODE=true"
@@ -25,7 +25,7 @@ _CODE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a card needs of a model's configuration."""
+    """The part of a model's configuration that its card needs."""
 
     architecture: str
     vocab_size: int
@@ -35,7 +35,7 @@ class Facts:
 
 
 def read_facts(settings: WorkerSettings) -> Facts:
-    """From ``config.json``. Raises ``EngineMissing`` or ``CheckpointError``."""
+    """Read ``config.json``. Raises ``EngineMissing`` or ``CheckpointError``."""
     path = settings.model_path
     try:
         from transformers import AutoConfig

@@ -24,14 +24,14 @@ class Decoder:
         self._takes = {name for name in (_POSITIONS, _MASK) if name in parameters}
         self._keeps_last = "logits_to_keep" in parameters
         self.vocab_size = 0
-        """Of the logits; known after the first pass, and cut to the tokenizer's by its caller."""
+        """Width of the logits; the caller cuts them to the tokenizer's vocabulary."""
 
     @property
     def device(self) -> torch.device:
         return self._device
 
     def new_cache(self) -> Cache:
-        """For one text. Sliding windows are the masks' work, so that any layer can be padded."""
+        """A cache for one text. Masks make sliding windows, so that any layer can be padded."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config)
@@ -39,7 +39,7 @@ class Decoder:
 
     @property
     def can_batch(self) -> bool:
-        """Whether texts may be padded: keys and values can be, states cannot. To be tried out."""
+        """Whether padding may be tried: keys and values can be padded, states cannot."""
         from transformers import DynamicCache
 
         return _is_padded(DynamicCache(config=self._model.config)) and _MASK in self._takes
@@ -48,8 +48,9 @@ class Decoder:
     def run(
         self, ids: Tensor, cache: Cache, positions: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """The logits after the last of ``ids`` [rows, tokens], float32 [rows, vocabulary], and the
-        cache with these tokens in it. ``mask`` [rows, all tokens] is 0 where a row is padded."""
+        """Compute ``ids`` [rows, tokens]: the logits after the last, float32 [rows, vocabulary],
+        and the cache with these tokens in it. ``mask`` [rows, all tokens] is 0 where a row is
+        padded."""
         asked: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
         if _POSITIONS in self._takes:
             asked[_POSITIONS] = positions
@@ -69,7 +70,7 @@ class Decoder:
 
 
 def cache_bytes(cache: Cache) -> int:
-    """What a cache holds."""
+    """Bytes of the keys and values that a cache holds."""
     found = 0
     for layer in cache.layers:
         for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):

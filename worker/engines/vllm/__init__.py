@@ -1,6 +1,6 @@
-"""vLLM in this process, as a ``Backend``: its scheduler, cache and kernels beneath our deadlines.
+"""vLLM in this process, as a ``Backend``: its scheduler, cache and kernels under our deadlines.
 
-``library.py`` finds it, ``arguments.py`` has its settings, ``core.py`` starts its engine core on no
-thread but ours, ``backend.py`` steps that, ``requests.py`` and ``results.py`` translate, and
+``library.py`` finds it, ``arguments.py`` has its settings, ``core.py`` starts its engine core on
+our own thread, ``backend.py`` steps that, ``requests.py`` and ``results.py`` translate, and
 ``prefix_cache.py`` gives its KV blocks our names.
 """

@@ -1,4 +1,4 @@
-"""Our settings and the operator's ``TIDEGATE_WORKER_ENGINE_ARGS`` as vLLM's ``EngineArgs``."""
+"""Turns our settings and ``TIDEGATE_WORKER_ENGINE_ARGS`` into vLLM's ``EngineArgs``."""
 
 import json
 import secrets
@@ -10,7 +10,7 @@ from worker.errors import BrokenCheckpoint
 from worker.settings import WorkerSettings
 
 _STEP_TOKENS: Final = 2048
-"""vLLM's own for small GPUs; ``TIDEGATE_WORKER_MAX_STEP_TOKENS`` counts where it is set."""
+"""Tokens of a step (vLLM's default for small GPUs) unless our ``max_step_tokens`` is set."""
 _OURS: Final = frozenset(
     {
         "model",
@@ -27,7 +27,7 @@ _OURS: Final = frozenset(
 
 
 def check_settings(settings: WorkerSettings) -> None:
-    """Raise ``ValueError`` for settings of our own engine that vLLM cannot keep."""
+    """Raise ``ValueError`` for settings of our own engine that vLLM cannot honour."""
     refused = {
         "DETERMINISTIC": (settings.deterministic, "its sums depend on what else is in a step"),
         "KV_DISK_PATH": (settings.kv_disk_path is not None, "it has KV connectors of its own"),
@@ -46,11 +46,11 @@ def check_settings(settings: WorkerSettings) -> None:
 
 
 def defaults(settings: WorkerSettings) -> dict[str, str]:
-    """What our settings say, by vLLM's names."""
+    """Our settings by vLLM's names, as text."""
     stated = settings.model_fields_set
     step_tokens = settings.max_step_tokens if "max_step_tokens" in stated else _STEP_TOKENS
     found = {
-        # Its own default seeds the whole process with 0: every start would draw the same texts.
+        # vLLM's default seeds the whole process with 0: every start would draw the same texts.
         "seed": str(secrets.randbelow(2**31)),
         "max_num_seqs": str(settings.max_running),
         "max_num_batched_tokens": str(max(step_tokens, settings.max_running)),
@@ -69,8 +69,8 @@ def defaults(settings: WorkerSettings) -> dict[str, str]:
 
 
 def engine_args(settings: WorkerSettings) -> Any:
-    """An ``EngineArgs``. vLLM must be there. Raises ``ValueError`` for names and values that it
-    does not know."""
+    """Make an ``EngineArgs``; vLLM must be installed. Raises ``ValueError`` for names and values
+    that it does not know."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -91,7 +91,7 @@ def engine_args(settings: WorkerSettings) -> Any:
 
 
 def engine_config(settings: WorkerSettings) -> Any:
-    """A ``VllmConfig``. Raises ``ValueError``, ``BrokenCheckpoint`` for what vLLM does not run."""
+    """Make a ``VllmConfig``. Raises ``ValueError``; ``BrokenCheckpoint`` if vLLM cannot run it."""
     from vllm.config.kv_events import KVEventsConfig
 
     if not (settings.model_path / "config.json").is_file():
@@ -119,8 +119,8 @@ def check_names(stated: Mapping[str, str], known: Mapping[str, list[str]]) -> No
 
 
 def command_line(stated: Mapping[str, str], flags: Mapping[str, list[str]]) -> list[str]:
-    """As words for vLLM's own parser, which knows the types. What can be switched on and off has
-    an option for either."""
+    """The settings as words for vLLM's own parser, which knows the types. What can be switched on
+    and off has an option for either."""
     words = []
     for name, value in stated.items():
         options = flags[name]

@@ -22,7 +22,7 @@ from worker.scheduler.end_reason import grammar_failed
 
 
 class EngineCoreDead(RuntimeError):
-    """A process of vLLM's own has ended: nothing more can be computed."""
+    """One of vLLM's own processes has ended: nothing more can be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class CoreParts:
 
 
 class VllmBackend:
-    """See ``Backend``. What is aborted is free when that returns."""
+    """A ``Backend``. Aborted jobs are freed when ``abort`` returns."""
 
     def __init__(self, parts: CoreParts) -> None:
         self._core = core = parts.core
@@ -120,7 +120,7 @@ class VllmBackend:
             kv_blocks_used=total - free,
             running=running,
             waiting=waiting,
-            # At least: of the blocks in use, those that are not full have no name.
+            # A lower bound: of the blocks in use, those that are not full have no name.
             kv_blocks_cached=min(free, max(0, cached - (total - free))),
             hit_blocks_total=self._hits,
             missed_blocks_total=self._misses,
@@ -149,7 +149,7 @@ class VllmBackend:
         return made
 
     def _check_grammar(self, output: Any, job: Job, made: Produced) -> None:
-        """No mask could be made for what was drawn: it is not what the job asked for."""
+        """End a job whose mask could not be made, since its token may break its grammar."""
         if job.constraint is None or not job.constraint.error:
             return
         if made.end is None:

@@ -1,4 +1,4 @@
-"""From settings to a vLLM engine that is ready to start, with its tokenizer and model card."""
+"""Builds a vLLM engine, ready to start, with its tokenizer and model card, from settings."""
 
 import os
 import time
@@ -27,9 +27,9 @@ from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
 _SMALL_BYTES: Final = 64 * 2**20
-"""Weights of which one thread reads all faster than several agree to."""
+"""Bytes of weights below which one thread computes faster than several."""
 _SET_NUM_THREADS: Final = torch.set_num_threads
-"""Torch's own: vLLM puts a function in its place that does nothing."""
+"""Torch's own function, which vLLM replaces by one that does nothing."""
 
 
 def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
@@ -40,7 +40,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
     """
     check_settings(settings)
     timing = LoadTiming()
-    # On threads that end: OpenMP keeps workers for every one that has computed.
+    # On threads that end: OpenMP keeps workers for every thread that has computed.
     with ThreadPoolExecutor(2, "tidegate-build") as threads:
         hashing = threads.submit(_timed_digest, settings.model_path, timing)
         return threads.submit(_build, settings, clock, timing, hashing).result()
@@ -74,7 +74,7 @@ def _build(
     set_threads = partial(_set_threads, threads_for(settings))
     set_threads()
     if settings.device == "cpu" and torch.cpu._is_amx_tile_supported():
-        # Tiles have to be asked for, once for each process. In Triton's stub nothing else does.
+        # AMX tiles must be requested once per process; in Triton's stub nothing else does.
         torch.cpu._init_amx()
     digest = hashing.result()
     with timing.timed("model_load"):
@@ -129,7 +129,7 @@ def _build(
 
 
 def threads_for(settings: WorkerSettings) -> int:
-    """How many a step on the CPU has; 0 leaves it to ``OMP_NUM_THREADS`` and torch."""
+    """Number of threads for a step on the CPU; 0 leaves it to ``OMP_NUM_THREADS`` and torch."""
     if settings.device != "cpu":
         return 0
     if settings.cpu_threads or "OMP_NUM_THREADS" in os.environ:
@@ -139,7 +139,7 @@ def threads_for(settings: WorkerSettings) -> int:
 
 
 def _set_threads(count: int) -> None:
-    """For the thread that calls: OpenMP has a number for each, and vLLM's kernels insist that those
-    who load and those who compute have the same."""
+    """Set torch's number of threads for the calling thread; 0 changes nothing. OpenMP has a number
+    for each thread, and vLLM's kernels want the loading and the computing one to agree."""
     if count:
         _SET_NUM_THREADS(count)

@@ -1,4 +1,4 @@
-"""What a vLLM engine tells of its model."""
+"""Makes the model card of a vLLM engine."""
 
 import hashlib
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ _LACKS: Final = (Feature.EMBEDDINGS, Feature.SESSIONS)
 
 
 def end_tokens(path: Path, stated: object, vocab_size: int) -> tuple[int, ...]:
-    """All that end an answer: those of ``generation_config.json``, else ``config.json``'s, which
-    are ``stated``; the tokenizer's own comes on top (``with_own_end``)."""
+    """Ids of the tokens that end an answer, by ``generation_config.json`` or else ``config.json``
+    (``stated``). ``with_own_end`` adds the tokenizer's."""
     found = read_generation_config(path).get("eos_token_id")
     if found is None:
         found = stated
@@ -30,7 +30,7 @@ def end_tokens(path: Path, stated: object, vocab_size: int) -> tuple[int, ...]:
 
 
 def with_own_end(found: tuple[int, ...], tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """And the tokenizer's, a chat model's end of turn."""
+    """``found`` and the tokenizer's own end token, a chat model's end of turn."""
     own = tokenizer.eos_token_id
     if own is not None and own not in found and own < vocab_size:
         found = (*found, own)
@@ -40,7 +40,7 @@ def with_own_end(found: tuple[int, ...], tokenizer: Tokenizer, vocab_size: int) 
 
 
 def lacking(*, grammars: bool, kv_events: bool, speculates: bool) -> tuple[Feature, ...]:
-    """What the card says."""
+    """Features that the engine lacks, for its card."""
     lacks = [*_LACKS]
     if not grammars:
         lacks.append(Feature.GRAMMAR)
@@ -63,7 +63,7 @@ def model_card(
     grammars: str,
     lacks: tuple[Feature, ...],
 ) -> ModelCard:
-    """``config`` is vLLM's, with what became of it when the model was loaded."""
+    """Make the card. ``config`` is vLLM's, as changed when the model was loaded."""
     model = config.model_config
     device = "cpu" if settings.device == "cpu" else "cuda:0"
     facts = device_facts(device)
@@ -102,12 +102,12 @@ def model_card(
 
 
 def max_running(settings: WorkerSettings, config: Any) -> int:
-    """The operator may have told vLLM another number than the worker."""
+    """Most jobs that run at once: the lesser of the worker's number and the one given to vLLM."""
     return min(settings.max_running, int(config.scheduler_config.max_num_seqs))
 
 
 def engine_digest(stated: Mapping[str, str], model: Any) -> str:
-    """Hex SHA-256 over the versions and settings that have a say in which tokens come."""
+    """Hex SHA-256 over the code, versions and settings that decide which tokens come out."""
     facts = (library_version(), version_of("torch"), str(model.dtype), sorted(stated.items()))
     digest = hashlib.sha256(repr(facts).encode())
     for code in sorted(Path(__file__).parent.glob("*.py")):

@@ -13,15 +13,15 @@ from worker.runner.memory import ProcessMemory
 from worker.settings import WorkerSettings
 
 _CPU_SHARE: Final = 0.25
-"""Of the memory that is free, as for our own engine."""
+"""Share of free memory for the KV cache, as for our own engine."""
 _CPU_SHARE_ONE: Final = 0.5
 _BYTES: Final = 2
-"""Of a number in the KV cache, float16 or bfloat16."""
+"""Bytes of a number in the KV cache, float16 or bfloat16."""
 
 
 def bound_memory(settings: WorkerSettings, config: Any) -> None:
-    """On the CPU, take for the KV cache what ``max_running`` whole contexts can use, as far as a
-    part of what is free goes. vLLM itself takes a share of all the memory there is."""
+    """On the CPU, limit the KV cache to what ``max_running`` whole contexts can use, and to a share
+    of the free memory. vLLM itself takes a share of all memory."""
     cache, model = config.cache_config, config.model_config
     if settings.device != "cpu" or cache.kv_cache_memory_bytes is not None:
         return

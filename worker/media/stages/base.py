@@ -1,5 +1,5 @@
-"""What a stage's provider does: plain code on a thread of its own that asks, in every step, whether
-to go on.
+"""The interface of a stage's provider: plain code on a thread of its own that asks, in every step,
+whether to go on.
 
 A provider loads its model when it is made, keeps it, and renders into views that it is given. It
 serves one slot at a time.
@@ -17,23 +17,23 @@ from worker.media.recipe import Recipe
 
 Step = Callable[[float], None]
 """Called in each denoising step and frame batch with the share that is done, 0 to 1. Raises what
-ends the stage: it must get through."""
+ends the stage, which the provider must let through."""
 
 
 class Provider(Protocol):
-    """What providers of every stage have."""
+    """The part of the interface that providers of every stage have."""
 
     name: str
 
     def residents(self) -> Sequence[Resident]:
-        """What it keeps in memory."""
+        """What the provider keeps in memory."""
 
     def close(self) -> None:
-        """Free it."""
+        """Free that memory."""
 
 
 class SpeechProvider(Provider, Protocol):
-    """Text → sound."""
+    """Makes sound of text."""
 
     def render(self, recipe: Recipe, audio: torch.Tensor, step: Step) -> int:
         """Write samples at ``SAMPLE_RATE`` to the front of ``audio``, ``[samples]`` float32;
@@ -41,14 +41,14 @@ class SpeechProvider(Provider, Protocol):
 
 
 class PortraitProvider(Provider, Protocol):
-    """Prompt → face."""
+    """Makes a face of a prompt."""
 
     def render(self, recipe: Recipe, actor: torch.Tensor, step: Step) -> None:
         """Write all of ``actor``, ``[3, size, size]`` float32 from 0 to 1."""
 
 
 class VideoProvider(Provider, Protocol):
-    """Face and sound → frames."""
+    """Makes frames of a face and sound."""
 
     def render(
         self,
@@ -64,19 +64,19 @@ class VideoProvider(Provider, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelScore:
-    """How like its prompt each keyframe is to one model, 0 to 1."""
+    """How well each keyframe matches its prompt, 0 to 1, according to one model."""
 
     model: str
     scores: tuple[float, ...]
 
 
 class CheckProvider(Provider, Protocol):
-    """Keyframes and prompt → how well they go together, by two models."""
+    """Judges by two models how well keyframes match a prompt."""
 
     def score(
         self, prompt: str, keyframes: torch.Tensor, step: Step
     ) -> tuple[ModelScore, ModelScore]:
-        """``keyframes``: ``[n, 3, size, size]`` uint8."""
+        """Score ``keyframes`` ``[n, 3, size, size]`` uint8."""
 
 
 @dataclass(frozen=True, slots=True)

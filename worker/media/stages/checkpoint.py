@@ -1,4 +1,4 @@
-"""What providers with weights have in common: a local folder, a precision, bytes that stay."""
+"""Helpers for providers with weights: local folders, precisions, bytes that stay in memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +21,11 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 
 _MOST_SAID = 300
-"""Characters of what a library says: some name every weight that does not fit."""
+"""Most characters quoted of a library's message: some name every weight that does not fit."""
 
 
 def open_folder(folder: str, setting: str, what: str, files: Sequence[str | Sequence[str]]) -> Path:
-    """``folder`` with all ``files`` in it; of several in one place, one is enough.
+    """The path of ``folder``, if it has all ``files``; of a group of alternatives, one is enough.
 
     Raises ``LoadError`` that names ``setting`` and every file which is missing.
     """
@@ -45,7 +45,7 @@ def open_folder(folder: str, setting: str, what: str, files: Sequence[str | Sequ
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """Whatever a library raises over the files in ``path`` becomes ``BrokenCheckpoint``."""
+    """Turn whatever a library raises over the files in ``path`` into ``BrokenCheckpoint``."""
     try:
         yield
     except (LoadError, MemoryError, torch.OutOfMemoryError):
@@ -57,7 +57,7 @@ def loading(path: Path) -> Iterator[None]:
 
 
 def need_all(path: Path, missing: Iterable[str]) -> None:
-    """Raises ``BrokenCheckpoint`` where weights are ``missing``: a library would make them up."""
+    """Raise ``BrokenCheckpoint`` where weights are ``missing``: a library would make them up."""
     names = sorted(missing)
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -65,12 +65,12 @@ def need_all(path: Path, missing: Iterable[str]) -> None:
 
 
 def not_installed(provider: str, extra: str, error: ImportError) -> LoadError:
-    """What to say when a provider's library cannot be imported."""
+    """The error to raise when a provider's library cannot be imported."""
     return LoadError(f"the provider {provider} needs {error.name}: {pip_install(extra)}")
 
 
 def resident(name: str, modules: Iterable[Any], precision: str) -> Resident:
-    """Bytes of what ``modules`` hold, parameters and buffers, as they are stored."""
+    """The bytes of all parameters and buffers of ``modules``, as they are stored."""
     tensors: dict[int, int] = {}
     for module in modules:
         for tensor in (*module.parameters(), *module.buffers()):
@@ -81,7 +81,7 @@ def resident(name: str, modules: Iterable[Any], precision: str) -> Resident:
 
 
 def _scales(tensor: Any) -> list[torch.Tensor]:
-    """What bitsandbytes keeps beside a weight in four bits."""
+    """Tensors that bitsandbytes keeps beside a weight of four bits."""
     found, state = [], getattr(tensor, "quant_state", None)
     while state is not None:
         found += [state.absmax, state.code]

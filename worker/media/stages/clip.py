@@ -1,7 +1,7 @@
-"""The check by two CLIP models (arXiv 2103.00020), from local folders, through transformers.
+"""Checks clips by two CLIP models (arXiv 2103.00020), from local folders, through transformers.
 
-A score is CLIPScore (arXiv 2104.08718): 2.5 times the cosine between picture and words, nothing
-below 0 and at most 1. CLIP's cosines are small (about 0.3 where a picture shows what is said of it,
+A score is CLIPScore (arXiv 2104.08718): 2.5 times the cosine between picture and words, limited to
+0 to 1. CLIP's cosines are small (about 0.3 where a picture shows what is said of it,
 0.15 where it does not); on this scale SL-7's thresholds 0.70 and 0.72 are cosines of 0.28 and
 0.288, and its outlier of 0.15 is one of 0.06.
 """
@@ -49,7 +49,7 @@ class _Model:
     deviation: torch.Tensor
 
     def cosines(self, prompt: str, keyframes: torch.Tensor) -> torch.Tensor:
-        """``[keyframes]``, all of them in one pass."""
+        """Cosines ``[keyframes]`` of prompt and keyframes, in one pass."""
         device = self.mean.device
         words = self.tokenizer(
             [prompt], truncation=True, max_length=self.most_tokens, return_tensors="pt"
@@ -60,7 +60,7 @@ class _Model:
         return unit[:, 0]
 
     def _pixels(self, keyframes: torch.Tensor) -> torch.Tensor:
-        """As the checkpoint's preprocessor has them: bicubic, of zero mean."""
+        """Pixels as the checkpoint's preprocessor makes them: scaled bicubically, normalised."""
         pixels = keyframes.to(self.mean.device, torch.float32) / 255
         pixels = nn.interpolate(
             pixels, (self.size, self.size), mode="bicubic", antialias=True, align_corners=False
@@ -69,7 +69,7 @@ class _Model:
 
 
 class ClipCheck:
-    """``CheckProvider``."""
+    """A ``CheckProvider``."""
 
     name = "clip"
 
@@ -102,7 +102,7 @@ class ClipCheck:
 
 
 def _pooled(features: Any) -> torch.Tensor:
-    """transformers 5 wraps what transformers 4 returns."""
+    """The pooled features, which transformers 5 wraps and transformers 4 returns plainly."""
     pooled: torch.Tensor = getattr(features, "pooler_output", features)
     return pooled
 

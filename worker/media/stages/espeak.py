@@ -1,8 +1,8 @@
 """Speech by eSpeak NG: formant synthesis, no weights, some hundred times faster than real time.
 
-``espeakng-loader`` brings the library (GPL-3.0, like its data: an extra that nobody gets unasked).
-It is C code that reads what strangers write, so it runs in a process of its own
-(``espeak_child``), which is killed when a stage must stop and started anew.
+``espeakng-loader`` contains the library (GPL-3.0, like its data: installed only on request). It is
+C code that reads what strangers write, so it runs in a process of its own (``espeak_child``),
+which is killed when a stage must stop and started anew.
 """
 
 import json
@@ -36,28 +36,29 @@ _DEFAULT_VOICE = "en"
 _NORMAL_PEAK = 0.9
 _START_S = 10.0
 _LOOK_MS = 20
-"""How often a stage looks whether it must stop, whatever eSpeak does."""
+"""Milliseconds between checks whether a stage must stop, whatever eSpeak does."""
 _MOST_CHARACTERS = 100
-"""Of text that eSpeak gets at once: it writes beyond its buffers where a clause has too many parts
-("U.S." 250 times)."""
+"""Most characters that eSpeak gets at once: it writes beyond its buffers where a clause has too
+many parts ("U.S." 250 times)."""
 _VOICE = re.compile(r"[A-Za-z0-9_-]{1,20}(/[A-Za-z0-9_-]{1,20})?(\+[A-Za-z0-9_-]{1,20})?")
-"""A longer name of a variant is written beyond its buffer too."""
+"""Names of voices that are safe: eSpeak writes longer names of variants beyond its buffer."""
 _LONGEST_CODE = 3
-"""Letters of a language's."""
+"""Most letters of a language code."""
 _SENTENCE_END = re.compile(r"(?<=[.!?;:\n])\s+")
 _SILENT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
-"""Control characters, of which the first would end the text, and halves of surrogate pairs."""
+"""Control characters, the first of which (NUL) would end the text, and lone surrogates."""
 
 Look = Callable[[], None]
 
 
 class EspeakSpeech:
-    """``SpeechProvider``."""
+    """A ``SpeechProvider``."""
 
     name = "espeak"
 
     def __init__(self, child: Path = Path(espeak_child.__file__)) -> None:
-        """``child``: the program. Raises ``LoadError`` where the library is not installed."""
+        """``child``: the program of the process. Raises ``LoadError`` where eSpeak NG is not
+        installed or does not start."""
         try:
             import espeakng_loader
         except ImportError:
@@ -92,7 +93,7 @@ class EspeakSpeech:
     def _synthesize(
         self, voice: str, recipe: Recipe, samples: int, step: Step
     ) -> tuple[int, bytearray]:
-        """eSpeak's own rate, and int16 samples at it, as many as ``samples`` take at ours."""
+        """eSpeak's own rate in Hz, and int16 samples at it, ``samples`` at ours at most."""
         if _VOICE.fullmatch(voice) is None:
             raise _no_voice(voice)
         language = voice.partition("+")[0].rpartition("/")[2]
@@ -123,7 +124,7 @@ class EspeakSpeech:
         except RecipeError:
             raise
         except BaseException:
-            # It may hang, and what it says next would be the next slot's.
+            # The process may hang, and its next output would be taken for the next slot's.
             self._process.kill()
             self._process = _Espeak(self._command)
             raise
@@ -132,8 +133,8 @@ class EspeakSpeech:
 
 
 class _Espeak:
-    """The process, on one thread. ``look``, in what follows, is called every ``_LOOK_MS`` while
-    there is nothing to read, and raises to end the wait."""
+    """The eSpeak process, used by one thread. Its methods call ``look`` every ``_LOOK_MS`` while
+    there is nothing to read; it raises to end the wait."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -157,8 +158,8 @@ class _Espeak:
             self._in.close()
 
     def rate(self, look: Look) -> int:
-        """Of its samples. Raises ``OSError`` where it cannot read its data, and what ``look``
-        raises."""
+        """Sample rate in Hz. Raises ``OSError`` where eSpeak cannot read its data, and what
+        ``look`` raises."""
         if not self._rate:
             self._rate = self.number(look)
         if self._rate <= 0:
@@ -166,7 +167,7 @@ class _Espeak:
         return self._rate
 
     def ask(self, request: dict[str, object]) -> None:
-        # As far back as the thread that asks.
+        # The process gets the niceness of the thread that asks.
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0))
         # Less than 64 KB, which a pipe takes at once whether it is read or not.
@@ -192,8 +193,8 @@ class _Espeak:
 
 
 def pieces_of(text: str) -> Iterator[str]:
-    """Sentences, and parts of those that are longer than eSpeak can be trusted with: to the last
-    blank where there is one."""
+    """Split ``text`` into sentences, and those too long for eSpeak at their last blank that fits,
+    or anywhere without one."""
     for sentence in _SENTENCE_END.split(_SILENT.sub(" ", text).strip()):
         left = sentence
         while len(left) > _MOST_CHARACTERS:
@@ -206,7 +207,7 @@ def pieces_of(text: str) -> Iterator[str]:
 
 
 def _python() -> str:
-    """An interpreter; in Triton's stub ``sys.executable`` may be none."""
+    """Path of a Python interpreter; in Triton's stub ``sys.executable`` may not be one."""
     for path in (sys.executable, shutil.which("python3"), shutil.which("python")):
         if path and Path(path).name.startswith("python"):
             return path
@@ -228,8 +229,9 @@ def _no_voice(voice: str) -> RecipeError:
 
 
 def _resample(spoken: torch.Tensor, rate: int, audio: torch.Tensor) -> int:
-    """``spoken`` at ``rate`` into ``audio`` at ``SAMPLE_RATE``, as loud as it may be."""
-    # By its spectrum: between samples joined by lines, 9 kHz would be heard at 11 too.
+    """Resample ``spoken`` from ``rate`` into ``audio`` at ``SAMPLE_RATE``, scaled to the normal
+    peak; returns the number of samples."""
+    # Resampled by its spectrum: with linear interpolation 9 kHz would be heard at 11 too.
     there = max(1, int(spoken.numel() * SAMPLE_RATE / rate))
     count = min(audio.numel(), there)
     spectrum = torch.fft.rfft(spoken)

@@ -1,8 +1,8 @@
-"""eSpeak NG in a process of its own: what hangs or breaks in it can be killed.
+"""Runs eSpeak NG in a process of its own, so that what hangs or breaks can be killed.
 
-Started as ``python -I -S espeak_child.py LIBRARY DATA``, so that it is there in some 20 ms: it
-needs the standard library only. It says its sample rate, then answers one request after the other,
-and ends when its standard input does, whatever the library is at.
+Started as ``python -I -S espeak_child.py LIBRARY DATA``, so that it is ready in some 20 ms: it
+needs the standard library only. It writes its sample rate, then answers one request after the
+other, and ends when its standard input does, whatever the library is doing.
 
 ::
 

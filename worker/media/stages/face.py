@@ -1,6 +1,6 @@
-"""Where things are in a procedural face, and what it can look like.
+"""Positions and colours of a procedural face, and how a prompt chooses among them.
 
-Coordinates are of the picture: -1 to 1 from left to right and from top to bottom.
+Coordinates are those of the picture: -1 to 1 from left to right and from top to bottom.
 """
 
 import random
@@ -52,7 +52,7 @@ _WORD = re.compile(r"[a-z]+")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One face. ``hair`` is "" for none."""
+    """Appearance of one face. ``hair`` is "" for a bald one."""
 
     hair: str
     skin: str
@@ -62,13 +62,13 @@ class Look:
 
 
 def words_of(prompt: str) -> list[str]:
-    """Lower case, synonyms as one, in order."""
+    """The words of ``prompt`` in order, in lower case, synonyms as one word."""
     return [_SYNONYMS.get(word, word) for word in _WORD.findall(prompt.lower())]
 
 
 def look_of(prompt: str, seed: int) -> Look:
-    """What ``prompt`` says, and what it does not by ``seed``: "dark skin" and "blue hair" are read
-    by their nouns, other words by themselves."""
+    """The face that ``prompt`` describes, the rest chosen by ``seed``: "dark skin" and "blue hair"
+    are read by their nouns, other words alone."""
     words = words_of(prompt)
     rng = random.Random(f"{seed} {sorted(set(words) & _EVERY)}")
     hair = _named(words, HAIR, "hair") or rng.choice(list(HAIR))
@@ -84,7 +84,7 @@ def look_of(prompt: str, seed: int) -> Look:
 
 
 def _says(words: list[str], what: str) -> bool | None:
-    """Whether ``what`` is there; None where nothing is said of it."""
+    """Whether ``what`` is present, False after "no"; None where the words do not mention it."""
     if what not in words:
         return None
     before = words[max(0, words.index(what) - 2) : words.index(what)]

@@ -1,8 +1,8 @@
-"""The portrait by FLUX.1-schnell (12 billion weights, 4 steps) through diffusers, from a folder.
+"""Portraits by FLUX.1-schnell (12 billion weights, 4 steps) through diffusers, from a folder.
 
-What stays on the device, of the transformer and the decoder: 24 GB in bf16, 12 GB in fp8, 6.3 GB in
-nf4. The text encoders are 9.8 GB more in bf16: by default they stay in the host's memory and pass
-through the device layer by layer (``offload``), once for each new prompt.
+Transformer and decoder stay on the device: 24 GB in bf16, 12 GB in fp8, 6.3 GB in nf4. The text
+encoders are 9.8 GB more in bf16: by default they stay in the host's memory and pass through the
+device layer by layer (``offload``), once for each new prompt.
 """
 
 from collections import OrderedDict
@@ -31,15 +31,16 @@ FRAMING = (
     "Portrait photograph of one person, head and shoulders, centred, facing the camera, mouth"
     " closed, eyes open. "
 )
-"""In front of each prompt: what the video stages need of a portrait."""
+"""Text put in front of each prompt, for what the video stages need of a portrait."""
 _STEPS = 4
 _MOST_TOKENS = 256
 _KEPT_PROMPTS = 16
-"""Two MB each."""
+"""Prompts whose encodings are kept, about 2 MB each."""
 _LEAST_SIZE = 256
-"""Of either side: less than it has learnt of; smaller portraits are scaled down."""
+"""Least pixels of either side that are drawn, as the model has learnt none smaller; smaller
+portraits are scaled down."""
 _MULTIPLE = 16
-"""Pixels of either side that one of its tokens stands for."""
+"""Pixels of either side that one of the model's tokens stands for."""
 _TILE = 512
 """Pixels of either side that are decoded at once."""
 _FILES = (
@@ -56,9 +57,9 @@ _FILES = (
 @dataclass(frozen=True, slots=True)
 class FluxOptions:
     precision: FluxPrecision = "nf4"
-    """Of the transformer; everything else is bf16 (fp32 with ``fp32``)."""
+    """Precision of the transformer; everything else is bf16 (fp32 with ``fp32``)."""
     text: TextPlace = "offload"
-    """Where the text encoders are: on the device for good, on it layer by layer, or never."""
+    """Place of the text encoders: on the device, resident or layer by layer, or on the CPU."""
     steps: int = _STEPS
     least_size: int = _LEAST_SIZE
 
@@ -68,18 +69,18 @@ class FluxOptions:
 
 
 class FluxPortrait:
-    """``PortraitProvider``."""
+    """A ``PortraitProvider``."""
 
     name = "flux"
 
     def __init__(self, pictures: Any, texts: Any, device: torch.device, options: FluxOptions):
-        """Two ``FluxPipeline``: one of scheduler, transformer and decoder, one of tokenizers and
-        text encoders; all of them on the CPU, the transformer in ``options.dtype``.
+        """``pictures`` is a ``FluxPipeline`` of scheduler, transformer and decoder, ``texts`` one
+        of tokenizers and text encoders; all on the CPU, the transformer in ``options.dtype``.
 
         Raises ``LoadError`` where ``options.precision`` needs what is not installed."""
         from diffusers.utils import logging
 
-        # It warns of prompts that are too long for one of the encoders, with their text.
+        # diffusers would log the text of prompts that are too long for one of the encoders.
         logging.set_verbosity_error()
         self._device = device
         self._options = options
@@ -98,7 +99,7 @@ class FluxPortrait:
 
     @classmethod
     def load(cls, device: torch.device, folder: str, options: FluxOptions) -> "FluxPortrait":
-        """Raises ``LoadError``."""
+        """Load the weights in ``folder``. Raises ``LoadError``."""
         try:
             from diffusers import FluxPipeline
         except ImportError as error:
@@ -133,7 +134,7 @@ class FluxPortrait:
     def render(self, recipe: Recipe, actor: torch.Tensor, step: Step) -> None:
         size = max(self._options.least_size, actor.shape[-1])
         size += -size % _MULTIPLE
-        # On the CPU, so that a seed is the same noise on every device.
+        # On the CPU, so that a seed gives the same noise on every device.
         generator = torch.Generator().manual_seed(recipe.portrait.seed)
         # Parameters that are moved or quantised are swapped in ways that inference mode forbids.
         with self._looked_after(step), torch.inference_mode(False), torch.no_grad():
@@ -159,7 +160,7 @@ class FluxPortrait:
         step(1.0)
 
     def _encoded(self, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """T5's words and CLIP's sum of them, on the device."""
+        """A prompt's embeddings on the device: T5's for each token, CLIP's for the whole."""
         if prompt not in self._prompts:
             words, pooled, _ = self._texts.encode_prompt(
                 prompt, None, device=self._text_device, max_sequence_length=_MOST_TOKENS
@@ -186,7 +187,7 @@ class FluxPortrait:
             self._look = None
 
     def _between(self, *_: object) -> None:
-        """Before each block of each network: one of the steps alone may be seconds."""
+        """Call ``look`` before each block of each network: one step may take seconds."""
         if self._look is not None:
             self._look(self._done)
 
@@ -199,7 +200,7 @@ class FluxPortrait:
 
 
 def _load_parts(path: Path, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """Of pictures, of texts, and the scheduler."""
+    """Load the parts for pictures, those for texts, and the scheduler."""
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
     from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 
@@ -225,7 +226,7 @@ def _load_parts(path: Path, dtype: torch.dtype) -> tuple[dict[str, Any], dict[st
 
 
 def _place(pictures: Any, device: torch.device, options: FluxOptions) -> Any:
-    """Transformer and decoder to where they stay, as small as was asked for."""
+    """Move transformer and decoder to ``device``, as small as asked. Raises ``LoadError``."""
     transformer = pictures.transformer
     transformer.requires_grad_(False)
     is_quantised = getattr(transformer, "is_quantized", False)
@@ -268,7 +269,7 @@ def _place_texts(texts: Any, device: torch.device, place: TextPlace) -> None:
 
 
 def _blocks(pictures: Any, texts: Any) -> Iterator[torch.nn.Module]:
-    """What takes long enough that somebody may want to stop before it."""
+    """Blocks that take long enough to check before each whether to stop."""
     yield from texts.text_encoder_2.encoder.block
     yield from pictures.transformer.transformer_blocks
     yield from pictures.transformer.single_transformer_blocks

@@ -1,8 +1,8 @@
 """Speech by Kokoro (82 million weights) through the kokoro package, from a local folder.
 
-Sentence by sentence: text → phonemes (misaki) → sound, with a step before each. English phonemes
+Each sentence: text → phonemes (misaki) → sound, with a step before it. English phonemes
 come from misaki's dictionary where spaCy's model for it is installed, and from eSpeak NG (GPL-3.0,
-which misaki brings along) otherwise, like those of other languages.
+a dependency of misaki) otherwise, like those of other languages.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ LANGUAGES: Mapping[str, str] = {
     "i": "it",
     "p": "pt-br",
 }
-"""By the first letter of a voice: those that need no more than eSpeak NG."""
+"""Languages by the first letter of a voice: those that need nothing beyond eSpeak NG."""
 _WEIGHTS = "kokoro-v1_0.pth"
 _ENGLISH = "en_core_web_sm"
 _VOICE = re.compile(r"[a-z]{2}_[a-z0-9]{1,30}")
@@ -44,12 +44,12 @@ Phonemes = Callable[[str], str]
 
 
 class KokoroSpeech:
-    """``SpeechProvider``."""
+    """A ``SpeechProvider``."""
 
     name = "kokoro"
 
     def __init__(self, model: Any, folder: Path, device: torch.device) -> None:
-        """``model``: a ``KModel``; ``folder``: has ``voices``."""
+        """``model``: a ``KModel``; ``folder`` contains ``voices``."""
         self._model = model.eval().to(device)
         self._folder = folder
         self._device = device
@@ -58,7 +58,7 @@ class KokoroSpeech:
 
     @classmethod
     def load(cls, device: torch.device, folder: str) -> "KokoroSpeech":
-        """Raises ``LoadError``."""
+        """Load the weights in ``folder``. Raises ``LoadError``."""
         try:
             from kokoro import KModel
         except ImportError as error:
@@ -71,7 +71,7 @@ class KokoroSpeech:
                 config=str(path / "config.json"),
                 model=str(path / _WEIGHTS),
             )
-            # The library takes a file with other names without a word.
+            # The library silently accepts a file whose weights have other names.
             stored = torch.load(path / _WEIGHTS, map_location="cpu", weights_only=True, mmap=True)
             names = {
                 f"{part}.{key.removeprefix('module.')}"
@@ -114,20 +114,20 @@ class KokoroSpeech:
         return made
 
     def _tokens(self, phonemes: str) -> list[list[int]]:
-        """As many at once as it takes; what it has no token for is left out."""
+        """Split phonemes into lists of tokens that fit the model; unknown ones are left out."""
         known = [self._model.vocab[each] for each in phonemes if each in self._model.vocab]
         most = min(_MOST_PHONEMES, self._model.context_length - 2)
         return [known[first : first + most] for first in range(0, len(known), most)]
 
     def _spoken(self, tokens: list[int], voice: torch.Tensor, rate: float) -> torch.Tensor:
-        """``[samples]`` at 24 kHz."""
+        """Speak ``tokens``: ``[samples]`` float32 at 24 kHz."""
         ids = torch.tensor([[0, *tokens, 0]], device=self._device)
         # A voice has a style for each number of phonemes.
         sound, _ = self._model.forward_with_tokens(ids, voice[len(tokens) - 1], rate)
         return sound.float().flatten()  # type: ignore[no-any-return]
 
     def _voice(self, name: str) -> torch.Tensor:
-        """``[510, 1, 256]``. Raises ``RecipeError``."""
+        """The styles ``[510, 1, 256]`` of a voice. Raises ``RecipeError`` for an unknown one."""
         if name not in self._voices:
             voices = self._folder / "voices"
             file = voices / f"{name}.pt"
@@ -156,7 +156,7 @@ def _phonemes(language: str) -> Phonemes:
     is_british = language == "en-gb"
     unknown: Any = espeak.EspeakFallback(british=is_british)
     _hush()
-    # Not asked for otherwise: misaki would download it.
+    # Without spaCy's model misaki is not used, as it would download one.
     if importlib.util.find_spec(_ENGLISH) is None:
         media_log.warning(
             "kokoro's English comes from eSpeak NG: %s is not installed (python -m spacy download"
@@ -172,6 +172,6 @@ def _phonemes(language: str) -> Phonemes:
 
 
 def _hush() -> None:
-    """phonemizer warns of each sentence whose words are not as many as eSpeak's; it says anew how
-    much it says whenever one of its backends is made."""
+    """Silence phonemizer's warnings about sentences whose words eSpeak counts differently. Needed
+    after making each of its backends, which reset its log level."""
     logging.getLogger("phonemizer").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Linear layers in four bits (NF4, arXiv 2305.14314) by bitsandbytes, made when they are loaded."""
+"""Makes linear layers of four bits (NF4, arXiv 2305.14314) while loading, by bitsandbytes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from worker.media.stages.checkpoint import not_installed
 
 def quantise(module: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Replace each linear layer of ``module`` by one of 4.13 bits a weight on ``device`` that
-    computes in ``dtype``. One after the other: the whole is never there twice.
+    computes in ``dtype``, one after the other, so that the module is never in memory twice.
 
     Raises ``LoadError`` without bitsandbytes.
     """

@@ -1,5 +1,5 @@
-"""Where the weights of providers lie and in which precision they are kept; one field for each
-setting ``TIDEGATE_SLOT_…`` of the same name."""
+"""Folders and precisions of providers' weights; one field for each setting ``TIDEGATE_SLOT_…`` of
+the same name."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from worker.media.stages.flux import FluxPrecision, TextPlace
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Folders are local; "" is none."""
+    """Folders and precisions of providers' weights. Folders are local; "" is none."""
 
     kokoro_folder: str = ""
     flux_folder: str = ""
@@ -18,9 +18,9 @@ class ModelOptions:
     liveportrait_folder: str = ""
     liveportrait_precision: Precision = "fp16"
     clip_folders: tuple[str, ...] = ()
-    """Two: the model that weighs 0.4 and the one that weighs 0.6."""
+    """Two folders: the model that weighs 0.4, then the one that weighs 0.6."""
     clip_precision: Precision = "fp16"
 
 
 DEFAULT_OPTIONS = ModelOptions()
-"""No folders: enough for providers without weights."""
+"""Options without folders, enough for providers without weights."""

@@ -1,4 +1,4 @@
-"""Steps that say what the device has done, not what it was told to do."""
+"""Keeps a stage's steps in line with what the device has done, not what it was told to do."""
 
 import torch
 
@@ -6,9 +6,9 @@ import torch
 class Pace:
     """Called in each step: waits until the device has done what came before the last one.
 
-    CUDA takes orders ahead of time. Without this a stage would be told of its end when the device
-    has hardly begun, and what is cancelled would still have all of it to do; with it, at most one
-    step is on order while the next is being written.
+    CUDA queues work. Without this a stage would reach its last step when the device has hardly
+    begun, and after a cancel the device would still do all of it; with it, at most one step is
+    queued while the next is being launched.
     """
 
     def __init__(self, device: torch.device) -> None:

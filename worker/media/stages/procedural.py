@@ -1,4 +1,4 @@
-"""A drawn portrait: no weights, the same for the same prompt and seed, on any device.
+"""Draws a portrait: without weights, equal for equal prompts and seeds, on any device.
 
 Shapes are signed distances, drawn over each other from back to front, soft at the edge by a pixel.
 """
@@ -21,7 +21,7 @@ _SHIRT: Colour = (0.22, 0.32, 0.52)
 
 
 class ProceduralPortrait:
-    """``PortraitProvider``."""
+    """A ``PortraitProvider``."""
 
     name = "procedural"
 
@@ -29,14 +29,14 @@ class ProceduralPortrait:
         return ()
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing, since there is nothing to free."""
 
     def render(self, recipe: Recipe, actor: torch.Tensor, step: Step) -> None:
         draw(look_of(recipe.portrait.prompt, recipe.portrait.seed), actor, step)
 
 
 def draw(look: Look, actor: torch.Tensor, step: Step = lambda done: None) -> None:
-    """``look`` into all of ``actor``, ``[3, size, size]`` float32."""
+    """Draw ``look`` into all of ``actor``, ``[3, size, size]`` float32, 0 to 1."""
     picture = _Canvas(actor)
     layers = (_backdrop, _hair_behind, _body, _head, _beard, _mouth, _eyes, _hair_front, _glasses)
     for number, layer in enumerate(layers):
@@ -54,13 +54,13 @@ class _Canvas:
         self._edge = 2.5 / size
 
     def ellipse(self, at: tuple[float, float], radii: tuple[float, float]) -> torch.Tensor:
-        """Coverage, 0 to 1."""
+        """Coverage ``[size, size]`` of pixels by an ellipse, 0 to 1."""
         x, y = (self.x - at[0]) / radii[0], (self.y - at[1]) / radii[1]
         distance = (torch.sqrt(x * x + y * y) - 1) * min(radii)
         return self.soft(distance)
 
     def soft(self, distance: torch.Tensor) -> torch.Tensor:
-        """Coverage of where ``distance`` is below 0."""
+        """Coverage, 0 to 1, of the area where ``distance`` is below 0."""
         return (0.5 - distance / self._edge).clamp(0, 1)
 
     def paint(self, coverage: torch.Tensor, colour: Colour, light: float = 1.0) -> None:

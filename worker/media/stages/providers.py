@@ -1,4 +1,4 @@
-"""Providers by name."""
+"""Loads the providers of the stages by their names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class Providers:
 
     @classmethod
     def single(cls, stages: Stages) -> "Providers":
-        """One for each stage."""
+        """``Providers`` with one for each stage."""
         return cls(
             {stages.speech.name: stages.speech},
             {stages.portrait.name: stages.portrait},
@@ -76,7 +76,7 @@ class Providers:
 
     @property
     def names(self) -> Mapping[Stage, tuple[str, ...]]:
-        """Which a recipe may name."""
+        """Names of the loaded providers by stage, which recipes may choose."""
         return {
             Stage.SPEECH: tuple(self.speech),
             Stage.PORTRAIT: tuple(self.portrait),
@@ -85,7 +85,7 @@ class Providers:
         }
 
     def all(self) -> Sequence[Provider]:
-        """In the order of stages."""
+        """All loaded providers, in the order of stages."""
         return [
             provider
             for loaded in (self.speech, self.portrait, self.video, self.check)
@@ -93,7 +93,7 @@ class Providers:
         ]
 
     def chosen(self, by: Chosen) -> Stages:
-        """Raises ``RecipeError`` for one that is not loaded."""
+        """The providers that a recipe chose. Raises ``RecipeError`` for one that is not loaded."""
         return Stages(
             _choose(self.speech, "speech", by.speech),
             _choose(self.portrait, "portrait", by.portrait),
@@ -111,7 +111,7 @@ def load_providers(
     check: Sequence[str],
     options: ModelOptions = DEFAULT_OPTIONS,
 ) -> Providers:
-    """Load the named ones, at least one for each stage. Raises ``LoadError``."""
+    """Load the named providers, at least one for each stage. Raises ``LoadError``."""
     _check_names("SPEECH", speech, SPEECH)
     _check_names("PORTRAIT", portrait, PORTRAIT)
     _check_names("VIDEO", video, VIDEO)

@@ -1,7 +1,7 @@
-"""Which words a voice can only spell out: those in letters that its language is not written in.
+"""Finds words that a voice could only spell out: those in letters foreign to its language.
 
-eSpeak NG says some scripts by whichever voice, in the language that has them. Of the rest it says
-"Japanese letter" and the like, 0.8 s for each. What is here was tried with 1.52, voice by voice.
+eSpeak NG speaks some scripts by any voice, in the language that has them. For letters of the others
+it says "Japanese letter" and the like, 0.8 s each. Tried with version 1.52, voice by voice.
 """
 
 import re
@@ -51,9 +51,9 @@ _LANGUAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "TELUGU": ("te",),
     "THAI": ("th",),
 }
-"""Of voices that say a script."""
+"""Languages whose voices speak a script, by its name in Unicode."""
 _WORD = re.compile(r"[^\W\d_]{2,}")
-"""A letter by itself is rightly said by its name."""
+"""Matches a word of two letters or more: a letter alone is rightly spoken by its name."""
 
 
 def require_sayable(text: str, language: str, voice: str) -> None:
@@ -63,7 +63,7 @@ def require_sayable(text: str, language: str, voice: str) -> None:
     unsaid = list(_unsaid(text, language))
     if not unsaid:
         return
-    # Chinese characters are Japanese ones too: kana beside them say which, and so does the voice.
+    # Chinese characters may be Japanese: kana beside them tell, and so does the voice.
     script, word = min(unsaid, key=lambda each: each[0] == "CJK")
     known = () if language == "ja" else _LANGUAGES.get(script, ())
     other = f"name one that says it (voice.name: {' or '.join(known[:3])}), or " if known else ""
@@ -75,7 +75,7 @@ def require_sayable(text: str, language: str, voice: str) -> None:
 
 
 def _unsaid(text: str, language: str) -> Iterator[tuple[str, str]]:
-    """Scripts that it does not say, with a word of each."""
+    """Scripts in ``text`` that voices of ``language`` do not speak, each with a word in it."""
     for word in _WORD.findall(unicodedata.normalize("NFKC", text)):
         for letter in word:
             script = unicodedata.name(letter, "?").partition(" ")[0].partition("-")[0]

@@ -1,6 +1,6 @@
-"""The check's models for development: two towers, one for words and one for pictures, as CLIP has
-them, of 25,000 to 40,000 weights each. They know what ``face`` can draw; ``worker.media.training``
-made them.
+"""The check's models for development: two towers, one for words and one for pictures, as in CLIP,
+of 25,000 to 40,000 weights each. They know what ``face`` can draw; ``worker.media.training`` makes
+them.
 
 A score is the probability that the picture shows what the prompt says (SigLIP's pairwise sigmoid,
 arXiv 2303.15343), so that SL-7's thresholds mean what they mean for large models.
@@ -23,19 +23,19 @@ from worker.media.stages.face import words_of
 WIDTH = 32
 BUCKETS = 512
 SIZE = 48
-"""Pixels of either side that the picture is reduced to."""
+"""Pixels of either side to which a picture is reduced."""
 NAMES = ("tiny-a", "tiny-b")
 CHANNELS: dict[str, tuple[int, ...]] = {NAMES[0]: (8, 12, 16, 16), NAMES[1]: (12, 16, 16)}
 FOLDER = Path(__file__).parent / "tiny_clip_weights"
 
 
 class TwoTowers(torch.nn.Module):
-    """``channels``: of the picture's convolutions, each of which halves its sides."""
+    """Two towers. ``channels``: those of the convolutions, each of which halves the picture."""
 
     def __init__(self, channels: Sequence[int]) -> None:
         super().__init__()
         self.words = torch.nn.Embedding(BUCKETS, WIDTH)
-        torch.nn.init.zeros_(self.words.weight)  # a word that was never met says nothing
+        torch.nn.init.zeros_(self.words.weight)  # words not seen in training have no effect
         self.convolutions = torch.nn.ModuleList(
             torch.nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise([3, *channels])
         )
@@ -47,35 +47,35 @@ class TwoTowers(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.tensor(0.0))
 
     def text(self, buckets: torch.Tensor) -> torch.Tensor:
-        """``[n, words]`` of buckets, -1 for none → ``[n, WIDTH]``."""
+        """Embed texts: ``buckets`` ``[n, words]``, -1 for none, to ``[n, WIDTH]``."""
         known = (buckets >= 0)[..., None]
         words: torch.Tensor = self.words(buckets.clamp_min(0))
         return (words * known).sum(1)
 
     def picture(self, pixels: torch.Tensor) -> torch.Tensor:
-        """``[n, 3, SIZE, SIZE]``, 0 to 1 → ``[n, WIDTH]``."""
+        """Embed ``pixels`` ``[n, 3, SIZE, SIZE]``, 0 to 1, as unit vectors ``[n, WIDTH]``."""
         hidden = pixels * 2 - 1
         for convolution in self.convolutions:
             hidden = nn.gelu(convolution(hidden))
         return nn.normalize(self.out(hidden.flatten(1)), dim=-1)
 
     def logits(self, text: torch.Tensor, picture: torch.Tensor) -> torch.Tensor:
-        """``[texts, pictures]``."""
+        """Logits ``[texts, pictures]`` of embeddings of texts and pictures."""
         return self.scale.exp() * (text @ picture.T) + self.bias
 
 
 def buckets_of(prompt: str) -> list[int]:
-    """One for each word."""
+    """Hash buckets of a prompt's words, one for each, 0 to ``BUCKETS`` - 1."""
     return [crc32(word.encode()) % BUCKETS for word in words_of(prompt)]
 
 
 class TinyClipCheck:
-    """``CheckProvider``."""
+    """A ``CheckProvider``."""
 
     name = "tiny"
 
     def __init__(self, device: torch.device) -> None:
-        """Raises ``LoadError``."""
+        """Load the weights. Raises ``LoadError``."""
         self._device = device
         self._models = {name: _load(name).to(device) for name in NAMES}
 

@@ -1,8 +1,8 @@
-"""A talking face from a portrait and its sound: the picture is bent, frame by frame (no weights).
+"""Makes a talking face of a portrait and its sound: bends the picture frame by frame, no weights.
 
 Every frame samples the portrait through a grid (``grid_sample``) that moves the head as a whole,
-opens the jaw by how loud the sound is there, and closes the eyes now and then. What the open mouth
-shows, a still picture does not have: it is drawn. The face is where ``face`` says.
+opens the jaw by how loud the sound is at that time, and closes the eyes now and then. The inside of
+the mouth, which a still picture does not have, is drawn. The face is where ``face`` says.
 """
 
 import math
@@ -28,7 +28,7 @@ _TEETH = (0.93, 0.92, 0.88)
 
 
 class WarpVideo:
-    """``VideoProvider``."""
+    """A ``VideoProvider``."""
 
     name = "warp"
 
@@ -36,7 +36,7 @@ class WarpVideo:
         return ()
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing, since there is nothing to free."""
 
     def render(
         self,
@@ -59,8 +59,8 @@ class WarpVideo:
 
 
 def mouth_opening(audio: torch.Tensor, frames: int, fps: int) -> torch.Tensor:
-    """``[frames]``, 0 to 1: the sound's envelope (root of its mean square over each frame's time),
-    smoothed a little, against its own loudest."""
+    """Opening ``[frames]`` of the mouth, 0 to 1: the sound's envelope (root of its mean square over
+    each frame's time), smoothed a little, relative to its 95th percentile."""
     per_frame = SAMPLE_RATE / fps
     window = max(1, round(per_frame))
     padded = nn.pad(audio, (0, max(0, math.ceil(frames * per_frame) + window - audio.numel())))
@@ -74,8 +74,8 @@ def mouth_opening(audio: torch.Tensor, frames: int, fps: int) -> torch.Tensor:
 
 
 class _Bend:
-    """Frames of one portrait at one size. The bend is smooth: it is computed for every fourth pixel
-    of either side."""
+    """Makes frames of one portrait at one size. The bend is smooth, so it is computed for every
+    fourth pixel of either side."""
 
     def __init__(self, actor: torch.Tensor, size: int) -> None:
         self._actor = actor
@@ -86,7 +86,7 @@ class _Bend:
         self._lids = nn.grid_sample(actor[None], at, align_corners=False)[0, :, 0]
 
     def frames(self, opening: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        """``[n, 3, size, size]``, 0 to 1, at ``t`` seconds."""
+        """Frames ``[n, 3, size, size]``, 0 to 1, at ``t`` ``[n]`` seconds."""
         bend = self._displacement(opening, t)
         bend = nn.interpolate(bend, self._size, mode="bilinear", align_corners=False)
         from_x, from_y = self._x + bend[:, 0], self._y + bend[:, 1]
@@ -97,16 +97,16 @@ class _Bend:
             padding_mode="border",
             align_corners=False,
         )
-        # Where in the head a pixel is, without the jaw's part: the mouth is drawn there.
+        # Positions in the head without the jaw's part: mouth and lids are drawn by these.
         drop = (_JAW * opening)[:, None, None]
         self._draw_mouth(pictures, from_x, self._y + bend[:, 2], drop)
         self._draw_lids(pictures, from_x, self._y + bend[:, 2], closed_eyes(t)[:, None, None])
         return pictures
 
     def _displacement(self, opening: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        """``[n, 3, coarse, coarse]``: to the side, down, and down without the jaw."""
+        """Displacements ``[n, 3, coarse, coarse]``: to the side, down, and down without the jaw."""
         x, y = self._coarse_x, self._coarse_y
-        # The head sways and nods slowly, and a little with what it says.
+        # The head sways and nods slowly, and a little with its speech.
         angle = (0.035 * torch.sin(0.9 * t) + 0.012 * torch.sin(2.3 * t))[:, None, None]
         shift_x = (0.018 * torch.sin(0.7 * t + 1))[:, None, None]
         shift_y = (0.012 * torch.sin(1.3 * t) + 0.010 * opening)[:, None, None]
@@ -125,7 +125,7 @@ class _Bend:
     def _draw_mouth(
         self, pictures: torch.Tensor, x: torch.Tensor, y: torch.Tensor, drop: torch.Tensor
     ) -> None:
-        """What is seen between the lips: a still picture does not have it."""
+        """Draw the inside of the mouth, which a still picture does not have."""
         part = self._around(face.MOUTH, 0.28, 0.30)
         x, y = x[part] - face.MOUTH[0], y[part] - face.MOUTH[1] - 0.006
         half = (drop / 2).clamp_min(1e-4)
@@ -139,7 +139,7 @@ class _Bend:
     def _draw_lids(
         self, pictures: torch.Tensor, x: torch.Tensor, y: torch.Tensor, closed: torch.Tensor
     ) -> None:
-        """Skin comes down over the eyes."""
+        """Draw lids that come down over the eyes."""
         if not bool(closed.any()):
             return
         wide, high = (1.12 * radius for radius in face.EYE_RADII)
@@ -156,7 +156,7 @@ class _Bend:
     def _around(
         self, at: tuple[float, float], wide: float, high: float
     ) -> tuple[slice, slice, slice]:
-        """Of frames, rows and columns."""
+        """Slices of frames, rows and columns around ``at``."""
 
         def pixels(middle: float, reach: float) -> slice:
             first, last = (
@@ -191,5 +191,5 @@ def closed_eyes(t: torch.Tensor) -> torch.Tensor:
 
 
 def _bump(distance: torch.Tensor, width: float) -> torch.Tensor:
-    """1 at 0, nothing from ``width`` on, smooth."""
+    """A smooth bump: 1 at ``distance`` 0, 0 from ``width`` on."""
     return (1 - (distance / width).square()).clamp_min(0) ** 2

@@ -1,7 +1,7 @@
-"""``python -m worker.media.training``: makes the check's development models, in a minute or two.
+"""Makes the check's development models, in a minute or two: ``python -m worker.media.training``.
 
-Faces are drawn, some of what is in them is put into words, and for each pair of words and face the
-models learn whether they fit: not whether those words were said of that face, since they may fit
+Faces are drawn, some of their features are put into words, and for each pair of words and face the
+models learn whether they fit: not whether those words were made for that face, since they may fit
 many.
 """
 
@@ -32,7 +32,7 @@ _FILLERS = (
 
 
 def random_look(rng: random.Random) -> Look:
-    """Any face that can be drawn."""
+    """A random face that can be drawn."""
     return Look(
         hair=rng.choice([*HAIR, ""]),
         skin=rng.choice(list(SKIN)),
@@ -51,7 +51,7 @@ def facts_of(look: Look) -> frozenset[str]:
 
 
 def some_words(look: Look, rng: random.Random) -> tuple[str, frozenset[str]]:
-    """A prompt that fits ``look``, and what it says of it."""
+    """A random prompt that fits ``look``, and the facts that it states."""
     said = set()
     words = [rng.choice(_FILLERS)]  # "" too: short prompts are prompts
     for fact, text in (
@@ -68,7 +68,7 @@ def some_words(look: Look, rng: random.Random) -> tuple[str, frozenset[str]]:
 
 
 def pictures_of(looks: list[Look]) -> torch.Tensor:
-    """``[n, 3, SIZE, SIZE]``."""
+    """Pictures ``[n, 3, SIZE, SIZE]``, 0 to 1, of ``looks``."""
     large = torch.empty(3, 2 * SIZE, 2 * SIZE)
     drawn = []
     for look in looks:
@@ -80,7 +80,7 @@ def pictures_of(looks: list[Look]) -> torch.Tensor:
 def train(
     channels: tuple[int, ...], seed: int, looks: list[Look], faces: torch.Tensor
 ) -> TwoTowers:
-    """A model on ``faces``, which show ``looks``."""
+    """Train a model on ``faces`` ``[n, 3, SIZE, SIZE]``, which show ``looks``."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     model = TwoTowers(channels)
@@ -93,12 +93,12 @@ def train(
         fits = torch.tensor(
             [[float(said <= facts[face]) for face in chosen] for _, said in prompts]
         )
-        # Moved about and lit otherwise, as heads in a clip are.
+        # Faces are moved and lit differently, like heads in a clip.
         pixels = faces[chosen] * (0.85 + 0.3 * torch.rand(BATCH, 1, 1, 1))
         pixels = pixels.roll((rng.randint(-2, 2), rng.randint(-2, 2)), (2, 3)).clamp(0, 1)
         text = model.text(_batch([text for text, _ in prompts]))
         logits = model.logits(text, model.picture(pixels))
-        # As many that fit as do not, whatever the prompts say.
+        # Weighted so that pairs that fit count as much as those that do not.
         share = fits.mean().clamp(0.01, 0.99)
         weight = torch.where(fits > 0, 0.5 / share, 0.5 / (1 - share))
         loss = nn.binary_cross_entropy_with_logits(logits, fits, weight)
@@ -119,7 +119,7 @@ def _batch(prompts: list[str]) -> torch.Tensor:
 
 
 def main() -> None:
-    """Train and save all."""
+    """Train and save all models."""
     torch.set_num_threads(1)  # tensors are small: threads would wait for each other
     rng = random.Random(1)
     looks = [random_look(rng) for _ in range(FACES)]

@@ -6,6 +6,6 @@
               └─▶ motion ─▶ keypoints ─┬─┴▶ warping ─▶ generator ─▶ frame
     speech ─────▶ lips, lids, head ────┘   (for each frame)
 
-Networks of our own whose weights have the names and shapes of the published checkpoints, so that
-those load (github.com/KwaiVGI/LivePortrait, MIT).
+The networks are our own; their weights have the names and shapes of the published checkpoints, so
+that those load (github.com/KwaiVGI/LivePortrait, MIT).
 """

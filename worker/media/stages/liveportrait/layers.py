@@ -1,4 +1,4 @@
-"""Blocks of LivePortrait's networks. Attributes are called as in the published checkpoints."""
+"""Blocks of LivePortrait's networks. Attributes are named as in the published checkpoints."""
 
 import torch
 import torch.nn.functional as nn
@@ -18,11 +18,11 @@ from torch.nn import (
 
 _SLOPE = 0.2
 _MODULATION = 128
-"""Channels between the feature that modulates and its gains."""
+"""Hidden channels between a modulating feature and its gains."""
 
 
 class SameBlock2d(Module):
-    """Convolution, norm and rectifier; ``slope``: what is left of what is negative."""
+    """Convolution, norm and leaky rectifier; ``slope`` is the factor of negative values."""
 
     def __init__(self, inputs: int, outputs: int, slope: float = 0.0) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class SameBlock2d(Module):
 
 
 class DownBlock2d(SameBlock2d):
-    """... at half of the size."""
+    """A ``SameBlock2d`` followed by pooling to half of the size."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
@@ -47,7 +47,7 @@ class DownBlock2d(SameBlock2d):
 
 
 class ResBlock3d(Module):
-    """Norms first."""
+    """A residual block of two 3D convolutions, each after its norm and rectifier."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Hourglass(Module):
         for block in self._down:
             skipped.append(x)
             x = block(x)
-            # Over height and width; torch's pooling over depth too has no bf16 on the CPU.
+            # Pooled over height and width only; torch's 3D pooling has no bf16 on the CPU.
             halved = nn.avg_pool2d(x.flatten(1, 2), 2)
             x = halved.view(*x.shape[:3], *halved.shape[2:])
         for block in self._up:
@@ -126,7 +126,7 @@ class _Modulated(Module):
 
 
 class ModulatedBlock(Module):
-    """Two modulated convolutions and a way around them. Spectral norms are folded when weights are
+    """Two modulated convolutions with a shortcut. Spectral norms are folded when weights are
     loaded."""
 
     def __init__(self, inputs: int, outputs: int, feature: int) -> None:
@@ -176,7 +176,7 @@ class _ResponseNorm(Module):
 
 
 class ConvNextBlock(Module):
-    """ConvNeXt V2's (arXiv 2301.00808)."""
+    """The block of ConvNeXt V2 (arXiv 2301.00808)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

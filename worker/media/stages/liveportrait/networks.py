@@ -1,7 +1,7 @@
 """LivePortrait's networks: appearance (F in the paper), motion (M), warping (W), generator (G), and
-the three small ones that stitch and retarget (S, R).
+the three small ones for stitching and retargeting (S, R).
 
-Shapes are of the published sizes; ``n`` is frames, 21 keypoints, ``[…, 3]`` is x, y, z.
+Shapes are those of the published sizes: ``n`` frames, 21 keypoints; ``[…, 3]`` is x, y, z.
 """
 
 from collections.abc import Sequence
@@ -35,20 +35,20 @@ from worker.media.stages.liveportrait.layers import (
 )
 
 _VARIANCE = 0.01
-"""Of the Gaussian around a keypoint."""
+"""Variance of the Gaussian around a keypoint, in coordinates from -1 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The published ones."""
+    """Sizes of the networks; the defaults are the published ones."""
 
     keypoints: int = 21
     picture: int = 256
-    """Pixels of either side that go in; twice as many come out."""
+    """Pixels of either side of the input; the output has twice as many."""
     expansion: int = 64
     depth: int = 16
     volume: int = 32
-    """Channels of the volume; ``volume * depth`` are the picture's before it is one."""
+    """Channels of the volume; the picture has ``volume * depth`` before it is reshaped to it."""
     residual_blocks: int = 6
     motion_depths: tuple[int, ...] = (3, 3, 9, 3)
     motion_widths: tuple[int, ...] = (96, 192, 384, 768)
@@ -68,7 +68,7 @@ class Sizes:
 
     @property
     def warped(self) -> int:
-        """Channels of what is warped, at a quarter of the picture's size."""
+        """Channels of the warped features, at a quarter of the picture's size."""
         return 4 * self.expansion
 
 
@@ -76,7 +76,7 @@ PUBLISHED = Sizes()
 
 
 class Appearance(Module):
-    """``[1, 3, 256, 256]``, 0 to 1 → a volume ``[1, 32, 16, 64, 64]``."""
+    """Maps a picture ``[1, 3, 256, 256]``, 0 to 1, to a volume ``[1, 32, 16, 64, 64]``."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -101,12 +101,12 @@ class Appearance(Module):
 
 @dataclass(frozen=True, slots=True)
 class Pose:
-    """What the motion network sees in a picture. Angles: degrees."""
+    """A head's pose, as the motion network finds it in a picture. Angles are in degrees."""
 
     pitch: torch.Tensor
     yaw: torch.Tensor
     roll: torch.Tensor
-    """``[1]`` each."""
+    """``[1]``, like ``pitch`` and ``yaw``."""
     shift: torch.Tensor
     """``[1, 3]``."""
     scale: torch.Tensor
@@ -114,7 +114,7 @@ class Pose:
     expression: torch.Tensor
     """``[1, 21, 3]``: how keypoints differ from those of a face at rest."""
     keypoints: torch.Tensor
-    """``[1, 21, 3]``: canonical."""
+    """``[1, 21, 3]``: canonical positions."""
 
 
 class _ConvNext(Module):
@@ -153,7 +153,7 @@ class _ConvNext(Module):
 
 
 class Motion(Module):
-    """``[1, 3, 256, 256]``, 0 to 1 → its ``Pose``."""
+    """Maps a picture ``[1, 3, 256, 256]``, 0 to 1, to its ``Pose``."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -177,13 +177,13 @@ class Motion(Module):
 
 
 def _degrees(bins: torch.Tensor) -> torch.Tensor:
-    """The mean over bins of 3 degrees; of 66 the first is -97.5."""
+    """Mean angle over bins of 3 degrees, the first of which is at -97.5 (of 66)."""
     middles = torch.arange(bins.shape[1], device=bins.device, dtype=bins.dtype)
     return (bins.softmax(1) * middles).sum(1) * 3 - 97.5
 
 
 class _DenseMotion(Module):
-    """Where each voxel of a frame comes from in the source's volume."""
+    """Predicts where in the source's volume each voxel of a frame comes from."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -202,15 +202,15 @@ class _DenseMotion(Module):
     def forward(
         self, volume: torch.Tensor, driving: torch.Tensor, source: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions ``[n, 16, 64, 64, 3]`` from -1 to 1, and what is seen of it ``[n, 1, 64, 64]``,
-        0 to 1; of one ``volume`` for all ``n`` frames."""
+        """Positions ``[n, 16, 64, 64, 3]`` from -1 to 1 in the one ``volume`` of all ``n`` frames,
+        and visibility ``[n, 1, 64, 64]``, 0 to 1."""
         compressed = self.norm(self.compress(volume)).relu()
         frames, shape = driving.shape[0], volume.shape[2:]
         grid = _grid(shape, volume.device)
         moves = (source - driving)[:, :, None, None, None]
         moves = torch.cat((torch.zeros_like(moves[:, :1]), moves), dim=1)
         flows = grid + moves  # [n, 22, 16, 64, 64, 3]; the first is where nothing moves
-        # One field of all frames after another: the volume is the same for them.
+        # All fields of all frames are sampled in one call: they share the volume.
         deformed = nn.grid_sample(
             compressed.float().expand(flows.shape[0] * flows.shape[1], -1, -1, -1, -1),
             flows.flatten(0, 1),
@@ -227,20 +227,20 @@ class _DenseMotion(Module):
 
 
 def _grid(shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """``[depth, height, width, 3]``: positions from -1 to 1, corner to corner."""
+    """Positions ``[depth, height, width, 3]`` from -1 to 1, corner to corner."""
     axes = [torch.linspace(-1, 1, length, device=device) for length in shape]
     z, y, x = torch.meshgrid(*axes, indexing="ij")
     return torch.stack((x, y, z), dim=-1)
 
 
 def _gaussians(keypoints: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    """``[n, 21, depth, height, width]``."""
+    """Gaussians around keypoints, ``[n, 21, depth, height, width]``."""
     apart = grid - keypoints[:, :, None, None, None]
     return torch.exp(apart.square().sum(-1) / (-2 * _VARIANCE))
 
 
 class Warping(Module):
-    """A volume and keypoints → features ``[n, 256, 64, 64]``."""
+    """Warps a volume by keypoints to features ``[n, 256, 64, 64]``."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class Warping(Module):
     def forward(
         self, volume: torch.Tensor, driving: torch.Tensor, source: torch.Tensor
     ) -> torch.Tensor:
-        """``volume``: one; ``driving``: ``[n, 21, 3]``, ``source``: ``[1, 21, 3]``, float32."""
+        """``volume``: one; ``driving`` ``[n, 21, 3]``, ``source`` ``[1, 21, 3]``, float32."""
         positions, visible = self.dense_motion_network(volume, driving, source)
         warped = nn.grid_sample(
             volume.float().expand(len(driving), -1, -1, -1, -1), positions, align_corners=False
@@ -262,7 +262,7 @@ class Warping(Module):
 
 
 class Generator(Module):
-    """Features → frames ``[n, 3, 512, 512]``, 0 to 1."""
+    """Maps features to frames ``[n, 3, 512, 512]``, 0 to 1."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Generator(Module):
 
 
 class Offsets(Module):
-    """Keypoints and what is wanted, flat → how far the keypoints have to move."""
+    """Maps keypoints and conditions, flattened, to how far the keypoints have to move."""
 
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int) -> None:
         super().__init__()
@@ -305,8 +305,8 @@ class Offsets(Module):
 
 
 class Retargeting(Module):
-    """Stitching: shoulders stay where they are when the head moves. Lips and eyes: opened as far as
-    is asked for."""
+    """Stitching keeps the shoulders where they are when the head moves; retargeting opens lips and
+    eyes as far as asked for."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ class Retargeting(Module):
         self.retarget_eye = Offsets(flat + 3, sizes.eyes_hidden, flat)
 
     def stitched(self, source: torch.Tensor, driving: torch.Tensor) -> torch.Tensor:
-        """``source``: ``[1, 21, 3]``, ``driving``: ``[n, 21, 3]`` → ``[n, 21, 3]``."""
+        """Stitch ``driving`` keypoints ``[n, 21, 3]`` to ``source`` ``[1, 21, 3]``."""
         both = torch.cat((source.expand_as(driving).flatten(1), driving.flatten(1)), dim=1)
         offsets = self.retarget_shoulder(both)
         moved = driving + offsets[:, :-2].view_as(driving)
@@ -329,7 +329,8 @@ class Retargeting(Module):
         return self._offsets(self.retarget_mouth, source, ratios)
 
     def eyes(self, source: torch.Tensor, opened: torch.Tensor, now: float) -> torch.Tensor:
-        """The same for both eyes: the gap over the eye's width."""
+        """Offsets ``[n, 21, 3]`` that open both eyes from ``now`` to ``opened`` ``[n]``: the gap
+        over the eye's width."""
         is_now = torch.full_like(opened, now)
         return self._offsets(
             self.retarget_eye, source, torch.stack((is_now, is_now, opened), dim=1)

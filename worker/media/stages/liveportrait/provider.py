@@ -17,13 +17,14 @@ from worker.media.stages.warp import closed_eyes, mouth_opening
 _BATCH = 4
 _LIPS_CLOSED, _LIPS_OPEN = 0.0, 0.30
 _EYES_OPEN = 0.35
-"""Gaps over widths. Nobody measures the portrait's (that takes a landmark model): it is prompted
-with its mouth closed and its eyes open, and what a wrong guess would move is subtracted."""
+"""Gap of open eyes over their width. The portrait's own gaps are not measured (that takes a
+landmark model): it is prompted with its mouth closed and its eyes open, and what a wrong guess
+would move is subtracted."""
 
 
 class LivePortraitVideo:
-    """``VideoProvider``. The whole portrait is what moves: no face is looked for in it, so that it
-    must be a head in the middle that looks at the camera."""
+    """A ``VideoProvider``. The whole portrait moves, as no face is looked for in it: it must show a
+    head in the middle that looks at the camera."""
 
     name = "liveportrait"
 
@@ -40,7 +41,7 @@ class LivePortraitVideo:
         precision: Precision = "fp16",
         sizes: Sizes = PUBLISHED,
     ) -> "LivePortraitVideo":
-        """Raises ``LoadError``."""
+        """Load the weights in ``folder``. Raises ``LoadError``."""
         return cls(load_networks(folder, sizes, device, DTYPES[precision]), sizes, precision)
 
     def residents(self) -> Sequence[Resident]:
@@ -92,8 +93,8 @@ class LivePortraitVideo:
     def _driven(
         self, pose: Pose, source: torch.Tensor, opening: torch.Tensor, t: torch.Tensor
     ) -> torch.Tensor:
-        """Keypoints ``[n, 21, 3]`` at ``t`` seconds, lips ``opening`` from 0 to 1."""
-        # Degrees: slow, of periods that never meet, and a nod with what is said.
+        """Keypoints ``[n, 21, 3]`` at ``t`` ``[n]`` seconds, lips ``opening`` ``[n]``, 0 to 1."""
+        # In degrees: slow sways of unrelated periods, and a nod with the speech.
         pitch = pose.pitch + 1.2 * torch.sin(1.3 * t) + 1.5 * opening
         yaw = pose.yaw + 2.5 * torch.sin(0.7 * t + 1)
         roll = pose.roll + 1.5 * torch.sin(0.9 * t)
@@ -111,7 +112,7 @@ class LivePortraitVideo:
 
 
 def _placed(pose: Pose, pitch: torch.Tensor, yaw: torch.Tensor, roll: torch.Tensor) -> torch.Tensor:
-    """Keypoints ``[n, 21, 3]`` of the face at ``n`` angles (the paper's equation 2; it is not moved
+    """Keypoints ``[n, 21, 3]`` of the face at ``n`` angles (the paper's equation 2, without a shift
     towards the camera)."""
     turned = pose.keypoints @ _rotation(pitch, yaw, roll) + pose.expression
     shift = nn.pad(pose.shift[:, :2], (0, 1))
@@ -119,7 +120,7 @@ def _placed(pose: Pose, pitch: torch.Tensor, yaw: torch.Tensor, roll: torch.Tens
 
 
 def _rotation(pitch: torch.Tensor, yaw: torch.Tensor, roll: torch.Tensor) -> torch.Tensor:
-    """``[n, 3, 3]`` for rows of points, from degrees ``[n]``: about x, then y, then z."""
+    """Rotations ``[n, 3, 3]`` of points as rows, by degrees ``[n]``: about x, then y, then z."""
     turns = []
     for angle, (a, b) in ((pitch, (1, 2)), (yaw, (2, 0)), (roll, (0, 1))):
         cos, sin = torch.cos(angle.deg2rad()), torch.sin(angle.deg2rad())

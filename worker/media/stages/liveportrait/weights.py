@@ -1,5 +1,5 @@
-"""LivePortrait's published weights, from a folder as it is downloaded: ``.pth`` in the layout of
-huggingface.co/KwaiVGI/LivePortrait, or ``.safetensors`` beside each other."""
+"""Loads LivePortrait's published weights from a downloaded folder: ``.pth`` in the layout of
+huggingface.co/KwaiVGI/LivePortrait, or ``.safetensors`` side by side."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ State = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """All in evaluation. Keypoints are kept in float32 whatever the precision is: they are small
-    networks, and what they say is seen as a shaking head."""
+    """LivePortrait's networks, in evaluation mode. Those for keypoints are float32 whatever the
+    precision is: they are small, and their errors would show as a shaking head."""
 
     appearance: Appearance
     motion: Motion
@@ -56,7 +56,7 @@ class Networks:
 
 
 def make_networks(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Networks:
-    """With random weights."""
+    """Make networks with random weights."""
     with device:
         networks = Networks(
             Appearance(sizes),
@@ -73,7 +73,7 @@ def make_networks(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Net
 
 
 def load_networks(folder: str, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Networks:
-    """Raises ``LoadError``."""
+    """Load the weights in ``folder``. Raises ``LoadError``."""
     path = open_folder(folder, SETTING, "LivePortrait's weights", ())
     files = {name: _find(path, stem) for name, stem in FILES.items()}
     missing = [f"{FILES[name]}.pth or .safetensors" for name, file in files.items() if file is None]
@@ -94,15 +94,16 @@ def _find(path: Path, stem: str) -> Path | None:
 
 
 def read_state(file: Path) -> State:
-    """As our networks have it: flat, spectral norms folded."""
+    """Read a file's weights as our networks name them: flat, with spectral norms folded."""
     if file.suffix == ".safetensors":
         return folded(_flat(load_file(file)))
     return folded(_flat(torch.load(file, map_location="cpu", weights_only=True)))
 
 
 def _flat(state: Mapping[str, Any]) -> State:
-    """Of the retargeting networks a ``.pth`` has a dictionary each, and a ``.safetensors`` has
-    ``retarget_eye_module.…``; both come from a wrapper for several GPUs."""
+    """Names as our networks have them. For each retargeting network a ``.pth`` has a dictionary, a
+    ``.safetensors`` names like ``retarget_eye_module.…``; both come from a wrapper for several
+    GPUs."""
     flat: State = {}
     for key, value in state.items():
         if isinstance(value, Mapping):
@@ -113,8 +114,8 @@ def _flat(state: Mapping[str, Any]) -> State:
 
 
 def folded(state: State) -> State:
-    """What spectral norm makes of its weight in evaluation, ``weight_orig`` over its largest
-    singular value ``u · (weight_orig v)`` (arXiv 1802.05957), as a plain weight."""
+    """Replace each spectrally normed weight by what it is in evaluation: ``weight_orig`` over its
+    largest singular value ``u · (weight_orig v)`` (arXiv 1802.05957)."""
     plain: State = {}
     for key, value in state.items():
         stem, _, ending = key.rpartition("weight_")
