@@ -22,10 +22,11 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
 import jinja2
@@ -40,6 +41,8 @@ BRIEF: Final = ("README.md",)
 """Documents that name their bundles in one line; the other says more of them."""
 MOST_CHANGED: Final = 0.05
 """Largest share (0 to 1) of the code behind a figure that may have been added or removed."""
+_PROSE_AT_MOST: Final = 0.25
+"""Share of changed lines from which on nobody asks whether all of it is docstrings."""
 _SERVICE: Final = ("catalog", "orchestrator", "pool")
 SOURCES: Final = {
     "perf.service": (*_SERVICE, "worker", "model_repository", "perf/service"),
@@ -247,14 +250,69 @@ def is_old(commit: str, command: str) -> bool:
 
 @cache
 def _share_changed(commit: str, paths: tuple[str, ...]) -> float:
-    """Lines added or removed since ``commit``, as a share of the lines that there are."""
+    """Lines added or removed since ``commit`` over the lines that there are.
+
+    A file in which only docstrings, comments, assertions or its place changed counts nothing.
+    """
     specs = [
         f":(glob){path}" if path.endswith(".py") else f":(glob){path}/**/*.py" for path in paths
     ]
-    changes = _git("diff", "--numstat", "--find-renames", commit, "--", *specs)
-    changed = sum(int(count) for line in changes for count in line.split("\t")[:2])
     lines = sum(int(line.rpartition(":")[2]) for line in _git("grep", "-c", "", "--", *specs))
+    diff = ("diff", "--find-renames", "-z", commit, "--", *specs)
+    counts = _changes(_git(diff[0], "--numstat", *diff[1:]))
+    changed = sum(counts.values())
+    if MOST_CHANGED * lines < changed < _PROSE_AT_MOST * lines:
+        before = _files(commit, [old for old, _ in counts])
+        changed -= sum(
+            count for (old, new), count in counts.items() if _is_same_code(before.get(old), new)
+        )
     return changed / max(1, lines)
+
+
+def _changes(told: Sequence[str]) -> dict[tuple[str, str], int]:
+    """Lines added or removed, by the names of a file before and after, from ``--numstat -z``."""
+    fields = iter("\n".join(told).split("\0"))
+    changes = {}
+    for field in fields:
+        if field:
+            added, removed, name = field.split("\t")
+            names = (name, name) if name else (next(fields), next(fields))
+            changes[names] = int(added) + int(removed)
+    return changes
+
+
+def _files(commit: str, names: Sequence[str]) -> dict[str, bytes]:
+    """What was in them at ``commit``, by name, of those that there were."""
+    asked = "".join(f"{commit}:{name}\n" for name in names).encode()
+    told = subprocess.run(
+        ["git", "-C", str(ROOT), "cat-file", "--batch"], input=asked, capture_output=True
+    ).stdout
+    files, at = {}, 0
+    for name in names:
+        end = told.index(b"\n", at)
+        *_, size = told[at:end].split()
+        at = end + 1
+        if size != b"missing":
+            files[name] = told[at : at + int(size)]
+            at += int(size) + 1
+    return files
+
+
+def _is_same_code(before: bytes | None, name: str) -> bool:
+    """Whether a file compiles to the same instructions as before, docstrings left out."""
+    path = ROOT / name
+    if before is None or not path.is_file():
+        return False
+    return _instructions(before) == _instructions(path.read_bytes())
+
+
+def _instructions(source: bytes) -> object:
+    def of(code: CodeType) -> object:
+        constants = [of(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+        names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        return code.co_code, code.co_exceptiontable, code.co_flags, names, constants
+
+    return of(compile(source, "", "exec", optimize=2))
 
 
 def _git(*arguments: str) -> list[str]:

@@ -110,14 +110,30 @@ def test_pf9_old_is_by_the_share_of_lines_that_changed(monkeypatch: pytest.Monke
     def git(*arguments: str) -> list[str]:
         if arguments[0] == "grep":
             return ["a.py:60", "b.py:40"]
-        return (
-            ["2\t1\ta.py", "1\t1\tb.py"] if arguments[3][0] == "1" else ["2\t3\ta.py", "1\t0\tb.py"]
-        )
+        few = arguments[4][0] == "1"
+        return ["2\t1\ta.py\0001\t1\tb.py\0" if few else "2\t3\ta.py\0001\t0\t\0b.py\0c.py\0"]
 
     monkeypatch.setattr(figures, "_git", git)
+    monkeypatch.setattr(figures, "_files", lambda commit, names: {})
     figures._share_changed.cache_clear()
     try:
         assert not is_old("1" * 40, "python -m perf.service --quick")
         assert is_old("2" * 40, "python -m perf.sim.chains")
     finally:
         figures._share_changed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("now", "is_same"),
+    [
+        ('"""Adds one."""\n\n\ndef more(x):\n    """x + 1."""\n    return x + 1\n', True),
+        ('"""Adds two."""\n\n\ndef more(x):\n    """x + 2."""\n    return x + 2\n', False),
+        ('"""Adds one."""\n\n\ndef less(x):\n    """x + 1."""\n    return x + 1\n', False),
+    ],
+)
+def test_pf9_docstrings_make_no_figure_old(tmp_path: Path, now: str, is_same: bool) -> None:
+    (tmp_path / "a.py").write_text(now)
+    before = (
+        b'"""As it was."""\n\n\ndef more(x):\n    """The same."""  # or not\n    return x + 1\n'
+    )
+    assert figures._is_same_code(before, str(tmp_path / "a.py")) == is_same
