@@ -306,13 +306,6 @@ class QueueFull(Unavailable):
         return error
 
 
-class KeyInUse(Unavailable):
-    """The first submission with this idempotency key is still undecided."""
-
-    status = 409
-    code = Code.NOT_READY
-
-
 class NoCapacity(Unavailable):
     """The instances that could serve this request have no room left."""
 
@@ -320,6 +313,13 @@ class NoCapacity(Unavailable):
 class NotReady(Unavailable):
     """No instance that serves the request is up."""
 
+    code = Code.NOT_READY
+
+
+class KeyInUse(Unavailable):
+    """The first submission with this idempotency key is still undecided."""
+
+    status = 409
     code = Code.NOT_READY
 
 
@@ -368,8 +368,8 @@ class SwapFailed(TidegateError):
 
 
 def with_code(code: str, message: str) -> TidegateError:
-    """Rebuild an error from its code and message, as read from the journal; ``TidegateError``
-    itself where no class has that code."""
+    """Rebuild an error from its code and message, as read from the journal: the first class above
+    that has the code, ``TidegateError`` itself where none has."""
     found, classes = TidegateError, [TidegateError]
     while classes:
         one = classes.pop(0)

@@ -1,0 +1,20 @@
+"""Errors that are rebuilt from what the journal has of them."""
+
+import pytest
+
+from orchestrator.errors import NotReady, QueueFull, TidegateError, Unavailable, with_code
+from worker.protocol import Code
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "status"),
+    [
+        (Code.NOT_READY, NotReady, 503),  # not 409, which the code is of a key in use, too
+        (Code.NO_CAPACITY, Unavailable, 503),
+        (Code.QUEUE_FULL, QueueFull, 429),
+        ("a-later-code", TidegateError, 500),
+    ],
+)
+def test_a_code_gives_the_error_back(code: str, kind: type[TidegateError], status: int) -> None:
+    error = with_code(code, "told before")
+    assert (type(error), error.status, str(error)) == (kind, status, "told before")
