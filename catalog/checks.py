@@ -98,7 +98,7 @@ def check_safetensors(path: Path) -> set[str]:
     except (ValueError, KeyError, TypeError, AttributeError, *_ABSURD) as error:
         reason = str(error) or type(error).__name__
         raise DamagedModel(
-            f"{path.name}: its safetensors header makes no sense: {reason}"
+            f"{path.name}: its safetensors header cannot be read: {reason}"
         ) from None
     if 8 + length + at != size:
         raise DamagedModel(
@@ -133,4 +133,4 @@ def _json(path: Path) -> object:
         return json.loads(path.read_bytes())
     except (ValueError, *_ABSURD) as error:
         reason = str(error) or type(error).__name__
-        raise DamagedModel(f"{path.name}: it is no JSON: {reason}") from None
+        raise DamagedModel(f"{path.name}: it is not JSON: {reason}") from None

@@ -62,7 +62,7 @@ class EngineCatalog:
         if not its:
             there = ", ".join(entry.id for entry in self.entries()) or "none"
             raise EngineUnknown(
-                f"there is no engine {text!r} on this machine (there is: {there});"
+                f"there is no engine {text!r} on this machine (available: {there});"
                 f" tidegate engines ensure {text} gets one"
             )
         return its[-1]

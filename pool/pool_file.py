@@ -181,7 +181,7 @@ class InstanceSettings(_Strict):
                 raise ValueError(f"{name} is not set here: give it by {place}")
             field = WorkerSettings.model_fields.get(name)
             if field is None:
-                raise ValueError(f"{name} is no setting of a worker{_near(name, _WORKER)}")
+                raise ValueError(f"{name} is not a worker setting{_near(name, _WORKER)}")
             if name == "engine_args":
                 continue  # its own spelling, which the worker reads
             kind: Any = Annotated[(field.annotation, *field.metadata, None)]  # at least two
@@ -338,7 +338,7 @@ def line_of(text: str, keys: tuple[str | int, ...]) -> int:
 
 def _said(kind: str, message: str, keys: tuple[str | int, ...]) -> str:
     if kind == "extra_forbidden":
-        return f": there is no such key{_near(str(keys[-1]), _known_beside(keys))}"
+        return f": unknown key{_near(str(keys[-1]), _known_beside(keys))}"
     return f": {message.removeprefix('Value error, ')}"
 
 
@@ -356,7 +356,7 @@ def _known_beside(keys: tuple[str | int, ...]) -> tuple[str, ...]:
 
 def _near(name: str, known: tuple[str, ...]) -> str:
     near = get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]}?" if near else f"; there is: {', '.join(known)}"
+    return f"; did you mean {near[0]}?" if near else f"; available: {', '.join(known)}"
 
 
 def _without_alternatives(keys: tuple[str | int, ...]) -> tuple[str | int, ...]:

@@ -198,7 +198,7 @@ async def deltas(transport: Transport, call: Call) -> AsyncGenerator[ChatDelta, 
         except (aiohttp.ClientError, TimeoutError, TidegateError) as error:
             failure = transport.no_answer(call, error)
             if has_begun and isinstance(failure, ConnectFailed):
-                failure = ConnectFailed("the answer broke off before its end", is_sent=True)
+                failure = ConnectFailed("the answer ended early", is_sent=True)
             pause = None if has_begun else transport.pause_s(call, attempt, failure)
             if pause is None:
                 raise failure from error
@@ -218,7 +218,7 @@ async def _read(response: aiohttp.ClientResponse) -> AsyncGenerator[ChatDelta, N
                 return
             if (delta := _delta(event.data)) != _NOTHING:  # the first one has the role alone
                 yield delta
-    raise ConnectFailed("the answer broke off before its end", is_sent=True)
+    raise ConnectFailed("the answer ended early", is_sent=True)
 
 
 def _delta(data: str) -> ChatDelta:

@@ -165,7 +165,7 @@ def _checked(base_url: str) -> str:
     except ValueError:  # a port that is none
         is_one = False
     if not is_one:
-        raise ValueError(f"{base_url!r} is no address of a service: expected http://HOST:PORT")
+        raise ValueError(f"{base_url!r} is not an address of a service: expected http://HOST:PORT")
     return base_url
 
 

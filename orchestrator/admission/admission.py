@@ -92,7 +92,7 @@ class Admission:
             name in known for name in placement.instances
         ):
             raise InvalidRequest(
-                f"there is no instance {placement.instances[0][:128]!r}; there is: "
+                f"there is no instance {placement.instances[0][:128]!r}; available: "
                 + (", ".join(sorted(known)) or "none"),
                 field="placement.instances",
             )

@@ -193,7 +193,7 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
             "request handler failed", extra=fields(correlation_id=context.correlation_id)
         )
         if request.writer.output_size:  # too late for a status of our own
-            raise ConnectionResetError("the response broke off") from None
+            raise ConnectionResetError("the response ended early") from None
         failure = TidegateError("an internal error occurred")
     request.app[HTTP_ERRORS].labels(context.dialect.status_of(failure), failure.code).inc()
     if context.deadline is None:
@@ -228,7 +228,7 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
         allowed = ", ".join(sorted(error.allowed_methods))
         return MethodNotAllowed(
             f"{excerpt(request.method)} is not served at {excerpt(request.path, 256)}; "
-            f"there is: {allowed}",
+            f"allowed: {allowed}",
             allowed=allowed,
         )
     if isinstance(error, web.HTTPNotFound):

@@ -167,7 +167,7 @@ class Registry:
         instance = self.instances.get(address)
         if instance is None:
             known = ", ".join(sorted(self.instances)) or "none"
-            raise NotFound(f"there is no instance {address[:128]!r}; there is: {known}")
+            raise NotFound(f"there is no instance {address[:128]!r}; available: {known}")
         return instance
 
     def _set_cordoned(self, address: str, cordoned: bool) -> Instance:

@@ -63,7 +63,7 @@ class ServedModels:
                 f"model is required: several are served, name one: {names}", field="model"
             )
         raise ModelNotFound(
-            f"the model {model[:128]!r} is not served here; there is: {names}", field="model"
+            f"the model {model[:128]!r} is not served here; available: {names}", field="model"
         )
 
     def encoder_of(self, card: ModelCard) -> PromptEncoder | None:

@@ -98,7 +98,7 @@ def read_endpoint(entry: str) -> Endpoint:
     kind = _SCHEMES.get(scheme)
     if kind is None:
         raise ValueError(
-            f"no kind of instance is called {scheme[:64]!r}; there is: {', '.join(_SCHEMES)}, and "
+            f"no kind of instance is called {scheme[:64]!r}; available: {', '.join(_SCHEMES)}, and "
             "host:port for Tidegate's own"
         )
     shape = f"{scheme}://host:port{'/model' if kind is Kind.TRITON else ''}?tokenizer=DIR"
@@ -156,7 +156,9 @@ def _parameters(query: str, shape: str) -> dict[str, str]:
         raise ValueError(f"a parameter of {shape} is stated twice")
     for name, value in stated.items():
         if name not in _PARAMETERS:
-            raise ValueError(f"{name[:64]!r} is no parameter; there is: {', '.join(_PARAMETERS)}")
+            raise ValueError(
+                f"{name[:64]!r} is not a parameter; available: {', '.join(_PARAMETERS)}"
+            )
         if not value:
             raise ValueError(f"{name} is stated and empty; leave it out or give it a value")
     if "tokenizer" not in stated:

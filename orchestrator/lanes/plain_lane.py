@@ -154,7 +154,7 @@ class PlainLane(PolledLane):
             raise ServerLost("its stream ended before the request was sent") from None
         finally:
             call.cancel()
-        raise ServerLost("its answer broke off")
+        raise ServerLost("its answer ended early")
 
     def deliver(self, job: LaneJob, piece: Piece) -> None:
         """Pass a part of an answer on."""

@@ -253,7 +253,7 @@ def _require_providers(wish: Wish, ready: list[SlotInstance]) -> None:
     field = f"recipe.providers.{stage.name.lower()}"
     raise InvalidRequest(
         f"{field}: no instance has {excerpt(wish.chosen[stage])} with what else is named; "
-        f"there is: {', '.join(sorted(known))}",
+        f"available: {', '.join(sorted(known))}",
         field=field,
     )
 

@@ -268,7 +268,7 @@ def _refused(why: str) -> Narration:
 
 
 _REFUSALS = {
-    Code.INVALID_REQUEST: _refused("it makes no sense to this service"),
+    Code.INVALID_REQUEST: _refused("the request is not valid"),
     Code.CONTEXT_OVERFLOW: _refused("it does not fit into the model's context"),
     Code.MODEL_NOT_FOUND: _refused("no instance serves its model"),
     Code.DEADLINE_EXCEEDED: _refused("too little time was left until its deadline"),

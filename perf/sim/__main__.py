@@ -213,10 +213,10 @@ def main() -> int:
     names = {name for scene in drawn_scenes() for name in (scene.key, scene.name)}
     for name in args.cells or ():
         if name not in names | {"all"}:
-            parser.error(f"there is no cell {name!r}; there is: all, {', '.join(sorted(names))}")
+            parser.error(f"there is no cell {name!r}; available: all, {', '.join(sorted(names))}")
     for name in args.only or ():
         if name.partition("@")[0] not in known:
-            parser.error(f"there is no policy {name!r} here; there is: {', '.join(known)}")
+            parser.error(f"there is no policy {name!r} here; available: {', '.join(known)}")
     console = new_console(150)
     if is_campaign:
         return on_campaign(args, begin(parser, args, "perf.sim", *sys.argv[1:]), console)

@@ -111,7 +111,7 @@ class Downloader:
                     came = await self._attempt(url, file, (begin, end), whole)
                     begin += came
                 if begin < end:
-                    raise _Broken(f"it broke off after {begin} of {file.size} bytes")
+                    raise _Broken(f"the transfer ended after {begin} of {file.size} bytes")
             except _Broken as error:
                 # pieces that were noted before it broke need not come again
                 at = _first_missing(file, (begin, end))
@@ -149,7 +149,7 @@ class Downloader:
         except aiohttp.TooManyRedirects:
             raise StagingFailed(f"{url} redirects without an end") from None
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise StagingFailed(f"{url} redirects to what is no address: {error}") from None
+            raise StagingFailed(f"{url} redirects to an invalid address: {error}") from None
         except ValueError:  # aiohttp says no more than this
             raise StagingFailed(
                 f"the address of {file.path.name}, or one that it redirects to, has a password in"

@@ -138,7 +138,7 @@ def _pickled(listing: Listing, files: dict[str, SourceFile], allowed: bool) -> C
     ]
     if not weights or "config.json" not in files:
         raise StagingFailed(
-            f"{listing.source} is no model that an engine here reads: expected config.json with"
+            f"{listing.source} is not a model that an engine here loads: expected config.json with"
             f" .safetensors files, or a .gguf file; there is {_told(listing.files)}"
         )
     if not allowed:

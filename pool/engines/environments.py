@@ -75,7 +75,7 @@ class EnvironmentProvider:
             entry = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=EngineEntry)
         except (OSError, msgspec.MsgspecError) as error:
             raise FetchFailed(
-                f"{folder} is no complete environment any more ({folder / MANIFEST} cannot be read:"
+                f"{folder} is no longer a complete environment ({folder / MANIFEST} cannot be read:"
                 f" {error}): remove that folder, and give the command again"
             ) from error
         await asyncio.to_thread(EngineCatalog(home).put, entry)

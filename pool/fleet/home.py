@@ -133,7 +133,7 @@ class PoolHome:
                     "readable and writable"
                 ) from error
             warn(
-                f"the state in {self.state_path} makes no sense ({error}) and is now {aside.name}; "
+                f"the state in {self.state_path} cannot be read ({error}) and is now {aside.name}; "
                 "instances that run are found without it"
             )
             return PoolState()

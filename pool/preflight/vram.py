@@ -68,7 +68,7 @@ class VramLedger:
             device = next((d for d in devices if d.is_called(wanted)), None)
             if device is None:
                 there = ", ".join(d.index for d in devices) or "none"
-                return f"there is no GPU {wanted}; there is: {there}"
+                return f"there is no GPU {wanted}; available: {there}"
             if reason := self._why_out(device):
                 return f"GPU {wanted} is taken out: {reason}"
             free = device.free_bytes - self._promised(device.uuid, but=who)

@@ -93,6 +93,6 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, _SocketAddress
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (socket.gaierror, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no host's name"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a host name"
         raise PortInUse(f"cannot listen on {host!r}: {reason}; give an address") from error
     return found[0], found[4]

@@ -209,7 +209,9 @@ def test_nobody_there(argv: list[str], unused_tcp_port: int, capsys: Any) -> Non
 def test_an_address_that_is_none(url: str, capsys: Any) -> None:
     for command in ("models", "chat"):
         assert main([command, "--url", url]) == 1
-        assert "is no address of a service: expected http://HOST:PORT" in capsys.readouterr().err
+        assert (
+            "is not an address of a service: expected http://HOST:PORT" in capsys.readouterr().err
+        )
 
 
 async def test_a_service_without_tls_is_told_apart(service: Service, capsys: Any) -> None:

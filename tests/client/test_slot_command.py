@@ -137,7 +137,7 @@ async def test_a_service_without_the_model_is_told_apart(command: Command) -> No
         (["Hi.", "--out", "a.mp4", "--out", "b.mp4"], "--out: one file of each kind at most"),
         (["Hi.", "--out", "none/a.mp4"], "there is no directory none"),
         (["--recipe", "none.json"], "--recipe none.json: No such file or directory"),
-        (["--recipe", "broken.json"], "--recipe broken.json is no JSON"),
+        (["--recipe", "broken.json"], "--recipe broken.json is not JSON"),
         (["--recipe", "list.json"], "--recipe list.json holds no JSON object"),
         (["Hi.", "--on-deadline", "wait"], "choose from error, degrade"),
     ],

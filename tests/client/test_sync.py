@@ -160,7 +160,7 @@ async def test_a_program_that_ends_leaves_no_work_behind(
 
 
 def test_what_is_no_address_is_said_so_and_leaves_no_thread() -> None:
-    with pytest.raises(ValueError, match="'foo' is no address of a service: expected http://"):
+    with pytest.raises(ValueError, match="'foo' is not an address of a service: expected http://"):
         SyncClient("foo")
     assert not [thread for thread in threading.enumerate() if thread.name == "tidegate-client"]
 

@@ -220,7 +220,7 @@ def _lark(text: str) -> str:
         raise (
             error
             if isinstance(error, InvalidGrammar)
-            else InvalidGrammar("a multipleOf is no number")
+            else InvalidGrammar("multipleOf is not a number")
         ) from None
     if "::=" not in text:
         return text

@@ -49,7 +49,7 @@ def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> Worker
     values: dict[str, object] = {name.lower(): value for name, value in asked.items()}
     for name in values:
         if name in _OF_THE_PROCESS or name not in WorkerSettings.model_fields:
-            what = "is the process's own" if name in _OF_THE_PROCESS else "is no worker setting"
+            what = "is the process's own" if name in _OF_THE_PROCESS else "is not a worker setting"
             raise InvalidCall(f"a swap cannot set {name.upper()[:64]}: it {what}")
     if "model_path" in values:
         values.setdefault("model_name", "")

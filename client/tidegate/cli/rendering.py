@@ -50,7 +50,7 @@ def recipe_of(wish: SlotWish) -> dict[str, Any]:
         except OSError as error:
             raise Unusable(f"--recipe {wish.recipe}: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Unusable(f"--recipe {wish.recipe} is no JSON: {error}") from None
+            raise Unusable(f"--recipe {wish.recipe} is not JSON: {error}") from None
         if not isinstance(recipe, dict):
             raise Unusable(f"--recipe {wish.recipe} holds no JSON object: see docs/slot.md")
     if wish.text is not None:

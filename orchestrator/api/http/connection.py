@@ -284,7 +284,7 @@ class Connection(RequestHandler):
             raise exc
         self.log_exception("request failed outside its handler", exc_info=exc)
         if request.writer.output_size:
-            raise ConnectionError("the response broke off")
+            raise ConnectionError("the response ended early")
         return self._unhandled.refused(request, TidegateError("an internal error occurred"))
 
     def log_exception(self, *args: Any, **options: Any) -> None:

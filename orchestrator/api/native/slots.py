@@ -143,7 +143,7 @@ async def output(request: web.Request) -> web.StreamResponse:
             return await send_file(request, slot.files[name], *kind, etag=f"{slot.id}-{name}")
     there = ", ".join(OUTPUTS[name].file for name in slot.files) or "none"
     until = "" if slot.ending is not None else "; the slot has not ended yet"
-    raise NotFound(f"this slot has no file {excerpt(file)}; there is: {there}{until}")
+    raise NotFound(f"this slot has no file {excerpt(file)}; available: {there}{until}")
 
 
 def routes() -> list[web.RouteDef]:
@@ -174,7 +174,7 @@ def _job(request: web.Request, body: SlotRequest) -> SlotJob:
     context.deadline = deadline
     if body.model != MODEL:
         raise ModelNotFound(
-            f"the model {excerpt(body.model)} renders no slots; there is: {MODEL}", field="model"
+            f"the model {excerpt(body.model)} renders no slots; available: {MODEL}", field="model"
         )
     if not body.outputs:
         raise InvalidRequest(

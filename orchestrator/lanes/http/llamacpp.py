@@ -103,7 +103,7 @@ class LlamaCppLane(HttpLane):
                 self._deliver(job, Piece(ids, one.content))
                 if one.stop:
                     return _finish_of(one)
-        raise ServerLost("its answer broke off")
+        raise ServerLost("its answer ended early")
 
     def _request(self, job: LaneJob) -> dict[str, Any]:
         sampling = job.sampling

@@ -107,7 +107,7 @@ class TgiLane(HttpLane):
                     is_length = one.details.finish_reason == "length"
                     reason = FinishReason.LENGTH if is_length else FinishReason.STOP
                     return Finish(reason, tail=cutter.flush())
-        raise ServerLost("its answer broke off")
+        raise ServerLost("its answer ended early")
 
 
 def _request(job: LaneJob, prompt: str) -> dict[str, Any]:

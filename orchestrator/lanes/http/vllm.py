@@ -128,7 +128,7 @@ class VllmLane(HttpLane):
             async with asyncio.timeout(None) as limit:
                 await self._read_answer(job, body, limit)
         if job.finish is None:
-            raise ServerLost("its answer broke off")
+            raise ServerLost("its answer ended early")
         return job.finish
 
     async def _read_answer(

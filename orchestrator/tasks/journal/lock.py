@@ -88,7 +88,9 @@ class JournalLock:
             if old >= 0:
                 os.close(old)
             return
-        raise JournalError(f"{self._beside} is removed again and again; end who does that")
+        raise JournalError(
+            f"{self._beside} is removed again and again; stop the process that removes it"
+        )
 
     def _take_file(self) -> None:
         """Lock the file that has the journal's name now.

@@ -42,14 +42,14 @@ def test_kind_and_name_follow_from_the_entry(entry: str, kind: Kind, name: str) 
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("http://h:1?tokenizer=t", "there is: triton\\+grpc, vllm\\+http"),
+        ("http://h:1?tokenizer=t", "available: triton\\+grpc, vllm\\+http"),
         ("vllm+http://h?tokenizer=t", "expected vllm\\+http://host:port"),
         ("vllm+http://h:99999?tokenizer=t", "expected vllm\\+http://host:port"),
         ("vllm+http://u:p@h:1?tokenizer=t", "expected vllm\\+http://host:port"),
         ("vllm+http://h:1", "tokenizer.json is needed"),
         ("vllm+http://h:1?tokenizer=", "tokenizer is stated and empty"),
         ("vllm+http://h:1?tokenizer=a&tokenizer=b", "stated twice"),
-        ("vllm+http://h:1?tokenizer=t&slot=3", "'slot' is no parameter; there is: tokenizer"),
+        ("vllm+http://h:1?tokenizer=t&slot=3", "'slot' is not a parameter; available: tokenizer"),
         ("vllm+http://h:1?tokenizer=t&slots=0", "slots must be a whole number above 0"),
         ("vllm+http://h:1?tokenizer=t&context=1e3", "context must be a whole number"),
         ("vllm+http://h:1?tokenizer=t&abort_ms=nan", "abort_ms must be milliseconds"),

@@ -260,7 +260,7 @@ async def test_a_provider_that_nobody_has(
     service = await serving(await make_service(worker))
     recipe = RECIPE | {"schema": "1.1", "providers": {"portrait": "flux"}}
     error = await submit(service, 400, recipe=recipe)
-    assert error["field"] == "recipe.providers.portrait" and "there is: fake" in error["message"]
+    assert error["field"] == "recipe.providers.portrait" and "available: fake" in error["message"]
 
 
 async def test_a_hundred_at_once_each_come_to_one_outcome(

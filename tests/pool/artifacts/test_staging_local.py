@@ -95,8 +95,8 @@ async def test_catalog_and_folders_are_for_their_owner_only(
     [
         ({"model.safetensors": safetensors(100)[:-10]}, "its tensors make"),
         ({"model.safetensors": b"\xff" * 100}, "no safetensors header"),
-        ({"model.safetensors": b"\x08" + b"\0" * 7 + b"notjson!"}, "makes no sense"),
-        ({"config.json": b"{"}, "it is no JSON"),
+        ({"model.safetensors": b"\x08" + b"\0" * 7 + b"notjson!"}, "cannot be read"),
+        ({"config.json": b"{"}, "it is not JSON"),
         ({"config.json": b"{}"}, "names neither a model_type"),
         ({"model.safetensors": safetensors(100, shape=[-10, -10])}, "is of shape"),
         (

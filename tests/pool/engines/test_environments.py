@@ -181,7 +181,7 @@ async def test_an_environment_that_was_damaged_is_named_with_the_remedy(
     if content is not None:
         (folder / MANIFEST).write_bytes(content)
     with pytest.raises(
-        FetchFailed, match=r"no complete environment any more .* remove that folder"
+        FetchFailed, match=r"no longer a complete environment .* remove that folder"
     ):
         await provider.ensure(tmp_path)
 

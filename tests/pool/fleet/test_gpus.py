@@ -85,7 +85,7 @@ async def test_a_gpu_that_vanishes_is_noticed_and_without_another_it_waits() -> 
     watching = asyncio.create_task(rig.gpus.watch())
     del rig.fake.free["GPU-0"]
     assert await losing == "GPU 0 has vanished"
-    with pytest.raises(StartFailed, match="there is no GPU 0; there is: none"):
+    with pytest.raises(StartFailed, match="there is no GPU 0; available: none"):
         await rig.gpus.take("a", wish("0"), ANYWHERE)
     watching.cancel()
 

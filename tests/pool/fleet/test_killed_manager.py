@@ -105,7 +105,7 @@ async def test_one_that_was_killed_while_all_was_well_is_followed(pool: Pool) ->
     state.write_text(state.read_text()[:40])
     warnings: list[str] = []
     assert PoolHome(pool.path).read(warnings.append).instances == {}
-    assert "makes no sense" in warnings[0] and "damaged" in warnings[0]
+    assert "cannot be read" in warnings[0] and "damaged" in warnings[0]
     assert await next_manager(pool) == pid
 
 

@@ -67,7 +67,7 @@ async def test_an_answer_is_never_kept_longer_than_fifteen_seconds() -> None:
 
 async def test_what_is_not_there_cannot_be_asked_or_is_out_is_said() -> None:
     rig = Rig(20.0, 20.0)
-    assert await rig.refusal("a", "7", 1.0) == "there is no GPU 7; there is: 0, 1"
+    assert await rig.refusal("a", "7", 1.0) == "there is no GPU 7; available: 0, 1"
     rig.ledger.take_out("GPU-1", "the driver reported Xid 79")
     assert await rig.refusal("a", "1", 1.0) == "GPU 1 is taken out: the driver reported Xid 79"
     rig.ledger.restore()

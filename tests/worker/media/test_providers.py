@@ -58,7 +58,7 @@ def test_unknown_and_missing_names_are_load_errors() -> None:
     def load(*portraits: str) -> None:
         load_providers(CPU, speech=["espeak"], portrait=portraits, video=["warp"], check=["tiny"])
 
-    with pytest.raises(LoadError, match="TIDEGATE_SLOT_PORTRAIT: no provider 'x'; there is: proc"):
+    with pytest.raises(LoadError, match="TIDEGATE_SLOT_PORTRAIT: no provider 'x'; available: proc"):
         load("procedural", "x")
     with pytest.raises(LoadError, match="TIDEGATE_SLOT_PORTRAIT names no provider"):
         load()

@@ -137,10 +137,10 @@ def load_stages(
 def _check_names(setting: str, names: Sequence[str], known: Mapping[str, object]) -> None:
     there = ", ".join(known)
     if not names:
-        raise LoadError(f"TIDEGATE_SLOT_{setting} names no provider; there is: {there}")
+        raise LoadError(f"TIDEGATE_SLOT_{setting} names no provider; available: {there}")
     for name in names:
         if name not in known:
-            raise LoadError(f"TIDEGATE_SLOT_{setting}: no provider {name!r}; there is: {there}")
+            raise LoadError(f"TIDEGATE_SLOT_{setting}: no provider {name!r}; available: {there}")
 
 
 def _choose(loaded: Mapping[str, P], field: str, name: str) -> P:
@@ -148,5 +148,5 @@ def _choose(loaded: Mapping[str, P], field: str, name: str) -> P:
         return next(iter(loaded.values()))
     if name not in loaded:
         there = ", ".join(loaded)
-        raise RecipeError(f"providers.{field}", f"{name!r} is not loaded here; there is: {there}")
+        raise RecipeError(f"providers.{field}", f"{name!r} is not loaded here; available: {there}")
     return loaded[name]

@@ -199,7 +199,7 @@ async def test_the_same_key_gets_the_same_slot(service: Service, slots: FakeSlot
         ({"recipe": {**RECIPE, "colour": 1}}, 400, "recipe.colour", "unknown field"),
         ({"outputs": ["gif"]}, 400, "outputs[0]", "expected one of: mp4, png, wav"),
         ({"outputs": []}, 400, "outputs", "at least one"),
-        ({"model": "llm"}, 404, "model", "there is: slot"),
+        ({"model": "llm"}, 404, "model", "available: slot"),
         ({"on_deadline": "fit"}, 400, "on_deadline", "error"),
         ({"colour": 1}, 400, "colour", "not a known field"),
     ],
