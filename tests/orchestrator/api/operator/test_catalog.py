@@ -251,7 +251,7 @@ async def test_only_operators_have_models_verified(make_service: MakeService, ho
 
 
 async def test_a_verification_that_runs_is_not_begun_twice(home: Path) -> None:
-    verifications = routes.Verifications(lambda: home)
+    verifications = routes.Verifications(lambda: home, routes.not_verified)
     with verifications._turn:
         asked = verifications.ask("models", "m-1")
         assert verifications.ask("models", "m-1") is asked
@@ -306,7 +306,7 @@ async def test_a_verification_that_goes_wrong_unforeseen_ends_and_can_be_asked_f
 
     await asyncio.to_thread(register, home, 1)
     monkeypatch.setattr(routes, "verify_model", broken)
-    verifications = routes.Verifications(lambda: home)
+    verifications = routes.Verifications(lambda: home, routes.not_verified)
     asked = verifications.ask("models", "m-1")
     while (seen := verifications.states["models", "m-1"]).ended_ms is None:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -365,7 +365,7 @@ async def test_a_verification_is_never_told_before_what_came_of_it(
 ) -> None:
     """One that ends while the catalog is read counts from the next answer on."""
     await asyncio.to_thread(register, home, 1)
-    verifications = routes.Verifications(lambda: home)
+    verifications = routes.Verifications(lambda: home, routes.not_verified)
     running = verifications.states["models", "m-1"] = routes.Verification("running", 1)
     read = ModelCatalog.models
 
