@@ -231,7 +231,7 @@ async def test_or25_a_text_that_outlasts_its_servers_goodbye_goes_on(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     """Only one of them: two that leave at the same time may leave nobody to go on."""
-    ports = sorted(free_ports(2), key=str)
+    ports = sorted(await asyncio.to_thread(free_ports, 2), key=str)
     options = saying_goodbye(after_ms=200, grace_ms=100)
     first = await make_worker(port=ports[0], options=options)
     second = await make_worker(port=ports[1])

@@ -24,7 +24,7 @@ from tests.support.model_files import checkpoint
 
 EVERY = "4"
 """Changes of the disk that are tried; by hand all of them were."""
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 _ADD = """
 import asyncio, sys
 from pathlib import Path

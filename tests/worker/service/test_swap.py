@@ -310,7 +310,7 @@ def test_wk7_a_lane_that_is_opened_as_the_model_changes_has_the_new_card(harness
         ({}, "MODEL_PATH"),
         ({"MODEL_NAME": "unheard"}, "knows no model"),
         ({"MODEL_PATH": "/m", "LANE_TOKEN": "x"}, "process's own"),
-        ({"MODEL_PATH": "/m", "COLOUR": "x"}, "no worker setting"),
+        ({"MODEL_PATH": "/m", "COLOUR": "x"}, "not a worker setting"),
         ({"MODEL_PATH": "/m", "MAX_RUNNING": "none"}, "MAX_RUNNING"),
     ],
 )
