@@ -104,7 +104,7 @@ class _JsonView:
         told = LAUNCH[event.kind]
         entry = {
             "level": "warning" if event.kind in (EventKind.LOST, EventKind.WARNED) else "info",
-            "logger": "pool",
+            "logger": "orchestrator.pool",
             "message": told.sentence,
             **narrated(told, event.unit),
             "detail": event.text or None,

@@ -19,7 +19,7 @@ from pool.fleet.home import InstanceRecord
 from pool.process.detached import Found
 from pool.supervise import RestartPolicy, Unit, supervise
 
-pool_log = logging.getLogger("pool")
+pool_log = logging.getLogger("orchestrator.pool")
 POLICY = RestartPolicy(first_delay_s=0.5, max_delay_s=60.0, max_failures=math.inf, stable_s=60.0)
 
 
