@@ -258,8 +258,7 @@ def _share_changed(commit: str, paths: tuple[str, ...]) -> float:
         f":(glob){path}" if path.endswith(".py") else f":(glob){path}/**/*.py" for path in paths
     ]
     lines = sum(int(line.rpartition(":")[2]) for line in _git("grep", "-c", "", "--", *specs))
-    diff = ("diff", "--find-renames", "-z", commit, "--", *specs)
-    counts = _changes(_git(diff[0], "--numstat", *diff[1:]))
+    counts = _changes(_git("diff", "--numstat", "--find-renames", "-z", commit, "--", *specs))
     changed = sum(counts.values())
     if MOST_CHANGED * lines < changed < _PROSE_AT_MOST * lines:
         before = _files(commit, [old for old, _ in counts])

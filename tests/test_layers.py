@@ -26,7 +26,7 @@ PLANTED = {
 def test_each_upward_import_is_found(tmp_path: Path) -> None:
     """By its contract and no other one, and nothing else is found."""
     ignored = shutil.ignore_patterns("__pycache__", "checkpoint", "results")
-    for package in ("catalog", "orchestrator", "perf", "pool", "tools", "worker"):
+    for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for planted in PLANTED.values():

@@ -1,15 +1,11 @@
 """Words that a stranger can read alone."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = (
-    *("catalog", "orchestrator", "pool", "worker", "client", "perf", "tools"),
-    "model_repository",
-)
+from tests.test_layers import PACKAGES, ROOT
+
 _LEANING = re.compile(
     r'^[ \t]*"""(?:Also|And|As|But|By|Else|It|Its|Likewise|None|Of|Or|Same|So|Such|That|Their'
     r"|Them|Then|These|They|The same|This|Those|Which|Who|Whose)\b.*",
@@ -17,7 +13,7 @@ _LEANING = re.compile(
 )
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", [*PACKAGES, "model_repository"])
 def test_no_docstring_leans_on_what_stands_before_it(package: str) -> None:
     """Whoever reads it in an editor's pop-up sees nothing else."""
     found = []

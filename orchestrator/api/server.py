@@ -141,7 +141,7 @@ def build_app(
     app[KEY_SHARES] = KeyShares(config.connections.max_connections)
     app[LARGE_BODIES] = LargeBodies()
     app[catalog.CATALOGS] = catalog.catalogs(
-        verify_engine=catalog.not_verified if control is None else control.verify_engine
+        catalog.not_verified if control is None else control.verify_engine
     )
     app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)

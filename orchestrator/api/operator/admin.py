@@ -8,7 +8,7 @@ from aiohttp import web
 from orchestrator.api.auth import Authenticator, Key
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.operator.catalog import VerifyEngine, not_verified
+from orchestrator.api.operator.catalog import VerifyEngine
 from orchestrator.api.operator.types import read_grace_s
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.reload import Reloader
@@ -22,7 +22,7 @@ class Control:
     lifecycle: Lifecycle
     reloader: Reloader
     keys_of: Callable[[Settings], tuple[Key, ...]]
-    verify_engine: VerifyEngine = not_verified
+    verify_engine: VerifyEngine
 
     def follow_keys(self, auth: Authenticator) -> None:
         """Have ``auth`` follow the keys of reloaded settings."""

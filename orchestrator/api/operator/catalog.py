@@ -188,9 +188,7 @@ def not_verified(entry: EngineEntry, home: Path) -> str:
     return f"{entry.engine} cannot be verified by this process; run tidegate engines verify"
 
 
-def catalogs(
-    home: Callable[[], Path] = state_dir, verify_engine: VerifyEngine = not_verified
-) -> Catalogs:
+def catalogs(verify_engine: VerifyEngine, home: Callable[[], Path] = state_dir) -> Catalogs:
     """Catalogs of the state directory that ``home`` names each time it is asked."""
     return Catalogs(home, Verifications(home, verify_engine))
 
