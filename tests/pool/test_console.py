@@ -10,6 +10,7 @@ from rich.console import Console
 
 from catalog.operator_key import keep_key, key_file
 from pool.console import curl_line, open_view
+from pool.fleet.member import pool_log
 from pool.spec import EventKind, LaunchEvent
 
 RUN = [
@@ -63,6 +64,15 @@ def test_the_operators_key_is_shown_on_a_terminal_only(
     key = keep_key(key_file(tmp_path, "127.0.0.1", 9000))
     assert f"in a browser: http://127.0.0.1:9000/#key={key}\n" in shown(terminal=True)
     assert "in a browser: http://127.0.0.1:9000/\n" in shown(terminal=False)
+
+
+def test_programs_get_an_object_for_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the logger that the pool manager's own lines have, by which they are filtered."""
+    monkeypatch.setenv("TIDEGATE_LOG_FORMAT", "json")
+    entries = [json.loads(line) for line in shown(terminal=False).splitlines()]
+    assert len(entries) == len(RUN)
+    assert {entry["logger"] for entry in entries} == {"orchestrator.pool"} == {pool_log.name}
+    assert [e["seconds"] for e in entries if e["level"] == "warning"] == [0.2]
 
 
 def test_a_terminal_gets_the_same_with_running_seconds() -> None:
