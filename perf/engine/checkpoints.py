@@ -72,7 +72,10 @@ class ModelShape:
 
 LLAMA: Final = (("LlamaForCausalLM",), "llama")
 _QWEN: Final = (("Qwen2ForCausalLM",), "qwen2")
-LLAMA_8B: Final = ModelShape(*LLAMA, 128256, 4096, 14336, 32, 32, 8)
+QWEN3: Final = (("Qwen3ForCausalLM",), "qwen3")
+LLAMA_8B: Final = ModelShape(
+    *LLAMA, 128256, 4096, 14336, 32, 32, 8, max_position_embeddings=131_072
+)
 SHAPES: Final = {
     "0.5b": ModelShape(*_QWEN, 151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True),
     "1.5b": ModelShape(*_QWEN, 151936, 1536, 8960, 28, 12, 2, tie_word_embeddings=True),

@@ -23,13 +23,16 @@ from perf.report.rows import Report, Row, line, read_rows, table
 
 SECTIONS: Final = {
     "ceilings": 40.0,
-    "attention": 130.0,
     "tokens": 80.0,
-    "loader": 130.0,
+    "attention": 130.0,
+    "draws": 60.0,
     "engine": 200.0,
+    "long": 100.0,
+    "loader": 130.0,
     "copies": 30.0,
     "steps": 40.0,
     "vllm": 240.0,
+    "lost": 60.0,
 }
 """Sections with the most seconds that each may take, when all of the budget is left."""
 BUDGET_S: Final = 560.0
@@ -165,9 +168,12 @@ def _run_section(options: argparse.Namespace) -> None:
 
         steps(report, device, scratch, tiny=options.tiny)
         return
-    from perf.engine import gpu_copies, gpu_parts, gpu_vllm
+    from perf.engine import gpu_copies, gpu_draws, gpu_long, gpu_lost, gpu_parts, gpu_vllm
 
     run = {
+        "draws": gpu_draws.draws,
+        "long": gpu_long.long,
+        "lost": gpu_lost.lost,
         "tokens": gpu_parts.tokens,
         "loader": gpu_parts.loader,
         "engine": gpu_parts.engine,

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
@@ -12,6 +13,7 @@ from perf.engine.bare_engine import Built, build, load
 from perf.engine.checkpoints import (
     LLAMA,
     LLAMA_8B,
+    QWEN3,
     ModelShape,
     drop_page_cache,
     make_checkpoint,
@@ -31,6 +33,8 @@ from worker.runner.forward import TiledForward
 
 _SMALL = ModelShape(*LLAMA, 1000, 256, 512, 4, 8, 2, max_position_embeddings=512)
 _TINY = ModelShape(*LLAMA, 300, 64, 96, 2, 4, 2, False, "float32", max_position_embeddings=256)
+
+_SMALL_QWEN3 = replace(_SMALL, architectures=QWEN3[0], model_type=QWEN3[1], torch_dtype="float32")
 
 
 # ── tokens ───────────────────────────────────────────────────────────────────────────────────
@@ -68,6 +72,7 @@ def tokens(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
                 )
 
             report.attempt(f"float32, {attention}, overlap {overlap}", compare)
+    report.attempt("Qwen3, penalties", lambda: _penalised(report, device, scratch))
     if device.type == "cuda":
         for dtype in ("float32", "bfloat16"):
             report.attempt(
@@ -76,9 +81,28 @@ def tokens(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
             )
 
 
-def _texts(built: Built) -> list[list[int]]:
+def _penalised(report: Report, device: torch.device, scratch: Path) -> None:
+    """The same with another architecture, and with penalties that follow each text."""
+    path = scratch / "small-qwen3"
+    make_checkpoint(path, _SMALL_QWEN3, seed=0)
+    texts = []
+    for where in (torch.device("cpu"), device):
+        built = build(*load(path, where), where, max_running=12, blocks=400)
+        texts.append(_texts(built, repetition_penalty=1.3, presence_penalty=0.4))
+        built.engine.stop()
+    same = sum(a == b for a, b in zip(*texts, strict=True))
+    note = "greedy, equal to the CPU's"
+    report.add("Qwen3 with penalties, float32", f"{same}/{len(texts[0])}", "texts", note)
+
+
+def _texts(built: Built, **sampling: float) -> list[list[int]]:
     prompts, runs = Prompts(999, seed=3), Runs(built.engine)
-    texts = [runs.submit(greedy(prompts.draw(1 + n * 13 % 150), 8 + n * 5 % 40)) for n in range(24)]
+    texts = []
+    for n in range(24):
+        job = greedy(prompts.draw(1 + n * 13 % 150), 8 + n * 5 % 40)
+        texts.append(
+            runs.submit(replace(job, sampling=msgspec.structs.replace(job.sampling, **sampling)))
+        )
     runs.step_until_idle()
     return [run.ids for run in texts]
 
@@ -106,7 +130,7 @@ def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     """Write the large checkpoint, then load it from disk and from the page cache."""
     path = scratch / "large"
     started = time.monotonic()
-    shape = _make_large(report, path, tiny=tiny)
+    shape = make_large(report, path, tiny=tiny)
     seconds = time.monotonic() - started
     size_gb = shape.file_bytes / 1e9
     note = f"{size_gb:.1f} GB, {shape.num_hidden_layers} layers"
@@ -140,7 +164,8 @@ def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     report.attempt("load, cold", cold)
 
 
-def _make_large(report: Report, path: Path, *, tiny: bool) -> ModelShape:
+def make_large(report: Report, path: Path, *, tiny: bool) -> ModelShape:
+    """Write the large checkpoint, with as many layers as the section has time for."""
     shape = _TINY if tiny else LLAMA_8B
     return make_checkpoint(path, shape, seed=0, within_s=min(45.0, report.left_s * 0.4))
 
@@ -161,7 +186,7 @@ def engine(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     """Measure the large model: recording, decodes, cancels, a mixed load."""
     path = scratch / "large"
     if not (path / "config.json").exists():
-        _make_large(report, path, tiny=tiny)
+        make_large(report, path, tiny=tiny)
     sizes = (
         _Sizes((1, 2, 4), 40, 10, 30, 3) if tiny else _Sizes((1, 8, 16, 32, 64), 1024, 96, 300, 25)
     )

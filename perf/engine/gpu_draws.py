@@ -1,0 +1,93 @@
+"""Section ``draws``: what choosing tokens costs beside the model, by sampling parameters."""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from perf.engine.runs import NEVER
+from perf.engine.timing import timed_ms
+from perf.report.rows import Report
+from worker.core import Job
+from worker.grammar.masks import Masks
+from worker.protocol import Sampling
+from worker.sampling.masks import apply_
+from worker.sampling.sampler import Sampler
+from worker.scheduler.request import Request
+
+_PLAIN: Final = Sampling(max_tokens=64, temperature=0.8, seed=1)
+_KINDS: Final = {
+    "greedy": replace(_PLAIN, temperature=0.0),
+    "temperature": _PLAIN,
+    "top_k 50": replace(_PLAIN, top_k=50),
+    "top_p 0.9": replace(_PLAIN, top_p=0.9),
+    "top_k 50, top_p 0.9, min_p 0.05": replace(_PLAIN, top_k=50, top_p=0.9, min_p=0.05),
+    "penalties": replace(_PLAIN, temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.2),
+    "5 logprobs": replace(_PLAIN, temperature=0.0, logprobs=5),
+}
+_PROMPT_TOKENS: Final = 1024
+
+
+def draws(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
+    """Time ``Sampler.sample`` on logits of a vocabulary of 128,256, and compare its tokens with
+    those that it draws on the CPU from the same logits."""
+    vocabulary, counts = (2000, (1, 4)) if tiny else (128_256, (1, 32, 64))
+    for rows in counts:
+        # As peaked as a trained model's: flat logits would make every top_p examine everything.
+        logits = 4 * torch.randn(
+            rows, vocabulary, generator=torch.Generator().manual_seed(rows), dtype=torch.float32
+        )
+        for kind, sampling in _KINDS.items():
+            report.attempt(
+                f"{kind}, {rows} rows",
+                lambda k=kind, s=sampling, x=logits: _one(report, device, k, s, x),  # type: ignore[misc]
+            )
+        report.attempt(f"grammar, {rows} rows", lambda x=logits: _masked(report, device, x))  # type: ignore[misc]
+
+
+def _one(
+    report: Report, device: torch.device, kind: str, sampling: Sampling, logits: torch.Tensor
+) -> None:
+    rows = len(logits)
+    there = logits.to(device)
+    sample = _sampler(sampling, rows, logits.shape[-1], device)
+    ids = sample(there.clone())
+    expected = _sampler(sampling, rows, logits.shape[-1], torch.device("cpu"))(logits.clone())
+    same = int((ids.cpu() == expected).sum())
+    ms = timed_ms(lambda: sample(there.clone()), device) - timed_ms(there.clone, device)
+    note = f"{same} of {rows} tokens are the CPU's"
+    report.add(f"{kind}, {rows} rows", ms * 1e3, "µs", note)
+
+
+def _sampler(sampling: Sampling, rows: int, vocabulary: int, device: torch.device):  # type: ignore[no-untyped-def]
+    sampler = Sampler([1], device, slots=rows, vocab_size=vocabulary, max_tokens=2 * _PROMPT_TOKENS)
+    prompts = np.random.default_rng(9).integers(2, vocabulary, (rows, _PROMPT_TOKENS))
+    for slot in range(rows):
+        job = Job(prompts[slot].tolist(), sampling, NEVER)
+        request = Request(
+            job=job,
+            tokens=list(job.token_ids),
+            prompt_tokens=_PROMPT_TOKENS,
+            limit_tokens=_PROMPT_TOKENS + sampling.max_tokens,
+            seed=slot,
+            submitted_at=0.0,
+            least_tokens=1,
+            ends_cleanly=False,
+        )
+        sampler.begin(slot, request)
+    slots, positions = np.arange(rows), np.full(rows, _PROMPT_TOKENS)
+    last_ids = torch.from_numpy(prompts[:, -1].copy()).to(device)
+    return lambda logits: sampler.sample(logits, slots, positions, last_ids).ids
+
+
+def _masked(report: Report, device: torch.device, logits: torch.Tensor) -> None:
+    rows, vocabulary = logits.shape
+    words = np.random.default_rng(3).integers(0, 2**32, (rows, -(-vocabulary // 32)), np.uint32)
+    masks = Masks(np.arange(rows), words)
+    there, expected = logits.to(device), logits.clone()
+    ms = timed_ms(lambda: apply_(there, masks), device)
+    apply_(expected, masks)
+    verdict = "as on the CPU" if torch.equal(there.cpu(), expected) else "NOT as on the CPU"
+    report.add(f"grammar mask, {rows} rows", ms * 1e3, "µs", verdict)

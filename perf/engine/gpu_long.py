@@ -1,0 +1,110 @@
+"""Section ``long``: texts of up to 128k tokens, alone and among short ones."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from perf.engine.bare_engine import Built, build, load
+from perf.engine.checkpoints import ModelShape
+from perf.engine.gpu_parts import make_large
+from perf.engine.runs import Prompts, Runs, greedy
+from perf.engine.timing import copy_gb_per_s, timed_ms
+from perf.report.rows import Report
+from worker.protocol import AbortCause
+from worker.runner.cuda_runner import CudaRunner
+
+
+def long(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
+    """Measure first tokens by length, and decodes whose texts differ a hundredfold in length."""
+    path = scratch / "large"
+    if not (path / "config.json").exists():
+        make_large(report, path, tiny=tiny)
+    longest, short, rows = (200, 20, 4) if tiny else (131_072, 1024, 64)
+    model, config = load(path, device)
+    longest = min(longest, config.context_tokens)
+    blocks = -(-longest // 16) + rows * (-(-short // 16) + 8) + 16
+    built = build(model, config, device, max_running=rows, blocks=blocks, max_step_tokens=2048)
+    report.add("attention in use", built.attention.name)
+    copy = copy_gb_per_s(device, 2**20 if tiny else 2 * 2**30)
+    for many in (rows, rows // 2):
+        for contexts in ([short] * many, [*[short] * (many - 1), longest - 16]):
+            report.attempt(
+                f"decode {many} rows",
+                lambda c=contexts: _decode(report, built, ModelShape.of(path), c, copy),  # type: ignore[misc]
+            )
+    for tokens in (longest // 16, longest // 4, longest - 16):
+        report.attempt(
+            f"first token of {tokens}",
+            lambda n=tokens: _first_token(report, built, n, config.vocab_size),  # type: ignore[misc]
+        )
+    report.attempt("stop", built.engine.stop)
+
+
+def _decode(
+    report: Report, built: Built, shape: ModelShape, contexts: Sequence[int], copy_gb_s: float
+) -> None:
+    what = f"decode {len(contexts)} rows of {contexts[0]}"
+    if contexts[-1] != contexts[0]:
+        what = f"decode {len(contexts) - 1} rows of {contexts[0]} and 1 of {contexts[-1]}"
+    ms = recorded_ms(built, contexts)
+    if ms is None:
+        report.add(what, "left out", note="nothing is recorded here")
+        return
+    nbytes = shape.step_bytes + sum(contexts) * shape.kv_token_bytes
+    bound_ms = nbytes / copy_gb_s / 1e6
+    report.add(what, ms, "ms", f"{bound_ms:.1f} ms by its bytes at the copy's bandwidth")
+
+
+def recorded_ms(
+    built: Built, contexts: Sequence[int], chances: NDArray[np.float32] | None = None
+) -> float | None:
+    """Milliseconds, by the device's clock, of a recorded decode of rows with ``contexts`` keys
+    each, in blocks drawn at random; None where decodes are not recorded. ``chances`` [3, rows]:
+    see ``Sampler.plain_chances``.
+    """
+    runner = built.runner
+    assert isinstance(runner, CudaRunner)
+    graphs, state = runner._graphs, runner._state
+    if graphs is None or state is None:
+        return None
+    order = np.random.default_rng(4).permutation(built.engine.scheduler.pool.total)
+    taken = 0
+    for slot, keys in enumerate(contexts):
+        row = np.zeros(state.blocks.shape[1], np.int64)
+        count = -(-keys // 16)
+        row[:count] = order[taken : taken + count]
+        taken += count
+        state.begin(slot, row)
+    ids = np.random.default_rng(5).integers(2, 1000, len(contexts))
+    positions, slots = np.array(contexts) - 1, np.arange(len(contexts))
+    with torch.inference_mode():
+        return timed_ms(lambda: graphs.replay(ids, positions, slots, chances), built.pool.device)
+
+
+def _first_token(report: Report, built: Built, tokens: int, vocabulary: int) -> None:
+    """Time one prompt alone, then beside decodes, and the longest of their steps meanwhile."""
+    engine = built.engine
+    prompts, runs = Prompts(vocabulary, seed=tokens), Runs(engine)
+    alone = runs.submit(greedy(prompts.draw(tokens), 1))
+    runs.step_until_idle()
+    report.add(f"first token of {tokens}", alone.ttft_s * 1e3, "ms", "alone")
+    if tokens > 40_000:
+        return
+    beside = built.engine.scheduler.config.max_running // 4
+    others = [runs.submit(greedy(prompts.draw(8), 800)) for _ in range(beside)]
+    for _ in range(24):
+        runs.step()
+    probe, longest_s = runs.submit(greedy(prompts.draw(tokens), 1)), 0.0
+    while probe.finished is None:
+        started = time.monotonic()
+        runs.step()
+        longest_s = max(longest_s, time.monotonic() - started)
+    note = f"beside {beside} decodes, whose longest step was {longest_s * 1e3:.0f} ms"
+    report.add(f"first token of {tokens}, not alone", probe.ttft_s * 1e3, "ms", note)
+    for run in others:
+        engine.cancel(run.job, AbortCause.CANCEL)
+    runs.step_until_idle()
