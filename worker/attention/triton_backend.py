@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
-from worker.attention.staging import pack_int32, to_device
+from worker.pinned import pack_int32, upload
 
 _DECODE_ROWS: Final = 16
 """The fewest rows that the matrix units multiply."""
@@ -102,7 +102,7 @@ class TritonAttention:
         return TritonStep(
             self,
             _Rows(table.view(rows, -1), row_tokens, row_queries, row_contexts),
-            to_device(batch.slots, self._pool.device),
+            upload(batch.slots, self._pool.device),
             passes,
         )
 

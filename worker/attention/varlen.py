@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
-from worker.attention.staging import pack_int32, to_device
+from worker.pinned import pack_int32, upload
 
 _NEEDED = frozenset({"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"})
 
@@ -75,7 +75,7 @@ class VarlenAttention:
                 int(batch.query_tokens.max()),
                 int(batch.context_tokens.max()),
             ),
-            to_device(batch.slots, self._pool.device),
+            upload(batch.slots, self._pool.device),
         )
 
     def decode_step(

@@ -8,6 +8,7 @@ import torch
 
 from worker.kv_disk.block_file import BlockFormat, Bytes
 from worker.kv_disk.copies import HostMemory, KVMemory
+from worker.pinned import pinned
 
 _DTYPE_NAMES: Final = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -41,9 +42,7 @@ class CudaMemory:
         return self._format
 
     def staging(self, blocks: int) -> Bytes:
-        pinned = torch.empty((blocks, self._format.block_bytes), dtype=torch.uint8, pin_memory=True)
-        staging: Bytes = pinned.numpy()  # keeps the tensor alive
-        return staging
+        return pinned((blocks, self._format.block_bytes))
 
     def copy_out(self, blocks: Sequence[int], staging: Bytes) -> None:
         with torch.inference_mode(), torch.cuda.stream(self._out):

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention import AttentionBackend, AttentionStep
-from worker.attention.staging import staged, to_device
 from worker.log import model_log
 from worker.models.model import Model
+from worker.pinned import upload, upload_to
 from worker.sampling.sampler import draw_whole, likeliest
 
 _STRIDE: Final = 8
@@ -92,7 +92,7 @@ class SlotState:
 
     def begin(self, slot: int, blocks: NDArray[np.int64]) -> None:
         """Enter that ``slot`` has a text in ``blocks`` [max_blocks] from now on."""
-        self.blocks[slot].copy_(to_device(blocks.astype(np.int32), self.device))
+        upload_to(self.blocks[slot], blocks.astype(np.int32))
 
     def known(self, ids: Tensor, slots: Tensor) -> Tensor:
         """``ids`` with each that is PENDING replaced by the latest sample of its slot."""
@@ -154,7 +154,7 @@ class DecodeGraphs:
         device, max_blocks = state.device, state.blocks.shape[1]
         self._most_keys = max_blocks * block_tokens
         padding = np.array([[0, 0, state.dummy_slot]] * self.largest)
-        self._inputs = to_device(padding, device).clone()
+        self._inputs = upload(padding, device).clone()
         self._table = torch.zeros((self.largest, max_blocks), dtype=torch.int32, device=device)
         self._contexts = torch.ones(self.largest, dtype=torch.int32, device=device)
         self._chances = torch.zeros((3, self.largest), device=device)
@@ -188,15 +188,13 @@ class DecodeGraphs:
         inputs = np.empty((recorded.size, 3), np.int64)
         inputs[:rows, 0], inputs[:rows, 1], inputs[:rows, 2] = ids, positions, slots
         inputs[rows:] = 0, 0, self._state.dummy_slot
-        waiting = staged(inputs, self._state.device)
-        self._inputs[: recorded.size].copy_(waiting, non_blocking=True)
+        upload_to(self._inputs[: recorded.size], inputs)
         recorded.decode.replay()
         logits, token_ids, chosen = recorded.decode.results
         if chances is not None:
             padded = np.zeros((3, recorded.size), np.float32)
             padded[:, :rows] = chances
-            waiting = staged(padded, self._state.device)
-            self._chances[:, : recorded.size].copy_(waiting, non_blocking=True)
+            upload_to(self._chances[:, : recorded.size], padded)
             recorded.draw.replay()
             (chosen,) = recorded.draw.results
         return Replayed(logits[:rows], token_ids[:rows], self._inputs[:rows, 2], chosen[:rows])

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from worker.attention import PackedBatch
-from worker.attention.staging import to_device
 from worker.errors import DeviceLost
 from worker.grammar.masks import Masks
 from worker.log import model_log
+from worker.pinned import download, upload
 from worker.runner.cuda_graphs import (
     CudaRecorder,
     DecodeGraphs,
@@ -39,7 +39,7 @@ from worker.runner.utilization import StreamMeter, TimingEvent
 from worker.sampling.finite import CheckedRows, check_prompts
 from worker.sampling.pooling import PooledStates, pool_states, pools_any
 from worker.sampling.prompt_scores import PromptScores
-from worker.sampling.sampler import Sampled, Sampler, send
+from worker.sampling.sampler import Sampled, Sampler
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request
 
@@ -140,11 +140,11 @@ class CudaRunner(TorchRunner):
             sampled, scores, pooled, checked = self._mixed(forward, state, plan, slots, sampling)
         there = sampled.on_its_way() if sampled is not None else None
         if scores is not None:
-            scores = scores.on_its_way(send)
+            scores = scores.on_its_way(download)
         if pooled is not None:
-            pooled = pooled.on_its_way(send)
+            pooled = pooled.on_its_way(download)
         if checked is not None:
-            checked = checked.on_its_way(send)
+            checked = checked.on_its_way(download)
         self.meter.end()
         done = _done_event(self._device)
         done.record()
@@ -282,8 +282,8 @@ def warm_up(
             block_table=np.full((1, limits.max_blocks), dummy_block),
             slots=dummy_block * block_tokens + positions % block_tokens,
         )
-        ids = to_device(np.zeros(new, np.int64), device)
-        forward.logits(forward.hidden(batch, ids, to_device(positions, device)))
+        ids = upload(np.zeros(new, np.int64), device)
+        forward.logits(forward.hidden(batch, ids, upload(positions, device)))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -23,6 +23,7 @@ from worker.attention import AttentionBackend, PackedBatch
 from worker.attention.fixed import SPAN_TOKENS
 from worker.errors import NotDeterministic
 from worker.models.model import Model
+from worker.pinned import upload
 
 TILE_TOKENS: Final = 16
 """Tokens of a pass. Measured on a CPU: 8 costs prompts more than it saves a single decode, 32 the
@@ -76,7 +77,7 @@ class TiledForward:
                 block_table=batch.block_table[row_of[tile]],
                 slots=batch.slots[tile],
             )
-            where = torch.from_numpy(tile).to(token_ids.device, non_blocking=True)
+            where = upload(tile, token_ids.device)
             step = self._attention.prepare(part)
             results.append(self._model.forward(token_ids[where], positions[where], step))
         return torch.cat(results)[:tokens]
@@ -85,7 +86,7 @@ class TiledForward:
         rows = len(hidden)
         results = []
         for tile in _tiles(rows):
-            where = torch.from_numpy(tile).to(hidden.device, non_blocking=True)
+            where = upload(tile, hidden.device)
             results.append(self._model.logits(hidden[where]))
         return torch.cat(results)[:rows]
 

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from worker.attention import PackedBatch
-from worker.attention.staging import to_device
 from worker.grammar.masks import MaskedRow, MaskMaker
+from worker.pinned import upload
 from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.forward import Forward
 from worker.sampling.finite import CheckedRows, check_prompts
@@ -150,7 +150,7 @@ class TorchRunner:
         return batch, self._to_device(np.array(token_ids, np.int64)), self._to_device(positions)
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
-        return to_device(array, self._device)
+        return upload(array, self._device)
 
 
 class _SlotTable:

@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.pinned import upload
+
 _NARROW: Final = 256
 _WIDE: Final = 1024
 """Number of the largest logits examined: ``_NARROW`` up to a ``top_k`` of 128, otherwise, on the
@@ -83,9 +85,9 @@ def _kept(
     The latter is None if no row can, or if finding out would mean waiting for the device.
     """
     device, width = values.device, values.shape[-1]
-    limits = torch.from_numpy(limit).to(device, non_blocking=True)[:, None]
+    limits = upload(limit, device)[:, None]
     share = np.where(top_p < 1, top_p, np.inf).astype(np.float32)
-    shares = torch.from_numpy(share).to(device, non_blocking=True)[:, None]
+    shares = upload(share, device)[:, None]
     within = torch.arange(width, device=device) < limits
     likeliest = values.masked_fill(~within, -torch.inf)
     total = likeliest.logsumexp(dim=-1, keepdim=True)
@@ -107,7 +109,7 @@ def _weights(values: Tensor, largest: Tensor, min_p: NDArray[np.float32]) -> Ten
     """Probabilities relative to the most likely token's, 0 where that is less than ``min_p``."""
     weights = (values - largest).exp_()
     if min_p.any():
-        floors = torch.from_numpy(min_p).to(values.device, non_blocking=True)
+        floors = upload(min_p, values.device)
         weights = weights.masked_fill_(weights < floors[:, None], 0.0)
     return weights
 
@@ -146,4 +148,4 @@ def _rows_of(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
     """``rows`` of ``tensor``; itself, not a copy, when they are all of them."""
     if len(rows) == len(tensor):
         return tensor
-    return tensor[torch.from_numpy(rows).to(tensor.device, non_blocking=True)]
+    return tensor[upload(rows, tensor.device)]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.staging import to_device
+from worker.pinned import upload
 from worker.scheduler.plan import Plan
 
 
@@ -44,5 +44,5 @@ def check_prompts(plan: Plan, hidden: Tensor) -> CheckedRows | None:
             last_tokens.append(end - 1)
     if not rows:
         return None
-    last = hidden[to_device(np.array(last_tokens, np.int64), hidden.device)]
+    last = hidden[upload(np.array(last_tokens, np.int64), hidden.device)]
     return CheckedRows(rows, torch.isfinite(last).all(dim=-1))

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.grammar.masks import Masks
+from worker.pinned import upload
 
 
 def apply_(logits: Tensor, masks: Masks) -> None:
@@ -13,8 +14,8 @@ def apply_(logits: Tensor, masks: Masks) -> None:
     if logits.device.type == "cpu":
         _apply_on_cpu(logits.numpy(), masks)
         return
-    rows = torch.from_numpy(masks.rows).to(logits.device, non_blocking=True)
-    words = torch.from_numpy(masks.words.view(np.int32)).to(logits.device, non_blocking=True)
+    rows = upload(masks.rows, logits.device)
+    words = upload(masks.words.view(np.int32), logits.device)
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     barred = ((words[:, :, None] >> bits) & 1).reshape(len(rows), -1) == 0
     mine = logits[rows].masked_fill_(barred[:, : logits.shape[-1]], -torch.inf)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.pinned import upload
 from worker.sampling.params import SamplingTable
 from worker.scheduler.request import Request
 
@@ -117,7 +118,7 @@ class Penalties:
         return self._texts, self._marks
 
     def _upload(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return upload(array, self._device)
 
 
 class Biases:
@@ -144,8 +145,8 @@ class Biases:
     def add_(self, logits: Tensor, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Add the biases of ``slots`` to ``rows`` of ``logits``."""
         width = int(self._counts[slots].max())
-        slot = torch.from_numpy(slots).to(self._device, non_blocking=True)
-        row = torch.from_numpy(rows).to(self._device, non_blocking=True)
+        slot = upload(slots, self._device)
+        row = upload(rows, self._device)
         ids, values = self._ids[slot, :width], self._values[slot, :width]
         logits.index_put_((row[:, None].expand_as(ids), ids), values, accumulate=True)
 

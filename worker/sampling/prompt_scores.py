@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.staging import to_device
+from worker.pinned import upload
 from worker.protocol import PromptLogprobs
 from worker.scheduler.plan import Plan, Row
 
@@ -111,7 +111,7 @@ def _pieces_of(
         stop = min(at + most, end)
         logprobs = logits_of(hidden[at - row.start : stop - row.start]).log_softmax(dim=-1)
         next_ids = np.array(request.tokens[at + 1 : stop + 1], np.int64)
-        own = logprobs.gather(1, to_device(next_ids, device)[:, None])
+        own = logprobs.gather(1, upload(next_ids, device)[:, None])
         best = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
         yield _Piece(
             index,

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from worker.compiled import compiler_problem
 from worker.grammar.masks import Masks
+from worker.pinned import download, upload
 from worker.protocol import TokenLogprob
 from worker.sampling import loops as sampling_loops
 from worker.sampling.filters import candidates
@@ -62,8 +63,8 @@ class Sampled:
     def on_its_way(self) -> "Sampled":
         """A copy that the device is going to write to host memory; to be read after an event."""
         if self.logprobs is None:
-            return Sampled(send(self.ids))
-        return Sampled(send(self.ids), self.logprobs.on_its_way())
+            return Sampled(download(self.ids))
+        return Sampled(download(self.ids), self.logprobs.on_its_way())
 
 
 class Sampler:
@@ -240,7 +241,7 @@ class Sampler:
         return tensor if len(rows) == len(tensor) else tensor[self._upload(rows)]
 
     def _upload(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return upload(array, self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +262,7 @@ class _Logprobs:
     def on_its_way(self) -> "_Logprobs":
         """See ``Sampled.on_its_way``."""
         tensors = self.own, self.ranks, self.top_values, self.top_ids
-        return _Logprobs(self.wanting, self.counts, *map(send, tensors))
+        return _Logprobs(self.wanting, self.counts, *map(download, tensors))
 
     def read(self, rows: int) -> list[TokenLogprob | None]:
         found: list[TokenLogprob | None] = [None] * rows
@@ -299,14 +300,6 @@ def _argmax(logits: Tensor) -> Tensor:
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
-
-
-def send(tensor: Tensor) -> Tensor:
-    """Start copying ``tensor`` to pinned host memory, without waiting; on the CPU clone it."""
-    if tensor.device.type == "cpu":
-        return tensor.clone()
-    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return there.copy_(tensor, non_blocking=True)
 
 
 def draw_whole(logits: Tensor, chosen: Tensor, chances: Tensor) -> Tensor:
