@@ -124,7 +124,7 @@ def _take(nbytes: int) -> _Buffer:
         buffer = free.popleft()
     except IndexError:
         return _Buffer(size)
-    if buffer.copied.query():
+    if buffer.copied.query():  # type: ignore[no-untyped-call]
         return buffer
     free.append(buffer)
     return _Buffer(size)

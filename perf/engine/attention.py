@@ -12,7 +12,7 @@ from perf.report.rows import Report
 from worker.attention import AttentionBackend, KVPool
 from worker.attention.reference import ReferenceAttention
 from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
-from worker.attention.triton_backend import TritonAttention
+from worker.attention.triton_backend import Tiling, TritonAttention
 from worker.attention.varlen import VarlenAttention
 
 Build = Callable[[KVPool, int, Sequence[int]], AttentionBackend]
@@ -89,6 +89,54 @@ def attention(report: Report, device: torch.device, *, tiny: bool) -> None:
                     what,
                     lambda w=what, b=backend, p=page, c=case: _fast(  # type: ignore[misc]
                         report, device, w, b, p, c, tiny=tiny
+                    ),
+                )
+
+
+_DECODE_TILINGS: Final = tuple(
+    Tiling(lines=16, keys=keys, warps=warps, stages=stages, waves=waves, least_tiles=2)
+    for keys, warps, stages in ((64, 4, 2), (64, 4, 3), (64, 4, 4), (32, 4, 3), (128, 8, 3))
+    for waves in (1, 2, 4, 8)
+)
+_CHUNK_TILINGS: Final = tuple(
+    Tiling(lines=lines, keys=keys, warps=warps, stages=stages, waves=1, least_tiles=16)
+    for lines, keys, warps, stages in (
+        (64, 64, 4, 2),
+        (64, 64, 4, 3),
+        (64, 64, 4, 4),
+        (64, 128, 8, 2),
+        (128, 64, 8, 2),
+        (128, 64, 8, 3),
+        (128, 64, 8, 4),
+        (128, 128, 8, 2),
+        (128, 128, 8, 3),
+    )
+)
+
+
+def tilings(report: Report, device: torch.device, *, tiny: bool) -> None:
+    """Time our kernel by how its passes are cut: what its defaults are chosen by."""
+    if tiny:
+        report.add("tilings", "left out", note="they need CUDA")
+        return
+    for kind, choices in (("decodes", _DECODE_TILINGS), ("chunks", _CHUNK_TILINGS)):
+        cases = [case for case in _LARGE if bool(case.decodes) != bool(case.chunks)]
+        for case in [case for case in cases if bool(case.decodes) == (kind == "decodes")]:
+            for tiling in choices:
+                what = (
+                    f"{case.name}: {tiling.lines} x {tiling.keys}, {tiling.warps} warps,"
+                    f" {tiling.stages} stages, waves {tiling.waves:g}"
+                )
+                report.attempt(
+                    what,
+                    lambda w=what, c=case, k=kind, t=tiling: _fast(  # type: ignore[misc]
+                        report,
+                        device,
+                        w,
+                        lambda pool, heads, _: TritonAttention(pool, heads, **{k: t}),
+                        16,
+                        c,
+                        tiny=False,
                     ),
                 )
 

@@ -25,6 +25,7 @@ SECTIONS: Final = {
     "ceilings": 40.0,
     "tokens": 80.0,
     "attention": 130.0,
+    "tilings": 90.0,
     "draws": 60.0,
     "engine": 200.0,
     "long": 100.0,
@@ -155,13 +156,15 @@ def _run_section(options: argparse.Namespace) -> None:
     report = Report(options.section, options.rows, ends_at=time.monotonic() + options.limit_s)
     scratch = Path(options.scratch)
     # Each section imports what it needs, so that a missing package costs one of them only.
-    if options.section in ("ceilings", "attention"):
+    if options.section in ("ceilings", "attention", "tilings"):
         from perf.engine import attention
 
-        if options.section == "ceilings":
-            attention.ceilings(report, device, tiny=options.tiny)
-        else:
-            attention.attention(report, device, tiny=options.tiny)
+        on_kernels = {
+            "ceilings": attention.ceilings,
+            "attention": attention.attention,
+            "tilings": attention.tilings,
+        }
+        on_kernels[options.section](report, device, tiny=options.tiny)
         return
     if options.section == "steps":  # the only one that needs tokenizers
         from perf.engine.gpu_steps import steps

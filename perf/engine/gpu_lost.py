@@ -26,7 +26,7 @@ def lost(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> 
     path = scratch / "steps"
     make_checkpoint(path, SHAPES["small"], seed=0)
     model, config = load(path, device)
-    built = build(model, config, device, max_running=8, blocks=8 * 64)
+    built = build(model, config, device, max_running=8, blocks=8 * 240)
     ended: dict[int, tuple[str, str]] = {}
     all_ended = threading.Event()
 
@@ -42,8 +42,8 @@ def lost(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> 
     prompts = Prompts(config.vocab_size, seed=11)
     built.engine.start(sink)
     for _ in range(8):
-        built.engine.submit(greedy(prompts.draw(16), 900))
-    time.sleep(1.0)
+        built.engine.submit(greedy(prompts.draw(16), 3600))
+    time.sleep(0.3)
     before = len(ended)
     started = time.monotonic()
     write_far[(1,)](torch.zeros(1, device=device), 1 << 45)

@@ -1,32 +1,48 @@
 """Attention by our own kernel in the ``triton`` language, straight from the pool's pages.
 
-Decodes run on small tiles whose keys are split over several programs, chunks of prompts on large
-tiles of queries. Everything that a decode reads may lie in fixed tensors, so that a CUDA graph can
-hold it (``decode_step``).
+Decodes run on small tiles, chunks of prompts on large tiles of queries. The keys of a tile are
+split over as many programs as its share of the step's work asks for. Everything that a decode reads
+may lie in fixed tensors, so that a CUDA graph can hold it (``decode_step``).
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
 from worker.pinned import pack_int32, upload
 
-_DECODE_ROWS: Final = 16
-"""The fewest rows that the matrix units multiply."""
-_CHUNK_ROWS: Final = 64
-_EXACT_CHUNK_ROWS: Final = 32
-"""Rows of a chunk's tile in float32, which has no matrix units: larger tiles spill registers."""
-_MAX_SPLITS: Final = 32
-_LEAST_SPLIT_KEYS: Final = 128
-"""Fewest keys of a split: a shorter one is not worth the second pass."""
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a pass is cut: queries times heads (``lines``) and keys of a tile, the warps of a program
+    and the loads that it keeps under way; items to aim at per program that can run at once, and the
+    fewest tiles of keys in an item."""
+
+    lines: int
+    keys: int
+    warps: int
+    stages: int
+    waves: float
+    least_tiles: int
+
+
+_DECODES: Final = Tiling(lines=16, keys=64, warps=4, stages=2, waves=4, least_tiles=2)
+"""16 lines are the fewest that the matrix units multiply."""
+_CHUNKS: Final = Tiling(lines=64, keys=64, warps=4, stages=2, waves=1, least_tiles=16)
+_PROGRAMS_AT_ONCE: Final = 3
+"""Programs that fit on a multiprocessor, by the registers that ptxas says they take."""
 _CPU_PROGRAMS: Final = 16
 """Programs to aim at under Triton's interpreter, which has no multiprocessors to count."""
+_PARTS_VALUES: Final = 8192
+"""Numbers that a program of ``combine`` holds at once."""
+_PLAN_BLOCK: Final = 64
 
 
 class TritonAttention:
@@ -39,6 +55,8 @@ class TritonAttention:
         *,
         windows: Sequence[int] = (),
         invariant: bool = False,
+        decodes: Tiling = _DECODES,
+        chunks: Tiling = _CHUNKS,
     ) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
@@ -55,50 +73,74 @@ class TritonAttention:
         self._invariant = invariant
         self._exact = pool.data.dtype == torch.float32
         self._padded_dim = max(16, _power_of_two(pool.data.shape[-1]))
-        chunk_rows = _EXACT_CHUNK_ROWS if self._exact else _CHUNK_ROWS
-        self._chunk_rows = max(chunk_rows, _power_of_two(self._shared))
-        self._decode_rows = (
-            self._chunk_rows if invariant else max(_DECODE_ROWS, _power_of_two(self._shared))
-        )
+        self._chunks = self._fitted(chunks)
+        self._decodes = self._chunks if invariant else self._fitted(decodes)
         device = pool.device
         self._programs = (
-            2 * torch.cuda.get_device_properties(device).multi_processor_count
+            _PROGRAMS_AT_ONCE * torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
             else _CPU_PROGRAMS
         )
+
+    def _fitted(self, tiling: Tiling) -> Tiling:
+        """``tiling`` for the pool's numbers, so that nothing spills (by ptxas), and with lines for
+        all heads that share a KV head."""
+        if self._exact:  # float32 has no matrix units
+            tiling = replace(tiling, lines=min(tiling.lines, 32), keys=16, warps=8, stages=2)
+        elif self._padded_dim >= 256:
+            tiling = replace(tiling, lines=min(tiling.lines, 64), keys=32, warps=8, stages=2)
+        return replace(tiling, lines=max(tiling.lines, _power_of_two(self._shared)))
 
     def prepare(self, batch: PackedBatch) -> "TritonStep":
         """See ``AttentionBackend``."""
         rows, decodes = len(batch.query_tokens), batch.decodes
         firsts = np.cumsum(batch.query_tokens) - batch.query_tokens
-        chunk_tokens = self._chunk_rows // self._shared
+        chunk_tokens = self._chunks.lines // self._shared
         tiles = -(-batch.query_tokens[decodes:] // chunk_tokens)
         tile_rows = np.repeat(np.arange(decodes, rows), tiles)
         tile_ends = np.cumsum(tiles)
         tile_firsts = (np.arange(len(tile_rows)) - np.repeat(tile_ends - tiles, tiles)) * (
             chunk_tokens
         )
-        row_tokens, row_queries, row_contexts, table, decode_rows, zeros, tile_row, tile_first = (
-            pack_int32(
-                (
-                    firsts,
-                    batch.query_tokens,
-                    batch.context_tokens,
-                    batch.block_table,
-                    np.arange(decodes),
-                    np.zeros(decodes, np.int64),
-                    tile_rows,
-                    tile_firsts,
-                ),
-                self._pool.device,
-            )
+        contexts = batch.context_tokens
+        # Keys that a tile's last query sees.
+        ends = contexts[tile_rows] - batch.query_tokens[tile_rows] + tile_firsts + chunk_tokens
+        decoding = self._items_of(contexts[:decodes], self._decodes)
+        reading = self._items_of(np.minimum(ends, contexts[tile_rows]), self._chunks)
+        (
+            row_tokens,
+            row_queries,
+            row_contexts,
+            table,
+            decode_rows,
+            zeros,
+            tile_row,
+            tile_first,
+            *shared_out,
+        ) = pack_int32(
+            (
+                firsts,
+                batch.query_tokens,
+                contexts,
+                batch.block_table,
+                np.arange(decodes),
+                np.zeros(decodes, np.int64),
+                tile_rows,
+                tile_firsts,
+                *decoding,
+                *reading,
+            ),
+            self._pool.device,
         )
         passes = []
         if decodes:
-            longest = int(batch.context_tokens[:decodes].max())
-            passes.append(self._decode_pass(decode_rows, zeros, decodes, longest))
+            items = _shared_out(shared_out[:3], decoding[2])
+            tiling, lines = self._decodes, self._decode_lines
+            passes.append(self._pass(decode_rows, zeros, items, tiling, lines))
         if rows > decodes:
-            passes.append(_Pass(tile_row, tile_first, self._chunk_rows, 1, None, None))
+            items = _shared_out(shared_out[3:], reading[2])
+            lines = chunk_tokens * self._shared
+            passes.append(self._pass(tile_row, tile_first, items, self._chunks, lines))
         return TritonStep(
             self,
             _Rows(table.view(rows, -1), row_tokens, row_queries, row_contexts),
@@ -112,83 +154,151 @@ class TritonAttention:
         """A step of decodes that reads its batch from tensors which the caller refills.
 
         ``slots`` [rows] int64, ``table`` [rows, blocks] int32, ``contexts`` [rows] int32, at most
-        ``most_keys`` each, at least 1.
+        ``most_keys`` each, at least 1. Its layers must be attended in order, from the first.
         """
         rows, device = len(contexts), self._pool.device
         counting = torch.arange(rows, dtype=torch.int32, device=device)
         zeros, ones = torch.zeros_like(counting), torch.ones_like(counting)
-        one_pass = self._decode_pass(counting, zeros, rows, most_keys)
-        return TritonStep(self, _Rows(table, counting, ones, contexts), slots, [one_pass])
-
-    def _decode_pass(
-        self, tile_rows: Tensor, tile_firsts: Tensor, decodes: int, longest: int
-    ) -> "_Pass":
-        splits = 1
+        count = rows
         if not self._invariant:
-            wanted = self._programs / (decodes * self._pool.kv_heads)
-            splits = _power_of_two(
-                math.ceil(max(1.0, min(wanted, longest / _LEAST_SPLIT_KEYS, _MAX_SPLITS)))
-            )
-        if splits == 1:
-            return _Pass(tile_rows, tile_firsts, self._decode_rows, 1, None, None)
-        lines, device = decodes * self._heads, self._pool.device
-        dim = self._pool.data.shape[-1]
-        return _Pass(
-            tile_rows,
-            tile_firsts,
-            self._decode_rows,
-            splits,
-            torch.empty((lines, splits, dim), dtype=torch.float32, device=device),
-            torch.empty((lines, splits), dtype=torch.float32, device=device),
+            tiles = -(-most_keys // self._decodes.keys)
+            each = -(-tiles // self._decodes.least_tiles)
+            count = min(self._aimed(self._decodes) + rows, rows * each)
+        items = _Items(
+            torch.full((4 * count,), -1, dtype=torch.int32, device=device),
+            torch.empty_like(counting),
+            torch.empty_like(counting),
+            are_parts=count > rows,
         )
+        a_pass = self._pass(counting, zeros, items, self._decodes, self._decode_lines)
+        shared_out = replace(a_pass, is_planned_on_device=True)
+        return TritonStep(self, _Rows(table, counting, ones, contexts), slots, [shared_out])
+
+    @property
+    def _decode_lines(self) -> int:
+        """Lines of a decode's tile that can be in use. Invariant ones are as those of chunks."""
+        if self._invariant:
+            return self._chunks.lines // self._shared * self._shared
+        return self._shared
+
+    def _aimed(self, tiling: Tiling) -> int:
+        """Items to share a pass out to, for each KV head."""
+        return max(1, math.ceil(tiling.waves * self._programs / self._pool.kv_heads))
+
+    def _items_of(
+        self, keys: NDArray[np.int64], tiling: Tiling
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """What ``share_out`` computes, for tiles with ``keys`` [tiles]: the items, flat, the index
+        of each tile's first, and how many it has."""
+        tiles = -(-keys // tiling.keys)
+        size = max(1, int(tiles.sum())) if self._invariant else tiling.least_tiles
+        size = max(size, -(-int(tiles.sum()) // self._aimed(tiling)))
+        counts = -(-tiles // size)
+        firsts = np.cumsum(counts) - counts
+        of_tile = np.repeat(np.arange(len(tiles)), counts)
+        index = np.arange(len(of_tile))
+        begin = (index - firsts[of_tile]) * size
+        end = np.minimum(begin + size, tiles[of_tile])
+        parts = np.where(counts[of_tile] > 1, index, -1)
+        items = np.stack((of_tile, begin, end, parts), axis=1)
+        # The longest first, so that none is left to run alone at the end.
+        order = np.argsort(begin - end, kind="stable")
+        return items[order].reshape(-1), firsts, counts
+
+    def _pass(
+        self, tile_rows: Tensor, tile_firsts: Tensor, items: "_Items", tiling: Tiling, lines: int
+    ) -> "_Pass":
+        shares = log_sums = None
+        if items.are_parts:
+            count, device = len(items.items) // 4, self._pool.device
+            shape = count, self._pool.kv_heads, lines
+            shares = torch.empty((*shape, self._dim), dtype=torch.float32, device=device)
+            log_sums = torch.empty(shape, dtype=torch.float32, device=device)
+        return _Pass(tile_rows, tile_firsts, items, tiling, lines, shares, log_sums)
+
+    @property
+    def _dim(self) -> int:
+        return self._pool.data.shape[-1]
+
+    def plan(self, step: "TritonStep") -> None:
+        """Share out the keys of those passes whose lengths only the device knows."""
+        for a_pass in step.passes:
+            if not a_pass.is_planned_on_device:
+                continue
+            rows, items = len(a_pass.tile_rows), a_pass.items
+            count = len(items.items) // 4
+            self._kernels.share_out[(-(-count // _PLAN_BLOCK),)](
+                step.rows.contexts,
+                items.items,
+                items.first_parts,
+                items.part_counts,
+                rows,
+                count,
+                max(1, count - rows),
+                LEAST_TILES=2**30 if count == rows else a_pass.tiling.least_tiles,
+                TILE_KEYS=a_pass.tiling.keys,
+                ROWS=_power_of_two(rows),
+                BLOCK=_PLAN_BLOCK,
+                num_warps=4,
+            )
 
     def run(self, layer: int, step: "TritonStep", queries: Tensor, out: Tensor) -> None:
         """Run the step's passes over one layer, whose keys and values are in the pool already."""
-        data = self._pool.data
-        dim, wide = queries.shape[-1], self._padded_dim >= 256
+        kv_heads = self._pool.kv_heads
         for a_pass in step.passes:
+            items, tiling = a_pass.items, a_pass.tiling
             shares, log_sums = a_pass.shares, a_pass.log_sums
-            self._kernels.attend[(len(a_pass.tile_rows), self._pool.kv_heads, a_pass.splits)](
+            self._kernels.attend[(len(items.items) // 4, kv_heads)](
                 queries,
-                data[layer],
+                self._pool.data[layer],
+                out,
                 out if shares is None else shares,
                 out if log_sums is None else log_sums,
+                items.items,
                 step.rows.table,
                 a_pass.tile_rows,
                 a_pass.tile_firsts,
                 step.rows.tokens,
                 step.rows.queries,
                 step.rows.contexts,
-                math.log2(math.e) / math.sqrt(dim),
+                math.log2(math.e) / math.sqrt(self._dim),
                 queries.stride(0),
                 queries.stride(1),
-                data.stride(1),
-                data.stride(2),
-                data.stride(3),
                 step.rows.table.stride(0),
                 WINDOW=self._windows[layer] if self._windows else 0,
                 SHARED=self._shared,
-                KV_HEADS=self._pool.kv_heads,
-                DIM=dim,
+                KV_HEADS=kv_heads,
+                DIM=self._dim,
                 PADDED_DIM=self._padded_dim,
                 PAGE=self._pool.block_tokens,
-                TILE_ROWS=a_pass.tile_lines,
-                # So that nothing spills and three programs fit on a multiprocessor (ptxas).
-                TILE_KEYS=16 if self._exact else 32 if wide else 64,
-                SPLITS=a_pass.splits,
+                LINES=a_pass.lines,
+                PADDED_LINES=tiling.lines,
+                TILE_KEYS=tiling.keys,
                 PRECISION="ieee" if self._exact else "tf32",
-                num_warps=8 if self._exact or wide else 4,
-                num_stages=2,
+                num_warps=tiling.warps,
+                num_stages=tiling.stages,
             )
             if shares is not None:
-                self._kernels.combine[(len(shares),)](
+                group = min(8, _power_of_two(self._shared))
+                groups = -(-a_pass.lines // group)
+                self._kernels.combine[(len(a_pass.tile_rows), kv_heads, groups)](
                     shares,
                     log_sums,
                     out,
-                    DIM=dim,
+                    items.first_parts,
+                    items.part_counts,
+                    a_pass.tile_rows,
+                    a_pass.tile_firsts,
+                    step.rows.tokens,
+                    step.rows.queries,
+                    SHARED=self._shared,
+                    KV_HEADS=kv_heads,
+                    DIM=self._dim,
                     PADDED_DIM=self._padded_dim,
-                    SPLITS=a_pass.splits,
-                    num_warps=2,
+                    LINES=a_pass.lines,
+                    GROUP=group,
+                    PARTS=max(1, _PARTS_VALUES // (group * self._padded_dim)),
+                    num_warps=4,
                 )
 
     def store(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
@@ -207,19 +317,32 @@ class _Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """One launch: tiles of ``tile_lines`` lines, keys in ``splits`` shares.
+class _Items:
+    """See ``attend``'s ``items`` (here flat) and ``combine``'s ``first_parts`` and
+    ``part_counts``. ``are_parts``: whether a tile may have more than one."""
 
-    ``shares`` [lines, splits, head_dim] and ``log_sums`` [lines, splits] hold what the second
-    launch adds up; all layers use the same, one after the other.
+    items: Tensor
+    first_parts: Tensor
+    part_counts: Tensor
+    are_parts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One launch over tiles with ``lines`` lines in use.
+
+    ``shares`` [items, kv_heads, lines, head_dim] and ``log_sums`` [items, kv_heads, lines] hold
+    what the second launch adds up; all layers use the same, one after the other.
     """
 
     tile_rows: Tensor
     tile_firsts: Tensor
-    tile_lines: int
-    splits: int
+    items: _Items
+    tiling: Tiling
+    lines: int
     shares: Tensor | None
     log_sums: Tensor | None
+    is_planned_on_device: bool = False
 
 
 class TritonStep:
@@ -235,10 +358,17 @@ class TritonStep:
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         """See ``AttentionStep``."""
+        if layer == 0:
+            self._backend.plan(self)
         self._backend.store(layer, self._slots, keys_values)
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         self._backend.run(layer, self, queries, out)
         return out
+
+
+def _shared_out(tensors: Sequence[Tensor], counts: NDArray[np.int64]) -> _Items:
+    items, first_parts, part_counts = tensors
+    return _Items(items, first_parts, part_counts, are_parts=bool((counts > 1).any()))
 
 
 def _power_of_two(least: int) -> int:

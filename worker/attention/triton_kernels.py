@@ -3,27 +3,136 @@
 
 ::
 
-    a program     one tile of queries  x  one KV head  x  one share (split) of the keys
-    its rows      token 0: head 0 … s-1 | token 1: head 0 … | …    s = query heads per KV head
+    a tile        some queries of one row of the step, with all heads that share a KV head:
+                  token 0: head 0 … s-1 | token 1: head 0 … | …    s = query heads per KV head
+    an item       one tile  x  some of its row's keys; a program computes an item for one KV head
 
-    keys          ├──── split 0 ────┼──── split 1 ────┼ … ┤   then ``combine`` adds the shares up
+    keys          ├─ item 7 ─┼─ item 8 ─┼ … ┤   then ``combine`` adds up a tile's items, its parts
 
 The query heads that share a KV head are rows of one matrix, so that a decode of one token too is a
 matrix product and each key is read once. A softmax over tiles: Milakov and Gimelshein 2018; the
-split over keys: Dao et al. 2023 (flash-decoding). Importing this module needs ``triton``.
+split over keys: Dao et al. 2023 (flash-decoding). Items are about equally long whatever the lengths
+of the texts are, as in FlashInfer's planner (Ye et al. 2025): one long text among short ones
+occupies many programs instead of delaying all. Importing this module needs ``triton``.
 """
 
 import triton
 import triton.language as tl
 
 
+@triton.jit
+def share_out(
+    contexts,  # [rows] int32: keys of each row, at least 1
+    items,  # [items, 4] int32, written: see ``attend``
+    first_parts,  # [rows] int32, written: index of the row's first item
+    part_counts,  # [rows] int32, written: how many items it has
+    rows,
+    item_count,
+    aimed,  # items to aim at; there are ``rows`` more at most
+    LEAST_TILES: tl.constexpr,  # fewest tiles of keys in an item
+    TILE_KEYS: tl.constexpr,
+    ROWS: tl.constexpr,  # at least ``rows``
+    BLOCK: tl.constexpr,  # items of a program
+):
+    """Share the keys of a step's decodes out to items of one size, on the device."""
+    row = tl.arange(0, ROWS)
+    context = tl.load(contexts + row, mask=row < rows, other=0)
+    tiles = (context + TILE_KEYS - 1) // TILE_KEYS
+    size = tl.maximum((tl.sum(tiles, 0) + aimed - 1) // aimed, LEAST_TILES)
+    counts = (tiles + size - 1) // size
+    ends = tl.cumsum(counts, 0)
+    if tl.program_id(0) == 0:
+        tl.store(first_parts + row, ends - counts, mask=row < rows)
+        tl.store(part_counts + row, counts, mask=row < rows)
+    item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    before = ends[None, :] <= item[:, None]  # the rows whose items all come before it
+    of_row = tl.sum(before.to(tl.int32), 1)
+    first = tl.max(tl.where(before, ends[None, :], 0), 1)
+    mine = row[None, :] == of_row[:, None]
+    row_tiles = tl.sum(tl.where(mine, tiles[None, :], 0), 1)
+    row_count = tl.sum(tl.where(mine, counts[None, :], 0), 1)
+    from_tile = (item - first) * size
+    stored = item < item_count
+    tl.store(items + item * 4, tl.where(row_count > 0, of_row, -1), mask=stored)
+    tl.store(items + item * 4 + 1, from_tile, mask=stored)
+    tl.store(items + item * 4 + 2, tl.minimum(from_tile + size, row_tiles), mask=stored)
+    tl.store(items + item * 4 + 3, tl.where(row_count > 1, item, -1), mask=stored)
+
+
+@triton.jit
+def _add_keys(
+    q,
+    best,
+    total,
+    mixed,
+    key_tile,
+    places,  # of the KV head in the layer
+    pages,  # of the row in the block table
+    end,
+    position,
+    scale,
+    WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,  # whether a line may not see all keys of the tile
+):
+    """Add a tile of keys to what each line has seen so far: its softmax's largest exponent, sum of
+    weights, and weighted sum of values."""
+    dims = tl.arange(0, PADDED_DIM)
+    keys = key_tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
+    if MASKED:
+        stored = keys < end
+        page = tl.load(pages + keys // PAGE, mask=stored, other=0)
+    else:
+        page = tl.load(pages + keys // PAGE)
+    SLOT: tl.constexpr = 2 * KV_HEADS * DIM
+    at = places + page.to(tl.int64) * (PAGE * SLOT) + (keys % PAGE) * SLOT
+    k_at, v_at = at[None, :] + dims[:, None], at[:, None] + KV_HEADS * DIM + dims[None, :]
+    if MASKED:
+        k = tl.load(k_at, mask=stored[None, :] & (dims < DIM)[:, None], other=0.0)
+    elif DIM == PADDED_DIM:
+        k = tl.load(k_at)
+    else:
+        k = tl.load(k_at, mask=(dims < DIM)[:, None], other=0.0)
+    scores = tl.dot(q, k, input_precision=PRECISION)
+    if MASKED:
+        seen = keys[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen = seen & (keys[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(best, tl.max(scores, 1) * scale)
+    pivot = higher
+    if MASKED:
+        # A line that has seen no key yet keeps -inf; subtracting that from itself is no number.
+        pivot = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores * scale - pivot[:, None])
+    fade = tl.exp2(best - pivot)
+    total = total * fade + tl.sum(weights, 1)
+    if MASKED:
+        v = tl.load(v_at, mask=stored[:, None] & (dims < DIM)[None, :], other=0.0)
+    elif DIM == PADDED_DIM:
+        v = tl.load(v_at)
+    else:
+        v = tl.load(v_at, mask=(dims < DIM)[None, :], other=0.0)
+    mixed = mixed * fade[:, None]
+    mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return higher, total, mixed
+
+
 # An argument that differs between batches must not cost a compilation for each value.
 @triton.jit(do_not_specialize=["table_stride"])
 def attend(
     queries,  # [tokens, heads, head_dim]
-    pool,  # one layer: [blocks, PAGE, 2 * KV_HEADS, head_dim]
-    out,  # [tokens, heads, head_dim], or with SPLITS > 1 [tokens, heads, SPLITS, head_dim] float32
-    log_sums,  # [tokens, heads, SPLITS] float32, base 2; not touched with SPLITS == 1
+    pool,  # one layer: [blocks, PAGE, 2 * KV_HEADS, head_dim], in one piece
+    out,  # [tokens, heads, head_dim]
+    shares,  # [items, KV_HEADS, LINES, head_dim] float32; touched only by items that are parts
+    log_sums,  # [items, KV_HEADS, LINES] float32, base 2; likewise
+    items,  # [items, 4] int32: tile, or -1: nothing to do | first and end of its tiles of keys |
+    #         its index, or -1: it is all of its tile
     table,  # [rows, blocks of a row] int32
     tile_rows,  # [tiles] int32: which row a tile of queries belongs to
     tile_firsts,  # [tiles] int32: its first query, counted within the row
@@ -33,9 +142,6 @@ def attend(
     scale,  # of the scores, times log2(e)
     query_token_stride,
     query_head_stride,
-    page_stride,
-    slot_stride,
-    head_stride,
     table_stride,
     WINDOW: tl.constexpr,  # keys that a query sees, itself included; 0: all up to it
     SHARED: tl.constexpr,  # query heads per KV head
@@ -43,14 +149,20 @@ def attend(
     DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
+    LINES: tl.constexpr,  # lines of a tile that can be in use
+    PADDED_LINES: tl.constexpr,
     TILE_KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    tile = tl.program_id(0)
+    """Compute an item: softmax and weighted sum of values over its keys."""
+    item = tl.program_id(0)
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    tile = tl.load(items + item * 4)
+    if tile < 0:
+        return
+    from_tile = tl.load(items + item * 4 + 1)
+    to_tile = tl.load(items + item * 4 + 2)
+    part = tl.load(items + item * 4 + 3)
     row = tl.load(tile_rows + tile)
     first = tl.load(tile_firsts + tile)
     count = tl.load(row_queries + row)
@@ -58,11 +170,11 @@ def attend(
     # 64 bits: a pool of many gigabytes has more elements than 32 count.
     token0 = tl.load(row_tokens + row).to(tl.int64)
 
-    TILE_TOKENS: tl.constexpr = TILE_ROWS // SHARED
-    lines = tl.arange(0, TILE_ROWS)
+    TILE_TOKENS: tl.constexpr = LINES // SHARED
+    lines = tl.arange(0, PADDED_LINES)
     query = first + lines // SHARED
     head = kv_head * SHARED + lines % SHARED
-    live = (lines < TILE_TOKENS * SHARED) & (query < count)
+    live = (lines < LINES) & (query < count)
     position = context - count + query
     dims = tl.arange(0, PADDED_DIM)
     in_dim = dims < DIM
@@ -80,81 +192,137 @@ def attend(
     # that the order of the sums does not depend on how a prompt was cut.
     earliest = context - count + first
     end = tl.minimum(context, earliest + TILE_TOKENS)
-    first_tile = 0
+    seen_by_all = (earliest + 1) // TILE_KEYS
     if WINDOW > 0:
-        first_tile = tl.maximum(earliest - WINDOW + 1, 0) // TILE_KEYS
-    last_tile = tl.cdiv(end, TILE_KEYS)
-    share = tl.cdiv(last_tile - first_tile, SPLITS)
-    from_tile = first_tile + split * share
-    to_tile = tl.minimum(from_tile + share, last_tile)
-
-    best = tl.full([TILE_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([TILE_ROWS], tl.float32)
-    mixed = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
-    for key_tile in range(from_tile, to_tile):
-        keys = key_tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
-        stored = keys < end
-        page = tl.load(table + row * table_stride + keys // PAGE, mask=stored, other=0)
-        slot = page.to(tl.int64) * page_stride + (keys % PAGE) * slot_stride
-        places = pool + slot + kv_head * head_stride
-        k = tl.load(
-            places[None, :] + dims[:, None], mask=stored[None, :] & in_dim[:, None], other=0.0
+        seen_by_all = 0
+        from_tile = tl.maximum(from_tile, tl.maximum(earliest - WINDOW + 1, 0) // TILE_KEYS)
+    places = pool + kv_head * DIM
+    pages = table + row * table_stride
+    best = tl.full([PADDED_LINES], float("-inf"), tl.float32)
+    total = tl.zeros([PADDED_LINES], tl.float32)
+    mixed = tl.zeros([PADDED_LINES, PADDED_DIM], tl.float32)
+    if WINDOW == 0:
+        for key_tile in range(from_tile, tl.minimum(to_tile, seen_by_all)):
+            best, total, mixed = _add_keys(
+                q,
+                best,
+                total,
+                mixed,
+                key_tile,
+                places,
+                pages,
+                end,
+                position,
+                scale,
+                WINDOW,
+                KV_HEADS,
+                DIM,
+                PADDED_DIM,
+                PAGE,
+                TILE_KEYS,
+                PRECISION,
+                False,
+            )
+    for key_tile in range(tl.maximum(from_tile, seen_by_all), to_tile):
+        best, total, mixed = _add_keys(
+            q,
+            best,
+            total,
+            mixed,
+            key_tile,
+            places,
+            pages,
+            end,
+            position,
+            scale,
+            WINDOW,
+            KV_HEADS,
+            DIM,
+            PADDED_DIM,
+            PAGE,
+            TILE_KEYS,
+            PRECISION,
+            True,
         )
-        scores = tl.dot(q, k, input_precision=PRECISION) * scale
-        seen = keys[None, :] <= position[:, None]
-        if WINDOW > 0:
-            seen = seen & (keys[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, 1))
-        # A line that has seen no key yet keeps -inf; subtracting that from itself is no number.
-        pivot = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - pivot[:, None])
-        fade = tl.exp2(best - pivot)
-        total = total * fade + tl.sum(weights, 1)
-        v = tl.load(
-            places[:, None] + KV_HEADS * head_stride + dims[None, :],
-            mask=stored[:, None] & in_dim[None, :],
-            other=0.0,
-        )
-        mixed = mixed * fade[:, None]
-        mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        best = higher
 
     divisor = tl.where(total > 0, total, 1.0)
     mixed = mixed / divisor[:, None]
-    line = token * (KV_HEADS * SHARED) + head
-    if SPLITS == 1:
+    if part < 0:
+        line = token * (KV_HEADS * SHARED) + head
         tl.store(
             out + line[:, None] * DIM + dims[None, :],
             mixed.to(out.dtype.element_ty),
             mask=live[:, None] & in_dim[None, :],
         )
     else:
-        share_of = line * SPLITS + split
+        line = (part.to(tl.int64) * KV_HEADS + kv_head) * LINES + lines
         tl.store(
-            out + share_of[:, None] * DIM + dims[None, :],
+            shares + line[:, None] * DIM + dims[None, :],
             mixed,
             mask=live[:, None] & in_dim[None, :],
         )
         log_sum = tl.where(total > 0, best + tl.log2(divisor), float("-inf"))
-        tl.store(log_sums + share_of, log_sum, mask=live)
+        tl.store(log_sums + line, log_sum, mask=live)
 
 
 @triton.jit
 def combine(
-    shares,  # [lines, SPLITS, head_dim] float32
-    log_sums,  # [lines, SPLITS] float32, base 2; at least one of a line is finite
-    out,  # [lines, head_dim]
+    shares,  # see ``attend``
+    log_sums,
+    out,
+    first_parts,  # [tiles] int32: index of the tile's first item
+    part_counts,  # [tiles] int32: how many it has; one alone has written its result itself
+    tile_rows,
+    tile_firsts,
+    row_tokens,
+    row_queries,
+    SHARED: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
+    LINES: tl.constexpr,
+    GROUP: tl.constexpr,  # lines of a program
+    PARTS: tl.constexpr,  # parts that it adds at once
 ):
-    line = tl.program_id(0).to(tl.int64)
+    """Add up the parts of a tile, each weighted by the sum of its weights."""
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    count = tl.load(part_counts + tile)
+    if count <= 1:
+        return
+    first_part = tl.load(first_parts + tile).to(tl.int64)
+    row = tl.load(tile_rows + tile)
+    lines = tl.program_id(2) * GROUP + tl.arange(0, GROUP)
+    query = tl.load(tile_firsts + tile) + lines // SHARED
+    live = (lines < LINES) & (query < tl.load(row_queries + row))
     dims = tl.arange(0, PADDED_DIM)
-    splits = tl.arange(0, SPLITS)
-    log_sum = tl.load(log_sums + line * SPLITS + splits)
-    weights = tl.exp2(log_sum - tl.max(log_sum, 0))
-    places = shares + (line * SPLITS + splits[:, None]) * DIM + dims[None, :]
-    values = tl.load(places, mask=(dims < DIM)[None, :], other=0.0)
-    mixed = tl.sum(values * weights[:, None], 0) / tl.sum(weights, 0)
-    tl.store(out + line * DIM + dims, mixed.to(out.dtype.element_ty), mask=dims < DIM)
+    best = tl.full([GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP], tl.float32)
+    mixed = tl.zeros([GROUP, PADDED_DIM], tl.float32)
+    for begin in range(0, count, PARTS):
+        part = begin + tl.arange(0, PARTS)
+        line = ((first_part + part[:, None]) * KV_HEADS + kv_head) * LINES + lines[None, :]
+        there = (part < count)[:, None] & live[None, :]
+        log_sum = tl.load(log_sums + line, mask=there, other=float("-inf"))
+        higher = tl.maximum(best, tl.max(log_sum, 0))
+        # Of a window's layer the parts before the window have seen nothing.
+        pivot = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(log_sum - pivot[None, :])
+        fade = tl.exp2(best - pivot)
+        values = tl.load(
+            shares + line[:, :, None] * DIM + dims[None, None, :],
+            mask=there[:, :, None] & (dims < DIM)[None, None, :],
+            other=0.0,
+        )
+        total = total * fade + tl.sum(weights, 0)
+        mixed = mixed * fade[:, None] + tl.sum(values * weights[:, :, None], 0)
+        best = higher
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    token = tl.load(row_tokens + row).to(tl.int64) + query
+    head = kv_head * SHARED + lines % SHARED
+    line = token * (KV_HEADS * SHARED) + head
+    tl.store(
+        out + line[:, None] * DIM + dims[None, :],
+        mixed.to(out.dtype.element_ty),
+        mask=live[:, None] & (dims < DIM)[None, :],
+    )

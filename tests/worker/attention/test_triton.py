@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from tests.support.attention_cases import DTYPES, random_case
-from worker.attention.trial import TOLERANCE, error_of, exact
+from worker.attention import KVPool
+from worker.attention.trial import TOLERANCE, error_of, exact, make_trial
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -82,6 +83,62 @@ def test_keys_split_over_programs(seed: int) -> None:
     for layer, window in enumerate(case.windows):
         expected = exact(case.pool, layer, case.trial, window)
         assert error_of(backend, layer, case.trial, expected) < TOLERANCE[torch.float32], str(case)
+
+
+HEAD_SHAPES = [(64, 1, 16), (80, 16, 64), (96, 3, 32), (128, 8, 16), (256, 5, 16)]
+"""Dimensions of a head, query heads per KV head, and tokens of a block."""
+
+
+@pytest.mark.parametrize(("dim", "shared", "page"), HEAD_SHAPES)
+def test_one_long_text_among_short_ones(dim: int, shared: int, page: int) -> None:
+    """Its keys are split over programs, beside decodes and chunks that are done by one each."""
+    contexts, chunks = [5, 300, 1, 33], [(2, 290), (20, 20), (1, 90)]
+    dtype = torch.float32 if INTERPRETED else torch.bfloat16
+    pool = KVPool(
+        layers=1,
+        blocks=sum(-(-keys // page) for keys in (*contexts, 290, 20, 90)),
+        block_tokens=page,
+        kv_heads=2,
+        head_dim=dim,
+        dtype=dtype,
+        device=DEVICE,
+    )
+    pool.data.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
+    trial = make_trial(pool, 2 * shared, contexts, chunks, np.random.default_rng(dim))
+    backend = TritonAttention(pool, 2 * shared)
+    step = backend.prepare(trial.batch)
+    counts = [a_pass.items.part_counts.tolist() for a_pass in step.passes]
+    assert counts[0][1] > 2 and counts[0][0] == counts[0][2] == 1
+    assert max(counts[1]) > 1 and min(counts[1]) == 1
+    assert error_of(backend, 0, trial, exact(pool, 0, trial, 0)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("contexts", [[1], [5, 3000, 1, 40], [64] * 33, [900, 900, 900]])
+def test_the_device_shares_keys_out_as_the_host_does(contexts: list[int]) -> None:
+    pool = KVPool(
+        layers=1,
+        blocks=1,
+        block_tokens=16,
+        kv_heads=2,
+        head_dim=16,
+        dtype=torch.bfloat16,
+        device=DEVICE,
+    )
+    backend = TritonAttention(pool, 4)
+    table = torch.zeros((len(contexts), 200), dtype=torch.int32, device=DEVICE)
+    slots = torch.zeros(len(contexts), dtype=torch.int64, device=DEVICE)
+    keys = torch.tensor(contexts, dtype=torch.int32, device=DEVICE)
+    step = backend.decode_step(slots, table, keys, most_keys=3200)
+    backend.plan(step)
+    items, firsts, counts = backend._items_of(np.array(contexts), backend._decodes)
+    there = step.passes[0].items
+    assert there.first_parts.tolist() == firsts.tolist()
+    assert there.part_counts.tolist() == counts.tolist()
+    found = there.items.view(-1, 4).tolist()
+    assert sorted(item for item in found if item[0] >= 0) == sorted(items.reshape(-1, 4).tolist())
+    for row, context in enumerate(contexts):
+        tiles = [tile for item in found if item[0] == row for tile in range(*item[1:3])]
+        assert tiles == list(range(-(-context // backend._decodes.keys)))
 
 
 # float16 differs from bfloat16 in no tile and no order; the interpreter takes a second for it.

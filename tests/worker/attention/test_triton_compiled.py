@@ -55,23 +55,24 @@ def test_decodes_and_chunks_compile(
     )
     backend = TritonAttention(pool, 2 * shared, windows=(100,))
     kernels = backend._kernels
-    launches = Launch(kernels.attend), Launch(kernels.combine)
+    launches = Launch(kernels.attend), Launch(kernels.combine), Launch(kernels.share_out)
 
     class Recording:
-        attend, combine = launches
+        attend, combine, share_out = launches
 
     backend._kernels = Recording  # type: ignore[assignment]
-    # A split decode and a chunk; then so many decodes that each is one program.
-    for contexts, chunks in (([600], [(20, 40)]), ([5] * 20, [])):
-        trial = make_trial(pool, 2 * shared, contexts, chunks, np.random.default_rng(0))
-        step = backend.prepare(trial.batch)
-        step.attend(0, trial.queries, trial.keys_values)
-    splits = {options["SPLITS"] for _, options in launches[0].calls}
-    assert 1 in splits and max(splits) > 1  # type: ignore[type-var]
+    # A split decode and a chunk; then decodes of lengths that only the device knows.
+    trial = make_trial(pool, 2 * shared, [600], [(20, 40)], np.random.default_rng(0))
+    backend.prepare(trial.batch).attend(0, trial.queries, trial.keys_values)
+    one = trial.batch.block_table[:1]
+    table, contexts = torch.from_numpy(one.astype(np.int32)), torch.ones(1, dtype=torch.int32)
+    fixed = backend.decode_step(torch.zeros(1, dtype=torch.int64), table, contexts, 600)
+    fixed.attend(0, trial.queries[:1], trial.keys_values[:1])
+    assert [len(launch.calls) for launch in launches] == [3, 2, 1]
     for kernel in launches[0].compiled(capability):
         assert kernel.metadata.shared <= SHARED_BYTES[capability]  # type: ignore[attr-defined]
         ptx = kernel.asm["ptx"]  # type: ignore[attr-defined]
         if dtype is not torch.float32:
             assert re.search(r"\bw?gmma|\bmma\.sync", ptx), "no matrix unit is used"
         assert re.search(r"cp\.async\.cg|ld\.global\S*v4", ptx), "keys are read in small pieces"
-    assert launches[1].compiled(capability)
+    assert launches[1].compiled(capability) and launches[2].compiled(capability)
