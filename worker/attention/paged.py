@@ -68,6 +68,8 @@ class PackedBatch:
     compute one each. ``context_tokens`` [rows]: tokens with KV after this step, those included.
     ``block_table`` [rows, blocks]: padded with any block of the row's own, since 0 times NaN is NaN
     and another row may have some. ``slots`` [tokens]: where each packed token's KV goes.
+    ``table_on_device``: the block table as int32 where it is on the device already; ``block_table``
+    then has no columns.
     """
 
     decodes: int
@@ -75,6 +77,7 @@ class PackedBatch:
     context_tokens: NDArray[np.int64]
     block_table: NDArray[np.int64]
     slots: NDArray[np.int64]
+    table_on_device: torch.Tensor | None = None
 
 
 class AttentionStep(Protocol):

@@ -111,7 +111,7 @@ class TritonAttention:
             row_tokens,
             row_queries,
             row_contexts,
-            table,
+            host_table,
             decode_rows,
             zeros,
             tile_row,
@@ -132,6 +132,9 @@ class TritonAttention:
             ),
             self._pool.device,
         )
+        table = batch.table_on_device
+        if table is None:
+            table = host_table.view(rows, -1)
         passes = []
         if decodes:
             items = _shared_out(shared_out[:3], decoding[2])
@@ -143,7 +146,7 @@ class TritonAttention:
             passes.append(self._pass(tile_row, tile_first, items, self._chunks, lines))
         return TritonStep(
             self,
-            _Rows(table.view(rows, -1), row_tokens, row_queries, row_contexts),
+            _Rows(table, row_tokens, row_queries, row_contexts),
             upload(batch.slots, self._pool.device),
             passes,
         )

@@ -71,7 +71,7 @@ class VarlenAttention:
             _Rows(
                 starts,
                 contexts,
-                table.view(rows, -1),
+                table.view(rows, -1) if batch.table_on_device is None else batch.table_on_device,
                 int(batch.query_tokens.max()),
                 int(batch.context_tokens.max()),
             ),

@@ -34,7 +34,8 @@ _STRIDE: Final = 8
 
 @runtime_checkable
 class FixedDecodes(AttentionBackend, Protocol):
-    """A backend whose decodes can read their batch from tensors that are refilled."""
+    """A backend whose decodes can read their batch from tensors that are refilled, and that takes
+    a batch's block table where it is on the device already."""
 
     def decode_step(
         self, slots: Tensor, table: Tensor, contexts: Tensor, most_keys: int
@@ -64,18 +65,21 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: cuBLAS keeps a workspace for each stream that it has ever worked on.
+        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, call: Step) -> Recording:
         # Call once outside: nothing may compile, tune or allocate for good in a capture.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             call()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Captures this thread's work only: other threads may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
+        ):
             results = call()
         return Recording(graph.replay, results)
 

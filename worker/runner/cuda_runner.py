@@ -81,6 +81,7 @@ class CudaRunner(TorchRunner):
         super().__init__(forward, sampler, limits, device=device)
         self._state: SlotState | None = state
         self._graphs = graphs
+        self._reads_table_on_device = _has_fixed_decodes(forward)
         self._latest: LaunchedOnDevice | None = None
         self._cuda = device.type == "cuda"
         self._probe = probe or probe_of(device)
@@ -217,6 +218,16 @@ class CudaRunner(TorchRunner):
         state.take(self._to_device(slots[sampling]), sampled.ids)
         return sampled, scores, pooled, checked
 
+    def _block_table(
+        self, slots: NDArray[np.int64], longest: int
+    ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
+        if not self._reads_table_on_device or self._state is None:
+            return super()._block_table(slots, longest)
+        # A table of a hundred long texts is megabytes, which the device has already.
+        width = -(-longest // self._block_tokens)
+        rows = self._state.blocks[:, :width].index_select(0, self._to_device(slots))
+        return np.empty((len(slots), 0), np.int64), rows
+
     def _begin(self, slot: int, request: Request) -> None:
         super()._begin(slot, request)
         assert self._state is not None
@@ -339,6 +350,10 @@ class LaunchedOnDevice:
             result.pooled = self.pooled.read()
         note_checked(result, self.checked)
         return result
+
+
+def _has_fixed_decodes(forward: Forward) -> bool:
+    return isinstance(forward, BatchForward) and isinstance(forward.attention, FixedDecodes)
 
 
 def _done_event(device: torch.device) -> Event:

@@ -130,7 +130,6 @@ class TorchRunner:
         for row in rows[plan.decodes :]:
             token_ids.extend(row.request.tokens[row.start : row.start + row.count])
         starts = np.array([row.start for row in rows], np.int64)
-        block_table = self._table.blocks[slots]
         if plan.decodes == len(rows):
             counts = np.ones(len(rows), np.int64)
             row_of, positions = np.arange(len(rows)), starts
@@ -139,15 +138,24 @@ class TorchRunner:
             row_of = np.repeat(np.arange(len(rows)), counts)
             firsts = np.cumsum(counts) - counts
             positions = np.arange(plan.tokens) - np.repeat(firsts - starts, counts)
-        blocks = block_table[row_of, positions // self._block_tokens]
+        blocks = self._table.blocks[slots[row_of], positions // self._block_tokens]
+        contexts = starts + counts
+        host, there = self._block_table(slots, int(contexts.max()))
         batch = PackedBatch(
             decodes=plan.decodes,
             query_tokens=counts,
-            context_tokens=starts + counts,
-            block_table=block_table,
+            context_tokens=contexts,
+            block_table=host,
             slots=blocks * self._block_tokens + positions % self._block_tokens,
+            table_on_device=there,
         )
         return batch, self._to_device(np.array(token_ids, np.int64)), self._to_device(positions)
+
+    def _block_table(
+        self, slots: NDArray[np.int64], longest: int
+    ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
+        """``PackedBatch``'s two for rows in ``slots`` with up to ``longest`` tokens each."""
+        return self._table.blocks[slots, : -(-longest // self._block_tokens)], None
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
         return upload(array, self._device)

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ class CallAgain:
 
 class RefilledReference(ReferenceAttention):
     """The reference with decodes that read their batch from tensors when they attend."""
+
+    def prepare(self, batch: PackedBatch) -> AttentionStep:
+        if batch.table_on_device is not None:
+            batch = replace(batch, block_table=batch.table_on_device.numpy().astype(np.int64))
+        return super().prepare(batch)
 
     def decode_step(
         self, slots: Tensor, table: Tensor, contexts: Tensor, most_keys: int
