@@ -14,6 +14,7 @@ from perf.engine.gpu_parts import make_large
 from perf.engine.runs import Prompts, Runs, greedy
 from perf.engine.timing import copy_gb_per_s, timed_ms
 from perf.report.rows import Report
+from perf.report.stats import median
 from worker.protocol import AbortCause
 from worker.runner.cuda_runner import CudaRunner
 
@@ -36,10 +37,12 @@ def long(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> 
                 f"decode {many} rows",
                 lambda c=contexts: _decode(report, built, ModelShape.of(path), c, copy),  # type: ignore[misc]
             )
-    for tokens in (longest // 16, longest // 4, longest - 16):
+    for tokens in (128, 256, 512, 1024, 2048, longest // 16, longest // 4, longest - 16):
+        if tokens > longest:
+            continue
         report.attempt(
             f"first token of {tokens}",
-            lambda n=tokens: _first_token(report, built, n, config.vocab_size),  # type: ignore[misc]
+            lambda n=tokens: _first_token(report, built, n, config.vocab_size, tiny=tiny),  # type: ignore[misc]
         )
     report.attempt("stop", built.engine.stop)
 
@@ -85,14 +88,18 @@ def recorded_ms(
         return timed_ms(lambda: graphs.replay(ids, positions, slots, chances), built.pool.device)
 
 
-def _first_token(report: Report, built: Built, tokens: int, vocabulary: int) -> None:
-    """Time one prompt alone, then beside decodes, and the longest of their steps meanwhile."""
+def _first_token(report: Report, built: Built, tokens: int, vocabulary: int, *, tiny: bool) -> None:
+    """Time one prompt alone, then a long one beside decodes, and the longest of their steps meanwhile."""
     engine = built.engine
     prompts, runs = Prompts(vocabulary, seed=tokens), Runs(engine)
-    alone = runs.submit(greedy(prompts.draw(tokens), 1))
-    runs.step_until_idle()
-    report.add(f"first token of {tokens}", alone.ttft_s * 1e3, "ms", "alone")
-    if tokens > 40_000:
+    times = []
+    for _ in range(1 if tokens > 4000 else 5):
+        alone = runs.submit(greedy(prompts.draw(tokens), 1))
+        runs.step_until_idle()
+        times.append(alone.ttft_s * 1e3)
+    note = f"alone, {tokens / median(times) * 1e3:,.0f} tokens/s"
+    report.add(f"first token of {tokens}", median(times), "ms", note)
+    if not 4000 < tokens < 40_000 and not tiny:
         return
     beside = built.engine.scheduler.config.max_running // 4
     others = [runs.submit(greedy(prompts.draw(8), 800)) for _ in range(beside)]

@@ -25,6 +25,7 @@ from perf.report.stats import median
 from worker.attention import KVPool
 from worker.attention.triton_backend import TritonAttention
 from worker.core import Job
+from worker.engine.engine import Engine
 from worker.models.config import ModelConfig
 from worker.models.model import Model
 from worker.protocol import AbortCause, FinishReason, Sampling
@@ -162,6 +163,32 @@ def loader(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
     report.attempt("load, warm", lambda: timed("load, warm (in the page cache)"))
     report.attempt("load, warm again", lambda: timed("load, warm again"))
     report.attempt("load, cold", cold)
+    if device.type == "cuda":
+        report.attempt("as a worker loads it", lambda: _as_a_worker(report, path))
+
+
+def _as_a_worker(report: Report, path: Path) -> None:
+    """Build the whole engine by a worker's default settings; what is left of the memory then."""
+    from worker.engine.build import build_engine
+    from worker.settings import WorkerSettings
+
+    started = time.monotonic()
+    engine = build_engine(WorkerSettings(model_path=path)).engine
+    assert isinstance(engine, Engine)
+    seconds = time.monotonic() - started
+    tokens = engine.scheduler.pool.total * engine.scheduler.config.block_tokens
+    left = torch.cuda.mem_get_info()[0] / 2**30
+    note = f"KV for {tokens:,} tokens; {left:.2f} GiB of the device's memory are left"
+    report.add("as a worker loads it, page cache warm", seconds, "s", note)
+    runs, prompts = Runs(engine), Prompts(1000, seed=12)
+    most = engine.scheduler.config.max_running
+    for _ in range(most):
+        sampling = Sampling(max_tokens=40, temperature=0.8, top_p=0.9, logprobs=5, ignore_eos=True)
+        runs.submit(Job(prompts.draw(600), sampling, NEVER))
+    runs.step_until_idle()
+    left = torch.cuda.mem_get_info()[0] / 2**30
+    report.add("memory left after a full batch of it", left, "GiB", f"{most} rows, draws, logprobs")
+    engine.stop()
 
 
 def make_large(report: Report, path: Path, *, tiny: bool) -> ModelShape:

@@ -1,7 +1,5 @@
 """Builds a torch runner: device, type, weights, KV pool, threads."""
 
-from typing import Final
-
 import torch
 
 from worker.attention import KVPool
@@ -26,18 +24,17 @@ from worker.runner.memory import (
     MemoryMeter,
     ProcessMemory,
     cpu_pool_bytes,
+    cuda_pool_bytes,
     pool_bytes,
     text_guard,
     text_limits,
 )
 from worker.runner.precision import choose_dtype, is_small, set_threads
+from worker.runner.profile import largest_step_bytes
 from worker.runner.torch_runner import SlotLimits, TorchRunner
 from worker.sampling import loops as sampling_loops
 from worker.sampling.sampler import Sampler
 from worker.settings import WorkerSettings
-
-_CUDA_POOL_SHARE: Final = 0.8
-"""Share of the GPU memory free after loading for the KV pool; the rest is for activations."""
 
 
 def build_torch_runner(
@@ -81,7 +78,13 @@ def build_torch_runner(
     wanted = settings.max_running * blocks_per_job
     guard = _open_guard(settings, device)
     context_bytes = blocks_per_job * block_bytes
-    budget = _pool_bytes(settings, device, guard, context_bytes)
+    step_bytes = 0
+    if device.type == "cuda" and not settings.kv_blocks:
+        with timing.timed("profile"):
+            tokens, rows = settings.max_step_tokens, settings.max_running
+            step_bytes = largest_step_bytes(model, config, device, tokens=tokens, rows=rows)
+            torch.cuda.empty_cache()
+    budget = _pool_bytes(settings, device, guard, context_bytes, step_bytes)
     blocks = settings.kv_blocks or min(wanted, budget // block_bytes)
     if blocks < 1:
         guard.check(block_bytes)
@@ -183,13 +186,18 @@ def _meter(device: torch.device) -> MemoryMeter:
 
 
 def _pool_bytes(
-    settings: WorkerSettings, device: torch.device, guard: MemoryGuard, context_bytes: int
+    settings: WorkerSettings,
+    device: torch.device,
+    guard: MemoryGuard,
+    context_bytes: int,
+    step_bytes: int,
 ) -> int:
-    """Bytes for the KV pool, by what is free and what the hard limit leaves."""
+    """Bytes for the KV pool, by what is free, what a step takes and what the hard limit leaves."""
     free = _meter(device).free_bytes()
-    share = int(free * _CUDA_POOL_SHARE)
     if device.type == "cpu":
         share = cpu_pool_bytes(free, settings.instances, context_bytes)
+    else:
+        share = cuda_pool_bytes(free, step_bytes)
     allowed = pool_bytes(guard)
     return share if allowed is None else min(share, allowed)
 

@@ -149,6 +149,7 @@ class DecodeGraphs:
         *,
         sizes: Sequence[int],
         block_tokens: int,
+        vocab_size: int,
     ) -> None:
         """``sizes``: batch sizes, ascending, at least one."""
         self._model = model
@@ -162,6 +163,7 @@ class DecodeGraphs:
         self._table = torch.zeros((self.largest, max_blocks), dtype=torch.int32, device=device)
         self._contexts = torch.ones(self.largest, dtype=torch.int32, device=device)
         self._chances = torch.zeros((3, self.largest), device=device)
+        self._logits = torch.zeros((self.largest, vocab_size), device=device)
         self._places = torch.zeros(self.largest, dtype=torch.int64, device=device)
         started, before = time.monotonic(), _reserved_bytes(device)
         # The largest is recorded first: the others then reuse its memory.
@@ -214,7 +216,9 @@ class DecodeGraphs:
             contexts.copy_(positions + 1)
             page = table.gather(1, (positions // self._block_tokens)[:, None]).squeeze(1)
             places.copy_(page.long() * self._block_tokens + positions % self._block_tokens)
-            logits = self._model.logits(self._model.forward(ids, positions, step))
+            # In one place for all sizes: what a recording returns stays allocated for each.
+            logits = self._logits[:size]
+            logits.copy_(self._model.logits(self._model.forward(ids, positions, step)))
             chosen = likeliest(logits)
             self._state.take(slots, chosen)
             return logits, ids, chosen

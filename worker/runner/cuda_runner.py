@@ -260,6 +260,7 @@ def build_cuda_runner(
                 recorder or CudaRecorder(),
                 sizes=batch_sizes(limits.max_running),
                 block_tokens=limits.block_tokens,
+                vocab_size=sampler.vocab_size,
             )
         except torch.OutOfMemoryError as error:
             raise MemoryError(
@@ -278,13 +279,12 @@ def warm_up(
 ) -> None:
     """Run the parts of steps once, on the dummy block, so that all is compiled by now (LB-6).
 
-    Decodes for every power of two of keys, since their kernel is chosen by the length, and a chunk
-    of a prompt.
+    Decodes and a chunk of a prompt, each with few keys and with as many as there can be: a kernel
+    differs by whether the keys of one text are split.
     """
     block_tokens = limits.block_tokens
     most = block_tokens * limits.max_blocks
-    contexts = [(1, 1 << power) for power in range(most.bit_length())]
-    for new, keys in [*contexts, (block_tokens, block_tokens)]:
+    for new, keys in ((1, 1), (1, most), (block_tokens, block_tokens), (block_tokens, most)):
         positions = np.arange(keys - new, keys)
         batch = PackedBatch(
             decodes=int(new == 1),

@@ -17,6 +17,9 @@ from worker.runner import cgroup
 
 _STEP_SHARE: Final = 0.1
 """Share of what a limit leaves beside the weights that is kept for activations."""
+_SPARE_SHARE: Final = 0.03
+_LEAST_SPARE_BYTES: Final = 512 * 2**20
+"""Of a GPU's free memory. Recordings took 0.5 GiB for 64 rows of an 8B model (H100)."""
 _ADVICE: Final = (
     "raise TIDEGATE_WORKER_MEMORY_HARD_GIB, or lower TIDEGATE_WORKER_KV_BLOCKS or"
     " TIDEGATE_WORKER_MAX_STEP_TOKENS"
@@ -81,6 +84,12 @@ class CudaMemory:
 
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def cuda_pool_bytes(free: int, step_bytes: int) -> int:
+    """Bytes for the KV pool on a GPU with ``free`` bytes after loading, of which the largest step
+    takes ``step_bytes``: what is left, without a share for recordings, libraries and fragments."""
+    return max(0, free - step_bytes - max(_LEAST_SPARE_BYTES, int(_SPARE_SHARE * free)))
 
 
 def cpu_pool_bytes(free: int, instances: int, context_bytes: int) -> int:
