@@ -84,8 +84,9 @@ class WorkerSettings(EnvironmentSettings):
     block_tokens: int = Field(default=16, ge=1)
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)
-    """KV blocks in the pool; 0: what ``max_running`` whole contexts can use, within a share of free
-    memory: on CUDA 0.8, on the CPU a quarter (for one context up to half)."""
+    """KV blocks in the pool; 0: what ``max_running`` whole contexts can use, within free memory: on
+    CUDA all but what the largest step takes, measured at load, and a reserve of 3 %; on the CPU a
+    quarter (for one context up to half)."""
     instances: int = Field(default=1, ge=1)
     """Workers that share this machine's memory, this one included: on the CPU each takes its part
     of what is free. The launcher sets it."""

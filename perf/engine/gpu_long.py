@@ -89,7 +89,7 @@ def recorded_ms(
 
 
 def _first_token(report: Report, built: Built, tokens: int, vocabulary: int, *, tiny: bool) -> None:
-    """Time one prompt alone, then a long one beside decodes, and the longest of their steps meanwhile."""
+    """Time one prompt alone, then a long one beside decodes, and their longest step meanwhile."""
     engine = built.engine
     prompts, runs = Prompts(vocabulary, seed=tokens), Runs(engine)
     times = []
