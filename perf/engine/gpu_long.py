@@ -66,7 +66,7 @@ def recorded_ms(
     built: Built, contexts: Sequence[int], chances: NDArray[np.float32] | None = None
 ) -> float | None:
     """Milliseconds, by the device's clock, of a recorded decode of rows with ``contexts`` keys
-    each, in blocks drawn at random; None where decodes are not recorded. ``chances`` [3, rows]:
+    each, in blocks drawn at random; None where decodes are not recorded. ``chances`` [5, rows]:
     see ``Sampler.plain_chances``.
     """
     runner = built.runner

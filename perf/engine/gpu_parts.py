@@ -275,7 +275,8 @@ def _decode(
     ids = rng.integers(2, shape.vocab_size, batch)
     positions, slots = np.full(batch, keys - 1), np.arange(batch)
     device = built.pool.device
-    chances = np.stack((np.full(batch, 0.8), np.zeros(batch), rng.random(batch)))
+    zeros, ones = np.zeros(batch), np.ones(batch)
+    chances = np.stack((0.8 * ones, zeros, rng.random(batch), zeros, ones))
     with torch.inference_mode():
         ms = timed_ms(lambda: graphs.replay(ids, positions, slots), device)
         drawn_ms = timed_ms(

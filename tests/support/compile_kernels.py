@@ -2,7 +2,13 @@
 
 import torch
 
-NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+NAMES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 
 
 class Launch:
@@ -30,7 +36,7 @@ class Launch:
             even = {i for i, value in enumerate(args) if isinstance(value, int) and value % 16 == 0}
             for name, value in zip(names, args, strict=False):
                 if isinstance(value, torch.Tensor):
-                    kind = "*i32" if value.dtype == torch.int32 else NAMES[value.dtype]
+                    kind = NAMES[value.dtype]
                 else:
                     kind = "fp32" if isinstance(value, float) else "i32"
                 signature[name] = kind

@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parent
 TESTS = ["attention/test_numba.py::test_all_shapes_as_plain_python"]
 if importlib.util.find_spec("triton") is not None:
     TESTS += ["attention/test_triton.py", "models/test_fused.py::test_interpreted"]
+    TESTS += ["sampling/test_triton_draws.py"]
 
 
 @pytest.mark.timeout(600)

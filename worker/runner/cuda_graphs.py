@@ -3,11 +3,11 @@
 A decode of a large model is some hundred short kernels, which take longer to launch one by one than
 to run. A replay launches all of them at once, but on the same memory each time: it reads what a
 step is about from fixed tensors, and rows that a smaller step leaves over work on a dummy page.
-The likeliest token of each row is part of it; draws from the whole vocabulary are a recording of
-their own behind it, so that a greedy step does not pay for them::
+The likeliest token of each row is part of it; draws are a recording of their own behind it, so that
+a greedy step does not pay for them::
 
     inputs [rows, 3]   token id, or PENDING for the row's last sample | position | slot
-    chances [3, rows]  see ``Sampler.plain_chances``
+    chances [5, rows]  see ``Sampler.plain_chances``
     blocks [slots + 1, blocks of a text]     block table by slot; the last row is all dummy page
     last_ids [slots + 1]                     latest sample by slot
 """
@@ -26,7 +26,7 @@ from worker.attention import AttentionBackend, AttentionStep
 from worker.log import model_log
 from worker.models.model import Model
 from worker.pinned import upload, upload_to
-from worker.sampling.sampler import draw_whole, likeliest
+from worker.sampling.sampler import draw_plain, likeliest
 
 _STRIDE: Final = 8
 """Distance between batch sizes from 8 on: padding then costs less than a sixth."""
@@ -162,7 +162,7 @@ class DecodeGraphs:
         self._inputs = upload(padding, device).clone()
         self._table = torch.zeros((self.largest, max_blocks), dtype=torch.int32, device=device)
         self._contexts = torch.ones(self.largest, dtype=torch.int32, device=device)
-        self._chances = torch.zeros((3, self.largest), device=device)
+        self._chances = torch.zeros((5, self.largest), device=device)
         self._logits = torch.zeros((self.largest, vocab_size), device=device)
         self._places = torch.zeros(self.largest, dtype=torch.int64, device=device)
         started, before = time.monotonic(), _reserved_bytes(device)
@@ -186,7 +186,7 @@ class DecodeGraphs:
         slots: NDArray[np.int64],
         chances: NDArray[np.float32] | None = None,
     ) -> "Replayed":
-        """Compute a token each for [rows], at most ``largest``, drawn by ``chances`` [3, rows] or
+        """Compute a token each for [rows], at most ``largest``, drawn by ``chances`` [5, rows] or
         the likeliest ones; they are the slots' latest samples from now on. Waits for nothing.
         """
         rows = len(ids)
@@ -198,7 +198,7 @@ class DecodeGraphs:
         recorded.decode.replay()
         logits, token_ids, chosen = recorded.decode.results
         if chances is not None:
-            padded = np.zeros((3, recorded.size), np.float32)
+            padded = np.zeros((5, recorded.size), np.float32)
             padded[:, :rows] = chances
             upload_to(self._chances[:, : recorded.size], padded)
             recorded.draw.replay()
@@ -227,7 +227,7 @@ class DecodeGraphs:
         logits, _, chosen = decoded.results
 
         def draw() -> tuple[Tensor, ...]:
-            drawn = draw_whole(logits, chosen, self._chances[:, :size])
+            drawn = draw_plain(logits, chosen, self._chances[:, :size])
             self._state.take(self._inputs[:size, 2], drawn)
             return (drawn,)
 

@@ -249,6 +249,7 @@ def build_cuda_runner(
     when the device has too little left for the recordings.
     """
     warm_up(forward, dummy_block, limits, device=device)
+    sampler.compile_draws()
     state = SlotState(limits.max_running, limits.max_blocks, dummy_block, device)
     graphs = None
     if isinstance(forward, BatchForward) and isinstance(forward.attention, FixedDecodes):

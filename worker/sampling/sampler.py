@@ -11,11 +11,14 @@ positions, slots and parameters are host arrays, tokens are device tensors until
 
 A draw is the inverse of the cumulative distribution at one uniform number per token, and that
 number is a hash of (seed, position): it does not depend on what else is in the batch, nor on how
-the text was cut into steps (WK-3).
+the text was cut into steps (WK-3). On CUDA it is a ``triton`` kernel, on the CPU a loop that numba
+compiles; where there is neither, several of torch's own operators.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 from typing import Final
 
 import numpy as np
@@ -90,6 +93,14 @@ class Sampler:
         self._barred: dict[int, NDArray[np.int64]] = {}
         """Stop tokens of clients by slot, which ``min_tokens`` bars like the model's own."""
         self._compiles = device.type == "cpu" and compiler_problem() is None
+        self._kernels = _kernels_for(device)
+
+    def compile_draws(self) -> None:
+        """Compile the kernel that draws on CUDA, so that no request waits for it."""
+        if self._kernels is not None:
+            logits = torch.zeros((1, self.vocab_size), device=self._device)
+            chances = torch.ones((5, 1), device=self._device)
+            draw_plain(logits, logits[:, 0].long(), chances)
 
     def begin(self, slot: int, request: Request) -> None:
         """Enter that ``request`` has ``slot`` from now on."""
@@ -162,25 +173,38 @@ class Sampler:
     def plain_chances(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> NDArray[np.float32] | None:
-        """Parameters of ``draw_whole`` for rows like those of ``sample``: [3, rows] float32,
-        temperature (0: the likeliest token), ``min_p``, a number in [0, 1). None when a row needs
-        more than that.
+        """Parameters of ``draw_plain`` for rows like those of ``sample``: [5, rows] float32,
+        temperature (0: the likeliest token), ``min_p``, a number in [0, 1), ``top_k`` (0: all) and
+        ``top_p``. None when a row needs more than a draw, or more than ``draw_plain`` can do here.
         """
-        table, vocabulary = self._table, self.vocab_size
-        needs, top_k = table.needs[slots], table.top_k[slots]
-        is_drawn = needs == DRAWS
-        is_filtered = ((top_k > 0) & (top_k < vocabulary)) | (table.top_p[slots] < 1)
-        if (
-            (needs > DRAWS).any()
-            or (is_drawn & is_filtered).any()
-            or (positions < table.first_free_position[slots]).any()
-        ):
+        table = self._table
+        needs = table.needs[slots]
+        if (needs > DRAWS).any() or (positions < table.first_free_position[slots]).any():
             return None
-        chances = np.zeros((3, len(slots)), np.float32)
-        if is_drawn.any():
-            chances[0] = np.where(is_drawn, table.temperature[slots], 0)
-            chances[1], chances[2] = table.min_p[slots], uniforms(table.seed[slots], positions)
+        is_drawn = needs == DRAWS
+        if not is_drawn.any():
+            return np.zeros((5, len(slots)), np.float32)
+        chances = self._chances(slots, positions)
+        chances[0] *= is_drawn
+        is_filtered = (chances[3] > 0) | (chances[4] < 1)
+        if self._kernels is None and (is_drawn & is_filtered).any():
+            return None
         return chances
+
+    def _chances(
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        table, top_k = self._table, self._table.top_k[slots]
+        return np.stack(
+            (
+                table.temperature[slots],
+                table.min_p[slots],
+                uniforms(table.seed[slots], positions),
+                # Exact in float32: no vocabulary comes near 2^24 tokens.
+                np.where((top_k > 0) & (top_k < self.vocab_size), top_k, 0).astype(np.float32),
+                table.top_p[slots],
+            )
+        )
 
     def _finite_rows(self, logits: Tensor) -> Tensor:
         """Mask [rows] of the finite rows. On the CPU the others are set to 0, so that nothing that
@@ -197,6 +221,12 @@ class Sampler:
         self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Tensor:
         """Draw tokens [rows] from ``logits`` [rows, vocabulary]."""
+        if self._kernels is not None:
+            return draw_plain(
+                logits,
+                torch.zeros(len(slots), dtype=torch.int64, device=self._device),
+                self._upload(self._chances(slots, positions)),
+            )
         table = self._table
         draws = uniforms(table.seed[slots], positions)
         if not self._compiles:
@@ -302,14 +332,31 @@ def _argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def draw_whole(logits: Tensor, chosen: Tensor, chances: Tensor) -> Tensor:
+@cache
+def _kernels() -> ModuleType | None:
+    try:
+        from worker.sampling import triton_draws
+    except ImportError:
+        return None
+    return triton_draws
+
+
+def _kernels_for(device: torch.device) -> ModuleType | None:
+    return _kernels() if device.type == "cuda" else None
+
+
+def draw_plain(logits: Tensor, chosen: Tensor, chances: Tensor) -> Tensor:
     """Draw tokens [rows] from ``logits`` [rows, vocabulary] by ``chances`` (``plain_chances``).
     ``chosen`` [rows] are the likeliest tokens, or ``NO_TOKEN``.
 
-    The operators are those by which other rows are drawn, so that a text does not depend on which
-    of its steps were recorded.
+    They are drawn as other rows are, so that a text does not depend on which of its steps were
+    recorded.
     """
-    temperatures, least, draws = chances
+    kernels = _kernels_for(logits.device)
+    if kernels is not None:
+        drawn: Tensor = kernels.draw_rows(logits, chosen, chances)
+        return drawn
+    temperatures, least, draws = chances[:3]
     draws_at_all = temperatures > 0
     scaled = logits / torch.where(draws_at_all, temperatures, 1.0)[:, None]
     # In place, since memory that a recording allocates stays allocated.

@@ -1,0 +1,242 @@
+"""The ``triton`` draws against float64: compiled on CUDA, else under triton's interpreter.
+
+As in ``attention/test_triton.py``, which says why.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from worker.core import Job
+from worker.protocol import Sampling
+from worker.sampling.sampler import Sampler, draw_plain, likeliest
+from worker.scheduler.request import make_request
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+BLOCK = 128 if INTERPRETED else 1024
+VOCABULARY = 5 * BLOCK + 27
+SPOILT = 7
+"""Id that a row has when nothing can be drawn."""
+
+pytestmark = [
+    pytest.mark.skipif(
+        not INTERPRETED and not torch.cuda.is_available(),
+        reason="needs a CUDA device, or triton's interpreter: see test_interpreted.py",
+    ),
+]
+if INTERPRETED or torch.cuda.is_available():
+    pytest.importorskip("triton")
+    from worker.sampling import triton_draws
+    from worker.sampling.triton_draws import draw_rows
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sound_interpreter() -> Iterator[None]:
+    if not INTERPRETED:
+        yield
+        return
+    from tests.support.interpreter import repaired
+
+    with repaired():
+        yield
+
+
+class Way(NamedTuple):
+    """How a row is drawn."""
+
+    heat: float = 0.8
+    min_p: float = 0.0
+    number: float = 0.5
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+def drawn(logits: NDArray[np.float32], ways: list[Way], chosen: int = SPOILT) -> list[int]:
+    """Tokens of ``logits`` [rows, vocabulary], or of the one row that they all have."""
+    rows = np.broadcast_to(logits, (len(ways), logits.shape[-1])).copy()
+    chances = torch.from_numpy(np.array(ways, np.float32).T.copy()).to(DEVICE)
+    given = torch.full((len(ways),), chosen, device=DEVICE)
+    found: list[int] = draw_rows(
+        torch.from_numpy(rows).to(DEVICE), given, chances, block=BLOCK
+    ).tolist()
+    return found
+
+
+def kept_of(logits: NDArray[np.float32], way: Way) -> NDArray[np.float64]:
+    """Weights in float64, 0 for what is left out."""
+    exact = logits.astype(np.float64)
+    weights = np.exp((exact - exact.max()) / float(np.float32(way.heat)))
+    order = np.lexsort((np.arange(len(weights)), -exact))
+    ordered = weights[order]
+    most = way.top_k if 0 < way.top_k < len(weights) else len(weights)
+    stays = np.arange(len(weights)) < most
+    if way.top_p < 1:
+        share = float(np.float32(way.top_p)) * ordered[:most].sum()
+        stays &= ordered.cumsum() - ordered < share - 1e-9
+    stays[0] = True
+    kept: NDArray[np.float64] = np.zeros_like(weights)
+    kept[order[stays]] = ordered[stays]
+    kept[weights < float(np.float32(way.min_p))] = 0
+    return kept
+
+
+def check(logits: NDArray[np.float32], ways: list[Way]) -> None:
+    """Every token is one that is kept, and its share of the distribution holds the number."""
+    for way, token in zip(ways, drawn(logits, ways), strict=True):
+        kept = kept_of(logits, way)
+        shares = kept.cumsum() / kept.sum()
+        assert kept[token] > 0, (way, token)
+        assert shares[token] > way.number - 1e-5, (way, token)
+        assert shares[token] - kept[token] / kept.sum() < way.number + 1e-5, (way, token)
+
+
+def logits_of(kind: str) -> NDArray[np.float32]:
+    rng = np.random.default_rng(2)
+    normal: NDArray[np.float32] = rng.standard_normal(VOCABULARY).astype(np.float32)
+    found: NDArray[np.float32]
+    match kind:
+        case "flat":
+            found = normal / 8
+        case "peaked":
+            found = normal * 6
+        case "few values":
+            found = np.round(normal)
+        case "all equal":
+            found = np.full(VOCABULARY, -3.0, np.float32)
+        case "small and negative":
+            found = -np.exp(normal * 9)
+        case "crowded":  # as many of the largest in one lane as can be
+            lanes = np.arange(VOCABULARY) % BLOCK
+            found = np.sort(normal)[lanes.argsort(kind="stable").argsort()]
+        case _:  # a grammar barred most, and some are zeros of either sign
+            found = np.full(VOCABULARY, -np.inf, np.float32)
+            found[[5, 17, 200, 201, 500]] = 1.0, 2.0, 0.0, -0.0, 1.0
+    return found
+
+
+KINDS = ["flat", "peaked", "few values", "all equal", "small and negative", "crowded", "barred"]
+FILTERS = [
+    Way(),
+    Way(min_p=0.3),
+    Way(min_p=1.0),
+    Way(top_k=1),
+    Way(top_k=40),
+    Way(top_k=VOCABULARY - 1),
+    Way(top_k=VOCABULARY, top_p=0.7, min_p=0.02),
+    Way(top_p=0.9),
+    Way(top_p=1e-6),
+    Way(top_p=0.0),
+    Way(top_p=0.999999),
+    Way(top_k=30, top_p=0.5),
+    Way(top_k=300, top_p=0.99, heat=2.5),
+    Way(heat=1e-5),
+    Way(heat=10.0, top_p=0.3),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_are_those_of_the_definition(kind: str) -> None:
+    """WK-8."""
+    # The interpreter takes a tenth of a second for a row.
+    ways = FILTERS[KINDS.index(kind) % 3 :: 3] if INTERPRETED else FILTERS
+    numbers = np.random.default_rng(3).random(len(ways), np.float32).tolist()
+    check(logits_of(kind), [way._replace(number=n) for way, n in zip(ways, numbers, strict=True)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_token_more_or_less_is_kept(kind: str) -> None:
+    """With descending logits the number before 1 draws the last token that is kept."""
+    logits = -np.sort(-logits_of(kind))
+    # So hot that the last one has a share that a number of 24 bits can hit.
+    edges = [Way(4.0, top_k=90), Way(4.0, top_p=0.6), Way(4.0, top_k=200, top_p=0.6)]
+    expected = [np.flatnonzero(kept_of(logits, way)).max() for way in edges]
+    assert drawn(logits, [way._replace(number=1 - 2**-24) for way in edges]) == expected
+
+
+@pytest.mark.parametrize("way", [Way(top_k=5), Way(top_k=30, top_p=0.3)], ids=str)
+def test_of_equals_at_the_edge_the_first_ids_stay(way: Way) -> None:
+    """A number in the middle of the share of each token that is kept draws it."""
+    logits = logits_of("few values")
+    kept = kept_of(logits, way)
+    ids = np.flatnonzero(kept)
+    edge = logits[ids].min()
+    assert (logits[ids] == edge).sum() < (logits == edge).sum()
+    middles = ((kept.cumsum() - kept / 2) / kept.sum())[ids]
+    assert drawn(logits, [way._replace(number=number) for number in middles]) == ids.tolist()
+
+
+def test_a_number_near_one_picks_a_token_of_positive_weight() -> None:
+    logits = logits_of("barred")
+    nearly = 1 - 2**-24
+    assert drawn(logits, [Way(number=nearly), Way(number=nearly, top_k=2)]) == [500, 17]
+    logits[VOCABULARY - 1] = 0.5
+    assert drawn(logits, [Way(number=nearly)]) == [VOCABULARY - 1]
+    assert drawn(logits, [Way(number=0.0)]) == [5]
+
+
+def test_rows_that_nothing_is_drawn_from_have_the_given_id() -> None:
+    logits = logits_of("flat")
+    assert drawn(logits, [Way(heat=0.0), Way(heat=0.0, top_p=0.5)], chosen=3) == [3, 3]
+    assert drawn(logits, [Way(), Way(top_k=4, top_p=0.5)], chosen=-1) == [-1, -1]
+    for bad in (np.nan, np.inf):
+        for place in (0, 70, VOCABULARY - 1, slice(None)):
+            broken = logits.copy()
+            broken[place] = bad
+            assert drawn(broken, [Way(), Way(top_k=4, top_p=0.5)]) == [SPOILT, SPOILT]
+    nothing = np.full(VOCABULARY, -np.inf, np.float32)
+    assert drawn(nothing, [Way(), Way(top_k=4, top_p=0.5)]) == [SPOILT, SPOILT]
+
+
+def test_a_draw_does_not_depend_on_the_batch() -> None:
+    """WK-3."""
+    rng = np.random.default_rng(5)
+    logits = rng.standard_normal((3, VOCABULARY)).astype(np.float32) * 3
+    ways = [way._replace(number=float(rng.random(dtype=np.float32))) for way in FILTERS[4::4]]
+    together = drawn(logits, ways)
+    assert together == [drawn(logits[i], [way])[0] for i, way in enumerate(ways)]
+    assert together[::-1] == drawn(logits[::-1], ways[::-1])
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, BLOCK, 2 * BLOCK])
+def test_small_vocabularies(vocabulary: int) -> None:
+    logits = np.random.default_rng(6).standard_normal(vocabulary).astype(np.float32)
+    check(logits, [Way(), Way(top_k=1), Way(top_p=0.5, number=0.9), Way(top_k=1, top_p=0.5)])
+
+
+def test_a_sampler_draws_the_same_recorded_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a recording replays, and what a step launches."""
+    generator = torch.Generator().manual_seed(8)
+    logits = 3 * torch.randn(5, VOCABULARY, generator=generator)
+    asked = [
+        Sampling(1, temperature=0.7),
+        Sampling(1, temperature=1.0, top_k=20),
+        Sampling(1, temperature=0.0),
+        Sampling(1, temperature=1.5, top_p=0.8, min_p=0.01),
+        Sampling(1, temperature=0.9, top_k=400, top_p=0.9),
+    ]
+    slots, positions = np.arange(5), np.full(5, 3)
+    monkeypatch.setattr("worker.sampling.sampler._kernels_for", lambda device: triton_draws)
+    sampler = Sampler((), DEVICE, slots=5, vocab_size=VOCABULARY, max_tokens=8)
+    sampler.compile_draws()
+    for slot, sampling in enumerate(asked):
+        request = make_request(Job([], sampling, 0.0), submitted_at=0.0, own_seed=slot)
+        sampler.begin(slot, request)
+    chances = sampler.plain_chances(slots, positions)
+    assert chances is not None
+    expected = logits.argmax(dim=-1).tolist()
+    for i, chance in enumerate(chances.T.tolist()):
+        heat, min_p, number, top_k, top_p = chance
+        if heat > 0:
+            way = Way(heat, min_p, number, int(top_k), top_p)
+            cumulative = kept_of(logits[i].numpy(), way).cumsum()
+            expected[i] = int(np.searchsorted(cumulative, way.number * cumulative[-1], "right"))
+    there, last_ids = logits.to(DEVICE), torch.zeros(5, dtype=torch.int64, device=DEVICE)
+    assert sampler.sample(there.clone(), slots, positions, last_ids).ids.tolist() == expected
+    uploaded = torch.from_numpy(chances).to(DEVICE)
+    assert draw_plain(there, likeliest(there), uploaded).tolist() == expected
