@@ -15,6 +15,7 @@ from worker.attention.choice import choose_attention
 from worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_problem
 from worker.attention.reference import ReferenceAttention
 from worker.attention.trial import TOLERANCE, error_of, exact, make_trial
+from worker.runner.cuda_graphs import FixedDecodes
 
 
 class PlainWrapper:
@@ -165,6 +166,24 @@ def test_a_step_is_valid_while_the_next_one_is_prepared() -> None:
         expected = exact(case.pool, 0, trial)
         out = step.attend(0, trial.queries, trial.keys_values)
         assert (out - expected).norm() < TOLERANCE[torch.float32] * expected.norm()
+
+
+def test_decodes_can_be_recorded(
+    stand_in: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Decodes:
+        def __init__(self, *args: object, **rest: object) -> None: ...
+
+        def decode_step(self, *args: object) -> str:
+            return f"our own step from {args}"
+
+    monkeypatch.setattr(flashinfer_backend, "TritonAttention", Decodes)
+    backend = FlashInferAttention(cpu_case(1).pool, 2)
+    assert isinstance(backend, FixedDecodes)
+    slots = torch.zeros(0)
+    assert backend.decode_step(slots, slots, slots, 5) == (
+        f"our own step from {(slots, slots, slots, 5)}"
+    )
 
 
 def test_without_flashinfer_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
