@@ -12,6 +12,7 @@ from typing import Final
 
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "cpu": ("numba>=0.61",),
+    "flashinfer": ("flashinfer-python==0.7.2.post1",),
     "gpu": ("nvidia-ml-py>=12",),
     "journal": ("cryptography>=44",),
     "otel": ("opentelemetry-exporter-otlp-proto-http>=1.30", "opentelemetry-sdk>=1.30"),

@@ -78,9 +78,9 @@ class WorkerSettings(EnvironmentSettings):
     ``OMP_NUM_THREADS`` is set."""
     deterministic: bool = False
     """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""
-    attention: Literal["auto", "reference", "numba", "triton", "varlen"] = "auto"
+    attention: Literal["auto", "reference", "numba", "triton", "varlen", "flashinfer"] = "auto"
     """Attention backend. ``auto``: the fastest that is exact enough, measured at load; ``numba`` is
-    for the CPU, ``triton`` and ``varlen`` are for CUDA."""
+    for the CPU, ``triton``, ``varlen`` and ``flashinfer`` are for CUDA."""
     block_tokens: int = Field(default=16, ge=1)
     """Tokens in one KV block."""
     kv_blocks: int = Field(default=0, ge=0)

@@ -7,9 +7,11 @@ from typing import Final
 import numpy as np
 import torch
 
+from perf.engine.flashinfer_decodes import FlashInferDecodes
 from perf.engine.timing import copy_gb_per_s, replayed_ms, timed_ms
 from perf.report.rows import Report
 from worker.attention import AttentionBackend, KVPool
+from worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_problem
 from worker.attention.reference import ReferenceAttention
 from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.triton_backend import Tiling, TritonAttention
@@ -24,6 +26,16 @@ BACKENDS: Final[dict[str, Build]] = {
     ),
     "varlen": lambda pool, heads, windows: VarlenAttention(pool, heads, windows=windows),
     "reference": lambda pool, heads, windows: ReferenceAttention(pool, heads, windows=windows),
+    # Last, since it may compile for minutes.
+    "flashinfer": lambda pool, heads, windows: FlashInferAttention(pool, heads, windows=windows),
+}
+_OWN_DECODES: Final[dict[str, Build]] = {
+    "flashinfer's decode wrapper": lambda pool, heads, _: FlashInferDecodes(
+        pool, heads, tensor_cores=False
+    ),
+    "flashinfer's decode wrapper, tensor cores": lambda pool, heads, _: FlashInferDecodes(
+        pool, heads, tensor_cores=True
+    ),
 }
 
 
@@ -74,6 +86,9 @@ def attention(report: Report, device: torch.device, *, tiny: bool) -> None:
     for name, backend in BACKENDS.items():
         if tiny and name != "reference":
             continue  # the others need CUDA, or triton's interpreter
+        if name == "flashinfer" and (problem := flashinfer_problem()) is not None:
+            report.add(name, "left out", note=problem)
+            continue
         # FlashAttention 2 takes no smaller pages.
         for page in (16, 256) if name == "varlen" else (16,):
             title = f"{name}, pages of {page}" if page != 16 else name
@@ -84,6 +99,8 @@ def attention(report: Report, device: torch.device, *, tiny: bool) -> None:
                 ),
             )
             for case in _SMALL if tiny else _LARGE:
+                if name == "flashinfer" and not case.chunks:
+                    continue  # these are the triton backend's
                 what = f"{title}: {case.name}"
                 report.attempt(
                     what,
@@ -91,6 +108,31 @@ def attention(report: Report, device: torch.device, *, tiny: bool) -> None:
                         report, device, w, b, p, c, tiny=tiny
                     ),
                 )
+        if name == "flashinfer":
+            _own_decodes(report, device)
+
+
+def _own_decodes(report: Report, device: torch.device) -> None:
+    """FlashInfer's decodes on what ours are timed on, planned once."""
+    for title, build in _OWN_DECODES.items():
+
+        def right(title: str = title, build: Build = build) -> None:
+            pool = _pool(device, torch.bfloat16, 1, 256, 16, 8, 128)
+            trial = make_trial(pool, 32, [1, 16, 40, 900, 901], (), np.random.default_rng(3))
+            error = error_of(build(pool, 32, ()), 0, trial, exact(pool, 0, trial))
+            report.add(f"{title}: error", error, "", "relative to float64")
+
+        report.attempt(f"{title}: error", right)
+        for case in _LARGE:
+            if case.chunks:
+                continue
+            what = f"{title}: {case.name}"
+            report.attempt(
+                what,
+                lambda w=what, b=build, c=case: _fast(  # type: ignore[misc]
+                    report, device, w, b, 16, c, tiny=False
+                ),
+            )
 
 
 _DECODE_TILINGS: Final = tuple(
@@ -148,9 +190,9 @@ def _right(
     wrong, changing, shapes = 0, 0, 0
     rng = np.random.default_rng(1)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        if title.startswith("varlen") and dtype == torch.float32:
-            continue  # flash kernels take halves only
         for kv_heads, shared, dim in ((2, 7, 64), (8, 4, 128), (3, 1, 80), (1, 8, 128)):
+            if not _takes(title, dtype, dim):
+                continue
             longest = 90 if tiny else 900
             pool = _pool(device, dtype, 2, 8 * -(-longest // page) + 8, page, kv_heads, dim)
             contexts = rng.integers(1, longest, 4).tolist()
@@ -173,6 +215,15 @@ def _right(
     verdict = "yes" if not wrong else "NO"
     note = f"{shapes - wrong} of {shapes} shapes; {changing} with another result when repeated"
     report.add(f"{title}: right", verdict, "", note)
+
+
+def _takes(title: str, dtype: torch.dtype, dim: int) -> bool:
+    """Whether a backend is tried on ``dtype`` and heads of ``dim``."""
+    if title.startswith("varlen"):
+        return dtype != torch.float32  # flash kernels take halves only
+    if title.startswith("flashinfer"):
+        return dtype == torch.bfloat16 and dim == 128  # each other one compiles for minutes
+    return True
 
 
 def _fast(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from worker.attention.fixed import FixedAttention
+from worker.attention.flashinfer_backend import FlashInferAttention
 from worker.attention.numba_backend import NumbaAttention
 from worker.attention.paged import AttentionBackend, KVPool
 from worker.attention.reference import ReferenceAttention
@@ -22,10 +23,10 @@ from worker.attention.triton_backend import TritonAttention
 from worker.attention.varlen import VarlenAttention
 from worker.log import model_log
 
-AttentionName = Literal["reference", "numba", "triton", "varlen", "fixed"]
-AttentionSetting = Literal["auto", "reference", "numba", "triton", "varlen"]
+AttentionName = Literal["reference", "numba", "triton", "varlen", "flashinfer", "fixed"]
+AttentionSetting = Literal["auto", "reference", "numba", "triton", "varlen", "flashinfer"]
 
-_ON_CUDA: Final[tuple[AttentionName, ...]] = ("triton", "varlen", "reference")
+_ON_CUDA: Final[tuple[AttentionName, ...]] = ("triton", "varlen", "flashinfer", "reference")
 _ON_CPU: Final[tuple[AttentionName, ...]] = ("numba", "reference")
 _REPEATS: Final = 20
 _TRIAL_DECODES: Final = 16
@@ -72,8 +73,8 @@ def choose_attention(
 
     With ``deterministic`` nothing is measured: ``auto`` is ``fixed`` on the CPU and ``triton`` on
     CUDA, and every backend is built so that a row's result does not depend on its company, which
-    the reference cannot promise. The pool must be unused: trials write to it and zero it. Raises
-    ``ValueError`` when the backend that is asked for cannot run here, or none can.
+    the reference and FlashInfer cannot promise. The pool must be unused: trials write to it and
+    zero it. Raises ``ValueError`` when the backend that is asked for cannot run here, or none can.
     """
     fixed = _fixed(setting, pool.device.type, deterministic)
     build = _Builder(pool, num_heads, tuple(windows), deterministic)
@@ -102,7 +103,7 @@ def _fixed(
     setting: AttentionSetting, device_type: str, deterministic: bool
 ) -> AttentionName | None:
     """The backend to use without a measurement, or None where a measurement has to decide."""
-    if setting in ("reference", "numba") and deterministic:
+    if setting in ("reference", "numba", "flashinfer") and deterministic:
         raise ValueError(
             f"deterministic mode cannot use the {setting} attention, whose results depend on the"
             " batch; set TIDEGATE_WORKER_ATTENTION=auto"
@@ -137,6 +138,8 @@ class _Builder:
                 return VarlenAttention(
                     self.pool, self.num_heads, windows=self.windows, invariant=self.deterministic
                 )
+            case "flashinfer":
+                return FlashInferAttention(self.pool, self.num_heads, windows=self.windows)
 
 
 def _blocks_of(trial: Trial, pool: KVPool) -> torch.Tensor:

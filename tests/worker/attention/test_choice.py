@@ -61,12 +61,17 @@ def no_compiler(pool: KVPool, heads: int) -> object:
 
 
 def test_the_fastest_sound_backend_is_chosen(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"triton": ReferenceAttention, "varlen": Wrong, "reference": ReferenceAttention}
+    kinds = {
+        "triton": ReferenceAttention,
+        "varlen": Wrong,
+        "flashinfer": ReferenceAttention,
+        "reference": ReferenceAttention,
+    }
     chosen = choose_among(
         monkeypatch,
         pool,
         kinds,  # type: ignore[arg-type]
-        {"triton": 5.0, "varlen": 1.0, "reference": 9.0},
+        {"triton": 5.0, "varlen": 1.0, "flashinfer": 6.0, "reference": 9.0},
     )
     assert chosen.name == "triton"
     tried = {one.name: one for one in chosen.tried}
@@ -77,14 +82,15 @@ def test_the_fastest_sound_backend_is_chosen(pool: KVPool, monkeypatch: pytest.M
 
 
 def test_a_backend_that_cannot_run_is_out(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"triton": no_compiler, "varlen": no_compiler, "reference": ReferenceAttention}
+    others = ("triton", "varlen", "flashinfer")
+    kinds = {**dict.fromkeys(others, no_compiler), "reference": ReferenceAttention}
     chosen = choose_among(monkeypatch, pool, kinds, {"reference": 9.0})  # type: ignore[arg-type]
     assert chosen.name == "reference"
     assert chosen.tried[0].problem == "RuntimeError: no compiler"
 
 
 def test_none_that_is_sound(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = dict.fromkeys(("triton", "varlen", "reference"), Wrong)
+    kinds = dict.fromkeys(("triton", "varlen", "flashinfer", "reference"), Wrong)
     with pytest.raises(ValueError, match=r"'triton' cannot be used: its results are off.*varlen"):
         choose_among(monkeypatch, pool, kinds, {})  # type: ignore[arg-type]
 

@@ -1,0 +1,271 @@
+"""Chunks of prompts by FlashInfer's kernels over the pool's pages, decodes by our own. CUDA only.
+
+FlashInfer is optional. Its kernel is FlashAttention 3 on Hopper chips and FlashAttention 2 on
+others. It wants the host to plan each batch, which a recorded decode leaves no room for, so decodes
+stay with ``TritonAttention``, which reads the pool nearly as fast as the device can::
+
+    packed tokens   d d d d | c c c c c c | c c c c
+                     Triton |      FlashInfer, planned once per step and window
+
+It takes the pool as it is: keys and values are views, and their strides are passed on. Kernels are
+compiled for a dtype, a head size, and with or without a window, when first planned. That takes
+minutes unless ``flashinfer-jit-cache`` is installed; they are kept in ``~/.cache/flashinfer``.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.attention.paged import AttentionStep, KVPool, PackedBatch
+from worker.attention.staging import staged, to_device
+from worker.attention.triton_backend import TritonAttention
+from worker.extras import pip_install
+
+DTYPES: Final = (torch.float16, torch.bfloat16)
+HEAD_DIMS: Final = (64, 128, 256)
+"""Head sizes of both of its kernels; for others it would compile for minutes to find out."""
+
+_NEEDED: Final = {
+    "plan": frozenset({"causal", "window_left", "q_data_type", "seq_lens", "non_blocking"}),
+    "run": frozenset({"q", "paged_kv_cache", "out"}),
+}
+_SCRATCH_BYTES: Final = 128 * 2**20
+"""What FlashInfer recommends for the partial results of split keys; more than it ever takes."""
+_IN_TURN: Final = 2
+"""Wrappers of a window: one is planned while the device still runs what another has planned."""
+
+
+class PagedPrefill(Protocol):
+    """What is used of FlashInfer's ``BatchPrefillWithPagedKVCacheWrapper``."""
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool,
+        window_left: int,
+        q_data_type: torch.dtype,
+        seq_lens: Tensor,
+        non_blocking: bool,
+    ) -> None: ...
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor: ...
+
+
+def flashinfer_problem() -> str | None:
+    """Why FlashInfer cannot be used here, or None when it can. Imports it, which takes seconds."""
+    try:
+        import flashinfer
+    except ImportError as error:
+        if error.name == "flashinfer":
+            return f"FlashInfer is not installed: {pip_install('flashinfer')}"
+        return f"FlashInfer cannot be imported: {error}"
+    wrapper = getattr(flashinfer, "BatchPrefillWithPagedKVCacheWrapper", None)
+    version = getattr(flashinfer, "__version__", "of an unknown version")
+    if wrapper is None:
+        return f"FlashInfer {version} has no BatchPrefillWithPagedKVCacheWrapper"
+    for name, needed in _NEEDED.items():
+        missing = needed - inspect.signature(getattr(wrapper, name)).parameters.keys()
+        if missing:
+            return f"{name} of FlashInfer {version} has no {', '.join(sorted(missing))}"
+    return None
+
+
+class FlashInferAttention:
+    """An ``AttentionBackend`` whose decodes can be recorded (``decode_step``)."""
+
+    def __init__(self, pool: KVPool, num_heads: int, *, windows: Sequence[int] = ()) -> None:
+        """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
+
+        Raises ``ImportError`` that says what is missing, and ``ValueError`` for a dtype or a head
+        size that FlashInfer has no kernels for.
+        """
+        dtype, dim = pool.data.dtype, pool.data.shape[-1]
+        if dtype not in DTYPES or dim not in HEAD_DIMS:
+            raise ValueError(
+                f"FlashInfer has no kernels for heads of {dim} in {dtype}, only for heads of"
+                f" {', '.join(map(str, HEAD_DIMS))} in float16 or bfloat16"
+            )
+        problem = flashinfer_problem()
+        if problem is not None:
+            raise ImportError(problem)
+        self._pool = pool
+        self._heads = num_heads
+        self._windows = tuple(windows) or (0,) * len(pool.data)
+        self._decodes = TritonAttention(pool, num_heads, windows=windows)
+        # Their kernels run one after the other, so all may write to the same.
+        scratch = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8, device=pool.device)
+        self._turns = {window: _Turns(scratch) for window in set(self._windows)}
+
+    def prepare(self, batch: PackedBatch) -> AttentionStep:
+        """See ``AttentionBackend``. A step is valid until the second one with chunks after it."""
+        decodes = batch.decodes
+        if decodes == len(batch.query_tokens):
+            return self._decodes.prepare(batch)
+        chunks = _chunks(batch, self._pool.block_tokens, self._pool.device)
+        planned = {window: self._plan(window, chunks) for window in self._turns}
+        return FlashInferStep(
+            self._pool,
+            self._decodes.prepare(_decodes_of(batch)) if decodes else None,
+            decodes,
+            to_device(batch.slots[decodes:], self._pool.device),
+            [planned[window] for window in self._windows],
+        )
+
+    def decode_step(
+        self, slots: Tensor, table: Tensor, contexts: Tensor, most_keys: int
+    ) -> AttentionStep:
+        """See ``TritonAttention.decode_step``."""
+        return self._decodes.decode_step(slots, table, contexts, most_keys)
+
+    def _plan(self, window: int, chunks: "_Chunks") -> PagedPrefill:
+        turns = self._turns[window]
+        wrapper = turns.next()
+        wrapper.plan(
+            chunks.starts,
+            chunks.first_pages,
+            chunks.pages,
+            chunks.last_page_tokens,
+            self._heads,
+            self._pool.kv_heads,
+            self._pool.data.shape[-1],
+            self._pool.block_tokens,
+            causal=True,
+            # Keys to the left of a query, not counting its own.
+            window_left=window - 1 if window else -1,
+            q_data_type=self._pool.data.dtype,
+            seq_lens=chunks.contexts,
+            non_blocking=True,
+        )
+        turns.planned()
+        return wrapper
+
+
+class FlashInferStep:
+    """See ``AttentionStep``: some decodes perhaps, then at least one chunk."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        decode_step: AttentionStep | None,
+        decodes: int,
+        chunk_slots: Tensor,
+        planned: Sequence[PagedPrefill],
+    ) -> None:
+        """``planned`` has one entry per layer."""
+        self._pool = pool
+        self._decode_step = decode_step
+        self._decodes = decodes
+        self._chunk_slots = chunk_slots
+        self._planned = planned
+
+    def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+        """See ``AttentionStep``."""
+        data, decodes = self._pool.data[layer], self._decodes
+        # Before anything attends: a row may read pages that another one fills in this step.
+        data.flatten(0, 1).index_copy_(0, self._chunk_slots, keys_values[decodes:])
+        out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        if self._decode_step is not None:
+            out[:decodes] = self._decode_step.attend(
+                layer, queries[:decodes], keys_values[:decodes]
+            )
+        keys, values = data.chunk(2, dim=2)
+        self._planned[layer].run(queries[decodes:], (keys, values), out=out[decodes:])
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """Chunks as FlashInfer has them: int32 on the host, pinned, so that no copy waits.
+
+    ``starts`` [chunks + 1]: where their tokens begin, and the end. ``pages``: all their blocks, one
+    chunk after the other, from ``first_pages`` [chunks + 1] on. ``last_page_tokens`` [chunks]: keys
+    in the last page, at least 1. ``contexts`` [chunks]: all keys.
+    """
+
+    starts: Tensor
+    first_pages: Tensor
+    pages: Tensor
+    last_page_tokens: Tensor
+    contexts: Tensor
+
+
+def _chunks(batch: PackedBatch, block_tokens: int, device: torch.device) -> _Chunks:
+    contexts = batch.context_tokens[batch.decodes :]
+    table = batch.block_table[batch.decodes :]
+    counts = -(-contexts // block_tokens)
+    used = np.arange(table.shape[1]) < counts[:, None]
+
+    def host(array: NDArray[np.int64]) -> Tensor:
+        return staged(array.astype(np.int32), device)
+
+    return _Chunks(
+        starts=host(_bounds(batch.query_tokens[batch.decodes :])),
+        first_pages=host(_bounds(counts)),
+        pages=host(table[used]),
+        last_page_tokens=host(contexts - (counts - 1) * block_tokens),
+        contexts=host(contexts),
+    )
+
+
+def _bounds(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(lengths)))
+
+
+def _decodes_of(batch: PackedBatch) -> PackedBatch:
+    """The decodes of ``batch`` alone."""
+    decodes = batch.decodes
+    return PackedBatch(
+        decodes=decodes,
+        query_tokens=batch.query_tokens[:decodes],
+        context_tokens=batch.context_tokens[:decodes],
+        block_table=batch.block_table[:decodes],
+        slots=batch.slots[:decodes],
+    )
+
+
+class _Turns:
+    """Wrappers of one window, planned in turn.
+
+    ``plan`` queues a copy from pinned memory of the wrapper's own and returns: to plan it again
+    before the device has got there would change what is copied.
+    """
+
+    def __init__(self, scratch: Tensor) -> None:
+        import flashinfer
+
+        self._on_cuda = scratch.device.type == "cuda"
+        self._wrappers = [
+            cast(PagedPrefill, flashinfer.BatchPrefillWithPagedKVCacheWrapper(scratch, "NHD"))
+            for _ in range(_IN_TURN)
+        ]
+        self._copied: list[torch.cuda.Event | None] = [None] * _IN_TURN
+        self._turn = 0
+
+    def next(self) -> PagedPrefill:
+        """The wrapper to plan, once the device has copied what it last planned."""
+        self._turn = (self._turn + 1) % _IN_TURN
+        copied = self._copied[self._turn]
+        if copied is not None:
+            copied.synchronize()
+        return self._wrappers[self._turn]
+
+    def planned(self) -> None:
+        """To be called when the wrapper is planned."""
+        if self._on_cuda:
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+            self._copied[self._turn] = copied
