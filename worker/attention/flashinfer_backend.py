@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention.paged import AttentionStep, KVPool, PackedBatch
-from worker.attention.staging import staged, to_device
 from worker.attention.triton_backend import TritonAttention
 from worker.extras import pip_install
+from worker.pinned import upload
 
 DTYPES: Final = (torch.float16, torch.bfloat16)
 HEAD_DIMS: Final = (64, 128, 256)
@@ -121,7 +121,7 @@ class FlashInferAttention:
             self._pool,
             self._decodes.prepare(_decodes_of(batch)) if decodes else None,
             decodes,
-            to_device(batch.slots[decodes:], self._pool.device),
+            upload(batch.slots[decodes:], self._pool.device),
             [planned[window] for window in self._windows],
         )
 
@@ -189,7 +189,7 @@ class FlashInferStep:
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """Chunks as FlashInfer has them: int32 on the host, pinned, so that no copy waits.
+    """Chunks as FlashInfer has them: int32, on the host but for ``pages``.
 
     ``starts`` [chunks + 1]: where their tokens begin, and the end. ``pages``: all their blocks, one
     chunk after the other, from ``first_pages`` [chunks + 1] on. ``last_page_tokens`` [chunks]: keys
@@ -205,17 +205,23 @@ class _Chunks:
 
 def _chunks(batch: PackedBatch, block_tokens: int, device: torch.device) -> _Chunks:
     contexts = batch.context_tokens[batch.decodes :]
-    table = batch.block_table[batch.decodes :]
     counts = -(-contexts // block_tokens)
-    used = np.arange(table.shape[1]) < counts[:, None]
+    first_pages = _bounds(counts)
+    rows = np.repeat(np.arange(batch.decodes, len(batch.context_tokens)), counts)
+    columns = np.arange(first_pages[-1]) - np.repeat(first_pages[:-1], counts)
+    table = batch.table_on_device
+    if table is None:
+        pages = upload(batch.block_table[rows, columns].astype(np.int32), device)
+    else:
+        pages = table.reshape(-1)[upload(rows * table.shape[1] + columns, device)]
 
     def host(array: NDArray[np.int64]) -> Tensor:
-        return staged(array.astype(np.int32), device)
+        return torch.from_numpy(array.astype(np.int32))
 
     return _Chunks(
         starts=host(_bounds(batch.query_tokens[batch.decodes :])),
-        first_pages=host(_bounds(counts)),
-        pages=host(table[used]),
+        first_pages=host(first_pages),
+        pages=pages,
         last_page_tokens=host(contexts - (counts - 1) * block_tokens),
         contexts=host(contexts),
     )
@@ -234,6 +240,7 @@ def _decodes_of(batch: PackedBatch) -> PackedBatch:
         context_tokens=batch.context_tokens[:decodes],
         block_table=batch.block_table[:decodes],
         slots=batch.slots[:decodes],
+        table_on_device=None if batch.table_on_device is None else batch.table_on_device[:decodes],
     )
 
 
