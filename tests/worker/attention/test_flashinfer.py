@@ -181,9 +181,8 @@ def test_decodes_can_be_recorded(
     backend = FlashInferAttention(cpu_case(1).pool, 2)
     assert isinstance(backend, FixedDecodes)
     slots = torch.zeros(0)
-    assert backend.decode_step(slots, slots, slots, 5) == (
-        f"our own step from {(slots, slots, slots, 5)}"
-    )
+    step: object = backend.decode_step(slots, slots, slots, 5)
+    assert step == f"our own step from {(slots, slots, slots, 5)}"
 
 
 def test_without_flashinfer_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,15 +194,14 @@ def test_without_flashinfer_the_package_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_a_flashinfer_with_other_parameters_is_named(stand_in: types.ModuleType) -> None:
     class Older(PlainWrapper):
-        def plan(self, qo_indptr: torch.Tensor, *, causal: bool = False) -> None:  # type: ignore[override]
-            ...
+        def plan(self, qo_indptr: torch.Tensor, *, causal: bool = False) -> None: ...  # type: ignore[override]
 
     assert flashinfer_problem() is None
     stand_in.BatchPrefillWithPagedKVCacheWrapper = Older  # type: ignore[attr-defined]
     assert flashinfer_problem() == (
         "plan of FlashInfer 0.0 has no non_blocking, q_data_type, seq_lens, window_left"
     )
-    del stand_in.BatchPrefillWithPagedKVCacheWrapper  # type: ignore[attr-defined]
+    del stand_in.BatchPrefillWithPagedKVCacheWrapper
     assert "has no BatchPrefillWithPagedKVCacheWrapper" in (flashinfer_problem() or "")
 
 
