@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worker.attention.flashinfer_backend import flashinfer_problem
 from worker.attention.paged import KVPool, PackedBatch
-from worker.attention.staging import to_device
+from worker.pinned import upload
 
 _SCRATCH_BYTES: Final = 128 * 2**20
 
@@ -58,7 +58,7 @@ class FlashInferDecodes:
             page,
             q_data_type=self._pool.data.dtype,
         )
-        return _Step(self, to_device(batch.slots, self._pool.device))
+        return _Step(self, upload(batch.slots, self._pool.device))
 
     def run(self, layer: int, slots: Tensor, queries: Tensor, new: Tensor) -> Tensor:
         """Store ``new`` keys and values, then attend; see ``AttentionStep``."""

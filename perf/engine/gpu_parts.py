@@ -83,7 +83,7 @@ def tokens(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -
 
 
 def _penalised(report: Report, device: torch.device, scratch: Path) -> None:
-    """The same with another architecture, and with penalties that follow each text."""
+    """Check another architecture in the same way, with penalties that follow each text."""
     path = scratch / "small-qwen3"
     make_checkpoint(path, _SMALL_QWEN3, seed=0)
     texts = []
