@@ -22,26 +22,28 @@ from worker.pinned import pack_int32, upload
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """How a pass is cut: queries times heads (``lines``) and keys of a tile, the warps of a program
-    and the loads that it keeps under way; items to aim at per program that can run at once, and the
+    and the loads that it keeps under way; programs of a multiprocessor that run at once, and the
     fewest tiles of keys in an item."""
 
     lines: int
     keys: int
     warps: int
     stages: int
-    waves: float
+    at_once: int
     least_tiles: int
 
 
-_DECODES: Final = Tiling(lines=16, keys=64, warps=4, stages=2, waves=4, least_tiles=2)
-"""16 lines are the fewest that the matrix units multiply."""
-_CHUNKS: Final = Tiling(lines=64, keys=64, warps=4, stages=2, waves=1, least_tiles=16)
-_PROGRAMS_AT_ONCE: Final = 3
-"""Programs that fit on a multiprocessor, by the registers that ptxas says they take."""
+_DECODES: Final = Tiling(lines=16, keys=64, warps=4, stages=2, at_once=5, least_tiles=2)
+"""16 lines are the fewest that the matrix units multiply. Chosen, as those below, among what
+``perf.engine.gpu`` tries in its section ``tilings`` on an H100."""
+_CHUNKS: Final = Tiling(lines=64, keys=64, warps=4, stages=2, at_once=2, least_tiles=16)
+_LARGE_CHUNKS: Final = Tiling(lines=128, keys=128, warps=8, stages=3, at_once=1, least_tiles=8)
+_LARGE_CHUNKS_BYTES: Final = 200 * 1024
+"""Shared memory of a multiprocessor from which on they fit well."""
 _CPU_PROGRAMS: Final = 16
 """Programs to aim at under Triton's interpreter, which has no multiprocessors to count."""
 _PARTS_VALUES: Final = 8192
-"""Numbers that a program of ``combine`` holds at once."""
+"""Numbers that a program of ``combine`` reads at once."""
 _PLAN_BLOCK: Final = 64
 
 
@@ -56,12 +58,13 @@ class TritonAttention:
         windows: Sequence[int] = (),
         invariant: bool = False,
         decodes: Tiling = _DECODES,
-        chunks: Tiling = _CHUNKS,
+        chunks: Tiling | None = None,
     ) -> None:
         """``windows``: keys that a query of each layer sees, 0: all; empty: all keys in all layers.
 
         ``invariant``: the same tiles and one order of sums for decodes and chunks, whatever the
         batch, so that no result depends on company or on how a prompt was cut (WK-3); slower.
+        ``chunks`` is chosen by the device where it is None.
         """
         from worker.attention import triton_kernels
 
@@ -73,14 +76,16 @@ class TritonAttention:
         self._invariant = invariant
         self._exact = pool.data.dtype == torch.float32
         self._padded_dim = max(16, _power_of_two(pool.data.shape[-1]))
+        self._processors, shared_bytes = _CPU_PROGRAMS, 0
+        if pool.device.type == "cuda":
+            properties = torch.cuda.get_device_properties(pool.device)
+            self._processors = properties.multi_processor_count
+            shared_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
+        if chunks is None:
+            is_large = shared_bytes >= _LARGE_CHUNKS_BYTES and not invariant
+            chunks = _LARGE_CHUNKS if is_large else _CHUNKS
         self._chunks = self._fitted(chunks)
         self._decodes = self._chunks if invariant else self._fitted(decodes)
-        device = pool.device
-        self._programs = (
-            _PROGRAMS_AT_ONCE * torch.cuda.get_device_properties(device).multi_processor_count
-            if device.type == "cuda"
-            else _CPU_PROGRAMS
-        )
 
     def _fitted(self, tiling: Tiling) -> Tiling:
         """``tiling`` for the pool's numbers, so that nothing spills (by ptxas), and with lines for
@@ -186,7 +191,7 @@ class TritonAttention:
 
     def _aimed(self, tiling: Tiling) -> int:
         """Items to share a pass out to, for each KV head."""
-        return max(1, math.ceil(tiling.waves * self._programs / self._pool.kv_heads))
+        return max(1, tiling.at_once * self._processors // self._pool.kv_heads)
 
     def _items_of(
         self, keys: NDArray[np.int64], tiling: Tiling
@@ -194,14 +199,16 @@ class TritonAttention:
         """What ``share_out`` computes, for tiles with ``keys`` [tiles]: the items, flat, the index
         of each tile's first, and how many it has."""
         tiles = -(-keys // tiling.keys)
-        size = max(1, int(tiles.sum())) if self._invariant else tiling.least_tiles
-        size = max(size, -(-int(tiles.sum()) // self._aimed(tiling)))
-        counts = -(-tiles // size)
+        size = max(tiling.least_tiles, -(-int(tiles.sum()) // self._aimed(tiling)))
+        counts = np.maximum((2 * tiles + size) // (2 * size), 1)
+        if self._invariant:
+            counts[:] = 1
         firsts = np.cumsum(counts) - counts
         of_tile = np.repeat(np.arange(len(tiles)), counts)
         index = np.arange(len(of_tile))
-        begin = (index - firsts[of_tile]) * size
-        end = np.minimum(begin + size, tiles[of_tile])
+        each = -(-tiles // counts)[of_tile]
+        begin = (index - firsts[of_tile]) * each
+        end = np.minimum(begin + each, tiles[of_tile])
         parts = np.where(counts[of_tile] > 1, index, -1)
         items = np.stack((of_tile, begin, end, parts), axis=1)
         # The longest first, so that none is left to run alone at the end.
@@ -282,9 +289,7 @@ class TritonAttention:
                 num_stages=tiling.stages,
             )
             if shares is not None:
-                group = min(8, _power_of_two(self._shared))
-                groups = -(-a_pass.lines // group)
-                self._kernels.combine[(len(a_pass.tile_rows), kv_heads, groups)](
+                self._kernels.combine[(len(a_pass.tile_rows), kv_heads, a_pass.lines)](
                     shares,
                     log_sums,
                     out,
@@ -299,8 +304,7 @@ class TritonAttention:
                     DIM=self._dim,
                     PADDED_DIM=self._padded_dim,
                     LINES=a_pass.lines,
-                    GROUP=group,
-                    PARTS=max(1, _PARTS_VALUES // (group * self._padded_dim)),
+                    PARTS=_PARTS_VALUES // self._padded_dim,
                     num_warps=4,
                 )
 

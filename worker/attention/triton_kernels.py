@@ -39,7 +39,8 @@ def share_out(
     context = tl.load(contexts + row, mask=row < rows, other=0)
     tiles = (context + TILE_KEYS - 1) // TILE_KEYS
     size = tl.maximum((tl.sum(tiles, 0) + aimed - 1) // aimed, LEAST_TILES)
-    counts = (tiles + size - 1) // size
+    # Rounded: to split what is hardly longer than an item costs more than it evens out.
+    counts = tl.where(tiles > 0, tl.maximum((2 * tiles + size) // (2 * size), 1), 0)
     ends = tl.cumsum(counts, 0)
     if tl.program_id(0) == 0:
         tl.store(first_parts + row, ends - counts, mask=row < rows)
@@ -51,11 +52,12 @@ def share_out(
     mine = row[None, :] == of_row[:, None]
     row_tiles = tl.sum(tl.where(mine, tiles[None, :], 0), 1)
     row_count = tl.sum(tl.where(mine, counts[None, :], 0), 1)
-    from_tile = (item - first) * size
+    each = (row_tiles + row_count - 1) // tl.maximum(row_count, 1)
+    from_tile = (item - first) * each
     stored = item < item_count
     tl.store(items + item * 4, tl.where(row_count > 0, of_row, -1), mask=stored)
     tl.store(items + item * 4 + 1, from_tile, mask=stored)
-    tl.store(items + item * 4 + 2, tl.minimum(from_tile + size, row_tiles), mask=stored)
+    tl.store(items + item * 4 + 2, tl.minimum(from_tile + each, row_tiles), mask=stored)
     tl.store(items + item * 4 + 3, tl.where(row_count > 1, item, -1), mask=stored)
 
 
@@ -281,48 +283,46 @@ def combine(
     DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     LINES: tl.constexpr,
-    GROUP: tl.constexpr,  # lines of a program
     PARTS: tl.constexpr,  # parts that it adds at once
 ):
-    """Add up the parts of a tile, each weighted by the sum of its weights."""
+    """Add up the parts of a line of a tile, each weighted by the sum of its weights."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
+    own_line = tl.program_id(2)
     count = tl.load(part_counts + tile)
-    if count <= 1:
+    row = tl.load(tile_rows + tile)
+    query = tl.load(tile_firsts + tile) + own_line // SHARED
+    if (count <= 1) | (query >= tl.load(row_queries + row)):
         return
     first_part = tl.load(first_parts + tile).to(tl.int64)
-    row = tl.load(tile_rows + tile)
-    lines = tl.program_id(2) * GROUP + tl.arange(0, GROUP)
-    query = tl.load(tile_firsts + tile) + lines // SHARED
-    live = (lines < LINES) & (query < tl.load(row_queries + row))
     dims = tl.arange(0, PADDED_DIM)
-    best = tl.full([GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP], tl.float32)
-    mixed = tl.zeros([GROUP, PADDED_DIM], tl.float32)
+    in_dim = dims < DIM
+    best = tl.full((), float("-inf"), tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    mixed = tl.zeros([PADDED_DIM], tl.float32)
     for begin in range(0, count, PARTS):
         part = begin + tl.arange(0, PARTS)
-        line = ((first_part + part[:, None]) * KV_HEADS + kv_head) * LINES + lines[None, :]
-        there = (part < count)[:, None] & live[None, :]
+        line = ((first_part + part) * KV_HEADS + kv_head) * LINES + own_line
+        there = part < count
         log_sum = tl.load(log_sums + line, mask=there, other=float("-inf"))
         higher = tl.maximum(best, tl.max(log_sum, 0))
         # Of a window's layer the parts before the window have seen nothing.
         pivot = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(log_sum - pivot[None, :])
+        weights = tl.exp2(log_sum - pivot)
         fade = tl.exp2(best - pivot)
         values = tl.load(
-            shares + line[:, :, None] * DIM + dims[None, None, :],
-            mask=there[:, :, None] & (dims < DIM)[None, None, :],
+            shares + line[:, None] * DIM + dims[None, :],
+            mask=there[:, None] & in_dim[None, :],
             other=0.0,
         )
         total = total * fade + tl.sum(weights, 0)
-        mixed = mixed * fade[:, None] + tl.sum(values * weights[:, :, None], 0)
+        mixed = mixed * fade + tl.sum(values * weights[:, None], 0)
         best = higher
-    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    mixed = mixed / tl.where(total > 0, total, 1.0)
     token = tl.load(row_tokens + row).to(tl.int64) + query
-    head = kv_head * SHARED + lines % SHARED
-    line = token * (KV_HEADS * SHARED) + head
+    head = kv_head * SHARED + own_line % SHARED
     tl.store(
-        out + line[:, None] * DIM + dims[None, :],
+        out + (token * (KV_HEADS * SHARED) + head) * DIM + dims,
         mixed.to(out.dtype.element_ty),
-        mask=live[:, None] & (dims < DIM)[None, :],
+        mask=in_dim,
     )

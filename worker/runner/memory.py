@@ -19,7 +19,8 @@ _STEP_SHARE: Final = 0.1
 """Share of what a limit leaves beside the weights that is kept for activations."""
 _SPARE_SHARE: Final = 0.03
 _LEAST_SPARE_BYTES: Final = 512 * 2**20
-"""Of a GPU's free memory. Recordings took 0.5 GiB for 64 rows of an 8B model (H100)."""
+"""Share of a GPU's free memory, and bytes, that the KV pool leaves at least beside the largest
+step. Recordings of up to 64 rows of an 8B model took 86 MiB (H100)."""
 _ADVICE: Final = (
     "raise TIDEGATE_WORKER_MEMORY_HARD_GIB, or lower TIDEGATE_WORKER_KV_BLOCKS or"
     " TIDEGATE_WORKER_MAX_STEP_TOKENS"
