@@ -21,6 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 _LEAST_BYTES: Final = 512
+_RESERVED_BITS: Final = 20
+_RESERVED_EACH: Final = 4
+"""``reserve`` has so many buffers of each size below 2 ** 20 bytes: 4 MiB in all."""
 _ALIGNED: Final = 4
 """int32 values per 16 bytes, the alignment that kernels want of their pointers."""
 
@@ -108,6 +111,12 @@ def pack_int32(
     return tuple(
         there[start : start + part.size] for part, start in zip(parts, starts, strict=False)
     )
+
+
+def reserve() -> None:
+    """Lock pages for what steps copy, so that none of them has to wait for that: milliseconds."""
+    for power in range(_LEAST_BYTES.bit_length() - 1, _RESERVED_BITS):
+        _free[1 << power].extend(_Buffer(1 << power) for _ in range(_RESERVED_EACH))
 
 
 def _filled(array: NDArray[np.generic]) -> tuple[_Buffer, torch.Tensor]:

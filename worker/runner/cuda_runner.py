@@ -17,7 +17,7 @@ from worker.attention import PackedBatch
 from worker.errors import DeviceLost
 from worker.grammar.masks import Masks
 from worker.log import model_log
-from worker.pinned import download, upload
+from worker.pinned import download, reserve, upload
 from worker.runner.cuda_graphs import (
     CudaRecorder,
     DecodeGraphs,
@@ -297,6 +297,7 @@ def warm_up(
         ids = upload(np.zeros(new, np.int64), device)
         forward.logits(forward.hidden(batch, ids, upload(positions, device)))
     if device.type == "cuda":
+        reserve()
         torch.cuda.synchronize(device)
 
 
