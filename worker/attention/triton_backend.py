@@ -289,7 +289,11 @@ class TritonAttention:
                 num_stages=tiling.stages,
             )
             if shares is not None:
-                self._kernels.combine[(len(a_pass.tile_rows), kv_heads, a_pass.lines)](
+                tiles = len(a_pass.tile_rows)
+                # Most of a large step's tiles have one part: few programs are to find that out.
+                is_busy = tiles * kv_heads >= self._processors
+                group = min(a_pass.lines, self._shared) if is_busy else 1
+                self._kernels.combine[(tiles, kv_heads, -(-a_pass.lines // group))](
                     shares,
                     log_sums,
                     out,
@@ -299,6 +303,7 @@ class TritonAttention:
                     a_pass.tile_firsts,
                     step.rows.tokens,
                     step.rows.queries,
+                    group,
                     SHARED=self._shared,
                     KV_HEADS=kv_heads,
                     DIM=self._dim,

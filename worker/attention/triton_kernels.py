@@ -267,7 +267,7 @@ def attend(
         tl.store(log_sums + line, log_sum, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group"])
 def combine(
     shares,  # see ``attend``
     log_sums,
@@ -278,6 +278,7 @@ def combine(
     tile_firsts,
     row_tokens,
     row_queries,
+    group,  # lines of a program
     SHARED: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -285,44 +286,43 @@ def combine(
     LINES: tl.constexpr,
     PARTS: tl.constexpr,  # parts that it adds at once
 ):
-    """Add up the parts of a line of a tile, each weighted by the sum of its weights."""
+    """Add up the parts of some lines of a tile, each weighted by the sum of its weights."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
-    own_line = tl.program_id(2)
+    first_line = tl.program_id(2) * group
     count = tl.load(part_counts + tile)
-    row = tl.load(tile_rows + tile)
-    query = tl.load(tile_firsts + tile) + own_line // SHARED
-    if (count <= 1) | (query >= tl.load(row_queries + row)):
+    if count <= 1:
         return
     first_part = tl.load(first_parts + tile).to(tl.int64)
+    row = tl.load(tile_rows + tile)
+    queries = tl.load(row_queries + row) - tl.load(tile_firsts + tile)
+    lines = tl.minimum(tl.minimum(first_line + group, LINES), queries * SHARED)
+    token0 = tl.load(row_tokens + row).to(tl.int64) + tl.load(tile_firsts + tile)
     dims = tl.arange(0, PADDED_DIM)
     in_dim = dims < DIM
-    best = tl.full((), float("-inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    mixed = tl.zeros([PADDED_DIM], tl.float32)
-    for begin in range(0, count, PARTS):
-        part = begin + tl.arange(0, PARTS)
-        line = ((first_part + part) * KV_HEADS + kv_head) * LINES + own_line
-        there = part < count
-        log_sum = tl.load(log_sums + line, mask=there, other=float("-inf"))
-        higher = tl.maximum(best, tl.max(log_sum, 0))
-        # Of a window's layer the parts before the window have seen nothing.
-        pivot = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(log_sum - pivot)
-        fade = tl.exp2(best - pivot)
-        values = tl.load(
-            shares + line[:, None] * DIM + dims[None, :],
-            mask=there[:, None] & in_dim[None, :],
-            other=0.0,
-        )
-        total = total * fade + tl.sum(weights, 0)
-        mixed = mixed * fade + tl.sum(values * weights[:, None], 0)
-        best = higher
-    mixed = mixed / tl.where(total > 0, total, 1.0)
-    token = tl.load(row_tokens + row).to(tl.int64) + query
-    head = kv_head * SHARED + own_line % SHARED
-    tl.store(
-        out + (token * (KV_HEADS * SHARED) + head) * DIM + dims,
-        mixed.to(out.dtype.element_ty),
-        mask=in_dim,
-    )
+    for own_line in range(first_line, lines):
+        best = tl.full((), float("-inf"), tl.float32)
+        total = tl.full((), 0.0, tl.float32)
+        mixed = tl.zeros([PADDED_DIM], tl.float32)
+        for begin in range(0, count, PARTS):
+            part = begin + tl.arange(0, PARTS)
+            line = ((first_part + part) * KV_HEADS + kv_head) * LINES + own_line
+            there = part < count
+            log_sum = tl.load(log_sums + line, mask=there, other=float("-inf"))
+            higher = tl.maximum(best, tl.max(log_sum, 0))
+            # Of a window's layer the parts before the window have seen nothing.
+            pivot = tl.where(higher == float("-inf"), 0.0, higher)
+            weights = tl.exp2(log_sum - pivot)
+            fade = tl.exp2(best - pivot)
+            values = tl.load(
+                shares + line[:, None] * DIM + dims[None, :],
+                mask=there[:, None] & in_dim[None, :],
+                other=0.0,
+            )
+            total = total * fade + tl.sum(weights, 0)
+            mixed = mixed * fade + tl.sum(values * weights[:, None], 0)
+            best = higher
+        mixed = mixed / tl.where(total > 0, total, 1.0)
+        line = (token0 + own_line // SHARED) * (KV_HEADS * SHARED)
+        line += kv_head * SHARED + own_line % SHARED
+        tl.store(out + line * DIM + dims, mixed.to(out.dtype.element_ty), mask=in_dim)

@@ -92,7 +92,7 @@ HEAD_SHAPES = [(64, 1, 16), (80, 16, 64), (96, 3, 32), (128, 8, 16), (256, 5, 16
 @pytest.mark.parametrize(("dim", "shared", "page"), HEAD_SHAPES)
 def test_one_long_text_among_short_ones(dim: int, shared: int, page: int) -> None:
     """Its keys are split over programs, beside decodes and chunks that are done by one each."""
-    contexts, chunks = [5, 300, 1, 33], [(2, 420), (20, 20), (1, 90)]
+    contexts, chunks = [5, 300, 1, 33, *[2] * 6], [(2, 420), (20, 20), (1, 90)]
     dtype = torch.float32 if INTERPRETED else torch.bfloat16
     pool = KVPool(
         layers=1,
