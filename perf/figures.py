@@ -157,6 +157,15 @@ class Figures:
                 lines.append(f"| {figure.label} | {value} | {figure.n} |")
         return "\n".join(lines)
 
+    def found(self, bundle: str, section: str, what: str) -> str:
+        """A row of ``perf.engine.gpu``'s table with its unit: ``9.81 ms``."""
+        for row in self.raw(bundle, "rows"):
+            if (row["section"], row["what"]) == (section, what):
+                value = row["value"]
+                told = value if isinstance(value, str) else number(value)
+                return f"{told} {row['unit']}".strip()
+        raise UnknownFigure(f"{bundle} has no row {section} / {what}")
+
     def raw(self, bundle: str, *path: str) -> Any:
         """Value of a bundle that is no list of figures, by the names on the way to it."""
         value: Any = self._read(bundle)
@@ -229,7 +238,7 @@ def rendered(
 
     def block(match: re.Match[str]) -> str:
         figures = Figures(results, is_old)
-        names = ("fig", "mid", "best", "names", "rows", "raw")
+        names = ("fig", "mid", "best", "names", "rows", "found", "raw")
         template = environment.from_string(match["template"])
         body = template.render({name: getattr(figures, name) for name in names}).strip("\n")
         told = figures.bundles_in_brief() if brief else "\n".join(figures.bundles())

@@ -41,7 +41,8 @@ class Entry:
     """One bundle: ``python -m module arguments --json …``, about ``seconds`` on two cores.
 
     In an argument ``{traces}`` is the folder of Azure's traces, ``{folder}`` the entry's own.
-    ``beside``: others may run at the same time. ``engine`` is provided first, by ``tidegate engines
+    ``beside``: others may run at the same time. ``on_gpu``: it needs one, and is left out where
+    there is none unless it is named. ``engine`` is provided first, by ``tidegate engines
     ensure``. ``picture`` is drawn into ``{folder}``.
     """
 
@@ -50,6 +51,7 @@ class Entry:
     arguments: str
     seconds: int
     beside: bool = False
+    on_gpu: bool = False
     engine: str = ""
     picture: str = ""
 
@@ -133,6 +135,7 @@ TABLE: Final = (
     Entry(
         "chaos-torch", "perf.chaos", "--engine torch --clients 2 --seconds 120", 140, beside=True
     ),
+    Entry("gpu-h100", "perf.engine.gpu", "", 300, on_gpu=True),
 )
 """Entries in the order in which they run."""
 
@@ -237,7 +240,9 @@ async def record_all(entries: Sequence[Entry], commit: str, traces: Path, consol
 def new_arguments() -> argparse.ArgumentParser:
     parser = new_parser(__doc__, saves=False)
     names = [entry.name for entry in TABLE]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    has_gpu = shutil.which("nvidia-smi") is not None
+    usual = [entry.name for entry in TABLE if has_gpu or not entry.on_gpu]
+    parser.add_argument("--only", nargs="+", choices=names, default=usual, metavar="NAME")
     parser.add_argument("--dry-run", action="store_true", help="only say what would run")
     parser.add_argument(
         "--traces",
