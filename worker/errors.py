@@ -23,12 +23,11 @@
 ``InvalidSampling`` is the protocol's own: orchestrator and worker raise it.
 """
 
-from typing import ClassVar
-
 import msgspec
 
 from worker.encoding import readable
 from worker.protocol import Code, InvalidSampling
+from worker.protocol.outcomes import RequestError as RequestError
 
 
 class LoadError(Exception):
@@ -64,12 +63,6 @@ class EngineMissing(LoadError, ImportError):
 
 class NotDeterministic(LoadError, RuntimeError):
     """Kernels of this machine make a token's result depend on what else is in its batch."""
-
-
-class RequestError(ValueError):
-    """A request is refused, with ``code``."""
-
-    code: ClassVar[Code] = Code.INVALID_REQUEST
 
 
 class InvalidCall(RequestError):

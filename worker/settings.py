@@ -129,7 +129,7 @@ class WorkerSettings(EnvironmentSettings):
     """``auto``: where memory allows, a new model is loaded while the old one serves (a swap).
     ``never``: the old one is unloaded first."""
     legacy_stub: bool = False
-    """Whether Triton's stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
+    """Whether Triton's stub was built for numpy 1 (the wheel's is; ``worker.service.stub_abi``)."""
     special_tokens_in_prompts: bool = True
     """Whether text that looks like a special token in a prompt of the plain contract is one, as in
     Triton's vLLM backend, whose clients render chat templates themselves."""

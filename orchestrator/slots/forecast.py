@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from worker.media.budgets import BUDGETS, Stage
-from worker.media.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, fit, least
-from worker.media.recipe import Recipe
+from worker.protocol.clips.budgets import BUDGETS, Stage
+from worker.protocol.clips.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, fit, least
+from worker.protocol.clips.recipe import Recipe
 from worker.protocol.slot import SlotState
 
 NOMINAL_SLOTS: Final = 2

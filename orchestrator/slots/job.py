@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import OnDisconnect
 from orchestrator.telemetry.trace_context import TraceContext
-from worker.media.recipe import Recipe
+from worker.protocol.clips.recipe import Recipe
 
 MODEL: Final = "slot"
 """Triton's name of the model."""

@@ -11,8 +11,8 @@ from orchestrator.slots.slot import Slot, SlotEnding
 from orchestrator.telemetry.log import access_log, fields
 from orchestrator.telemetry.metrics import Metrics, Row
 from orchestrator.telemetry.narration import narrated, of_ending
-from worker.media.budgets import Stage
 from worker.protocol import Outcome
+from worker.protocol.clips.budgets import Stage
 
 TIMES = (*(stage.value for stage in Stage), "total")
 """Names of the times in a result, there as ``…_ms``."""

@@ -20,8 +20,8 @@ from perf.load.trace import (
     read_trace,
 )
 from perf.load.workload import Sizes, Speed
-from worker.demo_model.training import words
-from worker.demo_model.training.grammar import articles
+from tools.demo_model import words
+from tools.demo_model.grammar import articles
 from worker.runner.synthetic import length_ids
 
 LOG_NORMAL = "log-normal"

@@ -40,8 +40,8 @@ from perf.report.table import grouped, new_table
 from perf.stack.stack import StackSpec, tritons
 from pool.engines.triton import find_triton
 from pool.units.orchestrator import OrchestratorProcess
-from worker.demo_model.training import words
-from worker.demo_model.training.grammar import articles
+from tools.demo_model import words
+from tools.demo_model.grammar import articles
 from worker.protocol import ModelCard
 
 SLOTS, FEWER = 64, 16

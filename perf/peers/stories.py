@@ -7,8 +7,8 @@ import random
 from typing import Final
 
 from perf.load.open_loop import Ask
-from worker.demo_model.training import words
-from worker.demo_model.training.grammar import articles
+from tools.demo_model import words
+from tools.demo_model.grammar import articles
 
 PATH: Final = "/v1/chat/completions"
 PATIENCE_S: Final = (1.0, 3.0, 8.0)

@@ -21,10 +21,10 @@ from perf.slot.rig import SPEC, Rig, recipe_of
 from worker.media.buffers import BufferPool, BufferSizes
 from worker.media.memory import CountedMemory, slot_guard
 from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
-from worker.media.plan import SAMPLE_RATE
-from worker.media.recipe import Recipe, read_recipe
 from worker.media.stages.base import Stages
 from worker.media.stages.providers import Providers
+from worker.protocol.clips.plan import SAMPLE_RATE
+from worker.protocol.clips.recipe import Recipe, read_recipe
 
 T = TypeVar("T")
 _DEADLINE_S = 600.0

@@ -24,10 +24,10 @@ from perf.report.rows import Report, read_rows, table
 from perf.report.stats import median
 from perf.slot import random_models
 from worker.media.check import KEYFRAMES
-from worker.media.plan import ClipPlan
-from worker.media.recipe import Portrait, Recipe
 from worker.media.stages.base import Provider
 from worker.media.stages.flux import FluxOptions, FluxPrecision
+from worker.protocol.clips.plan import ClipPlan
+from worker.protocol.clips.recipe import Portrait, Recipe
 
 _GB = 1_000_000_000
 _LIMIT_S = 560.0

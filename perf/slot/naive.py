@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from worker.media import encode
-from worker.media.budgets import Stage
 from worker.media.check import CheckResult, judge, keyframes_of
-from worker.media.plan import SAMPLE_RATE, ClipPlan
-from worker.media.recipe import Recipe
 from worker.media.stages.base import Stages
 from worker.media.stages.providers import load_stages
+from worker.protocol.clips.budgets import Stage
+from worker.protocol.clips.plan import SAMPLE_RATE, ClipPlan
+from worker.protocol.clips.recipe import Recipe
 
 
 def development_stages(device: str = "cpu") -> Stages:

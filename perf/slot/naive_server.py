@@ -21,7 +21,7 @@ from aiohttp import web
 
 from perf.slot.naive import NaivePipeline, development_stages
 from worker.errors import RequestError
-from worker.media.recipe import read_recipe
+from worker.protocol.clips.recipe import read_recipe
 
 SEQUENTIAL: Final = "sequential"
 AT_ONCE: Final = "at-once"

@@ -48,7 +48,7 @@ class TritonInstall:
 
     @property
     def legacy_stub(self) -> bool:
-        """Whether its Python stub was built for numpy 1 (``worker.stub_abi`` mends that)."""
+        """Whether its Python stub was built for numpy 1 (``worker.service.stub_abi`` mends it)."""
         return self.source == "wheel"
 
     @property

@@ -18,7 +18,7 @@ from tests.support.fake_worker import FakeWorker
 from tidegate import Client, SyncClient, deadline
 from tidegate.retries import Retries
 from tidegate.slots import FILES, SCHEMA, SLOT_EVENT_TYPES
-from worker.media.recipe import MAJOR, MINOR
+from worker.protocol.clips.recipe import MAJOR, MINOR
 
 QUEUED = sse(0, "queued", {"slot_id": "t1", "queue_position": 2, "predicted_ms": 900.0})
 JPEG = b"\xff\xd8 a picture"

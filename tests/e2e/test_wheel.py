@@ -149,8 +149,7 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
     weights = ROOT / "worker" / "media" / "stages" / "tiny_clip_weights"
     assert {f"{runtime}{p.relative_to(ROOT)}" for p in weights.iterdir()} <= {*names}
     assert "tidegate/py.typed" in names
-    assert (ROOT / "worker/demo_model/training/train.py").exists(), "what is left out below"
-    assert not [name for name in names if "training" in name or "tests" in name]
+    assert not [name for name in names if "tests" in name]
     static = ROOT / "orchestrator/api/operator/static"
     files = {path.relative_to(ROOT).as_posix() for path in static.rglob("*") if path.is_file()}
     assert len(files) > 10
@@ -162,6 +161,5 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
         f"{prefix}{path.relative_to(folder)}"
         for prefix, folder in sources.items()
         for path in folder.rglob("*.py")
-        if "training" not in path.parts
     }
     assert expected == {name for name in names if name.endswith(".py")}

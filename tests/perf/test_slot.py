@@ -13,7 +13,7 @@ from perf.slot.deadlines import arrivals, outcome
 from perf.slot.naive import NaivePipeline, development_stages
 from perf.slot.rig import SPEC, Rig, recipe_of
 from worker.media.check import KEYFRAMES
-from worker.media.recipe import read_recipe
+from worker.protocol.clips.recipe import read_recipe
 
 
 def test_copies_and_allocations_are_counted_and_views_are_not() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from tritonclient.grpc import service_pb2
 
-from worker.media.budgets import Stage
+from worker.protocol.clips.budgets import Stage
 from worker.protocol.slot import SlotState, StageState
 
 MP4 = b"\x00\x00\x00\x18ftypisom" + bytes(range(256)) * 40

@@ -15,7 +15,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from worker.demo_model.training import dialogue, grammar, words
+from tools.demo_model import dialogue, grammar, words
 
 CHECKPOINT: Final = Path(grammar.__file__).parents[1] / "checkpoint"
 MAX_FOLDER_BYTES: Final = 10_000_000

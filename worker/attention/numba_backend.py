@@ -19,7 +19,7 @@ from torch import Tensor
 from worker.attention.paged import KVPool, PackedBatch
 from worker.attention.reference import ReferenceAttention, ReferenceStep
 from worker.attention.tile_decodes import TileDecodes, TileStep, fits
-from worker.compiled import Function, compiled, compiler_problem
+from worker.cpu_kernels.compiled import Function, compiled, compiler_problem
 
 _DTYPES = (torch.float32, torch.bfloat16)
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention import tiles
 from worker.attention.paged import KVPool, PackedBatch
-from worker.attention.tiles import AT, Arguments
-from worker.team import FIRST_ARGUMENT, PARTS, Job
+from worker.cpu_kernels import tiles
+from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, Job
+from worker.cpu_kernels.tiles import AT, Arguments
 
 _WORTH_A_TEAM_KEYS: Final = 128
 """Fewest keys of all rows for several threads: fewer are done before another thread begins."""
@@ -29,7 +29,7 @@ class TileDecodes:
 
     def __init__(self, pool: KVPool, num_heads: int, windows: Sequence[int]) -> None:
         """``windows``: keys that a query of each layer sees, 0 for all."""
-        from worker.attention import tile_loops
+        from worker.cpu_kernels import tile_loops
 
         is_bfloat16 = pool.data.dtype == torch.bfloat16
         dim = pool.data.shape[-1]

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from worker.media.budgets import Stage
 from worker.media.buffers import Lease
 from worker.media.check import CheckResult
-from worker.media.plan import ClipPlan
+from worker.protocol.clips.budgets import Stage
+from worker.protocol.clips.plan import ClipPlan
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from worker.errors import LoadError
 from worker.extras import pip_install
-from worker.media.plan import SAMPLE_RATE
+from worker.protocol.clips.plan import SAMPLE_RATE
 
 _AUDIO_FRAME = 1024
 _BIT_RATE = 96_000

@@ -2,16 +2,7 @@
 
 from typing import ClassVar
 
-from worker.errors import RequestError
 from worker.protocol import Code
-
-
-class RecipeError(RequestError):
-    """A recipe that cannot be rendered; ``field``: dotted path to the fault, "" for all."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"recipe.{field}: {message}" if field else f"recipe: {message}")
-        self.field = field
 
 
 class SlotError(Exception):

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import torch
 
 from worker.errors import MemoryLimitExceeded
-from worker.media.budgets import BUDGETS, Activity, Stage, StageTimes
 from worker.media.buffers import Lease
 from worker.media.clip import Clip, Unfinished
 from worker.media.errors import SlotError
-from worker.media.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, least
 from worker.media.prediction import Pace, Prediction
-from worker.media.recipe import Recipe
 from worker.media.rendering import Order, Progress, Rendering, Shown
 from worker.media.stage_runner import StageRunner
 from worker.media.stages.providers import Providers
 from worker.memory import MemoryGuard
+from worker.protocol.clips.budgets import BUDGETS, Activity, Stage, StageTimes
+from worker.protocol.clips.plan import BUFFER_S, NOMINAL, ClipPlan, asked_for, least
+from worker.protocol.clips.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from worker.media.budgets import StageTimes
 from worker.media.errors import OutOfTime
-from worker.media.plan import ClipPlan, fit, least
+from worker.protocol.clips.budgets import StageTimes
+from worker.protocol.clips.plan import ClipPlan, fit, least
 
 Pace = Callable[[StageTimes, float], float]
 """A method of ``StageTimes``: seconds that a stage takes for an amount of work."""

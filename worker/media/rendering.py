@@ -17,16 +17,16 @@ from typing import TypeVar
 import torch
 
 from worker.errors import MemoryLimitExceeded, RequestError
-from worker.media.budgets import Stage, StageTimes
 from worker.media.check import judge, keyframes_of
 from worker.media.clip import Clip
 from worker.media.errors import BehindPace, OutOfTime, SlotError
 from worker.media.memory import media_log
-from worker.media.plan import SAMPLE_RATE, ClipPlan, fit, least
 from worker.media.prediction import HOPED, LIKELY, Pace, Prediction
-from worker.media.recipe import Recipe
 from worker.media.stage_runner import Job, StageRunner
 from worker.media.stages.base import Stages, Step
+from worker.protocol.clips.budgets import Stage, StageTimes
+from worker.protocol.clips.plan import SAMPLE_RATE, ClipPlan, fit, least
+from worker.protocol.clips.recipe import Recipe
 
 T = TypeVar("T")
 Progress = Callable[[Stage, float], None]

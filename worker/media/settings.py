@@ -7,10 +7,10 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from worker.environment import EnvironmentSettings, read_environment
-from worker.media.plan import BUFFER_S
 from worker.media.stages.checkpoint import Precision
 from worker.media.stages.flux import FluxPrecision, TextPlace
 from worker.media.stages.options import ModelOptions
+from worker.protocol.clips.plan import BUFFER_S
 
 
 def _by_commas(value: object) -> object:
@@ -73,7 +73,7 @@ class SlotSettings(EnvironmentSettings):
     nice: int = Field(default=10, ge=0, le=19)
     """Niceness of threads that render on the CPU, or encode, so that text goes first; 0: none."""
     legacy_stub: bool = False
-    """Whether Triton's stub was built for numpy 1 (the wheel's is); see ``worker.stub_abi``."""
+    """Whether Triton's stub was built for numpy 1 (the wheel's is; ``worker.service.stub_abi``)."""
 
     @property
     def models(self) -> ModelOptions:

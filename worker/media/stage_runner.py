@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 import torch
 
 from worker.errors import MemoryLimitExceeded, RequestError
-from worker.media.budgets import Stage, StageTimes, backoffs
 from worker.media.errors import (
     BehindPace,
     OutOfTime,
@@ -24,6 +23,7 @@ from worker.media.memory import media_log
 from worker.media.stages.base import Step
 from worker.memory import MemoryGuard
 from worker.priority import lower_priority
+from worker.protocol.clips.budgets import Stage, StageTimes, backoffs
 
 T = TypeVar("T")
 Progress = Callable[[float], None]

@@ -4,13 +4,13 @@ predictions rest on this machine instead of the stated targets."""
 import time
 
 from worker.errors import RequestError
-from worker.media.budgets import Stage
 from worker.media.buffers import BufferPool
 from worker.media.clip import Unfinished
 from worker.media.errors import SlotError
 from worker.media.memory import media_log
 from worker.media.pipeline import SlotPipeline
-from worker.media.recipe import Chosen, Portrait, Recipe, Video
+from worker.protocol.clips.budgets import Stage
+from worker.protocol.clips.recipe import Chosen, Portrait, Recipe, Video
 
 _TEXT = "Good morning."
 _ENOUGH_S = 10.0

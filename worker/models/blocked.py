@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from worker.log import model_log
-from worker.models.block_products import (
+from worker.cpu_kernels.block_products import (
     TILE_ROWS,
     Form,
     fastest_form,
     product,
     products_problem,
 )
+from worker.log import model_log
 from worker.models.linear import Linear, stacked
 from worker.models.malloc import advise_huge_pages
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from worker.compiled import compiler_problem
-from worker.models import fused_loops
+from worker.cpu_kernels import fused_loops
+from worker.cpu_kernels.compiled import compiler_problem
 
 _BLOCK: Final = 1024
 _HEADS: Final = 8

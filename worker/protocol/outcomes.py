@@ -1,6 +1,7 @@
 """The ways in which a request can end, as named in every part of Tidegate (DL-10)."""
 
 from enum import StrEnum
+from typing import ClassVar
 
 
 class Outcome(StrEnum):
@@ -85,3 +86,9 @@ class Code(StrEnum):
     POISON_REQUEST = "poison_request"
     """Two workers died while they worked on this request: it is not tried again."""
     INTERNAL = "internal"
+
+
+class RequestError(ValueError):
+    """A request is refused, with ``code``."""
+
+    code: ClassVar[Code] = Code.INVALID_REQUEST

@@ -4,12 +4,13 @@ import torch
 
 from worker.attention import KVPool
 from worker.attention.choice import choose_attention
-from worker.compiled import compiler_problem, give_up, toolchain
+from worker.cpu_kernels import draws as cpu_draws
+from worker.cpu_kernels.block_products import may_use_amx
+from worker.cpu_kernels.compiled import compiler_problem, give_up, toolchain
 from worker.kv_disk.cuda_copies import memory_of
 from worker.log import model_log
 from worker.memory import GIB, MemoryGuard
 from worker.models import fused
-from worker.models.block_products import may_use_amx
 from worker.models.checkpoint import prefetch
 from worker.models.config import ModelConfig
 from worker.models.load_timing import LoadTiming
@@ -32,7 +33,6 @@ from worker.runner.memory import (
 from worker.runner.precision import choose_dtype, is_small, set_threads
 from worker.runner.profile import largest_step_bytes
 from worker.runner.torch_runner import SlotLimits, TorchRunner
-from worker.sampling import loops as sampling_loops
 from worker.sampling.sampler import Sampler
 from worker.settings import WorkerSettings
 
@@ -148,7 +148,7 @@ def _compile_loops() -> None:
         return
     try:
         fused.compile_loops()
-        sampling_loops.compile_draws()
+        cpu_draws.compile_draws()
     except Exception as error:  # whatever a compiler raises
         give_up(f"{type(error).__name__}: {error}")
 

@@ -26,11 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.compiled import compiler_problem
+from worker.cpu_kernels import draws as cpu_draws
+from worker.cpu_kernels.compiled import compiler_problem
 from worker.grammar.masks import Masks
 from worker.pinned import download, upload
 from worker.protocol import TokenLogprob
-from worker.sampling import loops as sampling_loops
 from worker.sampling.filters import candidates
 from worker.sampling.masks import apply_
 from worker.sampling.params import (
@@ -232,7 +232,7 @@ class Sampler:
         if not self._compiles:
             return self._draw_filtered(logits, slots, draws)
         filters = table.min_p[slots], table.top_k[slots], table.top_p[slots]
-        drawn = sampling_loops.draw_rows(
+        drawn = cpu_draws.draw_rows(
             logits.numpy(), table.temperature[slots], *filters, draws, torch.get_num_threads()
         )
         return torch.from_numpy(drawn)

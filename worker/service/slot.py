@@ -21,12 +21,12 @@ from worker.media.buffers import BufferPool, Lease
 from worker.media.clip import Clip, Unfinished
 from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
 from worker.media.pipeline import SlotPipeline
-from worker.media.plan import ClipPlan
 from worker.media.prediction import HOPED, LEAST
 from worker.media.queue import QueueFull, SlotQueue
 from worker.media.settings import SlotSettings
 from worker.priority import lower_priority
 from worker.protocol import Code
+from worker.protocol.clips.plan import ClipPlan
 from worker.protocol.slot import STATE_EVERY_S
 from worker.service.call import Call, Responder, Tensors, strings
 from worker.service.slot_answers import Outputs, Previews, Progress, facts_of, outputs_of

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from worker.errors import ResponderLost
 from worker.media import encode
-from worker.media.budgets import Stage
 from worker.media.clip import Clip
 from worker.media.memory import media_log
-from worker.media.plan import SAMPLE_RATE
+from worker.protocol.clips.budgets import Stage
+from worker.protocol.clips.plan import SAMPLE_RATE
 from worker.service.call import Responder, Tensors, strings
 
 _PROGRESS_S = 0.1

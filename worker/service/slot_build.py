@@ -17,12 +17,12 @@ from worker.media.memory import (
     slots_within,
 )
 from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
-from worker.media.plan import SAMPLE_RATE
 from worker.media.settings import SlotSettings
 from worker.media.sharing import cap_memory
 from worker.media.stages.providers import load_providers
 from worker.media.warm_up import warm_up
 from worker.memory import GB, LimitedMemory, MemoryLimits
+from worker.protocol.clips.plan import SAMPLE_RATE
 from worker.runner.device import open_device
 from worker.runner.memory import CudaMemory
 from worker.service.slot import SlotWorker

@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from worker.errors import InvalidCall
-from worker.media.recipe import Recipe, read_recipe
+from worker.protocol.clips.recipe import Recipe, read_recipe
 from worker.service.call import Call
 
 RECIPE: Final = "recipe"

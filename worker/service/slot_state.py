@@ -3,12 +3,12 @@
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-from worker.media.budgets import Stage, StageTimes, quantile
 from worker.media.buffers import BufferPool
 from worker.media.memory import Resident
 from worker.media.queue import SlotQueue
 from worker.media.settings import SlotSettings
 from worker.memory import MemoryGuard
+from worker.protocol.clips.budgets import Stage, StageTimes, quantile
 from worker.protocol.slot import AbortState, ResidentState, SlotState, StageState
 
 _KEPT = 256

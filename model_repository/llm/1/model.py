@@ -11,16 +11,16 @@ import triton_python_backend_utils as pb_utils
 # PYTHONPATH says where `worker` is, but the stub's interpreter ignores it.
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
-from worker import stub_abi
 from worker.encoding import speak_utf8
 from worker.engines import load_engine
 from worker.log import configure_logging
 from worker.runner.xid_watch import gpu_fault_of
+from worker.service import stub_abi
 from worker.service.process_guard import ProcessGuard
+from worker.service.shared_memory import restrict_shared_memory
 from worker.service.triton_request import Outgoing, TritonResponder, call_of
 from worker.service.worker import Worker
 from worker.settings import read_settings
-from worker.shared_memory import restrict_shared_memory
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds between switches of threads. Engine and emitter share this process: at Python's default

@@ -10,14 +10,14 @@ import triton_python_backend_utils as pb_utils
 # PYTHONPATH says where `worker` is, but the stub's interpreter ignores it.
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
-from worker import stub_abi
 from worker.encoding import speak_utf8
 from worker.log import configure_logging
 from worker.media.settings import read_slot_settings
+from worker.service import stub_abi
+from worker.service.shared_memory import restrict_shared_memory
 from worker.service.slot import SlotWorker
 from worker.service.slot_build import build_slots
 from worker.service.triton_request import Outgoing, TritonResponder, call_of
-from worker.shared_memory import restrict_shared_memory
 
 
 class TritonPythonModel:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.tasks.job import OnDisconnect
-from worker.media.recipe import MAJOR, MAX_TEXT, MINOR
+from worker.protocol.clips.recipe import MAJOR, MAX_TEXT, MINOR
 
 _RECIPE_SCHEMA = {
     "type": "object",

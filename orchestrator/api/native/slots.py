@@ -24,9 +24,9 @@ from orchestrator.slots.job import MODEL, OUTPUTS, SlotJob
 from orchestrator.slots.slot import Slot
 from orchestrator.slots.store import no_such_slot
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
-from worker.media.errors import RecipeError
-from worker.media.recipe import read_recipe
 from worker.protocol import excerpt
+from worker.protocol.clips.errors import RecipeError
+from worker.protocol.clips.recipe import read_recipe
 
 SLOT_SUBMISSIONS = web.AppKey("slot_submissions", Submissions[Slot])
 

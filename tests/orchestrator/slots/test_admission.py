@@ -10,7 +10,7 @@ from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.slots.test_service import slots_of
 from tests.support.fake_slots import FakeSlots, SlotPlan, make_state
 from tests.support.fake_worker import FakeWorker
-from worker.media.budgets import Stage
+from worker.protocol.clips.budgets import Stage
 from worker.protocol.slot import StageState
 
 A_BUSY_START = {"seconds_per_unit": 100.0, "least": 0.0}

@@ -18,9 +18,9 @@ from orchestrator.slots.forecast import (
     place,
 )
 from tests.support.fake_slots import make_state
-from worker.media.budgets import Stage
-from worker.media.plan import NOMINAL
-from worker.media.recipe import read_recipe
+from worker.protocol.clips.budgets import Stage
+from worker.protocol.clips.plan import NOMINAL
+from worker.protocol.clips.recipe import read_recipe
 from worker.protocol.slot import StageState
 
 NOW = 100.0

@@ -16,9 +16,9 @@ from orchestrator.slots.job import SlotJob
 from orchestrator.slots.slot import Slot
 from orchestrator.slots.waiting import WaitingSlots
 from orchestrator.tasks.deadline import Deadline
-from worker.media.budgets import Stage
-from worker.media.plan import NOMINAL
-from worker.media.recipe import read_recipe
+from worker.protocol.clips.budgets import Stage
+from worker.protocol.clips.plan import NOMINAL
+from worker.protocol.clips.recipe import read_recipe
 
 NOW = 100.0
 EPOCH_S = 1e9

@@ -15,7 +15,7 @@ from tests.support.attention_cases import random_case
 from worker.attention import KVPool
 from worker.attention.numba_backend import NumbaAttention
 from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
-from worker.compiled import compiler_problem
+from worker.cpu_kernels.compiled import compiler_problem
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
 from worker.core import Event, Job
+from worker.cpu_kernels.block_products import Form
 from worker.engine import build as factory
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.errors import BrokenCheckpoint, TokenizerError
-from worker.models.block_products import Form
 from worker.models.config import read_config
 from worker.protocol import Sampling
 from worker.runner import build as torch_build

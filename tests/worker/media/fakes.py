@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from worker.media.budgets import BUDGETS, Stage, StageBudget, StageTimes
 from worker.media.buffers import BufferPool, BufferSizes, Lease
 from worker.media.clip import Clip, Unfinished
 from worker.media.memory import CountedMemory, Resident, slot_guard
 from worker.media.pipeline import PipelineConfig, SlotPipeline
-from worker.media.plan import SAMPLE_RATE, ClipPlan
-from worker.media.recipe import Recipe, read_recipe
 from worker.media.stages.base import ModelScore, Stages, Step
 from worker.media.stages.providers import Providers
 from worker.memory import MemoryLimits
+from worker.protocol.clips.budgets import BUDGETS, Stage, StageBudget, StageTimes
+from worker.protocol.clips.plan import SAMPLE_RATE, ClipPlan
+from worker.protocol.clips.recipe import Recipe, read_recipe
 
 CPU = torch.device("cpu")
 SIZES = BufferSizes(size=64, frames=120, samples=5 * SAMPLE_RATE)

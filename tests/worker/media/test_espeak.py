@@ -11,10 +11,10 @@ import torch
 
 from tests.support.stack import eventually
 from worker.errors import LoadError
-from worker.media.plan import SAMPLE_RATE
-from worker.media.recipe import read_recipe
 from worker.media.stages import espeak_child
 from worker.media.stages.espeak import EspeakSpeech
+from worker.protocol.clips.plan import SAMPLE_RATE
+from worker.protocol.clips.recipe import read_recipe
 
 pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
 
@@ -86,7 +86,7 @@ def test_a_process_that_does_not_start_is_a_load_error(tmp_path: Path) -> None:
 ORPHAN = """
 import sys, threading, torch
 from pathlib import Path
-from worker.media.recipe import read_recipe
+from worker.protocol.clips.recipe import read_recipe
 from worker.media.stages.espeak import EspeakSpeech
 
 speech = EspeakSpeech(Path(sys.argv[1]))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from worker.errors import BrokenCheckpoint, LoadError
-from worker.media.recipe import Portrait, Recipe
 from worker.media.stages.flux import FRAMING, FluxOptions, FluxPortrait, FluxPrecision
+from worker.protocol.clips.recipe import Portrait, Recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries that diffusers imports
 pytest.importorskip("diffusers", reason="portraits by FLUX: tidegate[slot-flux]")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from worker.errors import BrokenCheckpoint, LoadError
-from worker.media.errors import RecipeError
-from worker.media.recipe import Recipe, Voice
 from worker.media.stages.kokoro import KokoroSpeech
+from worker.protocol.clips.errors import RecipeError
+from worker.protocol.clips.recipe import Recipe, Voice
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of libraries that kokoro imports

@@ -7,10 +7,10 @@ import torch
 
 from tests.worker.media.checkpoints import save_portrait_networks, tiny_portrait_sizes
 from worker.errors import BrokenCheckpoint, LoadError
-from worker.media.plan import SAMPLE_RATE, ClipPlan
 from worker.media.stages.liveportrait.networks import PUBLISHED, Warping
 from worker.media.stages.liveportrait.provider import LivePortraitVideo, _placed, _rotation
 from worker.media.stages.liveportrait.weights import folded, make_networks, read_state
+from worker.protocol.clips.plan import SAMPLE_RATE, ClipPlan
 
 CPU = torch.device("cpu")
 SIZES = tiny_portrait_sizes()

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 from tests.worker.media.fakes import CPU, FakeVideo, Rig
-from worker.media.budgets import BUDGETS, FRESH_S, Activity, Stage, StageTimes
 from worker.media.buffers import BufferPool, BufferSizes
 from worker.media.clip import Clip, Unfinished
 from worker.media.errors import OutOfTime
 from worker.media.pipeline import PipelineConfig, SlotPipeline
-from worker.media.plan import SAMPLE_RATE
 from worker.media.prediction import LIKELY
-from worker.media.recipe import Recipe, read_recipe
 from worker.media.stages.base import Step
 from worker.media.warm_up import warm_up
+from worker.protocol.clips.budgets import BUDGETS, FRESH_S, Activity, Stage, StageTimes
+from worker.protocol.clips.plan import SAMPLE_RATE
+from worker.protocol.clips.recipe import Recipe, read_recipe
 
 SIZES = BufferSizes(size=128, frames=150, samples=5 * SAMPLE_RATE)
 BUSY, CALM = 9.0, 0.3

@@ -10,11 +10,12 @@ import torch
 
 from tests.worker.media.fakes import CPU, RECIPE, SIZES, Rig
 from worker.errors import MemoryLimitExceeded
-from worker.media.budgets import Stage, StageBudget, StageTimes
 from worker.media.buffers import BufferPool
-from worker.media.errors import OutOfTime, RecipeError, StageFailed, StageTimeout
+from worker.media.errors import OutOfTime, StageFailed, StageTimeout
 from worker.media.stages.base import Step
 from worker.media.warm_up import warm_up
+from worker.protocol.clips.budgets import Stage, StageBudget, StageTimes
+from worker.protocol.clips.errors import RecipeError
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ async def test_a_failed_sibling_is_stopped_and_waited_for(rig: Rig) -> None:
 
 
 async def test_speech_is_tried_again_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.media.budgets.BACKOFF_S", 0.0)
+    monkeypatch.setattr("worker.protocol.clips.budgets.BACKOFF_S", 0.0)
 
     def fail_first(step: Step) -> None:
         if rig.fakes[Stage.SPEECH].runs == 1:

@@ -6,13 +6,13 @@ import pytest
 
 from tests.worker.media.fakes import CPU, SIZES, FakePortrait, Rig
 from worker.errors import LoadError
-from worker.media.budgets import Stage
 from worker.media.buffers import BufferPool
-from worker.media.errors import RecipeError
 from worker.media.prediction import LIKELY
-from worker.media.recipe import read_recipe
 from worker.media.settings import read_slot_settings
 from worker.media.stages.providers import load_providers
+from worker.protocol.clips.budgets import Stage
+from worker.protocol.clips.errors import RecipeError
+from worker.protocol.clips.recipe import read_recipe
 
 RECIPE = {"schema": "1.1", "text": "Hi", "video": {"fps": 12}}
 

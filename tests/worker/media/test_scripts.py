@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from worker.media.errors import RecipeError
-from worker.media.plan import SAMPLE_RATE
-from worker.media.recipe import read_recipe
 from worker.media.stages.scripts import require_sayable
+from worker.protocol.clips.errors import RecipeError
+from worker.protocol.clips.plan import SAMPLE_RATE
+from worker.protocol.clips.recipe import read_recipe
 
 
 @pytest.mark.parametrize(

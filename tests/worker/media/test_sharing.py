@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.worker.media.fakes import CPU
-from worker.media.budgets import BUDGETS, Stage, StageTimes
 from worker.media.memory import CountedMemory, slot_guard
 from worker.media.sharing import cap_memory
 from worker.media.stage_runner import Job, StageRunner
 from worker.media.stages.base import Step
+from worker.protocol.clips.budgets import BUDGETS, Stage, StageTimes
 
 
 def _priority() -> int:

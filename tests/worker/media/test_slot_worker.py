@@ -12,13 +12,13 @@ import pytest
 from tests.support.clock import MovedClock
 from tests.support.triton_calls import FakeResponder
 from tests.worker.media.fakes import CPU, SIZES, Rig
-from worker.media.budgets import Stage, StageBudget
 from worker.media.buffers import BufferPool
 from worker.media.memory import CountedMemory, Resident, slot_guard
 from worker.media.settings import SlotSettings
 from worker.media.stages.base import Step
 from worker.memory import MemoryLimits
 from worker.protocol import Code
+from worker.protocol.clips.budgets import Stage, StageBudget
 from worker.protocol.slot import SlotState
 from worker.service.call import Call, strings
 from worker.service.slot import SlotWorker

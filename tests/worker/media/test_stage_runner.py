@@ -7,11 +7,11 @@ import torch
 
 from tests.worker.media.fakes import CPU
 from worker.errors import InvalidCall, MemoryLimitExceeded
-from worker.media.budgets import Stage, StageBudget, StageTimes
 from worker.media.errors import StageFailed
 from worker.media.memory import CountedMemory, slot_guard
 from worker.media.stage_runner import Job, StageRunner
 from worker.media.stages.base import Step
+from worker.protocol.clips.budgets import Stage, StageBudget, StageTimes
 
 
 class _Stream:

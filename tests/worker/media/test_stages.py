@@ -12,11 +12,11 @@ import torch
 
 from worker.media import encode
 from worker.media.check import judge, keyframes_of
-from worker.media.plan import SAMPLE_RATE, ClipPlan
-from worker.media.recipe import read_recipe
 from worker.media.stages import face
 from worker.media.stages.procedural import ProceduralPortrait, draw
 from worker.media.stages.warp import WarpVideo, mouth_opening
+from worker.protocol.clips.plan import SAMPLE_RATE, ClipPlan
+from worker.protocol.clips.recipe import read_recipe
 
 SIZE = 96
 FPS = 12
@@ -215,7 +215,7 @@ HOSTILE = """
 import sys
 import torch
 from worker.errors import RequestError
-from worker.media.recipe import Recipe, Voice
+from worker.protocol.clips.recipe import Recipe, Voice
 from worker.media.stages.espeak import EspeakSpeech
 
 speech, audio = EspeakSpeech(), torch.zeros(96_000)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.compile_kernels import Launch
-from worker.compiled import compiler_problem
+from worker.cpu_kernels.compiled import compiler_problem
 from worker.models.fused import (
     _kernels,
     add_normed_,

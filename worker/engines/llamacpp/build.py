@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from worker.core import Clock
+from worker.cpu_kernels import draws as cpu_draws
 from worker.engines.llamacpp import vocabulary
 from worker.engines.llamacpp.backend import Limits, LlamaBackend
 from worker.engines.llamacpp.card import model_card
@@ -27,7 +28,6 @@ from worker.models.digest import files_digest
 from worker.models.load_timing import LoadTiming
 from worker.protocol.grammar_source import library_version as grammar_version
 from worker.runner.memory import text_limits
-from worker.sampling import loops as sampling_loops
 from worker.sampling.sampler import Sampler
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
@@ -194,13 +194,13 @@ def _assemble(
 
 def _prepare_sampling() -> None:
     """Compile the sampling loops while the worker loads, so that no request waits for that."""
-    from worker.compiled import compiler_problem, give_up
+    from worker.cpu_kernels.compiled import compiler_problem, give_up
 
     # llama.cpp's threads are at rest while tokens are drawn, but spin for a while.
     torch.set_num_threads(1)
     if compiler_problem() is None:
         try:
-            sampling_loops.compile_draws()
+            cpu_draws.compile_draws()
         except Exception as error:  # whatever a compiler raises
             give_up(f"{type(error).__name__}: {error}")
 

@@ -9,8 +9,9 @@ from typing import Final
 import msgspec
 import torch
 
-from worker.compiled import compiler_problem, give_up
 from worker.core import Clock
+from worker.cpu_kernels import draws as cpu_draws
+from worker.cpu_kernels.compiled import compiler_problem, give_up
 from worker.engine.card import end_tokens, model_card
 from worker.engine.digest import version_of
 from worker.engines.stepped import SteppedConfig, SteppedEngine
@@ -28,7 +29,6 @@ from worker.protocol.grammar_source import library_version
 from worker.runner.device import open_device
 from worker.runner.memory import CudaMemory, ProcessMemory, cpu_pool_bytes
 from worker.runner.precision import SMALL_BYTES, has_bfloat16, use_threads
-from worker.sampling import loops as sampling_loops
 from worker.sampling.sampler import Sampler
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
@@ -156,7 +156,7 @@ def _set_up_cpu(settings: WorkerSettings, weight_bytes: int) -> None:
     use_threads(settings, small=weight_bytes < SMALL_BYTES)
     if compiler_problem() is None:
         try:
-            sampling_loops.compile_draws()
+            cpu_draws.compile_draws()
         except Exception as error:  # whatever a compiler raises
             give_up(f"{type(error).__name__}: {error}")
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 
 from worker.media.memory import Resident
-from worker.media.plan import ClipPlan
-from worker.media.recipe import Recipe
+from worker.protocol.clips.plan import ClipPlan
+from worker.protocol.clips.recipe import Recipe
 
 Step = Callable[[float], None]
 """Called in each denoising step and frame batch with the share that is done, 0 to 1. Raises what

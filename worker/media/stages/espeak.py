@@ -22,13 +22,13 @@ import torch
 
 from worker.errors import LoadError
 from worker.extras import pip_install
-from worker.media.errors import RecipeError
 from worker.media.memory import Resident, media_log
-from worker.media.plan import SAMPLE_RATE
-from worker.media.recipe import Recipe
 from worker.media.stages import espeak_child
 from worker.media.stages.base import Step
 from worker.media.stages.scripts import require_sayable
+from worker.protocol.clips.errors import RecipeError
+from worker.protocol.clips.plan import SAMPLE_RATE
+from worker.protocol.clips.recipe import Recipe
 
 _WORDS_PER_MINUTE = 165
 _MIDDLE_PITCH = 50

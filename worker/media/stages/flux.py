@@ -17,11 +17,11 @@ import torch.nn.functional as nn
 
 from worker.errors import LoadError
 from worker.media.memory import Resident
-from worker.media.recipe import Recipe
 from worker.media.stages.base import Step
 from worker.media.stages.checkpoint import loading, need_all, not_installed, open_folder, resident
 from worker.media.stages.nf4 import quantise
 from worker.media.stages.pace import Pace
+from worker.protocol.clips.recipe import Recipe
 
 FluxPrecision = Literal["fp32", "bf16", "fp8", "nf4"]
 TextPlace = Literal["offload", "resident", "cpu"]

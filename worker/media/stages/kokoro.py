@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from worker.media.errors import RecipeError
 from worker.media.memory import Resident, media_log
-from worker.media.recipe import Recipe
 from worker.media.stages.base import Step
 from worker.media.stages.checkpoint import loading, need_all, not_installed, open_folder, resident
 from worker.media.stages.espeak import pieces_of
 from worker.media.stages.scripts import require_sayable
+from worker.protocol.clips.errors import RecipeError
+from worker.protocol.clips.recipe import Recipe
 
 SETTING = "TIDEGATE_SLOT_KOKORO_FOLDER"
 DEFAULT_VOICE = "af_heart"

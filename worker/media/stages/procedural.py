@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 
 from worker.media.memory import Resident
-from worker.media.recipe import Recipe
 from worker.media.stages import face
 from worker.media.stages.base import Step
 from worker.media.stages.face import Colour, Look, look_of
+from worker.protocol.clips.recipe import Recipe
 
 _SHADE = 0.86
 _LIPS: Colour = (0.72, 0.30, 0.30)

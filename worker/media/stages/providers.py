@@ -7,9 +7,6 @@ from typing import TypeVar
 import torch
 
 from worker.errors import LoadError
-from worker.media.budgets import Stage
-from worker.media.errors import RecipeError
-from worker.media.recipe import Chosen
 from worker.media.stages.base import (
     CheckProvider,
     PortraitProvider,
@@ -27,6 +24,9 @@ from worker.media.stages.options import DEFAULT_OPTIONS, ModelOptions
 from worker.media.stages.procedural import ProceduralPortrait
 from worker.media.stages.tiny_clip import TinyClipCheck
 from worker.media.stages.warp import WarpVideo
+from worker.protocol.clips.budgets import Stage
+from worker.protocol.clips.errors import RecipeError
+from worker.protocol.clips.recipe import Chosen
 
 P = TypeVar("P", bound=Provider)
 

@@ -9,8 +9,8 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from worker.media.errors import RecipeError
 from worker.protocol import excerpt
+from worker.protocol.clips.errors import RecipeError
 
 _SAID_BY_ALL: Final = frozenset(
     (

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as nn
 
 from worker.media.memory import Resident
-from worker.media.plan import SAMPLE_RATE, ClipPlan
 from worker.media.stages import face
 from worker.media.stages.base import Step
+from worker.protocol.clips.plan import SAMPLE_RATE, ClipPlan
 
 _BATCH = 8
 _COARSE = 4

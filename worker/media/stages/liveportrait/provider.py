@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as nn
 
 from worker.media.memory import Resident
-from worker.media.plan import ClipPlan
 from worker.media.stages.base import Step
 from worker.media.stages.checkpoint import DTYPES, Precision, resident
 from worker.media.stages.liveportrait.networks import PUBLISHED, Pose, Sizes
 from worker.media.stages.liveportrait.weights import Networks, load_networks
 from worker.media.stages.pace import Pace
 from worker.media.stages.warp import closed_eyes, mouth_opening
+from worker.protocol.clips.plan import ClipPlan
 
 _BATCH = 4
 _LIPS_CLOSED, _LIPS_OPEN = 0.0, 0.30

@@ -3,13 +3,13 @@
 import pytest
 
 from worker.errors import MemoryLimitExceeded
-from worker.media.budgets import BUDGETS, Stage, StageTimes, backoffs
 from worker.media.check import judge, keyframes_of
 from worker.media.memory import CountedMemory, ResidencyPlan, Resident, slot_guard, slots_within
-from worker.media.plan import ClipPlan, asked_for, fit
-from worker.media.recipe import read_recipe
 from worker.media.stages.base import ModelScore
 from worker.memory import GB, MemoryLimits
+from worker.protocol.clips.budgets import BUDGETS, Stage, StageTimes, backoffs
+from worker.protocol.clips.plan import ClipPlan, asked_for, fit
+from worker.protocol.clips.recipe import read_recipe
 
 FULL = ClipPlan(seconds=8.0, fps=24, size=256, has_check=True)
 

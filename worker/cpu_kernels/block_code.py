@@ -1,4 +1,4 @@
-"""The inner loop of ``block_products``, as vector code; compare ``worker.attention.tile_code``.
+"""The inner loop of ``block_products``, as vector code; compare ``worker.cpu_kernels.tile_code``.
 
 LLVM by itself would neither keep the sums in registers nor read a weight once for all rows.
 ``amx_code`` has the loop for AMX. To be imported only where numba is installed.
@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from llvmlite import ir
 
-from worker import native
-from worker.models import amx_code
-from worker.models.block_products import Form
-from worker.native import Vectors, intrinsic, types
+from worker.cpu_kernels import amx_code, native
+from worker.cpu_kernels.block_products import Form
+from worker.cpu_kernels.native import Vectors, intrinsic, types
 
 MOST_ROWS: Final = 12
 """Most rows at once: with two vectors each, sums take 24 of AVX-512's 32 registers."""

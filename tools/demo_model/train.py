@@ -1,4 +1,4 @@
-"""Train the demo model from nothing: ``python -m worker.demo_model.training.train --out DIR``.
+"""Train the demo model from nothing: ``python -m tools.demo_model.train --out DIR``.
 
 The whole corpus comes from `grammar` and `dialogue`, so a seed is the only input. The budget is
 wall-clock time: phases and the learning rate follow the share of the minutes that has passed, and
@@ -30,9 +30,9 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from worker.demo_model.training import dialogue, grammar, words
-from worker.demo_model.training.corpus import Batch, Corpus
-from worker.demo_model.training.tokenizer import (
+from tools.demo_model import dialogue, grammar, words
+from tools.demo_model.corpus import Batch, Corpus
+from tools.demo_model.tokenizer import (
     BOS,
     END,
     END_OF_TEXT,

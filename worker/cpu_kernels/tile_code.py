@@ -16,8 +16,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from worker import native
-from worker.native import LANES, Vectors, cgutils, intrinsic, types
+from worker.cpu_kernels import native
+from worker.cpu_kernels.native import LANES, Vectors, cgutils, intrinsic, types
 
 _HEADS_AT_ONCE = 8
 """Heads whose sums are kept in registers at once; AVX-512 has 32 for them and their operands."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from worker.demo_model.training import plots, words
+from tools.demo_model import plots, words
 
 _CHOICE: Final = re.compile(r"\[([^\[\]]*)\]")
 _SENTENCE_START: Final = re.compile(r"(^|\n|[.!?] |[.]\" )(\"?)([a-z])")

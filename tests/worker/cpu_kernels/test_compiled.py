@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worker import compiled as subject
-from worker.compiled import compiled, compiler_problem, give_up
+from worker.cpu_kernels import compiled as subject
+from worker.cpu_kernels.compiled import compiled, compiler_problem, give_up
 
 
 @pytest.fixture(autouse=True)

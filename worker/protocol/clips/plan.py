@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from worker.media.recipe import Recipe
+from worker.protocol.clips.recipe import Recipe
 
 SAMPLE_RATE = 24_000
 """Sample rate of audio buffers in Hz."""

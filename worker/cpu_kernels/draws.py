@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.team import FIRST_ARGUMENT, PARTS
+from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS
 
 
 class Arguments(NamedTuple):
@@ -35,7 +35,7 @@ _WORTH_A_TEAM: Final = 65_536
 
 def compile_draws() -> None:
     """Compile the loops while the worker loads, so that no request waits for that."""
-    from worker.sampling.draw_loops import draw
+    from worker.cpu_kernels.draw_loops import draw
 
     draw()
 
@@ -50,7 +50,7 @@ def draw_rows(
     threads: int,
 ) -> NDArray[np.int64]:
     """Draw one token per row of ``logits``; see ``Arguments``."""
-    from worker.sampling.draw_loops import draw
+    from worker.cpu_kernels.draw_loops import draw
 
     rows, vocabulary = logits.shape
     out = np.empty(rows, np.int64)

@@ -10,17 +10,26 @@ from typing import Any, Final
 
 import numpy as np
 
-from worker.attention import tile_code
-from worker.attention.tile_code import (
+from worker.cpu_kernels import tile_code
+from worker.cpu_kernels.native import (
+    LANES,
+    as_pointer,
+    carray,
+    float32,
+    int64,
+    largest,
+    take,
+    uint16,
+)
+from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
+from worker.cpu_kernels.tile_code import (
     add_values,
     exponentials,
     prefetch,
     score_tile,
     transpose_keys,
 )
-from worker.attention.tiles import AT, SPAN_TOKENS
-from worker.native import LANES, as_pointer, carray, float32, int64, largest, take, uint16
-from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
+from worker.cpu_kernels.tiles import AT, SPAN_TOKENS
 
 _AHEAD: Final = 2
 """Tiles to prefetch before they are needed; µs per tile outside the caches, as measured: none 2.1,

@@ -1,6 +1,6 @@
 """The compiled loops of ``loops``. To be imported only where numba is installed.
 
-The code that these are made of is in the module's globals, as in ``worker.attention.tile_loops``.
+The code that these are made of is in the module's globals, as in ``worker.cpu_kernels.tile_loops``.
 """
 
 from functools import cache
@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from worker import native
-from worker.compiled import compiled
-from worker.native import LANES, as_pointer, carray, float32, int64, largest, take
-from worker.sampling.loops import AT
-from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
+from worker.cpu_kernels import native
+from worker.cpu_kernels.compiled import compiled
+from worker.cpu_kernels.draws import AT
+from worker.cpu_kernels.native import LANES, as_pointer, carray, float32, int64, largest, take
+from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
 _BLOCK: Final = 64
 _BUCKET_BITS: Final = 18
@@ -98,7 +98,7 @@ def edge(
 def draw() -> Task:
     """Compile the draw of one token per row of a job (``loops.Arguments``).
 
-    The exponential is that of ``worker.attention.tile_code``, but 0 below 2^-126.
+    The exponential is that of ``worker.cpu_kernels.tile_code``, but 0 below 2^-126.
     """
     block, size, buckets = _BLOCK, FIRST_ARGUMENT + len(AT), _BUCKETS
     log2_e, ln_2 = np.float32(1 / np.log(2)), np.float32(np.log(2))

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from worker.media.errors import RecipeError
-from worker.media.recipe import read_recipe
+from worker.protocol.clips.errors import RecipeError
+from worker.protocol.clips.recipe import read_recipe
 
 WHOLE = {
     "schema": "1.0",

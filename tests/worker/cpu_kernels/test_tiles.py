@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from worker import team
 from worker.attention import KVPool
 from worker.attention.numba_backend import NumbaAttention
-from worker.attention.tiles import SPAN_TOKENS, spans_of
 from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
+from worker.cpu_kernels import team
+from worker.cpu_kernels.tiles import SPAN_TOKENS, spans_of
 
 CPU = torch.device("cpu")
 WINDOWS = (0, 300, 20)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.team import FIRST_ARGUMENT
+from worker.cpu_kernels.team import FIRST_ARGUMENT
 
 SPAN_TOKENS: Final = 256
 

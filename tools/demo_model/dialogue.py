@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal
 
-from worker.demo_model.training import grammar, plots, words
-from worker.demo_model.training.grammar import Brief, Story, articles, mend
+from tools.demo_model import grammar, plots, words
+from tools.demo_model.grammar import Brief, Story, articles, mend
 
 Role = Literal["system", "user", "assistant"]
 Exchange = tuple[str, str]  # (what the user says, what the assistant answers)

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.compiled import Function, compiled
+from worker.cpu_kernels.compiled import Function, compiled
 
 
 @cache

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from worker import compiled
-from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, compiled_task
+from worker.cpu_kernels import compiled
+from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, compiled_task
 
 if compiled.compiler_problem() is not None:
     pytest.skip("nothing is compiled here", allow_module_level=True)
-from worker.native import as_pointer, carray, int64, take
+from worker.cpu_kernels.native import as_pointer, carray, int64, take
 
 SIZE = FIRST_ARGUMENT + 3
 

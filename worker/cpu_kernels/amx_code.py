@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from llvmlite import ir
 
-from worker.native import Vectors, cgutils
+from worker.cpu_kernels.native import Vectors, cgutils
 
 MOST_ROWS: Final = 32
 TURN_BYTES: Final = 2048

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from worker.models import amx_code, block_code
-from worker.models.amx_code import LINES, TURN_INPUTS
-from worker.models.amx_code import MOST_ROWS as PASS_ROWS
-from worker.models.block_code import (
+from worker.cpu_kernels import amx_code, block_code
+from worker.cpu_kernels.amx_code import LINES, TURN_INPUTS
+from worker.cpu_kernels.amx_code import MOST_ROWS as PASS_ROWS
+from worker.cpu_kernels.block_code import (
     BLOCK_OUTPUTS,
     CACHE_LINE,
     begin,
@@ -21,8 +21,8 @@ from worker.models.block_code import (
     finish,
     rounded,
 )
-from worker.models.block_products import AT, PANEL_TURNS, Form
-from worker.native import (
+from worker.cpu_kernels.block_products import AT, PANEL_TURNS, Form
+from worker.cpu_kernels.native import (
     as_pointer,
     carray,
     float32,
@@ -32,7 +32,7 @@ from worker.native import (
     pause,
     take,
 )
-from worker.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
+from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
 _SOURCE: Final = Path(__file__).read_bytes()
 _AHEAD_BYTES: Final = 4096

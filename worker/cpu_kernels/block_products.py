@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, empty
 
-from worker.compiled import compiler_problem
-from worker.team import FIRST_ARGUMENT, has_team
+from worker.cpu_kernels.compiled import compiler_problem
+from worker.cpu_kernels.team import FIRST_ARGUMENT, has_team
 
 _PARTS_PER_THREAD: Final = 8
 """Parts of a job per thread: several, so that a thread held up by another process does fewer."""
@@ -66,8 +66,8 @@ class Form(IntEnum):
 
 
 class Arguments(NamedTuple):
-    """The fields of a job after its counts (``worker.team``): addresses and sizes. Bias and results
-    are float32."""
+    """The fields of a job after its counts (``team``): addresses and sizes. Bias and results are
+    float32."""
 
     job: int
     weights: int
@@ -140,7 +140,7 @@ class Product:
 
     def __init__(self, form: Form, *, is_gated: bool) -> None:
         """Compile the product."""
-        from worker.models.block_loops import multiply
+        from worker.cpu_kernels.block_loops import multiply
 
         self._work = multiply(int(form), is_gated)
         self._form = form

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from worker.attention import tile_loops
-from worker.sampling import draw_loops
-from worker.sampling.loops import draw_rows
+from worker.cpu_kernels import draw_loops, tile_loops
+from worker.cpu_kernels.draws import draw_rows
 
 VOCABULARY = 1003
 FILTERS = [

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from worker.demo_model.training import dialogue, grammar, words
-from worker.demo_model.training.tokenizer import BOS, END, END_OF_TEXT
+from tools.demo_model import dialogue, grammar, words
+from tools.demo_model.tokenizer import BOS, END, END_OF_TEXT
 
 # What the user types counts little: nobody needs the model to invent typos.
 USER_WEIGHT: Final = 0.2

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worker.compiled import Function, compiled_once
+from worker.cpu_kernels.compiled import Function, compiled_once
 from worker.log import model_log
 
 TAKEN: Final = 0
@@ -67,12 +67,12 @@ class Task:
 def compiled_task(*constants: object) -> Callable[[Function], Task]:
     """Make a ``Task`` of a function of one pointer to int64, which is the job.
 
-    Otherwise like ``worker.compiled.compiled``: ``constants`` are all that the code depends on and
-    does not contain, such as the layout of its arguments.
+    Otherwise like ``compiled.compiled``: ``constants`` are all that the code depends on and does
+    not contain, such as the layout of its arguments.
     """
 
     def compile_it(function: Function) -> Task:
-        from worker.native import cfunc, types
+        from worker.cpu_kernels.native import cfunc, types
 
         layout = TAKEN, PARTS, DONE, FIRST_ARGUMENT
         signature = types.void(types.CPointer(types.int64))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from worker.media.errors import RecipeError
+from worker.protocol.clips.errors import RecipeError
 
 MAJOR: Final = 1
 MINOR: Final = 1

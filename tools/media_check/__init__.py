@@ -1,4 +1,4 @@
-"""Makes the check's development models, in a minute or two: ``python -m worker.media.training``.
+"""Makes the check's development models, in a minute or two: ``python -m tools.media_check``.
 
 Faces are drawn, some of their features are put into words, and for each pair of words and face the
 models learn whether they fit: not whether those words were made for that face, since they may fit

@@ -1,0 +1,3 @@
+from tools.media_check import main
+
+main()

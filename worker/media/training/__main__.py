@@ -1,3 +1,0 @@
-from worker.media.training import main
-
-main()
