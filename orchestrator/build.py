@@ -61,7 +61,7 @@ from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.start_times import StartTimes
 from orchestrator.prompts import EncodingStage
 from orchestrator.queue.metrics import QUEUE
-from orchestrator.queue.order import QueueOrder, RowPolicy
+from orchestrator.queue.order import ORDERS, QueueOrder, RowPolicy
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
@@ -125,7 +125,7 @@ def build(
     metrics = Metrics()
     keys = keys_of(settings)
     queue: TaskQueue[Task] = TaskQueue(
-        settings.queue_size, settings.queue_order, settings.queue_policy
+        settings.queue_size, ORDERS[settings.queue_order], settings.queue_policy
     )
     # One thread more than encodes prompts: a new model card's tokenizer is prepared there too.
     executor = ThreadPoolExecutor(ENCODING_THREADS + 1, thread_name_prefix="tidegate-tokens")

@@ -9,10 +9,9 @@ from aiohttp.typedefs import Middleware
 
 from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.api.anthropic import batches as message_batches
-from orchestrator.api.anthropic import routes as anthropic
-from orchestrator.api.anthropic.errors import ANTHROPIC
 from orchestrator.api.auth import Authenticator, is_admin_call, is_open_path, is_page
 from orchestrator.api.config import CONFIG, ApiConfig
+from orchestrator.api.dialects import SERVED
 from orchestrator.api.http.batch_lines import BatchLines
 from orchestrator.api.http.body import BODIES, LARGE_BODIES
 from orchestrator.api.http.body_budget import BodyBudget
@@ -35,16 +34,9 @@ from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
 from orchestrator.api.http.runner import Runner
 from orchestrator.api.http.tracing import tracing_middleware
-from orchestrator.api.kserve import metadata
-from orchestrator.api.kserve import routes as kserve
-from orchestrator.api.kserve.errors import KSERVE
 from orchestrator.api.native import routes as native
-from orchestrator.api.native import sessions
 from orchestrator.api.native import slots as slot_routes
-from orchestrator.api.native.errors import NATIVE
-from orchestrator.api.openai import batches, embeddings, files
-from orchestrator.api.openai import routes as openai
-from orchestrator.api.openai.errors import OPENAI
+from orchestrator.api.openai import batches
 from orchestrator.api.openai.responses import routes as responses
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openapi import document as openapi
@@ -123,7 +115,7 @@ def build_app(
     app[HEALTH] = health
     app[instances.DISCOVERY] = discovery
     app[ORCHESTRATOR] = orchestrator
-    app[DIALECTS] = (ANTHROPIC, OPENAI, *KSERVE, NATIVE)
+    app[DIALECTS] = tuple(each for served in SERVED for each in served.conventions)
     app[HTTP_ERRORS] = orchestrator.metrics.counter(
         "http_errors", "responses", "Error responses", "status", "code"
     )
@@ -152,14 +144,12 @@ def build_app(
         orchestrator.stages.batches.shop.server = BatchLines(
             app, app[AUTH], {edge.DIALECT: edge.entry for edge in (batches, message_batches)}
         )
-    of_openai = (openai, embeddings, responses, files, batches)
-    dialects = (native, sessions, slot_routes, *of_openai, anthropic, message_batches)
     if control is not None:
         app[admin.CONTROL] = control
         app.add_routes(admin.routes())
         control.follow_keys(app[AUTH])
     operating = (instances, capabilities, catalog, overview, openapi, probes, neighbours, page)
-    for edge in (*dialects, kserve, metadata, *operating):
+    for edge in (*(edge for served in SERVED for edge in served.edges), *operating):
         app.add_routes(edge.routes())
     app.on_response_prepare.append(_name_response)
     app.on_shutdown.append(overview.close)

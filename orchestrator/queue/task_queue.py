@@ -36,7 +36,7 @@ from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from orchestrator.fair_share import FairShares
-from orchestrator.queue.order import QueueOrder, QueuePolicy
+from orchestrator.queue.order import Order, QueuePolicy, SlackOrder
 from orchestrator.queue.tiers import (
     BACKGROUND_TIERS,
     BATCH_FIRST,
@@ -108,10 +108,11 @@ class TaskQueue(Generic[T]):
     def __init__(
         self,
         bound: int,
-        order: QueueOrder = QueueOrder.SLACK,
+        order: Order | None = None,
         policy: QueuePolicy = QueuePolicy.REJECT,
     ) -> None:
-        """``bound`` -1 is unbounded, 0 refuses everything that cannot start at once.
+        """``bound`` -1 is unbounded, 0 refuses everything that cannot start at once. ``order`` None
+        is ``SlackOrder``.
 
         ``policy`` tells callers of ``push`` what to do if the queue is full.
         """
@@ -119,7 +120,7 @@ class TaskQueue(Generic[T]):
         self.policy = policy
         self.work_ms = 0.0
         """Predicted work of all waiting tasks together."""
-        self._order = order
+        self._order = order or SlackOrder()
         self._tiers = [TierQueue() for _ in TIERS]
         self._shares = {priority: FairShares() for priority in Priority}
         self._entries: dict[str, _Entry[T]] = {}
@@ -189,7 +190,7 @@ class TaskQueue(Generic[T]):
 
     def giving_way(self, newcomer: T) -> T | None:
         """The task that leaves a full queue to make room for ``newcomer``; None if none may."""
-        if self._order is QueueOrder.FIFO:
+        if not self._order.makes_room:
             return None
         own = self._places.get(newcomer.tenant, 0)
         larger = [tenant for tenant, count in self._places.items() if count > own + 1]
@@ -286,9 +287,9 @@ class TaskQueue(Generic[T]):
         position = self.position(task)
         if position is not None:
             return position
-        tier = self._tier(task)
+        tier, _, rank = self._order.place_of(task)
         earlier = sum(self._tiers[other].size for other in TIERS if other < tier)
-        return earlier + self._tiers[tier].before(Key(self._rank(task), self._arrivals))
+        return earlier + self._tiers[tier].before(Key(rank, self._arrivals))
 
     @property
     def next_expiry(self) -> float | None:
@@ -322,23 +323,14 @@ class TaskQueue(Generic[T]):
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _tier(self, task: T) -> Tier:
-        if self._order is QueueOrder.FIFO:
-            return Tier.INTERACTIVE
-        is_batch = task.priority is Priority.BATCH
-        if self._order is QueueOrder.SLACK and task.is_background:
-            return Tier.BACKGROUND_BATCH if is_batch else Tier.BACKGROUND
-        return Tier.BATCH if is_batch else Tier.INTERACTIVE
-
     def _add(self, task: T, arrival: int) -> None:
-        tenant = "" if self._order is QueueOrder.FIFO else task.tenant
-        tier = self._tier(task)
+        tier, tenant, rank = self._order.place_of(task)
         self._shares[task.priority].joined(tenant)
         entry = _Entry(
             task,
             tier,
             tenant,
-            Key(self._rank(task), arrival),
+            Key(rank, arrival),
             Key(task.drop_at, arrival),
             task.work_ms,
             bool(task.paused_on),
@@ -350,11 +342,6 @@ class TaskQueue(Generic[T]):
         self._tiers[tier].add(tenant, entry.key)
         insort(self._drops, entry.drop)
         self.work_ms += entry.work_ms
-
-    def _rank(self, task: T) -> float:
-        if self._order is QueueOrder.FIFO:
-            return 0.0
-        return task.deadline.at if self._order is QueueOrder.DEADLINE else task.rank
 
     def _discard(self, task_id: str) -> _Entry[T] | None:
         entry = self._entries.pop(task_id, None)

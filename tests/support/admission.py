@@ -22,7 +22,7 @@ from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
 from orchestrator.prediction.start_times import StartTimes
-from orchestrator.queue.order import QueueOrder, QueuePolicy
+from orchestrator.queue.order import QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job
@@ -79,7 +79,7 @@ class Rig:
         **feasibility: Any,
     ) -> None:
         self.clock = ManualClock()
-        self.queue: TaskQueue[Task] = TaskQueue(bound, QueueOrder.SLACK, policy)
+        self.queue: TaskQueue[Task] = TaskQueue(bound, policy=policy)
         self.capacity = Capacity((pace,), 16, max(0, 16 - load), min_start_ms)
         self.forecaster = Forecaster(lambda model: self.capacity, drops_infeasible=True)
         site: Any = Site(load)

@@ -54,7 +54,7 @@ class Decoder:
         filler = max(0, self._least_rows - tokens)  # rows whose results are dropped
         if filler:
             token_ids, positions = pad(token_ids, (0, filler)), pad(positions, (0, filler))
-        x = embedding(token_ids, self._embedding).to(self._dtype)
+        x = self._embedded(token_ids)
         rotation = self._rotation.at(positions)
         # Each sum is computed with the norm that follows it: on CUDA that is one kernel.
         after = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
@@ -75,6 +75,10 @@ class Decoder:
         if rows < self._least_rows:
             hidden = pad(hidden, (0, 0, 0, self._least_rows - rows))
         return self._head(hidden)[:rows].float()
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """What the first layer reads of ``token_ids`` [tokens]: [tokens, hidden]."""
+        return embedding(token_ids, self._embedding).to(self._dtype)
 
     def _project(self, layer: "Layer", x: Tensor, rotation: AngleTable) -> tuple[Tensor, Tensor]:
         """Rotated queries [tokens, heads, head_dim]; rotated keys, then values, likewise."""
@@ -180,3 +184,7 @@ class Layer:
             query_norm=tensors.get(prefix + "query_norm"),
             key_norm=tensors.get(prefix + "key_norm"),
         )
+
+
+DECODER: Final = Decoder
+"""The class that ``families`` means by this module."""

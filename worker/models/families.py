@@ -1,4 +1,7 @@
-"""The architectures that one decoder covers, and how each differs from Llama. No torch."""
+"""The architectures that run here, and how each differs from Llama. No torch.
+
+docs/extending.md says how to add one.
+"""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -14,13 +17,15 @@ class Family:
 
     ``window``: ``every-layer`` reads ``sliding_window`` (Mistral 0.1); ``by-layer`` reads
     ``use_sliding_window``, ``max_window_layers`` and ``layer_types`` (Qwen).
-    ``head_dim``: the default; None is hidden size / heads.
+    ``head_dim``: the default; None is hidden size / heads. ``decoder``: the module whose
+    ``DECODER`` computes it, a subclass of ``worker.models.decoder.Decoder``.
     """
 
     qkv_bias: bool = False
     qk_norm: bool = False
     window: WindowRule = "none"
     head_dim: int | None = None
+    decoder: str = "worker.models.decoder"
 
 
 OTHERWISE: Final = (

@@ -1,6 +1,7 @@
 """Loads a model from a checkpoint."""
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from worker.log import model_log
 from worker.models.checkpoint import differ
 from worker.models.config import ModelConfig
 from worker.models.decoder import EMBEDDING, HEAD, Decoder
+from worker.models.families import FAMILIES
 from worker.models.loader import Layout, load_weights
 from worker.models.parameters import Kind
 
@@ -52,15 +54,22 @@ def load_model(
 ) -> Model:
     """Load the model of checkpoint directory ``path`` on ``device``. Raises ``CheckpointError``."""
     config = tied_as_stored(path, config)
+    decoder = decoder_of(config)
     weights = load_weights(
         path,
-        Decoder.parameters(config),
+        decoder.parameters(config),
         dtype,
         device,
         layout=layout,
-        unused=Decoder.unused(config),
+        unused=decoder.unused(config),
     )
-    return Decoder(config, weights)
+    return decoder(config, weights)
+
+
+def decoder_of(config: ModelConfig) -> type[Decoder]:
+    """The class that computes the architecture of ``config``, by ``families``."""
+    found: type[Decoder] = import_module(FAMILIES[config.architecture].decoder).DECODER
+    return found
 
 
 def tied_as_stored(path: Path, config: ModelConfig) -> ModelConfig:
@@ -83,5 +92,5 @@ def tied_as_stored(path: Path, config: ModelConfig) -> ModelConfig:
 
 def parameter_count(config: ModelConfig) -> int:
     """Elements of all weights that a step reads: a tied embedding once, a separate one never."""
-    parameters = Decoder.parameters(config).values()
+    parameters = decoder_of(config).parameters(config).values()
     return sum(p.elements for p in parameters if p.kind is not Kind.EMBEDDING)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from orchestrator.fair_share import FAIR_LAG_JOBS
-from orchestrator.queue.order import QueueOrder
+from orchestrator.queue.order import DeadlineOrder, FifoOrder, Order
 from orchestrator.queue.task_queue import BATCH_EVERY, TaskQueue
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Priority
@@ -182,7 +182,7 @@ def test_dl15_the_background_comes_behind_every_class_and_back_with_a_chance() -
 class Door:
     """A full queue of eight places, and who comes to it."""
 
-    def __init__(self, *waiting: Item, order: QueueOrder = QueueOrder.SLACK) -> None:
+    def __init__(self, *waiting: Item, order: Order | None = None) -> None:
         self.queue: TaskQueue[Item] = TaskQueue(len(waiting), order)
         for each in waiting:
             self.queue.push(each)
@@ -264,20 +264,20 @@ def test_or13_who_would_be_let_in_to_a_full_queue() -> None:
 
 
 def test_fifo_knows_no_classes_and_no_shares() -> None:
-    door = Door(*several(8, "a", **BATCH), order=QueueOrder.FIFO)
+    door = Door(*several(8, "a", **BATCH), order=FifoOrder())
     assert door.takes(item("new", 10.0, tenant="b")) is None
     assert not door.queue.lets_in(others=True)
 
 
-@pytest.mark.parametrize("order", [QueueOrder.DEADLINE, QueueOrder.FIFO])
-def test_the_other_orders_are_what_they_are_called(order: QueueOrder) -> None:
+@pytest.mark.parametrize("order", [DeadlineOrder(), FifoOrder()])
+def test_the_other_orders_are_what_they_are_called(order: Order) -> None:
     rng = random.Random(4)
     queue: TaskQueue[Item] = TaskQueue(-1, order)
     items = [item(str(i), rng.uniform(5, 50), tenant=rng.choice("ab")) for i in range(50)]
     for each in items:
         queue.push(each)
     assert queue.expired(4.0) == []
-    if order is QueueOrder.FIFO:
+    if isinstance(order, FifoOrder):
         assert list(queue) == items
         return
     for tenant in "ab":

@@ -1,0 +1,48 @@
+"""The dialects that this service speaks: the list to which another one is added.
+
+docs/extending.md says how.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from aiohttp import web
+
+from orchestrator.api.anthropic import batches as message_batches
+from orchestrator.api.anthropic import routes as anthropic
+from orchestrator.api.anthropic.errors import ANTHROPIC
+from orchestrator.api.http.context import Dialect
+from orchestrator.api.kserve import metadata
+from orchestrator.api.kserve import routes as kserve
+from orchestrator.api.kserve.errors import KSERVE
+from orchestrator.api.native import routes as native
+from orchestrator.api.native import sessions, slots
+from orchestrator.api.native.errors import NATIVE
+from orchestrator.api.openai import batches, embeddings, files
+from orchestrator.api.openai import routes as openai
+from orchestrator.api.openai.errors import OPENAI
+from orchestrator.api.openai.responses import routes as responses
+
+
+class Edge(Protocol):
+    """A module with routes."""
+
+    def routes(self) -> Sequence[web.RouteDef]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A dialect: its conventions, by path where it has several, and the modules with its routes."""
+
+    conventions: tuple[Dialect, ...]
+    edges: tuple[Edge, ...]
+
+
+SERVED: Final = [
+    Served((ANTHROPIC,), (anthropic, message_batches)),
+    Served((OPENAI,), (openai, embeddings, responses, files, batches)),
+    Served(KSERVE, (kserve, metadata)),
+    Served((NATIVE,), (native, sessions, slots)),
+]
+"""A path belongs to the first that serves it, and else to the last one."""

@@ -1,0 +1,18 @@
+"""An architecture: Llama with embeddings times the root of the hidden size, as Gemma has them."""
+
+import math
+from typing import Final
+
+from torch import Tensor
+
+from worker.models.decoder import Decoder
+
+
+class ScaledDecoder(Decoder):
+    """See ``Decoder``."""
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        return super()._embedded(token_ids) * math.sqrt(self._config.hidden_size)
+
+
+DECODER: Final = ScaledDecoder

@@ -1,0 +1,31 @@
+"""The example of docs/extending.md: a dialect is a module and one entry in ``dialects``."""
+
+from orchestrator.api.dialects import SERVED, Served
+from tests.examples import ask_dialect
+from tests.orchestrator.conftest import MakeService
+from tests.support.fake_worker import FakeWorker
+
+
+async def test_a_dialect_is_added_and_taken_away(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    """It has deadlines, tolerance and errors of its own without a line about them."""
+    SERVED.insert(0, Served((ask_dialect.ASK,), (ask_dialect,)))
+    try:
+        service = await make_service(worker)
+    finally:
+        del SERVED[0]
+    body = {"question": "why?", "max_tokens": 3, "mood": "curious"}
+    async with service.http.post("/ask", json=body) as response:
+        assert await response.json() == {"answer": "w0 w1 w2 "}
+        assert response.headers["x-tidegate-ignored"] == "mood"
+    async with service.http.post("/ask", json=body | {"deadline_ms": 0.001}) as response:
+        assert response.status == 504
+        assert "sorry" in await response.json()
+    async with service.http.post("/v1/completions", json=body | {"prompt": "why?"}) as response:
+        assert response.status == 200
+
+    without = await make_service(worker)
+    async with without.http.post("/ask", json=body) as response:
+        assert response.status == 404
+        assert "error" in await response.json()

@@ -1,0 +1,24 @@
+"""The example of docs/extending.md: an order of the queue is a class of one method."""
+
+import pytest
+
+from orchestrator.queue.order import ORDERS, QueueOrder, SlackOrder
+from orchestrator.queue.task_queue import TaskQueue
+from tests.examples.latest_first import LatestFirst
+from tests.orchestrator.queue.test_task_queue import Item, item
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_an_order_is_added_and_taken_away(is_added: bool) -> None:
+    """The queue keeps tenants' shares, drops and bounds by itself, in any order."""
+    queue: TaskQueue[Item] = TaskQueue(4, LatestFirst() if is_added else SlackOrder())
+    for name, deadline in (("soon", 5.0), ("late", 50.0), ("middle", 20.0)):
+        queue.push(item(name, deadline, tenant="a"))
+    queue.check_integrity()
+    names = [each.id for each in queue]
+    assert names == (["late", "middle", "soon"] if is_added else ["soon", "middle", "late"])
+    assert [each.id for each in queue.expired(10.0)] == ["soon"]
+
+
+def test_every_order_that_can_be_set_is_there() -> None:
+    assert set(ORDERS) == set(QueueOrder)
