@@ -27,7 +27,7 @@ def test_the_map_has_every_folder_and_no_other() -> None:
     """Of the tests, which mirror the tree, only what is special has a line."""
     mapped = set(re.findall(r"^\| `([\w/]+)/` \|", ARCHITECTURE, re.M))
     here = {f for f in folders_of_code() if not f.startswith("tests/")}
-    special = {"tests/support", "tests/e2e"}
+    special = {"tests/support", "tests/examples", "tests/e2e"}
     assert mapped == here | special
 
 
