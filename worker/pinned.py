@@ -34,7 +34,8 @@ class _Buffer:
     __slots__ = ("copied", "host", "memory")
 
     def __init__(self, nbytes: int) -> None:
-        self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        with torch.inference_mode(False):  # whoever uses it next may be outside of that mode
+            self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         self.host: NDArray[np.uint8] = self.memory.numpy()
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         # One reference more than Python knows of, so that not even the interpreter's end frees it.
