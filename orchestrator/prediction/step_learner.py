@@ -22,9 +22,15 @@ what would have been certain begins the count anew: the machine was busy until t
 
 _OUTLIER = math.log(1.5)
 _JUMP_AFTER = 2
+_SETTLED_AFTER = 8
+"""Windows within which a second jump says that the shape does not fit."""
 _NOISE = 0.05**2
 _DRIFT = 2e-4
 _MAX_VARIANCE = 100.0
+_JUMP_VARIANCE = 0.25
+"""Variance that a new speed adds: a standard deviation of half of each coefficient. What a base and
+what a row takes is hard to tell apart while about as many rows run, so what was known of it must
+outlast a jump: with the first variance again, predictions for 64 rows varied by a third."""
 _LEAST_SHARE = 1e-3
 _MOST_RATIO = math.log(10.0)
 _SMOOTHING = 0.2
@@ -61,6 +67,10 @@ class StepLearner:
         self._prompts_per_step = 0.0
         self._fitted = False
         self._odd = 0
+        self._windows = 0
+        """Number of windows of steps that were fitted."""
+        self._jumped, self._jumped_at = 0.0, -math.inf
+        """The latest jump of the speed, as a log ratio, and the window that showed it."""
         self._epoch = 0
         self._fastest_ms = math.inf
         self._bound_steps = 0
@@ -187,6 +197,7 @@ class StepLearner:
     def _fit(self, features: list[float], step_ms: float) -> None:
         """Do one step of the filter; what counts is the error as a share of the whole step."""
         self._model = None
+        self._windows += 1
         predicted = sum(c * x for c, x in zip(self._coefficients, features, strict=True))
         ratio = step_ms / predicted
         if not self._fitted:
@@ -204,7 +215,7 @@ class StepLearner:
             # One odd window may be a stall of the machine; two in a row are a new speed.
             self._odd = max(1, self._odd + 1) if surprise > 0 else min(-1, self._odd - 1)
             if abs(self._odd) >= _JUMP_AFTER:
-                self._rescale(ratio, features, step_ms)
+                self._jump(ratio, features, step_ms)
                 self._epoch += 1
                 self._steps_at_pace = 0
                 self._rates.clear()
@@ -218,8 +229,25 @@ class StepLearner:
             for j in range(3):
                 covariance[i][j] -= px[i] * px[j] / total
 
+    def _jump(self, ratio: float, features: list[float], step_ms: float) -> None:
+        """Take up a new speed: the shape is kept, and trusted less than before.
+
+        Unless another jump was just before, which this one does not take back: then it is the shape
+        that does not fit.
+        """
+        is_back = abs(math.log(ratio) + self._jumped) < _OUTLIER
+        if self._windows - self._jumped_at <= _SETTLED_AFTER and not is_back:
+            self._rescale(ratio, features, step_ms)
+            return
+        self._jumped, self._jumped_at = math.log(ratio), self._windows
+        self._coefficients = [c * ratio for c in self._coefficients]
+        self._units = [unit * ratio for unit in self._units]
+        for i in range(3):
+            self._covariance[i][i] += _JUMP_VARIANCE
+        self._odd = 0
+
     def _rescale(self, ratio: float, features: list[float], step_ms: float) -> None:
-        """Take up a new speed: the shape is kept, with the first variance."""
+        """Take up a speed with the shape as it is and the first variance, to learn any other."""
         self._coefficients = [c * ratio for c in self._coefficients]
         guessed = sum(c * x for c, x in zip(self._guess, features, strict=True))
         # The variance of a coefficient near zero cannot be in units of its own size.

@@ -1,4 +1,4 @@
-"""The compiled loops of ``loops``. To be imported only where numba is installed.
+"""The compiled loops of ``draws``. To be imported only where numba is installed.
 
 The code that these are made of is in the module's globals, as in ``worker.cpu_kernels.tile_loops``.
 """

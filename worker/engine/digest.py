@@ -16,10 +16,8 @@ RESULT_CODE: Final = (
     "grammar",
     "models",
     "attention",
+    "cpu_kernels",
     "core.py",
-    "compiled.py",
-    "native.py",
-    "team.py",
 )
 """Parts of the worker whose code has a say in which tokens come out."""
 

@@ -14,8 +14,8 @@ With torch, from files to logits:
 
 - ``checkpoint``   the files, opened and checked
 - ``loader``       to parameters, fused and packed on the way; ``cuda_loader``, ``malloc``
-- ``linear``       linear layers as they lie in memory; ``blocked``: for products of our own,
-                   ``block_products``, ``block_loops``, ``block_code`` and ``amx_code``
+- ``linear``       linear layers as they lie in memory; ``blocked``: for products of our own
+                   (``worker.cpu_kernels.block_products``)
 - ``decoder``      the model, written as in the paper
 - ``rope``         rotary positions and their stretches
 - ``model``        from a checkpoint to a model

@@ -78,6 +78,30 @@ def test_the_step_model_is_found(base: float, row: float, prompt: float, seed: i
     assert min(model.base_ms, model.row_ms, model.prompt_token_ms) > 0
 
 
+def test_what_a_row_takes_outlasts_a_machine_that_stalls() -> None:
+    """DL-19: the split between base and rows, by which the number of rows is decided."""
+    rng, errors = random.Random(11), []
+    for seed in range(4):
+        worker, rows, pace = Steps(noise=0.15, rng=random.Random(seed)), 20.0, 1.0
+        learner = StepLearner(64, 512)
+        learner.observe(worker.run(4, 20, 0))
+        for window in range(500):
+            rows = min(64.0, max(2.0, rows + rng.gauss(0, 1.5)))
+            if rng.random() < 0.02:
+                pace = rng.choice([1.0, 1.3, 1.7, 2.2])
+            worker.base, worker.row, worker.prompt = 12 * pace, 0.5 * pace, 0.05 * pace
+            learner.observe(worker.run(5, int(rows), rng.randrange(4)))
+            if window > 100:
+                model = learner.model
+                errors += [
+                    abs(math.log((model.base_ms + model.row_ms * n) / (pace * (12 + 0.5 * n))))
+                    for n in (4, 16, 64)
+                ]
+    errors.sort()
+    assert errors[len(errors) // 2] < 0.1
+    assert errors[int(0.95 * len(errors))] < 0.5
+
+
 @pytest.mark.parametrize("factor", [10.0, 3.0, 0.2])
 def test_a_change_of_pace_shows_within_three_windows(factor: float) -> None:
     """Statistics come every 250 ms, so this is within a second."""

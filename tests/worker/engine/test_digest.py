@@ -17,12 +17,11 @@ NO_SAY = {
     "log.py",
     "media",
     "memory.py",
+    "pinned.py",
     "priority.py",
     "protocol",
     "service",
     "settings.py",
-    "shared_memory.py",
-    "stub_abi.py",
     "text",
 }
 """What has no say in which tokens come out of the same token ids."""
