@@ -49,3 +49,16 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_readme_is_short() -> None:
     shown = re.sub(r"<!--.*?-->\n", "", (ROOT / "README.md").read_text(), flags=re.S)
     assert len(shown.splitlines()) <= 200
+
+
+def test_where_it_is_is_there() -> None:
+    """``file``: ``name`` in the map's table of questions."""
+    table = ARCHITECTURE.partition("## Where is it?")[2].partition("\n## ")[0]
+    told = re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", table)
+    assert len(told) >= 5
+    for file, names in told:
+        text = (ROOT / file).read_text()
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"(def|class) {name}\b", text), f"{file} has no {name}"
+    for question in re.findall(r"^\| (.+\?) \| (.+) \|$", table, re.M):
+        assert len(re.findall(r"\.(?:py|md)\b", question[1].replace("](extending.md)", ""))) <= 2
