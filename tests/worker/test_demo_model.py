@@ -16,8 +16,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from tools.demo_model import dialogue, grammar, words
+from worker import demo_model
 
-CHECKPOINT: Final = Path(grammar.__file__).parents[1] / "checkpoint"
+CHECKPOINT: Final = Path(demo_model.__file__).parent / "checkpoint"
 MAX_FOLDER_BYTES: Final = 10_000_000
 TOKENIZER: Final = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 

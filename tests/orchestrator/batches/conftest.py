@@ -158,4 +158,11 @@ async def life(make_life: MakeLife) -> Life:
 
 def copy(folder: Path, to: Path) -> None:
     """The folder as a process leaves it that is killed now."""
-    shutil.copytree(folder, to)
+    for _ in range(20):
+        try:
+            shutil.copytree(folder, to)
+        except shutil.Error:  # a file was renamed meanwhile, which no kill sees by half
+            shutil.rmtree(to)
+        else:
+            return
+    raise AssertionError(f"{folder} does not come to rest")
