@@ -36,7 +36,7 @@ from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from orchestrator.fair_share import FairShares
-from orchestrator.queue.order import Order, QueuePolicy, SlackOrder
+from orchestrator.queue.order import Order, QueuePolicy, SlackOrder, Waiting
 from orchestrator.queue.tiers import (
     BACKGROUND_TIERS,
     BATCH_FIRST,
@@ -47,33 +47,22 @@ from orchestrator.queue.tiers import (
     Tier,
     TierQueue,
 )
-from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Priority
 
 BATCH_EVERY = 16
 """Most interactive tasks that leave in a row while a batch task could go."""
 
 
-class Queueable(Protocol):
-    """What the queue needs to know about a task. Times are seconds of the clock.
+class Queueable(Waiting, Protocol):
+    """What the queue needs to know about a task, beside what its order looks at.
 
-    They may change while the task waits: call ``reorder`` then.
+    It may change while the task waits: call ``reorder`` then.
     """
 
     @property
     def id(self) -> str: ...
     @property
-    def deadline(self) -> Deadline: ...
-    @property
-    def priority(self) -> Priority: ...
-    @property
-    def tenant(self) -> str: ...
-    @property
     def work_ms(self) -> float: ...
-    @property
-    def rank(self) -> float:
-        """Place within a class and tenant: the smallest goes first."""
-
     @property
     def paused_on(self) -> str:
         """The instance that holds the paused job; empty while the task waits for its start."""
@@ -82,8 +71,6 @@ class Queueable(Protocol):
     def holds_place(self) -> bool:
         """Whether nobody may take the task's place: it was promised, or the task has begun."""
 
-    @property
-    def is_background(self) -> bool: ...
     @property
     def drop_at(self) -> float:
         """When the task is taken out: at its deadline or earlier."""

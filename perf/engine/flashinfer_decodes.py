@@ -4,13 +4,13 @@ They want the host to plan every batch, which a recorded decode has no host for
 (``worker.attention.flashinfer_backend``).
 """
 
+from dataclasses import replace
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.flashinfer_backend import flashinfer_problem
+from worker.attention.flashinfer_backend import chunks_of, flashinfer_problem
 from worker.attention.paged import KVPool, PackedBatch
 from worker.pinned import upload
 
@@ -38,20 +38,12 @@ class FlashInferDecodes:
         """See ``AttentionBackend``. A step is valid until the next one."""
         assert batch.decodes == len(batch.query_tokens), "a row has more than one token"
         page = self._pool.block_tokens
-        counts = -(-batch.context_tokens // page)
-        used = np.arange(batch.block_table.shape[1]) < counts[:, None]
-        first_pages, pages, last_page_tokens = (
-            torch.from_numpy(array.astype(np.int32))
-            for array in (
-                np.concatenate(([0], np.cumsum(counts))),
-                batch.block_table[used],
-                batch.context_tokens - (counts - 1) * page,
-            )
-        )
+        # To FlashInfer a decode is paged as a chunk of one token is.
+        paged = chunks_of(replace(batch, decodes=0), page, self._pool.device)
         self._wrapper.plan(
-            first_pages,
-            pages,
-            last_page_tokens,
+            paged.first_pages,
+            paged.pages,
+            paged.last_page_tokens,
             self._heads,
             self._pool.kv_heads,
             self._pool.data.shape[-1],

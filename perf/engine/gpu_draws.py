@@ -15,9 +15,9 @@ from worker.grammar.masks import Masks
 from worker.protocol import Sampling
 from worker.sampling.masks import apply_
 from worker.sampling.sampler import Sampler
-from worker.scheduler.request import Request
+from worker.scheduler.request import make_request
 
-_PLAIN: Final = Sampling(max_tokens=64, temperature=0.8, seed=1)
+_PLAIN: Final = Sampling(max_tokens=64, temperature=0.8)
 _KINDS: Final = {
     "greedy": replace(_PLAIN, temperature=0.0),
     "temperature": _PLAIN,
@@ -66,17 +66,7 @@ def _sampler(sampling: Sampling, rows: int, vocabulary: int, device: torch.devic
     prompts = np.random.default_rng(9).integers(2, vocabulary, (rows, _PROMPT_TOKENS))
     for slot in range(rows):
         job = Job(prompts[slot].tolist(), sampling, NEVER)
-        request = Request(
-            job=job,
-            tokens=list(job.token_ids),
-            prompt_tokens=_PROMPT_TOKENS,
-            limit_tokens=_PROMPT_TOKENS + sampling.max_tokens,
-            seed=slot,
-            submitted_at=0.0,
-            least_tokens=1,
-            ends_cleanly=False,
-        )
-        sampler.begin(slot, request)
+        sampler.begin(slot, make_request(job, submitted_at=0.0, own_seed=slot))
     slots, positions = np.arange(rows), np.full(rows, _PROMPT_TOKENS)
     last_ids = torch.from_numpy(prompts[:, -1].copy()).to(device)
     return lambda logits: sampler.sample(logits, slots, positions, last_ids).ids

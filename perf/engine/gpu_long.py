@@ -4,19 +4,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from perf.engine.bare_engine import Built, build, load
 from perf.engine.checkpoints import ModelShape
-from perf.engine.gpu_parts import make_large
+from perf.engine.gpu_parts import make_large, recorded_ms
 from perf.engine.runs import Prompts, Runs, greedy
-from perf.engine.timing import copy_gb_per_s, timed_ms
+from perf.engine.timing import copy_gb_per_s
 from perf.report.rows import Report
 from perf.report.stats import median
 from worker.protocol import AbortCause
-from worker.runner.cuda_runner import CudaRunner
 
 
 def long(report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
@@ -60,32 +57,6 @@ def _decode(
     nbytes = shape.step_bytes + sum(contexts) * shape.kv_token_bytes
     bound_ms = nbytes / copy_gb_s / 1e6
     report.add(what, ms, "ms", f"{bound_ms:.1f} ms by its bytes at the copy's bandwidth")
-
-
-def recorded_ms(
-    built: Built, contexts: Sequence[int], chances: NDArray[np.float32] | None = None
-) -> float | None:
-    """Milliseconds, by the device's clock, of a recorded decode of rows with ``contexts`` keys
-    each, in blocks drawn at random; None where decodes are not recorded. ``chances`` [5, rows]:
-    see ``Sampler.plain_chances``.
-    """
-    runner = built.runner
-    assert isinstance(runner, CudaRunner)
-    graphs, state = runner._graphs, runner._state
-    if graphs is None or state is None:
-        return None
-    order = np.random.default_rng(4).permutation(built.engine.scheduler.pool.total)
-    taken = 0
-    for slot, keys in enumerate(contexts):
-        row = np.zeros(state.blocks.shape[1], np.int64)
-        count = -(-keys // 16)
-        row[:count] = order[taken : taken + count]
-        taken += count
-        state.begin(slot, row)
-    ids = np.random.default_rng(5).integers(2, 1000, len(contexts))
-    positions, slots = np.array(contexts) - 1, np.arange(len(contexts))
-    with torch.inference_mode():
-        return timed_ms(lambda: graphs.replay(ids, positions, slots, chances), built.pool.device)
 
 
 def _first_token(report: Report, built: Built, tokens: int, vocabulary: int, *, tiny: bool) -> None:

@@ -2,12 +2,14 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from perf.engine.bare_engine import Built, build, load
 from perf.engine.checkpoints import (
@@ -258,31 +260,14 @@ def _decode(
     report: Report, built: Built, shape: ModelShape, batch: int, keys: int, copy_gb_s: float
 ) -> None:
     """Time the recorded step by the device's clock: how the memory is used, without the engine."""
-    runner = built.runner
-    assert isinstance(runner, CudaRunner)
-    graphs, state = runner._graphs, runner._state
-    if graphs is None or state is None:
+    zeros, ones = np.zeros(batch), np.ones(batch)
+    draws = np.random.default_rng(6).random(batch)
+    chances = np.stack((0.8 * ones, zeros, draws, zeros, ones)).astype(np.float32)
+    ms = recorded_ms(built, [keys] * batch)
+    drawn_ms = recorded_ms(built, [keys] * batch, chances)
+    if ms is None or drawn_ms is None:
         report.add(f"decode {batch} x {keys}", "left out", note="nothing is recorded here")
         return
-    rng = np.random.default_rng(4)
-    width = state.blocks.shape[1]
-    per_row = -(-keys // 16)
-    order = rng.permutation(built.engine.scheduler.pool.total)
-    for slot in range(batch):
-        row = np.zeros(width, np.int64)
-        row[:per_row] = order[slot * per_row : (slot + 1) * per_row]
-        state.begin(slot, row)
-    ids = rng.integers(2, shape.vocab_size, batch)
-    positions, slots = np.full(batch, keys - 1), np.arange(batch)
-    device = built.pool.device
-    zeros, ones = np.zeros(batch), np.ones(batch)
-    chances = np.stack((0.8 * ones, zeros, rng.random(batch), zeros, ones))
-    with torch.inference_mode():
-        ms = timed_ms(lambda: graphs.replay(ids, positions, slots), device)
-        drawn_ms = timed_ms(
-            lambda: graphs.replay(ids, positions, slots, chances.astype(np.float32)), device
-        )
-    # Slots begin anew for the engine's own requests.
     nbytes = shape.step_bytes + batch * keys * shape.kv_token_bytes
     share = nbytes / ms / 1e6 / copy_gb_s
     report.add(
@@ -297,6 +282,32 @@ def _decode(
         "tokens/s",
         f"{drawn_ms:.2f} ms: with a temperature, from the whole vocabulary",
     )
+
+
+def recorded_ms(
+    built: Built, contexts: Sequence[int], chances: NDArray[np.float32] | None = None
+) -> float | None:
+    """Milliseconds, by the device's clock, of a recorded decode of rows with ``contexts`` keys
+    each, in blocks drawn at random; None where decodes are not recorded. ``chances`` [5, rows]:
+    see ``Sampler.plain_chances``. The engine's own requests then begin their slots anew.
+    """
+    runner = built.runner
+    assert isinstance(runner, CudaRunner)
+    graphs, state = runner._graphs, runner._state
+    if graphs is None or state is None:
+        return None
+    order = np.random.default_rng(4).permutation(built.engine.scheduler.pool.total)
+    taken = 0
+    for slot, keys in enumerate(contexts):
+        row = np.zeros(state.blocks.shape[1], np.int64)
+        count = -(-keys // 16)
+        row[:count] = order[taken : taken + count]
+        taken += count
+        state.begin(slot, row)
+    ids = np.random.default_rng(5).integers(2, runner._sampler.vocab_size, len(contexts))
+    positions, slots = np.array(contexts) - 1, np.arange(len(contexts))
+    with torch.inference_mode():
+        return timed_ms(lambda: graphs.replay(ids, positions, slots, chances), built.pool.device)
 
 
 def _generate(report: Report, built: Built, batch: int, sizes: _Sizes, *, vocab: int) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.attention.paged import KVPool, PackedBatch
+from worker.pinned import upload
 
 SPAN_TOKENS: Final = 128
 
@@ -77,7 +78,7 @@ class FixedAttention:
         )
 
     def _upload(self, array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self._pool.device, non_blocking=True)
+        return upload(array, self._pool.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class FlashInferAttention:
         decodes = batch.decodes
         if decodes == len(batch.query_tokens):
             return self._decodes.prepare(batch)
-        chunks = _chunks(batch, self._pool.block_tokens, self._pool.device)
+        chunks = chunks_of(batch, self._pool.block_tokens, self._pool.device)
         planned = {window: self._plan(window, chunks) for window in self._turns}
         return FlashInferStep(
             self._pool,
@@ -131,7 +131,7 @@ class FlashInferAttention:
         """See ``TritonAttention.decode_step``."""
         return self._decodes.decode_step(slots, table, contexts, most_keys)
 
-    def _plan(self, window: int, chunks: "_Chunks") -> PagedPrefill:
+    def _plan(self, window: int, chunks: "Chunks") -> PagedPrefill:
         turns = self._turns[window]
         wrapper = turns.next()
         wrapper.plan(
@@ -188,7 +188,7 @@ class FlashInferStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunks:
+class Chunks:
     """Chunks as FlashInfer has them: int32, on the host but for ``pages``.
 
     ``starts`` [chunks + 1]: where their tokens begin, and the end. ``pages``: all their blocks, one
@@ -203,7 +203,7 @@ class _Chunks:
     contexts: Tensor
 
 
-def _chunks(batch: PackedBatch, block_tokens: int, device: torch.device) -> _Chunks:
+def chunks_of(batch: PackedBatch, block_tokens: int, device: torch.device) -> Chunks:
     contexts = batch.context_tokens[batch.decodes :]
     counts = -(-contexts // block_tokens)
     first_pages = _bounds(counts)
@@ -218,7 +218,7 @@ def _chunks(batch: PackedBatch, block_tokens: int, device: torch.device) -> _Chu
     def host(array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array.astype(np.int32))
 
-    return _Chunks(
+    return Chunks(
         starts=host(_bounds(batch.query_tokens[batch.decodes :])),
         first_pages=host(first_pages),
         pages=pages,

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from worker.attention.paged import KVPool, PackedBatch
+from worker.pinned import upload
 
 _WORTH_A_CUT_BYTES: Final = 400 * 2**10
 """Bytes of padding that splitting a batch must save: one more batch costs a CPU, per layer, as much
@@ -110,7 +111,7 @@ class ReferenceAttention:
         return by_head.expand(-1, -1, self._shared, -1, -1).flatten(2, 3)
 
     def _to_device(self, array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).view(-1).to(self._pool.device)
+        return upload(array.reshape(-1), self._pool.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,6 +245,7 @@ class TritonAttention:
                 rows,
                 count,
                 max(1, count - rows),
+                # Where there is one item for each row, none is to be split.
                 LEAST_TILES=2**30 if count == rows else a_pass.tiling.least_tiles,
                 TILE_KEYS=a_pass.tiling.keys,
                 ROWS=_power_of_two(rows),

@@ -17,6 +17,7 @@ from worker.attention import PackedBatch
 from worker.errors import DeviceLost
 from worker.grammar.masks import Masks
 from worker.log import model_log
+from worker.models.model import Model
 from worker.pinned import download, reserve, upload
 from worker.runner.cuda_graphs import (
     CudaRecorder,
@@ -81,7 +82,7 @@ class CudaRunner(TorchRunner):
         super().__init__(forward, sampler, limits, device=device)
         self._state: SlotState | None = state
         self._graphs = graphs
-        self._reads_table_on_device = _has_fixed_decodes(forward)
+        self._reads_table_on_device = _with_fixed_decodes(forward) is not None
         self._latest: LaunchedOnDevice | None = None
         self._cuda = device.type == "cuda"
         self._probe = probe or probe_of(device)
@@ -252,11 +253,11 @@ def build_cuda_runner(
     sampler.compile_draws()
     state = SlotState(limits.max_running, limits.max_blocks, dummy_block, device)
     graphs = None
-    if isinstance(forward, BatchForward) and isinstance(forward.attention, FixedDecodes):
+    recordable = _with_fixed_decodes(forward)
+    if recordable is not None:
         try:
             graphs = DecodeGraphs(
-                forward.model,
-                forward.attention,
+                *recordable,
                 state,
                 recorder or CudaRecorder(),
                 sizes=batch_sizes(limits.max_running),
@@ -354,8 +355,11 @@ class LaunchedOnDevice:
         return result
 
 
-def _has_fixed_decodes(forward: Forward) -> bool:
-    return isinstance(forward, BatchForward) and isinstance(forward.attention, FixedDecodes)
+def _with_fixed_decodes(forward: Forward) -> tuple[Model, FixedDecodes] | None:
+    """The model and attention of ``forward`` where its decodes can be recorded."""
+    if isinstance(forward, BatchForward) and isinstance(forward.attention, FixedDecodes):
+        return forward.model, forward.attention
+    return None
 
 
 def _done_event(device: torch.device) -> Event:
