@@ -569,7 +569,7 @@ def _sendable(token: SecretStr | None) -> SecretStr | None:
 
 def load_settings(**overrides: object) -> Settings:
     """Settings from all sources; ``overrides`` win. Raises ``InvalidSettings``."""
-    lines = unknown_variables(ENV_PREFIX, Settings.model_fields, others=_OTHER_VARIABLES)
+    lines = unknown_variables(Settings, renamed={}, others=_OTHER_VARIABLES)
     file = os.environ.get(CONFIG_VARIABLE)
     if file is not None and not Path(file).is_file():
         lines.append(f"{CONFIG_VARIABLE}: there is no file {file}")

@@ -1,20 +1,52 @@
-"""Reads settings from the environment; a variable that no setting has is an error, not ignored."""
+"""Settings read from the environment; a variable that no setting has is an error, not ignored.
+
+A setting's variable is its name in capitals with two underscores for each dot: ``queue.max_waiting``
+is ``TIDEGATE_QUEUE__MAX_WAITING``.
+"""
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
-from typing import TypeVar
+from types import UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
-from pydantic import ValidationError, field_validator
-from pydantic_settings import BaseSettings
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode
 
 from worker.encoding import readable
 
 S = TypeVar("S", bound=BaseSettings)
 
+DELIMITER: Final = "__"
+"""Stands for a dot of a setting's name in the environment."""
+PAGE: Final = "docs/settings.md"
+"""Page with all settings that users need."""
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
 """Variables that Kubernetes adds for a service of the same name, without their prefix."""
+
+
+class Section(BaseModel):
+    """Settings that belong together: a table of ``tidegate.toml``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Hidden:
+    """Marks a setting that only benchmarks and tests need; ``docs/settings.md`` leaves it out."""
+
+
+HIDDEN: Final = Hidden()
+
+
+def _by_commas(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_by_commas)]
+"""Texts that are separated by commas where they come as one."""
 
 
 class EnvironmentSettings(BaseSettings):
@@ -28,41 +60,114 @@ class EnvironmentSettings(BaseSettings):
         return readable(value) if isinstance(value, str) else value
 
 
-def unknown_variables(
-    prefix: str, settings: Collection[str], *, others: Collection[str] = ()
-) -> list[str]:
-    """A line for each variable under ``prefix`` that is neither a setting nor one of ``others``.
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field of this type holds, if it holds one."""
+    if get_origin(annotation) in (Union, UnionType):
+        found = [each for each in map(section_of, get_args(annotation)) if each is not None]
+        return found[0] if found else None
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return annotation if is_model else None
 
-    ``settings`` are names of fields; ``others`` whole names, or beginnings that end in _.
+
+def names_of(kind: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Names of all settings and sections of ``kind``: ``queue``, ``queue.max_waiting``, …"""
+    for name, field in kind.model_fields.items():
+        yield f"{above}{name}"
+        section = section_of(field.annotation)
+        if section is not None:
+            yield from names_of(section, f"{above}{name}.")
+
+
+def variable_of(prefix: str, name: str) -> str:
+    """The environment variable of a setting's dotted name."""
+    return f"{prefix}{name.replace('.', DELIMITER)}".upper()
+
+
+def nested(values: Mapping[str, object]) -> dict[str, Any]:
+    """Values by names as ``queue__max_waiting``, as an object of objects."""
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, own = name.split(DELIMITER)
+        table = made
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[own] = value
+    return made
+
+
+def unknown_variables(
+    kind: type[BaseSettings], *, renamed: Mapping[str, str], others: Collection[str] = ()
+) -> list[str]:
+    """A line for each variable under the prefix of ``kind`` that is neither its setting nor one of
+    ``others``.
+
+    ``renamed`` has the names that settings had before, without a prefix, and their dotted names of
+    today; ``others`` whole names of variables, or beginnings that end in _.
     """
-    known = {f"{prefix}{name}".upper() for name in settings}
+    prefix = str(kind.model_config["env_prefix"])
+    stem = f"{prefix.rstrip('_')}_"
+    known = {variable_of(prefix, name) for name in names_of(kind)}
     exact = {name for name in others if not name.endswith("_")}
     beginnings = tuple(name for name in others if name.endswith("_"))
     lines = []
     for name in sorted(os.environ):
         upper = name.upper()
-        if not upper.startswith(prefix) or upper in known or upper in exact:
+        if not upper.startswith(stem) or upper in known or upper in exact:
             continue
-        if upper.startswith(beginnings) or _SERVICE_LINKS.fullmatch(upper.removeprefix(prefix)):
+        own = upper.removeprefix(prefix if upper.startswith(prefix) else stem)
+        if upper.startswith(beginnings) or _SERVICE_LINKS.fullmatch(own):
             continue
+        now = renamed.get(own.lower()) or (own.lower() if own.lower() in kind.model_fields else "")
         near = get_close_matches(upper, [*known, *exact], 1)
-        lines.append(f"{name}: not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+        if now:
+            lines.append(f"{name}: this setting is now {variable_of(prefix, now)}")
+        elif near:
+            lines.append(f"{name}: not a setting; did you mean {near[0]}?")
+        else:
+            lines.append(f"{name}: not a setting; see {PAGE}")
     return lines
 
 
-def read_environment(kind: type[S], what: str) -> S:
+def explained(
+    kind: type[BaseSettings], error: ValidationError, renamed: Mapping[str, str]
+) -> list[str]:
+    """A line for each of the errors, with the variable of the setting that is wrong."""
+    prefix = str(kind.model_config["env_prefix"])
+    known = frozenset(names_of(kind))
+    lines = []
+    for detail in error.errors():
+        message = detail["msg"].removeprefix("Value error, ")
+        path = [str(part) for part in detail["loc"]]
+        name = ".".join(path)
+        if detail["type"] == "extra_forbidden":
+            now = renamed.get(name)
+            lines.append(
+                f"{name}: this setting is now {now}"
+                if now
+                else f"{name}: not a setting; see {PAGE}"
+            )
+            continue
+        inside = list[str]()
+        while path and ".".join(path) not in known:  # a value inside a setting
+            inside.insert(0, path.pop())
+        if inside:
+            message = f"{'.'.join(inside)}: {message}"
+        if not path:  # a check of several settings, which begins with one's name
+            name, _, message = message.partition(": ")
+            path = name.split(".")
+        lines.append(f"{variable_of(prefix, '.'.join(path))}: {message}")
+    return lines
+
+
+def read_environment(kind: type[S], what: str, renamed: Mapping[str, str]) -> S:
     """Settings from the environment. Raises ``ValueError`` that names each variable which is wrong;
-    ``what`` names the settings in that message."""
-    prefix = kind.model_config["env_prefix"]
-    lines = unknown_variables(prefix, kind.model_fields)
+    ``what`` names the settings in that message, ``renamed`` is as of ``unknown_variables``."""
+    lines = unknown_variables(kind, renamed=renamed)
     settings: S | None = None
     try:
         settings = kind()
     except ValidationError as error:
-        lines += [
-            f"{prefix}{'_'.join(map(str, detail['loc'])).upper()}: {detail['msg']}"
-            for detail in error.errors()
-        ]
+        lines += explained(kind, error, renamed)
     if lines or settings is None:
-        raise ValueError(f"{what} do not fit: " + "; ".join(lines))
+        raise ValueError(f"{what} are invalid: " + "; ".join(lines))
     return settings

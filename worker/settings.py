@@ -166,4 +166,4 @@ class WorkerSettings(EnvironmentSettings):
 
 def read_settings() -> WorkerSettings:
     """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
-    return read_environment(WorkerSettings, "the worker's settings")
+    return read_environment(WorkerSettings, "the worker's settings", {})

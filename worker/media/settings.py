@@ -84,4 +84,4 @@ class SlotSettings(EnvironmentSettings):
 
 def read_slot_settings() -> SlotSettings:
     """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
-    return read_environment(SlotSettings, "the slot's settings")
+    return read_environment(SlotSettings, "the slot's settings", {})
