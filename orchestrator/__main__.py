@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m orchestrator",
         description="Serve generation on Triton instances. Options override TIDEGATE_… variables "
-        f"and tidegate.toml; {Path(__file__).with_name('settings.py')} has all of them.",
+        "and tidegate.toml; docs/settings.md has all of them.",
     )
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", help="port to listen on (default 8080, 0: any free one)")
@@ -69,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(**given)
     except InvalidSettings as error:
-        print(f"The settings do not fit:\n{error}", file=sys.stderr)
+        print(f"Invalid settings:\n{error}", file=sys.stderr)
         return 2
-    log.configure(settings.log_format, settings.log_level)
+    log.configure(settings.telemetry.log_format, settings.telemetry.log_level)
     return_large_blocks()
     return asyncio.run(serve(settings, partial(load_settings, **given)))
 
@@ -83,13 +83,14 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     as_read, had_terminal = settings, os.isatty(0)
     loop.set_exception_handler(QuietAccept())
     most = most_connections()
-    if most < settings.max_connections:
+    if most < settings.http.max_connections:
         service_log.warning(
             "fewer connections than set: the limit of open files allows no more; raise it "
-            "(ulimit -n) or lower TIDEGATE_MAX_CONNECTIONS",
-            extra=fields(max_connections=most, wanted=settings.max_connections),
+            "(ulimit -n) or lower TIDEGATE_HTTP__MAX_CONNECTIONS",
+            extra=fields(max_connections=most, wanted=settings.http.max_connections),
         )
-        settings = settings.model_copy(update={"max_connections": most})
+        http = settings.http.model_copy(update={"max_connections": most})
+        settings = settings.model_copy(update={"http": http})
     # Collecting garbage before the freeze below would only find live objects, and would take half
     # of the time that a large journal takes to load.
     gc.disable()
@@ -126,9 +127,9 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     try:
         await site.start()
         widen_backlog(site._server)
-        if settings.health_port is not None:
-            port = settings.health_port
-            stalled_after_s = settings.health_stalled_after_s
+        if settings.health.port is not None:
+            port = settings.health.port
+            stalled_after_s = settings.health.stalled_after_s
             health_port = HealthPort(
                 parts.health, settings.host, port, stalled_after_s=stalled_after_s
             )
@@ -178,11 +179,11 @@ async def open_the_journal(settings: Settings, starting: AsyncExitStack) -> Jour
         return None
     try:
         await starting.enter_async_context(
-            saying_that_it_starts(settings.host, settings.port, settings.health_port)
+            saying_that_it_starts(settings.host, settings.port, settings.health.port)
         )
         return await asyncio.to_thread(open_journal, config)
     except JournalError as error:
-        if any(name.startswith(("journal_", "durable_")) for name in settings.model_fields_set):
+        if settings.journal.model_fields_set:
             raise
         service_log.warning("going on without a journal, durable tasks are refused: %s", error)
         return None
@@ -216,9 +217,9 @@ def _stop_requests(loop: asyncio.AbstractEventLoop, reloader: Reloader) -> async
     requests: asyncio.Queue[float] = asyncio.Queue()
 
     def stop(setting: str) -> None:
-        requests.put_nowait(getattr(reloader.settings, setting))
+        requests.put_nowait(getattr(reloader.settings.shutdown, setting))
 
-    loop.add_signal_handler(signal.SIGTERM, stop, "shutdown_grace_s")
+    loop.add_signal_handler(signal.SIGTERM, stop, "grace_s")
     loop.add_signal_handler(signal.SIGINT, stop, "interrupt_grace_s")
     return requests
 
@@ -243,7 +244,7 @@ class Reloads:
 
     def _begin(self) -> None:
         if self._had_terminal and not os.isatty(0):
-            self._stop_requests.put_nowait(self._reloader.settings.interrupt_grace_s)
+            self._stop_requests.put_nowait(self._reloader.settings.shutdown.interrupt_grace_s)
             return
         task = asyncio.create_task(self._reload(), name="reload")
         self._under_way.add(task)

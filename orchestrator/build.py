@@ -11,15 +11,7 @@ from pathlib import Path
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
 from orchestrator.api.auth import Key, digest_of
-from orchestrator.api.config import (
-    ApiConfig,
-    BodyConfig,
-    BrowserConfig,
-    ConnectionConfig,
-    GrammarConfig,
-    ResponseStoreConfig,
-    StreamConfig,
-)
+from orchestrator.api.config import ApiConfig
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.metrics import BATCHES
 from orchestrator.batches.service import Batches
@@ -66,7 +58,6 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
-from orchestrator.sessions.config import SessionConfig
 from orchestrator.sessions.metrics import SESSIONS
 from orchestrator.sessions.store import SessionStore
 from orchestrator.settings import Settings
@@ -75,8 +66,7 @@ from orchestrator.slots.gate import SlotGate
 from orchestrator.slots.ledger import FLEET, SlotLedger
 from orchestrator.slots.metrics import SLOTS
 from orchestrator.slots.service import Slots, SlotsConfig
-from orchestrator.slots.store import SlotKeepConfig, SlotStore
-from orchestrator.tasks.deadline import DeadlineConfig
+from orchestrator.slots.store import SlotStore
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalConfig, JournalFile
 from orchestrator.tasks.journal.memory import Journal
@@ -112,6 +102,48 @@ class Components:
     reloader: Reloader
 
 
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What every part is built from."""
+
+    settings: Settings
+    clock: Clock
+    rng: random.Random
+    metrics: Metrics
+    executor: ThreadPoolExecutor
+    queue: TaskQueue[Task]
+
+
+@dataclass(frozen=True, slots=True)
+class _Instances:
+    """The parts that know which instances there are, and what they serve."""
+
+    registry: Registry
+    models: ServedModels
+    monitor: InstanceMonitor
+    discovery: DiscoverySync
+
+
+@dataclass(frozen=True, slots=True)
+class _Foresight:
+    """The parts that foresee when work starts and ends."""
+
+    forecaster: Forecaster
+    placer: Placer
+    in_flight: AttemptsInFlight
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatch:
+    """The parts that send work to instances, and hear how it went."""
+
+    dispatcher: Dispatcher
+    retrier: Retrier
+    hedger: Hedger
+    pausing: Pausing
+
+
 def build(
     settings: Settings,
     clock: Clock,
@@ -122,217 +154,44 @@ def build(
     file: JournalFile | None = None,
 ) -> Components:
     """One orchestrator, not started yet. ``file`` is where durable tasks are written down."""
-    metrics = Metrics()
     keys = keys_of(settings)
     queue: TaskQueue[Task] = TaskQueue(
-        settings.queue_size, ORDERS[settings.queue_order], settings.queue_policy
+        settings.queue.max_waiting, ORDERS[settings.queue.order], settings.queue.when_full
     )
     # One thread more than encodes prompts: a new model card's tokenizer is prepared there too.
     executor = ThreadPoolExecutor(ENCODING_THREADS + 1, thread_name_prefix="tidegate-tokens")
-
-    listed = tuple(entry for entry in settings.instances if not is_source(entry))
-    lane_config = LaneConfig(
-        open_timeout_s=settings.lane_open_timeout_s,
-        keepalive_s=settings.lane_keepalive_s,
-        reconnect_min_s=settings.reconnect_min_s,
-        reconnect_max_s=settings.reconnect_max_s,
-        worn_after_bytes=settings.lane_renew_after_mib * 2**20,
-        token=settings.lane_token.get_secret_value() if settings.lane_token else "",
-        tls=settings.triton_tls,
-    )
-    registry = Registry(
-        listed,
-        RegistryConfig(
-            lanes_per_instance=settings.lanes_per_instance,
-            max_backlog=settings.backlog_per_instance,
-            lane=lane_config,
-        ),
-        clock,
-        rng,
-        LaneFactory() if make_lane is None else make_lane,
-    )
-    models = ServedModels(registry, executor, special_in_prompts=settings.special_tokens_in_prompts)
-    monitor = InstanceMonitor(
-        registry,
-        models,
-        MonitorConfig(settings.suspect_after_s, settings.down_after_s),
-        clock,
-        metrics.histogram(
-            "per_token_emission_latency_us",
-            "From a frame's decoding to its tokens being written, per token (sampled)",
-        ),
-    )
-    discovery = DiscoverySync(
-        registry,
-        listed,
-        [source_of(entry) for entry in settings.instances if is_source(entry)],
-        clock,
-        read_every_s=settings.read_instances_every_s,
-        grace_s=settings.leave_grace_s,
-    )
+    metrics = Metrics()
+    common = _Common(settings, clock, rng, metrics, executor, queue)
+    instances = _instances(common, make_lane)
+    registry = instances.registry
     settler = Settler(TaskMetrics(metrics, clock), journal, clock)
-    forecaster = Forecaster(
-        registry.capacity,
-        drops_infeasible=(settings.drop_infeasible and settings.admission is AdmissionMode.ENFORCE),
-    )
-    policy = settings.placement_policy
-    placer = Placer(
-        registry,
-        clock,
-        forecaster.usual_tokens,
-        Policy.compile(policy, now=clock.now) if policy else None,
-    )
-    in_flight = AttemptsInFlight()
-    start_times = StartTimes(queue, forecaster, in_flight, clock)
-    promises = Promises(forecaster, clock)
-    feasibility = Feasibility(
-        forecaster,
-        start_times,
-        promises,
-        clock,
-        rng,
-        _feasibility(settings),
-    )
-    prediction = Prediction(forecaster, start_times, promises, feasibility, Calibration())
+    foresight = _foresight(common, registry)
     admission = Admission(
-        registry,
-        queue,
-        placer,
-        prediction,
-        clock,
-        _admission(settings),
+        registry, queue, foresight.placer, foresight.prediction, clock, _admission(settings)
     )
-    retrier = Retrier(
-        registry,
-        rng,
-        RetryConfig(
-            share=settings.retry_share,
-            attempts=settings.attempts,
-            floor_ms=settings.admission_floor_ms,
-        ),
-    )
-    hedger = Hedger(registry, forecaster, share=settings.hedge_share)
-    pausing = Pausing(
-        registry,
-        forecaster,
-        placer,
-        # A job that runs on past its deadline would never be worth its slot.
-        enabled=settings.pause
-        and settings.queue_order is QueueOrder.SLACK
-        and settings.deadline_scope == "request",
-    )
-    rows = RowControl(
-        pausing,
-        registry,
-        forecaster,
-        queue,
-        in_flight,
-        clock,
-        enabled=settings.row_policy is RowPolicy.ADAPTIVE
-        and settings.queue_order is QueueOrder.SLACK
-        and settings.deadline_scope == "request",
-    )
-    limits = TimeLimits(
-        grace_s=settings.deadline_grace_ms / 1000,
-        return_margin_s=settings.return_margin_ms / 1000,
-        max_run_s=settings.max_deadline_s if settings.deadline_scope == "queue" else None,
-        loop_delay=LoopDelay(clock),
-    )
-    launcher = Launcher(registry, in_flight, prediction, retrier, hedger, limits, clock)
-    completion = Completion(
-        registry, settler, DispatchMetrics(metrics), prediction, retrier, hedger, clock
-    )
-    dispatcher = Dispatcher(queue, placer, rows, prediction, launcher, completion, clock)
-    registry.listen(dispatcher)
+    dispatch = _dispatch(common, registry, foresight, settler)
     durable = None if file is None else DurableTasks(file, clock)
-    health = HealthBoard(registry, models, queue, admission, durable)
-    metrics.watch(queue, QUEUE)
-    metrics.watch(feasibility.stats, refusals("", "requests"))
-    metrics.watch(prediction.calibration, CALIBRATION)
-    metrics.watch(placer, PLACEMENT)
-    if placer.policy is not None:
-        metrics.watch(placer.policy, POLICY)
-    metrics.watch(retrier, RETRIES)
-    metrics.watch(hedger.stats, HEDGES)
-    metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
-    store = TaskStore(
-        clock,
-        max_tasks=settings.keep_tasks,
-        max_age_s=settings.keep_tasks_s,
-        max_tokens=settings.keep_tokens,
-        max_bytes=settings.keep_bytes,
-    )
-    sessions = SessionStore(_session_config(settings), clock, rng)
-    metrics.watch(sessions, SESSIONS)
-    limiter = Limiter(_rate_limits(settings, keys), clock)
-    fleet = SlotFleet(
-        registry,
-        FleetConfig(
-            lane_config,
-            settings.suspect_after_s,
-            settings.down_after_s,
-            is_watching=make_lane is None,
-        ),
-        clock,
-        rng,
-    )
-    slots = Slots(
-        SlotGate(
-            admission,
-            limiter,
-            clock,
-            floor_ms=settings.admission_floor_ms,
-        ),
-        fleet,
-        SlotLedger(metrics, clock),
-        SlotStore(
-            clock,
-            SlotKeepConfig(settings.keep_slots, settings.keep_slots_s, settings.keep_slot_bytes),
-        ),
-        SlotsConfig(
-            _feasibility(settings),
-            queue_size=settings.slots_queue_size,
-            attempts=settings.attempts,
-            grace_s=settings.deadline_grace_ms / 1000,
-            lane=lane_config,
-        ),
-        clock,
-        rng,
-    )
-    metrics.watch(slots, SLOTS)
-    metrics.watch(slots.refusals, refusals("slot_", "slots"))
-    metrics.watch(fleet, FLEET)
+    health = HealthBoard(registry, instances.models, queue, admission, durable)
     health.has_tenants = _has_tenants(settings)
+    sessions = SessionStore(settings.sessions, clock, rng)
+    limiter = Limiter(_rate_limits(settings, keys), clock)
+    slots, fleet = _slots(common, registry, admission, limiter, is_watching=make_lane is None)
     health.also_ready.append(lambda: bool(fleet.ready()))
-    ask = partial(ask_for_swap, tls=lane_config.tls)
-    swaps = Swaps(registry, queue, ask, clock, token=lane_config.token)
-    metrics.watch(swaps, SWAPS)
-    demand = ModelDemand(
-        registry,
-        queue,
-        in_flight,
-        forecaster,
-        swaps,
-        clock,
-        DemandConfig(
-            enabled=settings.load_on_demand,
-            min_residency_s=settings.model_min_residency_s,
-            waiting=settings.model_load_waiting,
-            refuses=settings.admission is AdmissionMode.ENFORCE,
-        ),
+    swaps, demand = _loading(common, registry, foresight)
+    encoding = EncodingStage(
+        executor, ENCODING_THREADS, settings.admission.max_encoding_bytes, clock
     )
-    metrics.watch(demand, DEMAND)
     stages = Stages(
         limits=limiter,
         registry=registry,
-        models=models,
-        encoding=EncodingStage(executor, ENCODING_THREADS, settings.max_encoding_bytes, clock),
-        prediction=prediction,
+        models=instances.models,
+        encoding=encoding,
+        prediction=foresight.prediction,
         admission=admission,
         queue=queue,
-        dispatcher=dispatcher,
+        dispatcher=dispatch.dispatcher,
         settler=settler,
-        store=store,
+        store=TaskStore(clock, settings.tasks),
         sessions=sessions,
         swaps=swaps,
         demand=demand,
@@ -341,12 +200,15 @@ def build(
         slots=slots,
     )
     service = ServiceConfig(
-        _deadlines(settings),
+        settings.deadlines,
         isolate_tenants=_isolates_tenants(settings),
-        durable_default=settings.durable_default,
+        durable_default=settings.journal.durable_by_default,
     )
-    tracing = open_tracing(settings.otlp_endpoint, clock)
+    tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
     orchestrator = Orchestrator(stages, service, metrics, clock, rng, tracing)
+    metrics.watch(queue, QUEUE)
+    metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
+    metrics.watch(sessions, SESSIONS)
     if stages.batches is not None:
         metrics.watch(stages.batches, BATCHES)
     recovery = None
@@ -357,23 +219,205 @@ def build(
         ).observe
         recovery = Recovery(orchestrator, durable, file.unfinished)
     reloader = Reloader(settings)
-    _follow(reloader, orchestrator, discovery, health)
-    lifecycle = Lifecycle(orchestrator, health, discovery, monitor, executor, recovery)
+    _follow(reloader, orchestrator, instances.discovery, health)
     return Components(
         settings=settings,
         api=_api(settings, keys),
         orchestrator=orchestrator,
-        lifecycle=lifecycle,
+        lifecycle=Lifecycle(
+            orchestrator, health, instances.discovery, instances.monitor, executor, recovery
+        ),
         health=health,
-        discovery=discovery,
-        monitor=monitor,
-        forecaster=forecaster,
-        placer=placer,
-        retrier=retrier,
-        hedger=hedger,
-        pausing=pausing,
+        discovery=instances.discovery,
+        monitor=instances.monitor,
+        forecaster=foresight.forecaster,
+        placer=foresight.placer,
+        retrier=dispatch.retrier,
+        hedger=dispatch.hedger,
+        pausing=dispatch.pausing,
         reloader=reloader,
     )
+
+
+def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
+    settings, clock = common.settings, common.clock
+    listed = tuple(entry for entry in settings.instances if not is_source(entry))
+    registry = Registry(
+        listed,
+        RegistryConfig(
+            lanes_per_instance=settings.lanes.per_instance,
+            max_backlog=settings.dispatch.max_backlog,
+            lane=_lane_config(settings),
+        ),
+        clock,
+        common.rng,
+        LaneFactory() if make_lane is None else make_lane,
+    )
+    models = ServedModels(
+        registry, common.executor, special_in_prompts=settings.models.special_tokens_in_prompts
+    )
+    monitor = InstanceMonitor(
+        registry,
+        models,
+        MonitorConfig(settings.lanes.suspect_after_s, settings.lanes.down_after_s),
+        clock,
+        common.metrics.histogram(
+            "per_token_emission_latency_us",
+            "From a frame's decoding to its tokens being written, per token (sampled)",
+        ),
+    )
+    discovery = DiscoverySync(
+        registry,
+        listed,
+        [source_of(entry) for entry in settings.instances if is_source(entry)],
+        clock,
+        read_every_s=settings.discovery.interval_s,
+        grace_s=settings.discovery.leave_grace_s,
+    )
+    return _Instances(registry, models, monitor, discovery)
+
+
+def _foresight(common: _Common, registry: Registry) -> _Foresight:
+    settings, clock, metrics = common.settings, common.clock, common.metrics
+    admission, policy = settings.admission, settings.placement.policy
+    forecaster = Forecaster(
+        registry.capacity,
+        drops_infeasible=admission.drop_infeasible and admission.mode is AdmissionMode.ENFORCE,
+    )
+    placer = Placer(
+        registry,
+        clock,
+        forecaster.usual_tokens,
+        Policy.compile(policy, now=clock.now) if policy else None,
+    )
+    in_flight = AttemptsInFlight()
+    start_times = StartTimes(common.queue, forecaster, in_flight, clock)
+    promises = Promises(forecaster, clock)
+    feasibility = Feasibility(
+        forecaster, start_times, promises, clock, common.rng, _feasibility(settings)
+    )
+    prediction = Prediction(forecaster, start_times, promises, feasibility, Calibration())
+    metrics.watch(feasibility.stats, refusals("", "requests"))
+    metrics.watch(prediction.calibration, CALIBRATION)
+    metrics.watch(placer, PLACEMENT)
+    if placer.policy is not None:
+        metrics.watch(placer.policy, POLICY)
+    return _Foresight(forecaster, placer, in_flight, prediction)
+
+
+def _dispatch(
+    common: _Common, registry: Registry, foresight: _Foresight, settler: Settler
+) -> _Dispatch:
+    settings, clock, metrics = common.settings, common.clock, common.metrics
+    forecaster, prediction = foresight.forecaster, foresight.prediction
+    deadlines, chosen = settings.deadlines, settings.dispatch
+    retrier = Retrier(
+        registry,
+        common.rng,
+        RetryConfig(
+            share=chosen.retry_share,
+            attempts=chosen.attempts,
+            floor_ms=settings.admission.floor_ms,
+        ),
+    )
+    hedger = Hedger(registry, forecaster, share=chosen.hedge_share)
+    # A job that runs on past its deadline would never be worth its slot.
+    values_time = settings.queue.order is QueueOrder.SLACK and deadlines.scope == "request"
+    pausing = Pausing(registry, forecaster, foresight.placer, enabled=chosen.pause and values_time)
+    rows = RowControl(
+        pausing,
+        registry,
+        forecaster,
+        common.queue,
+        foresight.in_flight,
+        clock,
+        enabled=chosen.row_policy is RowPolicy.ADAPTIVE and values_time,
+    )
+    limits = TimeLimits(
+        grace_s=deadlines.grace_ms / 1000,
+        return_margin_s=deadlines.return_margin_ms / 1000,
+        max_run_s=deadlines.max_s if deadlines.scope == "queue" else None,
+        loop_delay=LoopDelay(clock),
+    )
+    launcher = Launcher(registry, foresight.in_flight, prediction, retrier, hedger, limits, clock)
+    completion = Completion(
+        registry, settler, DispatchMetrics(metrics), prediction, retrier, hedger, clock
+    )
+    dispatcher = Dispatcher(
+        common.queue, foresight.placer, rows, prediction, launcher, completion, clock
+    )
+    registry.listen(dispatcher)
+    metrics.watch(retrier, RETRIES)
+    metrics.watch(hedger.stats, HEDGES)
+    return _Dispatch(dispatcher, retrier, hedger, pausing)
+
+
+def _slots(
+    common: _Common,
+    registry: Registry,
+    admission: Admission,
+    limiter: Limiter,
+    *,
+    is_watching: bool,
+) -> tuple[Slots, SlotFleet]:
+    settings, clock, metrics = common.settings, common.clock, common.metrics
+    lane_config = _lane_config(settings)
+    fleet = SlotFleet(
+        registry,
+        FleetConfig(
+            lane_config,
+            settings.lanes.suspect_after_s,
+            settings.lanes.down_after_s,
+            is_watching=is_watching,
+        ),
+        clock,
+        common.rng,
+    )
+    slots = Slots(
+        SlotGate(admission, limiter, clock, floor_ms=settings.admission.floor_ms),
+        fleet,
+        SlotLedger(metrics, clock),
+        SlotStore(clock, settings.slots),
+        SlotsConfig(
+            _feasibility(settings),
+            max_waiting=settings.slots.max_waiting,
+            attempts=settings.dispatch.attempts,
+            grace_s=settings.deadlines.grace_ms / 1000,
+            lane=lane_config,
+        ),
+        clock,
+        common.rng,
+    )
+    metrics.watch(slots, SLOTS)
+    metrics.watch(slots.refusals, refusals("slot_", "slots"))
+    metrics.watch(fleet, FLEET)
+    return slots, fleet
+
+
+def _loading(
+    common: _Common, registry: Registry, foresight: _Foresight
+) -> tuple[Swaps, ModelDemand]:
+    settings, clock = common.settings, common.clock
+    lane_config = _lane_config(settings)
+    ask = partial(ask_for_swap, tls=lane_config.tls)
+    swaps = Swaps(registry, common.queue, ask, clock, token=lane_config.token)
+    demand = ModelDemand(
+        registry,
+        common.queue,
+        foresight.in_flight,
+        foresight.forecaster,
+        swaps,
+        clock,
+        DemandConfig(
+            enabled=settings.loading.on_demand,
+            min_residency_s=settings.loading.min_residency_s,
+            max_waiting=settings.loading.max_waiting,
+            refuses=settings.admission.mode is AdmissionMode.ENFORCE,
+        ),
+    )
+    common.metrics.watch(swaps, SWAPS)
+    common.metrics.watch(demand, DEMAND)
+    return swaps, demand
 
 
 def _follow(
@@ -397,80 +441,86 @@ def _follow(
         stages.admission.config = _admission(new)
 
     def set_deadlines(new: Settings) -> None:
-        orchestrator.deadlines = _deadlines(new)
+        orchestrator.deadlines = new.deadlines
 
     def isolate(new: Settings) -> None:
         orchestrator.isolate_tenants = _isolates_tenants(new)
         health.has_tenants = _has_tenants(new)
 
     def bound_queue(new: Settings) -> None:
-        orchestrator.queue.bound = new.queue_size
+        orchestrator.queue.bound = new.queue.max_waiting
 
     def set_log_level(new: Settings) -> None:
-        logging.getLogger().setLevel(new.log_level.upper())
+        logging.getLogger().setLevel(new.telemetry.log_level.upper())
 
-    per_key = ("requests_per_min", "tokens_per_min", "concurrent")
-    limits = [f"{whose}_{unit}" for whose in ("key", "all") for unit in per_key]
-    reloader.follow((*limits, *KEY_SETTINGS), limit)
+    reloader.follow(("limits", *KEY_SETTINGS), limit)
     reloader.follow(("isolate_tenants", *KEY_SETTINGS), isolate)
     reloader.follow(("instances",), list_instances)
-    reloader.follow(("admission_floor_ms", "default_max_tokens"), admit)
-    reloader.follow(("default_deadline_s", "max_deadline_s", "sdk_timeouts"), set_deadlines)
-    reloader.follow(("queue_size",), bound_queue)
-    reloader.follow(("log_level",), set_log_level)
+    reloader.follow(("admission.floor_ms", "admission.default_max_tokens"), admit)
+    reloader.follow(
+        ("deadlines.default_s", "deadlines.max_s", "deadlines.sdk_timeouts"), set_deadlines
+    )
+    reloader.follow(("queue.max_waiting",), bound_queue)
+    reloader.follow(("telemetry.log_level",), set_log_level)
     # Read whenever they are needed, so there is nothing to apply.
-    reloader.follow(("shutdown_grace_s", "interrupt_grace_s"), lambda new: None)
+    reloader.follow(("shutdown",), lambda new: None)
 
 
 def journal_config(settings: Settings) -> JournalConfig | None:
     """Settings of the journal of durable tasks; None where none is configured."""
-    if settings.journal_path is None:
+    journal = settings.journal
+    if journal.path is None:
         return None
-    key = settings.journal_key
     return JournalConfig(
-        settings.journal_path,
-        window_ms=settings.journal_window_ms if settings.journal_async else 0.0,
-        keep_results_s=settings.journal_keep_results_s,
-        keep_s=settings.journal_keep_s,
-        keys=() if key is None else read_keys(key.get_secret_value()),
+        journal.path,
+        window_ms=journal.loss_window_ms,
+        keep_results_s=journal.keep_results_s,
+        keep_s=journal.keep_s,
+        keys=() if journal.key is None else read_keys(journal.key.get_secret_value()),
+    )
+
+
+def _lane_config(settings: Settings) -> LaneConfig:
+    lanes = settings.lanes
+    return LaneConfig(
+        open_timeout_s=lanes.open_timeout_s,
+        keepalive_s=lanes.keepalive_s,
+        reconnect_min_s=lanes.reconnect_min_s,
+        reconnect_max_s=lanes.reconnect_max_s,
+        worn_after_bytes=lanes.renew_after_mib * 2**20,
+        token=lanes.token.get_secret_value() if lanes.token else "",
+        tls=lanes.tls,
     )
 
 
 def _batches(settings: Settings, file: JournalFile, clock: Clock) -> Batches:
     """Batches, in a folder beside the journal, under the journal's locks and keys."""
+    bounds = settings.batches
     config = BatchConfig(
         Path(f"{file.config.path}.batches"),
-        window=settings.batch_window,
-        max_lines=settings.batch_max_lines,
-        line_bytes=settings.max_body_bytes,
-        file_bytes=settings.batch_file_bytes,
-        folder_bytes=settings.batch_folder_bytes,
-        keep_s=settings.batch_keep_s,
-        attempts=settings.attempts,
+        window=bounds.window,
+        max_lines=bounds.max_lines,
+        line_bytes=settings.http.max_body_bytes,
+        file_bytes=bounds.file_bytes,
+        folder_bytes=bounds.folder_bytes,
+        keep_s=bounds.keep_s,
+        attempts=settings.dispatch.attempts,
     )
     return Batches(config, file.sealer, clock, file.boot)
 
 
 def _admission(settings: Settings) -> AdmissionConfig:
     return AdmissionConfig(
-        floor_ms=settings.admission_floor_ms, default_max_tokens=settings.default_max_tokens
+        floor_ms=settings.admission.floor_ms,
+        default_max_tokens=settings.admission.default_max_tokens,
     )
 
 
 def _feasibility(settings: Settings) -> FeasibilityConfig:
     """Feasibility settings, shared by tasks and slots."""
+    admission = settings.admission
     return FeasibilityConfig(
-        mode=settings.admission,
-        refusal_cap=settings.refusal_cap,
-        sample=settings.refusal_sample,
-    )
-
-
-def _deadlines(settings: Settings) -> DeadlineConfig:
-    return DeadlineConfig(
-        default_s=settings.default_deadline_s,
-        max_s=settings.max_deadline_s,
-        reads_sdk_timeouts=settings.sdk_timeouts,
+        mode=admission.mode, refusal_cap=admission.refusal_cap, sample=admission.refusal_sample
     )
 
 
@@ -500,61 +550,24 @@ def _isolates_tenants(settings: Settings) -> bool:
 def _api(settings: Settings, keys: tuple[Key, ...]) -> ApiConfig:
     return ApiConfig(
         keys,
-        BodyConfig(settings.max_body_bytes, settings.all_bodies_bytes, settings.body_timeout_s),
-        BrowserConfig(settings.allowed_hosts, settings.cors_origins, settings.cors_credentials),
-        ConnectionConfig(
-            settings.max_connections, settings.header_timeout_s, settings.idle_timeout_s
-        ),
-        StreamConfig(
-            backlog_bytes=settings.slow_client_buffer_bytes,
-            timeout_s=settings.slow_client_timeout_s,
-            kernel_bytes=settings.slow_client_kernel_bytes,
-            keepalive_s=settings.sse_keepalive_s or None,
-            behind_s=settings.slow_client_pause_s,
-            metrics_every_s=settings.metrics_event_ms / 1000,
-        ),
-        ResponseStoreConfig(
-            settings.keep_responses, settings.keep_responses_s, settings.keep_responses_bytes
-        ),
-        FormatConfig(settings.tool_format, settings.reasoning_format),
-        GrammarConfig(settings.open_objects, settings.spaced_json),
-        settings.strict_fields,
-        settings.model_aliases,
-        vllm_metrics=settings.vllm_metrics,
-        batch_objectives=frozenset(settings.batch_objectives),
-    )
-
-
-def _session_config(settings: Settings) -> SessionConfig:
-    return SessionConfig(
-        idle_keep_s=settings.session_keep_s,
-        max_idle_keep_s=settings.max_session_keep_s,
-        ttl_s=settings.session_ttl_s,
-        per_key=settings.sessions_per_key,
-        session_bytes=settings.session_bytes,
-        all_bytes=settings.all_sessions_bytes,
+        settings.http,
+        settings.streams,
+        settings.responses,
+        FormatConfig(settings.models.tool_format, settings.models.reasoning_format),
+        settings.structured_output,
+        settings.models.aliases,
+        vllm_metrics=settings.telemetry.vllm_metrics,
+        batch_objectives=frozenset(settings.queue.batch_objectives),
     )
 
 
 def _rate_limits(settings: Settings, keys: Iterable[Key]) -> RateLimitConfig:
     """The rate limits of each key; limits that a key states itself override those for every key."""
-    default = Limits(
-        settings.key_requests_per_min, settings.key_tokens_per_min, settings.key_concurrent
-    )
+    default = settings.limits.each_key
     by_key = {}
     for key in keys:
         own = settings.keys.get(key.tenant)
         if own is not None:
-            by_key[key.fingerprint] = Limits(
-                _first(own.requests_per_min, default.requests_per_min),
-                _first(own.tokens_per_min, default.tokens_per_min),
-                _first(own.concurrent, default.concurrent),
-            )
-    everyone = Limits(
-        settings.all_requests_per_min, settings.all_tokens_per_min, settings.all_concurrent
-    )
-    return RateLimitConfig(everyone, default, by_key)
-
-
-def _first(own: int | None, otherwise: int) -> int:
-    return otherwise if own is None else own
+            stated = own.model_dump(include=set(Limits.model_fields), exclude_none=True)
+            by_key[key.fingerprint] = default.model_copy(update=stated)
+    return RateLimitConfig(settings.limits.all_keys, default, by_key)

@@ -5,14 +5,19 @@ restart. Invalid settings change nothing. Streams and waiting requests go on as 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.telemetry.log import fields, service_log
+from worker.environment import names_of
 
 Follow = Callable[[Settings], None]
+S = TypeVar("S", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +44,12 @@ class Reloader:
         self._reading = asyncio.Lock()
 
     def follow(self, names: Iterable[str], apply: Follow) -> None:
-        """Call ``apply`` with the new settings whenever one of ``names`` has changed. If it raises,
-        those settings stay as they were."""
+        """Call ``apply`` with the new settings whenever one of ``names`` (settings, or whole
+        sections) has changed. If it raises, those settings stay as they were."""
         found = frozenset(names)
-        unknown = found - Settings.model_fields.keys()
+        unknown = found.difference(names_of(Settings))
         assert not unknown, f"no such settings: {unknown}"
         self._followers.append((found, apply))
-
-    @property
-    def reloadable(self) -> frozenset[str]:
-        """Every setting that can change while the process runs."""
-        return frozenset[str]().union(*(names for names, _ in self._followers))
 
     async def reload(self) -> Reloaded:
         """Read and apply the settings. Raises ``InvalidRequest``, and logs why, if they are
@@ -59,18 +59,17 @@ class Reloader:
                 new = await asyncio.to_thread(self.load)
             except InvalidSettings as error:
                 service_log.error("settings not reloaded, the old ones stay: %s", error)
-                raise InvalidRequest(
-                    f"the settings do not fit, the old ones stay: {error}"
-                ) from None
+                raise InvalidRequest(f"invalid settings, the old ones stay: {error}") from None
             return self._apply(new)
 
     def _apply(self, new: Settings) -> Reloaded:
         old = self.settings
-        differing = {n for n in Settings.model_fields if getattr(new, n) != getattr(old, n)}
+        before, after = dict(_values(old)), dict(_values(new))
+        differing = {name for name in before | after if before.get(name) != after.get(name)}
         changed: set[str] = set()
         failed: set[str] = set()
         for names, apply in self._followers:
-            mine = names & differing
+            mine = {n for n in differing if n in names or names.intersection(_sections_of(n))}
             if not mine:
                 continue
             try:
@@ -82,7 +81,7 @@ class Reloader:
             else:
                 changed |= mine
         changed -= failed
-        self.settings = old.model_copy(update={name: getattr(new, name) for name in changed})
+        self.settings = _with(old, new, changed)
         done = Reloaded(tuple(sorted(changed)), tuple(sorted(differing - changed)))
         service_log.info(
             "settings reloaded",
@@ -92,3 +91,32 @@ class Reloader:
             ),
         )
         return done
+
+
+def _values(settings: BaseModel, above: str = "") -> Iterator[tuple[str, object]]:
+    """Every setting by its dotted name."""
+    for field in type(settings).model_fields:
+        value = getattr(settings, field)
+        if isinstance(value, BaseModel):
+            yield from _values(value, f"{above}{field}.")
+        else:
+            yield f"{above}{field}", value
+
+
+def _sections_of(name: str) -> Iterator[str]:
+    """Names of the sections that a setting is in."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _with(old: S, new: S, names: Collection[str]) -> S:
+    """The old settings, with those of ``names`` as they are in the new ones."""
+    update: dict[str, object] = {}
+    for field in type(old).model_fields:
+        inside = {name.removeprefix(f"{field}.") for name in names if name.startswith(f"{field}.")}
+        if field in names:
+            update[field] = getattr(new, field)
+        elif inside:
+            update[field] = _with(getattr(old, field), getattr(new, field), inside)
+    return old.model_copy(update=update)

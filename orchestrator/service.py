@@ -249,7 +249,7 @@ class Orchestrator:
         if durable is None:
             raise InvalidRequest(
                 "durable needs a journal, and this service has none: its operator sets "
-                "TIDEGATE_JOURNAL_PATH",
+                "TIDEGATE_JOURNAL__PATH",
                 field="durable",
             )
         durable.require()

@@ -47,9 +47,10 @@ def open_view(console: Console, hint: str | None) -> Iterator[View]:
     ``{key}`` with what the page needs to operate the service: on a terminal only, since others read
     logs.
 
-    With ``TIDEGATE_LOG_FORMAT=json``, as in the orchestrator's log, every line is an object.
+    With ``TIDEGATE_TELEMETRY__LOG_FORMAT=json``, as in the orchestrator's log, every line is an
+    object.
     """
-    if os.environ.get("TIDEGATE_LOG_FORMAT") == "json":
+    if os.environ.get("TIDEGATE_TELEMETRY__LOG_FORMAT") == "json":
         yield _JsonView(console)
     elif console.is_terminal:
         with _TerminalView(console, hint) as view:

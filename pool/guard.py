@@ -26,7 +26,7 @@ def require_guard(
     lacking = []
     if not lane_token:
         lacking.append(
-            "set TIDEGATE_LANE_TOKEN, to the same value for the orchestrator: whoever opens a "
+            "set TIDEGATE_LANES__TOKEN, to the same value for the orchestrator: whoever opens a "
             "lane must show it"
         )
     if not is_open and "slot" in models:

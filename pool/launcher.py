@@ -199,8 +199,8 @@ class Launcher:
                 port,
                 {
                     "TIDEGATE_INSTANCES": ",".join(each.grpc_address for each in self.instances),
-                    "TIDEGATE_SHUTDOWN_GRACE_S": str(spec.drain_s),
-                    "TIDEGATE_LANE_TOKEN": self._lane_token,
+                    "TIDEGATE_SHUTDOWN__GRACE_S": str(spec.drain_s),
+                    "TIDEGATE_LANES__TOKEN": self._lane_token,
                     SETTING: spell_tls(spec.tls),
                     "TIDEGATE_HOME": str(spec.home),
                     JOURNAL_BY_DEFAULT: str(self._journal(port)),

@@ -53,8 +53,8 @@ def say(event: PoolEvent) -> None:
 def run(path: Path) -> int:
     """Keep the pool of a file until SIGINT or SIGTERM, which drain it; a second one hurries.
     Returns the exit status."""
-    form = os.environ.get("TIDEGATE_LOG_FORMAT", "auto")
-    level = os.environ.get("TIDEGATE_LOG_LEVEL", "info")
+    form = os.environ.get("TIDEGATE_TELEMETRY__LOG_FORMAT", "auto")
+    level = os.environ.get("TIDEGATE_TELEMETRY__LOG_LEVEL", "info")
     log.configure("json" if form == "json" else "text" if form == "text" else "auto", level)
     return _exit(lambda: asyncio.run(_run(path.absolute())))
 

@@ -44,7 +44,7 @@ _GIVEN_ELSEWHERE = {
     "device": "devices",
     "instances": "count",
     "memory_hard_gib": "memory_gib",
-    "lane_token": "the environment variable TIDEGATE_LANE_TOKEN",
+    "lane_token": "the environment variable TIDEGATE_LANES__TOKEN",
     "plain_token": "the environment variable TIDEGATE_WORKER_PLAIN_TOKEN",
     "legacy_stub": "nothing: the Triton that is found says so",
 }

@@ -12,6 +12,7 @@ from orchestrator.api.server import build_app
 from orchestrator.build import build
 from orchestrator.clock import LoopClock
 from orchestrator.settings import Settings
+from orchestrator.settings.sections import PlacementSettings, TelemetrySettings
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.misses import LIKELY
@@ -56,7 +57,7 @@ them, with the buckets laid down there.
 
 ## Under vLLM's names
 
-With `TIDEGATE_VLLM_METRICS=true`, for endpoint pickers and autoscalers that read vLLM's
+With `TIDEGATE_TELEMETRY__VLLM_METRICS=true`, for endpoint pickers and autoscalers that read vLLM's
 ([gateways.md](gateways.md)); `/metrics/vllm` has these alone.
 
 {vllm}
@@ -108,7 +109,9 @@ def page(declared: Iterable[Declared]) -> str:
 
 async def declared() -> list[Declared]:
     """The metrics of a service with every optional part enabled, and of a pool manager."""
-    settings = Settings.model_construct(placement_policy="0", vllm_metrics=True)
+    settings = Settings.model_construct(
+        placement=PlacementSettings(policy="0"), telemetry=TelemetrySettings(vllm_metrics=True)
+    )
     clock = LoopClock(asyncio.get_running_loop())
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory)
     config = JournalConfig(Path(folder.name) / "journal.db")

@@ -1,7 +1,7 @@
 """Settings read from the environment; a variable that no setting has is an error, not ignored.
 
-A setting's variable is its name in capitals with two underscores for each dot: ``queue.max_waiting``
-is ``TIDEGATE_QUEUE__MAX_WAITING``.
+A setting's variable is its name in capitals with two underscores for each dot: the variable of
+``queue.max_waiting`` is ``TIDEGATE_QUEUE__MAX_WAITING``.
 """
 
 import os
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode
+from pydantic_settings.exceptions import SettingsError
 
 from worker.encoding import readable
 
@@ -69,13 +70,17 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return annotation if is_model else None
 
 
-def names_of(kind: type[BaseModel], above: str = "") -> Iterator[str]:
-    """Names of all settings and sections of ``kind``: ``queue``, ``queue.max_waiting``, …"""
+def names_of(kind: type[BaseModel], above: str = "", *, sections: bool = True) -> Iterator[str]:
+    """Names of all settings of ``kind``, and of its ``sections``: ``queue.max_waiting``, …
+
+    A section that may be absent is a setting too: its variable holds JSON.
+    """
     for name, field in kind.model_fields.items():
-        yield f"{above}{name}"
         section = section_of(field.annotation)
+        if sections or section is not field.annotation:
+            yield f"{above}{name}"
         if section is not None:
-            yield from names_of(section, f"{above}{name}.")
+            yield from names_of(section, f"{above}{name}.", sections=sections)
 
 
 def variable_of(prefix: str, name: str) -> str:
@@ -106,7 +111,7 @@ def unknown_variables(
     """
     prefix = str(kind.model_config["env_prefix"])
     stem = f"{prefix.rstrip('_')}_"
-    known = {variable_of(prefix, name) for name in names_of(kind)}
+    known = {variable_of(prefix, name) for name in names_of(kind, sections=False)}
     exact = {name for name in others if not name.endswith("_")}
     beginnings = tuple(name for name in others if name.endswith("_"))
     lines = []
@@ -139,24 +144,29 @@ def explained(
         message = detail["msg"].removeprefix("Value error, ")
         path = [str(part) for part in detail["loc"]]
         name = ".".join(path)
+        if name in renamed and detail["type"] in ("extra_forbidden", "model_type"):
+            lines.append(f"{name}: this setting is now {renamed[name]}")
+            continue
         if detail["type"] == "extra_forbidden":
-            now = renamed.get(name)
-            lines.append(
-                f"{name}: this setting is now {now}"
-                if now
-                else f"{name}: not a setting; see {PAGE}"
-            )
+            lines.append(f"{name}: not a setting; see {PAGE}")
             continue
         inside = list[str]()
         while path and ".".join(path) not in known:  # a value inside a setting
             inside.insert(0, path.pop())
         if inside:
             message = f"{'.'.join(inside)}: {message}"
-        if not path:  # a check of several settings, which begins with one's name
-            name, _, message = message.partition(": ")
-            path = name.split(".")
+        first, _, rest = message.partition(": ")
+        if ".".join([*path, first]) in known:  # a check of several settings names one of them
+            path, message = [*path, first], rest
         lines.append(f"{variable_of(prefix, '.'.join(path))}: {message}")
     return lines
+
+
+def unreadable(kind: type[BaseSettings], error: SettingsError) -> str:
+    """A line for a variable whose value should have been JSON."""
+    found = re.search(r'field "(\w+)"', str(error))
+    name = variable_of(str(kind.model_config["env_prefix"]), found[1] if found else "…")
+    return f"{name}: expected a JSON value"
 
 
 def read_environment(kind: type[S], what: str, renamed: Mapping[str, str]) -> S:
@@ -166,6 +176,8 @@ def read_environment(kind: type[S], what: str, renamed: Mapping[str, str]) -> S:
     settings: S | None = None
     try:
         settings = kind()
+    except SettingsError as error:
+        lines = lines or [unreadable(kind, error)]
     except ValidationError as error:
         lines += explained(kind, error, renamed)
     if lines or settings is None:

@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pydantic import Field
+
 from orchestrator.clock import Clock
 from orchestrator.errors import RateLimited
 from orchestrator.tasks.task import Task
+from worker.environment import Section
 
 WINDOW_S = 60.0
 _ROUNDING = 1e-9
@@ -25,23 +28,25 @@ _BUSY_RETRY_MS = 1000.0
 """When to try again at the bound on concurrent requests: nobody knows when one ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Section):
     """Limits of a key, or of all; 0 is no limit. Tokens are those of prompts and answers
     together."""
 
-    requests_per_min: int = 0
-    tokens_per_min: int = 0
-    concurrent: int = 0
+    requests_per_min: int = Field(default=0, ge=0)
+    """Requests that may come in a minute."""
+    tokens_per_min: int = Field(default=0, ge=0)
+    """Tokens of prompts and answers in a minute."""
+    concurrent: int = Field(default=0, ge=0)
+    """Requests in progress at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimitConfig:
     """Settings of rate limits."""
 
-    everyone: Limits = Limits()
+    everyone: Limits = field(default_factory=Limits)
     """Limits of all keys together."""
-    default: Limits = Limits()
+    default: Limits = field(default_factory=Limits)
     """Limits of each key without its own, and of requests without a key."""
     by_key: Mapping[str, Limits] = field(default_factory=dict)
     """Limits of single keys, by the key's fingerprint."""

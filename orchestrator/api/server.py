@@ -87,7 +87,7 @@ def build_runner(
     """The application, ready to be served."""
     return Runner(
         build_app(orchestrator, health, discovery, config, control),
-        keepalive_timeout=config.connections.idle_timeout_s,
+        keepalive_timeout=config.http.idle_timeout_s,
         # A client that goes away cancels its handler: that is how it is noticed (WP-1).
         handler_cancellation=True,
         # Inflating would block the loop, even for a body that nobody reads.
@@ -110,7 +110,7 @@ def build_app(
     middlewares: list[Middleware] = [_edge]
     if orchestrator.tracing is not None:
         middlewares.insert(0, tracing_middleware(orchestrator.tracing))
-    app = web.Application(middlewares=middlewares, client_max_size=config.bodies.max_bytes)
+    app = web.Application(middlewares=middlewares, client_max_size=config.http.max_body_bytes)
     app[CONFIG] = config
     app[HEALTH] = health
     app[instances.DISCOVERY] = discovery
@@ -127,10 +127,10 @@ def build_app(
     for status in ALERTED_STATUSES:
         app[HTTP_RESPONSES].labels(status)
     app[IGNORED_FIELDS] = IgnoredFields(orchestrator.metrics)
-    app[BODIES] = BodyBudget(config.bodies.all_bytes)
+    app[BODIES] = BodyBudget(config.http.all_bodies_bytes)
     app[AUTH] = Authenticator(config.keys)
-    app[BROWSERS] = Browsers(config.browsers)
-    app[KEY_SHARES] = KeyShares(config.connections.max_connections)
+    app[BROWSERS] = Browsers(config.http)
+    app[KEY_SHARES] = KeyShares(config.http.max_connections)
     app[LARGE_BODIES] = LargeBodies()
     app[catalog.CATALOGS] = catalog.catalogs(
         catalog.not_verified if control is None else control.verify_engine

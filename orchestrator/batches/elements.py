@@ -99,5 +99,5 @@ class Elements:
         self._element += text
         if len(self._element) > self._most_bytes:
             raise NoElements(
-                f"a request has more than {self._most_bytes} bytes (TIDEGATE_MAX_BODY_BYTES)"
+                f"a request has more than {self._most_bytes} bytes (TIDEGATE_HTTP__MAX_BODY_BYTES)"
             )

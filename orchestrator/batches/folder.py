@@ -101,7 +101,8 @@ class Folder:
         bound = self._bound * (1 - _OUTCOMES_SHARE if is_upload else 1)
         if self.used_bytes + size > bound:
             raise OSError(
-                errno.EDQUOT, "the folder of batches is at its bound (TIDEGATE_BATCH_FOLDER_BYTES)"
+                errno.EDQUOT,
+                "the folder of batches is at its bound (TIDEGATE_BATCHES__FOLDER_BYTES)",
             )
 
     def _make(self) -> None:

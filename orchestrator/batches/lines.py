@@ -57,7 +57,7 @@ def _line(number: int, text: bytes, most_bytes: int) -> Iterator[RawLine]:
     if len(text) > most_bytes:
         raise BadLine(
             "line_too_long",
-            f"it has more than {most_bytes} bytes (TIDEGATE_MAX_BODY_BYTES)",
+            f"it has more than {most_bytes} bytes (TIDEGATE_HTTP__MAX_BODY_BYTES)",
             None,
             number,
         )
@@ -117,7 +117,7 @@ class Check:
                     LineError(
                         "too_many_requests",
                         f"the file has more than {self._most_lines} requests "
-                        "(TIDEGATE_BATCH_MAX_LINES): split it",
+                        "(TIDEGATE_BATCHES__MAX_LINES): split it",
                     )
                 )
                 return False

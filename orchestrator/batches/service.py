@@ -229,7 +229,7 @@ class Batches:
         if len(own) >= MOST_BATCHES_PER_KEY:
             raise RateLimited(
                 f"{len(own)} batches of this key are kept, which is the most (they go after "
-                "TIDEGATE_BATCH_KEEP_S)",
+                "TIDEGATE_BATCHES__KEEP_S)",
                 retryable=False,
             )
         await self.shop.disk(self.shop.folder.save, batch)

@@ -28,7 +28,8 @@ class Upload:
         most = self._shop.config.file_bytes
         if self.bytes > most:
             raise BodyTooLarge(
-                f"a file must have at most {most} bytes (TIDEGATE_BATCH_FILE_BYTES)", field="file"
+                f"a file must have at most {most} bytes (TIDEGATE_BATCHES__FILE_BYTES)",
+                field="file",
             )
         await self._shop.disk(self._append, content)
 

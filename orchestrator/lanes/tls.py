@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-SETTING = "TIDEGATE_TRITON_TLS"
+SETTING = "TIDEGATE_LANES__TLS"
 _OTHER_NAME = f"its certificate is for another name: see server_name of {SETTING}"
 _UNTRUSTED = f"its certificate is not trusted: ca of {SETTING} names who signs it"
 _NO_TLS = f"it speaks no TLS: unset {SETTING}, or start Triton with --grpc-use-ssl"

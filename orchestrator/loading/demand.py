@@ -51,12 +51,12 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class DemandConfig:
-    """Settings of loads on demand. ``waiting``: requests that may wait for loads. ``refuses``:
+    """Settings of loads on demand. ``max_waiting``: requests that may wait for loads. ``refuses``:
     whether requests that cannot wait are refused."""
 
     enabled: bool = True
     min_residency_s: float = 10.0
-    waiting: int = 256
+    max_waiting: int = 256
     refuses: bool = True
 
 
@@ -244,7 +244,7 @@ class ModelDemand:
                 earliest_feasible_unix_ms=math.ceil(1000 * self._clock.unix() + by_ms),
                 binding_constraint="model_load",
             )
-        held, left = self._waiters_of[job.tenant], self._config.waiting - self.waiting - 1
+        held, left = self._waiters_of[job.tenant], self._config.max_waiting - self.waiting - 1
         is_over_share = held and held + 1 > SHARE_OF_THE_REST * left
         if left < 0 or is_over_share:
             count, whose = (held, " of this tenant") if is_over_share else (self.waiting, "")

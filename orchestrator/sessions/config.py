@@ -1,19 +1,26 @@
 """Settings of sessions."""
 
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from worker.environment import HIDDEN, Section
 
 
-@dataclass(frozen=True, slots=True)
-class SessionConfig:
-    """Bounds of sessions, in seconds and bytes."""
+class SessionConfig(Section):
+    """Conversations that the service keeps between their turns (WK-9)."""
 
-    idle_keep_s: float = 30.0
-    """How long a conversation's KV is kept between two turns where the client does not say."""
-    max_idle_keep_s: float = 600.0
-    ttl_s: float = 3600.0
-    """How long a session is kept without a turn."""
-    per_key: int = 1000
-    session_bytes: int = 2**20
-    """Most bytes of one conversation."""
-    all_bytes: int = 256 * 2**20
-    """Most bytes of all conversations together."""
+    idle_keep_s: float = Field(default=30.0, ge=0)
+    """How long a conversation's KV is kept for its next turn, for requests with a ``session_id``
+    that do not say (``idle_keep_s``). ``TIDEGATE_WORKER__KV__SESSION_SHARE`` bounds how much is
+    kept; running jobs get the blocks when no others are left."""
+    max_idle_keep_s: float = Field(default=600.0, ge=0)
+    """Longest ``idle_keep_s`` that a client may ask for."""
+    ttl_s: float = Field(default=3600.0, gt=0)
+    """How long a session (``/v2/sessions``) is kept without a turn."""
+    max_per_key: Annotated[int, HIDDEN] = Field(default=1000, ge=0)
+    """Most sessions that one key may have."""
+    max_bytes: int = Field(default=2**20, ge=1024)
+    """Bound on the text of one session."""
+    all_bytes: int = Field(default=256 * 2**20, ge=1024)
+    """Bound on the text of all sessions together."""

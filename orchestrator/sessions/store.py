@@ -98,10 +98,11 @@ class SessionStore:
         """Begin a session for a key. Raises ``RateLimited``, ``InvalidRequest`` or
         ``NoCapacity``."""
         self.prune()
-        if len(self._by_key.get(key, ())) >= self.config.per_key:
+        if len(self._by_key.get(key, ())) >= self.config.max_per_key:
             raise RateLimited(
-                f"this key has {self.config.per_key} sessions, the most it may have; delete some "
-                f"(DELETE /v2/sessions/…): unused ones are forgotten after {self.config.ttl_s:g} s",
+                f"this key has {self.config.max_per_key} sessions, the most it may have; delete "
+                "some (DELETE /v2/sessions/…): unused ones are forgotten after "
+                f"{self.config.ttl_s:g} s",
                 retryable=False,
             )
         size = bytes_of(history)
@@ -199,10 +200,10 @@ class SessionStore:
 
     def _require_room(self, size: int, more: int) -> None:
         config = self.config
-        if size > config.session_bytes:
+        if size > config.max_bytes:
             raise InvalidRequest(
                 f"the session would take {size} bytes with this, more than the "
-                f"{config.session_bytes} that one may have; go on in a new session, with what is "
+                f"{config.max_bytes} that one may have; go on in a new session, with what is "
                 "still needed of this one",
                 field="session_id",
             )

@@ -59,7 +59,7 @@ class SlotAdmission:
         rng: random.Random,
         config: FeasibilityConfig,
         *,
-        queue_size: int,
+        max_waiting: int,
     ) -> None:
         self.stats = RefusalStats[Slot](lambda slot: rng.random() < config.sample)
         self.refuses = config.mode is AdmissionMode.ENFORCE
@@ -69,7 +69,7 @@ class SlotAdmission:
         self._fleet = fleet
         self._waiting = waiting
         self._clock = clock
-        self._queue_size = queue_size
+        self._max_waiting = max_waiting
 
     def admit(self, slot: Slot) -> None:
         """Let ``slot`` in, or raise the error that refuses it, the cheapest reason first."""
@@ -117,7 +117,7 @@ class SlotAdmission:
 
     def _require_room(self, slot: Slot, ready: list[SlotInstance], now: float) -> None:
         """Raise ``QueueFull`` if too many slots wait already."""
-        if len(self._waiting) < self._queue_size or any(one.free for one in ready):
+        if len(self._waiting) < self._max_waiting or any(one.free for one in ready):
             return
         if self.stats.is_spared(slot, RefusalKind.QUEUE_FULL):
             self.stats.spare(slot, RefusalKind.QUEUE_FULL)

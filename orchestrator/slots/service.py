@@ -59,7 +59,7 @@ class SlotsConfig:
     a deadline in which a worker may still report it."""
 
     feasibility: FeasibilityConfig
-    queue_size: int
+    max_waiting: int
     attempts: int
     grace_s: float
     lane: LaneConfig
@@ -91,7 +91,7 @@ class Slots:
         self._live: set[Slot] = set()
         self._waiting = waiting = WaitingSlots(fleet, clock)
         self._admission = SlotAdmission(
-            gate, fleet, waiting, clock, rng, config.feasibility, queue_size=config.queue_size
+            gate, fleet, waiting, clock, rng, config.feasibility, max_waiting=config.max_waiting
         )
         self._passing = False
         fleet.on_change = self._pass

@@ -6,9 +6,12 @@
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from orchestrator.errors import DeadlineExceeded
+from worker.environment import HIDDEN, Section
 
 DEFAULT: Final = "default"
 """Source of a deadline that comes from the operator's settings."""
@@ -24,15 +27,26 @@ class Part(StrEnum):
     WHOLE = "whole"
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlineConfig:
-    """The operator's default and maximum for deadlines, in seconds."""
+class DeadlineConfig(Section):
+    """Deadlines, as the operator bounds them (DL-1, DL-3)."""
 
-    default_s: float
-    max_s: float
-    reads_sdk_timeouts: bool = True
-    """Whether the time that a client's SDK waits bounds the default, where the answer comes in one
-    piece."""
+    default_s: float = Field(default=300.0, gt=0)
+    """Deadline of requests that state none."""
+    max_s: float = Field(default=1800.0, gt=0)
+    """Longest deadline; one that is stated beyond it is cut, and the answer says so."""
+    sdk_timeouts: bool = True
+    """Whether the timeout that OpenAI's and Anthropic's SDKs send (``x-stainless-…``) ends requests
+    that are not streamed, because nobody waits for them any more. It never extends a deadline."""
+    return_margin_ms: float = Field(default=5.0, ge=0)
+    """How long before their deadline answers that end cleanly at it (``partial``, ``fit``) are
+    sent, to leave time for the client. Where this process has to wait for a processor, that wait is
+    added, up to 6 % of the deadline."""
+    grace_ms: Annotated[float, HIDDEN] = Field(default=20.0, ge=0)
+    """How long past a deadline a worker may take to report it; then the orchestrator ends the
+    task."""
+    scope: Annotated[Literal["request", "queue"], HIDDEN] = "request"
+    """What a deadline bounds: the whole request, or (``queue``) only the wait for an instance, like
+    a queue timeout; the latter exists to compare with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pool.units.triton import TritonInstance
 
 LONG_S = 4.0
 """Seconds for which a process stands still so that its peers give it up
-(``TIDEGATE_DOWN_AFTER_S``)."""
+(``TIDEGATE_LANES__DOWN_AFTER_S``)."""
 SHORT_S = 0.7
 """Seconds for which a process stands still so that its peers do not give it up."""
 CUT_S = 5.0
@@ -28,7 +28,7 @@ CUT_S = 5.0
 FULL_S = 3.0
 FLAPS = 2
 """How often lanes open and are shut again while tasks are being taken on: less often than a task is
-sent to an instance that does not finish it (``TIDEGATE_ATTEMPTS``)."""
+sent to an instance that does not finish it (``TIDEGATE_DISPATCH__ATTEMPTS``)."""
 
 
 @dataclass(frozen=True, slots=True)

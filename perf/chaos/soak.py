@@ -41,12 +41,12 @@ BUSY_TROUBLE_EVERY_S: Final = 0.5
 MOST_GROWTH: Final = 0.01
 """Largest growth of resident memory, as a share, from the second tenth to the last."""
 _ENV: Final = {
-    "TIDEGATE_KEEP_TASKS": "100",
-    "TIDEGATE_KEEP_TASKS_S": "60",
-    "TIDEGATE_LANE_RENEW_AFTER_MIB": "2",
+    "TIDEGATE_TASKS__KEEP_COUNT": "100",
+    "TIDEGATE_TASKS__KEEP_S": "60",
+    "TIDEGATE_LANES__RENEW_AFTER_MIB": "2",
     # A soak may run beside other work; a process that waits for its turn is not dead.
-    "TIDEGATE_SUSPECT_AFTER_S": "10",
-    "TIDEGATE_DOWN_AFTER_S": "30",
+    "TIDEGATE_LANES__SUSPECT_AFTER_S": "10",
+    "TIDEGATE_LANES__DOWN_AFTER_S": "30",
 }
 _LOOK_EVERY_S: Final = 5.0
 _COUNTS: Final = {"fds": 2, "threads": 2}

@@ -84,9 +84,9 @@ async def orchestrating(
                 {
                     "TIDEGATE_INSTANCES": ",".join(addresses[number]),
                     "TIDEGATE_TOKEN": "",
-                    "TIDEGATE_JOURNAL_PATH": str(journal),
-                    "TIDEGATE_SHUTDOWN_GRACE_S": str(GRACE_S),
-                    "TIDEGATE_LOG_FORMAT": "text",
+                    "TIDEGATE_JOURNAL__PATH": str(journal),
+                    "TIDEGATE_SHUTDOWN__GRACE_S": str(GRACE_S),
+                    "TIDEGATE_TELEMETRY__LOG_FORMAT": "text",
                     **(env or {}),
                 },
                 log=state_dir() / "perf" / f"chaos-orchestrator-{number}.log",

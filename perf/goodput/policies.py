@@ -7,8 +7,6 @@ they exist in the simulator only: ``perf.sim.rivals``.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.settings import Settings
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -24,16 +22,16 @@ class Policy:
     """Whether requests state their answers' true lengths, which no client can: a ceiling."""
 
     def env(self) -> dict[str, str]:
-        values = {"QUEUE_SIZE": "-1", "LOG_LEVEL": "warning"} | dict(self.settings)
+        values = {"QUEUE__MAX_WAITING": "-1", "TELEMETRY__LOG_LEVEL": "warning"} | dict(
+            self.settings
+        )
         return {f"TIDEGATE_{name}": value for name, value in values.items()}
 
 
-FIXED_ROWS: Mapping[str, str] = (
-    {"ROW_POLICY": "fixed"} if "row_policy" in Settings.model_fields else {}
-)
+FIXED_ROWS: Mapping[str, str] = {"DISPATCH__ROW_POLICY": "fixed"}
 """Settings to run as many rows as an instance has slots, whatever that does to their chances."""
 
-_FIFO = {"QUEUE_ORDER": "fifo", "ADMISSION": "off"}
+_FIFO = {"QUEUE__ORDER": "fifo", "ADMISSION__MODE": "off"}
 
 OURS = Policy("ours", "Tidegate", True)
 KNOWN = Policy("known", "Tidegate, lengths known", True, knows_lengths=True)
@@ -41,13 +39,13 @@ UNPREDICTED = Policy(
     "no-prediction",
     "Earliest deadline first",
     True,
-    {"QUEUE_ORDER": "deadline", "ADMISSION": "off"},
+    {"QUEUE__ORDER": "deadline", "ADMISSION__MODE": "off"},
 )
 """Earliest deadline with expiry, as llm-d and Dynamo queue; also Tidegate without its forecasts."""
 HANG_UP = Policy("fifo-hang-up", "FIFO, clients hang up", False, _FIFO, hangs_up=True)
 """First come, first served with clients that hang up: what every user of vLLM has."""
 FIFO_TIMEOUT = Policy(
-    "fifo-timeout", "FIFO, queue timeouts", True, _FIFO | {"DEADLINE_SCOPE": "queue"}
+    "fifo-timeout", "FIFO, queue timeouts", True, _FIFO | {"DEADLINES__SCOPE": "queue"}
 )
 FIFO = Policy("fifo", "FIFO, no deadlines", False, _FIFO)
 

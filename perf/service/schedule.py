@@ -81,7 +81,7 @@ def _measure(queued: int, count: int) -> _Taken:
 async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
     clock = VirtualClock(loop)
     rng = random.Random(SEED)
-    parts, _ = new_orchestrator(_FLEET, clock, {"QUEUE_SIZE": "-1"}, rng)
+    parts, _ = new_orchestrator(_FLEET, clock, {"QUEUE__MAX_WAITING": "-1"}, rng)
     orchestrator = parts.orchestrator
     parts.lifecycle.start()
     await asyncio.sleep(1.0)  # a time of 0 means never
@@ -136,7 +136,7 @@ def _timed(
 
 def _room(parts: Components) -> int:
     """Number of jobs that the instances take, less one."""
-    backlog = parts.settings.backlog_per_instance
+    backlog = parts.settings.dispatch.max_backlog
     return _FLEET.count * (_FLEET.spec.slots + backlog) - 1
 
 

@@ -50,7 +50,7 @@ SPEED = Speed(
     1000 * STEP_COST.prompt_token_s, 1000 * (STEP_COST.step_s + STEP_COST.row_s * SLOTS / 2)
 )
 WARM_S = 20.0
-UNBOUNDED = {"QUEUE_SIZE": "-1"}
+UNBOUNDED = {"QUEUE__MAX_WAITING": "-1"}
 
 
 def run_policy(
@@ -72,7 +72,7 @@ def capacity_per_s(scenario: Scenario, fleet: Fleet, seed: int) -> float:
     run = simulate(
         flood,
         fleet,
-        UNBOUNDED | {"QUEUE_ORDER": "fifo", "ADMISSION": "off"},
+        UNBOUNDED | {"QUEUE__ORDER": "fifo", "ADMISSION__MODE": "off"},
         seed=seed,
         states_deadline=False,
         linger_s=600.0,

@@ -43,7 +43,7 @@ LABELS = {
     **{name: label for name, (label, _) in RIVALS.items()},
 }
 _SETTINGS: dict[str, Mapping[str, str]] = {
-    UNPREDICTED: {"QUEUE_ORDER": "deadline", "ADMISSION": "off"},
+    UNPREDICTED: {"QUEUE__ORDER": "deadline", "ADMISSION__MODE": "off"},
 }
 
 
@@ -157,7 +157,7 @@ def run_cell(spec: CellSpec) -> CellRun:
 
 def _run_ours(spec: CellSpec, arrivals: list[Arrival]) -> list[_Fate]:
     policy, fleet = spec.policy, spec.scene.engine.fleet
-    settings = {"QUEUE_SIZE": "-1", **_SETTINGS.get(policy.name, {})}
+    settings = {"QUEUE__MAX_WAITING": "-1", **_SETTINGS.get(policy.name, {})}
     if policy.rows is not None:
         settings |= FIXED_ROWS
         fleet = spec.scene.engine.with_rows(policy.rows).fleet

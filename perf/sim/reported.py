@@ -286,7 +286,7 @@ def main() -> int:
             for queue in ("-1", "8"):
                 cells.append((f"{name} {load:g} x, queue {queue}", many, fleet, queue))
     for name, many, fleet, queue in cells:
-        it = measure(many, fleet, {"QUEUE_SIZE": queue}, seed=args.seed)
+        it = measure(many, fleet, {"QUEUE__MAX_WAITING": queue}, seed=args.seed)
         print(
             f"{name:28} starts {_off(it.starts)}, retry {_off(it.retries)},"
             f" deadlines kept {100 * it.kept:.1f} % at {median_ratio(it.deadlines):.2f}"

@@ -164,7 +164,7 @@ def new_orchestrator(
     ) -> SimLane:
         return SimLane(workers[address], address, config, owner, clock, rng)
 
-    values = {"instances": ",".join(addresses), "log_level": "warning"}
+    values = {"instances": ",".join(addresses), "telemetry__log_level": "warning"}
     values |= {name.lower(): value for name, value in settings.items()}
     parts = build(load_settings(**values), clock, rng, MemoryJournal(1), make_lane=make_lane)
     encoder = PromptEncoder(card)

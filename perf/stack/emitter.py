@@ -19,7 +19,6 @@ from typing import cast
 
 from aiohttp import web
 
-from orchestrator.api.config import StreamConfig
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.chunks import ChunkStream
@@ -27,6 +26,7 @@ from orchestrator.api.openai.shapes import COMPLETION
 from orchestrator.api.openai.types import AnswerOptions, ParsedRequest
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
+from orchestrator.settings import StreamSettings
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api, Job
@@ -34,7 +34,7 @@ from orchestrator.tasks.task import Task
 from worker.protocol import Delta, FinishReason, Outcome, Sampling
 
 _TOKEN_ID, _TOKEN_TEXT = 5, " tide"
-_LIMITS = StreamConfig(backlog_bytes=64 * 2**20, timeout_s=30.0)
+_LIMITS = StreamSettings(buffer_bytes=64 * 2**20, timeout_s=30.0, keepalive_s=0.0)
 
 
 class TokenSource:

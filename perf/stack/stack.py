@@ -113,10 +113,10 @@ async def running(spec: StackSpec) -> AsyncIterator[Stack]:
         orchestrating(
             [triton.grpc_address],
             {
-                "TIDEGATE_QUEUE_SIZE": str(spec.queue_size),
-                "TIDEGATE_LANE_TOKEN": spec.lane_token,
-                **({"TIDEGATE_JOURNAL_PATH": spec.journal_path} if spec.journal_path else {}),
-                **({"TIDEGATE_HEALTH_PORT": str(health_port)} if health_port else {}),
+                "TIDEGATE_QUEUE__MAX_WAITING": str(spec.queue_size),
+                "TIDEGATE_LANES__TOKEN": spec.lane_token,
+                **({"TIDEGATE_JOURNAL__PATH": spec.journal_path} if spec.journal_path else {}),
+                **({"TIDEGATE_HEALTH__PORT": str(health_port)} if health_port else {}),
             },
         ) as orchestrator,
     ):

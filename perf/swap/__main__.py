@@ -202,7 +202,7 @@ async def service(
     spec = StackSpec(more={"TIDEGATE_WORKER_MODELS": json.dumps({"other": str(paths[1])})})
     async with tritons(spec, count) as units:
         addresses = [unit.grpc_address for unit in units]
-        async with orchestrating(addresses, {"TIDEGATE_MODEL_MIN_RESIDENCY_S": "0"}) as unit:
+        async with orchestrating(addresses, {"TIDEGATE_LOADING__MIN_RESIDENCY_S": "0"}) as unit:
             url, key = access(unit.url)
             as_operator = {"Authorization": f"Bearer {key}"}
             async with aiohttp.ClientSession(url, headers=as_operator) as http:

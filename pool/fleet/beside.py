@@ -90,9 +90,9 @@ class PoolOrchestrator:
         env = {
             **wish.settings,
             "TIDEGATE_INSTANCES": f"file:{self._home.address_list}",
-            "TIDEGATE_READ_INSTANCES_EVERY_S": _READ_EVERY_S,
-            "TIDEGATE_SHUTDOWN_GRACE_S": str(wish.drain_s),
-            **({"TIDEGATE_LANE_TOKEN": self._lane_token} if self._lane_token else {}),
+            "TIDEGATE_DISCOVERY__INTERVAL_S": _READ_EVERY_S,
+            "TIDEGATE_SHUTDOWN__GRACE_S": str(wish.drain_s),
+            **({"TIDEGATE_LANES__TOKEN": self._lane_token} if self._lane_token else {}),
         }
         keeping = Keeping(self._spawn, self._heartbeat_s, self._hooks.missed)
         return OrchestratorProcess(

@@ -32,7 +32,7 @@ from pool.preflight.nvml import GpuReader
 
 LOOK_S = 1.0
 """Seconds between two looks at the file; one that is being written is left alone for as long."""
-LANE_TOKEN = "TIDEGATE_LANE_TOKEN"
+LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
 _FROM_THE_START = ("home", "triton", "heartbeat_s", "metrics_port", "drain_s", "advertise")
 """Settings of ``[pool]`` that count only from a manager's start on."""
 Emit = Callable[[PoolEvent], None]

@@ -71,9 +71,9 @@ def test_up_lets_web_pages_in_by_an_option(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The orchestrator that it starts has this process's environment."""
-    monkeypatch.setenv("TIDEGATE_CORS_ORIGINS", "https://other.example")
+    monkeypatch.setenv("TIDEGATE_HTTP__CORS_ORIGINS", "https://other.example")
     main(["up", "--device", "cpu", "--cors-origins", "https://ui.example"])
-    assert os.environ["TIDEGATE_CORS_ORIGINS"] == "https://ui.example"
+    assert os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] == "https://ui.example"
 
 
 def test_a_model_of_ones_own_is_called_by_its_directory(
@@ -158,7 +158,7 @@ def test_the_lane_token_is_the_operators_where_one_is_set(
 ) -> None:
     monkeypatch.setenv("TIDEGATE_WORKER_LANE_TOKEN", "chosen")
     assert main(["up", "--triton-open"]) == 0
-    monkeypatch.setenv("TIDEGATE_LANE_TOKEN", "chosen")
+    monkeypatch.setenv("TIDEGATE_LANES__TOKEN", "chosen")
     assert main(["worker"]) == 0
     specs = [spec for spec, _ in launched]
     assert [(spec.lane_token, spec.triton_open) for spec in specs] == [
@@ -166,10 +166,10 @@ def test_the_lane_token_is_the_operators_where_one_is_set(
         ("chosen", False),
     ]
     assert "chosen" not in repr(specs)
-    monkeypatch.setenv("TIDEGATE_LANE_TOKEN", "another")
+    monkeypatch.setenv("TIDEGATE_LANES__TOKEN", "another")
     assert main(["up"]) == command.EXIT_FAILED
     said = capsys.readouterr().err
-    assert "TIDEGATE_LANE_TOKEN and TIDEGATE_WORKER_LANE_TOKEN differ" in said
+    assert "TIDEGATE_LANES__TOKEN and TIDEGATE_WORKER_LANE_TOKEN differ" in said
     assert "chosen" not in said and "another" not in said
 
 

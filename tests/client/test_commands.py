@@ -18,6 +18,7 @@ from rich.console import Console
 
 from catalog.atomic import write_atomically
 from catalog.operator_key import key_file
+from orchestrator.settings.sections import QueueSettings
 from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
@@ -404,8 +405,10 @@ async def test_or25_without_the_operators_key_a_command_says_where_it_is(
 
 async def test_or14_settings_are_read_anew(ask: Ask, service: Service) -> None:
     assert await ask("reload") == (0, "changed: nothing\n", "")
-    changed = service.parts.settings.model_copy(update={"queue_size": 7, "port": 1})
+    changed = service.parts.settings.model_copy(
+        update={"queue": QueueSettings(max_waiting=7), "port": 1}
+    )
     service.parts.reloader.load = lambda: changed
     status, out, _ = await ask("reload")
-    assert (status, out) == (0, "changed: queue_size\nneeds a restart: port\n")
+    assert (status, out) == (0, "changed: queue.max_waiting\nneeds a restart: port\n")
     assert service.orchestrator.queue.bound == 7

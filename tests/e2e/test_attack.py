@@ -25,7 +25,7 @@ def guarded() -> Iterator[Stack]:
     triton = Triton(lane_token=TOKEN)
     try:
         triton.start()
-        orchestrator = Orchestrator(triton.grpc, lane_token=TOKEN)
+        orchestrator = Orchestrator(triton.grpc, lanes__token=TOKEN)
         with running(orchestrator):
             yield Stack(triton, orchestrator)
     finally:

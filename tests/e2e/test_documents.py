@@ -100,7 +100,7 @@ def environment(url: str) -> dict[str, str]:
 
 @pytest.fixture
 def with_a_journal(demo: Stack, tmp_path: Path) -> Iterator[Orchestrator]:
-    yield from _started(Orchestrator(demo.triton.grpc, journal_path=tmp_path / "journal.db"))
+    yield from _started(Orchestrator(demo.triton.grpc, journal__path=tmp_path / "journal.db"))
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 UP = (sys.executable, "-m", "tidegate", "up", "--device", "cpu", "--port", "0")
 PACED = ("--engine", "synthetic-paced", "--model-name", "demo")
 LOADING_S = 180.0
-LANE_TOKEN = b"TIDEGATE_LANE_TOKEN="
+LANE_TOKEN = b"TIDEGATE_LANES__TOKEN="
 
 
 class Up:

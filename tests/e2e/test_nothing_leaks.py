@@ -132,7 +132,11 @@ def test_or16_nothing_that_a_run_writes_has_a_prompt_a_text_or_a_secret(
     address, traces = receiver
     before = demo.triton.log.stat().st_size
     orchestrator = Orchestrator(
-        demo.triton.grpc, token=KEY, log_level="debug", log_format="json", otlp_endpoint=address
+        demo.triton.grpc,
+        token=KEY,
+        telemetry__log_level="debug",
+        telemetry__log_format="json",
+        telemetry__otlp_endpoint=address,
     )
     orchestrator.log.unlink(missing_ok=True)
 

@@ -57,7 +57,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     models = json.dumps({"other": str(other)})
     tritons = tuple(Triton(engine="synthetic-paced", models=models) for _ in range(2))
     # No silence of a busy machine is to be taken for an instance that is gone.
-    orchestrator = Orchestrator(*(triton.grpc for triton in tritons), down_after_s=60)
+    orchestrator = Orchestrator(*(triton.grpc for triton in tritons), lanes__down_after_s=60)
     try:
         for triton in tritons:
             triton.start()

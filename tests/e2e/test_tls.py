@@ -34,7 +34,7 @@ def triton(tls: Tls) -> Iterator[Triton]:
 
 def test_lanes_and_the_plain_contract_go_over_it(triton: Triton, tls: Tls) -> None:
     plain = f"triton+grpc://{triton.grpc}/llm?tokenizer={DEMO_CHECKPOINT}&alias=plain"
-    lanes = Orchestrator(triton.grpc, plain, lane_token="a-lane-token", triton_tls=spell_tls(tls))
+    lanes = Orchestrator(triton.grpc, plain, lanes__token="a-lane-token", lanes__tls=spell_tls(tls))
     with running(lanes), SyncClient(lanes.url) as client:
         eventually(lambda: {"demo", "plain"} <= set(client.models()), "both models")
         for model in ("demo", "plain"):

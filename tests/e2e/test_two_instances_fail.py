@@ -80,13 +80,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             list(starters.map(Triton.start, (first, second)))
         orchestrator = Orchestrator(
             f"file:{listed}",
-            read_instances_every_s=0.2,
-            queue_size=-1,
-            slow_client_buffer_bytes=16384,
-            slow_client_kernel_bytes=4096,
-            slow_client_timeout_s=2.0,
+            discovery__interval_s=0.2,
+            queue__max_waiting=-1,
+            streams__buffer_bytes=16384,
+            streams__kernel_bytes=4096,
+            streams__timeout_s=2.0,
             # What is killed closes its connections. What is only silent stays suspect.
-            down_after_s=60,
+            lanes__down_after_s=60,
         )
         made = Pair(first, second, slow, listed, orchestrator)
         made.list(first, second)

@@ -28,6 +28,7 @@ from orchestrator.tasks.task import Stage, Task
 from pool.engines.verify import verify_engine
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
+from worker.environment import nested
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +160,7 @@ def settings_of(values: dict[str, Any]) -> Settings:
     if any(name.startswith("TIDEGATE_") for name in os.environ) or Path(CONFIG_FILE).exists():
         return load_settings(**values)
     settings = Settings.__new__(Settings)
-    BaseModel.__init__(settings, **values)
+    BaseModel.__init__(settings, **nested(values))
     return settings
 
 
@@ -175,8 +176,8 @@ async def make_service() -> AsyncIterator[MakeService]:
         values = {
             "port": 0,
             "instances": tuple(worker.address for worker in workers) or ("127.0.0.1:9",),
-            "reconnect_min_s": 0.01,
-            "reconnect_max_s": 0.05,
+            "lanes__reconnect_min_s": 0.01,
+            "lanes__reconnect_max_s": 0.05,
         }
         settings = await asyncio.to_thread(settings_of, values | changes)
         journal = MemoryJournal()

@@ -61,7 +61,7 @@ async def test_the_page_is_current() -> None:
 async def test_what_is_declared_is_what_is_exposed(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    service = await make_service(worker, placement_policy="0")
+    service = await make_service(worker, placement__policy="0")
     metrics = service.orchestrator.metrics
     exposed = {family.name: family for family in metrics.registry.collect()}
     assert set(exposed) == {metric.name for metric in metrics.declared}

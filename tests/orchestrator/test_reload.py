@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.__main__ import Reloads
 from orchestrator.settings import CONFIG_FILE, InvalidSettings, load_settings
+from orchestrator.settings.sections import QueueSettings
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_moving import begin_text
 from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, text_of
@@ -28,12 +29,17 @@ async def test_or14_limits_change_under_a_stream(worker: FakeWorker, service: Se
     running = await begin_text(service, worker)
     held = worker.plan(worker.submits[0])
     assert await reload(service) == (200, {"changed": [], "needs_restart": []})
-    status, told = await reload(service, key_concurrent=1, default_max_tokens=7, port=1)
+    status, told = await reload(
+        service, limits__each_key__concurrent=1, admission__default_max_tokens=7, port=1
+    )
     assert status == 200
-    assert told == {"changed": ["default_max_tokens", "key_concurrent"], "needs_restart": ["port"]}
+    assert told == {
+        "changed": ["admission.default_max_tokens", "limits.each_key.concurrent"],
+        "needs_restart": ["port"],
+    }
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 429  # the stream counts
-    _, told = await reload(service, key_concurrent=0)
+    _, told = await reload(service, limits__each_key__concurrent=0)
     assert told["needs_restart"] == []
     async with service.http.post("/v2/tasks", json={"prompt": "hello"}) as response:
         assert response.status == 202
@@ -44,10 +50,10 @@ async def test_or14_limits_change_under_a_stream(worker: FakeWorker, service: Se
 
 
 async def test_or14_a_bad_file_keeps_the_old_settings_and_says_why(service: Service) -> None:
-    status, told = await reload(service, queue_size=-7)
+    status, told = await reload(service, queue__max_waiting=-7)
     assert status == 400
     message = told["error"]["message"]
-    assert "QUEUE_SIZE" in message and "old ones stay" in message
+    assert "QUEUE__MAX_WAITING" in message and "old ones stay" in message
     assert service.orchestrator.queue.bound == 100
 
 
@@ -128,13 +134,13 @@ async def test_or14_sighup_reloads_or_ends_with_its_terminal(
     stops: asyncio.Queue[float] = asyncio.Queue()
     Reloads(loop, reloader, stops, had_terminal=True)
     try:
-        changed = service.parts.settings.model_copy(update={"queue_size": 7})
+        changed = service.parts.settings.model_copy(update={"queue": QueueSettings(max_waiting=7)})
         reloader.load = lambda: changed
         os.kill(os.getpid(), signal.SIGHUP)
         await service.until(lambda: service.orchestrator.queue.bound == 7)
         assert stops.empty()
         has_terminal = False
         os.kill(os.getpid(), signal.SIGHUP)
-        assert await stops.get() == reloader.settings.interrupt_grace_s
+        assert await stops.get() == reloader.settings.shutdown.interrupt_grace_s
     finally:
         loop.remove_signal_handler(signal.SIGHUP)

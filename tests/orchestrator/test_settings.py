@@ -10,7 +10,9 @@ import pytest
 from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.__main__ import open_the_journal
 from orchestrator.settings import InvalidSettings, Settings, load_settings
+from orchestrator.settings.renamed import RENAMED
 from orchestrator.tasks.journal.lock import JournalError
+from worker.environment import names_of
 from worker.settings import read_settings
 
 
@@ -23,10 +25,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_environment_over_file_over_default(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (elsewhere / "tidegate.toml").write_text('port = 9001\nqueue_size = 7\ninstances = ["a:1"]\n')
+    (elsewhere / "tidegate.toml").write_text(
+        'port = 9001\ninstances = ["a:1"]\n[queue]\nmax_waiting = 7\nwhen_full = "drop-lru"\n'
+    )
     monkeypatch.setenv("TIDEGATE_PORT", "9002")
+    monkeypatch.setenv("TIDEGATE_QUEUE__MAX_WAITING", "8")
     settings = load_settings()
-    assert (settings.port, settings.queue_size, settings.instances) == (9002, 7, ("a:1",))
+    assert (settings.port, settings.instances) == (9002, ("a:1",))
+    assert (settings.queue.max_waiting, settings.queue.when_full) == (8, "drop-lru")
     assert load_settings(port="9003").port == 9003
 
 
@@ -34,16 +40,18 @@ def test_a_journal_by_default_is_only_for_where_nothing_is_said_of_one(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OR-5: ``tidegate up`` names one; environment, file, or empty for none go before it."""
-    assert load_settings().journal_path is None
+    assert load_settings().journal.path is None
     monkeypatch.setenv(JOURNAL_BY_DEFAULT, "/home/default.db")
-    assert load_settings(durable_default=True).journal_path == Path("/home/default.db")
-    (elsewhere / "tidegate.toml").write_text('journal_path = "mine.db"')
-    assert load_settings().journal_path == Path("mine.db")
-    monkeypatch.setenv("TIDEGATE_JOURNAL_PATH", "")
-    assert load_settings().journal_path is None
+    assert load_settings(journal__durable_by_default=True).journal.path == Path("/home/default.db")
+    (elsewhere / "tidegate.toml").write_text('journal.path = "mine.db"')
+    assert load_settings().journal.path == Path("mine.db")
+    monkeypatch.setenv("TIDEGATE_JOURNAL__PATH", "")
+    assert load_settings().journal.path is None
 
 
-@pytest.mark.parametrize("asked", [{}, {"journal_keep_s": 1e6}, {"durable_default": True}])
+@pytest.mark.parametrize(
+    "asked", [{}, {"journal__keep_s": 1e6}, {"journal__durable_by_default": True}]
+)
 async def test_a_journal_by_default_that_cannot_be_opened_is_done_without(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
 ) -> None:
@@ -72,11 +80,13 @@ def test_instances_are_a_list_with_commas(monkeypatch: pytest.MonkeyPatch) -> No
         ("INSTANCES", "localhost:0"),
         ("INSTANCES", "a:1,a:1"),
         ("INSTANCES", ""),
-        ("DEFAULT_DEADLINE_S", "-1"),
-        ("QUEUE_SIZE", "-2"),
+        ("DEADLINES__DEFAULT_S", "-1"),
+        ("QUEUE__MAX_WAITING", "-2"),
         ("TOKEN", "two words"),
-        ("LOG_LEVEL", "loud"),
-        ("SUSPECT_AFTER_S", "9"),
+        ("TELEMETRY__LOG_LEVEL", "loud"),
+        ("LANES__SUSPECT_AFTER_S", "9"),
+        ("LIMITS__EACH_KEY__CONCURRENT", "few"),
+        ("JOURNAL__KEY", "aGFsZg=="),
     ],
 )
 def test_a_bad_value_fails_by_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
@@ -104,8 +114,10 @@ def test_or12_off_loopback_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_file_with_an_unknown_setting_or_no_toml(elsewhere: Path) -> None:
-    (elsewhere / "tidegate.toml").write_text("prot = 9001\n")
-    with pytest.raises(InvalidSettings, match="prot"):
+    (elsewhere / "tidegate.toml").write_text("prot = 9001\n[queue]\nmax_wating = 1\n")
+    with pytest.raises(
+        InvalidSettings, match=r"queue\.max_wating: not a setting(.|\n)*prot: not a setting"
+    ):
         load_settings()
     (elsewhere / "tidegate.toml").write_text("port = = 1\n")
     with pytest.raises(InvalidSettings, match=r"tidegate\.toml"):
@@ -114,7 +126,11 @@ def test_a_file_with_an_unknown_setting_or_no_toml(elsewhere: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("TIDEGATE_TOKN", "TIDEGATE_TOKEN"), ("TIDEGATE_CONFG", "TIDEGATE_CONFIG")],
+    [
+        ("TIDEGATE_TOKN", "TIDEGATE_TOKEN"),
+        ("TIDEGATE_CONFG", "TIDEGATE_CONFIG"),
+        ("TIDEGATE_QUEUE__MAX_WATING", "TIDEGATE_QUEUE__MAX_WAITING"),
+    ],
 )
 def test_a_variable_that_nobody_reads_is_refused_with_the_nearest_name(
     monkeypatch: pytest.MonkeyPatch, name: str, near: str
@@ -122,6 +138,25 @@ def test_a_variable_that_nobody_reads_is_refused_with_the_nearest_name(
     monkeypatch.setenv(name, "x")
     with pytest.raises(InvalidSettings, match=f"{name}: not a setting; did you mean {near}"):
         load_settings()
+
+
+def test_a_name_of_before_is_answered_with_todays(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere / "tidegate.toml").write_text("journal_async = true\n")
+    monkeypatch.setenv("TIDEGATE_QUEUE_SIZE", "7")
+    with pytest.raises(InvalidSettings) as caught:
+        load_settings(admission="off")
+    assert str(caught.value).splitlines() == [
+        "TIDEGATE_QUEUE_SIZE: this setting is now TIDEGATE_QUEUE__MAX_WAITING",
+        "admission: this setting is now admission.mode",
+        "journal_async: this setting is now journal.loss_window_ms",
+    ]
+    monkeypatch.setenv("TIDEGATE_ADMISSION", "off")
+    with pytest.raises(InvalidSettings, match=r"ADMISSION: this .* now TIDEGATE_ADMISSION__MODE"):
+        load_settings()
+    known = frozenset(names_of(Settings, sections=False))
+    assert known >= set(RENAMED.values()) and not known & RENAMED.keys()
 
 
 def test_what_others_read_and_kubernetes_adds_is_no_mistake(
@@ -160,4 +195,4 @@ def test_a_worker_refuses_a_variable_that_it_does_not_read(monkeypatch: pytest.M
 def test_no_setting_is_taken_for_one_of_a_worker() -> None:
     """``tidegate up`` hands its environment on, and a worker refuses what it does not know."""
     for prefix in ("worker_", "slot_"):
-        assert not [name for name in Settings.model_fields if name.startswith(prefix)]
+        assert not [name for name in names_of(Settings) if name.startswith(prefix)]

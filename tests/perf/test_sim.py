@@ -144,7 +144,7 @@ def test_dl8_batch_gets_what_is_left_and_is_not_starved(capacity: float) -> None
 def test_dl7_refusals_are_almost_never_wrong(capacity: float) -> None:
     """``observe`` lets everything in that ``enforce`` would have refused: what became of it?"""
     scenario = replace(SCENARIO, patience=(0.2, 0.3, 0.6, 0.9, 4.0), margin_ms=50.0)
-    observe = Policy("observe", "", True, {"ADMISSION": "observe"})
+    observe = Policy("observe", "", True, {"ADMISSION__MODE": "observe"})
     run = run_policy(observe, scenario, FLEET, 0.7 * capacity, 50.0, SEED)
     summary = Summary.of(run, WARM_S)
     assert summary.samples > 150
@@ -205,7 +205,7 @@ def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: f
     run = simulate(
         SCENARIO.arrivals(0.4 * capacity, 80.0, SEED),
         FLEET,
-        {"QUEUE_SIZE": "-1"},
+        {"QUEUE__MAX_WAITING": "-1"},
         seed=SEED,
         events={20.0: slow, 50.0: well},
     )
@@ -231,7 +231,7 @@ def test_dl6_fit_is_answered_where_error_would_miss(capacity: float) -> None:
             for arrival in tight.arrivals(0.3 * capacity, 30.0, SEED)
             if arrival.deadline_ms > 150.0  # a worker needs more than 100 to begin
         ]
-        return after_warm_up(simulate(arrivals, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED))
+        return after_warm_up(simulate(arrivals, FLEET, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED))
 
     def answered(results: list[SimResult]) -> float:
         return sum(f.outcome in (Outcome.MET, Outcome.PARTIAL) for f in results) / len(results)

@@ -156,7 +156,7 @@ def test_dl15_no_slot_idles_while_somebody_waits(
         SCENARIO, open_share=open_share, patience=patience, batch_share=batch, tenants=tenants
     )
     arrivals = list(scenario.arrivals(42.0 * load, 4.0, seed))
-    run = idle_while_waiting(arrivals, FLEET, {"QUEUE_SIZE": "-1"})
+    run = idle_while_waiting(arrivals, FLEET, {"QUEUE__MAX_WAITING": "-1"})
     assert {result.endings for result in run.results} <= {1}
     orchestrator = run.orchestrator
     orchestrator.queue.check_integrity()
@@ -171,7 +171,7 @@ def test_dl15_no_slot_idles_while_somebody_waits(
 def test_dl15_what_had_no_chance_is_served_when_there_is_room(capacity: float) -> None:
     """A crowd, then none: those who waited in the background are met if their time is not over."""
     crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).arrivals(3 * capacity, 5.0, SEED))
-    run = simulate(crowd, FLEET, {"QUEUE_SIZE": "-1"}, seed=SEED, linger_s=60.0)
+    run = simulate(crowd, FLEET, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED, linger_s=60.0)
     patient = [f for f in run.results if f.arrival.deadline_ms > 10_000]
     assert len(patient) > 50
     assert all(result.met for result in patient if result.arrival.deadline_ms > 40_000)

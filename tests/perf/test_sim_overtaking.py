@@ -30,7 +30,7 @@ def urgent(at_s: float, deadline_ms: float = 3000.0, tenant: str = "a") -> Arriv
 
 def run(arrivals: Sequence[Arrival], fleet: Fleet) -> SimRun:
     """No refusal is sampled: each verdict is the service's own."""
-    settings = {"REFUSAL_SAMPLE": "0"}
+    settings = {"ADMISSION__REFUSAL_SAMPLE": "0"}
     return simulate(sorted(arrivals, key=lambda a: a.at_s), fleet, settings, seed=SEED)
 
 

@@ -22,7 +22,9 @@ KNOWN, OPEN = Scenario(SPEED), Scenario(SPEED, open_share=0.5)
 
 def reported_at(load: float, seconds: float, queue: int = -1, seed: int = SEED) -> Reported:
     arrivals = mixed(OPEN.arrivals(load * CAPACITY, seconds, seed), seed)
-    return measure(arrivals, ONE, {"QUEUE_SIZE": str(queue)}, seed=seed, warm_s=6.0, cool_s=6.0)
+    return measure(
+        arrivals, ONE, {"QUEUE__MAX_WAITING": str(queue)}, seed=seed, warm_s=6.0, cool_s=6.0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +72,10 @@ def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
     is right."""
     arrivals = list(LONG.arrivals(1.6, 45.0, SEED))
     stated = [replace(arrival, length=arrival.max_tokens) for arrival in arrivals]
-    reported = measure(stated, FEW_LONG, {"QUEUE_SIZE": "-1"}, seed=SEED)
+    reported = measure(stated, FEW_LONG, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED)
     assert len(reported.starts) > 20
     assert median_factor(reported.starts) <= 1.5
-    reported = measure(arrivals, FEW_LONG, {"QUEUE_SIZE": "-1"}, seed=SEED)
+    reported = measure(arrivals, FEW_LONG, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED)
     assert 1 / 1.6 <= median_ratio(reported.starts) <= 1.6
 
 

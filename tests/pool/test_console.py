@@ -68,7 +68,7 @@ def test_the_operators_key_is_shown_on_a_terminal_only(
 
 def test_programs_get_an_object_for_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the logger that the pool manager's own lines have, by which they are filtered."""
-    monkeypatch.setenv("TIDEGATE_LOG_FORMAT", "json")
+    monkeypatch.setenv("TIDEGATE_TELEMETRY__LOG_FORMAT", "json")
     entries = [json.loads(line) for line in shown(terminal=False).splitlines()]
     assert len(entries) == len(RUN)
     assert {entry["logger"] for entry in entries} == {"orchestrator.pool"} == {pool_log.name}

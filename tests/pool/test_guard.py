@@ -36,7 +36,7 @@ async def test_what_is_open_to_others_is_refused_with_what_to_do(
         await launched.run(asyncio.Event())
     said = str(raised.value)
     assert said.startswith(f"Triton would listen on {host or 'every address'}, which is not loop")
-    assert ("TIDEGATE_LANE_TOKEN" in said) is lacks_lane
+    assert ("TIDEGATE_LANES__TOKEN" in said) is lacks_lane
     assert ("TIDEGATE_WORKER_PLAIN_TOKEN" in said and "--triton-open" in said) is lacks_plain
     assert not events, "nothing was started"
 

@@ -60,7 +60,10 @@ def test_every_key_of_the_file_is_documented() -> None:
         (ONE + "settings = { max_runing = 1 }\n", r"p:4: .*did you mean max_running\?"),
         (ONE + "settings = { max_running = 0 }\n", "max_running: .*equal to 1, got 0"),
         (ONE + 'settings = { device = "cpu" }\n', "device is not set here: give it by devices"),
-        (ONE + 'settings = { lane_token = "x" }\n', "the environment variable TIDEGATE_LANE_TOKEN"),
+        (
+            ONE + 'settings = { lane_token = "x" }\n',
+            "the environment variable TIDEGATE_LANES__TOKEN",
+        ),
         (ONE + "ports = { gprc = 1 }\n", r"instances\[0\].ports.gprc: .*did you mean grpc\?"),
         ('[orchestrators]\nregister = ["ftp://x"]\n', "p:2: .*expected file:PATH or http"),
         ('[orchestrators]\nregister = ["http://x/v2"]\n', "without a path"),
@@ -151,4 +154,7 @@ def test_the_orchestrator_beside_has_its_settings() -> None:
     told = "[orchestrator]\nport = 0\nsettings = { queue_size = 7, pause = false }\n"
     beside = wishes_of(parse_pool_file(told))["orchestrator"]
     assert isinstance(beside, BesideWish)
-    assert beside.settings == {"TIDEGATE_QUEUE_SIZE": "7", "TIDEGATE_PAUSE": "false"}
+    assert beside.settings == {
+        "TIDEGATE_QUEUE__MAX_WAITING": "7",
+        "TIDEGATE_DISPATCH__PAUSE": "false",
+    }

@@ -11,7 +11,9 @@ MOST_INSTANCES = 128
 """Most Tritons on one machine."""
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-CORS_HELP = "web pages that may use it: https://ui.example,… or * for all (TIDEGATE_CORS_ORIGINS)"
+CORS_HELP = (
+    "web pages that may use it: https://ui.example,… or * for all (TIDEGATE_HTTP__CORS_ORIGINS)"
+)
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _F = TypeVar("_F", bound=Callable[..., object])

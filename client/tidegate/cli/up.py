@@ -51,7 +51,7 @@ environment:
   TIDEGATE_HOST, TIDEGATE_PORT    where it listens (as --host, --port)
   TIDEGATE_TOKEN                  ask this token of every client; needed to listen off loopback
   TIDEGATE_TRITON                 as --triton
-  TIDEGATE_TRITON_TLS             TLS at Triton's gRPC port, in JSON (docs/operating.md)
+  TIDEGATE_LANES__TLS             TLS at Triton's gRPC port, in JSON (docs/operating.md)
   TIDEGATE_HOME                   logs and the wheel's Triton; ~/.local/share/tidegate, .tidegate in
                                   a checkout
   TIDEGATE_WORKER_…               settings of the worker (worker/settings.py): …_MAX_RUNNING, say
@@ -215,7 +215,7 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
 @_triton_options(ports=(0, 0, 0))
 def up(cors_origins: str | None, **given: Any) -> int:
     if cors_origins is not None:
-        os.environ["TIDEGATE_CORS_ORIGINS"] = cors_origins  # the orchestrator inherits it
+        os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins  # the orchestrator inherits it
     return _launch(LaunchOptions(**given))
 
 

@@ -197,7 +197,7 @@ class _Taken:
             raise NoElements(f"requests.{place}: {error}") from None
         if place >= self._most_lines:
             raise NoElements(
-                f"there are more than {self._most_lines} requests (TIDEGATE_BATCH_MAX_LINES)"
+                f"there are more than {self._most_lines} requests (TIDEGATE_BATCHES__MAX_LINES)"
             )
         if not _CUSTOM_ID.fullmatch(item.custom_id):
             raise NoElements(
@@ -218,7 +218,7 @@ class _Taken:
 
 
 async def _read(request: web.Request, taken: _Taken, upload: Upload) -> None:
-    batches, timeout_s = batches_of(request), request.app[CONFIG].bodies.timeout_s
+    batches, timeout_s = batches_of(request), request.app[CONFIG].http.body_timeout_s
     piece = bytearray()
     while True:
         try:

@@ -38,7 +38,7 @@ def batches_of(request: web.Request) -> Batches:
     if batches is None:
         raise InvalidRequest(
             "files and batches need a journal, and this service has none: its operator sets "
-            "TIDEGATE_JOURNAL_PATH"
+            "TIDEGATE_JOURNAL__PATH"
         )
     return batches
 

@@ -41,7 +41,7 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
     passes meanwhile.
     """
     require_json(request)
-    patience = asyncio.timeout(request.app[CONFIG].bodies.timeout_s)
+    patience = asyncio.timeout(request.app[CONFIG].http.body_timeout_s)
 
     def give_up() -> None:
         """Stop reading, so that another body gets the room."""
@@ -70,7 +70,7 @@ def _ignored_by(request: web.Request) -> Iterator[Ignored | None]:
     """Collects what is ignored while the request is read, and reports it afterwards, even if the
     request is refused. Yields None where nothing may be ignored."""
     context, route = request[CONTEXT], request.match_info.route.resource
-    if request.app[CONFIG].strict_fields or not context.dialect.is_tolerant or route is None:
+    if request.app[CONFIG].http.strict_fields or not context.dialect.is_tolerant or route is None:
         yield None
         return
     context.ignored = ignored = Ignored()
@@ -100,8 +100,8 @@ def require_json(request: web.Request) -> None:
 
 
 async def _read(request: web.Request, share: BodyShare, patience: asyncio.Timeout) -> bytes:
-    config = request.app[CONFIG].bodies
-    limit = config.max_bytes
+    config = request.app[CONFIG].http
+    limit = config.max_body_bytes
     too_large = BodyTooLarge(f"the body must have at most {limit} bytes")
     if (request.content_length or 0) > limit:
         raise too_large
@@ -120,4 +120,4 @@ async def _read(request: web.Request, share: BodyShare, patience: asyncio.Timeou
     except TimeoutError:
         if share.is_given_up:
             raise share.refusal() from None
-        raise BodyTooSlow(f"the body did not arrive within {config.timeout_s:g} s") from None
+        raise BodyTooSlow(f"the body did not arrive within {config.body_timeout_s:g} s") from None

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from catalog.hosts import is_loopback
-from orchestrator.api.config import ANY, BrowserConfig
+from orchestrator.api.config import ANY
 from orchestrator.errors import Forbidden
+from orchestrator.settings import HttpSettings
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = "GET, HEAD, POST, DELETE"
@@ -60,12 +61,12 @@ _EXPOSED = ", ".join(
 class Browsers:
     """Knows the hosts and origins that are ours, or may use the service."""
 
-    def __init__(self, config: BrowserConfig) -> None:
-        self._hosts = frozenset(_bare(host) for host in config.allowed_hosts)
-        self._any_host = ANY in config.allowed_hosts
-        self._origins = frozenset(origin.lower() for origin in config.cors_origins)
-        self._any_origin = ANY in config.cors_origins
-        self._credentials = config.cors_credentials
+    def __init__(self, settings: HttpSettings) -> None:
+        self._hosts = frozenset(_bare(host) for host in settings.allowed_hosts)
+        self._any_host = ANY in settings.allowed_hosts
+        self._origins = frozenset(origin.lower() for origin in settings.cors_origins)
+        self._any_origin = ANY in settings.cors_origins
+        self._credentials = settings.cors_credentials
 
     def check(self, method: str, headers: Mapping[str, str]) -> None:
         """Check a request to a service without keys. Raises ``Forbidden`` for what a foreign page
@@ -77,7 +78,7 @@ class Browsers:
         if host is not None and not self._is_our_host(host):
             raise Forbidden(
                 f"this service is not known as {host[:128]}: ask it as localhost, or name the host "
-                f"in TIDEGATE_ALLOWED_HOSTS",
+                f"in TIDEGATE_HTTP__ALLOWED_HOSTS",
                 field="Host",
             )
         origin = headers.get("Origin")
@@ -86,7 +87,7 @@ class Browsers:
         if not self._welcomes(origin) and not self._is_our_origin(origin, host):
             raise Forbidden(
                 f"pages from {origin[:128]} may not change anything here; "
-                f"TIDEGATE_CORS_ORIGINS names those that may",
+                f"TIDEGATE_HTTP__CORS_ORIGINS names those that may",
                 field="Origin",
             )
 
@@ -102,7 +103,7 @@ class Browsers:
         if not self._welcomes(headers["Origin"]):
             raise Forbidden(
                 f"pages from {headers['Origin'][:128]} may not ask here; "
-                f"TIDEGATE_CORS_ORIGINS names those that may",
+                f"TIDEGATE_HTTP__CORS_ORIGINS names those that may",
                 field="Origin",
             )
         answer = {

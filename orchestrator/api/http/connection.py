@@ -12,13 +12,13 @@ from aiohttp import HttpVersion11, web
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from orchestrator.api.config import ConnectionConfig
 from orchestrator.api.http.connection_limit import ConnectionLimit
 from orchestrator.api.http.event_stream import STREAM
 from orchestrator.api.http.hang_ups import HangUps, Prober, notice_vanished, unacknowledged_bytes
 from orchestrator.api.http.losses import Losses
 from orchestrator.api.http.unhandled import Unhandled
 from orchestrator.errors import TidegateError
+from orchestrator.settings import HttpSettings
 from orchestrator.telemetry.log import fields, service_log
 
 RESERVED_HEADER_TIMEOUT_S = 2.0
@@ -42,7 +42,7 @@ class Connection(RequestHandler):
     def __init__(
         self,
         server: web.Server,
-        config: ConnectionConfig,
+        settings: HttpSettings,
         limit: ConnectionLimit,
         unhandled: Unhandled,
         hang_ups: HangUps | None,
@@ -50,7 +50,7 @@ class Connection(RequestHandler):
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
-        self._config = config
+        self._settings = settings
         self._limit = limit
         self._unhandled = unhandled
         self._hang_ups = hang_ups
@@ -114,7 +114,7 @@ class Connection(RequestHandler):
 
     def _watch_writing(self) -> None:
         """Drop a client that reads nothing for as long as an idle connection may stand."""
-        timeout_s = self._config.idle_timeout_s
+        timeout_s = self._settings.idle_timeout_s
         held = self._unsent_bytes()
 
         def look() -> None:
@@ -300,7 +300,7 @@ class Connection(RequestHandler):
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
-            timeout_s = self._config.header_timeout_s
+            timeout_s = self._settings.header_timeout_s
             if self.is_reserved:
                 timeout_s = min(timeout_s, RESERVED_HEADER_TIMEOUT_S)
             self._head_timer = self._loop.call_later(timeout_s, self._head_is_late)

@@ -49,7 +49,7 @@ class Dialect:
     """Paths of the API outside ``path``."""
     is_tolerant: bool = False
     """Whether unknown fields are ignored, because its clients are written by others; not if the
-    operator wants them refused (``TIDEGATE_STRICT_FIELDS``)."""
+    operator wants them refused (``TIDEGATE_HTTP__STRICT_FIELDS``)."""
 
     def serves(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/") or path in self.aliases

@@ -128,7 +128,7 @@ def read_deadline(
     if not is_awaited:
         return deadline
     bounds = list(_limits_of_others(headers, _ENVOY, _amount, passed_over, 1e-3))
-    if in_one_piece and policy.reads_sdk_timeouts:
+    if in_one_piece and policy.sdk_timeouts:
         for name in _SDKS:
             bounds += _limits_of_others(headers, name, _amount, passed_over)
     bound = min(bounds, default=own)

@@ -22,8 +22,8 @@ from socket import SO_SNDBUF, SOL_SOCKET
 
 from aiohttp import web
 
-from orchestrator.api.config import StreamConfig
 from orchestrator.errors import TidegateError
+from orchestrator.settings import StreamSettings
 
 HEADERS_WITHIN_S = 1.0
 """Longest wait for a first event before a stream's headers are sent without one (OR-23)."""
@@ -43,12 +43,12 @@ class EventStream:
     """One response of server-sent events."""
 
     def __init__(
-        self, request: web.Request, headers: Mapping[str, str], config: StreamConfig
+        self, request: web.Request, headers: Mapping[str, str], settings: StreamSettings
     ) -> None:
         self._request = request
         self.headers = {**SSE_HEADERS, **headers}
         """Headers of the response; may be changed until the stream is served."""
-        self._config = config
+        self._settings = settings
         self._backlog = bytearray()
         self._woken = asyncio.Event()
         self._finished = False
@@ -82,7 +82,7 @@ class EventStream:
             self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
             return
         self._backlog += data
-        if len(self._backlog) > self._config.backlog_bytes:
+        if len(self._backlog) > self._settings.buffer_bytes:
             self._give_up()
         self._woken.set()
 
@@ -167,7 +167,7 @@ class EventStream:
         self._request[STREAM] = self
         socket = transport.get_extra_info("socket")
         if socket is not None:
-            socket.setsockopt(SOL_SOCKET, SO_SNDBUF, self._config.kernel_bytes)
+            socket.setsockopt(SOL_SOCKET, SO_SNDBUF, self._settings.kernel_bytes)
             if transport.get_extra_info("sslcontext") is None:
                 self._file = socket.fileno()
         # With this limit any unsent byte counts as pressure, and draining means that all bytes have
@@ -185,7 +185,7 @@ class EventStream:
                 self._direct = True
                 await self._until_woken()
                 self._direct = False
-            async with asyncio.timeout(self._config.timeout_s):
+            async with asyncio.timeout(self._settings.timeout_s):
                 await response.write_eof()
         except TimeoutError:
             self._give_up()
@@ -206,9 +206,9 @@ class EventStream:
     async def _until_woken(self) -> None:
         """Wait for the end, or for a client that does not keep up; keeps the stream alive
         meanwhile."""
-        keepalive_s = self._config.keepalive_s
+        keepalive_s = self._settings.keepalive_s
         # Check twice within the time, so that no silence is longer than it.
-        look_s = None if keepalive_s is None else keepalive_s / 2
+        look_s = keepalive_s / 2 if keepalive_s else None
         while True:
             self._quiet = True
             try:
@@ -227,7 +227,7 @@ class EventStream:
     async def _catch_up(self, response: web.StreamResponse) -> None:
         """Write the backlog, at the client's pace. Raises ``TimeoutError`` for one too slow."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._config.behind_s, self._tell_behind, True)
+        timer = loop.call_later(self._settings.pause_after_s, self._tell_behind, True)
         try:
             await self._write_backlog(response)
         finally:
@@ -236,7 +236,7 @@ class EventStream:
 
     async def _write_backlog(self, response: web.StreamResponse) -> None:
         while not self.too_slow:
-            async with asyncio.timeout(self._config.timeout_s):
+            async with asyncio.timeout(self._settings.timeout_s):
                 await self._request.writer.drain()
                 if not self._backlog:
                     return

@@ -209,7 +209,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     stated, grammar = body.stated_grammar(), None
     if stated is not None:
         context.field_names = {**context.field_names, "grammar": stated.field}
-        grammar = request.app[CONFIG].grammars.of(stated.grammar)
+        grammar = request.app[CONFIG].constrained(stated.grammar)
         context.grammars = (grammar,)
     policy = request.app[ORCHESTRATOR].deadlines
     deadline = read_deadline(

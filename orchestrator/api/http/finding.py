@@ -9,13 +9,13 @@ from aiohttp import web
 from orchestrator.api.http.answer_ids import ID_PREFIXES, task_id_of
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.errors import JournalUnavailable, KeyReused, NotFound
+from orchestrator.retention import no_such
 from orchestrator.service import Orchestrator
 from orchestrator.slots.slot import Slot
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.reader import Found
 from orchestrator.tasks.journal.records import TaskRow, ended_task
-from orchestrator.tasks.store import no_such_task
 from orchestrator.tasks.task import Stage, Task
 
 
@@ -50,7 +50,7 @@ async def find_tasks(request: web.Request, stated: str) -> list[Task]:
         looked = await _look(orchestrator, durable, lambda: durable.find(task_id))
         found = [] if looked is None else mine([looked[1]])
     if not found:
-        raise no_such_task(stated)
+        raise no_such("task", stated)
     return found
 
 
@@ -128,4 +128,4 @@ async def _look(
         with suppress(NotFound):
             return row, orchestrator.store.get(row.id)
         # Its end was written, and it was forgotten, after the row was read: read it again.
-    raise no_such_task(row.id)
+    raise no_such("task", row.id)

@@ -80,7 +80,7 @@ class IgnoredFields:
             self._logged.add((route, name))
             service_log.info(
                 "A client sends what means nothing here: it is passed over, and not logged again "
-                "(TIDEGATE_STRICT_FIELDS=true refuses it).",
+                "(TIDEGATE_HTTP__STRICT_FIELDS=true refuses it).",
                 extra=fields(route=route, ignored=name),
             )
             if len(self._logged) == MOST_LOGGED:

@@ -118,13 +118,13 @@ def with_tools(request: web.Request, encoder: PromptEncoder, job: Job, use: Tool
     if format.calls is None:
         raise InvalidRequest(
             f"tool calls of {name!r} are in a format that is not known here: its operator may set "
-            "TIDEGATE_TOOL_FORMAT",
+            "TIDEGATE_MODELS__TOOL_FORMAT",
             field="tools",
         )
     special = encoder.tokens.special_ids(format.markers)
 
     def rules() -> Rules:
-        return Rules(special, open_objects=request.app[CONFIG].grammars.open_objects)
+        return Rules(special, open_objects=request.app[CONFIG].structured_output.open_objects)
 
     if use.must_call and not encoder.card.grammars:
         raise InvalidRequest(

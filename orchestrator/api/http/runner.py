@@ -40,12 +40,12 @@ class _Server(web.Server):
             handler_cancellation=made.handler_cancellation,
             **made._kwargs,
         )
-        self._config = config.connections
+        self._config = config.http
         self._unhandled = unhandled
-        self._browsers = Browsers(config.browsers)
+        self._browsers = Browsers(config.http)
         self._hang_ups = HangUps(self._loop) if CAN_WATCH else None
         self._losses = Losses(self._loop)
-        self._limit = ConnectionLimit(config.connections.max_connections)
+        self._limit = ConnectionLimit(config.http.max_connections)
 
     def __call__(self) -> RequestHandler:
         return Connection(

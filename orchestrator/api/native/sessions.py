@@ -104,7 +104,7 @@ def _described(session: Session, store: SessionStore) -> dict[str, object]:
         "kind": None if kind is None else kind.value,
         "turns": session.turns,
         "bytes": session.bytes,
-        "max_bytes": store.config.session_bytes,
+        "max_bytes": store.config.max_bytes,
         "idle_keep_s": session.idle_keep_s,
         "created_unix_ms": session.created_unix_ms,
         "expires_in_s": round(store.expires_in_s(session), 1),

@@ -20,9 +20,9 @@ from orchestrator.api.native.routes import read_idempotency_key
 from orchestrator.api.native.slot_events import SlotEvents, described, ended, outputs_of
 from orchestrator.api.native.slot_types import SlotRequest
 from orchestrator.errors import InvalidRequest, ModelNotFound, NotFound
+from orchestrator.retention import no_such
 from orchestrator.slots.job import MODEL, OUTPUTS, SlotJob
 from orchestrator.slots.slot import Slot
-from orchestrator.slots.store import no_such_slot
 from orchestrator.tasks.submissions import SubmissionKey, Submissions
 from worker.protocol import excerpt
 from worker.protocol.clips.errors import RecipeError
@@ -226,5 +226,5 @@ def _slot_of(request: web.Request) -> Slot:
     slot_id, key = request.match_info["slot_id"], request[CONTEXT].key
     slot = request.app[ORCHESTRATOR].slots.store.get(slot_id)
     if slot.job.key != key.fingerprint and not key.is_admin:
-        raise no_such_slot(slot_id)
+        raise no_such("slot", slot_id)
     return slot

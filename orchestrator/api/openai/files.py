@@ -124,7 +124,7 @@ class _Form(NamedTuple):
 
 async def _read(request: web.Request, upload: Upload) -> _Form:
     """Write the file in the body to ``upload``. Its parts may come in any order."""
-    timeout_s = request.app[CONFIG].bodies.timeout_s
+    timeout_s = request.app[CONFIG].http.body_timeout_s
     name, fields = None, dict[str, str]()
     reader = await request.multipart()
     try:

@@ -99,7 +99,7 @@ def _dialect_of(app: web.Application, path: str) -> Dialect:
 
 def _as_read(operation: Operation, dialect: Dialect, app: web.Application) -> Operation:
     """The operation, with unknown fields allowed in its body where they are ignored."""
-    if operation.body is None or app[CONFIG].strict_fields or not dialect.is_tolerant:
+    if operation.body is None or app[CONFIG].http.strict_fields or not dialect.is_tolerant:
         return operation
     return operation._replace(body=with_unknown_fields(operation.body, forbidden=False))
 

@@ -36,7 +36,7 @@ CONTROL = web.AppKey("control", Control)
 async def drain(request: web.Request) -> web.Response:
     """Refuse new work and let running work finish; the process stays. Shows how far it is."""
     control = request.app[CONTROL]
-    grace_s = await read_grace_s(request, control.reloader.settings.shutdown_grace_s)
+    grace_s = await read_grace_s(request, control.reloader.settings.shutdown.grace_s)
     control.lifecycle.begin_drain(grace_s)
     return json_response(_describe(request), status=202)
 

@@ -28,7 +28,7 @@ async def capabilities(request: web.Request) -> web.Response:
             "durable": orchestrator.stages.durable is not None,
             "isolated_prefixes": orchestrator.isolate_tenants,
             "limits": {
-                "body_bytes": request.app[CONFIG].bodies.max_bytes,
+                "body_bytes": request.app[CONFIG].http.max_body_bytes,
                 "default_deadline_ms": round(1000 * orchestrator.deadlines.default_s),
                 "max_deadline_ms": round(1000 * orchestrator.deadlines.max_s),
                 "max_idle_keep_s": sessions.max_idle_keep_s,

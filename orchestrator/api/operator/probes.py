@@ -43,7 +43,9 @@ async def vllm_metrics(request: web.Request) -> web.Response:
     """Show only the metrics under vLLM's names, for endpoint pickers, which ask many times a
     second."""
     if not request.app[CONFIG].vllm_metrics:
-        raise NotFound("there are no metrics under vLLM's names: TIDEGATE_VLLM_METRICS is not set")
+        raise NotFound(
+            "there are no metrics under vLLM's names: TIDEGATE_TELEMETRY__VLLM_METRICS is not set"
+        )
     return await _exposition(request, VLLM_PREFIX)
 
 

@@ -202,7 +202,7 @@ def prepare(config: JournalConfig, sealer: Sealer) -> None:
         if version > VERSION:
             raise JournalError(
                 f"{config.path} is of version {version}, and this Tidegate knows {VERSION}: run "
-                "the newer one, or set another TIDEGATE_JOURNAL_PATH"
+                "the newer one, or set another TIDEGATE_JOURNAL__PATH"
             )
         migrate(db)
         check_keys(db, sealer)

@@ -119,7 +119,7 @@ def _lock(file: int, path: Path, holder: str) -> None:
             raise
         raise JournalError(
             f"{path} belongs to another orchestrator that still lives (process {holder or '?'}); "
-            "end it first, or set another TIDEGATE_JOURNAL_PATH: each needs one of its own"
+            "end it first, or set another TIDEGATE_JOURNAL__PATH: each needs one of its own"
         ) from None
 
 

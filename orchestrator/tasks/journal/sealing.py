@@ -91,7 +91,7 @@ class Sealer:
         if how == _PLAIN:
             return stored[1:]
         if not self._ciphers:
-            raise WrongKey("the journal is encrypted; set TIDEGATE_JOURNAL_KEY to its key")
+            raise WrongKey("the journal is encrypted; set TIDEGATE_JOURNAL__KEY to its key")
         at = 1
         ciphers = list(self._ciphers.values())
         if how == _NAMED:
@@ -107,8 +107,8 @@ class Sealer:
             except (InvalidTag, ValueError):  # another key's, or damaged
                 continue
         raise WrongKey(
-            "TIDEGATE_JOURNAL_KEY lacks a key that the journal was encrypted with: add it behind "
-            "the first one, after a comma, or set another TIDEGATE_JOURNAL_PATH; nothing was "
+            "TIDEGATE_JOURNAL__KEY lacks a key that the journal was encrypted with: add it behind "
+            "the first one, after a comma, or set another TIDEGATE_JOURNAL__PATH; nothing was "
             "changed"
         )
 

@@ -121,7 +121,7 @@ async def test_or12_tokens_are_taken_ahead_and_given_back(
     """OR-12: prompt and max_tokens count while it runs, what was generated afterwards."""
     plan = Plan(stall_at=1, tokens=3)
     worker.plan = lambda submit: plan
-    service = await make_service(worker, all_tokens_per_min=100)
+    service = await make_service(worker, limits__all_keys__tokens_per_min=100)
     ask = ASK | {"max_tokens": 60}  # and 5 of the prompt
 
     async def post(body: dict[str, object]) -> tuple[int, str, str]:
@@ -148,7 +148,7 @@ async def test_or12_concurrent_requests_are_bounded_until_they_end(
 ) -> None:
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
-    service = await make_service(worker, key_concurrent=2, keys=KEYS)
+    service = await make_service(worker, limits__each_key__concurrent=2, keys=KEYS)
     for expected in (202, 202, 429):
         async with service.http.post("/v2/tasks", json=ASK, headers=bearer("bob-token")) as answer:
             assert answer.status == expected
@@ -262,7 +262,7 @@ async def test_or12_what_only_counts_tokens_is_in_progress_meanwhile(
     worker: FakeWorker, make_service: MakeService, path: str, body: dict[str, object]
 ) -> None:
     """OR-12: and no longer, however it ends."""
-    service = await make_service(worker, key_concurrent=1)
+    service = await make_service(worker, limits__each_key__concurrent=1)
     held = Plan(stall_at=0)
     worker.plan = lambda submit: held
     running = asyncio.create_task(service.http.post("/v1/completions", json=ASK))

@@ -13,7 +13,11 @@ import pytest
 def environment(tmp_path: Path) -> dict[str, str]:
     root = Path(__file__).parents[3]
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
-    return kept | {"PYTHONPATH": str(root), "TIDEGATE_PORT": "0", "TIDEGATE_LOG_FORMAT": "json"}
+    return kept | {
+        "PYTHONPATH": str(root),
+        "TIDEGATE_PORT": "0",
+        "TIDEGATE_TELEMETRY__LOG_FORMAT": "json",
+    }
 
 
 async def start_process(environment: dict[str, str], tmp_path: Path) -> asyncio.subprocess.Process:

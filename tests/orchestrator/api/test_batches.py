@@ -303,7 +303,7 @@ async def test_half_of_a_keys_places_stay_for_its_other_requests(
 async def test_without_a_journal_it_says_which_setting_is_missing(service: Service) -> None:
     for method, path in (("GET", "/v1/files"), ("GET", "/v1/batches"), ("GET", BATCHES)):
         error = await ask(service, method, path, 400)
-        assert "TIDEGATE_JOURNAL_PATH" in error["error"]["message"]
+        assert "TIDEGATE_JOURNAL__PATH" in error["error"]["message"]
 
 
 def has_done(service: Service, lines: int) -> bool:
@@ -317,12 +317,12 @@ async def test_killed_services_lose_and_double_no_line(
     names = [f"id-{number}" for number in range(1, 61)]
     plan = Plan(step_s=0.002)
     worker.plan = lambda job: plan
-    service = await restarts.start(worker, batch_window=4)
+    service = await restarts.start(worker, batches__window=4)
     name = await create(service, lines_of(*[PARAMS] * len(names)))
     for kill in range(1, 6):
         await service.until(partial(has_done, service, 9 * kill))
         await restarts.die()
-        service = await restarts.start(worker, batch_window=4)
+        service = await restarts.start(worker, batches__window=4)
     batch = await over(service, name)
     assert batch["status"] == "completed"
     assert batch["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
@@ -407,7 +407,7 @@ async def test_what_a_message_batch_cannot_be_is_refused(
 async def test_bodies_may_be_larger_than_a_requests_and_their_parts_not(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
-    service = await restarts.start(worker, max_body_bytes=1024)
+    service = await restarts.start(worker, http__max_body_bytes=1024)
     items = [{"custom_id": f"id-{n}", "params": PARAMS} for n in range(100)]
     name = (await ask(service, "POST", BATCHES, json={"requests": items}))["id"]
     await service.until(lambda: service.metric("tidegate_batches_unfinished") == 0)
@@ -419,7 +419,7 @@ async def test_bodies_may_be_larger_than_a_requests_and_their_parts_not(
     error = await ask(
         service, "POST", BATCHES, 400, json={"requests": [{"custom_id": "a", "params": long}]}
     )
-    assert "TIDEGATE_MAX_BODY_BYTES" in error["error"]["message"]
+    assert "TIDEGATE_HTTP__MAX_BODY_BYTES" in error["error"]["message"]
     batch = await over(service, await create(service, lines_of(PARAMS, long)))
     assert [(e["code"], e["line"]) for e in batch["errors"]["data"]] == [("line_too_long", 2)]
 

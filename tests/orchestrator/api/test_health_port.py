@@ -187,8 +187,8 @@ async def test_lb4_a_loop_that_hangs_shows_and_a_dead_one_refuses(
     """LB-4: the responder never says for longer than it is told that the orchestrator lives."""
     environment |= {
         "TIDEGATE_INSTANCES": worker.address,
-        "TIDEGATE_HEALTH_PORT": "0",
-        "TIDEGATE_HEALTH_STALLED_AFTER_S": "1",
+        "TIDEGATE_HEALTH__PORT": "0",
+        "TIDEGATE_HEALTH__STALLED_AFTER_S": "1",
     }
     process = await start_process(environment, tmp_path)
     try:
@@ -211,7 +211,7 @@ async def test_a_taken_health_port_is_said_in_a_sentence(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = await start_process(environment | {"TIDEGATE_HEALTH_PORT": str(port)}, tmp_path)
+        process = await start_process(environment | {"TIDEGATE_HEALTH__PORT": str(port)}, tmp_path)
         _, errors = await process.communicate()
     assert process.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}".encode() in errors

@@ -118,7 +118,7 @@ async def test_dl10_windows_and_responses(service: Service) -> None:
 
 async def test_a_miss_is_somebodys(worker: FakeWorker, make_service: MakeService) -> None:
     worker.plan = lambda submit: Plan(stall_at=1, ignores_deadline=True)
-    service = await make_service(worker, admission="off")
+    service = await make_service(worker, admission__mode="off")
     async with service.leaping(21, tokens=1):
         await chat(service, "00", deadline_ms=20_000)
     await service.until(lambda: service.outcomes() == ["missed"])
@@ -152,7 +152,9 @@ async def test_or22_what_endpoint_pickers_read_of_vllm(
 ) -> None:
     """Where it is asked for, on a page of its own too, without a key."""
     worker = await make_worker(max_running=1)
-    service = await make_service(worker, vllm_metrics=True, token="t", backlog_per_instance=0)
+    service = await make_service(
+        worker, telemetry__vllm_metrics=True, token="t", dispatch__max_backlog=0
+    )
     worker.plan = lambda submit: Plan(stall_at=1)
     for _ in range(3):
         headers = {"Authorization": "Bearer t"}
@@ -192,4 +194,6 @@ async def test_or22_vllms_names_are_there_by_setting_alone(service: Service) -> 
     async with service.http.get("/metrics") as response:
         assert "vllm:" not in await response.text()
     async with service.http.get("/metrics/vllm") as response:
-        assert response.status == 404 and "TIDEGATE_VLLM_METRICS" in await response.text()
+        assert (
+            response.status == 404 and "TIDEGATE_TELEMETRY__VLLM_METRICS" in await response.text()
+        )

@@ -19,7 +19,7 @@ STRANGER = {"X-Tidegate-Admin": "1"}
 async def test_a_stranger_on_this_machine_is_not_sent_the_lane_token(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker, lane_token="the-lanes-secret")
+    service = await make_service(worker, lanes__token="the-lanes-secret")
     reached = asyncio.Event()
 
     def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -141,8 +141,8 @@ async def test_or14_the_process_ends_and_leaves_no_work(
     worker.plan = lambda submit: Plan(stall_at=2)
     environment |= {
         "TIDEGATE_INSTANCES": worker.address,
-        "TIDEGATE_INTERRUPT_GRACE_S": "0.1",
-        "TIDEGATE_SHUTDOWN_GRACE_S": "0.1",
+        "TIDEGATE_SHUTDOWN__INTERRUPT_GRACE_S": "0.1",
+        "TIDEGATE_SHUTDOWN__GRACE_S": "0.1",
     }
     process = await start_process(environment, tmp_path)
     listening = await log_until(process, "listening")

@@ -145,7 +145,7 @@ async def test_spans_leave_by_otlp(make_service: MakeService, worker: FakeWorker
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
-    service = await make_service(worker, otlp_endpoint=f"http://{host}:{port}/")
+    service = await make_service(worker, telemetry__otlp_endpoint=f"http://{host}:{port}/")
     assert await complete(service) == 200
     await service.until(lambda: service.outcomes() == ["met"])
     made = service.orchestrator.tracing
@@ -159,7 +159,7 @@ async def test_without_opentelemetry_the_service_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, make_service: MakeService
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    service = await make_service(wait=False, otlp_endpoint="http://127.0.0.1:9")
+    service = await make_service(wait=False, telemetry__otlp_endpoint="http://127.0.0.1:9")
     assert service.orchestrator.tracing is None
     assert "opentelemetry-sdk" in caplog.text
 

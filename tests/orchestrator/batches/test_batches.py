@@ -48,8 +48,8 @@ def lines(count: int) -> bytes:
         (line_of(1, method="GET"), "invalid_method", 1, "POST"),
         (line_of(1, url="/v1/strange"), "mismatched_endpoint", 1, "/v1/strange"),
         (line_of(1, body=[1]), "missing_required_parameter", 1, "body must be an object"),
-        (line_of(1) + line_of(2) * 1000, "line_too_long", 2, "TIDEGATE_MAX_BODY_BYTES"),
-        (lines(21), "too_many_requests", None, "TIDEGATE_BATCH_MAX_LINES"),
+        (line_of(1) + line_of(2) * 1000, "line_too_long", 2, "TIDEGATE_HTTP__MAX_BODY_BYTES"),
+        (lines(21), "too_many_requests", None, "TIDEGATE_BATCHES__MAX_LINES"),
     ],
 )
 async def test_a_bad_file_fails_its_batch(
@@ -245,10 +245,10 @@ async def test_whoever_is_not_the_owner_sees_nothing(life: Life) -> None:
 
 async def test_files_are_bounded_and_private(make_life: MakeLife) -> None:
     life = await make_life(file_bytes=2**14, folder_bytes=2**15)
-    with pytest.raises(BodyTooLarge, match="TIDEGATE_BATCH_FILE_BYTES"):
+    with pytest.raises(BodyTooLarge, match="TIDEGATE_BATCHES__FILE_BYTES"):
         await life.upload(bytes(2**14 + 1))
     kept = [await life.upload(bytes(2**13)) for _ in range(3)]
-    with pytest.raises(JournalUnavailable, match="TIDEGATE_BATCH_FOLDER_BYTES"):
+    with pytest.raises(JournalUnavailable, match="TIDEGATE_BATCHES__FOLDER_BYTES"):
         await life.upload(bytes(2**13))
 
     def look() -> tuple[int, set[int]]:

@@ -38,7 +38,7 @@ async def test_dl16_a_policy_that_excludes_all_refuses_at_once(
     make_service: MakeService, worker: FakeWorker, policy: str, status: int
 ) -> None:
     """Held only by what may come true while it waits."""
-    service = await make_service(worker, placement_policy=policy)
+    service = await make_service(worker, placement__policy=policy)
     async with service.http.post("/v2/tasks", json=BODY) as response:
         answer = await response.json()
     assert response.status == status

@@ -386,7 +386,7 @@ async def scene(
 ) -> Scene:
     """``at``: the tokens that the long job has when it is paused."""
     workers = [await make_worker(max_running=1, can_pause=True) for _ in range(count)]
-    service = await make_service(*workers, backlog_per_instance=0)
+    service = await make_service(*workers, dispatch__max_backlog=0)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     return Scene(service, workers, at)
 
@@ -582,7 +582,7 @@ async def test_none_is_paused_where_that_is_off(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(max_running=1, can_pause=True)
-    service = await make_service(worker, backlog_per_instance=0, pause=False)
+    service = await make_service(worker, dispatch__max_backlog=0, dispatch__pause=False)
     stage = Scene(service, [worker], 3)
     long = await stage.submit(LONG)
     await service.until(lambda: service.orchestrator.store.get(long).completion_tokens == 3)
@@ -629,7 +629,7 @@ class Reading:
 @pytest.fixture
 async def reading(make_worker: MakeWorker, make_service: MakeService) -> Reading:
     worker = await make_worker(max_running=1, can_pause=True)
-    service = await make_service(worker, backlog_per_instance=0, slow_client_pause_s=0.05)
+    service = await make_service(worker, dispatch__max_backlog=0, streams__pause_after_s=0.05)
     return Reading(service, worker)
 
 
@@ -690,9 +690,9 @@ async def test_or11_who_never_reads_on_loses_its_place(
     worker = await make_worker(max_running=1, can_pause=True)
     service = await make_service(
         worker,
-        backlog_per_instance=0,
-        slow_client_pause_s=0.05,
-        slow_client_timeout_s=60.0 if gone else 0.4,
+        dispatch__max_backlog=0,
+        streams__pause_after_s=0.05,
+        streams__timeout_s=60.0 if gone else 0.4,
     )
     reading = Reading(service, worker)
     client, task = await reading.begin()
@@ -711,7 +711,7 @@ async def test_or11_slots_held_by_none_that_read_serve_those_who_do(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(max_running=8, can_pause=True)
-    service = await make_service(worker, backlog_per_instance=0, slow_client_pause_s=0.05)
+    service = await make_service(worker, dispatch__max_backlog=0, streams__pause_after_s=0.05)
     reading = Reading(service, worker)
     body = CHAT | {"max_tokens": MANY, "stream": True}
     silent = [await send(service, body, receive_buffer=4096) for _ in range(8)]

@@ -427,7 +427,7 @@ async def test_dl11_tight_deadlines_and_cancels_open_no_breaker(
     workers = [await make_worker(), await make_worker()]
     for worker in workers:
         worker.plan = lambda submit: Plan(step_s=0.02)
-    service = await make_service(*workers, admission="off")
+    service = await make_service(*workers, admission__mode="off")
     registry = service.orchestrator.registry
     await service.until(lambda: all(i.ready for i in registry))
     for _ in range(12):

@@ -127,7 +127,7 @@ async def test_or6_instances_follow_a_file_under_load(
     plan = Plan(stall_at=1)
     first.plan = second.plan = lambda submit: plan
     await asyncio.to_thread(write, path, first)
-    service = await make_service(instances=f"file:{path}", read_instances_every_s=0.02)
+    service = await make_service(instances=f"file:{path}", discovery__interval_s=0.02)
     registry = service.orchestrator.registry
     version = registry.snapshot_version
     await submit(service)
@@ -164,7 +164,7 @@ async def test_or6_jobs_on_a_removed_instance_end_with_its_grace(
     first.plan = lambda submit: Plan(stall_at=1)
     await asyncio.to_thread(write, path, first)
     service = await make_service(
-        instances=f"file:{path}", read_instances_every_s=0.02, leave_grace_s=0.1
+        instances=f"file:{path}", discovery__interval_s=0.02, discovery__leave_grace_s=0.1
     )
     await submit(service)
     await service.until(
@@ -181,7 +181,7 @@ async def test_or6_a_broken_file_changes_nothing_and_is_shown(
 ) -> None:
     path = tmp_path / "instances"
     await asyncio.to_thread(write, path, worker)
-    service = await make_service(instances=f"file:{path}", read_instances_every_s=0.02)
+    service = await make_service(instances=f"file:{path}", discovery__interval_s=0.02)
     broken = tmp_path / "broken"
     await asyncio.to_thread(broken.write_text, "nonsense\n")
     await asyncio.to_thread(broken.rename, path)  # at once: a file half written is an empty one

@@ -48,8 +48,8 @@ async def test_one_stale_lane_is_enough_for_all_of_an_instance(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """A job must not try one after the other until its attempts are used up."""
-    pause = {"reconnect_min_s": 0.6, "reconnect_max_s": 0.6}
-    service = await make_service(worker, lanes_per_instance=6, **pause)
+    pause = {"lanes__reconnect_min_s": 0.6, "lanes__reconnect_max_s": 0.6}
+    service = await make_service(worker, lanes__per_instance=6, **pause)
     await service.until(lambda: len(worker.lanes) == 6)
     worker.generation += 1
     assert (await run(service))[-1].event == "end"
@@ -110,5 +110,5 @@ async def test_an_unloaded_model_is_not_ready_and_its_streams_go_on(
 async def test_lanes_are_opened_with_the_token(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    await make_service(worker, lane_token="shared-secret")
+    await make_service(worker, lanes__token="shared-secret")
     assert [message.token for message in worker.opens] == ["shared-secret"]

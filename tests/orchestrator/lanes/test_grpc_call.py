@@ -275,7 +275,7 @@ async def test_an_alert_alone_says_that_it_is_tls() -> None:
     rig = Rig(b"")
     rig.receive(b"\x15\x03\x01\x00\x02\x02\x46")
     rig.call.connection_lost(None)
-    assert str(rig.error()) == "unavailable: it speaks TLS: set TIDEGATE_TRITON_TLS"
+    assert str(rig.error()) == "unavailable: it speaks TLS: set TIDEGATE_LANES__TLS"
 
 
 async def test_a_peer_that_leaves_is_told_of_and_may_finish() -> None:

@@ -59,7 +59,7 @@ async def test_lanes_clips_and_swaps_go_over_it(
     worker.slots = FakeSlots()
     worker.can_load("other")
     tls = as_client(made, made.client if mutual else None)
-    service = await serving(await make_service(worker, triton_tls=tls))
+    service = await serving(await make_service(worker, lanes__tls=tls))
     assert await outcome_of(service) == "met"
     assert (await until_ended(service, await submit(service)))["outcome"] == "met"
     path = f"/v2/instances/{worker.address}/swap"
@@ -78,7 +78,7 @@ async def test_the_plain_contract_goes_over_it(
     await server.start()
     try:
         tls = as_client(made, made.client if mutual else None)
-        service = await make_service(instances=(server.entry(folder),), triton_tls=tls)
+        service = await make_service(instances=(server.entry(folder),), lanes__tls=tls)
         assert await outcome_of(service) == "met"
     finally:
         await server.stop()
@@ -242,7 +242,7 @@ async def test_the_plain_contract_says_as_much(
     try:
         service = await make_service(
             instances=(server.entry(folder),),
-            triton_tls=as_client(made) if is_secure else None,
+            lanes__tls=as_client(made) if is_secure else None,
             wait=False,
         )
         (instance,) = service.orchestrator.registry
@@ -357,9 +357,9 @@ def test_settings_come_as_a_table_or_as_json(
         ({"certificate": "{server}", "key": "{other}"}, "key values mismatch"),
         ({"certificate": "{server}", "key": "{locked}"}, "with the key locked.key"),
         ({"server_name": "a b"}, "server_name: String should match"),
-        ({"cert": "x"}, "TIDEGATE_TRITON_TLS: cert: Extra inputs are not permitted"),
+        ({"cert": "x"}, "TIDEGATE_LANES__TLS: cert: Extra inputs are not permitted"),
         ("x.pem", 'expected JSON such as {"ca": "/path/ca.pem"}'),
-        ([], "TIDEGATE_TRITON_TLS: Input should be a valid dictionary"),
+        ([], "TIDEGATE_LANES__TLS: Input should be a valid dictionary"),
     ],
 )
 def test_files_that_cannot_be_used_stop_the_start(

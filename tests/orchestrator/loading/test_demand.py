@@ -73,7 +73,7 @@ async def test_dl7_the_earliest_deadline_has_the_load_and_then_the_request_itsel
     """By the speed that the model was last seen to have; a longer answer takes longer."""
     worker.can_load("other", load_ms=20_000.0)
     worker.step_ms = 40.0
-    service = await make_service(worker, model_min_residency_s=0.0)
+    service = await make_service(worker, loading__min_residency_s=0.0)
     forecaster = service.orchestrator.stages.prediction.forecaster
     swaps = service.orchestrator.stages.swaps
     for _ in range(3):
@@ -193,7 +193,7 @@ async def test_a_model_that_nobody_knows_is_no_model(
     service = await make_service(worker)
     status, body = await ask(service, "unheard")
     assert status == 404 and "unheard" in str(body)
-    switched_off = await make_service(worker, load_on_demand=False)
+    switched_off = await make_service(worker, loading__on_demand=False)
     status, _ = await ask(switched_off, "other")
     assert status == 404
     assert worker.swaps == []
@@ -224,7 +224,7 @@ async def test_what_waits_for_a_model_that_was_taken_brings_it_back(
     """An operator swapped it away while a task waited for it."""
     worker = await make_worker(max_running=1)
     worker.can_load("other")
-    service = await make_service(worker, backlog_per_instance=0, model_min_residency_s=0.0)
+    service = await make_service(worker, dispatch__max_backlog=0, loading__min_residency_s=0.0)
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
     first = asyncio.create_task(ask(service, "fake"))
@@ -242,7 +242,7 @@ async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
     worker: FakeWorker, make_service: MakeService, tmp_path: Path
 ) -> None:
     """It was let in while the model was served; the next process finds another one there."""
-    journal = {"journal_path": str(tmp_path / "journal.db")}
+    journal = {"journal__path": str(tmp_path / "journal.db")}
     worker.can_load("other")
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
@@ -264,7 +264,7 @@ async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
 async def test_only_so_many_wait_for_loads(worker: FakeWorker, make_service: MakeService) -> None:
     worker.can_load("other")
     worker.swap_s = 0.2
-    service = await make_service(worker, model_load_waiting=1)
+    service = await make_service(worker, loading__max_waiting=1)
     first = asyncio.create_task(ask(service, "other"))
     await worker.until(lambda: len(worker.swaps) == 1)
     status, body = await ask(service, "other")
@@ -277,7 +277,7 @@ async def test_or24_a_tenant_leaves_places_to_wait_for_loads_to_others(
 ) -> None:
     worker.can_load("other")
     worker.swap_s = 0.2
-    service = await make_service(worker, model_load_waiting=4)
+    service = await make_service(worker, loading__max_waiting=4)
     loud = [asyncio.create_task(ask(service, "other", tenant="loud")) for _ in range(3)]
     await service.until(lambda: service.orchestrator.stages.demand.waiting == 3)
     status, body = await ask(service, "other", tenant="loud")
@@ -404,7 +404,7 @@ async def test_who_is_at_its_limit_has_no_model_loaded(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     worker.can_load("other")
-    service = await make_service(worker, key_concurrent=1)
+    service = await make_service(worker, limits__each_key__concurrent=1)
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
     running = asyncio.create_task(ask(service, "fake"))

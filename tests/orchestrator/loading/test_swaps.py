@@ -44,7 +44,7 @@ async def test_wk7_an_instance_serves_another_model_on_the_lanes_that_it_has(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     worker.can_load("other")
-    service = await make_service(worker, lanes_per_instance=2)
+    service = await make_service(worker, lanes__per_instance=2)
     status, told = await swap(service, worker, model="other", wait=True)
     assert (status, told["phase"], told["model"], told["error"]) == (200, "done", "other", None)
     assert len(worker.opens) == 2, "no lane was opened anew"
@@ -159,7 +159,7 @@ async def test_wk7_what_waits_for_the_models_last_instance_is_served_first(
 ) -> None:
     worker = await make_worker(max_running=1)
     worker.can_load("other")
-    service = await make_service(worker, backlog_per_instance=0)
+    service = await make_service(worker, dispatch__max_backlog=0)
     plan = Plan(stall_at=3)
     worker.plan = lambda submit: plan
     first = asyncio.create_task(_streamed(service, "fake"))

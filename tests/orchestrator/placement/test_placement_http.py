@@ -22,7 +22,7 @@ async def test_or9_what_workers_cache_is_known_until_it_is_gone(
     names = block_hashes(IDS, 16, prefix_salt(b"", ""))
     first.cached = []
     second.cached = names[:4]
-    service = await make_service(first, second, lanes_per_instance=2)
+    service = await make_service(first, second, lanes__per_instance=2)
     registry = service.orchestrator.registry
     await service.until(lambda: registry.prefixes.count(second.address) == 4)
     await service.until(lambda: all(i.ready for i in registry))
@@ -40,7 +40,7 @@ async def test_or9_when_the_reporting_lane_breaks_another_one_is_asked(
 ) -> None:
     worker = await make_worker()
     worker.cached = [b"n" * 32]
-    service = await make_service(worker, lanes_per_instance=2)
+    service = await make_service(worker, lanes__per_instance=2)
     registry = service.orchestrator.registry
     instance = registry.instances[worker.address]
     await service.until(lambda: all(lane.is_open for lane in instance.lanes))
@@ -71,7 +71,7 @@ async def test_or8_the_operators_policy_places_and_a_bad_one_fails_at_start(
 ) -> None:
     first, second = await make_worker(), await make_worker()
     policy = f'instance.name == "{second.address}"'
-    service = await make_service(first, second, placement_policy=policy)
+    service = await make_service(first, second, placement__policy=policy)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     for _ in range(3):
         assert await offer(service) == 202
@@ -81,4 +81,4 @@ async def test_or8_the_operators_policy_places_and_a_bad_one_fails_at_start(
 
 def test_or8_a_bad_policy_is_refused_by_name() -> None:
     with pytest.raises(InvalidSettings, match=r"PLACEMENT_POLICY.*Syntax error"):
-        load_settings(placement_policy="instance.nonsense >")
+        load_settings(placement__policy="instance.nonsense >")

@@ -40,7 +40,7 @@ class Scene:
         gate: Any = SimpleNamespace(enter=lambda slot: None)
         self.waiting = WaitingSlots(fleet, clock)
         self.admission = SlotAdmission(
-            gate, fleet, self.waiting, clock, rng, FeasibilityConfig(sample=0.0), queue_size=100
+            gate, fleet, self.waiting, clock, rng, FeasibilityConfig(sample=0.0), max_waiting=100
         )
 
     def _instance(self, address: str) -> SlotInstance:

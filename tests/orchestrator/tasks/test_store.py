@@ -1,4 +1,4 @@
-"""Tasks are kept for replay, bounded by count, age, tokens and bytes."""
+"""Tasks are kept for replay, bounded by count, age and bytes."""
 
 import gc
 import math
@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.errors import NotFound
+from orchestrator.retention import Retention
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api, Job, OnDisconnect, PlacementConstraint, PlacementMode
@@ -56,7 +57,7 @@ def kept(store: TaskStore, *names: str) -> list[str]:
 
 def test_the_latest_end_is_of_those_whose_clients_may_come_back() -> None:
     clock = ManualClock()
-    store = TaskStore(clock, max_tasks=9, max_age_s=60, max_tokens=99, max_bytes=10**6)
+    store = TaskStore(clock, Retention(keep_count=9, keep_s=60, keep_bytes=10**6))
     end(add(store, "goes with its client"), clock)
     assert store.latest_end == -math.inf
     task = a_task("goes on")
@@ -73,9 +74,11 @@ def test_the_latest_end_is_of_those_whose_clients_may_come_back() -> None:
     assert store.latest_end == clock.now() - 5, "the next process has it"
 
 
-def test_count_age_and_tokens_bound_what_is_kept() -> None:
+def test_count_age_and_bytes_bound_what_is_kept() -> None:
     clock = ManualClock()
-    store = TaskStore(clock, max_tasks=2, max_age_s=60, max_tokens=10, max_bytes=10**6)
+    store = TaskStore(
+        clock, Retention(keep_count=2, keep_s=60, keep_bytes=2 * TASK_BYTES + 10 * TOKEN_BYTES)
+    )
     running = add(store, "running")
     for name in "abc":
         end(add(store, name), clock)
@@ -91,7 +94,7 @@ def test_count_age_and_tokens_bound_what_is_kept() -> None:
 
 def test_an_unknown_task() -> None:
     with pytest.raises(NotFound, match="nothing"):
-        TaskStore(ManualClock(), max_tasks=1, max_age_s=1, max_tokens=1, max_bytes=1).get("nothing")
+        TaskStore(ManualClock(), Retention(keep_count=1, keep_s=1, keep_bytes=1)).get("nothing")
 
 
 def logprobs(tokens: int, top: int) -> list[TokenLogprob]:
@@ -105,7 +108,7 @@ def test_log_probabilities_count_by_their_bytes() -> None:
     """Twenty of them per token are 25 times the memory of the token itself."""
     clock = ManualClock()
     full = TASK_BYTES + 100 * (TOKEN_BYTES + LOGPROB_BYTES + 20 * TOP_LOGPROB_BYTES)
-    store = TaskStore(clock, max_tasks=99, max_age_s=60, max_tokens=10**6, max_bytes=2 * full)
+    store = TaskStore(clock, Retention(keep_count=99, keep_s=60, keep_bytes=2 * full))
     for name in "abc":
         task = add(store, name)
         task.deliver(Delta(0, [1] * 100, ["x"] * 100, logprobs(100, 20)), clock.now())

@@ -58,7 +58,7 @@ def test_every_end_and_every_step_of_a_launch_is_told() -> None:
 
 
 def test_a_launch_is_told_in_json_to_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_LOG_FORMAT", "json")
+    monkeypatch.setenv("TIDEGATE_TELEMETRY__LOG_FORMAT", "json")
     out = io.StringIO()
     with open_view(Console(file=out, width=20), None) as view:
         for kind in EventKind:

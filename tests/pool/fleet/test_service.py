@@ -80,7 +80,7 @@ async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setattr(service_module, "PoolMachine", lambda host: machine)
     monkeypatch.setattr(service_module, "LOOK_S", 0.02)
     monkeypatch.setattr("tests.support.fake_pool.LOAD_S", 0.01)
-    monkeypatch.delenv("TIDEGATE_LANE_TOKEN", raising=False)
+    monkeypatch.delenv("TIDEGATE_LANES__TOKEN", raising=False)
     running = Running(tmp_path, machine)
     running.ask_for(ONE)
     yield running
@@ -287,7 +287,7 @@ async def test_stop_ends_nothing_under_a_manager_that_starts(
 async def test_another_machine_that_would_be_told_our_loopback_is_said(
     running: Running, monkeypatch: pytest.MonkeyPatch, url: str, pool: str, warns: bool
 ) -> None:
-    monkeypatch.setenv("TIDEGATE_LANE_TOKEN", "x" * 32)
+    monkeypatch.setenv("TIDEGATE_LANES__TOKEN", "x" * 32)
     monkeypatch.setattr(
         service_module, "HttpTarget", lambda *_: AddressList(running.folder / "told")
     )

@@ -107,8 +107,8 @@ async def test_one_that_says_that_it_starts_is_waited_for(
         {
             "TIDEGATE_INSTANCES": f"127.0.0.1:{free_ports(1)[0]}",
             "TIDEGATE_TOKEN": "",
-            "TIDEGATE_JOURNAL_PATH": str(tmp_path / "journal"),
-            "TIDEGATE_HEALTH_PORT": str(health_port),
+            "TIDEGATE_JOURNAL__PATH": str(tmp_path / "journal"),
+            "TIDEGATE_HEALTH__PORT": str(health_port),
             "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
         },
         log=tmp_path / "orchestrator.log",

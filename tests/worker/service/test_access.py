@@ -41,7 +41,7 @@ def test_a_stranger_gets_no_lane_and_learns_nothing(
             request.wait_final()
             (frame,) = request.frames()
             assert frame.error is not None and frame.error.code == Code.UNAUTHENTICATED
-            assert "TIDEGATE_LANE_TOKEN" in frame.error.message
+            assert "TIDEGATE_LANES__TOKEN" in frame.error.message
             assert (frame.card, frame.cache, frame.stats) == (None, None, None)
         refused = [r for r in caplog.records if "wrong token" in r.message]
         assert len(refused) == 1, "a line for each would fill the disk"

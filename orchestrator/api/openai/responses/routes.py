@@ -38,7 +38,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
     if asked.is_background and not store.keeps_any:
         raise InvalidRequest(
-            "background is not supported here: TIDEGATE_KEEP_RESPONSES keeps none",
+            "background is not supported here: TIDEGATE_RESPONSES__KEEP_COUNT keeps none",
             field="background",
         )
     history, prompt = _conversation(store, asked)

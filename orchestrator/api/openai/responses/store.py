@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from sys import getsizeof
 from typing import NamedTuple, Protocol
 
-from orchestrator.api.config import ResponseStoreConfig
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
+from orchestrator.retention import Retention
 from orchestrator.tasks.job import Message
 from worker.protocol import excerpt
 
@@ -47,9 +47,9 @@ class Stored(NamedTuple):
 class ResponseStore:
     """Responses by key and id."""
 
-    def __init__(self, clock: Clock, config: ResponseStoreConfig) -> None:
+    def __init__(self, clock: Clock, retention: Retention) -> None:
         self._clock = clock
-        self._config = config
+        self._retention = retention
         self._running: dict[tuple[str, str], Running] = {}
         self._by_key: dict[str, OrderedDict[str, Stored]] = {}
         self._bytes: dict[str, int] = {}
@@ -66,8 +66,8 @@ class ResponseStore:
     @property
     def keeps_any(self) -> bool:
         """Whether any response may be kept at all."""
-        config = self._config
-        return min(config.max_responses, config.max_age_s, config.max_bytes) > 0
+        retention = self._retention
+        return min(retention.keep_count, retention.keep_s, retention.keep_bytes) > 0
 
     def begin(self, key: str, name: str, running: Running) -> None:
         """Let a background response be fetched until it ends; ``put`` must follow."""
@@ -78,14 +78,15 @@ class ResponseStore:
         kept."""
         self._running.pop((key, name), None)
         size = _kept_bytes(body, messages)
-        if size > self._config.max_bytes:
+        if size > self._retention.keep_bytes:
             return
         stored = Stored(body, messages, self._clock.now(), size)
         self._by_key.setdefault(key, OrderedDict())[name] = stored
         self._bytes[key] = self._bytes.get(key, 0) + size
         self._count += 1
         self._prune()
-        while self._count > self._config.max_responses or self.kept_bytes > self._config.max_bytes:
+        bounds = self._retention
+        while self._count > bounds.keep_count or self.kept_bytes > bounds.keep_bytes:
             most = max(self._bytes, key=self._bytes.__getitem__)
             self._remove(most, next(iter(self._by_key[most])))
 
@@ -129,7 +130,7 @@ class ResponseStore:
 
     def _prune(self) -> None:
         """Drop responses that are too old."""
-        oldest_kept = self._clock.now() - self._config.max_age_s
+        oldest_kept = self._clock.now() - self._retention.keep_s
         for key in list(self._by_key):
             while key in self._by_key:
                 name, stored = next(iter(self._by_key[key].items()))

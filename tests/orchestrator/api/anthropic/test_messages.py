@@ -273,7 +273,9 @@ async def test_overload_is_529_and_tried_again(
 
 
 async def test_keys_bodies_and_limits(worker: FakeWorker, make_service: MakeService) -> None:
-    service = await make_service(worker, token="right", max_body_bytes=1024, key_requests_per_min=1)
+    service = await make_service(
+        worker, token="right", http__max_body_bytes=1024, limits__each_key__requests_per_min=1
+    )
     status, error = await error_of(service, HI)
     assert (status, error["type"]) == (401, "authentication_error")
     await answer_of(service, HI, **{"x-api-key": "right"})

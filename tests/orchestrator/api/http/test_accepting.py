@@ -46,7 +46,7 @@ async def test_more_may_wait_than_are_accepted_at_a_time() -> None:
 async def test_or4_clients_beyond_the_limit_are_told_so_and_not_reset(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker, max_connections=32)
+    service = await make_service(worker, http__max_connections=32)
     host, _, port = service.url.removeprefix("http://").partition(":")
     heads, is_over = list[bytes](), asyncio.Event()
 
@@ -70,7 +70,7 @@ async def test_or4_clients_beyond_the_limit_are_told_so_and_not_reset(
 async def test_or4_who_must_make_room_before_it_said_anything_is_told_too(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker, max_connections=32)
+    service = await make_service(worker, http__max_connections=32)
     host, _, port = service.url.removeprefix("http://").partition(":")
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(12 + 32 + 5)]
     for reader, _ in silent[12:17]:  # the first twelve are within the limit of one address
@@ -94,7 +94,7 @@ async def test_or24_one_key_leaves_connections_for_the_others(
 ) -> None:
     """From however many addresses; without a second key there is nobody to share with."""
     keys = {name: {"token": f"sk-{name}"} for name in ("many", "other")}
-    service = await make_service(worker, max_connections=40, keys=keys)
+    service = await make_service(worker, http__max_connections=40, keys=keys)
     app = service.runner.app
     assert app is not None
     mine, shares = Key("many", digest_of("sk-many")).fingerprint, app[KEY_SHARES]

@@ -249,7 +249,7 @@ async def test_a_deadline_long_past_is_told_in_few_digits(service: Service) -> N
 
 
 async def test_a_body_over_the_limit(worker: FakeWorker, make_service: MakeService) -> None:
-    service = await make_service(worker, max_body_bytes=2048)
+    service = await make_service(worker, http__max_body_bytes=2048)
 
     async def pieces() -> Any:
         for _ in range(3):
@@ -263,7 +263,7 @@ async def test_a_body_over_the_limit(worker: FakeWorker, make_service: MakeServi
 
 
 async def test_a_body_that_does_not_arrive(worker: FakeWorker, make_service: MakeService) -> None:
-    service = await make_service(worker, body_timeout_s=0.05)
+    service = await make_service(worker, http__body_timeout_s=0.05)
 
     async def nothing() -> Any:
         yield b"{"

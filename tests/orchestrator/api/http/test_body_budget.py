@@ -126,7 +126,7 @@ class Sender:
 
 
 async def small_service(make_service: MakeService, worker: FakeWorker) -> Service:
-    return await make_service(worker, max_body_bytes=65536, all_bodies_bytes=4 * 65536)
+    return await make_service(worker, http__max_body_bytes=65536, http__all_bodies_bytes=4 * 65536)
 
 
 async def test_bodies_that_never_end_take_no_more_than_the_budget(
@@ -173,7 +173,7 @@ async def test_the_room_is_given_back_however_it_ends(
     make_service: MakeService, worker: FakeWorker, end: str
 ) -> None:
     service = await make_service(
-        worker, max_body_bytes=65536, body_timeout_s=0.05 if end == "too slow" else 30.0
+        worker, http__max_body_bytes=65536, http__body_timeout_s=0.05 if end == "too slow" else 30.0
     )
     budget = service.runner.app[BODIES]
     length = 200 if end == "refused" else 65536 if end != "served" else len(TASK)
@@ -209,4 +209,4 @@ async def test_what_nobody_reads_is_not_buffered_beside_the_budget(
 
 def test_a_budget_below_one_body_is_refused() -> None:
     with pytest.raises(InvalidSettings, match="ALL_BODIES_BYTES"):
-        load_settings(all_bodies_bytes=4096)
+        load_settings(http__all_bodies_bytes=4096)

@@ -5,10 +5,9 @@ import asyncio
 import aiohttp
 import pytest
 
-from orchestrator.api.config import BrowserConfig
 from orchestrator.api.http.browsers import Browsers
 from orchestrator.errors import Forbidden
-from orchestrator.settings import InvalidSettings, load_settings
+from orchestrator.settings import HttpSettings, InvalidSettings, load_settings
 from tests.orchestrator.conftest import OPERATOR, MakeService, Service, read_events
 from tests.support.fake_worker import FakeWorker
 from tests.support.lazy import openai
@@ -38,7 +37,7 @@ async def error_of(response: aiohttp.ClientResponse) -> str:
     ],
 )
 def test_loopback_names_are_ours(host: str) -> None:
-    Browsers(BrowserConfig()).check("POST", {"Host": host, "Origin": f"http://{host}"})
+    Browsers(HttpSettings()).check("POST", {"Host": host, "Origin": f"http://{host}"})
 
 
 @pytest.mark.parametrize(
@@ -59,11 +58,11 @@ def test_loopback_names_are_ours(host: str) -> None:
     ],
 )
 def test_other_names_are_not(host: str) -> None:
-    browsers = Browsers(BrowserConfig())
+    browsers = Browsers(HttpSettings())
     for method in ("GET", "POST"):
-        with pytest.raises(Forbidden, match="TIDEGATE_ALLOWED_HOSTS"):
+        with pytest.raises(Forbidden, match="TIDEGATE_HTTP__ALLOWED_HOSTS"):
             browsers.check(method, {"Host": host})
-    with pytest.raises(Forbidden, match="TIDEGATE_CORS_ORIGINS"):
+    with pytest.raises(Forbidden, match="TIDEGATE_HTTP__CORS_ORIGINS"):
         browsers.check("POST", {"Host": "localhost", "Origin": f"https://{host}"})
 
 
@@ -72,15 +71,15 @@ def test_other_names_are_not(host: str) -> None:
 )
 def test_an_origin_that_is_none_is_not_ours(origin: str) -> None:
     with pytest.raises(Forbidden):
-        Browsers(BrowserConfig()).check("POST", {"Host": "localhost", "Origin": origin})
+        Browsers(HttpSettings()).check("POST", {"Host": "localhost", "Origin": origin})
 
 
 def test_hosts_can_be_named_and_their_own_pages_come_from_them() -> None:
-    browsers = Browsers(BrowserConfig(("llm.example", "other.example")))
+    browsers = Browsers(HttpSettings(allowed_hosts=("llm.example", "other.example")))
     browsers.check("POST", {"Host": "LLM.example:443", "Origin": "https://llm.example"})
     with pytest.raises(Forbidden):
         browsers.check("GET", {"Host": "evil.example"})
-    browsers = Browsers(BrowserConfig(("*",)))
+    browsers = Browsers(HttpSettings(allowed_hosts=("*",)))
     browsers.check("POST", {"Host": "llm.example", "Origin": "https://llm.example"})
     with pytest.raises(Forbidden):
         browsers.check("POST", {"Host": "llm.example", "Origin": EVIL})
@@ -166,7 +165,7 @@ async def test_cors_lets_named_pages_ask_and_read(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """The question before it, and answers, errors and streams alike, with and without a key."""
-    service = await make_service(worker, cors_origins=UI, token="t")
+    service = await make_service(worker, http__cors_origins=UI, token="t")
     origin = {"Origin": UI}
     async with service.http.options("/v2/tasks", headers=origin | PREFLIGHT) as response:
         assert response.status == 204
@@ -207,7 +206,7 @@ async def test_cors_lets_named_pages_ask_and_read(
 async def test_cors_for_all_without_a_key_is_no_way_to_operators_calls(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker, cors_origins="*")
+    service = await make_service(worker, http__cors_origins="*")
     headers = PREFLIGHT | {"Origin": EVIL}
     async with service.http.options("/v2/instances/x/drain", headers=headers) as response:
         assert response.status == 204
@@ -220,24 +219,24 @@ async def test_cors_for_all_without_a_key_is_no_way_to_operators_calls(
 async def test_credentials_are_for_named_pages_only(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker, cors_origins=UI, cors_credentials=True)
+    service = await make_service(worker, http__cors_origins=UI, http__cors_credentials=True)
     async with service.http.get("/v1/models", headers={"Origin": UI}) as response:
         assert response.headers["Access-Control-Allow-Credentials"] == "true"
 
 
 def test_credentials_are_never_for_all() -> None:
-    with pytest.raises(InvalidSettings, match="TIDEGATE_CORS_CREDENTIALS"):
-        load_settings(cors_origins="*", cors_credentials=True)
+    with pytest.raises(InvalidSettings, match="TIDEGATE_HTTP__CORS_CREDENTIALS"):
+        load_settings(http__cors_origins="*", http__cors_credentials=True)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("cors_origins", "ui.example"),
-        ("cors_origins", "https://ui.example/app"),
-        ("cors_origins", "https://*.example"),
-        ("allowed_hosts", "https://llm.example"),
-        ("allowed_hosts", "*.example"),
+        ("http__cors_origins", "ui.example"),
+        ("http__cors_origins", "https://ui.example/app"),
+        ("http__cors_origins", "https://*.example"),
+        ("http__allowed_hosts", "https://llm.example"),
+        ("http__allowed_hosts", "*.example"),
     ],
 )
 def test_what_is_no_origin_or_host_fails_by_name(name: str, value: str) -> None:

@@ -259,7 +259,7 @@ def test_dl20_bounds_count_where_somebody_waits() -> None:
     headers = CIMultiDict(
         {"x-envoy-expected-rq-timeout-ms": "15000", "x-stainless-read-timeout": "7"}
     )
-    deaf = DeadlineConfig(default_s=300, max_s=1800, reads_sdk_timeouts=False)
+    deaf = DeadlineConfig(default_s=300, max_s=1800, sdk_timeouts=False)
     for policy, options, seconds in (
         (POLICY, {"in_one_piece": True}, 7),
         (POLICY, {}, 15),

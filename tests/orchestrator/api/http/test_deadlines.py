@@ -73,7 +73,7 @@ async def test_dl5_missed_before_the_first_byte_is_a_504(
     make_service: MakeService, worker: FakeWorker, stream: bool, obedient: bool
 ) -> None:
     """DL-5, also when the worker does not say so itself."""
-    service = await make_service(worker, deadline_grace_ms=60_000 if obedient else 20)
+    service = await make_service(worker, deadlines__grace_ms=60_000 if obedient else 20)
     worker.plan = lambda submit: Plan(stall_at=0, ignores_deadline=not obedient)
     body = CHAT | {"deadline_ms": 60_000, "stream": stream}
     path = "/v1/chat/completions"
@@ -88,7 +88,7 @@ async def test_dl5_missed_before_the_first_byte_is_a_504(
 async def test_dl5_missed_mid_stream_is_a_terminal_error_event(
     make_service: MakeService, worker: FakeWorker, obedient: bool
 ) -> None:
-    service = await make_service(worker, deadline_grace_ms=60_000 if obedient else 20)
+    service = await make_service(worker, deadlines__grace_ms=60_000 if obedient else 20)
     worker.plan = lambda submit: Plan(stall_at=3, ignores_deadline=not obedient)
     body = CHAT | {"deadline_ms": 60_000, "stream": True}
     async with service.http.post("/v1/chat/completions", json=body) as response:
@@ -122,7 +122,7 @@ async def test_dl8_what_expires_in_the_queue_never_leaves_it(
     worker = await make_worker(max_running=1)
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
-    service = await make_service(worker, backlog_per_instance=0)
+    service = await make_service(worker, dispatch__max_backlog=0)
     async with service.http.post("/v2/tasks", json=TASK) as response:
         assert response.status == 202
     await worker.until(lambda: worker.running == 1)
@@ -147,7 +147,7 @@ async def test_dl8_the_most_urgent_leaves_first(
     worker = await make_worker(max_running=1)
     first = Plan(stall_at=0)
     worker.plan = lambda submit: first if len(worker.submits) == 1 else Plan()
-    service = await make_service(worker, backlog_per_instance=0)
+    service = await make_service(worker, dispatch__max_backlog=0)
     for budget in (90_000, 70_000, 80_000, 60_000):
         body = TASK | {"deadline_ms": budget}
         async with service.http.post("/v2/tasks", json=body) as response:
@@ -206,7 +206,7 @@ async def test_prompts_that_wait_to_become_tokens_are_bounded(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     """In bytes: over them a prompt is refused with 429, and nothing of it is kept."""
-    service = await make_service(await make_worker(), max_encoding_bytes=2**20)
+    service = await make_service(await make_worker(), admission__max_encoding_bytes=2**20)
     gate = threading.Event()
     (encoder,) = service.orchestrator.models.by_name().values()
 

@@ -98,7 +98,7 @@ async def test_a_client_gone_while_it_waits_in_the_queue(
 ) -> None:
     worker = await make_worker(max_running=1)
     worker.plan = lambda submit: Plan(stall_at=0)
-    service = await make_service(worker, backlog_per_instance=0)
+    service = await make_service(worker, dispatch__max_backlog=0)
     first = await send(service, CHAT)
     await worker.until(lambda: worker.running == 1)
     second = await send(service, CHAT)
@@ -120,7 +120,7 @@ async def test_or11_a_client_that_pauses_gets_everything_in_the_end(
 ) -> None:
     """OR-11: what it does not read yet waits for it, in order, and nobody else waits."""
     worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan()
-    service = await make_service(worker, slow_client_buffer_bytes=64 << 20)
+    service = await make_service(worker, streams__buffer_bytes=64 << 20)
     slow = await send(service, CHAT | {"stream": True})
     await service.until(lambda: service.outcomes() == ["met"])
     body = CHAT | {"max_tokens": 9, "stream": True}
@@ -140,7 +140,7 @@ async def test_or11_a_client_that_stays_too_slow_is_disconnected(
 ) -> None:
     """OR-11: its buffer is bounded; it is given up, its job stopped, and nobody else notices."""
     worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan()
-    service = await make_service(worker, slow_client_buffer_bytes=1 << 20)
+    service = await make_service(worker, streams__buffer_bytes=1 << 20)
     slow = await send(service, CHAT | {"stream": True}, receive_buffer=4096)
     await service.until(lambda: service.outcomes() == ["aborted"])
     await worker.until(lambda: not worker.running)
@@ -155,9 +155,7 @@ async def test_or11_so_is_one_that_reads_nothing_for_too_long(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     worker.plan = lambda submit: LARGE
-    service = await make_service(
-        worker, slow_client_buffer_bytes=64 << 20, slow_client_timeout_s=0.1
-    )
+    service = await make_service(worker, streams__buffer_bytes=64 << 20, streams__timeout_s=0.1)
     slow = await send(service, CHAT | {"stream": True}, receive_buffer=4096)
     connections = service.runner.server
     assert connections is not None
@@ -172,7 +170,10 @@ async def test_or11_metrics_are_dropped_for_a_client_that_is_behind_and_tokens_a
     """OR-11, OR-1: metrics come among the tokens, unnumbered, and are the first to go."""
     worker.plan = lambda submit: LARGE if submit.sampling.max_tokens == 20 else Plan(step_s=0.01)
     service = await make_service(
-        worker, slow_client_buffer_bytes=64 << 20, metrics_event_ms=0.001, keep_tokens=10**6
+        worker,
+        streams__buffer_bytes=64 << 20,
+        streams__metrics_every_ms=0.001,
+        tasks__keep_bytes=10**9,
     )
 
     async def follow(max_tokens: int, *, pause: bool) -> list[str]:
@@ -208,7 +209,7 @@ async def test_or11_a_silent_stream_says_that_it_lives(
     """Comments between events, after the headers only; the official SDK skips them."""
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
-    service = await make_service(worker, sse_keepalive_s=0.02)
+    service = await make_service(worker, streams__keepalive_s=0.02)
     client = await asyncio.to_thread(  # it reads certificates when it is made
         lambda: openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="x", max_retries=0)
     )

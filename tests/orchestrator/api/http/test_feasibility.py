@@ -107,7 +107,7 @@ async def test_dl7_a_start_floor_counts_as_needed_time(service: Service) -> None
 async def test_dl7_the_other_modes_let_it_in(
     worker: FakeWorker, make_service: MakeService, mode: str
 ) -> None:
-    service = at_known_pace(await make_service(worker, admission=mode))
+    service = at_known_pace(await make_service(worker, admission__mode=mode))
     body = TASK | {"deadline_ms": 1000}
     async with service.http.post("/v1/completions", json=body) as response:
         assert response.status == 200

@@ -136,7 +136,7 @@ async def test_dl20_service_tiers_priorities_and_objectives_are_classes(
     headers: dict[str, str],
     expected: str,
 ) -> None:
-    service = await make_service(worker, batch_objectives="batch, nightly")
+    service = await make_service(worker, queue__batch_objectives="batch, nightly")
     tasks = offered(service)
     tier = "flex" if expected == "batch" else "default"
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSE)):

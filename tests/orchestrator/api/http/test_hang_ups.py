@@ -247,7 +247,7 @@ async def test_a_wrong_chunk_in_a_later_packet_is_refused_at_once(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """Not when the body has been waited for, as if there were more to come."""
-    service = await make_service(worker, body_timeout_s=60.0)
+    service = await make_service(worker, http__body_timeout_s=60.0)
     head = (
         b"POST /v2/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n"
@@ -276,7 +276,7 @@ HALF = b"GET /health/live HTTP/1.1\r\nHost: loc"
 async def test_half_a_head_behind_a_request_has_a_heads_time(
     worker: FakeWorker, make_service: MakeService, first: bytes
 ) -> None:
-    service = await make_service(worker, header_timeout_s=0.2, idle_timeout_s=60.0)
+    service = await make_service(worker, http__header_timeout_s=0.2, http__idle_timeout_s=60.0)
     client = await connect_in_time(service, first + HALF, 0.2)
     async with asyncio.timeout(60):
         assert (await read_all(client)).startswith(b"HTTP/1.1 200")
@@ -287,7 +287,7 @@ async def test_half_a_head_behind_a_request_has_a_heads_time(
 async def test_line_ends_between_requests_are_no_head(
     worker: FakeWorker, make_service: MakeService, last: bytes, apart: bool
 ) -> None:
-    service = await make_service(worker, header_timeout_s=0.05, idle_timeout_s=60.0)
+    service = await make_service(worker, http__header_timeout_s=0.05, http__idle_timeout_s=60.0)
     loop = asyncio.get_running_loop()
     for first in (GET, ask(CHAT)):
         client = await connect_in_time(service, first + (b"" if apart else last), 0.05)
@@ -305,7 +305,7 @@ async def test_line_ends_between_requests_are_no_head(
 async def test_a_running_request_outlives_half_a_head_behind_it(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker, header_timeout_s=0.05, idle_timeout_s=60.0)
+    service = await make_service(worker, http__header_timeout_s=0.05, http__idle_timeout_s=60.0)
     plan = Plan(stall_at=0)
     worker.plan = lambda submit: plan
     client = await connect_in_time(service, ask(CHAT) + HALF, 0.05)

@@ -132,7 +132,7 @@ async def test_an_openai_path_gets_openais_errors(service: Service) -> None:
 
 async def test_silent_connections_are_closed(make_service: MakeService, worker: FakeWorker) -> None:
     """Whether they said nothing, half a header, or were served before."""
-    service = await make_service(worker, header_timeout_s=0.2, idle_timeout_s=0.3)
+    service = await make_service(worker, http__header_timeout_s=0.2, http__idle_timeout_s=0.3)
     half = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
     for request in (b"", half, half + b"\r\n"):
         reader, writer = await asyncio.open_connection(*service.runner.addresses[0][:2])
@@ -146,7 +146,7 @@ async def test_connections_are_bounded_and_the_last_are_for_operators(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     """One address gets three quarters of what is for all; nobody gets more than all."""
-    service = await make_service(worker, max_connections=40)
+    service = await make_service(worker, http__max_connections=40)
     address = service.runner.addresses[0][:2]
     silent = [await asyncio.open_connection(*address) for _ in range(18)]
     submit = sized(b'{"prompt": "x", "max_tokens": 1}')
@@ -171,7 +171,7 @@ async def test_connections_that_read_nothing_make_room_too(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     """What is still to be sent to them is dropped, or they would stand for ever, uncounted."""
-    service = await make_service(worker, max_connections=40)
+    service = await make_service(worker, http__max_connections=40)
     loop = asyncio.get_running_loop()
     clients = []
     for _ in range(80):
@@ -193,7 +193,7 @@ async def test_connections_that_read_nothing_make_room_too(
 async def test_a_client_that_reads_nothing_is_dropped(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    service = await make_service(worker, idle_timeout_s=0.3)
+    service = await make_service(worker, http__idle_timeout_s=0.3)
     loop, client = asyncio.get_running_loop(), socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     client.setblocking(False)

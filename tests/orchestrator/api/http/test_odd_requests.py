@@ -344,7 +344,7 @@ async def test_a_model_that_is_left_out_or_has_an_alias(
 ) -> None:
     aliases = {"gpt-4o": "fake", "claude-*": "fake", "o*": "other"}
     one, other = await make_worker(), await make_worker(model="other")
-    service = await make_service(one, other, model_aliases=aliases)
+    service = await make_service(one, other, models__aliases=aliases)
     await service.until(lambda: len(service.orchestrator.models.by_name()) == 2)
     for path in (CHAT, MESSAGES, RESPONSES, COUNT, TEXT, "/v1/tokenize"):
         body = {name: value for name, value in BODIES[path].items() if name != "model"}
@@ -379,7 +379,7 @@ async def test_what_agents_send_is_answered(
     recorded = json.loads(await asyncio.to_thread((RECORDED / f"{name}.json").read_text))
     card = CARD | {"grammars": "llguidance", "context_tokens": 65_536, "block_tokens": 1024}
     worker = await make_worker(**card)
-    service = await make_service(worker, model_aliases={"claude-*": "fake", "gpt-*": "fake"})
+    service = await make_service(worker, models__aliases={"claude-*": "fake", "gpt-*": "fake"})
     worker.plan = lambda submit: says("Done.", size=8)
     for asked in recorded["requests"]:
         async with service.http.request(

@@ -60,7 +60,7 @@ async def test_unknown_fields_are_passed_over_and_named(service: Service, path: 
 
 
 async def test_strict_fields_refuses_them(worker: FakeWorker, make_service: MakeService) -> None:
-    service = await make_service(worker, strict_fields=True)
+    service = await make_service(worker, http__strict_fields=True)
     for path in BODIES:
         status, told, message = await sent(service, path, BODIES[path] | {"brand_new": 1})
         assert (status, told) == (400, "") and f"brand_new: {NO_FIELD}" in message

@@ -198,7 +198,7 @@ async def test_pages(service: Service) -> None:
 
 async def test_bounds(worker: FakeWorker, make_service: MakeService) -> None:
     service = await make_service(
-        worker, sessions_per_key=2, session_bytes=2000, all_sessions_bytes=3000
+        worker, sessions__max_per_key=2, sessions__max_bytes=2000, sessions__all_bytes=3000
     )
     first = await create(service)
     error = await call(service, "POST", "/v2/sessions", 400, prompt="x" * 2000)
@@ -216,7 +216,7 @@ async def test_bounds(worker: FakeWorker, make_service: MakeService) -> None:
 
 
 async def test_what_is_not_used_is_forgotten(worker: FakeWorker, make_service: MakeService) -> None:
-    service = await make_service(worker, session_ttl_s=0.02)
+    service = await make_service(worker, sessions__ttl_s=0.02)
     plan = Plan(stall_at=1)
     worker.plan = lambda submit: plan
     idle, busy = await create(service), await create(service)

@@ -328,7 +328,7 @@ async def test_listing(service: Service, slots: FakeSlots) -> None:
 
 async def test_what_is_kept_is_bounded(make_service: MakeService, worker: FakeWorker) -> None:
     worker.slots = FakeSlots()
-    service = await serving(await make_service(worker, keep_slot_bytes=3 * len(MP4) + 20_000))
+    service = await serving(await make_service(worker, slots__keep_bytes=3 * len(MP4) + 20_000))
     app = service.runner.app
     assert app is not None
     made = []
@@ -449,7 +449,7 @@ async def test_limits_of_a_key_count_slots_too(
     worker.slots = FakeSlots()
     plan = SlotPlan(hold_at="video")
     worker.slots.plan = lambda call: plan
-    service = await serving(await make_service(worker, key_concurrent=1))
+    service = await serving(await make_service(worker, limits__each_key__concurrent=1))
     slot = await submit(service)
     assert (await submit(service, 429))["code"] == "rate_limited"
     plan.release.set()

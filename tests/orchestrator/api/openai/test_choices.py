@@ -164,7 +164,7 @@ async def test_choices_end_at_their_own_time(service: Service, worker: FakeWorke
 async def test_one_that_is_refused_takes_the_others_with_it(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
-    service = await make_service(worker, key_tokens_per_min=20)
+    service = await make_service(worker, limits__each_key__tokens_per_min=20)
     worker.plan = lambda submit: Plan(stall_at=0)
     for stream in (False, True):
         # Their prompts, which are known by then only, are what is too much.
@@ -181,11 +181,11 @@ async def test_one_that_is_refused_takes_the_others_with_it(
 @pytest.mark.parametrize(
     "limits",
     [
-        {"key_requests_per_min": 4},
-        {"all_requests_per_min": 4},
-        {"key_concurrent": 4},
-        {"key_tokens_per_min": 24},
-        {"queue_size": 0},
+        {"limits__each_key__requests_per_min": 4},
+        {"limits__all_keys__requests_per_min": 4},
+        {"limits__each_key__concurrent": 4},
+        {"limits__each_key__tokens_per_min": 24},
+        {"queue__max_waiting": 0},
     ],
 )
 async def test_what_never_fits_is_refused_whole(
@@ -212,7 +212,7 @@ async def test_what_does_not_fit_now_takes_nothing(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     """OR-12: else each try would take what the next one waits for."""
-    service = await make_service(worker, key_requests_per_min=4)
+    service = await make_service(worker, limits__each_key__requests_per_min=4)
     await answer_of(service, "/v1/completions", TEXT)
     async with service.http.post("/v1/completions", json=TEXT | {"n": 4}) as response:
         assert (response.status, response.headers["x-should-retry"]) == (429, "true")
@@ -326,7 +326,7 @@ async def test_dl9_an_error_has_the_budget_of_the_choice_that_it_is_about(
 ) -> None:
     """DL-9: the second waits behind the first all the time, and is what the error is about."""
     worker = await make_worker(max_running=1)
-    service = await make_service(worker, deadline_grace_ms=60_000)
+    service = await make_service(worker, deadlines__grace_ms=60_000)
     worker.plan = lambda submit: Plan(stall_at=0, ignores_deadline=True)
     for stream in (False, True):
         body = TEXT | {"n": 2, "stream": stream, "deadline_ms": 20_000}

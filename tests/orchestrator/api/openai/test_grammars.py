@@ -174,7 +174,9 @@ async def test_what_cannot_be_enforced_is_passed_over_and_named(
 async def test_the_operator_may_open_objects_and_allow_white_space(
     make_service: MakeService, able: FakeWorker
 ) -> None:
-    service = await make_service(able, open_objects=True, spaced_json=True)
+    service = await make_service(
+        able, structured_output__open_objects=True, structured_output__white_space=True
+    )
     body = CHAT | {"guided_json": SCHEMA}
     async with service.http.post("/v1/chat/completions", json=body) as response:
         assert response.status == 200, await response.text()

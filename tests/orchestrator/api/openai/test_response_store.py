@@ -4,9 +4,9 @@ from contextlib import suppress
 
 import pytest
 
-from orchestrator.api.config import ResponseStoreConfig
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.errors import NotFound
+from orchestrator.retention import Retention
 from orchestrator.tasks.job import Message
 from orchestrator.tasks.tools import ToolCall
 from tests.support.clock import ManualClock
@@ -17,7 +17,7 @@ SAID = (Message("user", "hello"),)
 def make_store(
     clock: ManualClock, most: int = 10, age_s: float = 60.0, size: int = 2**20
 ) -> ResponseStore:
-    return ResponseStore(clock, ResponseStoreConfig(most, age_s, size))
+    return ResponseStore(clock, Retention(keep_count=most, keep_s=age_s, keep_bytes=size))
 
 
 def names(store: ResponseStore, key: str) -> set[str]:

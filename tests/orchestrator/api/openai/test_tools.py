@@ -239,11 +239,13 @@ async def test_the_operator_may_say_the_format(
     make_service: MakeService, worker: FakeWorker
 ) -> None:
     worker.plan = lambda submit: says(f"<think>a</think>{CALL}")
-    service = await make_service(worker, reasoning_format="none", tool_format="none")
+    service = await make_service(
+        worker, models__reasoning_format="none", models__tool_format="none"
+    )
     (choice,) = (await answer_of(service, PATH, CHAT))["choices"]
     assert choice["message"]["content"].startswith("<think>")
     error = (await answer_of(service, PATH, ASK, status=400))["error"]
-    assert error["param"] == "tools" and "TIDEGATE_TOOL_FORMAT" in error["message"]
+    assert error["param"] == "tools" and "TIDEGATE_MODELS__TOOL_FORMAT" in error["message"]
 
 
 async def test_models_say_how_they_call_and_think(service: Service) -> None:

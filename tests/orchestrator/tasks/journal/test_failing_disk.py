@@ -119,7 +119,7 @@ async def test_a_full_disk(
     monkeypatch.setattr(file, "_PRAGMAS", (*file._PRAGMAS, "PRAGMA max_page_count = 40"))
     held = Plan(stall_at=0)
     worker.plan = lambda submit: held
-    service = await restarts.start(worker, max_body_bytes=10**6)
+    service = await restarts.start(worker, http__max_body_bytes=10**6)
     terms: dict[str, Any] = {"prompt": None, "prompt_token_ids": [5] * 500, "max_tokens": 1}
     accepted = []
     while (answer := await submit(service, **terms))[0] == 202:

@@ -171,7 +171,7 @@ def test_only_its_key_opens_an_encrypted_one(path: Path) -> None:
     open_journal(JournalConfig(path, keys=(KEY,))).close()
     with pytest.raises(JournalError, match="lacks a key that the journal was encrypted with"):
         open_journal(JournalConfig(path, keys=(bytes(32),)))
-    with pytest.raises(JournalError, match="encrypted; set TIDEGATE_JOURNAL_KEY"):
+    with pytest.raises(JournalError, match="encrypted; set TIDEGATE_JOURNAL__KEY"):
         open_journal(JournalConfig(path))
     open_journal(JournalConfig(path, keys=(KEY,))).close()
 
@@ -237,15 +237,17 @@ def test_a_plain_one_may_be_encrypted_from_now_on(path: Path) -> None:
 
 def test_settings_that_do_not_fit(tmp_path: Path) -> None:
     journal = str(tmp_path / "j.db")
-    with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL_KEY: expected 32 random bytes"):
-        load_settings(journal_path=journal, journal_key="aGFsZg==")
-    with pytest.raises(InvalidSettings, match="TIDEGATE_DURABLE_DEFAULT: needs TIDEGATE_JOURNAL"):
-        load_settings(durable_default=True)
-    with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL_KEEP_S: must not be below"):
-        load_settings(journal_path=journal, journal_keep_s=10)
+    with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL__KEY: expected 32 random bytes"):
+        load_settings(journal__path=journal, journal__key="aGFsZg==")
+    with pytest.raises(
+        InvalidSettings, match="TIDEGATE_JOURNAL__DURABLE_BY_DEFAULT: needs TIDEGATE_JOURNAL"
+    ):
+        load_settings(journal__durable_by_default=True)
+    with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL__KEEP_S: must not be below"):
+        load_settings(journal__path=journal, journal__keep_s=10)
     key = base64.urlsafe_b64encode(KEY).decode()
-    assert load_settings(journal_path=journal, journal_key=key).journal_key is not None
-    assert load_settings(journal_path="").journal_path is None
+    assert load_settings(journal__path=journal, journal__key=key).journal_key is not None
+    assert load_settings(journal__path="").journal_path is None
 
 
 def test_a_crash_while_a_file_is_set_aside_keeps_its_log_with_it(

@@ -141,7 +141,7 @@ def test_a_key_that_is_lacking_ends_the_start_and_loses_nothing(path: Path) -> N
     reseal(path, NEW, OLD, steps=1)
     before = path.read_bytes()
     for keys in ((NEW,), (OTHER, NEW), ()):
-        with pytest.raises(JournalError, match="TIDEGATE_JOURNAL_KEY"):
+        with pytest.raises(JournalError, match="TIDEGATE_JOURNAL__KEY"):
             opened_with(path, *keys)
     assert path.read_bytes() == before
     require_whole(path, NEW, OLD)
@@ -173,25 +173,25 @@ async def test_a_service_takes_a_new_key(
     """Its own thread does it, and says when the old key may go."""
     monkeypatch.setattr(writer, "RESEAL_EVERY_S", 0.01)
     old, new = (base64.b64encode(key).decode() for key in (OLD, NEW))
-    service = await restarts.start(worker, journal_key=old)
+    service = await restarts.start(worker, journal__key=old)
     task_id = await task_of(service)
     await service.until(lambda: service.orchestrator.live_tasks == 0)
     await restarts.die()
-    again = await restarts.start(worker, journal_key=f"{new},{old}")
+    again = await restarts.start(worker, journal__key=f"{new},{old}")
     await until_told(again, task_id)
     journal = again.orchestrator.stages.durable
     assert journal is not None
     await again.until(lambda: journal._writer._resealing.is_over)
     await restarts.die()
-    third = await restarts.start(worker, journal_key=new)
+    third = await restarts.start(worker, journal__key=new)
     await until_told(third, task_id)
 
 
 def test_settings_that_name_several_keys(tmp_path: Path) -> None:
     journal = str(tmp_path / "j.db")
     old, new = (base64.b64encode(key).decode() for key in (OLD, NEW))
-    assert load_settings(journal_path=journal, journal_key=f"{new}, {old}").journal_key
+    assert load_settings(journal__path=journal, journal__key=f"{new}, {old}").journal_key
     with pytest.raises(InvalidSettings, match="the same key is there twice"):
-        load_settings(journal_path=journal, journal_key=f"{new},{new}")
+        load_settings(journal__path=journal, journal__key=f"{new},{new}")
     with pytest.raises(InvalidSettings, match="expected 32 random bytes"):
-        load_settings(journal_path=journal, journal_key=f"{new},")
+        load_settings(journal__path=journal, journal__key=f"{new},")

@@ -284,7 +284,11 @@ async def test_no_limit_refuses_what_was_promised(restarts: Restarts, worker: Fa
     ids = [await task_of(service) for _ in range(4)]
     await restarts.die()
     again = await restarts.start(
-        worker, wait=False, queue_size=0, key_requests_per_min=1, key_concurrent=1
+        worker,
+        wait=False,
+        queue__max_waiting=0,
+        limits__each_key__requests_per_min=1,
+        limits__each_key__concurrent=1,
     )
     assert again.orchestrator.live_tasks == 4  # before any instance is there
     worker.plan = lambda job: Plan()
@@ -407,7 +411,7 @@ async def test_a_cut_of_all_lanes_costs_one_try(
 ) -> None:
     """A text would be sent to one dead lane after the other, until it had no try left."""
     workers = [await make_worker() for _ in range(2)]
-    service = await restarts.start(*workers, attempts=2)
+    service = await restarts.start(*workers, dispatch__attempts=2)
     await service.until(lambda: all(i.ready for i in service.orchestrator.registry))
     for worker in workers:
         worker.plan = lambda job: speaking(service, stall_at=4)
@@ -431,7 +435,7 @@ async def test_a_cut_of_all_lanes_costs_one_try(
 async def test_a_lane_that_flaps_costs_no_try_and_a_worker_that_dies_does(
     restarts: Restarts, worker: FakeWorker, dies: bool
 ) -> None:
-    service = await restarts.start(worker, attempts=2)
+    service = await restarts.start(worker, dispatch__attempts=2)
     worker.plan = lambda job: speaking(service, stall_at=2)
     terms = {"prompt": None, "prompt_token_ids": [70, 71, 72], "max_tokens": 10}
     task_id = await task_of(service, deadline_ms=60_000, **terms)
@@ -458,7 +462,7 @@ async def test_a_durable_task_that_two_workers_died_with_is_given_to_no_third(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
     """It waits until it is known that they died: with none there, there is nothing to lose."""
-    service = await restarts.start(worker, attempts=9)
+    service = await restarts.start(worker, dispatch__attempts=9)
     worker.plan = lambda job: speaking(service, stall_at=2)
     task_id = await task_of(service, deadline_ms=600_000)
     for death in range(2):
@@ -581,7 +585,7 @@ async def test_one_that_is_forgotten_before_its_202_is_not_kept_by_its_name(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended while it was written down, and ended ones are not kept in memory."""
-    service = await restarts.start(worker, keep_tasks=0)
+    service = await restarts.start(worker, tasks__keep_count=0)
     go_on = hold_writes(monkeypatch)
     submitting = asyncio.create_task(submit(service, key="mine"))
     await service.until(lambda: service.outcomes() == ["met"])
@@ -596,13 +600,13 @@ async def test_one_that_is_forgotten_before_its_202_is_not_kept_by_its_name(
 async def test_without_a_journal_durable_is_an_error(service: Service) -> None:
     status, answer = await submit(service)
     assert (status, answer["error"]["field"]) == (400, "durable")
-    assert "TIDEGATE_JOURNAL_PATH" in answer["error"]["message"]
+    assert "TIDEGATE_JOURNAL__PATH" in answer["error"]["message"]
 
 
 async def test_all_are_durable_where_the_operator_says_so(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
-    service = await restarts.start(worker, durable_default=True)
+    service = await restarts.start(worker, journal__durable_by_default=True)
     _, answer = await submit(service, durable=None)
     assert answer["durable"] is True
     _, answer = await submit(service, durable=False)
@@ -612,7 +616,7 @@ async def test_all_are_durable_where_the_operator_says_so(
 async def test_an_asynchronous_journal_says_what_may_be_lost(
     restarts: Restarts, worker: FakeWorker
 ) -> None:
-    service = await restarts.start(worker, journal_async=True, journal_window_ms=50)
+    service = await restarts.start(worker, journal__loss_window_ms=50)
     status, answer = await submit(service)
     assert (status, answer["durable"], answer["loss_window_ms"]) == (202, True, 50)
     assert (await events_of(service, answer["task_id"]))[-1].event == "end"
@@ -625,7 +629,7 @@ async def test_an_asynchronous_journal_says_what_may_be_lost(
 async def test_an_asynchronous_journal_keeps_what_it_promised(
     restarts: Restarts, worker: FakeWorker, disk: Disk
 ) -> None:
-    service = await restarts.start(worker, journal_async=True, journal_window_ms=1)
+    service = await restarts.start(worker, journal__loss_window_ms=1)
     await until_tidied(service)  # else that may find the fault first, and the task is refused
     disk.fail("SQLITE_FULL", "database or disk is full")
     task_id = await task_of(service)
@@ -642,7 +646,7 @@ async def test_prompts_are_gone_with_their_task_and_never_readable_with_a_key(
     restarts: Restarts, worker: FakeWorker, is_encrypted: bool
 ) -> None:
     key = base64.b64encode(bytes(range(32))).decode()
-    service = await restarts.start(worker, journal_key=key if is_encrypted else None)
+    service = await restarts.start(worker, journal__key=key if is_encrypted else None)
     held = Plan(stall_at=1)
     worker.plan = lambda job: held
     letters = service.orchestrator.model("")
@@ -661,7 +665,7 @@ async def test_prompts_are_gone_with_their_task_and_never_readable_with_a_key(
     await service.parts.lifecycle.close()
     for what in (needle, SECRET[::-1].encode()):
         assert not await asyncio.to_thread(is_there, what)
-    again = await restarts.start(worker, journal_key=key if is_encrypted else None)
+    again = await restarts.start(worker, journal__key=key if is_encrypted else None)
     assert (await status_of(again, task_id))["text"].startswith("w0 ")
 
 
@@ -670,7 +674,7 @@ async def test_results_and_rows_go_when_their_time_has_come(
 ) -> None:
     monkeypatch.setattr(writer, "TIDY_EVERY_S", 0.02)
     service = await restarts.start(
-        worker, journal_keep_results_s=0, keep_tasks=0, journal_keep_s=1000
+        worker, journal__keep_results_s=0, tasks__keep_count=0, journal__keep_s=1000
     )
     task_id = await task_of(service, key="mine")
     await events_of(service, task_id)
@@ -686,7 +690,9 @@ async def test_results_and_rows_go_when_their_time_has_come(
     assert status["usage"]["completion_tokens"] == 6
     assert await task_of(service, key="mine") == task_id
     await restarts.die()
-    again = await restarts.start(worker, journal_keep_results_s=0, journal_keep_s=0, keep_tasks=0)
+    again = await restarts.start(
+        worker, journal__keep_results_s=0, journal__keep_s=0, tasks__keep_count=0
+    )
     while await asyncio.to_thread(count, "tasks"):
         pass
     async with again.http.get(f"/v2/tasks/{task_id}") as response:
@@ -726,7 +732,7 @@ async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was in the file without its end, and then in memory no more: 404."""
-    service = await restarts.start(worker, keep_tasks=0)
+    service = await restarts.start(worker, tasks__keep_count=0)
     durable = service.orchestrator.stages.durable
     assert durable is not None
     looks, was_read, was_written = [], threading.Event(), threading.Event()

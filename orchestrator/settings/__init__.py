@@ -1,0 +1,224 @@
+"""Settings of the orchestrator: environment (``TIDEGATE_…``), then ``tidegate.toml``, then these.
+
+Read once at start. A value that does not fit stops the start with the setting's name. A table of
+``tidegate.toml`` is a section here; in the environment two underscores stand for the dot, so that
+``[queue] max_waiting`` is ``TIDEGATE_QUEUE__MAX_WAITING``.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+from pydantic_settings.exceptions import SettingsError
+
+from catalog.hosts import is_loopback
+from catalog.paths import JOURNAL_BY_DEFAULT
+from orchestrator.instances.discovery.addresses import check_entry, is_source
+from orchestrator.lanes import name_of
+from orchestrator.sessions.config import SessionConfig
+from orchestrator.settings.renamed import RENAMED
+from orchestrator.settings.sections import (
+    ANY_ORIGIN,
+    AdmissionSettings,
+    BatchSettings,
+    DiscoverySettings,
+    DispatchSettings,
+    HealthSettings,
+    HttpSettings,
+    JournalSettings,
+    KeySettings,
+    LaneSettings,
+    LimitSettings,
+    LoadingSettings,
+    ModelSettings,
+    PlacementSettings,
+    QueueSettings,
+    ResponseSettings,
+    ShutdownSettings,
+    SlotSettings,
+    StreamSettings,
+    StructuredOutputSettings,
+    TaskSettings,
+    TelemetrySettings,
+    sendable,
+)
+from orchestrator.tasks.deadline import DeadlineConfig
+from worker.environment import DELIMITER, Names, explained, nested, unknown_variables, unreadable
+
+__all__ = [
+    "CONFIG_FILE",
+    "HttpSettings",
+    "InvalidSettings",
+    "KeySettings",
+    "ResponseSettings",
+    "Settings",
+    "StreamSettings",
+    "StructuredOutputSettings",
+    "load_settings",
+]
+
+ENV_PREFIX: Final = "TIDEGATE_"
+CONFIG_VARIABLE: Final = "TIDEGATE_CONFIG"
+CONFIG_FILE: Final = "tidegate.toml"
+_OTHER_VARIABLES = (
+    CONFIG_VARIABLE,
+    "TIDEGATE_HOME",
+    JOURNAL_BY_DEFAULT,
+    "TIDEGATE_POOL_MARK",
+    "TIDEGATE_TRITON",
+    "TIDEGATE_URL",
+    "TIDEGATE_WORKER_",
+    "TIDEGATE_SLOT_",
+)
+"""Variables that are read by the launcher and by workers, and are no settings of this process."""
+_KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class InvalidSettings(ValueError):
+    """Invalid settings; the message has one line per setting, each with its name."""
+
+
+class Settings(BaseSettings):
+    """Settings of one orchestrator."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter=DELIMITER, frozen=True, extra="forbid"
+    )
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8080, ge=0, le=65535)
+    """Port to listen on; 0 lets the system choose. The first log line has the port."""
+    token: SecretStr | None = None
+    """Token that every request must show, if set; required to listen off loopback (OR-12)."""
+    admin_token: SecretStr | None = None
+    """Token for calls that change how the service runs. If no key is an admin's, a random one is
+    made and kept in ``TIDEGATE_HOME/operator``, readable by this user alone."""
+    keys: dict[str, KeySettings] = {}
+    """More tokens, by name: ``[keys.NAME]`` in tidegate.toml, or JSON in the environment."""
+    isolate_tenants: bool | None = None
+    """Whether tenants share no cached prefixes, so that nobody learns what others have sent from
+    ``cached_tokens`` or a quick answer. Unset: isolated once there is more than one key; set it to
+    false where all keys may know what the others' prompts begin with."""
+    instances: Names = ("127.0.0.1:8001",)
+    """``host:port`` of each instance's gRPC endpoint, comma-separated. ``dns:host:port`` stands for
+    every address of a name, ``file:path`` for a file with one address per line; both are followed.
+    Servers of other kinds are URLs such as ``vllm+http://host:port?tokenizer=DIR``
+    (docs/engines.md)."""
+
+    http: HttpSettings = HttpSettings()
+    health: HealthSettings = HealthSettings()
+    streams: StreamSettings = StreamSettings()
+    limits: LimitSettings = LimitSettings()
+    deadlines: DeadlineConfig = DeadlineConfig()
+    admission: AdmissionSettings = AdmissionSettings()
+    queue: QueueSettings = QueueSettings()
+    placement: PlacementSettings = PlacementSettings()
+    dispatch: DispatchSettings = DispatchSettings()
+    lanes: LaneSettings = LaneSettings()
+    discovery: DiscoverySettings = DiscoverySettings()
+    models: ModelSettings = ModelSettings()
+    loading: LoadingSettings = LoadingSettings()
+    structured_output: StructuredOutputSettings = StructuredOutputSettings()
+    tasks: TaskSettings = TaskSettings()
+    responses: ResponseSettings = ResponseSettings()
+    sessions: SessionConfig = SessionConfig()
+    journal: JournalSettings = Field(default_factory=JournalSettings)
+    batches: BatchSettings = BatchSettings()
+    slots: SlotSettings = SlotSettings()
+    shutdown: ShutdownSettings = ShutdownSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = Path(os.environ.get(CONFIG_VARIABLE, CONFIG_FILE))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, file)
+
+    @field_validator("instances")
+    @classmethod
+    def _check_instances(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("at least one host:port, dns:host:port, file:path or URL is needed")
+        if len(set(value)) != len(value):
+            raise ValueError("an instance is named twice")
+        for entry in value:
+            check_entry(entry)
+        names = [name_of(entry) for entry in value if not is_source(entry)]
+        if len(set(names)) < len(names):
+            raise ValueError("two instances have the same name; give one another (name=…)")
+        return value
+
+    @field_validator("token", "admin_token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        return sendable(value)
+
+    @field_validator("keys")
+    @classmethod
+    def _check_keys(cls, value: dict[str, KeySettings]) -> dict[str, KeySettings]:
+        for name in value:
+            if not _KEY_NAME.fullmatch(name):
+                raise ValueError(f"a key's name must be 1 to 64 letters, digits or . _ -: {name!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "Settings":
+        tokens = [t.get_secret_value() for t in (self.token, self.admin_token) if t is not None]
+        digests = [hashlib.sha256(token.encode()).hexdigest() for token in tokens]
+        digests += [key.digest_hex for key in self.keys.values()]
+        if len(set(digests)) < len(digests):
+            raise ValueError("keys: two keys have the same token")
+        if self.token is None and not self.keys and not is_loopback(self.host):
+            raise ValueError(
+                f"token: must be set to listen on {self.host}, which is not loopback "
+                f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
+            )
+        if self.journal.path is None:
+            for name in ("durable_by_default", "loss_window_ms", "key"):
+                if getattr(self.journal, name):
+                    raise ValueError(f"journal.{name}: needs {ENV_PREFIX}JOURNAL__PATH")
+        if self.health.port and self.health.port == self.port:
+            raise ValueError("health.port: must not be port, which serves health checks anyway")
+        if self.http.cors_credentials and ANY_ORIGIN in self.http.cors_origins:
+            raise ValueError(
+                "http.cors_credentials: not together with cors_origins = *; name the origins"
+            )
+        if self.http.all_bodies_bytes < self.http.max_body_bytes:
+            raise ValueError("http.all_bodies_bytes: must not be below max_body_bytes")
+        return self
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Settings from all sources; ``overrides``, with names such as ``queue__max_waiting``, win.
+    Raises ``InvalidSettings``."""
+    lines = unknown_variables(Settings, renamed=RENAMED, others=_OTHER_VARIABLES)
+    file = os.environ.get(CONFIG_VARIABLE)
+    if file is not None and not Path(file).is_file():
+        lines.append(f"{CONFIG_VARIABLE}: there is no file {file}")
+    try:
+        settings = Settings(**nested(overrides))
+        if not lines:
+            return settings
+    except SettingsError as error:
+        lines = lines or [unreadable(Settings, error)]
+    except ValidationError as error:
+        lines += explained(Settings, error, RENAMED)
+    except (ValueError, OSError) as error:  # tidegate.toml is not TOML, or cannot be read
+        raise InvalidSettings(f"{os.environ.get(CONFIG_VARIABLE, CONFIG_FILE)}: {error}") from None
+    raise InvalidSettings("\n".join(lines))

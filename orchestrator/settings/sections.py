@@ -1,0 +1,493 @@
+"""The tables of the orchestrator's settings, most of them named after a package.
+
+Those that a package uses as they are stand in it: ``DeadlineConfig``, ``SessionConfig``,
+``Limits``, ``Retention``.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode
+
+from catalog.paths import JOURNAL_BY_DEFAULT
+from orchestrator.admission.rate_limits import Limits
+from orchestrator.lanes.tls import Tls, stated_tls
+from orchestrator.placement.policy import Policy
+from orchestrator.prediction.feasibility import AdmissionMode
+from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
+from orchestrator.retention import Retention
+from orchestrator.tasks.journal.sealing import read_keys
+from orchestrator.telemetry.log import LogFormat
+from worker.environment import HIDDEN, Names, Section
+
+ANY_ORIGIN = "*"
+_EMPTY_TOKEN_DIGEST = hashlib.sha256(b"").hexdigest()
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+", re.ASCII | re.IGNORECASE)
+
+
+def sendable(token: SecretStr | None) -> SecretStr | None:
+    """The token, None for an empty one. Raises ``ValueError`` if it cannot travel in a header."""
+    if token is None or not token.get_secret_value():
+        return None
+    if not token.get_secret_value().isascii() or " " in token.get_secret_value():
+        raise ValueError("only printable ASCII without spaces can travel in a header")
+    return token
+
+
+class KeySettings(Section):
+    """One named key, with exactly one of ``token`` and ``token_sha256`` (hex).
+
+    A limit that the key does not state is the one for every key; 0 means none.
+    """
+
+    token: SecretStr | None = None
+    token_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    requests_per_min: int | None = Field(default=None, ge=0)
+    tokens_per_min: int | None = Field(default=None, ge=0)
+    concurrent: int | None = Field(default=None, ge=0)
+    names_tenants: bool = False
+    """Whether requests may name a tenant; otherwise they all belong to the key's own tenant."""
+    is_admin: bool = False
+
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        return sendable(value)
+
+    @field_validator("token_sha256")
+    @classmethod
+    def _check_digest(cls, value: str | None) -> str | None:
+        if value is not None and value.lower() == _EMPTY_TOKEN_DIGEST:
+            raise ValueError("the digest of an empty token, which everybody has")
+        return value
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "KeySettings":
+        if (self.token is None) == (self.token_sha256 is None):
+            raise ValueError("exactly one of token and token_sha256 is needed")
+        return self
+
+    @property
+    def digest_hex(self) -> str:
+        """SHA-256 of the token, in lower-case hex."""
+        if self.token is not None:
+            return hashlib.sha256(self.token.get_secret_value().encode()).hexdigest()
+        assert self.token_sha256 is not None
+        return self.token_sha256.lower()
+
+
+class HealthSettings(Section):
+    """A port for health checks alone."""
+
+    port: int | None = Field(default=None, ge=0, le=65535)
+    """Separate port for health checks, which no load delays: for kubelets and load balancers
+    (LB-4). It needs no token and serves nothing else. Unset: there is no such port."""
+    stalled_after_s: Annotated[float, HIDDEN] = Field(default=5.0, ge=0.1)
+    """How long the event loop may hang before the health port answers 503 ``stalled``."""
+
+
+class HttpSettings(Section):
+    """Clients' connections and requests."""
+
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    """Largest request body."""
+    all_bodies_bytes: Annotated[int, HIDDEN] = Field(default=256 * 2**20, ge=1024)
+    """Bound on request bodies that are still arriving, all together; more are answered 503."""
+    body_timeout_s: Annotated[float, HIDDEN] = Field(default=30.0, gt=0)
+    """How long a client may take to send its body."""
+    max_connections: int = Field(default=4096, ge=32)
+    """Most connections open at a time; fewer where the process may not open so many files. Three
+    quarters of them may come from one address; the last 16 are for health checks and operators."""
+    header_timeout_s: Annotated[float, HIDDEN] = Field(default=20.0, gt=0)
+    """How long a client may take to send a request's head, from its first byte on."""
+    idle_timeout_s: float = Field(default=90.0, gt=0)
+    """A connection is closed after this long without a request, or without reading anything."""
+    strict_fields: bool = False
+    """Whether unknown fields are refused on every route. Otherwise OpenAI, Anthropic and KServe
+    routes ignore them and name them in ``x-tidegate-ignored``; ``/v2/tasks``, ``/v2/slots``,
+    ``/v2/sessions`` and operators' routes always refuse them."""
+    allowed_hosts: Names = ()
+    """Host names other than loopback's that requests without a key may use in ``Host``,
+    comma-separated; ``*``: any. Checked only while there is no key at all."""
+    cors_origins: Names = ()
+    """Web pages that may use the service: ``https://ui.example``, comma-separated; ``*``: all."""
+    cors_credentials: bool = False
+    """Whether the browsers of those pages may send cookies, for a proxy in front that checks
+    them."""
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if "/" in host or (host != "*" and "*" in host):
+                raise ValueError(f"expected a host such as llm.example, or *, got {host}")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"expected scheme://host[:port] without a path, or *, got {origin}"
+                )
+        return value
+
+
+class StreamSettings(Section):
+    """Clients that read an answer as it is made."""
+
+    buffer_bytes: int = Field(default=2**20, ge=4096)
+    """How far a client may fall behind before it is disconnected (OR-11)."""
+    kernel_bytes: Annotated[int, HIDDEN] = Field(default=2**15, ge=4096)
+    """Approximate bound on what the kernel may hold for a client, beyond ``buffer_bytes``; by
+    default it takes megabytes."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """How long a client may take nothing while something waits for it before it is disconnected."""
+    pause_after_s: Annotated[float, HIDDEN] = Field(default=0.5, gt=0)
+    """How long a client may be behind before its job may be paused for others that wait; the job
+    goes on once the client has read what there is."""
+    keepalive_s: float = Field(default=15.0, ge=0)
+    """Longest silence of an event stream before it carries a comment; 0: no limit, except that a
+    comment is sent with the headers if there was no event within a second."""
+    metrics_every_ms: Annotated[float, HIDDEN] = Field(default=1000.0, ge=0)
+    """Shortest time between two ``metrics`` events among a task's tokens; 0: none are sent."""
+
+
+class ModelSettings(Section):
+    """Names and formats of models."""
+
+    aliases: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
+    """Other names for models that clients have built in: ``gpt-4o=demo,claude-*=demo``, or
+    ``[models.aliases]`` in tidegate.toml. A ``*`` at the end stands for every name that begins like
+    that and that no model has."""
+    special_tokens_in_prompts: bool = False
+    """Whether text that looks like a special token in a plain prompt (``/v1/completions``,
+    ``prompt``) is one, for clients that render chat templates themselves. In chats it never is."""
+    tool_format: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "llama3",
+        "mistral",
+        "qwen3_coder",
+        "glm45",
+        "deepseek",
+        "harmony",
+    ] = "auto"
+    """How the models write tool calls; ``auto`` derives it from each model's chat template."""
+    reasoning_format: Literal["auto", "none", "think", "think_brackets"] = "auto"
+    """The tags that the models think in, ``<think>`` or ``[THINK]``; ``none``: all is content."""
+
+    @field_validator("aliases", mode="before")
+    @classmethod
+    def _split_aliases(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        return {alias.strip(): model.strip() for alias, _, model in pairs}
+
+    @field_validator("aliases")
+    @classmethod
+    def _check_aliases(cls, value: dict[str, str]) -> dict[str, str]:
+        for alias, model in value.items():
+            if not (alias and model) or "*" in alias[:-1]:
+                raise ValueError(
+                    f"expected ALIAS=MODEL, with * at the end of ALIAS only, got {alias}={model}"
+                )
+        return value
+
+
+class StructuredOutputSettings(Section):
+    """JSON that has to follow a schema."""
+
+    open_objects: bool = False
+    """Whether objects in structured output or a forced tool call may have properties that the
+    schema does not name, as JSON Schema allows. Otherwise only where the schema says so
+    (``additionalProperties``), because models make properties up."""
+    white_space: bool = False
+    """Whether structured output may have white space between JSON tokens, up to 16 characters at a
+    time. Otherwise it has none, which spares those tokens."""
+
+
+class DiscoverySettings(Section):
+    """Instances that come and go while the service runs."""
+
+    interval_s: Annotated[float, HIDDEN] = Field(default=2.0, gt=0)
+    """How often names are resolved and instance files read."""
+    leave_grace_s: float = Field(default=30.0, ge=0)
+    """How long jobs may go on running on an instance that is no longer listed."""
+
+
+class LoadingSettings(Section):
+    """Models that are loaded when they are asked for."""
+
+    on_demand: bool = True
+    """Whether a requested model that no instance serves is loaded, by an instance whose worker is
+    allowed to load it (``TIDEGATE_WORKER__MODELS``)."""
+    min_residency_s: float = Field(default=10.0, ge=0)
+    """Shortest time after its load for which a model that has work is not given up for another."""
+    max_waiting: Annotated[int, HIDDEN] = Field(default=256, ge=0)
+    """Most requests that may wait for models to be loaded; one tenant may hold three times what is
+    left."""
+
+
+class LaneSettings(Section):
+    """Lanes: the connections to Triton instances that carry jobs."""
+
+    token: SecretStr | None = None
+    """Token shown to workers that ask for one (``TIDEGATE_WORKER__LANE_TOKEN``). ``tidegate up``
+    generates one for both sides."""
+    tls: Annotated[Tls | None, NoDecode] = None
+    """TLS for every connection to Triton: ``[lanes.tls]`` in tidegate.toml, JSON in the
+    environment, or a variable for each field, with ``ca``, ``certificate`` and ``key`` (mutual
+    TLS), ``server_name``; ``{}`` for the system's own TLS settings."""
+    per_instance: Annotated[int, HIDDEN] = Field(default=1, ge=1, le=10)
+    """Lanes to each instance."""
+    keepalive_s: float = Field(default=60.0, gt=0)
+    """A lane on which nothing was heard for this long is asked for a sign of life, so that proxies
+    on the way keep it open."""
+    open_timeout_s: Annotated[float, HIDDEN] = Field(default=5.0, gt=0)
+    """How long the opening of a lane may take."""
+    renew_after_mib: Annotated[int, HIDDEN] = Field(default=64, ge=1)
+    """Traffic after which a lane is replaced: until a stream ends, Triton (24.10) keeps everything
+    that was answered on it."""
+    reconnect_min_s: Annotated[float, HIDDEN] = Field(default=0.1, gt=0)
+    """First pause before a lane is opened again; it is doubled with each failure."""
+    reconnect_max_s: Annotated[float, HIDDEN] = Field(default=2.0, gt=0)
+    """Longest pause before a lane is opened again."""
+    suspect_after_s: float = Field(default=1.0, gt=0)
+    """How long an instance may send no frame before it gets no new work (OR-6)."""
+    down_after_s: float = Field(default=3.0, gt=0)
+    """How long an instance may send no frame before the work on it is given up."""
+
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        return value if value is not None and value.get_secret_value() else None
+
+    @field_validator("tls", mode="before")
+    @classmethod
+    def _stated_tls(cls, value: object) -> object:
+        return stated_tls(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_silence(self) -> "LaneSettings":
+        if self.suspect_after_s > self.down_after_s:
+            raise ValueError("suspect_after_s: must not be above down_after_s")
+        return self
+
+
+class PlacementSettings(Section):
+    """Choice of an instance for each task."""
+
+    policy: str = ""
+    """A CEL expression over ``task`` and ``instance``: a condition that instances must meet, or a
+    number of which the smallest wins (OR-8). Empty: the built-in policy alone."""
+
+    @field_validator("policy")
+    @classmethod
+    def _check_policy(cls, value: str) -> str:
+        if value:
+            Policy.compile(value)
+        return value
+
+
+class DispatchSettings(Section):
+    """Jobs on instances: how many run, how often one is tried."""
+
+    row_policy: RowPolicy = RowPolicy.ADAPTIVE
+    """How many rows an instance runs at once: as many as meet the most deadlines by the latest
+    requests (``adaptive``), or as many as its worker has slots for (``fixed``)."""
+    pause: Annotated[bool, HIDDEN] = True
+    """Whether a running job may be paused, its KV kept, so that a more urgent one gets its slot."""
+    max_backlog: Annotated[int, HIDDEN] = Field(default=8, ge=0)
+    """Most jobs sent to an instance beyond those that it can run; how many are needed to keep its
+    slots from idling is learned."""
+    attempts: int = Field(default=3, ge=1, le=10)
+    """Most times that a job is sent, the first one included (OR-10)."""
+    retry_share: Annotated[float, HIDDEN] = Field(default=0.1, ge=0, le=1)
+    """Retries of jobs that had not begun, as a share of requests offered; 0: no retries at all,
+    begun or not."""
+    hedge_share: float = Field(default=0.02, ge=0, le=0.02)
+    """Jobs that are sent to a second instance because their first token is late, as a share of
+    requests offered; 0: none."""
+
+
+class AdmissionSettings(Section):
+    """Refusal of work that certainly cannot finish."""
+
+    mode: AdmissionMode = AdmissionMode.ENFORCE
+    """Whether work that is certain to miss its deadline is refused (``enforce``), only counted
+    (``observe``), or neither (``off``) (DL-7)."""
+    default_max_tokens: int = Field(default=256, ge=1)
+    """``max_tokens`` of requests that state none; clipped to what is left of the context."""
+    floor_ms: Annotated[float, HIDDEN] = Field(default=10.0, ge=0)
+    """Least time to its deadline that a request must have to be let in."""
+    refusal_cap: Annotated[float, HIDDEN] = Field(default=0.95, ge=0, le=1)
+    """Largest share of recent work that is refused as infeasible; beyond it everything is let
+    in."""
+    refusal_sample: Annotated[float, HIDDEN] = Field(default=0.01, ge=0, le=1)
+    """Share of infeasibility refusals, and of all other decisions that end a request unserved, that
+    are not carried out, to measure how many are wrong (DL-17)."""
+    drop_infeasible: Annotated[bool, HIDDEN] = True
+    """Whether waiting work is dropped once it is certain to miss its deadline, rather than only at
+    the deadline; with ``mode = enforce``."""
+    max_encoding_bytes: Annotated[int, HIDDEN] = Field(default=64 * 2**20, ge=2**20)
+    """Bound on prompts that wait to become tokens, all together."""
+
+
+class QueueSettings(Section):
+    """Work that waits for an instance."""
+
+    max_waiting: int = Field(default=100, ge=-1)
+    """Most tasks that may wait for an instance; -1 is unbounded (OR-4). In a full queue,
+    interactive work takes the places of batch work, and a tenant with few places those of one with
+    more."""
+    when_full: QueuePolicy = QueuePolicy.REJECT
+    """Treatment of tasks that get no place in a full queue: ``reject`` refuses them; with
+    ``drop-lru`` the oldest batch task makes room for any newer one."""
+    order: Annotated[QueueOrder, HIDDEN] = QueueOrder.SLACK
+    """Order of the queue; ``deadline`` and ``fifo`` exist to compare with (DL-8)."""
+    batch_objectives: Names = ("batch",)
+    """Gateway objectives (``x-llm-d-inference-objective``) that make a request batch work,
+    comma-separated. What the request itself states (``priority``, ``service_tier``) takes
+    precedence."""
+
+
+class LimitSettings(Section):
+    """Rate limits (OR-12). 0 is no limit; per-minute rates allow one minute's worth at once."""
+
+    each_key: Limits = Limits()
+    """Limits of each key that states none of its own: requests per minute, tokens per minute, and
+    requests in progress."""
+    all_keys: Limits = Limits()
+    """Limits of all keys together."""
+
+
+def _by_default() -> Path | None:
+    path = os.environ.get(JOURNAL_BY_DEFAULT)
+    return Path(path) if path else None
+
+
+class JournalSettings(Section):
+    """Durable tasks, which outlive the process (OR-5)."""
+
+    path: Path | None = Field(default_factory=_by_default)
+    """File in which tasks with ``durable: true`` are recorded, to outlive this process; on a local
+    disk, for this orchestrator alone. Unset: ``TIDEGATE_HOME/journal/HOST-PORT.db`` if started by
+    ``tidegate up``, else none. Empty: none, and no durable tasks."""
+    durable_by_default: bool = False
+    """Whether tasks (``/v2/tasks``) that do not say are durable."""
+    loss_window_ms: float = Field(default=0.0, ge=0, le=10_000)
+    """Window of recent work that may be lost with the process: tasks are promised before they are
+    on the disk, and the answer says how much may be lost. 0: a task is on the disk first."""
+    keep_results_s: float = Field(default=86_400.0, ge=0)
+    """How long a durable task's text is kept after its end, for whoever asks for it then."""
+    keep_s: float = Field(default=7 * 86_400.0, ge=0)
+    """How long a durable task's outcome and ``Idempotency-Key`` are kept after its end."""
+    key: SecretStr | None = None
+    """Key that encrypts prompts and texts in the journal: 32 bytes in base64; needs the extra
+    ``journal``. Of several, comma-separated, the first encrypts and all of them decrypt, so that a
+    key can be replaced."""
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _check_path(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @field_validator("key")
+    @classmethod
+    def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or not value.get_secret_value():
+            return None
+        read_keys(value.get_secret_value())
+        return value
+
+    @model_validator(mode="after")
+    def _check_times(self) -> "JournalSettings":
+        if self.keep_s < self.keep_results_s:
+            raise ValueError("keep_s: must not be below keep_results_s")
+        return self
+
+
+class BatchSettings(Section):
+    """Files and batches (docs/batches.md), in the folder JOURNAL.batches beside the journal."""
+
+    window: int = Field(default=32, ge=1, le=10_000)
+    """Most lines of all batches in progress at once. As many as the instances can run keep them
+    busy; more wait in the queue, where interactive work goes first."""
+    max_lines: int = Field(default=100_000, ge=1, le=10_000_000)
+    """Most requests in one batch."""
+    file_bytes: int = Field(default=256 * 2**20, ge=1024)
+    """Most bytes in one file."""
+    folder_bytes: int = Field(default=4 * 2**30, ge=2**20)
+    """Most bytes that all files may take on the disk. Uploads leave a tenth of it to the outcomes
+    of batches, which wait when that is full too."""
+    keep_s: float = Field(default=7 * 86_400.0, ge=0)
+    """How long a file is kept after its upload, and a batch with its results after its end."""
+
+
+class SlotSettings(Retention):
+    """Slots, which make clips (docs/slot.md). Ended ones are kept with their files."""
+
+    keep_count: Annotated[int, HIDDEN] = Field(default=200, ge=0)
+    """Most ended slots that are kept."""
+    keep_s: float = Field(default=600.0, ge=0)
+    """How long an ended slot is kept."""
+    keep_bytes: int = Field(default=256 * 2**20, ge=0)
+    """Bound on the files of all kept slots."""
+    max_waiting: int = Field(default=100, ge=0)
+    """Most slots that may wait for an instance."""
+
+
+class TaskSettings(Retention):
+    """Ended tasks, kept for replay."""
+
+    keep_count: Annotated[int, HIDDEN] = Field(default=1000, ge=0)
+    """Most ended tasks that are kept."""
+    keep_s: float = Field(default=600.0, ge=0)
+    """How long an ended task is kept."""
+    keep_bytes: int = Field(default=128 * 2**20, ge=0)
+    """Bound on all kept tasks. A token takes 104 bytes; with the 20 most likely ones beside it,
+    2.6 KB."""
+
+
+class ResponseSettings(Retention):
+    """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id."""
+
+    keep_count: Annotated[int, HIDDEN] = Field(default=1000, ge=0)
+    """Most answers that are kept; 0: none."""
+    keep_s: float = Field(default=3600.0, ge=0)
+    """How long an answer is kept; 0: not at all."""
+    keep_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Bound on the conversations of all kept answers. One takes what its text does, with each of
+    its answers; 0: none are kept."""
+
+
+class ShutdownSettings(Section):
+    """The end of the process (OR-14)."""
+
+    grace_s: float = Field(default=30.0, ge=0)
+    """How long running tasks may take to finish after SIGTERM."""
+    interrupt_grace_s: Annotated[float, HIDDEN] = Field(default=2.0, ge=0)
+    """How long running tasks may take to finish after Ctrl-C."""
+
+
+class TelemetrySettings(Section):
+    """Log, metrics and traces."""
+
+    log_format: LogFormat = "auto"
+    """``json``, one object per line, or ``text``; ``auto``: text on a terminal, else JSON."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity of what is logged."""
+    vllm_metrics: bool = False
+    """Whether ``/metrics`` also has the metrics that endpoint pickers and autoscalers read of vLLM,
+    under vLLM's names (``vllm:num_requests_waiting`` …); ``/metrics/vllm`` has these alone."""
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/?#\s]+[^?#\s]*$")
+    """OTLP receiver that traces are sent to over HTTP, such as http://localhost:4318; unset: no
+    traces. Needs the extra ``otel``."""
