@@ -139,6 +139,7 @@ def explained(
     """A line for each of the errors, with the variable of the setting that is wrong."""
     prefix = str(kind.model_config["env_prefix"])
     known = frozenset(names_of(kind))
+    values = frozenset(names_of(kind, sections=False))
     lines = []
     for detail in error.errors():
         message = detail["msg"].removeprefix("Value error, ")
@@ -148,8 +149,10 @@ def explained(
             lines.append(f"{name}: this setting is now {renamed[name]}")
             continue
         if detail["type"] == "extra_forbidden":
-            lines.append(f"{name}: not a setting; see {PAGE}")
-            continue
+            message = f"not a setting; see {PAGE}"
+            if not any(".".join(path[:end]) in values for end in range(1, len(path))):
+                lines.append(f"{name}: {message}")
+                continue
         inside = list[str]()
         while path and ".".join(path) not in known:  # a value inside a setting
             inside.insert(0, path.pop())

@@ -45,13 +45,19 @@ class KeySettings(Section):
     """
 
     token: SecretStr | None = None
+    """Token that requests show: printable ASCII without spaces."""
     token_sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+    """SHA-256 of the token in hex, so that the token itself is not in the file."""
     requests_per_min: int | None = Field(default=None, ge=0)
+    """Requests that may come with this key in a minute."""
     tokens_per_min: int | None = Field(default=None, ge=0)
+    """Tokens of prompts and answers with this key in a minute."""
     concurrent: int | None = Field(default=None, ge=0)
+    """Requests with this key in progress at a time."""
     names_tenants: bool = False
     """Whether requests may name a tenant; otherwise they all belong to the key's own tenant."""
     is_admin: bool = False
+    """Whether the key may change how the service runs, as ``admin_token`` may."""
 
     @field_validator("token")
     @classmethod

@@ -219,7 +219,7 @@ async def test_or12_without_an_admin_key_nobody_is_admin(
         ({"a": {"token": "x", "token_sha256": "0" * 64}}, "exactly one of token"),
         ({"a b": {"token": "x"}}, "name"),
         ({"a": {"token": "x"}, "b": {"token": "x"}}, "same token"),
-        ({"a": {"token": "x", "rate": 3}}, "Extra inputs"),
+        ({"a": {"token": "x", "rate": 3}}, "a.rate: not a setting"),
     ],
 )
 def test_or12_keys_that_do_not_fit_are_refused(keys: object, complaint: str) -> None:

@@ -64,7 +64,7 @@ async def test_dl10_a_task_that_cannot_be_placed_fails_alone(
         assert response.status == 200
     assert sorted(service.outcomes()) == ["failed", "met"]
     assert service.orchestrator.live_tasks == len(service.orchestrator.queue) == 0
-    assert len(worker.opens) == service.parts.settings.lanes_per_instance
+    assert len(worker.opens) == service.parts.settings.lanes.per_instance
 
 
 async def test_or11_a_queue_that_can_go_nowhere_is_not_gone_through(
@@ -114,7 +114,7 @@ async def test_a_pump_that_fails_costs_no_lane(
     await service.until(lambda: len(calls) > 2)  # heartbeats alone
     plan.release.set()
     assert [await first, await second] == [200, 200]
-    assert len(worker.opens) == service.parts.settings.lanes_per_instance
+    assert len(worker.opens) == service.parts.settings.lanes.per_instance
 
 
 async def _complete(service: Service) -> int:

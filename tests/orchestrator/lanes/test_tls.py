@@ -335,29 +335,29 @@ def test_settings_come_as_a_table_or_as_json(
     made = certificates()
     expected = Tls(**as_client(made, made.client, server_name=SERVER_NAME))
     (tmp_path / "tidegate.toml").write_text(
-        "[triton_tls]\n"
+        "[lanes.tls]\n"
         + "".join(f'{name} = "{value}"\n' for name, value in expected.model_dump().items())
     )
-    assert load_settings().triton_tls == expected
+    assert load_settings().lanes.tls == expected
     monkeypatch.setenv(SETTING, json.dumps({"ca": str(made.ca.certificate)}))
-    assert load_settings().triton_tls == Tls(ca=made.ca.certificate)
+    assert load_settings().lanes.tls == Tls(ca=made.ca.certificate)
     monkeypatch.setenv(SETTING, "{}")
-    assert load_settings().triton_tls == Tls()
+    assert load_settings().lanes.tls == Tls()
     monkeypatch.setenv(SETTING, "")
-    assert load_settings().triton_tls is None
+    assert load_settings().lanes.tls is None
 
 
 @pytest.mark.parametrize(
     ("stated", "said"),
     [
-        ({"ca": "none.pem"}, "ca: cannot use none.pem: No such file or directory"),
-        ({"ca": "empty.pem"}, "ca: cannot use empty.pem: no certificate"),
+        ({"ca": "none.pem"}, "CA: cannot use none.pem: No such file or directory"),
+        ({"ca": "empty.pem"}, "CA: cannot use empty.pem: no certificate"),
         ({"certificate": "{server}"}, "certificate and key go together"),
-        ({"certificate": "{server}", "key": "none.key"}, "key: cannot read none.key: No such file"),
+        ({"certificate": "{server}", "key": "none.key"}, "KEY: cannot read none.key: No such file"),
         ({"certificate": "{server}", "key": "{other}"}, "key values mismatch"),
         ({"certificate": "{server}", "key": "{locked}"}, "with the key locked.key"),
-        ({"server_name": "a b"}, "server_name: String should match"),
-        ({"cert": "x"}, "TIDEGATE_LANES__TLS: cert: Extra inputs are not permitted"),
+        ({"server_name": "a b"}, "SERVER_NAME: String should match"),
+        ({"cert": "x"}, "TIDEGATE_LANES__TLS: cert: not a setting"),
         ("x.pem", 'expected JSON such as {"ca": "/path/ca.pem"}'),
         ([], "TIDEGATE_LANES__TLS: Input should be a valid dictionary"),
     ],

@@ -80,5 +80,5 @@ async def test_or8_the_operators_policy_places_and_a_bad_one_fails_at_start(
 
 
 def test_or8_a_bad_policy_is_refused_by_name() -> None:
-    with pytest.raises(InvalidSettings, match=r"PLACEMENT_POLICY.*Syntax error"):
+    with pytest.raises(InvalidSettings, match=r"PLACEMENT__POLICY.*Syntax error"):
         load_settings(placement__policy="instance.nonsense >")

@@ -124,7 +124,7 @@ class Restarts:
         self.path = folder / "0" / "journal.db"
 
     async def start(self, *workers: FakeWorker, wait: bool = True, **settings: object) -> Service:
-        return await self._make(*workers, wait=wait, journal_path=self.path, **settings)
+        return await self._make(*workers, wait=wait, journal__path=self.path, **settings)
 
     async def die(self) -> None:
         """What was written until now is all that the next one gets."""

@@ -246,8 +246,8 @@ def test_settings_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL__KEEP_S: must not be below"):
         load_settings(journal__path=journal, journal__keep_s=10)
     key = base64.urlsafe_b64encode(KEY).decode()
-    assert load_settings(journal__path=journal, journal__key=key).journal_key is not None
-    assert load_settings(journal__path="").journal_path is None
+    assert load_settings(journal__path=journal, journal__key=key).journal.key is not None
+    assert load_settings(journal__path="").journal.path is None
 
 
 def test_a_crash_while_a_file_is_set_aside_keeps_its_log_with_it(

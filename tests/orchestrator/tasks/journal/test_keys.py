@@ -190,7 +190,7 @@ async def test_a_service_takes_a_new_key(
 def test_settings_that_name_several_keys(tmp_path: Path) -> None:
     journal = str(tmp_path / "j.db")
     old, new = (base64.b64encode(key).decode() for key in (OLD, NEW))
-    assert load_settings(journal__path=journal, journal__key=f"{new}, {old}").journal_key
+    assert load_settings(journal__path=journal, journal__key=f"{new}, {old}").journal.key
     with pytest.raises(InvalidSettings, match="the same key is there twice"):
         load_settings(journal__path=journal, journal__key=f"{new},{new}")
     with pytest.raises(InvalidSettings, match="expected 32 random bytes"):

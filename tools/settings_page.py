@@ -1,0 +1,210 @@
+"""``python -m tools.settings_page``: prints docs/settings.md, the page of every setting."""
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+from orchestrator.settings import KeySettings, Settings
+from worker.environment import HIDDEN, section_of, variable_of
+from worker.media.settings import SlotSettings
+from worker.settings import WorkerSettings
+
+_PAGE = """\
+# Settings
+
+Every setting of the orchestrator, of its workers and of the slot model. Written by
+`python -m tools.settings_page > docs/settings.md`; a test fails when it is stale.
+
+- **In the environment** a setting is `TIDEGATE_` and its name in capitals, with two underscores for
+  each dot: `queue.max_waiting` is `TIDEGATE_QUEUE__MAX_WAITING`, `worker.kv.blocks` is
+  `TIDEGATE_WORKER__KV__BLOCKS`.
+- **In `tidegate.toml`** (in the working directory, or where `TIDEGATE_CONFIG` says) the orchestrator's
+  have a table for each section: `[queue]` with `max_waiting = 7`. The environment goes before it,
+  and options of the command line before both.
+- **In `pool.toml`** ([pool.md](pool.md)) `settings` of an instance are the worker's, without `worker.`.
+
+A value that does not fit, or a name that no setting has, stops the start with a line that says
+which. Codes in brackets name the promise that a setting belongs to. All of them are there since
+{since}, the first version. Settings that only benchmarks and tests need are left out; the classes
+named in each chapter have them.
+
+## The orchestrator
+
+Read by `orchestrator/settings/`; `kill -HUP`, or `tidegate reload`, has some of them read again
+([operating.md](operating.md)).
+
+{orchestrator}
+
+## Workers
+
+Read by each worker when Triton loads the model `llm` (`worker/settings.py`). `tidegate up` hands
+its environment on.
+
+{worker}
+
+## The slot model
+
+Read when Triton loads the model `slot`, which makes clips ([slot.md](slot.md),
+`worker/media/settings.py`).
+
+{slot}
+
+## Variables that are no settings
+
+| variable | meaning |
+|---|---|
+| `TIDEGATE_CONFIG` | The path of `tidegate.toml` |
+| `TIDEGATE_HOME` | The folder with all that is kept: engines, models, journals, logs, the operators' key |
+| `TIDEGATE_TRITON` | The path of a `tritonserver` to start instead of the one that is downloaded |
+| `TIDEGATE_URL`, `TIDEGATE_TOKEN` | What the commands of `tidegate` talk to, and with which token |
+"""
+_SINCE: Final = "0.1.0"
+_UNITS: Final = {
+    "_s": "s",
+    "_ms": "ms",
+    "_bytes": "bytes",
+    "_gib": "GiB",
+    "_tokens": "tokens",
+    "_per_min": "per minute",
+    "_share": "share, 0 to 1",
+}
+
+
+class Row(NamedTuple):
+    """One setting: its dotted name, default, unit or choices, and what it is."""
+
+    name: str
+    default: str
+    unit: str
+    meaning: str
+
+
+def page() -> str:
+    """The whole page in Markdown."""
+    return _PAGE.format(
+        since=_SINCE,
+        orchestrator=_chapter(Settings, ""),
+        worker=_chapter(WorkerSettings, "worker."),
+        slot=_chapter(SlotSettings, "slot."),
+    )
+
+
+def rows_of(kind: type[BaseModel], above: str = "") -> Iterator[Row]:
+    """Every setting of ``kind`` that users need, those of its sections included."""
+    said = docstrings(kind)
+    for name, field in kind.model_fields.items():
+        if HIDDEN in field.metadata:
+            continue
+        section = section_of(field.annotation)
+        if section is not field.annotation:
+            meaning = said.get(name, "")
+            yield Row(f"{above}{name}", _default(field), _unit(name, field), meaning)
+        if section is not None:
+            yield from rows_of(section, f"{above}{name}.")
+
+
+def docstrings(kind: type[BaseModel]) -> dict[str, str]:
+    """The docstring of each field, by name; those of base classes too."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not issubclass(base, BaseModel) or base in (BaseModel, BaseSettings):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, after in zip(tree.body, tree.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                found[field.target.id] = inspect.cleandoc(str(after.value.value))
+    return found
+
+
+def _chapter(kind: type[BaseSettings], above: str) -> str:
+    """Tables of settings: first those that are in no section, then a table for each section."""
+    sections = {name: section_of(field.annotation) for name, field in kind.model_fields.items()}
+    rows = list(rows_of(kind))
+    own = [row for row in rows if sections[row.name.partition(".")[0]] is None]
+    parts = [_table(own, above)]
+    if kind is Settings:
+        keys = [row._replace(name=f"keys.NAME.{row.name}") for row in rows_of(KeySettings)]
+        parts += [f"### keys\n\n{_first_paragraph(KeySettings)}", _table(keys, above)]
+    for name, section in sections.items():
+        inside = [row for row in rows if row.name.startswith(f"{name}.")]
+        if section is not None and inside:
+            parts += [f"### {above}{name}\n\n{_first_paragraph(section)}", _table(inside, above)]
+    return "\n\n".join(parts)
+
+
+def _table(rows: list[Row], above: str) -> str:
+    lines = ["| setting | default | unit or choices | meaning |", "|---|---|---|---|"]
+    for row in rows:
+        meaning = _markdown(row.meaning).replace("|", "\\|")
+        lines.append(f"| `{above}{row.name}` | {row.default} | {row.unit} | {meaning} |")
+    return "\n".join(lines)
+
+
+def _first_paragraph(kind: type[BaseModel]) -> str:
+    return _markdown(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0])
+
+
+def _markdown(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "unset"
+    if value in ("", (), {}):
+        return "empty"
+    if isinstance(value, bool):
+        return f"`{value}`".lower()
+    if isinstance(value, tuple):
+        return f"`{','.join(map(str, value))}`"
+    if isinstance(value, int) and value >= 2**20 and not value % 2**20:
+        unit, size = ("GiB", 2**30) if not value % 2**30 else ("MiB", 2**20)
+        return f"`{value}` ({value // size} {unit})"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _unit(name: str, field: FieldInfo) -> str:
+    choices = _choices(field.annotation)
+    if choices:
+        return ", ".join(f"`{choice}`" for choice in choices)
+    found = [unit for suffix, unit in _UNITS.items() if name.endswith(suffix)]
+    return found[0] if found else ""
+
+
+def _choices(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in get_args(annotation)]
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return [choice.value for choice in annotation]
+    return []
+
+
+def variables() -> list[str]:
+    """Environment variables of all settings on the page."""
+    kinds = ((Settings, ""), (WorkerSettings, "WORKER."), (SlotSettings, "SLOT."))
+    return [
+        variable_of("TIDEGATE_", f"{above}{row.name}")
+        for kind, above in kinds
+        for row in rows_of(kind)
+    ]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
