@@ -26,10 +26,11 @@ Every setting of the orchestrator, of its workers and of the slot model. Written
 - **In the environment** a setting is `TIDEGATE_` and its name in capitals, with two underscores for
   each dot: `queue.max_waiting` is `TIDEGATE_QUEUE__MAX_WAITING`, `worker.kv.blocks` is
   `TIDEGATE_WORKER__KV__BLOCKS`.
-- **In `tidegate.toml`** (in the working directory, or where `TIDEGATE_CONFIG` says) the orchestrator's
-  have a table for each section: `[queue]` with `max_waiting = 7`. The environment goes before it,
-  and options of the command line before both.
-- **In `pool.toml`** ([pool.md](pool.md)) `settings` of an instance are the worker's, without `worker.`.
+- **In `tidegate.toml`** (in the working directory, or where `TIDEGATE_CONFIG` says) the
+  orchestrator's have a table for each section: `[queue]` with `max_waiting = 7`. The environment
+  goes before it, and options of the command line before both.
+- **In `pool.toml`** ([pool.md](pool.md)) `settings` of an instance are the worker's, without
+  `worker.`.
 
 A value that does not fit, or a name that no setting has, stops the start with a line that says
 which. Codes in brackets name the promise that a setting belongs to. All of them are there since
@@ -62,7 +63,7 @@ Read when Triton loads the model `slot`, which makes clips ([slot.md](slot.md),
 | variable | meaning |
 |---|---|
 | `TIDEGATE_CONFIG` | The path of `tidegate.toml` |
-| `TIDEGATE_HOME` | The folder with all that is kept: engines, models, journals, logs, the operators' key |
+| `TIDEGATE_HOME` | The folder with all that is kept: engines, models, journals, logs |
 | `TIDEGATE_TRITON` | The path of a `tritonserver` to start instead of the one that is downloaded |
 | `TIDEGATE_URL`, `TIDEGATE_TOKEN` | What the commands of `tidegate` talk to, and with which token |
 """
