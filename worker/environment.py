@@ -1,7 +1,7 @@
 """Settings read from the environment; a variable that no setting has is an error, not ignored.
 
-A setting's variable is its name in capitals with two underscores for each dot: ``queue.max_waiting``
-is ``TIDEGATE_QUEUE__MAX_WAITING``.
+A setting's variable is its name in capitals with two underscores for each dot:
+``queue.max_waiting`` is ``TIDEGATE_QUEUE__MAX_WAITING``.
 """
 
 import os
@@ -12,7 +12,8 @@ from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, SettingsError
 
 from worker.encoding import readable
 
@@ -24,6 +25,8 @@ PAGE: Final = "docs/settings.md"
 """Page with all settings that users need."""
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
 """Variables that Kubernetes adds for a service of the same name, without their prefix."""
+_FIELD = re.compile(r'field "(\w+)"')
+"""Where pydantic names the field whose text is no JSON."""
 
 
 class Section(BaseModel):
@@ -76,6 +79,16 @@ def names_of(kind: type[BaseModel], above: str = "") -> Iterator[str]:
         section = section_of(field.annotation)
         if section is not None:
             yield from names_of(section, f"{above}{name}.")
+
+
+def fields_of(kind: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Fields of all settings of ``kind`` by their dotted names, without sections' own fields."""
+    fields: dict[str, FieldInfo] = {}
+    for name, field in kind.model_fields.items():
+        section = section_of(field.annotation)
+        inside = {} if section is None else fields_of(section)
+        fields |= {f"{name}.{own}": each for own, each in inside.items()} or {name: field}
+    return fields
 
 
 def variable_of(prefix: str, name: str) -> str:
@@ -134,12 +147,15 @@ def explained(
     """A line for each of the errors, with the variable of the setting that is wrong."""
     prefix = str(kind.model_config["env_prefix"])
     known = frozenset(names_of(kind))
+    variables = {name.upper() for name in os.environ}
     lines = []
     for detail in error.errors():
         message = detail["msg"].removeprefix("Value error, ")
         path = [str(part) for part in detail["loc"]]
         name = ".".join(path)
         if detail["type"] == "extra_forbidden":
+            if variable_of(prefix, name) in variables:
+                continue  # ``unknown_variables`` has a line for it
             now = renamed.get(name)
             lines.append(
                 f"{name}: this setting is now {now}"
@@ -159,6 +175,14 @@ def explained(
     return lines
 
 
+def _no_json(kind: type[BaseSettings], error: SettingsError) -> str:
+    """A line for a variable whose text should be JSON and is not."""
+    found = _FIELD.search(str(error))
+    if found is None:
+        return str(error)
+    return f"{variable_of(str(kind.model_config['env_prefix']), found[1])}: expected JSON"
+
+
 def read_environment(kind: type[S], what: str, renamed: Mapping[str, str]) -> S:
     """Settings from the environment. Raises ``ValueError`` that names each variable which is wrong;
     ``what`` names the settings in that message, ``renamed`` is as of ``unknown_variables``."""
@@ -168,6 +192,8 @@ def read_environment(kind: type[S], what: str, renamed: Mapping[str, str]) -> S:
         settings = kind()
     except ValidationError as error:
         lines += explained(kind, error, renamed)
+    except SettingsError as error:
+        lines.append(_no_json(kind, error))
     if lines or settings is None:
         raise ValueError(f"{what} are invalid: " + "; ".join(lines))
     return settings
