@@ -129,7 +129,7 @@ def test_what_others_read_and_kubernetes_adds_is_no_mistake(
 ) -> None:
     for name in (
         "TIDEGATE_HOME",
-        "TIDEGATE_WORKER_MODEL_NAME",
+        "TIDEGATE_WORKER__MODEL_NAME",
         "TIDEGATE_SERVICE_HOST",
         "TIDEGATE_SERVICE_PORT_HTTP",
         "TIDEGATE_PORT_8080_TCP_ADDR",
@@ -152,7 +152,7 @@ def test_the_digest_of_nothing_is_no_key() -> None:
 
 
 def test_a_worker_refuses_a_variable_that_it_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_WORKER_MAX_RUNING", "4")
+    monkeypatch.setenv("TIDEGATE_WORKER__MAX_RUNING", "4")
     with pytest.raises(ValueError, match=r"MAX_RUNING: not a setting; did you mean .*_MAX_RUNNING"):
         read_settings()
 
