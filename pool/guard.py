@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from catalog.errors import PortsUnguarded
 from catalog.hosts import is_loopback
 
-PLAIN_TOKEN = "TIDEGATE_WORKER_PLAIN_TOKEN"
+PLAIN_TOKEN = "TIDEGATE_WORKER__PLAIN__TOKEN"
 
 
 def require_guard(

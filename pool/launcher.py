@@ -42,7 +42,7 @@ from pool.units.orchestrator import OrchestratorProcess
 from pool.units.triton import TritonInstance
 
 _PORT_ATTEMPTS = 5
-_INSTANCES = "TIDEGATE_WORKER_INSTANCES"
+_INSTANCES = "TIDEGATE_WORKER__INSTANCES"
 
 
 class Launcher:

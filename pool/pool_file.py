@@ -6,7 +6,7 @@ included. It never holds secrets: it names the environment variables that have t
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
@@ -21,13 +22,16 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from catalog.errors import PoolFileInvalid
 from catalog.hosts import is_loopback
 from orchestrator.lanes.tls import Tls
 from pool.process.ports import LAST_PORT
 from pool.spec import PORT_STRIDE
-from worker.settings import WorkerSettings
+from worker.environment import fields_of
+from worker.settings import RENAMED, WorkerSettings
 
 Scalar = bool | int | float | str
 Devices = Literal["cpu"] | Annotated[tuple[str, ...], Field(min_length=1)]
@@ -43,19 +47,36 @@ _GIVEN_ELSEWHERE = {
     "engine": "engine",
     "device": "devices",
     "instances": "count",
-    "memory_hard_gib": "memory_gib",
+    "memory.hard_gib": "memory_gib",
     "lane_token": "the environment variable TIDEGATE_LANES__TOKEN",
-    "plain_token": "the environment variable TIDEGATE_WORKER_PLAIN_TOKEN",
+    "plain.token": "the environment variable TIDEGATE_WORKER__PLAIN__TOKEN",
     "legacy_stub": "nothing: the Triton that is found says so",
 }
 """Settings of a worker that the pool sets, each with the place where it is given instead."""
-
-
+_WORKER = fields_of(WorkerSettings)
+"""Settings of a worker by their dotted names."""
 MOST_INSTANCES = 256
 """Most instances of one pool, which is one machine: as many as an orchestrator registers."""
 _MOST_MISTAKES = 20
 """Most mistakes of a file that are reported."""
 _DAY_S = 86_400.0
+
+
+def _by_dotted_names(value: object) -> object:
+    """A table with its tables dissolved: ``{"kv": {"blocks": 4}}`` becomes ``{"kv.blocks": 4}``."""
+    return dict(_dissolved(value, "")) if isinstance(value, dict) else value
+
+
+def _dissolved(table: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _dissolved(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+SettingsTable = Annotated[dict[str, Scalar], BeforeValidator(_by_dotted_names)]
+"""Settings by their dotted names."""
 
 
 class _Strict(BaseModel):
@@ -112,8 +133,27 @@ class OrchestratorSettings(_Strict):
 
     host: str = "127.0.0.1"
     port: Port = 8080
-    settings: dict[str, Scalar] = {}
-    """The orchestrator's settings ``TIDEGATE_…``, in small letters."""
+    settings: SettingsTable = {}
+    """The orchestrator's settings by name, ``queue.max_waiting`` say: ``TIDEGATE_…``."""
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings(cls, value: dict[str, Scalar]) -> dict[str, Scalar]:
+        # Imported where it is needed: with it comes a good part of the orchestrator.
+        from orchestrator.settings import Settings
+        from orchestrator.settings.renamed import RENAMED as RENAMED_THERE
+
+        fields = fields_of(Settings)
+        for name, setting in value.items():
+            if name in RENAMED_THERE:
+                problem = f"this setting is now {RENAMED_THERE[name]}"
+            elif name not in fields:
+                problem = f"not a setting of the orchestrator{_near(name, tuple(fields))}"
+            else:
+                problem = _misfit(fields[name], setting)
+            if problem:
+                raise PydanticCustomError("setting", "{said}", {"said": problem, "name": name})
+        return value
 
 
 class PortsSettings(_Strict):
@@ -142,10 +182,10 @@ class InstanceSettings(_Strict):
     vram_gib: float | None = Field(default=None, gt=0)
     """GiB that it takes on each of its GPUs; estimated by default."""
     memory_gib: float | None = Field(default=None, gt=0)
-    """Most GiB that the worker may take (TIDEGATE_WORKER_MEMORY_HARD_GIB)."""
+    """Most GiB that the worker may take (TIDEGATE_WORKER__MEMORY__HARD_GIB)."""
     ports: PortsSettings = PortsSettings()
-    settings: dict[str, Scalar] = {}
-    """Settings of the worker ``TIDEGATE_WORKER_…``, in small letters."""
+    settings: SettingsTable = {}
+    """The worker's settings by name, ``kv.blocks`` say: ``TIDEGATE_WORKER__…``."""
 
     @field_validator("devices", mode="before")
     @classmethod
@@ -177,18 +217,8 @@ class InstanceSettings(_Strict):
     @classmethod
     def _check_settings(cls, value: dict[str, Scalar]) -> dict[str, Scalar]:
         for name, setting in value.items():
-            if place := _GIVEN_ELSEWHERE.get(name):
-                raise ValueError(f"{name} is not set here: give it by {place}")
-            field = WorkerSettings.model_fields.get(name)
-            if field is None:
-                raise ValueError(f"{name} is not a worker setting{_near(name, _WORKER)}")
-            if name == "engine_args":
-                continue  # its own spelling, which the worker reads
-            kind: Any = Annotated[(field.annotation, *field.metadata, None)]  # at least two
-            try:
-                TypeAdapter(kind).validate_python(setting)
-            except ValidationError as error:
-                raise ValueError(f"{name}: {error.errors()[0]['msg']}, got {setting!r}") from None
+            if problem := _problem(name, setting):
+                raise PydanticCustomError("setting", "{said}", {"said": problem, "name": name})
         return value
 
     @property
@@ -270,7 +300,29 @@ class PoolFile(_Strict):
                         yield f"the {kind} port of {name}", first + PORT_STRIDE * at
 
 
-_WORKER = tuple(WorkerSettings.model_fields)
+def _problem(name: str, value: Scalar) -> str:
+    """What is wrong with a worker's setting; empty if it fits."""
+    today = RENAMED.get(name, name)
+    if place := _GIVEN_ELSEWHERE.get(today):
+        return f"not set here: give it by {place}"
+    if today != name:
+        return f"this setting is now {today}"
+    field = _WORKER.get(name)
+    if field is None:
+        return f"not a worker setting{_near(name, tuple(_WORKER))}"
+    if name == "engine_args":
+        return ""  # its own spelling, which the worker reads
+    return _misfit(field, value)
+
+
+def _misfit(field: FieldInfo, value: Scalar) -> str:
+    """Why a value does not fit a setting; empty if it does."""
+    kind: Any = Annotated[(field.annotation, *field.metadata, None)]  # at least two
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        return f"{error.errors()[0]['msg']}, got {value!r}"
+    return ""
 
 
 def read_pool_file(path: Path) -> PoolFile:
@@ -305,6 +357,8 @@ def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
         mistakes = error.errors()
         for detail in mistakes[:_MOST_MISTAKES]:
             keys = _without_alternatives(detail["loc"])
+            if detail["type"] == "setting":
+                keys = (*keys, detail["ctx"]["name"])
             line = line_of(text, keys)
             message = _said(detail["type"], detail["msg"], keys)
             lines.append(f"{where}:{line}: {_spelled(keys)}{message}")
@@ -315,7 +369,7 @@ def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
 
 def line_of(text: str, keys: tuple[str | int, ...]) -> int:
     """The line of a key, or of what is nearest to it: its table, otherwise the first line."""
-    table = [key for key in keys if isinstance(key, str)]
+    table = [part for key in keys if isinstance(key, str) for part in key.split(".")]
     number = next((key for key in keys if isinstance(key, int)), 0)
     best, depth, seen = 1, 0, -1
     here: tuple[str, ...] = ()
@@ -361,7 +415,7 @@ def _near(name: str, known: tuple[str, ...]) -> str:
 
 def _without_alternatives(keys: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """``keys`` without the kinds of a union that pydantic adds: they are no keys of the file."""
-    return tuple(k for k in keys if isinstance(k, int) or re.fullmatch(r"[a-z_][\w-]*", k))[:4]
+    return tuple(k for k in keys if isinstance(k, int) or re.fullmatch(r"[a-z_][\w.-]*", k))[:4]
 
 
 def _spelled(keys: tuple[str | int, ...]) -> str:

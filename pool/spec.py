@@ -20,7 +20,7 @@ class LaunchSpec:
     """One run of the launcher."""
 
     worker_env: Mapping[str, str] = field(default_factory=dict)
-    """Variables ``TIDEGATE_WORKER_…`` and ``TIDEGATE_SLOT_…`` for every instance."""
+    """Variables ``TIDEGATE_WORKER__…`` and ``TIDEGATE_SLOT__…`` for every instance."""
     host: str = "127.0.0.1"
     port: int = 8080
     """The orchestrator's port; 0 chooses a free one."""

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ Read when Triton loads the model `slot`, which makes clips ([slot.md](slot.md),
 | `TIDEGATE_URL`, `TIDEGATE_TOKEN` | What the commands of `tidegate` talk to, and with which token |
 """
 _SINCE: Final = "0.1.0"
+_PAGE_NAME: Final = re.compile(r"docs/([a-z-]+\.md)")
 _UNITS: Final = {
     "_s": "s",
     "_ms": "ms",
@@ -79,7 +81,7 @@ _UNITS: Final = {
 }
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """One setting: its dotted name, default, unit or choices, and what it is."""
 
     name: str
@@ -98,18 +100,19 @@ def page() -> str:
     )
 
 
-def rows_of(kind: type[BaseModel], above: str = "") -> Iterator[Row]:
+def rows_of(kind: type[BaseModel], above: str = "") -> Iterator[SettingRow]:
     """Every setting of ``kind`` that users need, those of its sections included."""
     said = docstrings(kind)
     for name, field in kind.model_fields.items():
         if HIDDEN in field.metadata:
             continue
         section = section_of(field.annotation)
-        if section is not field.annotation:
-            meaning = said.get(name, "")
-            yield Row(f"{above}{name}", _default(field), _unit(name, field), meaning)
-        if section is not None:
+        may_be_absent = section is not field.annotation
+        if section is not None and not may_be_absent:
             yield from rows_of(section, f"{above}{name}.")
+        else:
+            meaning = said.get(name, "")
+            yield SettingRow(f"{above}{name}", _default(field), _unit(name, field), meaning)
 
 
 def docstrings(kind: type[BaseModel]) -> dict[str, str]:
@@ -147,7 +150,7 @@ def _chapter(kind: type[BaseSettings], above: str) -> str:
     return "\n\n".join(parts)
 
 
-def _table(rows: list[Row], above: str) -> str:
+def _table(rows: list[SettingRow], above: str) -> str:
     lines = ["| setting | default | unit or choices | meaning |", "|---|---|---|---|"]
     for row in rows:
         meaning = _markdown(row.meaning).replace("|", "\\|")
@@ -160,7 +163,8 @@ def _first_paragraph(kind: type[BaseModel]) -> str:
 
 
 def _markdown(text: str) -> str:
-    return " ".join(text.split()).replace("``", "`")
+    text = _PAGE_NAME.sub(r"[\1](\1)", " ".join(text.split()))
+    return text.replace("``", "`")
 
 
 def _default(field: FieldInfo) -> str:
@@ -185,6 +189,8 @@ def _unit(name: str, field: FieldInfo) -> str:
     choices = _choices(field.annotation)
     if choices:
         return ", ".join(f"`{choice}`" for choice in choices)
+    if field.annotation is bool:
+        return ""
     found = [unit for suffix, unit in _UNITS.items() if name.endswith(suffix)]
     return found[0] if found else ""
 

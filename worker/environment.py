@@ -12,8 +12,8 @@ from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode
-from pydantic_settings.exceptions import SettingsError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, SettingsError
 
 from worker.encoding import readable
 
@@ -25,6 +25,8 @@ PAGE: Final = "docs/settings.md"
 """Page with all settings that users need."""
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
 """Variables that Kubernetes adds for a service of the same name, without their prefix."""
+_FIELD = re.compile(r'field "(\w+)"')
+"""Where pydantic names the field whose text is no JSON."""
 
 
 class Section(BaseModel):
@@ -70,17 +72,23 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return annotation if is_model else None
 
 
-def names_of(kind: type[BaseModel], above: str = "", *, sections: bool = True) -> Iterator[str]:
-    """Names of all settings of ``kind``, and of its ``sections``: ``queue.max_waiting``, …
+def names_of(kind: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Names of all settings and sections of ``kind``: ``queue``, ``queue.max_waiting``, …"""
+    for name, field in kind.model_fields.items():
+        yield f"{above}{name}"
+        section = section_of(field.annotation)
+        if section is not None:
+            yield from names_of(section, f"{above}{name}.")
 
-    A section that may be absent is a setting too: its variable holds JSON.
-    """
+
+def fields_of(kind: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Fields of all settings of ``kind`` by their dotted names, without sections' own fields."""
+    fields: dict[str, FieldInfo] = {}
     for name, field in kind.model_fields.items():
         section = section_of(field.annotation)
-        if sections or section is not field.annotation:
-            yield f"{above}{name}"
-        if section is not None:
-            yield from names_of(section, f"{above}{name}.", sections=sections)
+        inside = {} if section is None else fields_of(section)
+        fields |= {f"{name}.{own}": each for own, each in inside.items()} or {name: field}
+    return fields
 
 
 def variable_of(prefix: str, name: str) -> str:
@@ -111,15 +119,17 @@ def unknown_variables(
     """
     prefix = str(kind.model_config["env_prefix"])
     stem = f"{prefix.rstrip('_')}_"
-    known = {variable_of(prefix, name) for name in names_of(kind, sections=False)}
+    known = {variable_of(prefix, name) for name in names_of(kind)}
     exact = {name for name in others if not name.endswith("_")}
     beginnings = tuple(name for name in others if name.endswith("_"))
     lines = []
-    for name in sorted(os.environ):
+    for name, value in sorted(os.environ.items()):
         upper = name.upper()
-        if not upper.startswith(stem) or upper in known or upper in exact:
-            continue
         own = upper.removeprefix(prefix if upper.startswith(prefix) else stem)
+        # A section, whose variable holds JSON, may have the name that a setting had before.
+        is_old = own.lower() in renamed and not value.lstrip().startswith("{")
+        if not upper.startswith(stem) or upper in exact or (upper in known and not is_old):
+            continue
         if upper.startswith(beginnings) or _SERVICE_LINKS.fullmatch(own):
             continue
         now = renamed.get(own.lower()) or (own.lower() if own.lower() in kind.model_fields else "")
@@ -139,7 +149,8 @@ def explained(
     """A line for each of the errors, with the variable of the setting that is wrong."""
     prefix = str(kind.model_config["env_prefix"])
     known = frozenset(names_of(kind))
-    values = frozenset(names_of(kind, sections=False))
+    values = frozenset(fields_of(kind))
+    variables = {name.upper() for name in os.environ}
     lines = []
     for detail in error.errors():
         message = detail["msg"].removeprefix("Value error, ")
@@ -149,6 +160,8 @@ def explained(
             lines.append(f"{name}: this setting is now {renamed[name]}")
             continue
         if detail["type"] == "extra_forbidden":
+            if variable_of(prefix, name) in variables:
+                continue  # ``unknown_variables`` has a line for it
             message = f"not a setting; see {PAGE}"
             if not any(".".join(path[:end]) in values for end in range(1, len(path))):
                 lines.append(f"{name}: {message}")
@@ -166,10 +179,11 @@ def explained(
 
 
 def unreadable(kind: type[BaseSettings], error: SettingsError) -> str:
-    """A line for a variable whose value should have been JSON."""
-    found = re.search(r'field "(\w+)"', str(error))
-    name = variable_of(str(kind.model_config["env_prefix"]), found[1] if found else "…")
-    return f"{name}: expected a JSON value"
+    """A line for a variable whose text should be JSON and is not."""
+    found = _FIELD.search(str(error))
+    if found is None:
+        return str(error)
+    return f"{variable_of(str(kind.model_config['env_prefix']), found[1])}: expected JSON"
 
 
 def read_environment(kind: type[S], what: str, renamed: Mapping[str, str]) -> S:

@@ -7,8 +7,6 @@ from typing import Final, Protocol
 from worker.errors import MemoryLimitExceeded
 
 GIB: Final = 2**30
-GB: Final = 1_000_000_000
-_UNITS: Final = {GIB: "GiB", GB: "GB"}
 
 
 class LimitedMemory(Protocol):
@@ -22,28 +20,21 @@ class LimitedMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """Memory limits in bytes, 0 for none. ``unit``: that of messages, ``GIB`` or ``GB``."""
+    """Memory limits in bytes, 0 for none."""
 
     soft_bytes: int = 0
     hard_bytes: int = 0
-    unit: int = GIB
 
     @classmethod
-    def of(
-        cls, soft: float, hard: float, *, unit: int, settings: tuple[str, str]
-    ) -> "MemoryLimits":
-        """Limits in units of ``unit``; ``settings`` names both for messages. Raises ``ValueError``
-        for a soft limit beyond the hard one."""
-        if hard and soft > hard:
+    def of(cls, soft_gib: float, hard_gib: float, *, settings: tuple[str, str]) -> "MemoryLimits":
+        """Limits in GiB; ``settings`` names both for messages. Raises ``ValueError`` for a soft
+        limit beyond the hard one."""
+        if hard_gib and soft_gib > hard_gib:
             raise ValueError(
-                f"{settings[0]} ({soft:g}) is beyond {settings[1]} ({hard:g}):"
+                f"{settings[0]} ({soft_gib:g}) is beyond {settings[1]} ({hard_gib:g}):"
                 " it would never warn; lower it"
             )
-        return cls(round(soft * unit), round(hard * unit), unit)
-
-    def shown(self, used: int, limit: int) -> str:
-        """``used`` and ``limit`` in words."""
-        return f"{used / self.unit:.2f} {_UNITS[self.unit]} of {limit / self.unit:.2f}"
+        return cls(round(soft_gib * GIB), round(hard_gib * GIB))
 
 
 class MemoryGuard:
@@ -72,16 +63,20 @@ class MemoryGuard:
             self.meter.drop_caches()
             used = self.meter.used_bytes() + ahead_bytes
             if used > limits.hard_bytes:
-                shown = limits.shown(used, limits.hard_bytes)
+                shown = _shown(used, limits.hard_bytes)
                 raise MemoryLimitExceeded(
                     f"memory hard limit exceeded{_of(what)}: {shown} in use; {self._advice}"
                 )
         if limits.soft_bytes and used > limits.soft_bytes and not self._has_warned:
             self._has_warned = True
-            shown = limits.shown(used, limits.soft_bytes)
+            shown = _shown(used, limits.soft_bytes)
             self._log.warning(
                 "memory soft limit exceeded%s: %s in use; logged once", _of(what), shown
             )
+
+
+def _shown(used: int, limit: int) -> str:
+    return f"{used / GIB:.2f} GiB of {limit / GIB:.2f}"
 
 
 def _of(what: str) -> str:

@@ -1,18 +1,48 @@
-"""Settings of a worker, read once from the environment (``TIDEGATE_WORKER_…``).
+"""Settings of a worker, read once from the environment (``TIDEGATE_WORKER__…``).
 
 The launcher sets them for each Triton that it starts; a hand-started Triton takes them from its
 own environment. A bad value stops the model from loading, with the variable's name.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from worker.encoding import openable
 from worker.engine_args import read_engine_args
-from worker.environment import EnvironmentSettings, read_environment
+from worker.environment import (
+    DELIMITER,
+    HIDDEN,
+    EnvironmentSettings,
+    Section,
+    read_environment,
+    variable_of,
+)
+
+PREFIX: Final = "TIDEGATE_WORKER__"
+"""How every variable of a worker's settings begins."""
+RENAMED: Final[Mapping[str, str]] = {
+    "block_tokens": "kv.block_tokens",
+    "kv_blocks": "kv.blocks",
+    "prefix_cache": "kv.prefix_cache",
+    "session_kv_share": "kv.session_share",
+    "kv_disk_path": "kv.disk_path",
+    "kv_disk_bytes": "kv.disk_bytes",
+    "memory_soft_gib": "memory.soft_gib",
+    "memory_hard_gib": "memory.hard_gib",
+    "plain_token": "plain.token",
+    "special_tokens_in_prompts": "plain.special_tokens",
+    "default_deadline_ms": "plain.default_deadline_s",
+    "synthetic_step_ms": "synthetic.step_ms",
+    "synthetic_row_ms": "synthetic.row_ms",
+    "synthetic_prompt_token_ms": "synthetic.prompt_token_ms",
+    "synthetic_slow_file": "synthetic.slow_file",
+    "synthetic_lengths": "synthetic.lengths",
+}
+"""Names that settings had before, and those of today."""
 
 EngineName = Literal[
     "torch", "vllm", "llamacpp", "transformers", "synthetic-free", "synthetic-paced"
@@ -23,10 +53,80 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LocalPath = Annotated[Path, AfterValidator(openable)]
 
 
+def _empty_is_none(token: SecretStr | None) -> SecretStr | None:
+    return token if token is not None and token.get_secret_value() else None
+
+
+Token = Annotated[SecretStr | None, AfterValidator(_empty_is_none)]
+"""A secret; None where it is not set or empty."""
+
+
+class KvSettings(Section):
+    """The pool of KV blocks, and what is kept in it and on disk."""
+
+    block_tokens: Annotated[int, HIDDEN] = Field(default=16, ge=1)
+    """Tokens in one KV block."""
+    blocks: int = Field(default=0, ge=0)
+    """KV blocks in the pool; 0: what ``max_running`` whole contexts can use, within free memory: on
+    CUDA all but what the largest step takes, measured at load, and a reserve of 3 %; on the CPU a
+    quarter (for one context up to half)."""
+    prefix_cache: bool = True
+    """Whether full blocks' KV is kept after their job, for prompts that begin alike."""
+    session_share: float = Field(default=0.5, ge=0, le=1)
+    """Largest share (0 to 1) of the pool kept for conversations between two turns; 0: nothing.
+    Running work still gets these blocks when no others are left."""
+    disk_path: LocalPath | None = None
+    """Directory in which the KV of conversations outlives memory and restarts; unset: none."""
+    disk_bytes: int = Field(default=16 * 2**30, ge=0)
+    """Most bytes that ``kv.disk_path`` may hold for one model; in any case a fifth of the file
+    system, 20 GiB at most, stays free."""
+
+
+class MemorySettings(Section):
+    """Limits of what the worker takes of the GPU's memory or, on the CPU, of the
+    process's (WK-4)."""
+
+    soft_gib: float = Field(default=0.0, ge=0)
+    """GiB of memory above which one warning is logged; 0: never."""
+    hard_gib: float = Field(default=0.0, ge=0)
+    """Most GiB that weights, KV pool and steps together may take: more stops the load, or ends the
+    longest job; 0: no limit."""
+
+
+class PlainSettings(Section):
+    """Requests by the plain contract, that is those of Triton's own clients."""
+
+    token: Token = None
+    """Token required of every plain request, as its parameter ``token``; unset: none."""
+    special_tokens: bool = True
+    """Whether text that looks like a special token in a plain request's prompt is one, as in
+    Triton's vLLM backend, whose clients render chat templates themselves."""
+    default_deadline_s: float = Field(default=300.0, gt=0)
+    """Deadline of plain requests that state none, in seconds from their arrival."""
+
+
+class SyntheticSettings(Section):
+    """Steps and answers of the engines that make up tokens."""
+
+    step_ms: Annotated[float, HIDDEN] = Field(default=20.0, gt=0)
+    """Time of every ``synthetic-paced`` step, to which ``synthetic.row_ms`` for each row and
+    ``synthetic.prompt_token_ms`` for each prompt token are added."""
+    row_ms: Annotated[float, HIDDEN] = Field(default=0.0, ge=0)
+    prompt_token_ms: Annotated[float, HIDDEN] = Field(default=0.0, ge=0)
+    slow_file: Annotated[LocalPath | None, HIDDEN] = None
+    """While this file holds a number, ``synthetic-paced`` steps take that many times as long. With
+    ``lost`` and the id of a worker's process, that process has lost its device."""
+    lengths: Annotated[Literal["cap", "prompt"], HIDDEN] = "cap"
+    """Length of a synthetic answer: ``cap`` is ``max_tokens``, ``prompt`` the number that the first
+    two ids of its prompt encode (``worker.runner.synthetic``)."""
+
+
 class WorkerSettings(EnvironmentSettings):
     """Settings of one worker: its model, engine, device and limits."""
 
-    model_config = SettingsConfigDict(env_prefix="TIDEGATE_WORKER_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter=DELIMITER, frozen=True, extra="forbid"
+    )
 
     model_path: LocalPath
     """Checkpoint directory in Hugging Face layout."""
@@ -51,17 +151,6 @@ class WorkerSettings(EnvironmentSettings):
     trust_remote_code: bool = False
     """Whether ``transformers`` runs the code that comes with a checkpoint, with all the rights of
     this process."""
-    synthetic_step_ms: float = Field(default=20.0, gt=0)
-    """Time of every ``synthetic-paced`` step, to which ``synthetic_row_ms`` for each row and
-    ``synthetic_prompt_token_ms`` for each prompt token are added."""
-    synthetic_row_ms: float = Field(default=0.0, ge=0)
-    synthetic_prompt_token_ms: float = Field(default=0.0, ge=0)
-    synthetic_slow_file: LocalPath | None = None
-    """While this file holds a number, ``synthetic-paced`` steps take that many times as long. With
-    ``lost`` and the id of a worker's process, that process has lost its device."""
-    synthetic_lengths: Literal["cap", "prompt"] = "cap"
-    """Length of a synthetic answer: ``cap`` is ``max_tokens``, ``prompt`` the number that the first
-    two ids of its prompt encode (``worker.runner.synthetic``)."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
@@ -81,82 +170,54 @@ class WorkerSettings(EnvironmentSettings):
     attention: Literal["auto", "reference", "numba", "triton", "varlen", "flashinfer"] = "auto"
     """Attention backend. ``auto``: the fastest that is exact enough, measured at load; ``numba`` is
     for the CPU, ``triton``, ``varlen`` and ``flashinfer`` are for CUDA."""
-    block_tokens: int = Field(default=16, ge=1)
-    """Tokens in one KV block."""
-    kv_blocks: int = Field(default=0, ge=0)
-    """KV blocks in the pool; 0: what ``max_running`` whole contexts can use, within free memory: on
-    CUDA all but what the largest step takes, measured at load, and a reserve of 3 %; on the CPU a
-    quarter (for one context up to half)."""
-    instances: int = Field(default=1, ge=1)
+    instances: Annotated[int, HIDDEN] = Field(default=1, ge=1)
     """Workers that share this machine's memory, this one included: on the CPU each takes its part
     of what is free. The launcher sets it."""
-    memory_soft_gib: float = Field(default=0.0, ge=0)
-    """GiB of memory above which one warning is logged; 0: never."""
-    memory_hard_gib: float = Field(default=0.0, ge=0)
-    """Most GiB that weights, KV pool and steps together may take of the GPU's memory or, on the
-    CPU, of the process's (WK-4): more stops the load, or ends the longest job; 0: no limit."""
     max_running: int = Field(default=64, ge=1)
     """Most jobs that one step can carry."""
     max_waiting: int = Field(default=256, ge=0)
     """Jobs held beyond ``max_running`` before new ones are refused."""
     max_step_tokens: int = Field(default=512, ge=1)
     """Token budget of one step, prompts and decodes together."""
-    max_stall_ms: float = Field(default=50.0, gt=0)
+    max_stall_ms: Annotated[float, HIDDEN] = Field(default=50.0, gt=0)
     """Most time by which prompts may lengthen a step that also carries decodes; where steps take
     longer than this anyway, prompts may double one."""
-    prefix_cache: bool = True
-    """Whether full blocks' KV is kept after their job, for prompts that begin alike."""
-    session_kv_share: float = Field(default=0.5, ge=0, le=1)
-    """Largest share (0 to 1) of the pool kept for conversations between two turns; 0: nothing.
-    Running work still gets these blocks when no others are left."""
-    kv_disk_path: LocalPath | None = None
-    """Directory in which the KV of conversations outlives memory and restarts; None for none."""
-    kv_disk_bytes: int = Field(default=16 * 2**30, ge=0)
-    """Most bytes that ``kv_disk_path`` may hold for one model; in any case a fifth of the file
-    system, 20 GiB at most, stays free."""
-    overlap: bool = True
+    overlap: Annotated[bool, HIDDEN] = True
     """Whether to launch a step before the previous one is read, where the runner can (CUDA)."""
-    pause: bool = True
+    pause: Annotated[bool, HIDDEN] = True
     """Whether jobs may be paused: they leave the batch and keep their KV until they are resumed."""
-    min_start_budget_ms: float = Field(default=100.0, ge=0)
+    min_start_budget_ms: Annotated[float, HIDDEN] = Field(default=100.0, ge=0)
     """A generation that has less time than this left at its start is refused (DL-3)."""
-    default_deadline_ms: float = Field(default=300_000.0, gt=0)
-    """Deadline of plain requests that state none."""
     models: dict[str, LocalPath] = Field(default_factory=dict)
     """Further models that this worker may be told to serve instead (a swap), by name: a JSON object
     of paths. An orchestrator loads them when they are asked for."""
-    swap_beside: Literal["auto", "never"] = "auto"
+    swap_beside: Annotated[Literal["auto", "never"], HIDDEN] = "auto"
     """``auto``: where memory allows, a new model is loaded while the old one serves (a swap).
     ``never``: the old one is unloaded first."""
-    legacy_stub: bool = False
+    legacy_stub: Annotated[bool, HIDDEN] = False
     """Whether Triton's stub was built for numpy 1 (the wheel's is; ``worker.service.stub_abi``)."""
-    special_tokens_in_prompts: bool = True
-    """Whether text that looks like a special token in a prompt of the plain contract is one, as in
-    Triton's vLLM backend, whose clients render chat templates themselves."""
-    heartbeat_ms: float = Field(default=250.0, gt=0)
+    heartbeat_ms: Annotated[float, HIDDEN] = Field(default=250.0, gt=0)
     """A lane with nothing to report gets an empty frame, a heartbeat, this often."""
     step_timeout_s: float = Field(default=60.0, ge=0)
     """A step of the engine that takes longer than this, and than 50 times the usual, counts as
     hung: the process ends, so that its supervisor starts it anew. While no step has been measured,
     the limit is ten times as long. 0: never."""
-    lane_token: SecretStr | None = None
+    lane_token: Token = None
     """Token required to open a lane, or to drain or swap the worker; without one anybody who
     reaches Triton may. ``tidegate up`` makes one up at each start."""
-    plain_token: SecretStr | None = None
-    """Token required of every plain request, as its parameter ``token``; None: not required."""
-    drain_hold_s: float = Field(default=30.0, gt=0)
+    drain_hold_s: Annotated[float, HIDDEN] = Field(default=30.0, gt=0)
     """A worker that was drained, and is not stopped within this time, accepts work again: whoever
     drained it did not mean to stop it, or cannot any more."""
+
+    kv: KvSettings = KvSettings()
+    memory: MemorySettings = MemorySettings()
+    plain: PlainSettings = PlainSettings()
+    synthetic: SyntheticSettings = SyntheticSettings()
 
     @property
     def computes_on_gpu(self) -> bool:
         """Whether the engine computes on a GPU, which synthetic engines never do."""
         return self.device == "cuda" and not self.engine.startswith("synthetic")
-
-    @field_validator("lane_token", "plain_token")
-    @classmethod
-    def _empty_is_none(cls, value: SecretStr | None) -> SecretStr | None:
-        return value if value is not None and value.get_secret_value() else None
 
     @field_validator("engine_args", mode="before")
     @classmethod
@@ -164,6 +225,11 @@ class WorkerSettings(EnvironmentSettings):
         return read_engine_args(value) if isinstance(value, str) else value
 
 
+def variable(name: str) -> str:
+    """The environment variable of a worker's setting, which is named with dots."""
+    return variable_of(PREFIX, name)
+
+
 def read_settings() -> WorkerSettings:
     """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
-    return read_environment(WorkerSettings, "the worker's settings", {})
+    return read_environment(WorkerSettings, "the worker's settings", RENAMED)

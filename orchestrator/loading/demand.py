@@ -338,7 +338,7 @@ class ModelDemand:
         card = self._registry.instances[address].card
         narrate(service_log, ON_DEMAND, model, instance=address, model=model)
         try:
-            await self._swaps.start(address, {"MODEL_NAME": model}).wait()
+            await self._swaps.start(address, {"model_name": model}).wait()
         except TidegateError as error:
             self.loads["failed"] += 1
             self._failed[model] = Failure(error.message, self._clock.now() + RETRY_AFTER_S)

@@ -98,7 +98,7 @@ class Swaps:
         if card is None:
             raise NotReady("the instance has not said yet which model it serves; ask again later")
         # A worker of an earlier version takes a reload for a swap to the model that it has.
-        return self.start(address, {"MODEL_NAME": card.model}, grace_s, is_reload=True)
+        return self.start(address, {"model_name": card.model}, grace_s, is_reload=True)
 
     def start(
         self,
@@ -128,7 +128,7 @@ class Swaps:
                 "loading its model anew" if running.is_reload else f"swapping to {running.model}"
             )
             raise NotReady(f"the instance is {doing}; ask again afterwards")
-        model = settings.get("MODEL_NAME") or settings.get("MODEL_PATH") or "the one before"
+        model = settings.get("model_name") or settings.get("model_path") or "the one before"
         swap = RunningSwap(address, model, dict(settings), is_reload, self._clock.now())
         self.latest[address] = swap
         swap.task = asyncio.create_task(self._run(swap, instance, grace_s), name=f"swap {address}")

@@ -14,7 +14,7 @@ class SessionConfig(Section):
     """How long a conversation's KV is kept for its next turn, for requests with a ``session_id``
     that do not say (``idle_keep_s``). ``TIDEGATE_WORKER__KV__SESSION_SHARE`` bounds how much is
     kept; running jobs get the blocks when no others are left."""
-    max_idle_keep_s: float = Field(default=600.0, ge=0)
+    max_idle_keep_s: Annotated[float, HIDDEN] = Field(default=600.0, ge=0)
     """Longest ``idle_keep_s`` that a client may ask for."""
     ttl_s: float = Field(default=3600.0, gt=0)
     """How long a session (``/v2/sessions``) is kept without a turn."""

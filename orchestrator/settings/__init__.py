@@ -16,9 +16,9 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
-from pydantic_settings.exceptions import SettingsError
 
 from catalog.hosts import is_loopback
 from catalog.paths import JOURNAL_BY_DEFAULT

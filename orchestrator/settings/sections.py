@@ -225,7 +225,7 @@ class DiscoverySettings(Section):
 
     interval_s: Annotated[float, HIDDEN] = Field(default=2.0, gt=0)
     """How often names are resolved and instance files read."""
-    leave_grace_s: float = Field(default=30.0, ge=0)
+    leave_grace_s: Annotated[float, HIDDEN] = Field(default=30.0, ge=0)
     """How long jobs may go on running on an instance that is no longer listed."""
 
 
@@ -235,7 +235,7 @@ class LoadingSettings(Section):
     on_demand: bool = True
     """Whether a requested model that no instance serves is loaded, by an instance whose worker is
     allowed to load it (``TIDEGATE_WORKER__MODELS``)."""
-    min_residency_s: float = Field(default=10.0, ge=0)
+    min_residency_s: Annotated[float, HIDDEN] = Field(default=10.0, ge=0)
     """Shortest time after its load for which a model that has work is not given up for another."""
     max_waiting: Annotated[int, HIDDEN] = Field(default=256, ge=0)
     """Most requests that may wait for models to be loaded; one tenant may hold three times what is
@@ -427,7 +427,7 @@ class BatchSettings(Section):
     window: int = Field(default=32, ge=1, le=10_000)
     """Most lines of all batches in progress at once. As many as the instances can run keep them
     busy; more wait in the queue, where interactive work goes first."""
-    max_lines: int = Field(default=100_000, ge=1, le=10_000_000)
+    max_lines: Annotated[int, HIDDEN] = Field(default=100_000, ge=1, le=10_000_000)
     """Most requests in one batch."""
     file_bytes: int = Field(default=256 * 2**20, ge=1024)
     """Most bytes in one file."""

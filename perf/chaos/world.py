@@ -35,7 +35,7 @@ class World:
     """Small disk that an orchestrator's journal is on, by orchestrator, where it is on one."""
     fault_file: Path = Path("/nonexistent")
     """File that says what becomes of workers with the paced synthetic engine
-    (``WorkerSettings.synthetic_slow_file``)."""
+    (``WorkerSettings.synthetic.slow_file``)."""
 
     def pids(self) -> set[int]:
         """Process ids of everything that runs now."""
@@ -104,7 +104,7 @@ async def running(spec: StackSpec, disks: Mapping[int, Path] | None = None) -> A
     """Run two of each. Raises ``ProvisionError`` when one cannot be started."""
     with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as folder:
         file = Path(folder) / "fault"
-        env = {"TIDEGATE_WORKER_SYNTHETIC_SLOW_FILE": str(file)}
+        env = {"TIDEGATE_WORKER__SYNTHETIC__SLOW_FILE": str(file)}
         async with tritons(replace(spec, more={**spec.more, **env}), 2) as instances:
             targets = [one.grpc_address for one in instances]
             async with (

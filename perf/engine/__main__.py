@@ -5,8 +5,9 @@
                                 [--device cpu|cuda] [--set NAME=VALUE …]
 
 Medians with their spread; what is compared is measured in turns, in one process. ``--set`` changes
-a worker setting, for example ``quantize=int8``. ``--engine NAME …`` compares engines on the demo
-model instead; what is not installed is skipped. The exit status is 1 when a part failed.
+a worker setting, for example ``quantize=int8`` or ``kv.blocks=64``. ``--engine NAME …`` compares
+engines on the demo model instead; what is not installed is skipped. The exit status is 1 when a
+part failed.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from perf.report.bundle import BenchResult, Bundle
 from perf.report.command import begin, new_console, new_parser, result
 from perf.report.recording import Recording
 from perf.report.table import show
+from worker.environment import DELIMITER
 
 _FULL: Final = Load(repeats=4, new_tokens=48, prompt_tokens=512, batches=(1, 8, 32))
 _QUICK: Final = Load(repeats=2, new_tokens=12, prompt_tokens=256, batches=(1, 8))
@@ -37,7 +39,9 @@ def run_all(args: argparse.Namespace, recording: Recording, console: Console) ->
     """Make the checkpoint, load it, measure part after part; a failure is a result too."""
     name = args.shape or ("small" if args.quick else "0.5b")
     settings: dict[str, object] = {"model_name": f"random-{name}"}
-    settings |= dict(pair.split("=", 1) for pair in args.set)
+    for pair in args.set:
+        setting, _, value = pair.partition("=")
+        settings[setting.replace(".", DELIMITER)] = value
     load = _QUICK if args.quick else _FULL
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-", dir=args.scratch) as scratch:
         console.print(f"making a checkpoint of shape {name} …", style="dim")

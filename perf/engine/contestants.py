@@ -14,7 +14,7 @@ from pool.engines.environments import environment_if_made
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """An engine of ``TIDEGATE_WORKER_ENGINE``; ``gguf``: it reads a copy of the model in GGUF."""
+    """An engine of ``TIDEGATE_WORKER__ENGINE``; ``gguf``: it reads a copy of the model in GGUF."""
 
     name: str
     settings: Mapping[str, object] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from worker.core import Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.protocol import AbortCause, Sampling
-from worker.settings import WorkerSettings
+from worker.settings import KvSettings, WorkerSettings
 
 ROWS = (1, 2, 4, 8, 16, 32)
 PROMPTS = (0, 32, 128, 384)
@@ -39,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Constants of a step in milliseconds, as ``TIDEGATE_WORKER_SYNTHETIC_…`` takes them."""
+    """Constants of a step in milliseconds, as ``TIDEGATE_WORKER__SYNTHETIC__…`` takes them."""
 
     step_ms: float
     row_ms: float
@@ -105,7 +105,7 @@ def main() -> int:
     settings = WorkerSettings(
         model_path=args.model,
         device=args.device,
-        prefix_cache=False,
+        kv=KvSettings(prefix_cache=False),
         max_stall_ms=1e6,  # prompts in one piece, whatever they delay
     )
     bundle = build_engine(settings)
@@ -117,9 +117,9 @@ def main() -> int:
     for p in points:
         fitted = found.of(p.rows + (p.prompt_tokens > 0), p.prompt_tokens)
         print(f"{p.rows:>5} {p.prompt_tokens:>7} {p.step_ms:>12.2f} {fitted:>10.2f}")
-    print(f"TIDEGATE_WORKER_SYNTHETIC_STEP_MS={found.step_ms:.3f}")
-    print(f"TIDEGATE_WORKER_SYNTHETIC_ROW_MS={found.row_ms:.4f}")
-    print(f"TIDEGATE_WORKER_SYNTHETIC_PROMPT_TOKEN_MS={found.prompt_token_ms:.5f}")
+    print(f"TIDEGATE_WORKER__SYNTHETIC__STEP_MS={found.step_ms:.3f}")
+    print(f"TIDEGATE_WORKER__SYNTHETIC__ROW_MS={found.row_ms:.4f}")
+    print(f"TIDEGATE_WORKER__SYNTHETIC__PROMPT_TOKEN_MS={found.prompt_token_ms:.5f}")
     engine.stop()
     return 0
 

@@ -161,7 +161,7 @@ def resume(bench: Bench) -> list[Figure]:
     computed, resumed, ratios, tokens = [], [], [], []
     for i in range(bench.load.repeats):
         disk = bench.scratch / f"kv-{i}"
-        settings = bench.settings | {"kv_disk_path": disk}
+        settings = bench.settings | {"kv__disk_path": disk}
         with Rig(bench.checkpoint, bench.device, **settings) as rig:
             _warm(rig)
             ids = rig.prompts.draw(bench.load.prompt_tokens)

@@ -9,6 +9,7 @@ from perf.engine.runs import EngineRun, Prompts, Runs, greedy
 from worker.core import Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
+from worker.environment import nested
 from worker.loaded import LoadedEngine
 from worker.models.model import Model
 from worker.runner.torch_runner import TorchRunner
@@ -33,7 +34,8 @@ class Rig:
     """A started engine; a context manager that stops it."""
 
     def __init__(self, path: Path, device: str, **changes: object) -> None:
-        settings = WorkerSettings(model_path=path, device=device, **changes)  # type: ignore[arg-type]
+        """``changes`` to a worker's settings, with ``__`` for each dot of a name."""
+        settings = WorkerSettings(model_path=path, device=device, **nested(changes))
         self.loaded: LoadedEngine = build_engine(settings)
         assert isinstance(self.loaded.engine, Engine)
         self.engine: Engine = self.loaded.engine

@@ -17,7 +17,7 @@ _LOAD_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """Settings of the slot model (``TIDEGATE_SLOT_…``)."""
+    """Settings of the slot model (``TIDEGATE_SLOT__…``)."""
 
     device: str = "cpu"
     size: int = 128
@@ -42,7 +42,7 @@ class SlotSpec:
             "MAX_WAITING": self.max_waiting,
             "NICE": self.nice,
         }
-        return {f"TIDEGATE_SLOT_{name}": str(value) for name, value in stated.items()} | dict(
+        return {f"TIDEGATE_SLOT__{name}": str(value) for name, value in stated.items()} | dict(
             self.more
         )
 

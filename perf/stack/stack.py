@@ -54,17 +54,17 @@ class StackSpec:
 
     def worker_env(self) -> dict[str, str]:
         return {
-            "TIDEGATE_WORKER_MODEL_PATH": str(self.model),
-            "TIDEGATE_WORKER_MODEL_NAME": self.model_name,
-            "TIDEGATE_WORKER_ENGINE": self.engine,
-            "TIDEGATE_WORKER_DEVICE": self.device,
-            "TIDEGATE_WORKER_SYNTHETIC_STEP_MS": str(self.step_ms),
-            "TIDEGATE_WORKER_SYNTHETIC_ROW_MS": str(self.row_ms),
-            "TIDEGATE_WORKER_SYNTHETIC_PROMPT_TOKEN_MS": str(self.prompt_token_ms),
-            "TIDEGATE_WORKER_SYNTHETIC_LENGTHS": self.lengths,
-            **({"TIDEGATE_WORKER_DETERMINISTIC": "true"} if self.deterministic else {}),
-            "TIDEGATE_WORKER_MAX_RUNNING": str(self.max_running),
-            "TIDEGATE_WORKER_KV_BLOCKS": str(self.kv_blocks),
+            "TIDEGATE_WORKER__MODEL_PATH": str(self.model),
+            "TIDEGATE_WORKER__MODEL_NAME": self.model_name,
+            "TIDEGATE_WORKER__ENGINE": self.engine,
+            "TIDEGATE_WORKER__DEVICE": self.device,
+            "TIDEGATE_WORKER__SYNTHETIC__STEP_MS": str(self.step_ms),
+            "TIDEGATE_WORKER__SYNTHETIC__ROW_MS": str(self.row_ms),
+            "TIDEGATE_WORKER__SYNTHETIC__PROMPT_TOKEN_MS": str(self.prompt_token_ms),
+            "TIDEGATE_WORKER__SYNTHETIC__LENGTHS": self.lengths,
+            **({"TIDEGATE_WORKER__DETERMINISTIC": "true"} if self.deterministic else {}),
+            "TIDEGATE_WORKER__MAX_RUNNING": str(self.max_running),
+            "TIDEGATE_WORKER__KV__BLOCKS": str(self.kv_blocks),
             **self.more,
         }
 

@@ -199,7 +199,7 @@ async def service(
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, list[str]]]:
     """``count`` instances of the demo model: a client of their orchestrator, and their
     addresses."""
-    spec = StackSpec(more={"TIDEGATE_WORKER_MODELS": json.dumps({"other": str(paths[1])})})
+    spec = StackSpec(more={"TIDEGATE_WORKER__MODELS": json.dumps({"other": str(paths[1])})})
     async with tritons(spec, count) as units:
         addresses = [unit.grpc_address for unit in units]
         async with orchestrating(addresses, {"TIDEGATE_LOADING__MIN_RESIDENCY_S": "0"}) as unit:

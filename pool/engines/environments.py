@@ -173,7 +173,7 @@ def engine_environment(name: str, home: Path) -> EnvironmentVars:
 
 
 def environment_if_made(name: str, home: Path, device: str = "") -> EnvironmentVars:
-    """Variables as of ``engine_environment``, for any name that ``TIDEGATE_WORKER_ENGINE`` may
+    """Variables as of ``engine_environment``, for any name that ``TIDEGATE_WORKER__ENGINE`` may
     have; empty if no environment was made: the packages of the running Python must do then. Of
     several, the newest for ``device`` (``cpu``, ``cuda``) if any, otherwise the newest. Raises
     ``CatalogUnusable``."""

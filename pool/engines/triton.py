@@ -76,7 +76,7 @@ class TritonSpec:
     host: str = "127.0.0.1"
     load_timeout_s: float = 300.0
     env: Mapping[str, str] | None = None
-    """More variables for the server and its models (``TIDEGATE_WORKER_…``)."""
+    """More variables for the server and its models (``TIDEGATE_WORKER__…``)."""
     lane_token: str = field(default="", repr=False)
     """Token that its workers require to open a lane or to drain them; empty for none. It travels in
     the environment, which only the same user can read."""
@@ -172,9 +172,9 @@ def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, st
             **(spec.env or {}),
             "LD_LIBRARY_PATH": _path_list(*install.library_path, before="LD_LIBRARY_PATH"),
             "PYTHONUNBUFFERED": "1",
-            "TIDEGATE_WORKER_LEGACY_STUB": "1" if install.legacy_stub else None,
-            "TIDEGATE_SLOT_LEGACY_STUB": "1" if install.legacy_stub else None,
-            **({"TIDEGATE_WORKER_LANE_TOKEN": spec.lane_token} if spec.lane_token else {}),
+            "TIDEGATE_WORKER__LEGACY_STUB": "1" if install.legacy_stub else None,
+            "TIDEGATE_SLOT__LEGACY_STUB": "1" if install.legacy_stub else None,
+            **({"TIDEGATE_WORKER__LANE_TOKEN": spec.lane_token} if spec.lane_token else {}),
         }
     )
 

@@ -92,8 +92,8 @@ def docker_command(image: str, model: Path, *, gpus: bool, port: int = 8001) -> 
         *(("--gpus", "all") if gpus else ()),
         *("--publish", f"127.0.0.1:{port}:8001"),
         *("--volume", f"{model}:/model:ro"),
-        *("--env", "TIDEGATE_WORKER_MODEL_PATH=/model"),
-        *("--env", f"TIDEGATE_WORKER_DEVICE={'cuda' if gpus else 'cpu'}"),
+        *("--env", "TIDEGATE_WORKER__MODEL_PATH=/model"),
+        *("--env", f"TIDEGATE_WORKER__DEVICE={'cuda' if gpus else 'cpu'}"),
         image,
     ]
 

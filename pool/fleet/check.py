@@ -74,7 +74,7 @@ async def _planned(wish: Wish, state_dir: Path, ledger: VramLedger) -> Planned:
         name=wish.name,
         model=wish.model,
         path=path,
-        engine=wish.settings["TIDEGATE_WORKER_ENGINE"],
+        engine=wish.settings["TIDEGATE_WORKER__ENGINE"],
         device=",".join(wish.groups[0]) or "cpu",
         need_gib=None if need is None else round(need / GIB, 2),
         ports=" ".join(_ports(wish)),

@@ -11,8 +11,8 @@ from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB, need_of
 from pool.preflight.nvml import GpuReader, GpuUnavailable
 from pool.preflight.vram import VramLedger, reading
-
-_WORKER = "TIDEGATE_WORKER_"
+from worker.environment import DELIMITER
+from worker.settings import PREFIX
 
 
 class Gpus:
@@ -110,7 +110,9 @@ def need_bytes(wish: Wish, model: Path) -> int:
     if wish.vram_gib is not None:
         return int(wish.vram_gib * GIB)
     settings: dict[str, object] = {
-        name.removeprefix(_WORKER).lower(): int(value) if value.isdigit() else value
+        name.removeprefix(PREFIX).lower().replace(DELIMITER, "."): (
+            int(value) if value.isdigit() else value
+        )
         for name, value in wish.settings.items()
     }
     return need_of(model, settings, on_gpu=wish.on_gpu).total

@@ -24,7 +24,7 @@ from pool.units.triton import TritonInstance
 
 _PORT_ATTEMPTS = 5
 _DEMO = "demo"
-LANE_TOKEN = "TIDEGATE_WORKER_LANE_TOKEN"
+LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +171,11 @@ class PoolTriton:
         return self._process
 
     async def _env(self, model: Path) -> dict[str, str]:
-        env = {"TIDEGATE_WORKER_MODEL_PATH": str(model)}
+        env = {"TIDEGATE_WORKER__MODEL_PATH": str(model)}
         if self._wish.model == _DEMO:
-            env["TIDEGATE_WORKER_MODEL_NAME"] = _DEMO
+            env["TIDEGATE_WORKER__MODEL_NAME"] = _DEMO
         env |= self._wish.settings
-        engine = self._wish.settings.get("TIDEGATE_WORKER_ENGINE", "")
+        engine = self._wish.settings.get("TIDEGATE_WORKER__ENGINE", "")
         device = "cuda" if self._wish.on_gpu else "cpu"
         env |= await asyncio.to_thread(environment_if_made, engine, self._host.state_dir, device)
         if self._group:
@@ -185,7 +185,7 @@ class PoolTriton:
                 raise StartFailed(str(error)) from error
             return env | {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         # Not part of the digest: how many share the memory is no reason to start an instance anew.
-        return env | {"TIDEGATE_WORKER_INSTANCES": str(max(1, self._host.sharing()))}
+        return env | {"TIDEGATE_WORKER__INSTANCES": str(max(1, self._host.sharing()))}
 
     def _choose_ports(self) -> TritonPorts:
         """The next start's ports: fixed or kept ones, otherwise free ones. Raises ``PortInUse``."""

@@ -10,6 +10,8 @@ from orchestrator.lanes.tls import SETTING, Tls, spell_tls
 from pool.engines.triton import TritonPorts
 from pool.pool_file import InstanceSettings, PoolFile
 from pool.spec import PORT_STRIDE
+from worker.environment import variable_of
+from worker.settings import variable
 
 MODELS = ("llm",)
 """The models of the repository that a pool's Triton loads."""
@@ -27,7 +29,7 @@ class Wish:
     groups: tuple[tuple[str, ...], ...] = ((),)
     """GPUs to run on: the first group unless it is out, then the next. An empty one is the CPU."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the worker by variable: ``TIDEGATE_WORKER_…``."""
+    """Settings of the worker by variable: ``TIDEGATE_WORKER__…``."""
     ports: TritonPorts = CHOSEN
     """The ports of its Triton; 0 means that one is chosen."""
     host: str = "127.0.0.1"
@@ -86,7 +88,7 @@ def wishes_of(file: PoolFile) -> dict[str, AnyWish]:
     }
     if file.orchestrator is not None:
         told = file.orchestrator
-        settings = {f"TIDEGATE_{n.upper()}": _spelled(v) for n, v in told.settings.items()}
+        settings = {variable_of("TIDEGATE_", n): _spelled(v) for n, v in told.settings.items()}
         if file.pool.triton_tls is not None:
             settings[SETTING] = spell_tls(file.pool.triton_tls)
         beside = BesideWish(told.host, told.port, settings, file.pool.drain_s)
@@ -117,8 +119,8 @@ def _settings(entry: InstanceSettings) -> dict[str, str]:
     if entry.model_name:
         settings["model_name"] = entry.model_name
     if entry.memory_gib is not None:
-        settings["memory_hard_gib"] = str(entry.memory_gib)
-    return {f"TIDEGATE_WORKER_{name.upper()}": value for name, value in settings.items()}
+        settings["memory.hard_gib"] = str(entry.memory_gib)
+    return {variable(name): value for name, value in settings.items()}
 
 
 def _spelled(value: object) -> str:

@@ -190,7 +190,7 @@ def _numba(wanted: Wanted) -> Finding:
 
 
 def _slot(wanted: Wanted) -> Finding:
-    missing = slot.lacking(os.environ.get("TIDEGATE_SLOT_SPEECH", "espeak"))
+    missing = slot.lacking(os.environ.get("TIDEGATE_SLOT__SPEECH", "espeak"))
     if not missing:
         return Finding("slot", Verdict.OK, "clips can be rendered (tidegate up --slot)")
     found = f"{' and '.join(missing)} not installed: tidegate up --slot cannot render clips"

@@ -34,9 +34,9 @@ class MemoryNeed:
 
 def need_of(model: Path, settings: Mapping[str, object], *, on_gpu: bool) -> MemoryNeed:
     """The need of a checkpoint folder or a .gguf file under a worker's ``settings`` (``dtype``,
-    ``kv_blocks``, ``block_tokens``). Made-up tokens (``engine = synthetic-…``) need no weights.
+    ``kv.blocks``, ``kv.block_tokens``). Made-up tokens (``engine = synthetic-…``) need no weights.
 
-    KV is as ``kv_blocks`` say, otherwise one whole context: the worker takes more if there is more.
+    KV is as ``kv.blocks`` says, else one whole context: the worker takes more if there is more.
     """
     if str(settings.get("engine", "")).startswith("synthetic"):
         return MemoryNeed(0, 0, GIB // 4)
@@ -79,14 +79,15 @@ def _config(model: Path) -> dict[str, object]:
 def _kv_bytes(
     config: Mapping[str, object], settings: Mapping[str, object], value_bytes: int
 ) -> int | None:
-    """Bytes of ``kv_blocks``, or of one context; None if the model's shape is not known."""
+    """Bytes of ``kv.blocks``, or of one context; None if the model's shape is not known."""
     layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
     hidden, context = _number(config, "hidden_size"), _number(config, "max_position_embeddings")
     if not (layers and heads and hidden and context):
         return None
     head_dim = _number(config, "head_dim") or hidden // heads
     kv_heads = _number(config, "num_key_value_heads") or heads
-    blocks, per_block = _number(settings, "kv_blocks"), _number(settings, "block_tokens") or 16
+    blocks = _number(settings, "kv.blocks")
+    per_block = _number(settings, "kv.block_tokens") or 16
     tokens = blocks * per_block if blocks else context
     return 2 * layers * kv_heads * head_dim * tokens * max(value_bytes, 2)
 

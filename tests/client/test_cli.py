@@ -43,7 +43,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LaunchSpec, str | No
     ("argv", "taught"),
     [
         (["--help"], ["tidegate up --device cpu", "tidegate chat"]),
-        (["up", "--help"], ["Ctrl-C", "TIDEGATE_WORKER_", "exit status:"]),
+        (["up", "--help"], ["Ctrl-C", "TIDEGATE_WORKER__", "exit status:"]),
         (["serve", "--help"], ["tidegate serve --instances-at"]),
         (["chat", "--help"], ["--deadline-ms", "--first-token-ms", "--token-gap-ms"]),
     ],
@@ -59,9 +59,9 @@ def test_up_serves_the_demo_model_unless_told_otherwise(launched: list[Any]) -> 
     assert main(["up", "--device", "cpu"]) == 0
     spec, hint = launched[0]
     assert spec.worker_env == {
-        "TIDEGATE_WORKER_MODEL_PATH": str(DEMO_CHECKPOINT),
-        "TIDEGATE_WORKER_MODEL_NAME": "demo",
-        "TIDEGATE_WORKER_DEVICE": "cpu",
+        "TIDEGATE_WORKER__MODEL_PATH": str(DEMO_CHECKPOINT),
+        "TIDEGATE_WORKER__MODEL_NAME": "demo",
+        "TIDEGATE_WORKER__DEVICE": "cpu",
     }
     assert (spec.host, spec.port, spec.serve) == ("127.0.0.1", 8080, True)
     assert "{url}/v1/chat/completions" in hint and '"model": "demo"' in hint
@@ -83,17 +83,29 @@ def test_a_model_of_ones_own_is_called_by_its_directory(
     model.mkdir()
     (model / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TIDEGATE_WORKER_DEVICE", "cpu")
-    monkeypatch.setenv("TIDEGATE_WORKER_MAX_RUNNING", "8")
+    monkeypatch.setenv("TIDEGATE_WORKER__DEVICE", "cpu")
+    monkeypatch.setenv("TIDEGATE_WORKER__MAX_RUNNING", "8")
     assert main(["up", "--model", "llama", "--instances", "2", "--gpus", "0,1"]) == 0
     spec, hint = launched[0]
     assert spec.worker_env == {
-        "TIDEGATE_WORKER_MODEL_PATH": str(model),
-        "TIDEGATE_WORKER_DEVICE": "cpu",
-        "TIDEGATE_WORKER_MAX_RUNNING": "8",
+        "TIDEGATE_WORKER__MODEL_PATH": str(model),
+        "TIDEGATE_WORKER__DEVICE": "cpu",
+        "TIDEGATE_WORKER__MAX_RUNNING": "8",
     }
     assert (spec.instances, spec.gpus) == (2, ("0", "1"))
     assert '"model": "llama"' in hint
+
+
+def test_a_variable_that_no_worker_has_is_refused_before_anything_starts(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("TIDEGATE_WORKER_KV_BLOCKS", "64")
+    monkeypatch.setenv("TIDEGATE_WORKER__DEVIC", "cpu")
+    assert main(["up", "--device", "cpu"]) == command.EXIT_FAILED
+    said = capsys.readouterr().err
+    assert "TIDEGATE_WORKER_KV_BLOCKS: this setting is now TIDEGATE_WORKER__KV__BLOCKS" in said
+    assert "TIDEGATE_WORKER__DEVIC: not a setting; did you mean TIDEGATE_WORKER__DEVICE?" in said
+    assert launched == []
 
 
 def test_a_worker_listens_on_the_usual_ports(launched: list[Any]) -> None:
@@ -109,14 +121,14 @@ def test_clips_come_beside_the_text_model_on_its_device(
 ) -> None:
     monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name)
     assert main([command_name, "--device", "cpu", "--slot"]) == 0
-    monkeypatch.setenv("TIDEGATE_SLOT_SIZE", "96")
-    monkeypatch.setenv("TIDEGATE_SLOT_DEVICE", "cpu")
+    monkeypatch.setenv("TIDEGATE_SLOT__SIZE", "96")
+    monkeypatch.setenv("TIDEGATE_SLOT__DEVICE", "cpu")
     assert main([command_name, "--slot"]) == 0
-    monkeypatch.delenv("TIDEGATE_SLOT_DEVICE")
+    monkeypatch.delenv("TIDEGATE_SLOT__DEVICE")
     assert main([command_name, "--slot"]) == 0
     assert main([command_name]) == 0
     envs = [
-        {k[14:]: v for k, v in spec.worker_env.items() if k.startswith("TIDEGATE_SLOT_")}
+        {k[15:]: v for k, v in spec.worker_env.items() if k.startswith("TIDEGATE_SLOT__")}
         for spec, _ in launched
     ]
     assert envs == [
@@ -134,7 +146,7 @@ def test_clips_alone(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setenv("TIDEGATE_WORKER_MODEL_PATH", str(tmp_path))  # which holds no model
+    monkeypatch.setenv("TIDEGATE_WORKER__MODEL_PATH", str(tmp_path))  # which holds no model
     assert main(["up", "--device", "cpu", "--slot", "--no-llm"]) == 0
     ((spec, hint),) = launched
     assert spec.models == ("slot",)
@@ -156,7 +168,7 @@ def test_clips_without_their_packages_are_refused_before_anything_starts(
 def test_the_lane_token_is_the_operators_where_one_is_set(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setenv("TIDEGATE_WORKER_LANE_TOKEN", "chosen")
+    monkeypatch.setenv("TIDEGATE_WORKER__LANE_TOKEN", "chosen")
     assert main(["up", "--triton-open"]) == 0
     monkeypatch.setenv("TIDEGATE_LANES__TOKEN", "chosen")
     assert main(["worker"]) == 0
@@ -169,7 +181,7 @@ def test_the_lane_token_is_the_operators_where_one_is_set(
     monkeypatch.setenv("TIDEGATE_LANES__TOKEN", "another")
     assert main(["up"]) == command.EXIT_FAILED
     said = capsys.readouterr().err
-    assert "TIDEGATE_LANES__TOKEN and TIDEGATE_WORKER_LANE_TOKEN differ" in said
+    assert "TIDEGATE_LANES__TOKEN and TIDEGATE_WORKER__LANE_TOKEN differ" in said
     assert "chosen" not in said and "another" not in said
 
 

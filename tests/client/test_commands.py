@@ -365,7 +365,7 @@ async def test_wk7_an_instance_is_given_another_model_and_goes_back(
     assert (told["model"], told["phase"]) == ("fake", "done")
     status, _, err = await ask("swap", address, "unheard")
     assert status == 1 and "unheard" in err
-    for words in ((address,), ("--all", address, "other"), (address, "x", "--set", "KV_BLOCKS")):
+    for words in ((address,), ("--all", address, "other"), (address, "x", "--set", "kv.blocks")):
         with pytest.raises(SystemExit):
             await ask("swap", *words)
 

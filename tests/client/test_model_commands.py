@@ -97,8 +97,8 @@ def test_up_takes_a_model_by_its_name(
     assert run("add", str(source), "--keep-free", "0", "--name", "mine") == 0
     assert main(["up", "--model", "mine"]) == 0
     catalog = ModelCatalog(home)
-    assert launched[0].worker_env["TIDEGATE_WORKER_MODEL_NAME"] == "mine"
-    path = launched[0].worker_env["TIDEGATE_WORKER_MODEL_PATH"]
+    assert launched[0].worker_env["TIDEGATE_WORKER__MODEL_NAME"] == "mine"
+    path = launched[0].worker_env["TIDEGATE_WORKER__MODEL_PATH"]
     assert path == str(catalog.servable_path(catalog.get("mine")))
 
     config = Path(path) / "config.json"
@@ -125,5 +125,5 @@ def test_up_runs_a_gguf_model_by_the_engine_that_reads_it(
     assert main(["up", "--model", "tiny"]) == 0
     assert main(["up", "--model", str(tmp_path / "tiny.gguf")]) == 0
     for spec in launched:
-        assert spec.worker_env["TIDEGATE_WORKER_ENGINE"] == "llamacpp"
-        assert spec.worker_env["TIDEGATE_WORKER_MODEL_PATH"].endswith("tiny.gguf")
+        assert spec.worker_env["TIDEGATE_WORKER__ENGINE"] == "llamacpp"
+        assert spec.worker_env["TIDEGATE_WORKER__MODEL_PATH"].endswith("tiny.gguf")

@@ -38,7 +38,7 @@ async def test_or6_streams_of_an_engine_that_hangs_or_loses_its_device_go_on_els
     tmp_path: Path, fault: str
 ) -> None:
     slow = tmp_path / "slow"
-    hangs = Triton(engine="synthetic-paced", synthetic_slow_file=slow, step_timeout_s=2)
+    hangs = Triton(engine="synthetic-paced", synthetic__slow_file=slow, step_timeout_s=2)
     well = Triton(engine="synthetic-paced")
     try:
         for triton in (hangs, well):

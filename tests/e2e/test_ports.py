@@ -31,7 +31,7 @@ BODY = {"model": "demo", "prompt": "Once", "max_tokens": 3}
 def guarded() -> Iterator[Stack]:
     """A service whose Triton asks for tokens."""
     triton = Triton(
-        engine="synthetic-paced", lane_token=TOKEN, plain_token="plain", drain_hold_s=1.0
+        engine="synthetic-paced", lane_token=TOKEN, plain__token="plain", drain_hold_s=1.0
     )
     try:
         triton.start()
@@ -125,7 +125,9 @@ def test_an_orchestrator_without_the_token_says_what_to_set(guarded: Stack) -> N
     with pytest.raises(AssertionError, match="to be ready"):
         stranger.start(patience_s=3.0)
     try:
-        eventually(lambda: "TIDEGATE_WORKER_LANE_TOKEN" in stranger.log.read_text(), "a word on it")
+        eventually(
+            lambda: "TIDEGATE_WORKER__LANE_TOKEN" in stranger.log.read_text(), "a word on it"
+        )
     finally:
         stranger.stop()
 

@@ -9,7 +9,7 @@ from catalog.errors import PortsUnguarded
 from pool.launcher import Launcher
 from pool.spec import LaunchEvent, LaunchSpec
 
-PLAIN = {"TIDEGATE_WORKER_PLAIN_TOKEN": "p"}
+PLAIN = {"TIDEGATE_WORKER__PLAIN__TOKEN": "p"}
 
 
 def launcher(**changes: Any) -> Launcher:
@@ -37,7 +37,7 @@ async def test_what_is_open_to_others_is_refused_with_what_to_do(
     said = str(raised.value)
     assert said.startswith(f"Triton would listen on {host or 'every address'}, which is not loop")
     assert ("TIDEGATE_LANES__TOKEN" in said) is lacks_lane
-    assert ("TIDEGATE_WORKER_PLAIN_TOKEN" in said and "--triton-open" in said) is lacks_plain
+    assert ("TIDEGATE_WORKER__PLAIN__TOKEN" in said and "--triton-open" in said) is lacks_plain
     assert not events, "nothing was started"
 
 

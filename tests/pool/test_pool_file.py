@@ -59,7 +59,33 @@ def test_every_key_of_the_file_is_documented() -> None:
         (ONE + 'engine = "tensorflow"\n', "expected one of torch, "),
         (ONE + "settings = { max_runing = 1 }\n", r"p:4: .*did you mean max_running\?"),
         (ONE + "settings = { max_running = 0 }\n", "max_running: .*equal to 1, got 0"),
-        (ONE + 'settings = { device = "cpu" }\n', "device is not set here: give it by devices"),
+        (
+            ONE + "[instances.settings]\nmax_running = 1\nkv.blocks = -1\n",
+            r"p:6: instances\[0\].settings.kv.blocks: .*equal to 0, got -1",
+        ),
+        (ONE + "settings.kv.bloks = 1\n", r"p:4: .*kv.bloks: not a .* mean kv.blocks\?"),
+        (ONE + "settings = { kv = 4 }\n", "settings.kv: not a worker setting"),
+        (
+            ONE + "[instances.settings.kv]\nblocks = [1]\n",
+            r"p:5: instances\[0\].settings.kv.blocks: ",
+        ),
+        (
+            ONE + "[instances.settings]\nmax_running = 1\nkv_blocks = 4\n",
+            "p:6: .*settings.kv_blocks: this setting is now kv.blocks",
+        ),
+        (
+            "[orchestrator]\nsettings = { queue_size = 4 }\n",
+            "p:2: orchestrator.settings.queue_size: this setting is now queue.max_waiting",
+        ),
+        ("[orchestrator]\nsettings.queue.max_wating = 4\n", "did you mean queue.max_waiting"),
+        ("[orchestrator]\nsettings.queue.max_waiting = -2\n", "equal to -1, got -2"),
+        (ONE + "settings = { memory_hard_gib = 4 }\n", "not set here: give it by memory_gib"),
+        (ONE + "settings.memory.hard_gib = 4\n", "not set here: give it by memory_gib"),
+        (ONE + 'settings.plain.token = "x"\n', "variable TIDEGATE_WORKER__PLAIN__TOKEN"),
+        (
+            ONE + 'settings = { device = "cpu" }\n',
+            r"p:4: instances\[0\].settings.device: not set here: give it by devices",
+        ),
         (
             ONE + 'settings = { lane_token = "x" }\n',
             "the environment variable TIDEGATE_LANES__TOKEN",
@@ -122,7 +148,7 @@ def test_instances_take_devices_in_turn_and_can_go_to_the_others() -> None:
         "a-1": (("1", "2"), ("0",)),
         "a-2": (("0",), ("1", "2")),
     }
-    assert found["a-0"].settings["TIDEGATE_WORKER_DEVICE"] == "cuda"
+    assert found["a-0"].settings["TIDEGATE_WORKER__DEVICE"] == "cuda"
 
 
 def test_settings_and_ports_are_given_to_each() -> None:
@@ -131,11 +157,29 @@ def test_settings_and_ports_are_given_to_each() -> None:
     assert [wish.ports.grpc for wish in found.values()] == [9001, 9011]
     assert [wish.ports.http for wish in found.values()] == [0, 0]
     assert found["a-1"].settings == {
-        "TIDEGATE_WORKER_ENGINE": "torch",
-        "TIDEGATE_WORKER_DEVICE": "cpu",
-        "TIDEGATE_WORKER_OVERLAP": "false",
-        "TIDEGATE_WORKER_MEMORY_HARD_GIB": "3.0",
+        "TIDEGATE_WORKER__ENGINE": "torch",
+        "TIDEGATE_WORKER__DEVICE": "cpu",
+        "TIDEGATE_WORKER__OVERLAP": "false",
+        "TIDEGATE_WORKER__MEMORY__HARD_GIB": "3.0",
     }
+
+
+def test_settings_in_tables_and_with_dots_are_the_same() -> None:
+    spelled = (
+        "settings = { kv = { blocks = 4, prefix_cache = false }, dtype = 'float32' }\n",
+        "settings.kv.blocks = 4\nsettings.kv.prefix_cache = false\nsettings.dtype = 'float32'\n",
+        "[instances.settings]\ndtype = 'float32'\n[instances.settings.kv]\nblocks = 4\n"
+        "prefix_cache = false\n",
+        "settings = { 'kv.blocks' = 4, kv.prefix_cache = false, dtype = 'float32' }\n",
+    )
+    for text in spelled:
+        assert instances(ONE + text)["a"].settings == {
+            "TIDEGATE_WORKER__ENGINE": "torch",
+            "TIDEGATE_WORKER__DEVICE": "cpu",
+            "TIDEGATE_WORKER__DTYPE": "float32",
+            "TIDEGATE_WORKER__KV__BLOCKS": "4",
+            "TIDEGATE_WORKER__KV__PREFIX_CACHE": "false",
+        }
 
 
 def test_one_more_changes_no_other_and_what_an_instance_is_does() -> None:
@@ -151,7 +195,9 @@ def test_one_more_changes_no_other_and_what_an_instance_is_does() -> None:
 
 
 def test_the_orchestrator_beside_has_its_settings() -> None:
-    told = "[orchestrator]\nport = 0\nsettings = { queue_size = 7, pause = false }\n"
+    told = (
+        "[orchestrator]\nport = 0\nsettings = { queue.max_waiting = 7, dispatch.pause = false }\n"
+    )
     beside = wishes_of(parse_pool_file(told))["orchestrator"]
     assert isinstance(beside, BesideWish)
     assert beside.settings == {

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.support.checkpoints import DEMO
 from tests.support.triton_calls import FakeResponder, lane_call
 from worker.engines import load_engine
+from worker.environment import nested
 from worker.loaded import LoadedEngine
 from worker.protocol import (
     PROTOCOL_VERSION,
@@ -42,7 +43,7 @@ def _demo(scratch: Path) -> Path:
 
 @dataclass(frozen=True)
 class EngineCase:
-    """One engine of ``TIDEGATE_WORKER_ENGINE`` on the demo model."""
+    """One engine of ``TIDEGATE_WORKER__ENGINE`` on the demo model."""
 
     name: str
     needs: tuple[str, ...] = ()
@@ -100,7 +101,7 @@ class Served:
             "min_start_budget_ms": 1,
             "drain_hold_s": 0.1,
         } | dict(case.settings)
-        settings = WorkerSettings(**values)  # type: ignore[arg-type]
+        settings = WorkerSettings(**nested(values))
         self.loaded: LoadedEngine = load_engine(settings)
         self.card = self.loaded.card
         self.worker = Worker(self.loaded, settings)

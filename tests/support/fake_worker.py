@@ -261,9 +261,9 @@ class FakeWorker:
     async def swap(self, message: Swap, answer: "_FakeLane", request_id: str) -> None:
         """As a worker does that has no room for both models."""
         self.swaps.append(message)
-        name = message.settings.get("MODEL_NAME", "") if message.settings else self.before
+        name = message.settings.get("model_name", "") if message.settings else self.before
         was = self.card.model
-        version = message.settings.get("MODEL_PATH", "").rpartition("/")[2] or name
+        version = message.settings.get("model_path", "").rpartition("/")[2] or name
         if version not in self.models:
             await answer.refuse(request_id, f"invalid_request: knows no model {name!r}")
             return

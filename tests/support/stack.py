@@ -46,9 +46,10 @@ class LoopThread:
 
 
 class Triton:
-    """One real Triton with our ``llm`` model; ``worker`` are ``TIDEGATE_WORKER_…`` settings.
+    """One real Triton with our ``llm`` model; ``worker`` are its settings, with
+    ``__`` for each dot of a name.
 
-    With ``model="slot"`` it has that one, and they are ``TIDEGATE_SLOT_…``.
+    With ``model="slot"`` it has that one, and they are its.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Triton:
         if model == MODEL_NAME:
             settings |= {"model_path": DEMO_CHECKPOINT, "model_name": "demo"}
         prefix = "TIDEGATE_WORKER" if model == MODEL_NAME else f"TIDEGATE_{model.upper()}"
-        env = {f"{prefix}_{k.upper()}": str(v) for k, v in (settings | worker).items()}
+        env = {f"{prefix}__{k.upper()}": str(v) for k, v in (settings | worker).items()}
         env |= {name: value for name, value in (environment or {}).items() if value is not None}
         spec = TritonSpec(
             repository, (model,), env=env, lane_token=lane_token, tls=tls, is_locked=is_locked

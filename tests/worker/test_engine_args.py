@@ -1,4 +1,4 @@
-"""``TIDEGATE_WORKER_ENGINE_ARGS``: an engine's own settings, as an operator may write them."""
+"""``TIDEGATE_WORKER__ENGINE_ARGS``: an engine's own settings, as an operator may write them."""
 
 import pytest
 
@@ -48,9 +48,9 @@ def test_what_cannot_be_read_says_why(text: str, says: str) -> None:
 
 
 def test_the_environment_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_WORKER_MODEL_PATH", "/models/m")
-    monkeypatch.setenv("TIDEGATE_WORKER_ENGINE_ARGS", "n_gpu_layers=0")
+    monkeypatch.setenv("TIDEGATE_WORKER__MODEL_PATH", "/models/m")
+    monkeypatch.setenv("TIDEGATE_WORKER__ENGINE_ARGS", "n_gpu_layers=0")
     assert read_settings().engine_args == {"n_gpu_layers": "0"}
-    monkeypatch.setenv("TIDEGATE_WORKER_ENGINE_ARGS", "n_gpu_layers")
+    monkeypatch.setenv("TIDEGATE_WORKER__ENGINE_ARGS", "n_gpu_layers")
     with pytest.raises(ValueError, match=r"ENGINE_ARGS.*is no pair"):
         read_settings()

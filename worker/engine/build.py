@@ -52,16 +52,16 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
 
 def _check(settings: WorkerSettings) -> None:
     """Raise ``ValueError`` for settings of which one makes another meaningless."""
-    text_limits(settings.memory_soft_gib, settings.memory_hard_gib)
-    if settings.kv_disk_path is not None and not settings.prefix_cache:
+    text_limits(settings.memory.soft_gib, settings.memory.hard_gib)
+    if settings.kv.disk_path is not None and not settings.kv.prefix_cache:
         raise ValueError(
-            "TIDEGATE_WORKER_KV_DISK_PATH keeps what the prefix cache holds, and that is off; set"
-            " TIDEGATE_WORKER_PREFIX_CACHE=true or name no path"
+            "TIDEGATE_WORKER__KV__DISK_PATH keeps what the prefix cache holds, and that is off; set"
+            " TIDEGATE_WORKER__KV__PREFIX_CACHE=true or name no path"
         )
     if settings.quantize != "none" and settings.weights == "mapped":
         raise ValueError(
-            "mapped weights stay as they are in the files; set TIDEGATE_WORKER_QUANTIZE=none or"
-            " TIDEGATE_WORKER_WEIGHTS=packed"
+            "mapped weights stay as they are in the files; set TIDEGATE_WORKER__QUANTIZE=none or"
+            " TIDEGATE_WORKER__WEIGHTS=packed"
         )
 
 
@@ -81,22 +81,22 @@ def _build(
     limits = SchedulerConfig(
         vocab_size=config.vocab_size,
         context_tokens=config.context_tokens,
-        block_tokens=settings.block_tokens,
+        block_tokens=settings.kv.block_tokens,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         max_step_tokens=settings.max_step_tokens,
         min_start_budget_s=settings.min_start_budget_ms / 1e3,
         max_stall_s=settings.max_stall_ms / 1e3,
-        prefix_cache=settings.prefix_cache,
+        prefix_cache=settings.kv.prefix_cache,
         max_pauses=MAX_PAUSES if settings.pause else 0,
-        session_share=settings.session_kv_share,
+        session_share=settings.kv.session_share,
     )
     path = settings.model_path
     with timing.timed("tokenizer"):
         tokenizer = Tokenizer.from_directory(
             path,
             config.eos_token_ids,
-            special_in_prompts=settings.special_tokens_in_prompts,
+            special_in_prompts=settings.plain.special_tokens,
         )
     eos = end_tokens(path, config, tokenizer)
     compiling: Future[GrammarCompiler | None] | None = None
@@ -145,7 +145,7 @@ def _build(
         total_ms / 1e3,
         settings.engine,
         built.blocks,
-        settings.block_tokens,
+        settings.kv.block_tokens,
         card.context_tokens,
         timing,
     )
@@ -158,7 +158,7 @@ def _open_tier(
     scheduler: Scheduler,
     digests: tuple[str, str],
 ) -> Tier | None:
-    if settings.kv_disk_path is None or built.memory is None:
+    if settings.kv.disk_path is None or built.memory is None:
         return None
     origin, engine = digests
     if settings.deterministic:
@@ -167,5 +167,5 @@ def _open_tier(
     elif settings.quantize != "none":
         origin += settings.quantize
     return open_disk_tier(
-        scheduler, built.memory, settings.kv_disk_path, settings.kv_disk_bytes, origin
+        scheduler, built.memory, settings.kv.disk_path, settings.kv.disk_bytes, origin
     )

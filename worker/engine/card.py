@@ -57,7 +57,7 @@ def sampling_defaults(settings: WorkerSettings) -> SamplingDefaults:
     if defaults != SamplingDefaults():
         model_log.info(
             "where requests do not say, sampling is that of generation_config.json (%s);"
-            " TIDEGATE_WORKER_GENERATION_CONFIG=none turns that off",
+            " TIDEGATE_WORKER__GENERATION_CONFIG=none turns that off",
             ", ".join(f"{name} {value}" for name, value in msgspec.to_builtins(defaults).items()),
         )
     return defaults
@@ -102,7 +102,7 @@ def model_card(
         special_tokens=tokenizer.special_tokens,
         bos_token_id=tokenizer.bos_token_id if bos is None else bos,
         eos_token_ids=eos_token_ids,
-        block_tokens=settings.block_tokens,
+        block_tokens=settings.kv.block_tokens,
         hash_salt=bytes.fromhex(model_digest),
         engine=settings.engine,
         engine_version=version_of("tidegate"),

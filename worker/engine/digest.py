@@ -39,7 +39,7 @@ def engine_digest(settings: WorkerSettings, built: BuiltRunner) -> str:
         "quantize": settings.quantize,
         "attention": built.attention,
         "arithmetic": built.arithmetic,
-        "block_tokens": settings.block_tokens,
+        "block_tokens": settings.kv.block_tokens,
         "deterministic": settings.deterministic,
         "max_step_tokens": settings.max_step_tokens,
         "max_running": settings.max_running,

@@ -1,4 +1,4 @@
-"""Lists and removes KV directories: what workers keep under TIDEGATE_WORKER_KV_DISK_PATH."""
+"""Lists and removes KV directories: what workers keep under TIDEGATE_WORKER__KV__DISK_PATH."""
 
 import argparse
 import sys

@@ -105,7 +105,7 @@ class BlockStore:
                 self._says_full = False
                 engine_log.warning(
                     "KV is not saved: no room for a block in %s. A fifth of its disk, 20 GiB at"
-                    " most, stays free for others, and TIDEGATE_WORKER_KV_DISK_BYTES bounds the"
+                    " most, stays free for others, and TIDEGATE_WORKER__KV__DISK_BYTES bounds the"
                     " rest",
                     self._root,
                 )

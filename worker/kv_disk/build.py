@@ -25,7 +25,7 @@ def open_disk_tier(
         store = BlockStore(root, memory.format, most_bytes=most_bytes)
     except OSError as error:
         raise ValueError(
-            f"TIDEGATE_WORKER_KV_DISK_PATH: {path} cannot be used ({error.strerror}); name a"
+            f"TIDEGATE_WORKER__KV__DISK_PATH: {path} cannot be used ({error.strerror}); name a"
             " directory that the worker may write to"
         ) from error
     model_log.info("KV disk %s holds %d blocks for this model", path, len(store))

@@ -4,14 +4,14 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from worker.memory import GB, LimitedMemory, MemoryGuard, MemoryLimits
+from worker.memory import GIB, LimitedMemory, MemoryGuard, MemoryLimits
 
 media_log = logging.getLogger("tidegate.worker.media")
 
 NO_LIMITS = MemoryLimits()
 _ADVICE = (
-    "lower TIDEGATE_SLOT_SLOTS, TIDEGATE_SLOT_SIZE or a model's precision, or raise"
-    " TIDEGATE_SLOT_MEMORY_HARD_GB"
+    "lower TIDEGATE_SLOT__SLOTS, TIDEGATE_SLOT__SIZE or a model's precision, or raise"
+    " TIDEGATE_SLOT__MEMORY__HARD_GIB"
 )
 
 
@@ -44,7 +44,7 @@ class ResidencyPlan:
         ]
         rows += [("workspace", self.workspace_bytes), ("in all", self.bytes)]
         width = max(len(name) for name, _ in rows)
-        return [f"{name:<{width}}  {size / GB:7.3f} GB" for name, size in rows]
+        return [f"{name:<{width}}  {size / GIB:7.3f} GiB" for name, size in rows]
 
 
 def slots_within(wanted: int, models_bytes: int, slot_bytes: int, hard_bytes: int) -> int:
@@ -55,12 +55,12 @@ def slots_within(wanted: int, models_bytes: int, slot_bytes: int, hard_bytes: in
     slots = max(1, min(wanted, (hard_bytes - models_bytes) // slot_bytes))
     if slots < wanted:
         media_log.warning(
-            "%d of %d slots: the models take %.2f of %.2f GB, and each slot's buffers %.2f; %s",
+            "%d of %d slots: the models take %.2f of %.2f GiB, and each slot's buffers %.2f; %s",
             slots,
             wanted,
-            models_bytes / GB,
-            hard_bytes / GB,
-            slot_bytes / GB,
+            models_bytes / GIB,
+            hard_bytes / GIB,
+            slot_bytes / GIB,
             _ADVICE,
         )
     return slots

@@ -1,56 +1,70 @@
-"""Settings of the slot model, read once from the environment (``TIDEGATE_SLOT_…``)."""
+"""Settings of the slot model, read once from the environment (``TIDEGATE_SLOT__…``)."""
 
-from dataclasses import fields
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_settings import NoDecode, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
-from worker.environment import EnvironmentSettings, read_environment
-from worker.media.stages.checkpoint import Precision
-from worker.media.stages.flux import FluxPrecision, TextPlace
-from worker.media.stages.options import ModelOptions
+from worker.environment import (
+    DELIMITER,
+    HIDDEN,
+    EnvironmentSettings,
+    Section,
+    read_environment,
+)
+from worker.media.stages.options import (
+    ClipSettings,
+    DistinctNames,
+    FluxSettings,
+    KokoroSettings,
+    LivePortraitSettings,
+    ModelOptions,
+)
 from worker.protocol.clips.plan import BUFFER_S
 
+RENAMED: Final[Mapping[str, str]] = {
+    "memory_soft_gb": "memory.soft_gib",
+    "memory_hard_gb": "memory.hard_gib",
+    "kokoro_folder": "kokoro.folder",
+    "flux_folder": "flux.folder",
+    "flux_precision": "flux.precision",
+    "flux_text": "flux.text",
+    "liveportrait_folder": "liveportrait.folder",
+    "liveportrait_precision": "liveportrait.precision",
+    "clip_folders": "clip.folders",
+    "clip_precision": "clip.precision",
+}
+"""Names that settings had before, and those of today."""
 
-def _by_commas(value: object) -> object:
-    if isinstance(value, str):
-        return tuple(dict.fromkeys(filter(None, (each.strip() for each in value.split(",")))))
-    return value
 
+class SlotMemorySettings(Section):
+    """Limits of the device's memory (SL-3)."""
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_by_commas)]
-"""Names, separated by commas in the environment."""
+    soft_gib: float = Field(default=10.24, ge=0)
+    """GiB of memory above which one warning is logged; 0: never."""
+    hard_gib: float = Field(default=10.71, ge=0)
+    """GiB of memory above which the clip that asks for more is ended; 0: no limit."""
 
 
 class SlotSettings(EnvironmentSettings):
     """Settings of the slot model: its providers, sizes, number of slots and memory."""
 
-    model_config = SettingsConfigDict(env_prefix="TIDEGATE_SLOT_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="TIDEGATE_SLOT__", env_nested_delimiter=DELIMITER, frozen=True, extra="forbid"
+    )
 
     device: Literal["cuda", "cpu"] = "cuda"
     """Device of the pipeline. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
-    speech: Names = ("espeak",)
-    portrait: Names = ("procedural",)
-    video: Names = ("warp",)
-    check: Names = ("tiny",)
-    """Providers of the stages (``worker.media.stages.providers``), all of which stay in memory:
-    recipes choose among them, and the first serves those that do not."""
-    kokoro_folder: str = ""
-    """Folder with the weights of the speech provider ``kokoro``."""
-    flux_folder: str = ""
-    """Folder with the weights of the portrait provider ``flux``."""
-    flux_precision: FluxPrecision = "nf4"
-    """Precision of flux's transformer."""
-    flux_text: TextPlace = "offload"
-    """Place of flux's text encoders: in host memory, passing through the device layer by layer
-    (``offload``), on the device (``resident``), or on the ``cpu``, where they run."""
-    liveportrait_folder: str = ""
-    """Folder with the weights of the video provider ``liveportrait``."""
-    liveportrait_precision: Precision = "fp16"
-    clip_folders: Names = ()
-    """Folders with the weights of the check ``clip``: two, separated by a comma."""
-    clip_precision: Precision = "fp16"
+    speech: DistinctNames = ("espeak",)
+    """Providers of speech (docs/slot.md), separated by commas. All of them stay in memory; recipes
+    choose among them, and the first serves those that do not."""
+    portrait: DistinctNames = ("procedural",)
+    """Providers of portraits, as those of speech."""
+    video: DistinctNames = ("warp",)
+    """Providers of video, as those of speech."""
+    check: DistinctNames = ("tiny",)
+    """Providers of the check whether a clip fits its recipe, as those of speech."""
     size: int = Field(default=256, ge=64, le=1024, multiple_of=32)
     """Most pixels of either side of a clip."""
     seconds: float = Field(default=20.0, gt=0, le=45)
@@ -59,29 +73,31 @@ class SlotSettings(EnvironmentSettings):
     """Clips under way at once, each with its own buffers: one's speech overlaps another's video."""
     max_waiting: int = Field(default=64, ge=0)
     """Clips that may wait for one of the ``slots`` before new ones are refused."""
-    buffer_s: float = Field(default=BUFFER_S, ge=0)
+    buffer_s: Annotated[float, HIDDEN] = Field(default=BUFFER_S, ge=0)
     """Seconds of each deadline kept back for what comes after the pipeline (SL-2)."""
-    warm_up: bool = True
+    warm_up: Annotated[bool, HIDDEN] = True
     """Render a short clip by each provider before the first request."""
     default_deadline_s: float = Field(default=45.0, gt=0)
-    memory_soft_gb: float = Field(default=11.0, ge=0)
-    """GB of memory above which one warning is logged; 0: never."""
-    memory_hard_gb: float = Field(default=11.5, ge=0)
-    """GB of memory above which the clip that asks for more is ended; 0: no limit."""
+    """Deadline of clips whose requests state none, in seconds from their arrival."""
     cpu_threads: int = Field(default=0, ge=0)
     """Threads of a stage on the CPU; 0: torch's own choice."""
-    nice: int = Field(default=10, ge=0, le=19)
+    nice: Annotated[int, HIDDEN] = Field(default=10, ge=0, le=19)
     """Niceness of threads that render on the CPU, or encode, so that text goes first; 0: none."""
-    legacy_stub: bool = False
+    legacy_stub: Annotated[bool, HIDDEN] = False
     """Whether Triton's stub was built for numpy 1 (the wheel's is; ``worker.service.stub_abi``)."""
+
+    memory: SlotMemorySettings = SlotMemorySettings()
+    kokoro: KokoroSettings = KokoroSettings()
+    flux: FluxSettings = FluxSettings()
+    liveportrait: LivePortraitSettings = LivePortraitSettings()
+    clip: ClipSettings = ClipSettings()
 
     @property
     def models(self) -> ModelOptions:
         """Model options of every provider, chosen or not."""
-        names = [each.name for each in fields(ModelOptions)]
-        return ModelOptions(**{name: getattr(self, name) for name in names})
+        return ModelOptions(self.kokoro, self.flux, self.liveportrait, self.clip)
 
 
 def read_slot_settings() -> SlotSettings:
     """Read the environment. Raises ``ValueError`` that names each variable which is wrong."""
-    return read_environment(SlotSettings, "the slot's settings", {})
+    return read_environment(SlotSettings, "the slot's settings", RENAMED)

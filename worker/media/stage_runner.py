@@ -160,7 +160,7 @@ class StageRunner:
             await self._settle(is_critical=True)
             raise MemoryLimitExceeded(
                 f"{self.stage}: the device has no memory left, or no more below"
-                " TIDEGATE_SLOT_MEMORY_HARD_GB; lower TIDEGATE_SLOT_SIZE or a model's precision"
+                " TIDEGATE_SLOT__MEMORY__HARD_GIB; lower TIDEGATE_SLOT__SIZE or a model's precision"
             ) from error
         except Exception as error:
             job.times.failed += 1

@@ -30,7 +30,7 @@ class Family:
 
 OTHERWISE: Final = (
     f"transformers' own code may run it, slower: {pip_install('transformers')} and set"
-    " TIDEGATE_WORKER_ENGINE=transformers"
+    " TIDEGATE_WORKER__ENGINE=transformers"
 )
 """Advice for a sound model of an architecture that is not one of these."""
 

@@ -99,7 +99,7 @@ def _gguf(path: Path) -> str | None:
 def _gguf_advice(what: str) -> str:
     return (
         f"{what} is in GGUF, llama.cpp's format: have that engine run it (tidegate up --engine"
-        " llamacpp, or TIDEGATE_WORKER_ENGINE=llamacpp), or take the original checkpoint with"
+        " llamacpp, or TIDEGATE_WORKER__ENGINE=llamacpp), or take the original checkpoint with"
         " safetensors, from which it was made"
     )
 

@@ -123,7 +123,7 @@ class Int8Format:
         if into % _INT8_INPUTS:
             raise UnsupportedModel(
                 f"quantize=int8 needs layers whose inputs are a multiple of {_INT8_INPUTS}, this"
-                f" model has one with {into}; set TIDEGATE_WORKER_QUANTIZE=none"
+                f" model has one with {into}; set TIDEGATE_WORKER__QUANTIZE=none"
             )
         if out % _INT8_OUTPUTS:
             return DenseLinear((weight,), bias)

@@ -183,8 +183,8 @@ def _map(
             if checkpoint[part].dtype != dtype:
                 raise UnsupportedModel(
                     f"{checkpoint.path}: {part.name} is saved as {checkpoint[part].dtype} and"
-                    f" cannot be mapped as {dtype}; set TIDEGATE_WORKER_DTYPE=auto or"
-                    " TIDEGATE_WORKER_WEIGHTS=packed"
+                    f" cannot be mapped as {dtype}; set TIDEGATE_WORKER__DTYPE=auto or"
+                    " TIDEGATE_WORKER__WEIGHTS=packed"
                 )
     form = DenseFormat()
     weights = Weights(form.least_rows, form.tile_rows, dtype, dtype)

@@ -131,5 +131,5 @@ def context_note(context_tokens: int, full_context_tokens: int) -> str:
         return ""
     return (
         f" (the model's own context is {full_context_tokens}, but the worker's KV pool holds"
-        f" {context_tokens} tokens: its operator may raise TIDEGATE_WORKER_KV_BLOCKS)"
+        f" {context_tokens} tokens: its operator may raise TIDEGATE_WORKER__KV__BLOCKS)"
     )

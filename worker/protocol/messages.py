@@ -168,12 +168,12 @@ class Describe(msgspec.Struct, tag="describe", frozen=True):
 class Swap(msgspec.Struct, tag="swap", frozen=True, omit_defaults=True):
     """Has the worker serve another model, in the same process.
 
-    ``settings`` are worker settings as ``TIDEGATE_WORKER_…`` spells them, without that prefix
-    (``MODEL_PATH``, ``ENGINE``); all others are those that it was started with. ``MODEL_NAME``
-    alone names one of its card's ``loadable``; no settings at all means the model served before
-    this one. ``anew``: the current model is loaded again from its files, whatever ``settings``
-    say. Running jobs have ``grace_ms``, as in a drain. Answered on its own stream: a frame with a
-    ``SwapReport`` for each phase, the last one final. Needs no lane. One at a time.
+    ``settings`` are worker settings by their dotted names (``model_path``, ``kv.blocks``), as text
+    in the form of ``TIDEGATE_WORKER__…``; all others are those that it was started with.
+    ``model_name`` alone names one of its card's ``loadable``; no settings at all means the model
+    served before this one. ``anew``: the current model is loaded again from its files, whatever
+    ``settings`` say. Running jobs have ``grace_ms``, as in a drain. Answered on its own stream: a
+    frame with a ``SwapReport`` for each phase, the last one final. Needs no lane. One at a time.
     """
 
     settings: dict[str, str]

@@ -68,37 +68,37 @@ def build_torch_runner(
 
     block_bytes = (
         config.num_layers
-        * settings.block_tokens
+        * settings.kv.block_tokens
         * 2
         * config.num_kv_heads
         * config.head_dim
         * dtype.itemsize
     )
-    blocks_per_job = -(-config.context_tokens // settings.block_tokens)
+    blocks_per_job = -(-config.context_tokens // settings.kv.block_tokens)
     wanted = settings.max_running * blocks_per_job
     guard = _open_guard(settings, device)
     context_bytes = blocks_per_job * block_bytes
     step_bytes = 0
-    if device.type == "cuda" and not settings.kv_blocks:
+    if device.type == "cuda" and not settings.kv.blocks:
         with timing.timed("profile"):
             tokens, rows = settings.max_step_tokens, settings.max_running
             step_bytes = largest_step_bytes(model, config, device, tokens=tokens, rows=rows)
             torch.cuda.empty_cache()
     budget = _pool_bytes(settings, device, guard, context_bytes, step_bytes)
-    blocks = settings.kv_blocks or min(wanted, budget // block_bytes)
+    blocks = settings.kv.blocks or min(wanted, budget // block_bytes)
     if blocks < 1:
         guard.check(block_bytes)
         raise MemoryError(
             f"no memory is left on {device} for a KV block of {block_bytes} bytes; free some, or"
-            " set TIDEGATE_WORKER_KV_BLOCKS to what it must hold all the same"
+            " set TIDEGATE_WORKER__KV__BLOCKS to what it must hold all the same"
         )
     guard.check(blocks * block_bytes)
     if blocks < blocks_per_job:
         model_log.warning(
             "the KV pool holds %d tokens, less than the model's context of %d: longer texts are"
             " refused. It has %.2f GiB of the memory that was free; for the whole context set"
-            " TIDEGATE_WORKER_KV_BLOCKS=%d (%.2f GiB)",
-            blocks * settings.block_tokens,
+            " TIDEGATE_WORKER__KV__BLOCKS=%d (%.2f GiB)",
+            blocks * settings.kv.block_tokens,
             config.context_tokens,
             blocks * block_bytes / GIB,
             blocks_per_job,
@@ -107,9 +107,9 @@ def build_torch_runner(
     on_cuda = device.type == "cuda"
     # On CUDA one block more than is ever allocated: recorded decodes use it for padding rows.
     with timing.timed("kv_pool"):
-        pool = _allocate_pool(config, settings.block_tokens, blocks + on_cuda, dtype, device)
+        pool = _allocate_pool(config, settings.kv.block_tokens, blocks + on_cuda, dtype, device)
     max_blocks = min(blocks, blocks_per_job)
-    max_tokens = max_blocks * settings.block_tokens
+    max_tokens = max_blocks * settings.kv.block_tokens
     with timing.timed("attention_choice"):
         forward, attention = _forward(settings, config, model, pool, max_tokens)
     sampler = Sampler(
@@ -119,7 +119,7 @@ def build_torch_runner(
         vocab_size=config.vocab_size,
         max_tokens=max_tokens,
     )
-    slots = SlotLimits(settings.block_tokens, settings.max_running, max_blocks)
+    slots = SlotLimits(settings.kv.block_tokens, settings.max_running, max_blocks)
     if on_cuda:
         with timing.timed("warm_up"):
             runner: TorchRunner = build_cuda_runner(
@@ -169,7 +169,7 @@ def _forward(
     tiled = TiledForward(model, attention.backend)
     tiled.check(
         vocab_size=config.vocab_size,
-        block_tokens=settings.block_tokens,
+        block_tokens=settings.kv.block_tokens,
         max_tokens=min(config.context_tokens, max_tokens),
         device=pool.device,
     )
@@ -177,7 +177,7 @@ def _forward(
 
 
 def _open_guard(settings: WorkerSettings, device: torch.device) -> MemoryGuard:
-    limits = text_limits(settings.memory_soft_gib, settings.memory_hard_gib)
+    limits = text_limits(settings.memory.soft_gib, settings.memory.hard_gib)
     return text_guard(_meter(device), limits)
 
 
@@ -218,5 +218,5 @@ def _allocate_pool(
     except (RuntimeError, OSError, OverflowError) as error:  # of torch, and of the system
         raise MemoryError(
             f"a KV pool of {blocks} blocks does not fit on {device};"
-            " lower TIDEGATE_WORKER_KV_BLOCKS or set it to 0"
+            " lower TIDEGATE_WORKER__KV__BLOCKS or set it to 0"
         ) from error

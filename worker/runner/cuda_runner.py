@@ -267,8 +267,8 @@ def build_cuda_runner(
         except torch.OutOfMemoryError as error:
             raise MemoryError(
                 f"{device} has too little memory left to record decodes of up to"
-                f" {limits.max_running} rows; lower TIDEGATE_WORKER_KV_BLOCKS or"
-                " TIDEGATE_WORKER_MAX_RUNNING"
+                f" {limits.max_running} rows; lower TIDEGATE_WORKER__KV__BLOCKS or"
+                " TIDEGATE_WORKER__MAX_RUNNING"
             ) from error
     else:
         model_log.info("decodes run without CUDA graphs: this attention backend cannot be recorded")

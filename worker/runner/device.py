@@ -10,7 +10,7 @@ DeviceName = Literal["cuda", "cpu"]
 
 _HINT = (
     "to run on the CPU, for development only, ask for it:"
-    " tidegate up --device cpu, or TIDEGATE_WORKER_DEVICE=cpu"
+    " tidegate up --device cpu, or TIDEGATE_WORKER__DEVICE=cpu"
 )
 
 

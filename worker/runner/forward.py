@@ -133,7 +133,7 @@ class TiledForward:
                 if not torch.equal(logits_of(order), whole[torch.from_numpy(order).to(device)]):
                     raise NotDeterministic(
                         f"deterministic mode cannot be had on {device}: a token that is computed"
-                        f" {name} gets other logits; set TIDEGATE_WORKER_DETERMINISTIC=false, or"
+                        f" {name} gets other logits; set TIDEGATE_WORKER__DETERMINISTIC=false, or"
                         " use another dtype or version of torch"
                     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from worker.log import engine_log
-from worker.memory import GIB, LimitedMemory, MemoryGuard, MemoryLimits
+from worker.memory import LimitedMemory, MemoryGuard, MemoryLimits
 from worker.runner import cgroup
 
 _STEP_SHARE: Final = 0.1
@@ -22,8 +22,8 @@ _LEAST_SPARE_BYTES: Final = 512 * 2**20
 """Share of a GPU's free memory, and bytes, that the KV pool leaves at least beside the largest
 step. Recordings of up to 64 rows of an 8B model took 86 MiB (H100)."""
 _ADVICE: Final = (
-    "raise TIDEGATE_WORKER_MEMORY_HARD_GIB, or lower TIDEGATE_WORKER_KV_BLOCKS or"
-    " TIDEGATE_WORKER_MAX_STEP_TOKENS"
+    "raise TIDEGATE_WORKER__MEMORY__HARD_GIB, or lower TIDEGATE_WORKER__KV__BLOCKS or"
+    " TIDEGATE_WORKER__MAX_STEP_TOKENS"
 )
 _STATM: Final = Path("/proc/self/statm")
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -106,8 +106,8 @@ def cpu_pool_bytes(free: int, instances: int, context_bytes: int) -> int:
 
 def text_limits(soft_gib: float, hard_gib: float) -> MemoryLimits:
     """The text engine's limits. Raises ``ValueError`` for a soft limit beyond the hard one."""
-    names = "memory_soft_gib", "memory_hard_gib"
-    return MemoryLimits.of(soft_gib, hard_gib, unit=GIB, settings=names)
+    names = "TIDEGATE_WORKER__MEMORY__SOFT_GIB", "TIDEGATE_WORKER__MEMORY__HARD_GIB"
+    return MemoryLimits.of(soft_gib, hard_gib, settings=names)
 
 
 def text_guard(meter: MemoryMeter, limits: MemoryLimits) -> MemoryGuard:

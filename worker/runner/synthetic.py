@@ -190,11 +190,11 @@ def build_synthetic_runner(
             f"{settings.model_path}: the tokenizer has no plain words for a synthetic engine"
         )
     end_id = None
-    if settings.synthetic_lengths == "prompt":
+    if settings.synthetic.lengths == "prompt":
         if not eos:
             raise ValueError(
-                f"{settings.model_path}: no end token for TIDEGATE_WORKER_SYNTHETIC_LENGTHS=prompt;"
-                " name one in its config.json or set cap"
+                f"{settings.model_path}: no end token for "
+                "TIDEGATE_WORKER__SYNTHETIC__LENGTHS=prompt; name one in its config.json or set cap"
             )
         end_id = eos[0]
     runner: Runner
@@ -202,15 +202,15 @@ def build_synthetic_runner(
         runner = FreeRunner(words, end_id=end_id)
     else:
         cost = StepCost(
-            settings.synthetic_step_ms / 1e3,
-            settings.synthetic_row_ms / 1e3,
-            settings.synthetic_prompt_token_ms / 1e3,
+            settings.synthetic.step_ms / 1e3,
+            settings.synthetic.row_ms / 1e3,
+            settings.synthetic.prompt_token_ms / 1e3,
         )
         runner = PacedRunner(
-            words, cost, end_id=end_id, slow_file=settings.synthetic_slow_file, clock=clock
+            words, cost, end_id=end_id, slow_file=settings.synthetic.slow_file, clock=clock
         )
-    blocks_per_job = -(-context_tokens // settings.block_tokens)
-    blocks = settings.kv_blocks or settings.max_running * blocks_per_job
+    blocks_per_job = -(-context_tokens // settings.kv.block_tokens)
+    blocks = settings.kv.blocks or settings.max_running * blocks_per_job
     return BuiltRunner(runner, blocks, "none", "none")
 
 

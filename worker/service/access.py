@@ -46,6 +46,6 @@ def warn_if_open(lane: Secret, say: Callable[[str], None] = service_log.warning)
     """Tell the operator once, at start, what anybody who reaches Triton's ports may do."""
     if not lane.is_asked:
         say(
-            "no lane token is set (TIDEGATE_WORKER_LANE_TOKEN): whoever reaches Triton's gRPC port "
-            "may open lanes, read the hashes of cached blocks and drain this worker"
+            "no lane token is set (TIDEGATE_WORKER__LANE_TOKEN): whoever reaches Triton's gRPC "
+            "port may open lanes, read the hashes of cached blocks and drain this worker"
         )

@@ -35,10 +35,10 @@ class PlainIntake:
     ) -> None:
         """``serving`` returns the model that is served now."""
         self._serving = serving
-        self._default_deadline_ms = settings.default_deadline_ms
+        self._default_deadline_ms = 1000 * settings.plain.default_deadline_s
         self._emitter = emitter
         self._clock = clock
-        self._token = Secret(settings.plain_token, "a plain request was", clock)
+        self._token = Secret(settings.plain.token, "a plain request was", clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-intake")
 
     def accept(self, call: Call) -> None:

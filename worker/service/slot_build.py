@@ -21,14 +21,14 @@ from worker.media.settings import SlotSettings
 from worker.media.sharing import cap_memory
 from worker.media.stages.providers import load_providers
 from worker.media.warm_up import warm_up
-from worker.memory import GB, LimitedMemory, MemoryLimits
+from worker.memory import LimitedMemory, MemoryLimits
 from worker.protocol.clips.plan import SAMPLE_RATE
 from worker.runner.device import open_device
 from worker.runner.memory import CudaMemory
 from worker.service.slot import SlotWorker
 from worker.service.slot_state import SlotReporter
 
-_LIMITS = "TIDEGATE_SLOT_MEMORY_SOFT_GB", "TIDEGATE_SLOT_MEMORY_HARD_GB"
+_LIMITS = "TIDEGATE_SLOT__MEMORY__SOFT_GIB", "TIDEGATE_SLOT__MEMORY__HARD_GIB"
 
 
 def build_slots(settings: SlotSettings) -> SlotWorker:
@@ -37,8 +37,8 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     device = open_device(settings.device)
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
-    soft, hard = settings.memory_soft_gb, settings.memory_hard_gb
-    limits = MemoryLimits.of(soft, hard, unit=GB, settings=_LIMITS)
+    memory = settings.memory
+    limits = MemoryLimits.of(memory.soft_gib, memory.hard_gib, settings=_LIMITS)
     cap_memory(device, limits.hard_bytes)
     encode.check_encoder()
     providers = load_providers(

@@ -140,7 +140,7 @@ class Swapper:
             return self._target
         if self._previous is None:
             raise InvalidCall(
-                "this worker has had no other model: name one by MODEL_PATH or MODEL_NAME"
+                "this worker has had no other model: name one by model_path or model_name"
             )
         return self._previous
 

@@ -2,34 +2,37 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, parts_of
+from worker.environment import fields_of
 from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLimitExceeded
 from worker.memory import GIB
 from worker.models.config import read_config
 from worker.models.folder import model_name, why_unservable
 from worker.protocol import Loadable
 from worker.runner.memory import CudaMemory, MemoryMeter, ProcessMemory
-from worker.settings import WorkerSettings
+from worker.settings import RENAMED, WorkerSettings
 
 _OF_THE_PROCESS = frozenset(
     {
-        "default_deadline_ms",
         "drain_hold_s",
         "heartbeat_ms",
         "instances",
         "lane_token",
         "legacy_stub",
         "models",
-        "plain_token",
+        "plain.default_deadline_s",
+        "plain.token",
         "step_timeout_s",
     }
 )
 """Settings of the process, which no swap changes."""
+_SETTINGS = fields_of(WorkerSettings)
 _LOADING_SHARE = 1.25
 """Peak memory of a load, relative to its weights in the end, which are packed by layers."""
 _SUFFIXES = (".safetensors", ".gguf")
@@ -42,36 +45,51 @@ def name_of(settings: WorkerSettings) -> str:
 
 
 def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> WorkerSettings:
-    """The settings that the worker was ``started`` with, overridden by those ``asked``.
+    """The settings that the worker was ``started`` with, overridden by those ``asked``, which are
+    named with dots.
 
     Raises ``InvalidCall`` for an unknown setting, a value that does not fit, or an unknown model.
     """
-    values: dict[str, object] = {name.lower(): value for name, value in asked.items()}
-    for name in values:
-        if name in _OF_THE_PROCESS or name not in WorkerSettings.model_fields:
-            what = "is the process's own" if name in _OF_THE_PROCESS else "is not a worker setting"
-            raise InvalidCall(f"a swap cannot set {name.upper()[:64]}: it {what}")
-    if "model_path" in values:
-        values.setdefault("model_name", "")
+    changes: dict[str, object] = {name.lower(): value for name, value in asked.items()}
+    for name in changes:
+        if problem := _problem(name):
+            raise InvalidCall(f"a swap cannot set {name[:64]}: {problem}")
+    if "model_path" in changes:
+        changes.setdefault("model_name", "")
     else:
-        values["model_path"] = _path_of(started, str(values.get("model_name", "")))
+        changes["model_path"] = _path_of(started, str(changes.get("model_name", "")))
+    values = started.model_dump()
+    for name, value in changes.items():
+        section, _, own = name.rpartition(".")
+        (values[section] if section else values)[own] = value
     try:
-        return WorkerSettings(**(started.model_dump() | values))
+        return WorkerSettings(**values)
     except ValidationError as error:
-        wrong = "; ".join(
-            f"{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors()
-        )
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise InvalidCall(f"these settings do not fit: {wrong}") from None
+
+
+def _problem(name: str) -> str:
+    """Why a swap cannot set what is named so; empty if it can."""
+    today = RENAMED.get(name, name)
+    if today in _OF_THE_PROCESS:
+        return "it is the process's own"
+    if today != name:
+        return f"this setting is now {today}"
+    if name in _SETTINGS:
+        return ""
+    near = get_close_matches(name, _SETTINGS, 1)
+    return "it is not a worker setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _path_of(started: WorkerSettings, name: str) -> Path:
     if not name:
-        raise InvalidCall("a swap names its model: MODEL_PATH, or MODEL_NAME for one that is known")
+        raise InvalidCall("a swap names its model: model_path, or model_name for one that is known")
     known = known_models(started)
     if name not in known:
         raise InvalidCall(
             f"this worker knows no model {name[:128]!r}; it knows {', '.join(sorted(known))}:"
-            " state MODEL_PATH, or name it in TIDEGATE_WORKER_MODELS"
+            " state model_path, or name it in TIDEGATE_WORKER__MODELS"
         )
     return known[name]
 
@@ -122,19 +140,20 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
     needed, freed = weight_bytes(target), weight_bytes(current)
     free, used = meter.free_bytes(), meter.used_bytes()
     peak = int(needed * _LOADING_SHARE)
-    hard = round(target.memory_hard_gib * GIB)
+    hard = round(target.memory.hard_gib * GIB)
     room = free + freed
     if hard:
         room = min(room, hard - max(0, used - freed))
     if peak > room:
-        limit = "TIDEGATE_WORKER_MEMORY_HARD_GIB" if hard and room < free + freed else "the machine"
+        is_limited = hard and room < free + freed
+        limit = "TIDEGATE_WORKER__MEMORY__HARD_GIB" if is_limited else "the machine"
         raise MemoryLimitExceeded(
             f"{name_of(target)} needs about {peak / GIB:.2f} GiB to load, and {limit} leaves"
             f" {max(0, room) / GIB:.2f} GiB once {name_of(current)} is gone; raise the limit, take"
             " a smaller model, or quantize it"
         )
     # A pool on CUDA is sized by free memory: beside another one it would be far too small.
-    is_sized = target.device == "cpu" or not _computes(target) or target.kv_blocks > 0
+    is_sized = target.device == "cpu" or not _computes(target) or target.kv.blocks > 0
     fits = is_sized and peak <= free and (not hard or used + peak <= hard)
     return Checked(fits and target.swap_beside == "auto")
 

@@ -66,7 +66,7 @@ MAX_DRAIN_MS = 24 * 3_600_000.0
 """Longest grace of a drain: a longer one would be an outage, not a drain."""
 WRONG_LANE_TOKEN = (
     "this worker asks for a lane token, and another one or none was shown: set the same value as "
-    "TIDEGATE_LANES__TOKEN for the orchestrator and TIDEGATE_WORKER_LANE_TOKEN for the worker"
+    "TIDEGATE_LANES__TOKEN for the orchestrator and TIDEGATE_WORKER__LANE_TOKEN for the worker"
 )
 
 

@@ -22,8 +22,10 @@ from pool.engines.triton import TritonPorts
 from pool.preflight.slot import check_slot
 from pool.spec import SLOT_MODEL, LaunchSpec
 from tidegate.cli.options import LaunchOptions
+from worker.environment import unknown_variables
 from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
+from worker.settings import PREFIX, RENAMED, WorkerSettings
 
 DEMO_MODEL_NAME = "demo"
 TEXT_MODEL = "llm"
@@ -34,13 +36,13 @@ SLOT_DEFAULTS = {
 """Largest clips by device, where nothing else is set. On two cores a sentence then takes a second
 or two, encoding included, and the buffers of two clips 0.4 GB; on a GPU they are those of SL-4, 2.1
 GB."""
-_MODEL_PATH = "TIDEGATE_WORKER_MODEL_PATH"
-_MODEL_NAME = "TIDEGATE_WORKER_MODEL_NAME"
-_DEVICE = "TIDEGATE_WORKER_DEVICE"
-_ENGINE = "TIDEGATE_WORKER_ENGINE"
-_SLOT = "TIDEGATE_SLOT_"
+_MODEL_PATH = "TIDEGATE_WORKER__MODEL_PATH"
+_MODEL_NAME = "TIDEGATE_WORKER__MODEL_NAME"
+_DEVICE = "TIDEGATE_WORKER__DEVICE"
+_ENGINE = "TIDEGATE_WORKER__ENGINE"
+_SLOT = "TIDEGATE_SLOT__"
 _LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
-_WORKER_LANE_TOKEN = "TIDEGATE_WORKER_LANE_TOKEN"
+_WORKER_LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 
 
 def run(args: LaunchOptions) -> int:
@@ -50,7 +52,7 @@ def run(args: LaunchOptions) -> int:
     except ProvisionError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return command.EXIT_FAILED
-    problem = None if args.no_llm else _model_problem(worker_env)
+    problem = None if args.no_llm else _environment_problem() or _model_problem(worker_env)
     if problem is not None:
         print(f"tidegate: {problem}", file=sys.stderr)
         return command.EXIT_FAILED
@@ -88,6 +90,12 @@ def run(args: LaunchOptions) -> int:
     )
     hint = _hint(args, worker_env) if args.serve else None
     return command.run(spec, hint=hint, follow_parent=args.follow_parent)
+
+
+def _environment_problem() -> str | None:
+    """What is wrong with the worker's variables: names that it does not have; else None."""
+    lines = unknown_variables(WorkerSettings, renamed=RENAMED)
+    return "\n".join(lines) if lines else None
 
 
 def _model_problem(worker_env: Mapping[str, str]) -> str | None:
@@ -153,11 +161,11 @@ def _tls() -> Tls | None:
 
 
 def _worker_env(args: LaunchOptions) -> dict[str, str]:
-    """``TIDEGATE_WORKER_…``: the arguments over the environment over the demo model.
+    """``TIDEGATE_WORKER__…``: the arguments over the environment over the demo model.
 
     Raises ``ProvisionError`` for a registered model that is not complete.
     """
-    env = {key: value for key, value in os.environ.items() if key.startswith("TIDEGATE_WORKER_")}
+    env = {key: value for key, value in os.environ.items() if key.startswith(PREFIX)}
     asked = {
         _MODEL_PATH: args.model and os.path.abspath(args.model),
         _MODEL_NAME: args.model_name,
@@ -183,7 +191,7 @@ def _is_gguf(path: str) -> bool:
 
 
 def _slot_env(device: str) -> dict[str, str]:
-    """``TIDEGATE_SLOT_…``: the environment over the text model's device and its ``SLOT_DEFAULTS``.
+    """``TIDEGATE_SLOT__…``: the environment over the text model's device and its ``SLOT_DEFAULTS``.
 
     Raises ``MachineUnfit`` where packages are missing.
     """

@@ -18,7 +18,7 @@ Returns once nothing runs there any more, or the grace is over.
 SWAP_DESCRIPTION = """\
 Have an instance serve another model, in the process that it is, while others go on.
 
-  tidegate swap 10.0.0.7:8001 qwen           a model that it knows (TIDEGATE_WORKER_MODELS)
+  tidegate swap 10.0.0.7:8001 qwen           a model that it knows (TIDEGATE_WORKER__MODELS)
   tidegate swap 10.0.0.7:8001 /models/qwen   a folder on its machine
   tidegate swap --all /models/v2 --name chat all instances, one after the other
   tidegate swap 10.0.0.7:8001 --back         the model that it had before

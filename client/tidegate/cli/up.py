@@ -54,8 +54,8 @@ environment:
   TIDEGATE_LANES__TLS             TLS at Triton's gRPC port, in JSON (docs/operating.md)
   TIDEGATE_HOME                   logs and the wheel's Triton; ~/.local/share/tidegate, .tidegate in
                                   a checkout
-  TIDEGATE_WORKER_…               settings of the worker (worker/settings.py): …_MAX_RUNNING, say
-  TIDEGATE_SLOT_…                 settings of the slot pipeline (worker/media/settings.py): …_SIZE
+  TIDEGATE_WORKER__…              settings of the worker (worker/settings.py): …__KV__BLOCKS, say
+  TIDEGATE_SLOT__…                settings of the slot pipeline (worker/media/settings.py): …__SIZE
   TIDEGATE_…                      settings of the orchestrator (orchestrator/settings.py)
   These files, which say what each setting does, are in
   {runtime.folder()}

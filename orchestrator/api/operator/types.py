@@ -34,10 +34,10 @@ _registrations = Reader(RegisterRequest)
 
 class SwapRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of a swap. ``model``: a name that the instance knows, or the path of a folder on its
-    machine; ``name`` is then what to call it. ``settings`` are further settings of the worker,
-    spelled as in its environment without ``TIDEGATE_WORKER_``. ``grace_ms``: how long running work
-    may go on; by default, to the last of its deadlines. ``wait`` answers once the swap is over.
-    ``back`` instead of a model: the previous one."""
+    machine; ``name`` is then what to call it. ``settings`` are further settings of the worker
+    by their dotted names, such as ``kv.blocks``. ``grace_ms``: how long running work may go on; by
+    default, to the last of its deadlines. ``wait`` answers once the swap is over. ``back`` instead
+    of a model: the previous one."""
 
     model: str = ""
     name: str = ""
@@ -83,10 +83,10 @@ async def read_swap(request: web.Request) -> AskedSwap:
 
 
 def _asked_swap(body: SwapRequest) -> AskedSwap:
-    settings = {name.upper(): value for name, value in body.settings.items()}
+    settings = {name.lower(): value for name, value in body.settings.items()}
     if len(settings) > MAX_SETTINGS:
         raise InvalidRequest(f"settings: at most {MAX_SETTINGS}", field="settings")
-    for name in ("MODEL_PATH", "MODEL_NAME"):
+    for name in ("model_path", "model_name"):
         if name in settings and (body.model or body.name):
             raise InvalidRequest(
                 f"settings: {name} is stated by model and name already; leave one of them out",
@@ -94,12 +94,12 @@ def _asked_swap(body: SwapRequest) -> AskedSwap:
             )
     if body.model:
         is_path = body.model.startswith(("/", "~", ".")) or body.model.endswith(".gguf")
-        settings["MODEL_PATH" if is_path else "MODEL_NAME"] = body.model
+        settings["model_path" if is_path else "model_name"] = body.model
         if is_path and body.name:
-            settings["MODEL_NAME"] = body.name
+            settings["model_name"] = body.name
     if body.back and settings:
         raise InvalidRequest("back: leave model, name and settings out", field="back")
-    if not (body.back or "MODEL_PATH" in settings or "MODEL_NAME" in settings):
+    if not (body.back or "model_path" in settings or "model_name" in settings):
         raise InvalidRequest(
             "model: name one that the instance knows, or a path on its machine", field="model"
         )

@@ -357,7 +357,7 @@ def test_settings_come_as_a_table_or_as_json(
         ({"certificate": "{server}", "key": "{other}"}, "key values mismatch"),
         ({"certificate": "{server}", "key": "{locked}"}, "with the key locked.key"),
         ({"server_name": "a b"}, "SERVER_NAME: String should match"),
-        ({"cert": "x"}, "TIDEGATE_LANES__TLS: cert: not a setting"),
+        ({"cert": "x"}, "lanes.tls.cert: not a setting"),
         ("x.pem", 'expected JSON such as {"ca": "/path/ca.pem"}'),
         ([], "TIDEGATE_LANES__TLS: Input should be a valid dictionary"),
     ],

@@ -231,11 +231,11 @@ async def test_what_waits_for_a_model_that_was_taken_brings_it_back(
     await worker.until(lambda: worker.running == 1)
     second = asyncio.create_task(ask(service, "fake"))
     await service.until(lambda: len(service.orchestrator.queue) == 1)
-    service.orchestrator.stages.swaps.start(worker.address, {"MODEL_NAME": "other"}, 0.0)
+    service.orchestrator.stages.swaps.start(worker.address, {"model_name": "other"}, 0.0)
     await worker.until(lambda: len(worker.swaps) == 1)
     plan.release.set()
     assert [(await one)[0] for one in (first, second)] == [200, 200]
-    assert [swap.settings["MODEL_NAME"] for swap in worker.swaps] == ["other", "fake"]
+    assert [swap.settings["model_name"] for swap in worker.swaps] == ["other", "fake"]
 
 
 async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
@@ -257,7 +257,7 @@ async def test_a_durable_task_of_an_earlier_process_has_its_model_loaded(
     worker.card = worker.models["other"]
     second = await make_service(worker, **journal)
     await worker.until(lambda: len(worker.submits) == 2)
-    assert [swap.settings["MODEL_NAME"] for swap in worker.swaps] == ["fake"]
+    assert [swap.settings["model_name"] for swap in worker.swaps] == ["fake"]
     await second.until(lambda: second.outcomes() == ["met"])
 
 

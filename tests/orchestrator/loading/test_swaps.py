@@ -145,7 +145,7 @@ async def test_wk7_what_comes_while_the_only_instance_swaps_waits_for_it(
     worker.models["v2"] = msgspec.structs.replace(worker.card, model_digest="v2")
     worker.swap_s = 0.3
     service = await make_service(worker)
-    settings = {"MODEL_PATH": "/models/v2", "MODEL_NAME": "fake"}
+    settings = {"model_path": "/models/v2", "model_name": "fake"}
     running = service.orchestrator.stages.swaps.start(worker.address, settings)
     await service.until(lambda: next(iter(service.orchestrator.registry)).draining)
     assert await _streamed(service, "fake") == 8
@@ -241,7 +241,7 @@ async def test_or2_a_worker_that_knows_no_reload_is_not_taken_to_have_done_it(
     [
         ({}, "model"),
         ({"model": "unheard", "wait": True}, "knows no model"),
-        ({"model": "a", "settings": {"MODEL_NAME": "b"}}, "MODEL_NAME"),
+        ({"model": "a", "settings": {"model_name": "b"}}, "model_name"),
         ({"model": "a", "back": True}, "back"),
         ({"model": "a", "grace_ms": -1}, "grace_ms"),
     ],
@@ -274,7 +274,7 @@ async def test_wk7_an_instance_that_dies_in_the_middle_fails_the_swap_only(
     worker.can_load("other")
     worker.swap_s = 60.0
     service = await make_service(worker)
-    running = service.orchestrator.stages.swaps.start(worker.address, {"MODEL_NAME": "other"})
+    running = service.orchestrator.stages.swaps.start(worker.address, {"model_name": "other"})
     await worker.until(lambda: len(worker.swaps) == 1)
     await worker.stop()
     with pytest.raises(InstanceLost):
@@ -293,7 +293,7 @@ async def test_wk7_an_orchestrator_that_is_killed_in_the_middle_leaves_the_worke
     worker.can_load("other")
     worker.swap_s = 0.2
     service = await make_service(worker)
-    running = service.orchestrator.stages.swaps.start(worker.address, {"MODEL_NAME": "other"})
+    running = service.orchestrator.stages.swaps.start(worker.address, {"model_name": "other"})
     await worker.until(lambda: len(worker.swaps) == 1)
     assert running.task is not None
     running.task.cancel()

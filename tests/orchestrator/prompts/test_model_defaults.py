@@ -71,4 +71,4 @@ async def test_a_context_that_the_kv_pool_cuts_short_says_what_to_set(
         error = (await response.json())["error"]
     assert error["code"] == "context_overflow"
     cut = "own context is 8192, but the worker's KV pool holds 512 tokens" in error["message"]
-    assert cut == ("TIDEGATE_WORKER_KV_BLOCKS" in error["message"]) == (full == 8192)
+    assert cut == ("TIDEGATE_WORKER__KV__BLOCKS" in error["message"]) == (full == 8192)

@@ -7,8 +7,9 @@ import pytest
 
 from catalog.errors import StartFailed
 from catalog.paths import DEMO_CHECKPOINT
-from pool.fleet.gpus import Gpus
-from pool.fleet.wish import Wish
+from pool.fleet.gpus import Gpus, need_bytes
+from pool.fleet.wish import Wish, wishes_of
+from pool.pool_file import parse_pool_file
 from pool.preflight.nvml import GpuFault
 from pool.preflight.vram import reading
 from tests.support.fake_gpus import FakeGpus
@@ -33,6 +34,17 @@ async def test_a_stated_need_is_that_of_each_gpu() -> None:
     assert await rig.gpus.take("a", wish("0,1"), ANYWHERE) == ("0", "1")
     with pytest.raises(StartFailed, match=r"it needs 20\.0 GiB on GPU 2, where 19\.0 GiB"):
         await rig.gpus.take("b", wish("2", vram_gib=20.0), ANYWHERE)
+
+
+def test_kv_blocks_that_the_file_asks_for_are_counted() -> None:
+    text = '[[instances]]\nname = "a"\nmodel = "demo"\nsettings.kv.blocks = {}\n'
+
+    def need(blocks: int) -> int:
+        (asked,) = wishes_of(parse_pool_file(text.format(blocks))).values()
+        assert isinstance(asked, Wish)
+        return need_bytes(asked, DEMO_CHECKPOINT)
+
+    assert need(3000) - need(1000) == 2 * (need(2000) - need(1000)) > 0
 
 
 async def test_what_is_not_stated_is_estimated_from_the_files() -> None:

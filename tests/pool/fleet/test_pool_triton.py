@@ -19,7 +19,7 @@ from pool.process.proc import ProcessId
 from tests.support.fake_gpus import FakeGpus
 
 HOOKS = Hooks(lambda step: None, lambda: None)
-SETTINGS = {"TIDEGATE_WORKER_ENGINE": "torch"}
+SETTINGS = {"TIDEGATE_WORKER__ENGINE": "torch"}
 
 
 def host(tmp_path: Path, advertise: str = "") -> TritonHost:
@@ -47,15 +47,15 @@ async def test_gpus_are_named_by_uuid_since_cuda_may_count_otherwise(tmp_path: P
     made._group = ("1",)
     env = await made._env(Path("/model"))
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("GPU-1", "PCI_BUS_ID")
-    assert "TIDEGATE_WORKER_INSTANCES" not in env, "each has a GPU of its own"
+    assert "TIDEGATE_WORKER__INSTANCES" not in env, "each has a GPU of its own"
 
 
 async def test_on_the_cpu_it_is_told_how_many_share_the_memory(tmp_path: Path) -> None:
     env = await unit(tmp_path, Wish("a", "demo", settings=SETTINGS))._env(Path("/model"))
-    assert env["TIDEGATE_WORKER_INSTANCES"] == "3"
-    assert env["TIDEGATE_WORKER_MODEL_NAME"] == "demo"
-    named = Wish("a", "demo", settings=SETTINGS | {"TIDEGATE_WORKER_MODEL_NAME": "mine"})
-    assert (await unit(tmp_path, named)._env(Path("/m")))["TIDEGATE_WORKER_MODEL_NAME"] == "mine"
+    assert env["TIDEGATE_WORKER__INSTANCES"] == "3"
+    assert env["TIDEGATE_WORKER__MODEL_NAME"] == "demo"
+    named = Wish("a", "demo", settings=SETTINGS | {"TIDEGATE_WORKER__MODEL_NAME": "mine"})
+    assert (await unit(tmp_path, named)._env(Path("/m")))["TIDEGATE_WORKER__MODEL_NAME"] == "mine"
 
 
 async def test_chosen_ports_are_kept_unless_somebody_has_them(tmp_path: Path) -> None:

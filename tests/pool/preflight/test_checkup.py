@@ -79,7 +79,7 @@ def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_clips_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TIDEGATE_SLOT_SPEECH", raising=False)
+    monkeypatch.delenv("TIDEGATE_SLOT__SPEECH", raising=False)
     there: set[str] = set()
     monkeypatch.setattr(slot.importlib.util, "find_spec", lambda name: name in there or None)
     assert found("slot").verdict is Verdict.WARN

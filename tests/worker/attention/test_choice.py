@@ -137,7 +137,7 @@ def test_a_named_backend_that_cannot_run_is_refused(
         "worker.attention.varlen.varlen_problem", lambda: "torch 2.11 has no block_table"
     )
     with pytest.raises(
-        ValueError, match=r"'varlen' cannot be used: .*no block_table; set TIDEGATE_WORKER_ATT"
+        ValueError, match=r"'varlen' cannot be used: .*no block_table; set TIDEGATE_WORKER__ATT"
     ):
         choose_attention("varlen", pool, pool.kv_heads)
 

@@ -14,6 +14,7 @@ from worker.cpu_kernels.block_products import Form
 from worker.engine import build as factory
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
+from worker.environment import nested
 from worker.errors import BrokenCheckpoint, TokenizerError
 from worker.models.config import read_config
 from worker.protocol import Sampling
@@ -33,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(path: Path, **changes: object) -> WorkerSettings:
     # "auto" measures the backends: seconds at each start.
     values = {"device": "cpu", "attention": "reference"} | changes
-    return WorkerSettings(model_path=path, **values)  # type: ignore[arg-type]
+    return WorkerSettings(model_path=path, **nested(values))
 
 
 def test_the_demo_model_s_card() -> None:
@@ -66,7 +67,7 @@ def test_digests_follow_what_changes_results(tiny: Path) -> None:
 
 @pytest.mark.parametrize("name", ["synthetic-free", "synthetic-paced"])
 def test_synthetic_engines_speak_words(tiny: Path, name: EngineName) -> None:
-    loaded = build_engine(settings(tiny, engine=name, device="cuda", synthetic_step_ms=0.01))
+    loaded = build_engine(settings(tiny, engine=name, device="cuda", synthetic__step_ms=0.01))
     assert loaded.card.engine == name
     engine = loaded.engine
     assert isinstance(engine, Engine)
@@ -82,12 +83,12 @@ def test_synthetic_engines_speak_words(tiny: Path, name: EngineName) -> None:
 
 def test_the_pool_is_sized_by_need_and_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def blocks(**changes: object) -> int:
-        values = {"max_running": 4, "block_tokens": 16} | changes
+        values = {"max_running": 4, "kv__block_tokens": 16} | changes
         return build_engine(settings(tiny, **values)).engine.stats().kv_blocks_total
 
     block_bytes, context = 3 * 16 * 2 * 2 * 8 * 4, 128 // 16
     assert blocks() == 4 * context
-    assert blocks(kv_blocks=5) == 5
+    assert blocks(kv__blocks=5) == 5
 
     def free(blocks: int) -> None:
         monkeypatch.setattr(ProcessMemory, "free_bytes", lambda self: blocks * block_bytes)
@@ -102,7 +103,7 @@ def test_the_pool_is_sized_by_need_and_memory(tiny: Path, monkeypatch: pytest.Mo
     free(2 * 3)
     assert blocks() == 3
     free(0)
-    with pytest.raises(MemoryError, match=r"no memory is left.*KV_BLOCKS"):
+    with pytest.raises(MemoryError, match=r"no memory is left.*KV__BLOCKS"):
         blocks()
 
 
@@ -113,10 +114,10 @@ def test_a_pool_that_is_shorter_than_the_context_says_what_to_set(
     card = build_engine(settings(tiny)).card
     assert (card.context_tokens, card.full_context_tokens) == (48, 128)
     assert "the KV pool holds 48 tokens, less than the model's context of 128" in caplog.text
-    assert "set TIDEGATE_WORKER_KV_BLOCKS=8" in caplog.text
-    assert "own context is 128" in card.context_note and "KV_BLOCKS" in card.context_note
+    assert "set TIDEGATE_WORKER__KV__BLOCKS=8" in caplog.text
+    assert "own context is 128" in card.context_note and "KV__BLOCKS" in card.context_note
     caplog.clear()
-    whole = build_engine(settings(tiny, kv_blocks=8)).card
+    whole = build_engine(settings(tiny, kv__blocks=8)).card
     assert whole.context_tokens == 128 and not whole.context_note
     assert "KV pool holds" not in caplog.text
 
@@ -131,8 +132,8 @@ def test_two_workers_leave_each_other_room() -> None:
 
 
 def test_a_pool_that_does_not_fit_is_refused(tiny: Path) -> None:
-    with pytest.raises(MemoryError, match=r"does not fit on cpu.*KV_BLOCKS"):
-        build_engine(settings(tiny, kv_blocks=10**12))
+    with pytest.raises(MemoryError, match=r"does not fit on cpu.*KV__BLOCKS"):
+        build_engine(settings(tiny, kv__blocks=10**12))
 
 
 def test_weights_on_the_cpu_are_float32_unless_asked(tiny: Path) -> None:
@@ -239,9 +240,9 @@ def test_a_build_leaves_no_thread_behind(tiny: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"prefix_cache": False, "kv_disk_path": "/kv"}, "KV_DISK_PATH"),
+        ({"kv__prefix_cache": False, "kv__disk_path": "/kv"}, "KV__DISK_PATH"),
         ({"weights": "mapped", "quantize": "int8"}, "QUANTIZE"),
-        ({"memory_soft_gib": 2.0, "memory_hard_gib": 1.0}, "memory_soft_gib"),
+        ({"memory__soft_gib": 2.0, "memory__hard_gib": 1.0}, "MEMORY__SOFT_GIB"),
         ({"max_step_tokens": 4, "max_running": 8}, "max_step_tokens"),
     ],
 )
@@ -259,7 +260,7 @@ def test_settings_that_would_be_ignored_are_refused_before_anything_is_loaded(
 def test_rounded_weights_have_a_directory_of_their_own_on_disk(tmp_path: Path) -> None:
     """WK-5: what they compute is not what the model itself does."""
     for quantize in ("none", "int8", "none"):
-        build_engine(settings(DEMO, quantize=quantize, kv_disk_path=tmp_path / "kv")).engine.stop()
+        build_engine(settings(DEMO, quantize=quantize, kv__disk_path=tmp_path / "kv")).engine.stop()
     assert len(list((tmp_path / "kv").iterdir())) == 2
 
 

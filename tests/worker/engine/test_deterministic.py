@@ -14,11 +14,12 @@ from worker.attention import PackedBatch
 from worker.core import Event, Job, JobPaused, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
+from worker.environment import nested
 from worker.errors import NotDeterministic
 from worker.protocol import Sampling, TokenLogprob
 from worker.runner.forward import TiledForward
 from worker.sampling import sampler as sampling
-from worker.settings import WorkerSettings
+from worker.settings import KvSettings, WorkerSettings
 
 SEEDS = range(64)
 FAR = 1e12
@@ -31,7 +32,7 @@ def build(path: Path = DEMO, *, device: str = "cpu", **changes: object) -> Engin
     if device == "cpu":  # the default depends on the CPU
         values["dtype"] = "float32"
     values |= changes
-    settings = WorkerSettings(model_path=path, device=device, **values)  # type: ignore[arg-type]
+    settings = WorkerSettings(model_path=path, device=device, **nested(values))
     engine = build_engine(settings).engine
     assert isinstance(engine, Engine)
     return engine
@@ -78,7 +79,7 @@ def run_alone(engine: Engine, seed: int) -> Answer:
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[list[Answer]]:
-    engine = build(prefix_cache=False)
+    engine = build(kv__prefix_cache=False)
     yield [run_alone(engine, seed) for seed in SEEDS]
     engine.stop()
 
@@ -88,7 +89,7 @@ def alone() -> Iterator[list[Answer]]:
     [
         {},
         {"max_running": 9, "max_step_tokens": 21},
-        {"max_running": 3, "max_step_tokens": 7, "block_tokens": 4, "kv_blocks": 200},
+        {"max_running": 3, "max_step_tokens": 7, "kv__block_tokens": 4, "kv__blocks": 200},
     ],
     ids=["full batch", "in chunks", "in small chunks, other blocks, smaller pool"],
 )
@@ -182,7 +183,9 @@ def test_outside_of_the_mode_the_draws_are_the_same(monkeypatch: pytest.MonkeyPa
 def test_the_mode_is_part_of_the_engine_s_digest() -> None:
     digests = {
         build_engine(
-            WorkerSettings(model_path=DEMO, device="cpu", kv_blocks=64, deterministic=flag)
+            WorkerSettings(
+                model_path=DEMO, device="cpu", kv=KvSettings(blocks=64), deterministic=flag
+            )
         ).card.engine_digest
         for flag in (True, False)
     }
@@ -191,7 +194,7 @@ def test_the_mode_is_part_of_the_engine_s_digest() -> None:
 
 def test_blocks_that_do_not_divide_a_span_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="BLOCK_TOKENS"):
-        build(make_checkpoint(tmp_path), block_tokens=24)
+        build(make_checkpoint(tmp_path), kv__block_tokens=24)
 
 
 def test_a_machine_that_cannot_is_found_out(
@@ -209,7 +212,7 @@ def test_a_machine_that_cannot_is_found_out(
 
     monkeypatch.setattr(TiledForward, "hidden", sloppy)
     with pytest.raises(NotDeterministic, match="DETERMINISTIC=false"):
-        build(make_checkpoint(tmp_path), kv_blocks=32)
+        build(make_checkpoint(tmp_path), kv__blocks=32)
 
 
 def test_greedy_tokens_are_those_of_the_ordinary_mode() -> None:

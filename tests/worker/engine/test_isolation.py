@@ -14,7 +14,7 @@ from worker.core import Event, Job, JobFinished, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.protocol import AbortCause, FinishReason, Sampling
-from worker.settings import WorkerSettings
+from worker.settings import KvSettings, WorkerSettings
 
 AGENTS, REQUESTS, TEXTS = 10, 50, 4
 FAR = 1e12
@@ -66,8 +66,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         model_path=make_checkpoint(tmp_path),
         device="cpu",
         deterministic=True,
-        block_tokens=4,
-        kv_blocks=120,
+        kv=KvSettings(block_tokens=4, blocks=120),
         max_running=6,
         max_step_tokens=24,
     )

@@ -45,7 +45,7 @@ BACKENDS: list[dict[str, object]] = [
     {"attention": "reference"},
     {"attention": "numba"},
     {"attention": "numba", "dtype": "bfloat16"},
-    {"deterministic": True, "block_tokens": 16},
+    {"deterministic": True, "kv__block_tokens": 16},
 ]
 
 
@@ -73,7 +73,8 @@ def test_whoever_has_the_blocks_next_is_spared(poisoned: Path, settings: dict[st
     """0 times NaN is NaN: what is masked must be finite all the same."""
     expected = ids_of(job := greedy(prompt(21), 30), run(build(poisoned, **settings), [job]))
     # No more blocks than one of them needs: the other one's are all there are.
-    engine = build(poisoned, kv_blocks=64 // int(str(settings.get("block_tokens", 4))), **settings)
+    blocks = 64 // int(str(settings.get("kv__block_tokens", 4)))
+    engine = build(poisoned, kv__blocks=blocks, **settings)
     for at in (0, 30, 59):
         spoilt = greedy([*prompt(at), POISON, *prompt(59 - at)])
         assert failed(spoilt, run(engine, [spoilt]))
@@ -110,8 +111,8 @@ def test_a_padded_row_has_nothing_of_anothers(poisoned: Path, settings: dict[str
         return [greedy(prompt(3), 1), greedy(prompt(60), 20), greedy(prompt(5), 20)]
 
     alone = jobs()
-    expected = run(build(poisoned, prefix_cache=False, **settings), alone)
-    engine = build(poisoned, prefix_cache=False, **settings)
+    expected = run(build(poisoned, kv__prefix_cache=False, **settings), alone)
+    engine = build(poisoned, kv__prefix_cache=False, **settings)
     together = jobs()
     for job in together:
         engine.submit(job)
@@ -184,7 +185,7 @@ def test_a_conversation_that_was_spoilt_is_not_on_disk(poisoned: Path, tmp_path:
     """WK-5: nor does a block stay there that was found to be so."""
 
     def engine_on_disk() -> Engine:
-        return build(poisoned, kv_disk_path=tmp_path)
+        return build(poisoned, kv__disk_path=tmp_path)
 
     def talk(engine: Engine, text: list[int]) -> list[Event]:
         job = Job(text, Sampling(4, temperature=0.0), FAR, session="chat")

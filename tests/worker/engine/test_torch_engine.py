@@ -12,8 +12,9 @@ from tests.support.lazy import transformers
 from worker.core import Event, Job, JobTokens
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
+from worker.environment import nested
 from worker.protocol import AbortCause, Code, FinishReason, Sampling
-from worker.settings import WorkerSettings
+from worker.settings import KvSettings, WorkerSettings
 
 FAR = 1e12
 
@@ -24,8 +25,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(path: Path, device: str = "cpu", **changes: object) -> Engine:
-    values = {"block_tokens": 4, "max_running": 8, "max_step_tokens": 16} | changes
-    settings = WorkerSettings(model_path=path, device=device, **values)  # type: ignore[arg-type]
+    values = {"kv__block_tokens": 4, "max_running": 8, "max_step_tokens": 16} | changes
+    settings = WorkerSettings(model_path=path, device=device, **nested(values))
     engine = build_engine(settings).engine
     assert isinstance(engine, Engine)
     return engine
@@ -88,8 +89,8 @@ def test_tokens_do_not_depend_on_what_is_cached(tiny: Path, prefix_cache: bool) 
         drawn = {"temperature": 0.8, "seed": 11}
         return [greedy(text, 9, **(drawn if i % 2 else {})) for i, text in enumerate(texts)]
 
-    alone = [ids_of(job, run(build(tiny, prefix_cache=False), [job])) for job in jobs()]
-    engine = build(tiny, prefix_cache=prefix_cache)
+    alone = [ids_of(job, run(build(tiny, kv__prefix_cache=False), [job])) for job in jobs()]
+    engine = build(tiny, kv__prefix_cache=prefix_cache)
     for _ in range(2):
         for job, expected in zip(jobs(), alone, strict=True):
             events = run(engine, [job])
@@ -143,7 +144,7 @@ def test_min_tokens_keeps_end_of_sequence_away(tiny: Path) -> None:
 
 def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:
     """WP-4: in a pool that holds one text at a time."""
-    engine = build(tiny, kv_blocks=10, max_running=2)
+    engine = build(tiny, kv__blocks=10, max_running=2)
     ids = prompt(20)
     expected_job = greedy(ids, 15)
     expected = ids_of(expected_job, run(engine, [expected_job]))
@@ -157,7 +158,9 @@ def test_blocks_that_an_abort_freed_serve_the_next_job(tiny: Path) -> None:
 
 
 def test_a_pool_smaller_than_the_context_bounds_the_context(tiny: Path) -> None:
-    settings = WorkerSettings(model_path=tiny, device="cpu", block_tokens=4, kv_blocks=10)
+    settings = WorkerSettings(
+        model_path=tiny, device="cpu", kv=KvSettings(block_tokens=4, blocks=10)
+    )
     bundle = build_engine(settings)
     assert bundle.card.context_tokens == 40
     engine = bundle.engine
@@ -166,7 +169,7 @@ def test_a_pool_smaller_than_the_context_bounds_the_context(tiny: Path) -> None:
     events = run(engine, [long, fits])
     assert end_of(long, events).code is Code.CONTEXT_OVERFLOW
     message = end_of(long, events).message
-    assert "own context is 128" in message and "raise TIDEGATE_WORKER_KV_BLOCKS" in message
+    assert "own context is 128" in message and "raise TIDEGATE_WORKER__KV__BLOCKS" in message
     assert end_of(fits, events).completion_tokens == 1
 
 

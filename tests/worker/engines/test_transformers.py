@@ -18,6 +18,7 @@ from worker.engines.stepped import SteppedEngine
 from worker.engines.transformers.backend import TransformersBackend
 from worker.engines.transformers.batches import PaddedBatch, SeparateTexts
 from worker.engines.transformers.decoder import Decoder
+from worker.environment import nested
 from worker.errors import BrokenCheckpoint, EngineMissing, UnsupportedModel
 from worker.loaded import LoadedEngine
 from worker.protocol import AbortCause, Code, Feature, FinishReason, Sampling
@@ -60,7 +61,7 @@ def settings(path: Path, **changes: object) -> WorkerSettings:
         "max_running": 3,
         "max_step_tokens": 8,
     } | changes
-    return WorkerSettings(**values)  # type: ignore[arg-type]
+    return WorkerSettings(**nested(values))
 
 
 def load(path: Path, **changes: object) -> LoadedEngine:
@@ -132,7 +133,7 @@ def test_texts_that_cannot_be_padded_are_computed_alone(
 
 def test_the_card_says_what_it_is_not(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        loaded = load(gpt2, kv_blocks=4)
+        loaded = load(gpt2, kv__blocks=4)
     card = loaded.card
     assert card.engine == "transformers" and not card.can_pause and card.can_continue
     assert {Feature.EMBEDDINGS, Feature.KV_EVENTS, Feature.PROMPT_LOGPROBS} <= set(card.lacks)
@@ -144,7 +145,7 @@ def test_the_card_says_what_it_is_not(gpt2: Path, caplog: pytest.LogCaptureFixtu
 
 def test_texts_wait_for_memory_and_all_get_their_turn(gpt2: Path) -> None:
     """A pool of one long text: in a batch, each is as wide as the widest."""
-    loaded = load(gpt2, kv_blocks=5)
+    loaded = load(gpt2, kv__blocks=5)
     engine = loaded.engine
     assert isinstance(engine, SteppedEngine)
     most = 0
@@ -249,7 +250,7 @@ def test_a_text_that_is_not_finite_ends_and_no_other(
 
 
 def test_an_architecture_of_others_is_pointed_here(gpt2: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="TIDEGATE_WORKER_ENGINE=transformers"):
+    with pytest.raises(UnsupportedModel, match="TIDEGATE_WORKER__ENGINE=transformers"):
         build_our_engine(settings(gpt2, engine="torch"))
 
 
@@ -262,7 +263,7 @@ def test_code_of_a_checkpoint_is_not_run_unasked(tmp_path: Path) -> None:
         auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"},
     )
     (path / "mine.py").write_text("raise SystemExit('it ran')")
-    with pytest.raises(UnsupportedModel, match="TIDEGATE_WORKER_TRUST_REMOTE_CODE"):
+    with pytest.raises(UnsupportedModel, match="TIDEGATE_WORKER__TRUST_REMOTE_CODE"):
         load(path)
 
 

@@ -13,7 +13,7 @@ from worker.engine.build import build_engine
 from worker.engine.engine import Engine
 from worker.loaded import LoadedEngine
 from worker.protocol import AbortCause, Code, FinishReason, Grammar, GrammarKind, Sampling
-from worker.settings import WorkerSettings
+from worker.settings import KvSettings, WorkerSettings
 
 FAR = 1e12
 WEATHER = {
@@ -36,7 +36,11 @@ def loaded() -> LoadedEngine:
 
 def build(path: Path) -> LoadedEngine:
     settings = WorkerSettings(
-        model_path=path, device="cpu", block_tokens=4, max_running=8, max_step_tokens=64
+        model_path=path,
+        device="cpu",
+        kv=KvSettings(block_tokens=4),
+        max_running=8,
+        max_step_tokens=64,
     )
     return build_engine(settings)
 

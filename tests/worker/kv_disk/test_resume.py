@@ -13,6 +13,7 @@ from tests.support.engine import end_of, ids_of
 from worker.core import Event, Job, JobFinished
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
+from worker.environment import nested
 from worker.kv_disk.background import BackgroundThread
 from worker.protocol import Sampling
 from worker.settings import WorkerSettings
@@ -35,8 +36,8 @@ class Server:
 
     def __init__(self, disk: Path | None, **changes: object) -> None:
         # What is computed anew comes in other chunks than before: the same bits in this mode only.
-        values = {"device": "cpu", "deterministic": True, "kv_disk_path": disk} | changes
-        bundle = build_engine(WorkerSettings(model_path=DEMO, **values))  # type: ignore[arg-type]
+        values = {"device": "cpu", "deterministic": True, "kv__disk_path": disk} | changes
+        bundle = build_engine(WorkerSettings(model_path=DEMO, **nested(values)))
         assert isinstance(bundle.engine, Engine)
         self.engine = bundle.engine
         self._ended = threading.Condition()
@@ -97,7 +98,7 @@ def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
     assert stats.prefill_tokens_total == len(question) - from_disk
     assert stats.disk_load_ms_total > 0 and stats.disk_failures_total == 0
 
-    cold = Server(None, prefix_cache=False)
+    cold = Server(None, kv__prefix_cache=False)
     servers.append(cold)
     assert cold.say(question) == (unbroken, 0)
 
@@ -135,7 +136,7 @@ def test_a_disk_that_broke_meanwhile_costs_only_time(
 def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("")
-    with pytest.raises(ValueError, match=r"KV_DISK_PATH.*cannot be used"):
+    with pytest.raises(ValueError, match=r"KV__DISK_PATH.*cannot be used"):
         Server(path)
 
 

@@ -75,15 +75,15 @@ def test_residents_add_up_to_the_models_at_their_precision(folders: tuple[str, s
 def test_it_is_chosen_by_settings(
     folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TIDEGATE_SLOT_CLIP_FOLDERS", ", ".join(folders))
-    monkeypatch.setenv("TIDEGATE_SLOT_CLIP_PRECISION", "fp32")
+    monkeypatch.setenv("TIDEGATE_SLOT__CLIP__FOLDERS", ", ".join(folders))
+    monkeypatch.setenv("TIDEGATE_SLOT__CLIP__PRECISION", "fp32")
     check = CHECK["clip"](CPU, SlotSettings().models)
     assert check.name == "clip" and len(check.residents()) == 2
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="TIDEGATE_SLOT_CLIP_FOLDERS must be two folders"):
-        ClipCheck(CPU, ModelOptions().clip_folders)
+    with pytest.raises(LoadError, match="TIDEGATE_SLOT__CLIP__FOLDERS must be two folders"):
+        ClipCheck(CPU, ModelOptions().clip.folders)
     with pytest.raises(BrokenCheckpoint, match="is not a folder"):
         ClipCheck(CPU, (str(tmp_path / "none"), str(tmp_path)))
     (tmp_path / "config.json").write_text('{"model_type": "siglip"}')

@@ -84,7 +84,7 @@ def test_what_stays_is_what_the_model_has(speech: KokoroSpeech) -> None:
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="TIDEGATE_SLOT_KOKORO_FOLDER is not set"):
+    with pytest.raises(LoadError, match="TIDEGATE_SLOT__KOKORO__FOLDER is not set"):
         KokoroSpeech.load(CPU, "")
     with pytest.raises(BrokenCheckpoint, match=r"config\.json, kokoro-v1_0\.pth, voices/af_heart"):
         KokoroSpeech.load(CPU, str(tmp_path))

@@ -181,7 +181,7 @@ def test_a_head_is_turned_about_x_then_y_then_z() -> None:
 
 
 def test_files_that_are_missing_are_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="TIDEGATE_SLOT_LIVEPORTRAIT_FOLDER is not set"):
+    with pytest.raises(LoadError, match="TIDEGATE_SLOT__LIVEPORTRAIT__FOLDER is not set"):
         LivePortraitVideo.load(CPU, "")
     (tmp_path / "motion_extractor.pth").write_bytes(b"")
     with pytest.raises(BrokenCheckpoint) as error:

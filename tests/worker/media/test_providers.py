@@ -49,7 +49,7 @@ async def test_a_provider_that_is_not_loaded_is_named() -> None:
 
 
 def test_settings_name_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_SLOT_PORTRAIT", "procedural, flux,procedural")
+    monkeypatch.setenv("TIDEGATE_SLOT__PORTRAIT", "procedural, flux,procedural")
     settings = read_slot_settings()
     assert settings.portrait == ("procedural", "flux") and settings.speech == ("espeak",)
 
@@ -58,7 +58,9 @@ def test_unknown_and_missing_names_are_load_errors() -> None:
     def load(*portraits: str) -> None:
         load_providers(CPU, speech=["espeak"], portrait=portraits, video=["warp"], check=["tiny"])
 
-    with pytest.raises(LoadError, match="TIDEGATE_SLOT_PORTRAIT: no provider 'x'; available: proc"):
+    with pytest.raises(
+        LoadError, match="TIDEGATE_SLOT__PORTRAIT: no provider 'x'; available: proc"
+    ):
         load("procedural", "x")
-    with pytest.raises(LoadError, match="TIDEGATE_SLOT_PORTRAIT names no provider"):
+    with pytest.raises(LoadError, match="TIDEGATE_SLOT__PORTRAIT names no provider"):
         load()

@@ -26,7 +26,7 @@ from worker.runner.memory import (
 )
 from worker.runner.out_of_memory import StepMemory
 from worker.scheduler.plan import Plan
-from worker.settings import WorkerSettings
+from worker.settings import KvSettings, MemorySettings, WorkerSettings
 
 
 @dataclass
@@ -242,28 +242,28 @@ def test_a_pool_beyond_the_hard_limit_stops_the_load(tiny: Path) -> None:
     settings = WorkerSettings(
         model_path=tiny,
         device="cpu",
-        kv_blocks=10**7,
-        memory_hard_gib=ProcessMemory().used_bytes() / GIB + 1,
+        kv=KvSettings(blocks=10**7),
+        memory=MemorySettings(hard_gib=ProcessMemory().used_bytes() / GIB + 1),
     )
-    with pytest.raises(MemoryLimitExceeded, match="KV_BLOCKS"):
+    with pytest.raises(MemoryLimitExceeded, match="KV__BLOCKS"):
         build_engine(settings)
 
 
 def test_the_pool_is_sized_to_the_hard_limit(tiny: Path) -> None:
-    def blocks(**limits: float) -> int:
+    def blocks(hard_gib: float = 0.0) -> int:
         settings = WorkerSettings(
             model_path=tiny,
             device="cpu",
             max_running=4000,
             max_step_tokens=4000,
             attention="reference",
-            **limits,  # type: ignore[arg-type]
+            memory=MemorySettings(hard_gib=hard_gib),
         )
         return build_engine(settings).engine.stats().kv_blocks_total
 
     assert blocks() == 4000 * 8
     limit = (ProcessMemory().used_bytes() + 100 * 2**20) / GIB
-    assert 2000 < blocks(memory_hard_gib=limit) < 20_000
+    assert 2000 < blocks(limit) < 20_000
 
 
 def test_a_real_step_out_of_memory_gives_the_same_tokens(
@@ -276,7 +276,7 @@ def test_a_real_step_out_of_memory_gives_the_same_tokens(
             model_path=tiny,
             device="cpu",
             attention="reference",
-            block_tokens=4,
+            kv=KvSettings(block_tokens=4),
             max_step_tokens=16,
             max_running=8,
         )
@@ -313,7 +313,9 @@ def test_a_real_step_out_of_memory_gives_the_same_tokens(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_full_gpu_leaves_the_worker_alive(tiny: Path) -> None:
     """WK-4."""
-    settings = WorkerSettings(model_path=tiny, device="cuda", kv_blocks=64, max_step_tokens=512)
+    settings = WorkerSettings(
+        model_path=tiny, device="cuda", kv=KvSettings(blocks=64), max_step_tokens=512
+    )
     engine = build_engine(settings).engine
     assert isinstance(engine, Engine)
     before = Job([5] * 100, Sampling(4), 1e12)

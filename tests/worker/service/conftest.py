@@ -10,6 +10,7 @@ from tests.support.clock import MovedClock
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call
 from worker.core import EngineService, Job, JobFinished, JobStarted, JobTokens
 from worker.engines import load_engine
+from worker.environment import nested
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.protocol import (
     PROTOCOL_VERSION,
@@ -140,7 +141,7 @@ def serving(
     ``device_fault`` for what NVIDIA's driver says."""
     engine = FakeEngine()
     values: dict[str, object] = {"model_path": "unused", "heartbeat_ms": 50}
-    settings = WorkerSettings(**(values | changes))  # type: ignore[arg-type]
+    settings = WorkerSettings(**nested(values | changes))
     clock = MovedClock()
     service = Worker(
         loaded_by(tokenizer, engine),

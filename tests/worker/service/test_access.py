@@ -74,7 +74,7 @@ def test_without_a_token_anybody_may_and_the_log_says_so_once(
         harness.send(Open(PROTOCOL_VERSION, "another", "whatever")).wait(
             lambda: True, "nothing: it is open"
         )
-        said = [r for r in caplog.records if "TIDEGATE_WORKER_LANE_TOKEN" in r.message]
+        said = [r for r in caplog.records if "TIDEGATE_WORKER__LANE_TOKEN" in r.message]
         assert [r.levelno for r in said] == [logging.WARNING]
     caplog.clear()
     with serving(tokenizer, token=TOKEN, lane_token=TOKEN):
@@ -83,7 +83,7 @@ def test_without_a_token_anybody_may_and_the_log_says_so_once(
 
 @pytest.mark.parametrize("shown", [None, "", "nearly", 7, True])
 def test_a_plain_request_shows_the_token_that_is_asked(tokenizer: Tokenizer, shown: object) -> None:
-    with serving(tokenizer, plain_token="right") as harness:
+    with serving(tokenizer, plain__token="right") as harness:
         stranger, friend = FakeResponder(), FakeResponder()
         parameters = {} if shown is None else {"token": shown}
         harness.service.accept(plain_call("ab", stranger, parameters=parameters))

@@ -12,6 +12,7 @@ import pytest
 from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, plain_call
 from tests.worker.service.conftest import Harness, loaded_by, serving
 from worker.core import Clock, Job, JobFinished
+from worker.environment import nested
 from worker.errors import BrokenCheckpoint, EngineMissing, MemoryLimitExceeded
 from worker.loaded import LoadedEngine
 from worker.protocol import (
@@ -78,7 +79,7 @@ def harness(models: Models) -> Iterator[Harness]:
 
 
 def swap(harness: Harness, name: str, grace_ms: float = 5000.0, **more: str) -> FakeResponder:
-    return harness.send(Swap({"MODEL_PATH": f"/models/{name}", **more}, grace_ms))
+    return harness.send(Swap({"model_path": f"/models/{name}", **more}, grace_ms))
 
 
 def reports(responder: FakeResponder) -> list[SwapReport]:
@@ -307,11 +308,20 @@ def test_wk7_a_lane_that_is_opened_as_the_model_changes_has_the_new_card(harness
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({}, "MODEL_PATH"),
-        ({"MODEL_NAME": "unheard"}, "knows no model"),
-        ({"MODEL_PATH": "/m", "LANE_TOKEN": "x"}, "process's own"),
-        ({"MODEL_PATH": "/m", "COLOUR": "x"}, "not a worker setting"),
-        ({"MODEL_PATH": "/m", "MAX_RUNNING": "none"}, "MAX_RUNNING"),
+        ({}, "model_path"),
+        ({"model_name": "unheard"}, "knows no model"),
+        ({"model_path": "/m", "lane_token": "x"}, "process's own"),
+        (
+            {"model_path": "/m", "plain_token": "x"},
+            "cannot set plain_token: it is the process's own",
+        ),
+        ({"model_path": "/m", "plain.token": "x"}, "process's own"),
+        ({"model_path": "/m", "colour": "x"}, "not a worker setting"),
+        ({"model_path": "/m", "kv.bloks": "1"}, "did you mean kv.blocks?"),
+        ({"model_path": "/m", "kv": "{}"}, "set kv: it is not a worker setting"),
+        ({"model_path": "/m", "KV_BLOCKS": "1"}, "this setting is now kv.blocks"),
+        ({"model_path": "/m", "max_running": "none"}, "do not fit: max_running: "),
+        ({"model_path": "/m", "kv.blocks": "none"}, "do not fit: kv.blocks: "),
     ],
 )
 def test_wk7_what_makes_no_sense_is_refused_at_once(
@@ -347,10 +357,10 @@ def test_wk7_models_that_the_settings_list_are_in_the_card_and_need_no_path(
     with _known(models, tmp_path) as harness:
         (card,) = [f.card for f in harness.lane.frames() if f.card is not None]
         assert card.loadable == (Loadable("fake", 0, 1234.5), Loadable("second", 8, 0.0))
-        assert outcome(harness.send(Swap({"MODEL_NAME": "second"}, 1000.0))).model == "second"
+        assert outcome(harness.send(Swap({"model_name": "second"}, 1000.0))).model == "second"
         card = [f.card for f in harness.lane.frames() if f.card is not None][-1]
         assert card.loadable[1] == Loadable("second", 8, 1234.5)
-        assert outcome(harness.send(Swap({"MODEL_NAME": "fake"}, 1000.0))).model == "fake"
+        assert outcome(harness.send(Swap({"model_name": "fake"}, 1000.0))).model == "fake"
 
 
 def test_wk7_a_swap_can_be_taken_back(harness: Harness, models: Models) -> None:
@@ -366,7 +376,7 @@ def test_or2_the_model_that_is_served_is_loaded_anew_only_where_that_is_asked_fo
 ) -> None:
     outcome(swap(harness, "second"))
     assert outcome(swap(harness, "second")).ms == {}
-    done = outcome(harness.send(Swap({"MODEL_NAME": "whatever"}, 1000.0, anew=True)))
+    done = outcome(harness.send(Swap({"model_name": "whatever"}, 1000.0, anew=True)))
     assert (done.model, done.was) == ("second", "second")
     assert list(done.ms) == ["check", "load", "drain", "evict", "unload"]
     assert models.asked == ["second", "second"]
@@ -376,7 +386,7 @@ def test_or2_the_model_that_is_served_is_loaded_anew_only_where_that_is_asked_fo
 
 def _settings(**changes: object) -> WorkerSettings:
     values: dict[str, object] = {"model_path": "/m", "device": "cpu"}
-    return WorkerSettings(**(values | changes))  # type: ignore[arg-type]
+    return WorkerSettings(**nested(values | changes))
 
 
 class Meter:
@@ -401,9 +411,9 @@ MIB = 2**20
         (1000, {}, True),
         (110, {}, False),
         (1000, {"swap_beside": "never"}, False),
-        (1000, {"memory_hard_gib": 0.25}, False),
+        (1000, {"memory__hard_gib": 0.25}, False),
         (10, {}, MemoryLimitExceeded),
-        (1000, {"memory_hard_gib": 0.15}, MemoryLimitExceeded),
+        (1000, {"memory__hard_gib": 0.15}, MemoryLimitExceeded),
     ],
 )
 def test_wk7_both_are_held_only_where_memory_allows(
@@ -424,10 +434,11 @@ def test_wk7_both_are_held_only_where_memory_allows(
 
 
 def test_wk7_a_swap_changes_what_it_names_and_nothing_else() -> None:
-    started = _settings(max_running=3, model_name="first")
-    target = swap_checks.target_settings(started, {"MODEL_PATH": "/other", "KV_BLOCKS": "9"})
-    assert (target.max_running, target.kv_blocks, target.model_name) == (3, 9, "")
-    back = swap_checks.target_settings(started, {"MODEL_NAME": "first"})
+    started = _settings(max_running=3, model_name="first", kv__prefix_cache=False)
+    target = swap_checks.target_settings(started, {"model_path": "/other", "kv.blocks": "9"})
+    assert (target.max_running, target.kv.blocks, target.model_name) == (3, 9, "")
+    assert not target.kv.prefix_cache
+    back = swap_checks.target_settings(started, {"model_name": "first"})
     assert back == started
     assert msgspec.to_builtins(back.model_path.name) == "m"
 

@@ -2,7 +2,7 @@
 
 - ``gguf_file``   a file's metadata, its split parts, its digest
 - ``vocabulary``  the GGUF's vocabulary as a ``tokenizer.json``
-- ``options``     ``TIDEGATE_WORKER_ENGINE_ARGS``, checked
+- ``options``     ``TIDEGATE_WORKER__ENGINE_ARGS``, checked
 - ``library``     the C functions, of one build of llama.cpp
 - ``model``       a loaded model with its KV cells: batches in, logits out
 - ``sequences``   which job has which of llama.cpp's sequences; what idle ones still hold

@@ -29,7 +29,7 @@ from worker.models.load_timing import LoadTiming
 from worker.protocol.grammar_source import library_version as grammar_version
 from worker.runner.memory import text_limits
 from worker.sampling.sampler import Sampler
-from worker.settings import WorkerSettings
+from worker.settings import WorkerSettings, variable
 from worker.text import Tokenizer
 
 _MOST_SEQUENCES: Final = 256
@@ -55,7 +55,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
         raise DeviceUnavailable(
             "device 'cuda' cannot be used: the wheel of xllamacpp on PyPI computes on the CPU;"
             " install the same version's CUDA wheel from that project's own index, or ask for the"
-            " CPU: tidegate up --device cpu, or TIDEGATE_WORKER_DEVICE=cpu"
+            " CPU: tidegate up --device cpu, or TIDEGATE_WORKER__DEVICE=cpu"
         )
     path = find_gguf(settings.model_path)
     file = GgufFile(path)
@@ -68,20 +68,20 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
 
 def _check(settings: WorkerSettings) -> None:
     """Raise ``ValueError`` for settings of our own engine that llama.cpp cannot honour."""
-    text_limits(settings.memory_soft_gib, settings.memory_hard_gib)
+    text_limits(settings.memory.soft_gib, settings.memory.hard_gib)
     refused = {
-        "DETERMINISTIC": (settings.deterministic, "its sums depend on what else is in a step"),
-        "KV_DISK_PATH": (settings.kv_disk_path is not None, "its KV is kept in memory only"),
-        "QUANTIZE": (settings.quantize != "none", "the file says how its weights are rounded"),
-        "DTYPE": (settings.dtype != "auto", "the file says of what type its weights are"),
-        "ATTENTION": (settings.attention != "auto", "it has its own; see flash_attn"),
+        "deterministic": (settings.deterministic, "its sums depend on what else is in a step"),
+        "kv.disk_path": (settings.kv.disk_path is not None, "its KV is kept in memory only"),
+        "quantize": (settings.quantize != "none", "the file says how its weights are rounded"),
+        "dtype": (settings.dtype != "auto", "the file says of what type its weights are"),
+        "attention": (settings.attention != "auto", "it has its own; see flash_attn"),
     }
     for name, (is_set, why) in refused.items():
         if is_set:
-            raise ValueError(f"TIDEGATE_WORKER_{name} is not for the llamacpp engine: {why}")
+            raise ValueError(f"{variable(name)} is not for the llamacpp engine: {why}")
     if settings.max_running > _MOST_SEQUENCES:
         raise ValueError(
-            f"TIDEGATE_WORKER_MAX_RUNNING={settings.max_running}: llama.cpp was built for"
+            f"TIDEGATE_WORKER__MAX_RUNNING={settings.max_running}: llama.cpp was built for"
             f" {_MOST_SEQUENCES} sequences at most"
         )
 
@@ -133,7 +133,7 @@ def _assemble(
             settings.max_running,
             context.cells,
             unified=options.kv_unified is not False,
-            reuse=settings.prefix_cache and model.keeps_prefixes,
+            reuse=settings.kv.prefix_cache and model.keeps_prefixes,
         )
         context_tokens = min(model.trained_context, sequences.longest, context.sequence_cells)
         _prepare_sampling()
@@ -145,7 +145,7 @@ def _assemble(
             max_tokens=context_tokens,
         )
         limits = Limits(
-            settings.block_tokens, settings.max_step_tokens, settings.max_stall_ms / 1e3
+            settings.kv.block_tokens, settings.max_step_tokens, settings.max_stall_ms / 1e3
         )
         card = model_card(
             settings,
@@ -229,12 +229,12 @@ def _tokenizer(
             stated,
             template,
             eos,
-            special_in_prompts=settings.special_tokens_in_prompts,
+            special_in_prompts=settings.plain.special_tokens,
         )
     except Exception as error:  # whatever is in a file that somebody made
         raise TokenizerError(
             f"{file.path}: the tokenizer in it cannot be read ({error}); name a folder with the"
-            " original one: TIDEGATE_WORKER_ENGINE_ARGS='tokenizer=FOLDER'"
+            " original one: TIDEGATE_WORKER__ENGINE_ARGS='tokenizer=FOLDER'"
         ) from error
 
 
@@ -265,7 +265,7 @@ def _check_vocabulary(
         if tokenizer.encode(probe, add_special_tokens=False) != model.tokenize(probe):
             model_log.warning(
                 "%s: prompts may be cut into other tokens here than by llama.cpp (%r is); the"
-                " model's original tokenizer is better: TIDEGATE_WORKER_ENGINE_ARGS="
+                " model's original tokenizer is better: TIDEGATE_WORKER__ENGINE_ARGS="
                 "'tokenizer=FOLDER'",
                 file.path,
                 probe,

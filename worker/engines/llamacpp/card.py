@@ -58,7 +58,7 @@ def model_card(
         special_tokens=tokenizer.special_tokens,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_ids=eos,
-        block_tokens=settings.block_tokens,
+        block_tokens=settings.kv.block_tokens,
         hash_salt=bytes.fromhex(model_digest),
         engine=settings.engine,
         engine_version=f"{version_of('tidegate')}, {library_version()}",

@@ -113,7 +113,7 @@ def _check(folder: Path, config: ModelConfig) -> None:
             raise UnsupportedModel(
                 f"{folder}: llama.cpp does not heed {field} of the rope settings in config.json for"
                 f" {config.architecture}, and would give other texts; serve the folder itself with"
-                " TIDEGATE_WORKER_ENGINE=torch"
+                " TIDEGATE_WORKER__ENGINE=torch"
             )
     with Checkpoint(folder) as checkpoint:
         # llama.cpp replaces some missing tensors silently: a missing head by the embedding.

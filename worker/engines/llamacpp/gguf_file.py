@@ -100,12 +100,12 @@ def find_gguf(path: Path) -> Path:
         raise BrokenCheckpoint(
             f"{path} has no {SUFFIX} file, which the llamacpp engine needs; for a Hugging Face"
             " checkpoint: python -m worker.engines.llamacpp.convert FOLDER FILE.gguf, or"
-            " TIDEGATE_WORKER_ENGINE=torch"
+            " TIDEGATE_WORKER__ENGINE=torch"
         )
     names = ", ".join(model.name for model in models[:3])
     raise BrokenCheckpoint(
         f"{path} has {len(models)} models in GGUF ({names}{', …' * (len(models) > 3)}); name one of"
-        " the files as TIDEGATE_WORKER_MODEL_PATH"
+        " the files as TIDEGATE_WORKER__MODEL_PATH"
     )
 
 

@@ -159,7 +159,7 @@ class Context:
             raise MemoryError(
                 f"llama.cpp has no memory for {shape.cells} KV cells beside the weights, or cannot"
                 f" have them as type_k={options.type_k}, type_v={options.type_v}: its own words are"
-                " in the log above; set TIDEGATE_WORKER_KV_BLOCKS or TIDEGATE_WORKER_MAX_RUNNING"
+                " in the log above; set TIDEGATE_WORKER__KV__BLOCKS or TIDEGATE_WORKER__MAX_RUNNING"
                 " lower"
             )
         self._model = model

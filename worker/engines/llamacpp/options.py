@@ -1,4 +1,4 @@
-"""Reads and checks ``TIDEGATE_WORKER_ENGINE_ARGS``: llama.cpp's settings by its own names."""
+"""Reads and checks ``TIDEGATE_WORKER__ENGINE_ARGS``: llama.cpp's settings by its own names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -72,13 +72,13 @@ def read_options(stated: Mapping[str, str]) -> Options:
             near = get_close_matches(name, readers, 1)
             meant = f"did you mean {near[0]}? It" if near else "it"
             raise ValueError(
-                f"TIDEGATE_WORKER_ENGINE_ARGS: the llamacpp engine has no {name!r}; {meant} takes"
+                f"TIDEGATE_WORKER__ENGINE_ARGS: the llamacpp engine has no {name!r}; {meant} takes"
                 f" {', '.join(readers)}"
             )
         try:
             found[name] = readers[name](text)
         except ValueError as error:
-            raise ValueError(f"TIDEGATE_WORKER_ENGINE_ARGS: {name}={text!r}: {error}") from None
+            raise ValueError(f"TIDEGATE_WORKER__ENGINE_ARGS: {name}={text!r}: {error}") from None
     return Options(**found)
 
 

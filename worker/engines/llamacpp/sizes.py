@@ -33,15 +33,15 @@ def context_shape(
     context = model.trained_context
     per_cell = cell_bytes(file, options)
     wanted = max(context, settings.max_running * min(context, _USUAL_TEXT))
-    if settings.kv_blocks:
-        cells = settings.kv_blocks * settings.block_tokens
+    if settings.kv.blocks:
+        cells = settings.kv.blocks * settings.kv.block_tokens
     else:
         budget = _budget(settings, context * per_cell, on_gpu)
         cells = wanted if budget is None else min(wanted, budget // per_cell)
     if cells < settings.max_running:
         raise MemoryError(
             f"no memory is left for {settings.max_running} KV cells of {per_cell} bytes; free some,"
-            " or set TIDEGATE_WORKER_KV_BLOCKS to what it must hold all the same"
+            " or set TIDEGATE_WORKER__KV__BLOCKS to what it must hold all the same"
         )
     return ContextShape(
         cells=cells,
@@ -90,6 +90,6 @@ def _budget(settings: WorkerSettings, context_bytes: int, on_gpu: bool) -> int |
         return int(torch.cuda.mem_get_info()[0] * _GPU_SHARE)
     memory = ProcessMemory()
     share = cpu_pool_bytes(memory.free_bytes(), settings.instances, context_bytes)
-    limits = text_limits(settings.memory_soft_gib, settings.memory_hard_gib)
+    limits = text_limits(settings.memory.soft_gib, settings.memory.hard_gib)
     allowed = pool_bytes(text_guard(memory, limits))
     return share if allowed is None else min(share, allowed)

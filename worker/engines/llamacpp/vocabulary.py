@@ -82,7 +82,7 @@ def build_tokenizer(file: GgufFile) -> bytes:
 
 
 _ELSEWHERE: Final = (
-    "name a folder with {} (tokenizer.json): TIDEGATE_WORKER_ENGINE_ARGS='tokenizer=FOLDER'"
+    "name a folder with {} (tokenizer.json): TIDEGATE_WORKER__ENGINE_ARGS='tokenizer=FOLDER'"
 )
 
 

@@ -62,7 +62,7 @@ def _build(settings: WorkerSettings, clock: Clock) -> LoadedEngine:
         tokenizer = Tokenizer.from_directory(
             settings.model_path,
             facts.eos_token_ids,
-            special_in_prompts=settings.special_tokens_in_prompts,
+            special_in_prompts=settings.plain.special_tokens,
         )
     eos = end_tokens(settings.model_path, facts, tokenizer)
     with timing.timed("digest"):
@@ -91,7 +91,7 @@ def _build(settings: WorkerSettings, clock: Clock) -> LoadedEngine:
     limits = BackendLimits(
         settings.max_running,
         pool_tokens,
-        settings.block_tokens,
+        settings.kv.block_tokens,
         settings.max_step_tokens if is_batched else 0,
     )
     grammars = build_compiler(tokenizer.json, facts.vocab_size, eos)
@@ -208,8 +208,8 @@ def _pool_tokens(
     settings: WorkerSettings, facts: Facts, device: torch.device, token_bytes: int
 ) -> int:
     """Tokens that all texts together may hold; at least one block."""
-    if settings.kv_blocks:
-        return settings.kv_blocks * settings.block_tokens
+    if settings.kv.blocks:
+        return settings.kv.blocks * settings.kv.block_tokens
     if device.type == "cuda":
         share = int(CudaMemory(device.index).free_bytes() * _CUDA_POOL_SHARE)
     else:
@@ -217,7 +217,7 @@ def _pool_tokens(
         free = ProcessMemory().free_bytes()
         share = cpu_pool_bytes(free, settings.instances, context_bytes)
     wanted = settings.max_running * facts.context_tokens
-    return max(settings.block_tokens, min(wanted, share // token_bytes))
+    return max(settings.kv.block_tokens, min(wanted, share // token_bytes))
 
 
 def _digest(settings: WorkerSettings, dtype: str, is_batched: bool) -> str:

@@ -19,7 +19,7 @@ _NO_CONTEXT: Final = 8192
 """Context in tokens for architectures whose configuration names none (they have no positions)."""
 _CODE: Final = (
     "its repository brings code of its own, which would run here with all that this process may do;"
-    " where you trust it, set TIDEGATE_WORKER_TRUST_REMOTE_CODE=true"
+    " where you trust it, set TIDEGATE_WORKER__TRUST_REMOTE_CODE=true"
 )
 
 

@@ -1,4 +1,4 @@
-"""Turns our settings and ``TIDEGATE_WORKER_ENGINE_ARGS`` into vLLM's ``EngineArgs``."""
+"""Turns our settings and ``TIDEGATE_WORKER__ENGINE_ARGS`` into vLLM's ``EngineArgs``."""
 
 import json
 import secrets
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
 from worker.errors import BrokenCheckpoint
-from worker.settings import WorkerSettings
+from worker.settings import WorkerSettings, variable
 
 _STEP_TOKENS: Final = 2048
 """Tokens of a step (vLLM's default for small GPUs) unless our ``max_step_tokens`` is set."""
@@ -29,42 +29,42 @@ _OURS: Final = frozenset(
 def check_settings(settings: WorkerSettings) -> None:
     """Raise ``ValueError`` for settings of our own engine that vLLM cannot honour."""
     refused = {
-        "DETERMINISTIC": (settings.deterministic, "its sums depend on what else is in a step"),
-        "KV_DISK_PATH": (settings.kv_disk_path is not None, "it has KV connectors of its own"),
-        "QUANTIZE": (
+        "deterministic": (settings.deterministic, "its sums depend on what else is in a step"),
+        "kv.disk_path": (settings.kv.disk_path is not None, "it has KV connectors of its own"),
+        "quantize": (
             settings.quantize != "none",
-            "set TIDEGATE_WORKER_ENGINE_ARGS='quantization=…', as vLLM names it",
+            "set TIDEGATE_WORKER__ENGINE_ARGS='quantization=…', as vLLM names it",
         ),
-        "ATTENTION": (
+        "attention": (
             settings.attention != "auto",
-            "set TIDEGATE_WORKER_ENGINE_ARGS='attention_backend=…', as vLLM names it",
+            "set TIDEGATE_WORKER__ENGINE_ARGS='attention_backend=…', as vLLM names it",
         ),
     }
     for name, (is_set, why) in refused.items():
         if is_set:
-            raise ValueError(f"TIDEGATE_WORKER_{name} is not for the vllm engine: {why}")
+            raise ValueError(f"{variable(name)} is not for the vllm engine: {why}")
 
 
 def defaults(settings: WorkerSettings) -> dict[str, str]:
     """Our settings by vLLM's names, as text."""
-    stated = settings.model_fields_set
-    step_tokens = settings.max_step_tokens if "max_step_tokens" in stated else _STEP_TOKENS
+    is_stated = "max_step_tokens" in settings.model_fields_set
+    step_tokens = settings.max_step_tokens if is_stated else _STEP_TOKENS
     found = {
         # vLLM's default seeds the whole process with 0: every start would draw the same texts.
         "seed": str(secrets.randbelow(2**31)),
         "max_num_seqs": str(settings.max_running),
         "max_num_batched_tokens": str(max(step_tokens, settings.max_running)),
         "max_model_len": "-1",  # as long as the model's context, or what its memory holds of it
-        "enable_prefix_caching": json.dumps(settings.prefix_cache),
+        "enable_prefix_caching": json.dumps(settings.kv.prefix_cache),
         # Where memory is short the job with the latest deadline gives way.
         "scheduling_policy": "priority",
     }
     if settings.dtype != "auto":
         found["dtype"] = settings.dtype
-    if "block_tokens" in stated:
-        found["block_size"] = str(settings.block_tokens)
-    if settings.kv_blocks:
-        found["num_gpu_blocks_override"] = str(settings.kv_blocks)
+    if "block_tokens" in settings.kv.model_fields_set:
+        found["block_size"] = str(settings.kv.block_tokens)
+    if settings.kv.blocks:
+        found["num_gpu_blocks_override"] = str(settings.kv.blocks)
     return found
 
 
@@ -76,7 +76,7 @@ def engine_args(settings: WorkerSettings) -> Any:
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
-            raise ValueError(f"TIDEGATE_WORKER_ENGINE_ARGS: vLLM says: {message}")
+            raise ValueError(f"TIDEGATE_WORKER__ENGINE_ARGS: vLLM says: {message}")
 
     parser = EngineArgs.add_cli_args(Parser(add_help=False))
     flags = {action.dest: list(action.option_strings) for action in parser._actions}
@@ -97,7 +97,7 @@ def engine_config(settings: WorkerSettings) -> Any:
     if not (settings.model_path / "config.json").is_file():
         raise BrokenCheckpoint(f"{settings.model_path}: no checkpoint, it has no config.json")
     args = engine_args(settings)
-    if settings.prefix_cache:
+    if settings.kv.prefix_cache:
         args.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     try:
         return args.create_engine_config()
@@ -110,12 +110,12 @@ def check_names(stated: Mapping[str, str], known: Mapping[str, list[str]]) -> No
     for name in stated:
         if name in _OURS:
             raise ValueError(
-                f"TIDEGATE_WORKER_ENGINE_ARGS: {name} is Tidegate's to set; leave it out"
+                f"TIDEGATE_WORKER__ENGINE_ARGS: {name} is Tidegate's to set; leave it out"
             )
         if name not in known:
             near = get_close_matches(name, list(known), 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"TIDEGATE_WORKER_ENGINE_ARGS: vLLM has no argument {name}{hint}")
+            raise ValueError(f"TIDEGATE_WORKER__ENGINE_ARGS: vLLM has no argument {name}{hint}")
 
 
 def command_line(stated: Mapping[str, str], flags: Mapping[str, list[str]]) -> list[str]:

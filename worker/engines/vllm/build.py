@@ -66,7 +66,7 @@ def _build(
     with timing.timed("tokenizer"):
         stated = end_tokens(path, getattr(model.hf_config, "eos_token_id", None), vocab_size)
         tokenizer = Tokenizer.from_directory(
-            path, stated, special_in_prompts=settings.special_tokens_in_prompts
+            path, stated, special_in_prompts=settings.plain.special_tokens
         )
         eos = with_own_end(stated, tokenizer, vocab_size)
         speculates = config.speculative_config is not None

@@ -53,7 +53,7 @@ def load_library(settings: WorkerSettings) -> None:
         raise DeviceUnavailable(
             f"device {settings.device!r} cannot be used: the vLLM that is installed"
             f" ({library_version()}) was built for {current_platform.device_type}; pip install"
-            f" {wheel}, or ask for the other device (TIDEGATE_WORKER_DEVICE)"
+            f" {wheel}, or ask for the other device (TIDEGATE_WORKER__DEVICE)"
         )
 
 

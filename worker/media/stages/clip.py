@@ -29,7 +29,7 @@ from worker.media.stages.checkpoint import (
 
 SCALE = 2.5
 """CLIPScore's ``w``."""
-SETTING = "TIDEGATE_SLOT_CLIP_FOLDERS"
+SETTING = "TIDEGATE_SLOT__CLIP__FOLDERS"
 _FILES = (
     "config.json",
     "preprocessor_config.json",

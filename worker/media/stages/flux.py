@@ -26,7 +26,7 @@ from worker.protocol.clips.recipe import Recipe
 FluxPrecision = Literal["fp32", "bf16", "fp8", "nf4"]
 TextPlace = Literal["offload", "resident", "cpu"]
 
-SETTING = "TIDEGATE_SLOT_FLUX_FOLDER"
+SETTING = "TIDEGATE_SLOT__FLUX__FOLDER"
 FRAMING = (
     "Portrait photograph of one person, head and shoulders, centred, facing the camera, mouth"
     " closed, eyes open. "
@@ -237,7 +237,7 @@ def _place(pictures: Any, device: torch.device, options: FluxOptions) -> Any:
     if is_quantised and options.precision != "nf4":
         raise LoadError(
             f"{SETTING} has a transformer that is quantised already: set"
-            " TIDEGATE_SLOT_FLUX_PRECISION=nf4, which takes it as it is"
+            " TIDEGATE_SLOT__FLUX__PRECISION=nf4, which takes it as it is"
         )
     if options.precision == "fp8":
         transformer.enable_layerwise_casting(

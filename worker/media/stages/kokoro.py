@@ -23,7 +23,7 @@ from worker.media.stages.scripts import require_sayable
 from worker.protocol.clips.errors import RecipeError
 from worker.protocol.clips.recipe import Recipe
 
-SETTING = "TIDEGATE_SLOT_KOKORO_FOLDER"
+SETTING = "TIDEGATE_SLOT__KOKORO__FOLDER"
 DEFAULT_VOICE = "af_heart"
 LANGUAGES: Mapping[str, str] = {
     "a": "en-us",

@@ -1,25 +1,70 @@
-"""Folders and precisions of providers' weights; one field for each setting ``TIDEGATE_SLOT_…`` of
-the same name."""
+"""Folders and precisions of providers' weights: the sections of the slot model's settings that are
+named like providers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
+from pydantic import AfterValidator
+
+from worker.environment import Names, Section
 from worker.media.stages.checkpoint import Precision
 from worker.media.stages.flux import FluxPrecision, TextPlace
 
 
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+DistinctNames = Annotated[Names, AfterValidator(_distinct)]
+"""Names, each counted once."""
+
+
+class KokoroSettings(Section):
+    """The speech provider of that name."""
+
+    folder: str = ""
+    """Folder with its weights; empty for none."""
+
+
+class FluxSettings(Section):
+    """The portrait provider of that name."""
+
+    folder: str = ""
+    """Folder with its weights; empty for none."""
+    precision: FluxPrecision = "nf4"
+    """Precision of its transformer."""
+    text: TextPlace = "offload"
+    """Place of its text encoders: in host memory, passing through the device layer by layer
+    (``offload``), on the device (``resident``), or on the ``cpu``, where they run."""
+
+
+class LivePortraitSettings(Section):
+    """The video provider of that name."""
+
+    folder: str = ""
+    """Folder with its weights; empty for none."""
+    precision: Precision = "fp16"
+    """Precision of its networks, keypoints aside."""
+
+
+class ClipSettings(Section):
+    """The check of that name."""
+
+    folders: DistinctNames = ()
+    """Folders with the weights of two models, separated by a comma: the one that weighs 0.4, then
+    the one that weighs 0.6."""
+    precision: Precision = "fp16"
+    """Precision of both models."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Folders and precisions of providers' weights. Folders are local; "" is none."""
+    """What every provider with weights is told about them."""
 
-    kokoro_folder: str = ""
-    flux_folder: str = ""
-    flux_precision: FluxPrecision = "nf4"
-    flux_text: TextPlace = "offload"
-    liveportrait_folder: str = ""
-    liveportrait_precision: Precision = "fp16"
-    clip_folders: tuple[str, ...] = ()
-    """Two folders: the model that weighs 0.4, then the one that weighs 0.6."""
-    clip_precision: Precision = "fp16"
+    kokoro: KokoroSettings = field(default_factory=KokoroSettings)
+    flux: FluxSettings = field(default_factory=FluxSettings)
+    liveportrait: LivePortraitSettings = field(default_factory=LivePortraitSettings)
+    clip: ClipSettings = field(default_factory=ClipSettings)
 
 
 DEFAULT_OPTIONS = ModelOptions()

@@ -32,25 +32,25 @@ P = TypeVar("P", bound=Provider)
 
 SPEECH: Mapping[str, Callable[[torch.device, ModelOptions], SpeechProvider]] = {
     "espeak": lambda device, options: EspeakSpeech(),
-    "kokoro": lambda device, options: KokoroSpeech.load(device, options.kokoro_folder),
+    "kokoro": lambda device, options: KokoroSpeech.load(device, options.kokoro.folder),
 }
 PORTRAIT: Mapping[str, Callable[[torch.device, ModelOptions], PortraitProvider]] = {
     "procedural": lambda device, options: ProceduralPortrait(),
     "flux": lambda device, options: FluxPortrait.load(
         device,
-        options.flux_folder,
-        FluxOptions(options.flux_precision, options.flux_text),
+        options.flux.folder,
+        FluxOptions(options.flux.precision, options.flux.text),
     ),
 }
 VIDEO: Mapping[str, Callable[[torch.device, ModelOptions], VideoProvider]] = {
     "warp": lambda device, options: WarpVideo(),
     "liveportrait": lambda device, options: LivePortraitVideo.load(
-        device, options.liveportrait_folder, options.liveportrait_precision
+        device, options.liveportrait.folder, options.liveportrait.precision
     ),
 }
 CHECK: Mapping[str, Callable[[torch.device, ModelOptions], CheckProvider]] = {
     "tiny": lambda device, options: TinyClipCheck(device),
-    "clip": lambda device, options: ClipCheck(device, options.clip_folders, options.clip_precision),
+    "clip": lambda device, options: ClipCheck(device, options.clip.folders, options.clip.precision),
 }
 
 
@@ -137,10 +137,10 @@ def load_stages(
 def _check_names(setting: str, names: Sequence[str], known: Mapping[str, object]) -> None:
     there = ", ".join(known)
     if not names:
-        raise LoadError(f"TIDEGATE_SLOT_{setting} names no provider; available: {there}")
+        raise LoadError(f"TIDEGATE_SLOT__{setting} names no provider; available: {there}")
     for name in names:
         if name not in known:
-            raise LoadError(f"TIDEGATE_SLOT_{setting}: no provider {name!r}; available: {there}")
+            raise LoadError(f"TIDEGATE_SLOT__{setting}: no provider {name!r}; available: {there}")
 
 
 def _choose(loaded: Mapping[str, P], field: str, name: str) -> P:

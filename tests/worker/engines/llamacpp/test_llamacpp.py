@@ -34,6 +34,7 @@ from worker.engines.llamacpp.model import (
     StepAborted,
 )
 from worker.engines.llamacpp.options import Options
+from worker.environment import nested
 from worker.errors import BrokenCheckpoint, DeviceUnavailable, EngineMissing
 from worker.loaded import LoadedEngine
 from worker.protocol import AbortCause, Feature, FinishReason, Grammar, GrammarKind, Sampling
@@ -73,10 +74,10 @@ def settings(file: Path, **changes: Any) -> WorkerSettings:
         "device": "cpu",
         "max_running": 6,
         "max_step_tokens": 32,
-        "kv_blocks": 128,
+        "kv__blocks": 128,
         "engine_args": {"type_k": "f32", "type_v": "f32"},
     }
-    return WorkerSettings(**values | changes)
+    return WorkerSettings(**nested(values | changes))
 
 
 class Run:
@@ -212,7 +213,7 @@ def test_a_conversation_is_not_read_twice(run: Run, demo_gguf: Path) -> None:
     run.wait(again)
     known = len(prompt) + len(answer) - 1  # the last one drawn was never computed
     assert run.ends[again].cached_tokens >= known
-    fresh = Run(build_engine(settings(demo_gguf, prefix_cache=False)))
+    fresh = Run(build_engine(settings(demo_gguf, kv__prefix_cache=False)))
     other = fresh.submit([*prompt, *answer, *prompt], max_tokens=6)
     assert fresh.wait(other) == [run.texts[again]]
     assert fresh.ends[other].cached_tokens == 0
@@ -354,10 +355,10 @@ def test_another_build_of_llama_cpp_is_refused(monkeypatch: pytest.MonkeyPatch) 
     ("changes", "error", "problem"),
     [
         ({"device": "cuda"}, DeviceUnavailable, "computes on the CPU"),
-        ({"deterministic": True}, ValueError, "TIDEGATE_WORKER_DETERMINISTIC is not for"),
-        ({"quantize": "int8"}, ValueError, "TIDEGATE_WORKER_QUANTIZE is not for"),
+        ({"deterministic": True}, ValueError, "TIDEGATE_WORKER__DETERMINISTIC is not for"),
+        ({"quantize": "int8"}, ValueError, "TIDEGATE_WORKER__QUANTIZE is not for"),
         ({"max_running": 300}, ValueError, "256 sequences at most"),
-        ({"kv_blocks": 0, "max_running": 200, "memory_hard_gib": 1e-6}, MemoryError, "KV cells"),
+        ({"kv__blocks": 0, "max_running": 200, "memory__hard_gib": 1e-6}, MemoryError, "KV cells"),
         ({"engine_args": {"n_gpu_layer": "1"}}, ValueError, "did you mean n_gpu_layers"),
     ],
 )

@@ -48,7 +48,7 @@ def test_every_kind_of_value_is_read() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(stated: dict[str, str], problem: str) -> None:
-    with pytest.raises(ValueError, match=f"TIDEGATE_WORKER_ENGINE_ARGS.*{problem}"):
+    with pytest.raises(ValueError, match=f"TIDEGATE_WORKER__ENGINE_ARGS.*{problem}"):
         read_options(stated)
 
 

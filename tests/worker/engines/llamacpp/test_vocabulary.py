@@ -130,7 +130,7 @@ def test_the_original_is_believed(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_named_with_the_way_round_it(tmp_path: Path) -> None:
-    way = "TIDEGATE_WORKER_ENGINE_ARGS='tokenizer=FOLDER'"
+    way = "TIDEGATE_WORKER__ENGINE_ARGS='tokenizer=FOLDER'"
     with pytest.raises(UnsupportedModel, match=rf"pre='tekken'\) is not known.*{way}"):
         built(tmp_path, byte_level() | {"tokenizer.ggml.pre": "tekken"})
     with pytest.raises(UnsupportedModel, match=rf"model='t5' is not read.*{way}"):

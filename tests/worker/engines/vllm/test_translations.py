@@ -18,6 +18,7 @@ from worker.engines.vllm.grammar import GrammarState, end_mask
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
 from worker.engines.vllm.requests import MOST_STOP_TOKENS, priority_of, sampling_values
 from worker.engines.vllm.results import token_logprobs
+from worker.environment import nested
 from worker.errors import EngineMissing, InvalidCall
 from worker.grammar.constraint import Constraint
 from worker.protocol import Feature, KvReport, Sampling
@@ -33,7 +34,7 @@ FLAGS = {
 
 
 def settings(**values: Any) -> WorkerSettings:
-    return WorkerSettings(model_path=Path("/m"), engine="vllm", device="cpu", **values)
+    return WorkerSettings(model_path=Path("/m"), engine="vllm", device="cpu", **nested(values))
 
 
 def values_of(**asked: Any) -> dict[str, Any]:
@@ -135,14 +136,14 @@ def test_unknown_and_reserved_engine_args_are_refused_by_name() -> None:
 
 
 def test_settings_that_would_mean_nothing_are_refused() -> None:
-    for name, value in {"deterministic": True, "quantize": "int8"}.items():
-        with pytest.raises(ValueError, match=f"TIDEGATE_WORKER_{name.upper()} is not for"):
+    for name, value in {"deterministic": True, "quantize": "int8", "kv__disk_path": "/kv"}.items():
+        with pytest.raises(ValueError, match=f"TIDEGATE_WORKER__{name.upper()} is not for"):
             check_settings(settings(**{name: value}))
     check_settings(settings())
 
 
 def test_the_workers_limits_are_vllms_unless_it_is_told_otherwise() -> None:
-    found = defaults(settings(max_running=7, kv_blocks=40, block_tokens=32, dtype="float32"))
+    found = defaults(settings(max_running=7, kv__blocks=40, kv__block_tokens=32, dtype="float32"))
     assert found["max_num_seqs"] == "7"
     assert (found["num_gpu_blocks_override"], found["block_size"]) == ("40", "32")
     assert found["dtype"] == "float32"

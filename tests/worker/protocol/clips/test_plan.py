@@ -6,7 +6,7 @@ from worker.errors import MemoryLimitExceeded
 from worker.media.check import judge, keyframes_of
 from worker.media.memory import CountedMemory, ResidencyPlan, Resident, slot_guard, slots_within
 from worker.media.stages.base import ModelScore
-from worker.memory import GB, MemoryLimits
+from worker.memory import MemoryLimits
 from worker.protocol.clips.budgets import BUDGETS, Stage, StageTimes, backoffs
 from worker.protocol.clips.plan import ClipPlan, asked_for, fit
 from worker.protocol.clips.recipe import read_recipe
@@ -112,15 +112,15 @@ def test_memory_warns_once_and_refuses_beyond_its_hard_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     used = [10]
-    guard = slot_guard(CountedMemory(lambda: used[0]), MemoryLimits(15, 20, GB))
+    guard = slot_guard(CountedMemory(lambda: used[0]), MemoryLimits(15, 20))
     guard.check(what="video")
     guard.check(6, "video")
     guard.check(6, "video")
     assert [r.levelname for r in caplog.records] == ["WARNING"]
-    with pytest.raises(MemoryLimitExceeded, match=r"\(video\): .* GB of .*TIDEGATE_SLOT_SLOTS"):
+    with pytest.raises(MemoryLimitExceeded, match=r"\(video\): .* GiB of .*TIDEGATE_SLOT__SLOTS"):
         guard.check(11, "video")
     with pytest.raises(ValueError, match=r"soft \(2\) is beyond hard"):
-        MemoryLimits.of(2, 1, unit=GB, settings=("soft", "hard"))
+        MemoryLimits.of(2, 1, settings=("soft", "hard"))
 
 
 def test_the_residency_plan_adds_up() -> None:
@@ -154,4 +154,4 @@ def test_as_many_slots_as_there_is_memory_for(
     hard_bytes: int, slots: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert slots_within(4, models_bytes=20, slot_bytes=20, hard_bytes=hard_bytes) == slots
-    assert ("lower TIDEGATE_SLOT_SLOTS" in caplog.text) == (slots < 4)
+    assert ("lower TIDEGATE_SLOT__SLOTS" in caplog.text) == (slots < 4)

@@ -20,7 +20,7 @@ from worker.media.stages.liveportrait.networks import (
     Warping,
 )
 
-SETTING = "TIDEGATE_SLOT_LIVEPORTRAIT_FOLDER"
+SETTING = "TIDEGATE_SLOT__LIVEPORTRAIT__FOLDER"
 FILES = {
     "appearance": "appearance_feature_extractor",
     "motion": "motion_extractor",

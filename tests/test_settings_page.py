@@ -1,0 +1,23 @@
+"""docs/settings.md is the page of every setting that users need, and is up to date."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from orchestrator.settings import KeySettings, Settings
+from tools.settings_page import page, rows_of
+from worker.media.settings import SlotSettings
+from worker.settings import WorkerSettings
+
+PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text() == page(), "run python -m tools.settings_page > docs/settings.md"
+
+
+@pytest.mark.parametrize("kind", [Settings, KeySettings, WorkerSettings, SlotSettings])
+def test_every_setting_says_what_it_is(kind: type[BaseModel]) -> None:
+    lacking = [row.name for row in rows_of(kind) if not row.meaning.endswith((".", ")"))]
+    assert not lacking, "a docstring of one sentence or more is needed"

@@ -1,0 +1,169 @@
+"""Settings of the worker and of the slot model: one naming rule, and answers to whoever errs."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from pydantic_settings import BaseSettings
+
+from worker.environment import fields_of, names_of, nested
+from worker.media import settings as slot
+from worker.memory import GIB
+from worker.settings import RENAMED, WorkerSettings, read_settings, variable
+
+
+@pytest.fixture(autouse=True)
+def model_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_WORKER__MODEL_PATH", "/m")
+
+
+def test_every_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    stated = {
+        "device": "cpu",
+        "kv.blocks": "64",
+        "kv.disk_path": "/kv",
+        "kv.prefix_cache": "false",
+        "memory.hard_gib": "2.5",
+        "plain.token": "secret",
+        "plain.default_deadline_s": "7",
+        "synthetic.lengths": "prompt",
+    }
+    for name, value in stated.items():
+        monkeypatch.setenv(variable(name), value)
+    assert variable("kv.blocks") == "TIDEGATE_WORKER__KV__BLOCKS"
+    settings = read_settings()
+    assert settings.device == "cpu"
+    assert (settings.kv.blocks, settings.kv.disk_path) == (64, Path("/kv"))
+    assert not settings.kv.prefix_cache and settings.kv.block_tokens == 16
+    assert settings.memory.hard_gib == 2.5
+    assert settings.plain.token is not None
+    assert settings.plain.token.get_secret_value() == "secret"
+    assert settings.plain.default_deadline_s == 7
+    assert settings.synthetic.lengths == "prompt"
+
+
+def test_a_section_may_be_one_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_WORKER__KV", json.dumps({"blocks": 3, "session_share": 0.1}))
+    monkeypatch.setenv("TIDEGATE_WORKER__KV__BLOCKS", "4")
+    kv = read_settings().kv
+    assert (kv.blocks, kv.session_share) == (4, 0.1)
+
+
+def test_an_empty_token_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_WORKER__PLAIN__TOKEN", "")
+    monkeypatch.setenv("TIDEGATE_WORKER__LANE_TOKEN", "")
+    settings = read_settings()
+    assert settings.plain.token is None and settings.lane_token is None
+
+
+def test_settings_of_the_slot_model_are_nested_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_SLOT__SIZE", "128")
+    monkeypatch.setenv("TIDEGATE_SLOT__CLIP__FOLDERS", "/a, /b,/a")
+    monkeypatch.setenv("TIDEGATE_SLOT__FLUX__TEXT", "cpu")
+    settings = slot.read_slot_settings()
+    assert settings.size == 128
+    assert settings.models.clip.folders == ("/a", "/b")
+    assert settings.models.flux.text == "cpu" and settings.models.flux.precision == "nf4"
+
+
+def test_the_slot_models_limits_are_11_and_11_and_a_half_gb() -> None:
+    """SL-3, in the unit that the worker's have."""
+    memory = slot.SlotSettings().memory
+    for gib, gigabytes in ((memory.soft_gib, 11.0), (memory.hard_gib, 11.5)):
+        assert gib * GIB == pytest.approx(gigabytes * 1e9, rel=1e-3)
+
+
+KINDS: list[tuple[type[BaseSettings], Callable[[], object], Mapping[str, str]]] = [
+    (WorkerSettings, read_settings, RENAMED),
+    (slot.SlotSettings, slot.read_slot_settings, slot.RENAMED),
+]
+
+
+@pytest.mark.parametrize(("kind", "read", "renamed"), KINDS, ids=["worker", "slot"])
+def test_every_old_name_is_answered_with_the_one_of_today(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseSettings],
+    read: Callable[[], object],
+    renamed: Mapping[str, str],
+) -> None:
+    prefix = str(kind.model_config["env_prefix"])
+    settings = fields_of(kind)
+    flat = {name: name for name in settings if "." not in name}
+    assert set(renamed.values()) == settings.keys() - flat.keys(), "all in sections had others"
+    for old, today in (renamed | flat).items():
+        before = f"{prefix.removesuffix('_')}{old}".upper()
+        now = f"{prefix}{today.replace('.', '__')}".upper()
+        with monkeypatch.context() as patch:
+            patch.setenv(before, "1")
+            with pytest.raises(ValueError, match=rf"{before}: this setting is now {now}$"):
+                read()
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"TIDEGATE_WORKER_KV_BLOCKS": "4"}, "is now TIDEGATE_WORKER__KV__BLOCKS"),
+        ({"TIDEGATE_WORKER__KV_BLOCKS": "4"}, "is now TIDEGATE_WORKER__KV__BLOCKS"),
+        ({"TIDEGATE_WORKER_DEVICE": "cpu"}, "is now TIDEGATE_WORKER__DEVICE"),
+        (
+            {"TIDEGATE_WORKER_KV__BLOCKS": "4"},
+            r"TIDEGATE_WORKER_KV__BLOCKS: not a .* mean TIDEGATE_WORKER__KV__BLOCKS\?",
+        ),
+        (
+            {"TIDEGATE_WORKER__KV__BLOKS": "4"},
+            r"invalid: TIDEGATE_WORKER__KV__BLOKS: .* mean TIDEGATE_WORKER__KV__BLOCKS\?$",
+        ),
+        ({"TIDEGATE_WORKER__KV": '{"kv_blocks": 4}'}, "kv.kv_blocks: not a setting"),
+        ({"TIDEGATE_WORKER__KV__BLOCKS": "-1"}, "TIDEGATE_WORKER__KV__BLOCKS: .*equal to 0"),
+        ({"TIDEGATE_WORKER__MEMORY__HARD_GIB": "2 GB"}, "MEMORY__HARD_GIB: .*valid number"),
+        ({"TIDEGATE_WORKER__PLAIN": "secret"}, "invalid: TIDEGATE_WORKER__PLAIN: expected JSON$"),
+        ({"TIDEGATE_WORKER__MODELS": "qwen"}, "invalid: TIDEGATE_WORKER__MODELS: expected JSON$"),
+        (
+            {"TIDEGATE_WORKER_PLAIN_TOKEN": "t", "TIDEGATE_WORKER__KV__BLOCKS": "x"},
+            r"WORKER__PLAIN__TOKEN; TIDEGATE_WORKER__KV__BLOCKS: .*valid integer",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, stated: dict[str, str], said: str
+) -> None:
+    for name, value in stated.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=said):
+        read_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("TIDEGATE_SLOT_MEMORY_HARD_GB", "is now TIDEGATE_SLOT__MEMORY__HARD_GIB"),
+        ("TIDEGATE_SLOT__FLUX__PRECISION", "TIDEGATE_SLOT__FLUX__PRECISION: .*'nf4'"),
+        ("TIDEGATE_SLOT__CLIP__FOLDER", r"did you mean TIDEGATE_SLOT__CLIP__FOLDERS\?"),
+    ],
+)
+def test_a_mistake_in_the_slot_models_is_too(
+    monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.setenv(name, "x")
+    with pytest.raises(ValueError, match=f"the slot's settings are invalid: .*{said}"):
+        slot.read_slot_settings()
+
+
+def test_what_kubernetes_adds_for_a_service_of_that_name_is_no_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT_8001_TCP_ADDR"):
+        monkeypatch.setenv(f"TIDEGATE_WORKER_{name}", "x")
+    read_settings()
+
+
+def test_names_are_those_of_sections_and_settings() -> None:
+    names, settings = list(names_of(WorkerSettings)), fields_of(WorkerSettings)
+    assert set(names) - settings.keys() == {"kv", "memory", "plain", "synthetic"}
+    assert len(set(names)) == len(names)
+
+
+def test_values_by_names_like_variables_are_put_into_their_sections() -> None:
+    made = nested({"device": "cpu", "kv__blocks": 4, "kv__disk_path": None})
+    assert made == {"device": "cpu", "kv": {"blocks": 4, "disk_path": None}}
