@@ -11,9 +11,9 @@ from typing import Any, Final
 from catalog.errors import DamagedModel
 from catalog.gguf import read_gguf
 
-_MOST_HEADER_BYTES: Final = 100_000_000
+_MAX_HEADER_BYTES: Final = 100_000_000
 """Longest header of a safetensors file, as the safetensors library has it."""
-_MOST_JSON_BYTES: Final = 256 * 2**20
+_MAX_JSON_BYTES: Final = 256 * 2**20
 """Largest JSON file that is read: the largest tokenizers have 40 MB."""
 _ABSURD: Final = (RecursionError, MemoryError, OverflowError)
 """Errors that reading a malicious file can cause."""
@@ -83,7 +83,7 @@ def check_safetensors(path: Path) -> set[str]:
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else math.inf
-        if length > min(_MOST_HEADER_BYTES, size - 8):
+        if length > min(_MAX_HEADER_BYTES, size - 8):
             raise DamagedModel(f"{path.name}: it has no safetensors header, or only a part of it")
         raw = file.read(int(length))
     try:
@@ -125,9 +125,9 @@ def _check_index(path: Path, tensors: dict[str, set[str]]) -> None:
 
 
 def _json(path: Path) -> object:
-    if (size := path.stat().st_size) > _MOST_JSON_BYTES:
+    if (size := path.stat().st_size) > _MAX_JSON_BYTES:
         raise DamagedModel(
-            f"{path.name}: it has {size} bytes, and at most {_MOST_JSON_BYTES} make sense"
+            f"{path.name}: it has {size} bytes, and at most {_MAX_JSON_BYTES} make sense"
         )
     try:
         return json.loads(path.read_bytes())

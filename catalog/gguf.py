@@ -16,10 +16,10 @@ _STRING, _ARRAY = 8, 9
 _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the value types that have a fixed length."""
 _UINT32: Final = 4
-_MOST_DIMS: Final = 8
-_MOST_TEXT_BYTES: Final = 2**24
+_MAX_DIMS: Final = 8
+_MAX_TEXT_BYTES: Final = 2**24
 """Longest text outside of arrays: a chat template has 100 kB at most."""
-_MOST_ENTRIES: Final = 2**20
+_MAX_ENTRIES: Final = 2**20
 """Most pairs, and most tensors: a model of 10^12 parameters has thousands."""
 _BLOCKS: Final = {
     0: (1, 4),
@@ -68,7 +68,7 @@ class _Reader:
         self.at = 0
 
     def take(self, count: int) -> bytes:
-        if count > _MOST_TEXT_BYTES:
+        if count > _MAX_TEXT_BYTES:
             raise DamagedModel(f"its header has a text of {count} bytes")
         data = self._file.read(count)
         if len(data) < count:
@@ -109,7 +109,7 @@ class _Reader:
         if kind in _SIZES:
             self.skip(_SIZES[kind] * count)
             return
-        if kind not in (_STRING, _ARRAY) or count > self._size or depth > _MOST_DIMS:
+        if kind not in (_STRING, _ARRAY) or count > self._size or depth > _MAX_DIMS:
             raise DamagedModel(f"its header has an array of {count} of type {kind}")
         for _ in range(count):
             if kind == _STRING:
@@ -140,7 +140,7 @@ def _read(reader: _Reader, size: int) -> dict[str, str | int]:
     if version not in _VERSIONS:
         raise DamagedModel(f"its GGUF version is {version}, and known are {_VERSIONS}")
     tensors, pairs = reader.u64(), reader.u64()
-    if max(tensors, pairs) > _MOST_ENTRIES:
+    if max(tensors, pairs) > _MAX_ENTRIES:
         raise DamagedModel(f"its header tells of {pairs} pairs and {tensors} tensors")
     told: dict[str, str | int] = {}
     for _ in range(pairs):
@@ -164,7 +164,7 @@ def _tensor_end(reader: _Reader) -> int:
     """The end of a tensor's data, counted from the start of all tensors' data."""
     name = reader.string()
     dims = reader.u32()
-    if dims > _MOST_DIMS:
+    if dims > _MAX_DIMS:
         raise DamagedModel(f"its tensor {name} has {dims} dimensions")
     elements = 1
     for _ in range(dims):

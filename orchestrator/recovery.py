@@ -39,7 +39,7 @@ _BEYOND_ALL = 10**9
 """Event number beyond any that a task can have, for tasks whose planned length is not known."""
 _TASKS_AT_A_TIME = 32
 """Tasks recovered before the event loop gets a turn: some milliseconds of work."""
-_MOST_HELD_BACK = 16
+_MAX_HELD_BACK = 16
 """Tokens at the end of what was journalled whose text may still be half a character."""
 
 
@@ -212,7 +212,7 @@ def _whole_characters(text: EarlierText, encoder: PromptEncoder) -> int:
     """Greatest number of leading tokens whose text ends in a whole character; 0 where none is found
     among the last few."""
     ids, texts = text.ids, text.texts
-    for known in range(len(ids), max(0, len(ids) - _MOST_HELD_BACK), -1):
+    for known in range(len(ids), max(0, len(ids) - _MAX_HELD_BACK), -1):
         if encoder.tokens.text_of(ids[:known]) == "".join(texts[:known]):
             return known
     return 0

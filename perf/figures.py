@@ -14,7 +14,7 @@ A document says what it wants to show in a comment, and has the result right bel
     <!-- end of figures -->
 
 The comment is a Jinja template; ``Figures`` has what it may call. A bundle is marked old once more
-than ``MOST_CHANGED`` of the lines behind its figures have changed since its commit: then it is to
+than ``MAX_CHANGED`` of the lines behind its figures have changed since its commit: then it is to
 be recorded anew (``perf.record``).
 """
 
@@ -39,9 +39,9 @@ from perf.report.table import number
 DOCUMENTS: Final = ("README.md", "docs/performance.md")
 BRIEF: Final = ("README.md",)
 """Documents that name their bundles in one line; the other says more of them."""
-MOST_CHANGED: Final = 0.05
+MAX_CHANGED: Final = 0.05
 """Largest share (0 to 1) of the code behind a figure that may have been added or removed."""
-_PROSE_AT_MOST: Final = 0.25
+_PROSE_MAX: Final = 0.25
 """Share of changed lines from which on nobody asks whether all of it is docstrings."""
 _SERVICE: Final = ("catalog", "orchestrator", "pool")
 SOURCES: Final = {
@@ -254,7 +254,7 @@ def is_old(commit: str, command: str) -> bool:
     """
     module = command.split()[2].rpartition(".__main__")[0] or command.split()[2]
     paths = SOURCES[".".join(module.split(".")[:2])]
-    return _share_changed(commit, paths) > MOST_CHANGED
+    return _share_changed(commit, paths) > MAX_CHANGED
 
 
 @cache
@@ -269,7 +269,7 @@ def _share_changed(commit: str, paths: tuple[str, ...]) -> float:
     lines = sum(int(line.rpartition(":")[2]) for line in _git("grep", "-c", "", "--", *specs))
     counts = _changes(_git("diff", "--numstat", "--find-renames", "-z", commit, "--", *specs))
     changed = sum(counts.values())
-    if MOST_CHANGED * lines < changed < _PROSE_AT_MOST * lines:
+    if MAX_CHANGED * lines < changed < _PROSE_MAX * lines:
         before = _files(commit, [old for old, _ in counts])
         changed -= sum(
             count for (old, new), count in counts.items() if _is_same_code(before.get(old), new)

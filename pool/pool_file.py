@@ -55,9 +55,9 @@ _GIVEN_ELSEWHERE = {
 """Settings of a worker that the pool sets, each with the place where it is given instead."""
 _WORKER = fields_of(WorkerSettings)
 """Settings of a worker by their dotted names."""
-MOST_INSTANCES = 256
+MAX_INSTANCES = 256
 """Most instances of one pool, which is one machine: as many as an orchestrator registers."""
-_MOST_MISTAKES = 20
+_MAX_MISTAKES = 20
 """Most mistakes of a file that are reported."""
 _DAY_S = 86_400.0
 
@@ -251,9 +251,9 @@ class PoolFile(_Strict):
                 if name in seen:
                     raise ValueError(f"two instances would be called {name}; rename one")
                 seen.add(name)
-        if len(seen) > MOST_INSTANCES + 1:
+        if len(seen) > MAX_INSTANCES + 1:
             raise ValueError(
-                f"a pool has at most {MOST_INSTANCES} instances, these are {len(seen) - 1}"
+                f"a pool has at most {MAX_INSTANCES} instances, these are {len(seen) - 1}"
             )
         return self
 
@@ -355,15 +355,15 @@ def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
     except ValidationError as error:
         lines = []
         mistakes = error.errors()
-        for detail in mistakes[:_MOST_MISTAKES]:
+        for detail in mistakes[:_MAX_MISTAKES]:
             keys = _without_alternatives(detail["loc"])
             if detail["type"] == "setting":
                 keys = (*keys, detail["ctx"]["name"])
             line = line_of(text, keys)
             message = _said(detail["type"], detail["msg"], keys)
             lines.append(f"{where}:{line}: {_spelled(keys)}{message}")
-        if len(mistakes) > _MOST_MISTAKES:
-            lines.append(f"{where}: and {len(mistakes) - _MOST_MISTAKES} more")
+        if len(mistakes) > _MAX_MISTAKES:
+            lines.append(f"{where}: and {len(mistakes) - _MAX_MISTAKES} more")
         raise PoolFileInvalid("\n".join(dict.fromkeys(lines))) from None
 
 

@@ -56,7 +56,7 @@ class Unit(Protocol):
         """End it at once; ``stop`` still has to be awaited."""
 
 
-_MOST_DOUBLINGS = 60
+_MAX_DOUBLINGS = 60
 """Most doublings of a pause: more would overflow one day."""
 
 
@@ -73,7 +73,7 @@ class RestartPolicy:
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
         """Pause before the start that follows ``failures`` failures in a row (from 1)."""
-        doublings = min(failures - 1, _MOST_DOUBLINGS)
+        doublings = min(failures - 1, _MAX_DOUBLINGS)
         ceiling = min(self.max_delay_s, self.first_delay_s * 2.0**doublings)
         return rng.uniform(0.25, 1.0) * ceiling
 

@@ -16,7 +16,7 @@ from orchestrator.settings.sections import PlacementSettings, TelemetrySettings
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.misses import LIKELY
-from orchestrator.telemetry.labels import MOST_MODELS, MOST_TENANTS
+from orchestrator.telemetry.labels import MAX_MODELS, MAX_TENANTS
 from orchestrator.telemetry.metrics import MS_BUCKETS, PREFIX, US_BUCKETS, Declared
 from pool.fleet.metrics import POOL, PoolNumbers, pool_metrics
 
@@ -99,8 +99,8 @@ def page(declared: Iterable[Declared]) -> str:
         vllm=_table([row for row in others if row.name.startswith(VLLM_PREFIX)]),
         instances=_table([row for row in ours if "instance" in row.labels]),
         pool=_table(pool),
-        tenants=MOST_TENANTS,
-        models=MOST_MODELS,
+        tenants=MAX_TENANTS,
+        models=MAX_MODELS,
         likely=LIKELY,
         ms=", ".join(f"{at:g}" for at in MS_BUCKETS),
         us=", ".join(f"{at:g}" for at in US_BUCKETS),

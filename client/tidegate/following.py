@@ -17,7 +17,7 @@ from tidegate.streams import Position
 from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport
 
 _RECONNECT_FIRST_S = 0.1
-_RECONNECT_MOST_S = 2.0
+_RECONNECT_MAX_S = 2.0
 _CANCEL_WAIT_S = 2.0
 _jitter = Random()
 
@@ -119,7 +119,7 @@ class Follower(Generic[_T]):
 
 def _pause_s(attempt: int, retry_ms: int | None) -> float:
     first = _RECONNECT_FIRST_S if retry_ms is None else retry_ms / 1000
-    return min(first * 2.0**attempt, _RECONNECT_MOST_S) * _jitter.uniform(0.5, 1.0)
+    return min(first * 2.0**attempt, _RECONNECT_MAX_S) * _jitter.uniform(0.5, 1.0)
 
 
 async def owned(

@@ -15,9 +15,9 @@ import msgspec
 from worker.protocol import Grammar, InvalidGrammar
 from worker.protocol.grammar_source import check_source
 
-MOST_CPU_S = 2.0
+MAX_CPU_S = 2.0
 """CPU time allowed for one grammar. Usable schemas of 250 KB take a quarter of that."""
-MOST_BYTES = 2 * 2**30
+MAX_BYTES = 2 * 2**30
 """Bound on the address space, the interpreter's own included."""
 
 
@@ -32,12 +32,12 @@ class Finding(msgspec.Struct, frozen=True):
 
 def main() -> None:
     with suppress(OSError, ValueError):  # not every system bounds it
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     read, write = sys.stdin.buffer.read, sys.stdout.buffer
     decoder = msgspec.msgpack.Decoder(Grammar)
     while size := read(4):
         grammar = decoder.decode(read(int.from_bytes(size, "big")))
-        signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)  # nobody handles the signal: it ends us
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # nobody handles the signal: it ends us
         try:
             found = Finding(passed_over=tuple(check_source(grammar)))
         except InvalidGrammar as error:

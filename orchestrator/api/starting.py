@@ -16,7 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 from orchestrator.api.http.accepting import ACCEPTS_PER_PASS, widen_backlog
 from orchestrator.errors import NotReady
 
-MOST_CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 """Most connections at a time: with every open file taken by clients no journal could be opened."""
 _RETRY_AFTER_S = "1"
 _STARTING = b'{"status":"starting"}'
@@ -61,7 +61,7 @@ class _Starting(web.Server):
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        for older in self.connections[:-MOST_CONNECTIONS]:
+        for older in self.connections[:-MAX_CONNECTIONS]:
             older.force_close()
 
 

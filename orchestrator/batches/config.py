@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_WINDOW_S = 7 * 86_400.0
+MAX_WINDOW_S = 7 * 86_400.0
 """The longest ``completion_window``, in seconds."""
-MOST_FILES_PER_KEY = 10_000
-MOST_BATCHES_PER_KEY = 10_000
+MAX_FILES_PER_KEY = 10_000
+MAX_BATCHES_PER_KEY = 10_000
 """Most batches that a key may have, ended ones included."""
-MOST_UNFINISHED_PER_KEY = 100
+MAX_UNFINISHED_PER_KEY = 100
 
 
 @dataclass(frozen=True, slots=True)

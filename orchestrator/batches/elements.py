@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-_MOST_REST_BYTES = 2**16
+_MAX_REST_BYTES = 2**16
 _WRONG_LIST = "requests must be a list of objects, with commas between them"
 _OUTSIDE = re.compile(rb'["{}\[\]]')
 _IN_STRING = re.compile(rb'["\\]')
@@ -91,9 +91,9 @@ class Elements:
     def _keep(self, text: bytes) -> None:
         if self._list_depth != 2:
             self._rest += text
-            if len(self._rest) > _MOST_REST_BYTES:
+            if len(self._rest) > _MAX_REST_BYTES:
                 raise NoElements(
-                    f"the body has more than {_MOST_REST_BYTES} bytes beside its requests"
+                    f"the body has more than {_MAX_REST_BYTES} bytes beside its requests"
                 )
             return
         self._element += text

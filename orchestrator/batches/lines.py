@@ -9,9 +9,9 @@ import msgspec
 from orchestrator.batches.records import Line, LineError
 from worker.protocol import excerpt
 
-MOST_ERRORS = 100
+MAX_ERRORS = 100
 """Most errors reported for one file; a file with more has the same kind of error throughout."""
-_MOST_ID_CHARS = 512
+_MAX_ID_CHARS = 512
 
 
 class BadLine(ValueError):
@@ -75,10 +75,10 @@ def read_line(raw: RawLine) -> Line:
         raise BadLine("invalid_request", str(error), None, number) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadLine("invalid_json_line", "it is not a JSON object", None, number) from None
-    if not stated.custom_id or len(stated.custom_id) > _MOST_ID_CHARS:
+    if not stated.custom_id or len(stated.custom_id) > _MAX_ID_CHARS:
         raise BadLine(
             "missing_required_parameter",
-            f"custom_id must be a text of 1 to {_MOST_ID_CHARS} characters",
+            f"custom_id must be a text of 1 to {_MAX_ID_CHARS} characters",
             "custom_id",
             number,
         )
@@ -110,7 +110,7 @@ class Check:
                 self._look(raw)
             except BadLine as bad:
                 self.errors.append(bad.error)
-                if bad.error.code == "line_too_long" or len(self.errors) >= MOST_ERRORS:
+                if bad.error.code == "line_too_long" or len(self.errors) >= MAX_ERRORS:
                     return False
             if self.total > self._most_lines:
                 self.errors.append(

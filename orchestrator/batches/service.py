@@ -11,10 +11,10 @@ from itertools import islice
 import msgspec
 
 from orchestrator.batches.config import (
-    MOST_BATCHES_PER_KEY,
-    MOST_FILES_PER_KEY,
-    MOST_UNFINISHED_PER_KEY,
-    MOST_WINDOW_S,
+    MAX_BATCHES_PER_KEY,
+    MAX_FILES_PER_KEY,
+    MAX_UNFINISHED_PER_KEY,
+    MAX_WINDOW_S,
     BatchConfig,
 )
 from orchestrator.batches.folder import FILE_PREFIX, Folder
@@ -174,7 +174,7 @@ class Batches:
         stays."""
         await self._opened()
         own = sum(file.owner == owner for file in self.shop.files.values())
-        if own >= MOST_FILES_PER_KEY:
+        if own >= MAX_FILES_PER_KEY:
             raise RateLimited(
                 f"this key has {own} files, which is the most: delete some", retryable=False
             )
@@ -222,11 +222,11 @@ class Batches:
         await self._opened()
         own = [one for one in self._all() if one.owner == batch.owner]
         unfinished = sum(not one.status.is_over for one in own)
-        if unfinished >= MOST_UNFINISHED_PER_KEY:
+        if unfinished >= MAX_UNFINISHED_PER_KEY:
             raise RateLimited(
                 f"{unfinished} batches of this key are under way, which is the most: wait for one"
             )
-        if len(own) >= MOST_BATCHES_PER_KEY:
+        if len(own) >= MAX_BATCHES_PER_KEY:
             raise RateLimited(
                 f"{len(own)} batches of this key are kept, which is the most (they go after "
                 "TIDEGATE_BATCHES__KEEP_S)",
@@ -298,7 +298,7 @@ def read_window(text: str, field: str = "completion_window") -> float:
     seconds = 0.0
     if number.isascii() and number.isdigit() and len(number) < 9 and unit in _UNIT_S:
         seconds = int(number) * _UNIT_S[unit]
-    if not 0 < seconds <= MOST_WINDOW_S:
+    if not 0 < seconds <= MAX_WINDOW_S:
         raise InvalidRequest(
             f"{field} must be a number and one of s m h d, such as 24h, and at most 7d: the batch "
             "is to be done within it",

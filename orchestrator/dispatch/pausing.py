@@ -24,10 +24,10 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Stage, Task
 
-MOST_PAUSES, TOKENS_PER_PAUSE = 4, 16
+MAX_PAUSES, TOKENS_PER_PAUSE = 4, 16
 """How often one job may be paused, and how many tokens earn it one more pause: a long job makes
 room again and again, and still gets on. Workers keep to these limits too."""
-MOST_MEMORY = 0.5
+MAX_MEMORY = 0.5
 """Largest share (0 to 1) of an instance's KV memory held by paused jobs when more are paused."""
 SCAN_S_PER_JOB = 0.0002
 """Seconds between scans, for each running job: a scan takes some 20 µs a job, a tenth of it."""
@@ -145,7 +145,7 @@ class Pausing:
         stats = instance.stats
         if stats is None or not stats.kv_blocks_total:
             return True
-        return instance.concurrency.paused_blocks <= MOST_MEMORY * stats.kv_blocks_total
+        return instance.concurrency.paused_blocks <= MAX_MEMORY * stats.kv_blocks_total
 
     def resume(self, task: Task, now: float) -> None:
         """Resume a paused job: it has a slot again."""
@@ -266,7 +266,7 @@ class Pausing:
         is_counted = task.stage is Stage.DISPATCHED and task.instance == name
         tokens = 0 if is_counted else task.prompt_tokens + task.sampling.max_tokens
         concurrency, total = instance.concurrency, stats.kv_blocks_total
-        if concurrency.paused_blocks > MOST_MEMORY * total:
+        if concurrency.paused_blocks > MAX_MEMORY * total:
             return False
         return concurrency.blocks - (-tokens // task.block_tokens) <= total
 
@@ -275,7 +275,7 @@ def _most_pauses(attempt: Attempt) -> int:
     """How often the attempt may be paused, counted as its worker counts: without tokens that other
     instances made."""
     made = attempt.task.completion_tokens - attempt.begun_tokens
-    return MOST_PAUSES + made // TOKENS_PER_PAUSE
+    return MAX_PAUSES + made // TOKENS_PER_PAUSE
 
 
 def _beyond_shares(jobs: Sequence[Running], over: int) -> list[Attempt]:

@@ -57,10 +57,10 @@ _PREFIX = struct.Struct(">BI")
 _WINDOW = 4 * 1024 * 1024
 """Bytes that the peer may send before it is told that more is welcome."""
 _BUFFER = 256 * 1024
-_MOST_HEADER_BYTES = 64 * 1024
-_MOST_MESSAGE_BYTES = 256 * 1024 * 1024
+_MAX_HEADER_BYTES = 64 * 1024
+_MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """Largest message that is taken, in bytes; the largest that comes is a rendered clip."""
-_MOST_UNSENT_BYTES = 64 * 1024 * 1024
+_MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """Most unsent bytes that are kept for a peer that reads nothing."""
 _CONNECT_S = 1.0
 """Seconds that each address may take to answer, of a name with several."""
@@ -205,7 +205,7 @@ class GrpcCall(asyncio.BufferedProtocol):
         unsent = len(self._outgoing)
         if self._transport is not None:
             unsent += self._transport.get_write_buffer_size()
-        if unsent > _MOST_UNSENT_BYTES:
+        if unsent > _MAX_UNSENT_BYTES:
             self._fail(
                 CallEnded("unavailable", f"it does not read: {unsent} bytes wait to be sent")
             )
@@ -378,10 +378,10 @@ class GrpcCall(asyncio.BufferedProtocol):
             compressed, size = _PREFIX.unpack_from(data, at)
             if compressed:
                 raise Http2Error("a compressed message, which was not asked for")
-            if size > _MOST_MESSAGE_BYTES:
+            if size > _MAX_MESSAGE_BYTES:
                 raise CallEnded(
                     "resource_exhausted",
-                    f"a message of {size} bytes, and at most {_MOST_MESSAGE_BYTES} are taken",
+                    f"a message of {size} bytes, and at most {_MAX_MESSAGE_BYTES} are taken",
                 )
             stop = at + _PREFIX.size + size
             if stop > len(data):
@@ -397,7 +397,7 @@ class GrpcCall(asyncio.BufferedProtocol):
                     raise Http2Error("more headers, of none")
                 self._in_headers = not flags & Flag.END_HEADERS
                 self._header_block += unpadded(payload, flags)
-                if len(self._header_block) > _MOST_HEADER_BYTES:
+                if len(self._header_block) > _MAX_HEADER_BYTES:
                     raise Http2Error("headers without end")
                 if kind == Kind.HEADERS:
                     self._headers_end_stream = bool(flags & Flag.END_STREAM)

@@ -43,8 +43,8 @@ POLL_S: Final = 0.3
 RECHECK_POLLS: Final = 20
 """Polls between two checks of which model the server serves: it may have come back with another."""
 SAMPLE_EVERY: Final = 64
-_MOST_IDS: Final = 2**31
-_MOST_HELD: Final = 2**16
+_MAX_IDS: Final = 2**31
+_MAX_HELD: Final = 2**16
 """Most characters that wait for the token that they came of."""
 
 
@@ -267,7 +267,7 @@ class PolledLane(Lane):
             return
         now = self.last_frame_at = self._clock.now()
         ids, logprobs = list(piece.ids), piece.logprobs
-        if ids and not NO_TOKEN_ID <= min(ids) <= max(ids) < _MOST_IDS:
+        if ids and not NO_TOKEN_ID <= min(ids) <= max(ids) < _MAX_IDS:
             raise JobFailed(Code.ENGINE_ERROR, "its server sent a token id that no vocabulary has")
         if len(ids) > job.left_tokens:  # the server does not heed the limit
             if not job.left_tokens:
@@ -275,7 +275,7 @@ class PolledLane(Lane):
             ids, logprobs = ids[: job.left_tokens], logprobs and logprobs[: job.left_tokens]
         text = job.held + piece.text
         if not ids:
-            if len(text) > _MOST_HELD:
+            if len(text) > _MAX_HELD:
                 raise JobFailed(Code.ENGINE_ERROR, "its server sends text without any tokens")
             job.held = text
             return

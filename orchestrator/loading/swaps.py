@@ -16,7 +16,7 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import Swap, SwapPhase, SwapReport
 
-MOST_GRACE_S = 60.0
+MAX_GRACE_S = 60.0
 """Most seconds that an instance's jobs get to end before a swap if the caller sets no grace."""
 MOVING_GRACE_S = 2.0
 """Grace in seconds if another instance can go on with the jobs."""
@@ -110,7 +110,7 @@ class Swaps:
     ) -> RunningSwap:
         """Begin a swap, or join a running one of the same settings (``Swap.settings``).
 
-        ``grace_s``: seconds that jobs running there get to end; None: ``MOST_GRACE_S``, or
+        ``grace_s``: seconds that jobs running there get to end; None: ``MAX_GRACE_S``, or
         ``MOVING_GRACE_S`` if another instance goes on with them. Raises ``NotFound``,
         ``InvalidRequest`` or ``NotReady``.
         """
@@ -179,7 +179,7 @@ class Swaps:
         self._registry.changed(topology=False)
 
     async def _follow(self, swap: RunningSwap, instance: Instance, grace_s: float | None) -> None:
-        ends_at = self._clock.now() + (MOST_GRACE_S if grace_s is None else grace_s)
+        ends_at = self._clock.now() + (MAX_GRACE_S if grace_s is None else grace_s)
         before = instance.card
         waited_ms = await self._let_waiting_start(instance, ends_at)
         if waited_ms:
@@ -220,7 +220,7 @@ class Swaps:
         The drain may come after a load of the new model, so what runs now does not count. A drain
         ends with the last job, and each job by its deadline.
         """
-        return MOVING_GRACE_S if self._others(instance) else MOST_GRACE_S
+        return MOVING_GRACE_S if self._others(instance) else MAX_GRACE_S
 
     def _others(self, instance: Instance) -> bool:
         """Whether another instance of the same weights takes work, and keeps its model."""

@@ -14,7 +14,7 @@ from orchestrator.parsing.tagged_grammar import TaggedRules
 from orchestrator.parsing.tool_use import ToolUse
 from worker.protocol import Grammar, GrammarKind
 
-MOST_CALLS = 16
+MAX_CALLS = 16
 """Most calls in one answer that must have some: a weak model would not stop by itself."""
 _SPACE = r'("\n" | "\n\n")?'
 """White space between the thinking and the calls."""
@@ -78,7 +78,7 @@ class _Calls:
         self._format = format
         self._rules = rules
         self._tools = use.callable
-        self._more = 0 if use.only_one_call else MOST_CALLS - 1
+        self._more = 0 if use.only_one_call else MAX_CALLS - 1
 
     def rule(self) -> str:
         """A term for all calls of an answer."""

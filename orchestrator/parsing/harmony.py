@@ -30,7 +30,7 @@ ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 _ENDS = (END, CALL, RETURN)
 _OPENS = (START, CHANNEL, "to=")
 """Beginnings of a header; the last one continues what the prompt has of it."""
-_MOST_HEADER = 256
+_MAX_HEADER = 256
 """Longest header, in characters; anything longer is text."""
 _RECIPIENT = re.compile(r"(?:^|[\s>])to=([A-Za-z0-9_.:-]+)", re.ASCII)
 FUNCTIONS = "functions."
@@ -106,7 +106,7 @@ class HarmonyReader(CallReader):
         text = self._held + text
         self._held = ""
         at = text.find(MESSAGE)
-        if at > _MOST_HEADER or (at < 0 and len(text) >= _MOST_HEADER + len(MESSAGE)):
+        if at > _MAX_HEADER or (at < 0 and len(text) >= _MAX_HEADER + len(MESSAGE)):
             start = text.lstrip(WHITESPACE)
             mark = next(mark for mark in _OPENS if start.startswith(mark))
             self._resume()

@@ -23,7 +23,7 @@ _HEAD = re.compile(
 )
 """Possessive quantifiers: otherwise spaces that each part could have would be tried in every
 way."""
-MOST_SHORT = 256
+MAX_SHORT = 256
 """Most characters of a key, a name or another short value; with more it is no call."""
 _decode = msgspec.json.Decoder().decode
 
@@ -250,7 +250,7 @@ class JsonCall:
 
     def _bound_short(self, stop: int) -> None:
         """Apply the same limit however the text was cut into pieces."""
-        over = len(self._short) - MOST_SHORT
+        over = len(self._short) - MAX_SHORT
         if over > 0:
             raise Wrong(stop - over + 1)
 
@@ -277,7 +277,7 @@ class NamedCall:
             brace = text.find("{")
             at = len(text) if brace < 0 else brace
             self._head += text[:at]
-            over = len(self._head) - MOST_SHORT
+            over = len(self._head) - MAX_SHORT
             if over > 0:
                 raise Wrong(at - over + 1)
             if brace < 0:

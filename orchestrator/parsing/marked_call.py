@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from orchestrator.parsing.json_call import MOST_SHORT, WHITESPACE, Arguments, Wrong
+from orchestrator.parsing.json_call import MAX_SHORT, WHITESPACE, Arguments, Wrong
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+", re.ASCII)
 
@@ -82,7 +82,7 @@ class MarkedCall(ABC):
         found = [end for char in ends if (end := text.find(char, at)) >= 0]
         stop = min(found, default=len(text))
         self._word += text[at:stop]
-        over = len(self._word) - MOST_SHORT
+        over = len(self._word) - MAX_SHORT
         if over > 0:
             raise Wrong(stop - over + 1)
         if not found:

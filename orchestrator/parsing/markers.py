@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from orchestrator.parsing.json_call import WHITESPACE
 
-MOST_SPACE = 64
+MAX_SPACE = 64
 """Most white space around a marker that counts as part of it, in characters; any more is text. A
 model that goes on with empty lines for ever is therefore neither held back nor searched again and
 again."""
@@ -42,9 +42,9 @@ def first_of(text: str, markers: Iterable[str]) -> tuple[int, int]:
 
 def without_space(text: str, end: int) -> int:
     """Start of the white space before ``end``, as far as it counts."""
-    return max(len(text[:end].rstrip(WHITESPACE)), end - MOST_SPACE)
+    return max(len(text[:end].rstrip(WHITESPACE)), end - MAX_SPACE)
 
 
 def has_too_much_space(text: str, rest: str) -> bool:
     """Whether more space than counts was taken off the beginning of ``text`` to leave ``rest``."""
-    return len(text) - len(rest) > MOST_SPACE
+    return len(text) - len(rest) > MAX_SPACE

@@ -25,7 +25,7 @@ from worker.protocol.closed_schema import resolved
 
 _decode = msgspec.json.Decoder().decode
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-_MOST_REFERENCES = 8
+_MAX_REFERENCES = 8
 """Most references followed from one schema to the next, until one states its type."""
 
 
@@ -178,7 +178,7 @@ def types_of(schema: JsonObject | None, key: str) -> set[str]:
     does not say."""
     properties = (schema or {}).get("properties")
     stated = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types_in(stated, schema or {}, _MOST_REFERENCES)
+    return _types_in(stated, schema or {}, _MAX_REFERENCES)
 
 
 def _types_in(stated: object, root: JsonObject, left: int) -> set[str]:

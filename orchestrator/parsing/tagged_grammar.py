@@ -11,7 +11,7 @@ from orchestrator.parsing.tagged_call import TagSyntax, types_of
 from orchestrator.tasks.tools import JsonObject, Tool
 from worker.protocol import InvalidGrammar
 
-_MOST_ARGUMENTS = 16
+_MAX_ARGUMENTS = 16
 """Most arguments of a tool that does not say which it has."""
 _DEFINITIONS = ("$defs", "definitions")
 _OF_TEXT = ("pattern", "format", "minLength", "maxLength")
@@ -53,7 +53,7 @@ class TaggedRules:
                 f"{self._rules.spelled(self._syntax.key[0])} {key_rule} "
                 f"{self._rules.spelled(*self._behind_key())} {self._any_text()}",
             )
-            terms.append(f"{any_one}{{0,{_MOST_ARGUMENTS}}}")
+            terms.append(f"{any_one}{{0,{_MAX_ARGUMENTS}}}")
         return " ".join([*terms, self._rules.spelled(self._syntax.end)])
 
     def _argument(self, tool: Tool, key: str, schema: object, name: str) -> str:

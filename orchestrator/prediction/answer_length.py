@@ -54,9 +54,9 @@ _SURPRISE = 0.22
 """Distance of recent answers' mean rank from the middle that is no chance (over four sigma): what
 was learnt is about other answers, and counts little from then on."""
 _KEPT_OF_OLD = 0.05
-_MOST_NODES = 4096
-_MOST_CURVES = 1024
-_MOST_KNOWN = 512
+_MAX_NODES = 4096
+_MAX_CURVES = 1024
+_MAX_KNOWN = 512
 _NEWS_SHARE = 16
 """A curve is made anew once answers have grown by one part in this many."""
 _LEAK = 0.01
@@ -80,7 +80,7 @@ class LengthKey(NamedTuple):
     prompt_tokens: int = 0
     kind: PromptKind = ANY_KIND
 
-    @lru_cache(maxsize=_MOST_NODES)  # noqa: B019 - a key is no more than what it is cached by
+    @lru_cache(maxsize=_MAX_NODES)  # noqa: B019 - a key is no more than what it is cached by
     def chains(self) -> list[list[Link]]:
         """Names of the nodes, the widest first; always ``CHAINS`` chains, in the same order. A
         chain without data of its own is short."""
@@ -129,7 +129,7 @@ class LengthCurve:
             made -= made % (made.bit_length() - 3)
         known = self._known.get((made, cap))
         if known is None:
-            if len(self._known) >= _MOST_KNOWN:
+            if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             known = self._known[made, cap] = self._left(made, cap)
         return known
@@ -294,14 +294,14 @@ class AnswerLengths:
                 node = self._nodes[link] = self._new_node(link)
             self._nodes.move_to_end(link)
             node.add(tokens, finished=finished)
-        while len(self._nodes) > _MOST_NODES:
+        while len(self._nodes) > _MAX_NODES:
             self._nodes.popitem(last=False)
 
     def curve(self, key: LengthKey) -> LengthCurve:
         """The distribution of such an answer's length, as known now."""
         curve = self._asked.get(key)
         if curve is None:
-            if len(self._asked) >= _MOST_NODES:
+            if len(self._asked) >= _MAX_NODES:
                 self._asked.clear()
             curve = self._asked[key] = self._mix(key.chains()).curve
         return curve
@@ -355,7 +355,7 @@ class AnswerLengths:
             if not chain:
                 break
         weights = nodes[chains[0][1]].weights if chains[0][1] in nodes else [1 / CHAINS] * CHAINS
-        if len(self._mixed) >= _MOST_CURVES:
+        if len(self._mixed) >= _MAX_CURVES:
             self._mixed.clear()
         curve = LengthCurve(_mixture(said, weights))
         seen = tuple([nodes[link].answers for link in links])

@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 
 from orchestrator.prediction.step_model import StepModel
 
-MOST_REQUESTS = 96
+MAX_REQUESTS = 96
 """Most requests that a decision rests on, the latest ones: it takes two milliseconds."""
-LEAST_SPAN_S, MOST_SPAN_S = 1.0, 10.0
+LEAST_SPAN_S, MAX_SPAN_S = 1.0, 10.0
 """Bounds in seconds on the window of requests, which is as long as their deadlines usually are."""
 ABOUT_BEST, WORTH_LOWERING = 0.05, 0.15
 """Shares of the greatest ``met``, divided by the square root of the number of requests, since with
@@ -52,14 +52,14 @@ WASTE_WEIGHT = 0.1
 """Weight of engine time spent in vain: ten percent of it count like one percent of ``met``."""
 BATCH_WEIGHT = 0.05
 """Weight of a batch request beside an interactive one."""
-_MOST_PROMPT_SHARE = 0.9
+_MAX_PROMPT_SHARE = 0.9
 _SURE, _LOST = 1.15, 0.85
 """Multiples of the usual time within which a length is in time, or is not. They are closer together
 than for one job (``prediction.urgency``): over many jobs the speed is known well."""
 _LEAST_MS = 1e-6
 _LEAST_LOAD = 1e-6
-_MOST_SLACK_MS = 60_000.0
-_MOST_EXPONENT, _EVEN = 50.0, 1e-6
+_MAX_SLACK_MS = 60_000.0
+_MAX_EXPONENT, _EVEN = 50.0, 1e-6
 _PER_DOUBLING = 3
 """How many numbers of rows are tried within each doubling."""
 
@@ -129,18 +129,18 @@ class RecentDemand:
 
     def add(self, asked: Asked) -> None:
         self._asked.append(asked)
-        if len(self._asked) >= 2 * MOST_REQUESTS:
-            del self._asked[:-MOST_REQUESTS]
+        if len(self._asked) >= 2 * MAX_REQUESTS:
+            del self._asked[:-MAX_REQUESTS]
 
     def demand(self, now: float) -> Demand | None:
         """The demand as of ``now``, in seconds of the clock; None if nothing came lately."""
-        latest = self._asked[-MOST_REQUESTS:]
+        latest = self._asked[-MAX_REQUESTS:]
         stated = sorted(one.whole_ms for one in latest if one.weight == 1.0) or [math.inf]
-        span_s = min(max(stated[len(stated) // 2] / 1000, LEAST_SPAN_S), MOST_SPAN_S)
+        span_s = min(max(stated[len(stated) // 2] / 1000, LEAST_SPAN_S), MAX_SPAN_S)
         window = [one for one in latest if one.at > now - span_s]
         if not window:
             return None
-        if len(window) == MOST_REQUESTS:  # the window reaches back no further
+        if len(window) == MAX_REQUESTS:  # the window reaches back no further
             span_s = max(now - window[0].at, 0.001)
         tenants = {name: number for number, name in enumerate({one.tenant for one in window})}
         return Demand(
@@ -180,7 +180,7 @@ def outlook(
     time went to prompts lately, as of an earlier outlook. Arrays are by (rows, request, length).
     """
     own = np.array(rows, dtype=np.float64)
-    decoding = 1 - min(prompt_share, _MOST_PROMPT_SHARE)
+    decoding = 1 - min(prompt_share, _MAX_PROMPT_SHARE)
 
     def step_ms(count: Floats) -> Floats:
         return pace.base_ms + pace.row_ms * (count + others)
@@ -284,7 +284,7 @@ def _crowd(
     tokens = np.minimum(demand.left, times.most_tokens[:, :, None]).mean(axis=2)
     cost_ms = share * (times.prompt_ms + tokens * token_cost_ms)
     slack_ms = times.room_ms - tokens * times.token_ms
-    slack_ms = np.minimum(slack_ms, demand.first_ms - times.first_ms).clip(0.0, _MOST_SLACK_MS)
+    slack_ms = np.minimum(slack_ms, demand.first_ms - times.first_ms).clip(0.0, _MAX_SLACK_MS)
     work_ms = cost_ms.sum(axis=1)
     load = np.maximum(work_ms / room_ms, _LEAST_LOAD)
     # As if all were alike: a few large requests among many small ones queue as the large ones do.
@@ -298,7 +298,7 @@ def _crowd(
     below, rows = np.cumsum(weight), own.astype(np.int64)
     seen, squares = np.cumsum(weight * counts), np.cumsum(weight * counts**2)
     # The wait that a request finds: exponential up to the slack, and as it decays from there.
-    exponent = np.maximum(served * (1 - load), -_MOST_EXPONENT)
+    exponent = np.maximum(served * (1 - load), -_MAX_EXPONENT)
     last = weight[rows - 1] * load
     beyond = last * np.exp(-exponent)
     is_even = np.abs(exponent) < _EVEN

@@ -43,7 +43,7 @@ FIT_SHARE = 0.94
 FIT_HEADROOM = 4
 """How many times longer than it is told a ``fit`` answer may get, if the machine turns out to be
 faster than it was, or less busy: it ends at its deadline all the same. KV is reserved for that."""
-FIRST_SAFETY, MOST_SAFETY = 2 / 3, 1.5
+FIRST_SAFETY, MAX_SAFETY = 2 / 3, 1.5
 """How far from usual (0) to slow (1) steps a deadline named to a client is: at first, at most."""
 _PROMISES_LOST = 0.06
 _SAFETY_STEP = 0.1
@@ -388,7 +388,7 @@ class Forecaster:
         service, a busy one, and one with a queue.
         """
         safety = self._safety[model] + _SAFETY_STEP * ((not kept) - _PROMISES_LOST)
-        self._safety[model] = min(max(safety, 0.0), MOST_SAFETY)
+        self._safety[model] = min(max(safety, 0.0), MAX_SAFETY)
 
     def ended(
         self,

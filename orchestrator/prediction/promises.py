@@ -16,7 +16,7 @@ PROMISED_SHARE = 0.5
 """Share of the capacity that promises are made of."""
 CLAIM_S = 2.0
 """Seconds after which a promise that nobody came back for is void."""
-_MOST_PROMISES = 4096
+_MAX_PROMISES = 4096
 _SLOP_MS = 16
 """Most ms by which a deadline that is stated as a time span comes out later."""
 _LOST = (Outcome.MISSED, Outcome.PARTIAL, Outcome.REFUSED)
@@ -56,7 +56,7 @@ class Promises:
     def make(self, deadline_unix_ms: int, task: Task) -> None:
         """Note that this deadline is named to the client of ``task`` as feasible."""
         self._open[deadline_unix_ms] = _Promise(task.work_ms, self._clock.now())
-        while len(self._open) > _MOST_PROMISES:
+        while len(self._open) > _MAX_PROMISES:
             self._open.popitem(last=False)
 
     def claim(self, task: Task) -> None:

@@ -16,7 +16,7 @@ from orchestrator.prediction.releases import start_ms
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
 
-MOST_AHEAD = 48
+MAX_AHEAD = 48
 """Waiting tasks that are gone through one by one; later ones are taken to start at that rate."""
 _EVERY = 2
 """One waiting task in this many is predicted to learn from, whether or not its client asks."""
@@ -26,7 +26,7 @@ _LEAST_MS = 10.0
 """Waits shorter than this are matters of luck, and teach nothing."""
 _WINDOW = 48
 _PARTS = 4
-_MOST_RATIO = math.log(4.0)
+_MAX_RATIO = math.log(4.0)
 
 
 class RunningJob(Protocol):
@@ -123,12 +123,12 @@ class StartTimes:
             return 0.0, part
         ahead = [
             self._forecaster.residual_ms(other, now)
-            for other in self._queue.first(min(position, MOST_AHEAD))
+            for other in self._queue.first(min(position, MAX_AHEAD))
             if other.model == task.model
         ]
         whole_ms = start_ms(residuals, ahead, free)
-        if position > MOST_AHEAD:
-            whole_ms *= (position + 1 - min(0, free)) / (MOST_AHEAD + 1 - min(0, free))
+        if position > MAX_AHEAD:
+            whole_ms *= (position + 1 - min(0, free)) / (MAX_AHEAD + 1 - min(0, free))
         return whole_ms, part
 
     def _residuals(self, model: str, now: float) -> tuple[list[tuple[float, ...]], int]:
@@ -143,4 +143,4 @@ class StartTimes:
 
 def _log_ratio(took_ms: float, predicted_ms: float) -> float:
     ratio = math.log(max(1.0, took_ms) / max(1.0, predicted_ms))
-    return min(max(ratio, -_MOST_RATIO), _MOST_RATIO)
+    return min(max(ratio, -_MAX_RATIO), _MAX_RATIO)

@@ -32,11 +32,11 @@ _JUMP_VARIANCE = 0.25
 what a row takes is hard to tell apart while about as many rows run, so what was known of it must
 outlast a jump: with the first variance again, predictions for 64 rows varied by a third."""
 _LEAST_SHARE = 1e-3
-_MOST_RATIO = math.log(10.0)
+_MAX_RATIO = math.log(10.0)
 _SMOOTHING = 0.2
 _RATE_MS = 100.0
 """Least ms of steps over which a rate is taken: over less, tokens per second are noise."""
-_MOST_RATES = 256
+_MAX_RATES = 256
 
 
 class _Totals(NamedTuple):
@@ -77,7 +77,7 @@ class StepLearner:
         """Number of steps since the bound was last beaten."""
         self._steps_at_pace = 0
         self._last_running = 0
-        self._rates: deque[float] = deque(maxlen=_MOST_RATES)
+        self._rates: deque[float] = deque(maxlen=_MAX_RATES)
         """Tokens per second, each over at least ``_RATE_MS`` of steps."""
         self._rate_tokens, self._rate_ms = 0, 0.0
         # ± 40 % around 1, as log ratios.
@@ -184,7 +184,7 @@ class StepLearner:
         modelled = model.finish_ms(work, load) / model.mid
         if modelled > 0:
             ratio = math.log(service_ms / modelled)
-            self._ratios.add(min(max(ratio, -_MOST_RATIO), _MOST_RATIO))
+            self._ratios.add(min(max(ratio, -_MAX_RATIO), _MAX_RATIO))
             self._jobs = min(self._jobs + 1, self._ratios.count)
             self._model = None
 

@@ -33,7 +33,7 @@ from orchestrator.slots.waiting import WaitingSlots
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import excerpt
 
-_MOST_PLACES = 16
+_MAX_PLACES = 16
 """Places in line that are tried for a feasible deadline before the one behind all others."""
 _RESENT_S = 0.001
 """Seconds added to a named deadline, because deadlines are told in whole milliseconds."""
@@ -220,7 +220,7 @@ class SlotAdmission:
             return found.expected.finish_at + instance.ability.buffer_s
         start_bys = [other.start_by for other in others if not other.refusal_sample]
         own = wish
-        for _ in range(_MOST_PLACES):
+        for _ in range(_MAX_PLACES):
             if found.is_others:
                 start_by = self._waiting.start_by(own)
                 behind_next = next((one for one in start_bys if one > start_by), start_by)

@@ -20,7 +20,7 @@ from worker.protocol.clips.recipe import Recipe
 from worker.protocol.slot import SlotState
 
 NOMINAL_SLOTS: Final = 2
-_MOST_ABILITIES: Final = 64
+_MAX_ABILITIES: Final = 64
 
 
 Work = Mapping[Stage, float]
@@ -160,7 +160,7 @@ class Wish:
         """The latest start with which some plan that would do can still be in time."""
         least_s = self._least_s.get(ability)
         if least_s is None:
-            if len(self._least_s) >= _MOST_ABILITIES:  # keeps abilities of the past from piling up
+            if len(self._least_s) >= _MAX_ABILITIES:  # keeps abilities of the past from piling up
                 self._least_s.clear()
             least_s = alone_s(ability.work(self.least(ability), self.chosen))
             self._least_s[ability] = least_s

@@ -9,7 +9,7 @@ from orchestrator.tasks.gen_ai import GenAiMetrics
 from orchestrator.tasks.misses import TIMED, Stage, blame, times_of
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.windows import BY_TENANT, WINDOWED, Windows
-from orchestrator.telemetry.labels import MOST_MODELS, MOST_TENANTS, BoundedValues
+from orchestrator.telemetry.labels import MAX_MODELS, MAX_TENANTS, BoundedValues
 from orchestrator.telemetry.metrics import TENANT, Metrics, Row, exemplar_of
 from worker.protocol import Outcome
 
@@ -82,7 +82,7 @@ class TaskMetrics:
             cache(self.outcomes.labels),
             cache(self.tenant_outcomes.labels),
         )
-        self._tenants, self._models = BoundedValues(MOST_TENANTS), BoundedValues(MOST_MODELS)
+        self._tenants, self._models = BoundedValues(MAX_TENANTS), BoundedValues(MAX_MODELS)
         metrics.watch(self, _ROWS)
         metrics.watch(self.windows, WINDOWED)
         metrics.watch(self.windows, BY_TENANT)

@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.tasks.job import Chat, Job, Message, Prompt
 
 _KEY = os.urandom(32)
-_MOST_CHARS = 4096
+_MAX_CHARS = 4096
 """Characters of a text that are examined: prompts of one kind begin alike."""
 _OPENING_WORDS = (1, 3)
 _HEAD_TOKENS = 16
@@ -55,7 +55,7 @@ def kind_of(job: Job, prompt: Prompt) -> PromptKind:
 
 
 def _opening(text: str) -> tuple[bytes, ...]:
-    return _openings(text[:_MOST_CHARS].casefold().split(maxsplit=max(_OPENING_WORDS)))
+    return _openings(text[:_MAX_CHARS].casefold().split(maxsplit=max(_OPENING_WORDS)))
 
 
 def _openings(words: Sequence[str]) -> tuple[bytes, ...]:
@@ -64,7 +64,7 @@ def _openings(words: Sequence[str]) -> tuple[bytes, ...]:
 
 def _hash(texts: Iterable[str]) -> bytes:
     """A hash of texts in their order; empty for none."""
-    parts = [text[:_MOST_CHARS] for text in texts]
+    parts = [text[:_MAX_CHARS] for text in texts]
     if not parts:
         return b""
     return blake2b(msgspec.msgpack.encode(parts), key=_KEY, digest_size=8).digest()

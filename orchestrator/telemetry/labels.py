@@ -3,8 +3,8 @@
 from collections.abc import Hashable
 
 OTHER = "other"
-MOST_TENANTS = 20
-MOST_MODELS = 50
+MAX_TENANTS = 20
+MAX_MODELS = 50
 """Limits for tenants and models: each value is a time series of its own, and one for every bucket
 of a histogram that has it."""
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from orchestrator.telemetry.log import Field, fields
 from worker.protocol import AbortCause, Code, Outcome
 
-MOST_CHARS = 100
+MAX_CHARS = 100
 
 
 class Actor(StrEnum):

@@ -38,7 +38,7 @@ long."""
 TROUBLE_EVERY_S: Final = 4.0
 BUSY_TROUBLE_EVERY_S: Final = 0.5
 """Mean pause in seconds between two requests of a troublemaker in the first tenth."""
-MOST_GROWTH: Final = 0.01
+MAX_GROWTH: Final = 0.01
 """Largest growth of resident memory, as a share, from the second tenth to the last."""
 _ENV: Final = {
     "TIDEGATE_TASKS__KEEP_COUNT": "100",
@@ -150,7 +150,7 @@ def judge_growth(found: Soak) -> None:
     for part in found.looks[0][1]:
         second, last = tenth_of(found, part, 1), tenth_of(found, part, PARTS - 1)
         before, after = (median([look.rss_mib for look in each]) for each in (second, last))
-        if after > before * (1 + MOST_GROWTH):
+        if after > before * (1 + MAX_GROWTH):
             found.ledger.faults.append(
                 f"soak: {part}'s memory grew from {before:.1f} to {after:.1f} MiB"
             )

@@ -24,7 +24,7 @@ from perf.load.cpu import process_cpu_s
 from perf.report.stats import percentile
 
 _DRAIN_S = 30.0
-_MOST_UNSEEN = 0.05
+_MAX_UNSEEN = 0.05
 """Largest share of a reframed stream's events that may go unseen."""
 
 
@@ -132,7 +132,7 @@ class SseClient:
         generated = int(usage[-1]) if usage else None
         expected = self._max_tokens + self._plan.overhead_events
         unseen = expected - self._events
-        most = int(_MOST_UNSEEN * expected) if self._plan.reframed else 0
+        most = int(_MAX_UNSEEN * expected) if self._plan.reframed else 0
         if generated != self._max_tokens or not 0 <= unseen <= most:
             raise LoadError(
                 f"a stream of {self._max_tokens} tokens reported {generated} and had "

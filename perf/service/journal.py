@@ -38,7 +38,7 @@ from worker.protocol import FinishReason, Outcome, Sampling
 
 RATES = (200.0, 100.0, 50.0, 25.0)
 """Rates in submissions per second, of which the first that the machine carries is used."""
-_MOST_QUEUED = 3.0
+_MAX_QUEUED = 3.0
 """Largest factor by which a plain 202 may take longer than one at a time, at a rate that is
 carried."""
 _ALONE = 30
@@ -198,7 +198,7 @@ class OverHttp:
     def is_carried(self) -> bool:
         """Whether the machine carries the rate, so that little of the times is waiting for
         others."""
-        return median(self.plain) <= _MOST_QUEUED * median(self.alone)
+        return median(self.plain) <= _MAX_QUEUED * median(self.alone)
 
 
 def _fsync_ms(folder: Path) -> float:

@@ -26,7 +26,7 @@ from worker.protocol import Delta, Outcome
 
 AGENTS = 8
 NEW_TOKENS, ANSWER_TOKENS = 48, 24
-MOST_TOKENS = 700
+MAX_TOKENS = 700
 """Length of a conversation in tokens after which its agent begins another one."""
 TOOL_S = 8.0
 PATIENCE, MARGIN_MS = 3.0, 250.0
@@ -93,7 +93,7 @@ async def _measure(
         session_id = ""
         while clock.now() < end_s:
             await asyncio.sleep(tools.expovariate(1 / TOOL_S))
-            if not said or len(said) > MOST_TOKENS:
+            if not said or len(said) > MAX_TOKENS:
                 said, session_id = [], f"{number}/{clock.now()}"
             prompt = said + [next(ids) for _ in range(NEW_TOKENS)]
             # Patience is that for a turn whose conversation is there: what keeping it promises.

@@ -16,7 +16,7 @@ from catalog.errors import StagingFailed
 from pool.artifacts.partial import NOTE_BYTES, PartialFile, Range, split
 
 _READ_BYTES: Final = 2**20
-_MOST_WAIT_S: Final = 60.0
+_MAX_WAIT_S: Final = 60.0
 _REDIRECTS: Final = 5
 _REFUSED: Final = (401, 403, 404, 410, 416)
 """Statuses after which another try would get the same."""
@@ -128,7 +128,7 @@ class Downloader:
                     file.restart()
                     begin = 0
                 wait_s = self._limits.backoff_s * 2 ** max(0, failures - 1)
-                await asyncio.sleep(min(_MOST_WAIT_S, max(wait_s, error.wait_s)))
+                await asyncio.sleep(min(_MAX_WAIT_S, max(wait_s, error.wait_s)))
 
     async def _attempt(self, url: str, file: PartialFile, part: Range, whole: bool) -> int:
         """Get ``part``, or the beginning of it; returns how many of its bytes came. Raises

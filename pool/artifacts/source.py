@@ -35,7 +35,7 @@ _SMALL: Final = (
 )
 _INDEX: Final = "model.safetensors.index.json"
 _SHARD: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-_MOST_FILES: Final = 10_000
+_MAX_FILES: Final = 10_000
 _PICKLES: Final = ("*.bin", "*.pth", "*.pt")
 _NO_WEIGHTS: Final = ("training_args.bin", "optimizer.*", "scheduler.*")
 
@@ -168,9 +168,9 @@ def _checked(file: SourceFile) -> SourceFile:
 def _bounded(choice: Choice) -> Choice:
     """Return ``choice`` if its files have names and sizes that files have. Raises
     ``StagingFailed``."""
-    if len(choice.files) > _MOST_FILES:
+    if len(choice.files) > _MAX_FILES:
         raise StagingFailed(
-            f"a model of {len(choice.files)} files, where at most {_MOST_FILES} make sense"
+            f"a model of {len(choice.files)} files, where at most {_MAX_FILES} make sense"
         )
     for file in choice.files:
         is_plain = file.path.isprintable() and str(PurePosixPath(file.path)) == file.path

@@ -20,7 +20,7 @@ async def test_both_kinds_and_the_disk_are_measured_in_each_round(
         asked.append((await request.json())["durable"])
         return web.json_response({}, status=202)
 
-    monkeypatch.setattr(journal, "_MOST_QUEUED", float("inf"))  # however slow the machine is
+    monkeypatch.setattr(journal, "_MAX_QUEUED", float("inf"))  # however slow the machine is
     monkeypatch.setattr(journal, "_ALONE", 3)
     app = web.Application()
     app.router.add_post("/v2/tasks", submit)

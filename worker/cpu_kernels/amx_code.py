@@ -23,7 +23,7 @@ from llvmlite import ir
 
 from worker.cpu_kernels.native import Vectors, cgutils
 
-MOST_ROWS: Final = 32
+MAX_ROWS: Final = 32
 TURN_BYTES: Final = 2048
 """Bytes of weights that one turn of the loop takes: 32 inputs of 32 outputs."""
 LINES: Final = 16

@@ -15,7 +15,7 @@ from worker.cpu_kernels import amx_code, native
 from worker.cpu_kernels.block_products import Form
 from worker.cpu_kernels.native import Vectors, intrinsic, types
 
-MOST_ROWS: Final = 12
+MAX_ROWS: Final = 12
 """Most rows at once: with two vectors each, sums take 24 of AVX-512's 32 registers."""
 BLOCK_OUTPUTS: Final = 32
 TURN_BYTES: Final = 128
@@ -83,7 +83,7 @@ def block_sums(
         write = Vectors(builder)
         end = builder.append_basic_block("end")
         switch = builder.switch(count, end)
-        for number in range(1, MOST_ROWS + 1):
+        for number in range(1, MAX_ROWS + 1):
             case = builder.append_basic_block(f"rows{number}")
             switch.add_case(_long(number), case)
             builder.position_at_end(case)

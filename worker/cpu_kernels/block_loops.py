@@ -11,7 +11,7 @@ import numpy as np
 
 from worker.cpu_kernels import amx_code, block_code
 from worker.cpu_kernels.amx_code import LINES, TURN_INPUTS
-from worker.cpu_kernels.amx_code import MOST_ROWS as PASS_ROWS
+from worker.cpu_kernels.amx_code import MAX_ROWS as PASS_ROWS
 from worker.cpu_kernels.block_code import (
     BLOCK_OUTPUTS,
     CACHE_LINE,
@@ -126,7 +126,7 @@ def _finish_block(
 def multiply(form: int, is_gated: bool) -> Task:
     """Compile the product of a job (``Arguments``) with weights of ``Form(form)``."""
     code = amx_code if form == Form.TILES else block_code
-    most_rows, turn_bytes = code.MOST_ROWS, code.TURN_BYTES
+    most_rows, turn_bytes = code.MAX_ROWS, code.TURN_BYTES
     is_tiled = form == Form.TILES
     size = FIRST_ARGUMENT + len(AT)
     width = BLOCK_OUTPUTS // 2 if is_gated else BLOCK_OUTPUTS

@@ -46,7 +46,7 @@ _PASSES_AT_ONCE: Final = 16
 """Most passes that go through a panel in a row; their sums of a block are 64 KiB."""
 _BLOCKS_AT_ONCE: Final = 7
 """Most blocks whose same panel is gone through before the next panel."""
-_MOST_ROUNDED_BYTES: Final = 1 << 20
+_MAX_ROUNDED_BYTES: Final = 1 << 20
 """Most bytes of rounded rows before blocks share panels: more would come from beyond the second
 cache anew for each block."""
 
@@ -168,7 +168,7 @@ class Product:
             panels = -(-turns // PANEL_TURNS)
             passes = -(-count // _PASS_ROWS)
             passes_at_once = -(-passes // -(-passes // _PASSES_AT_ONCE))
-            if room.nbytes > _MOST_ROUNDED_BYTES and blocks >= 2 * _FEWEST_PARTS * threads:
+            if room.nbytes > _MAX_ROUNDED_BYTES and blocks >= 2 * _FEWEST_PARTS * threads:
                 parts = threads * max(_FEWEST_PARTS, -(-blocks // (_BLOCKS_AT_ONCE * threads)))
                 blocks_at_once = -(-blocks // parts)
         job = _Job(

@@ -62,7 +62,7 @@ from worker.scheduler.refusal import Limits, refused
 from worker.scheduler.request import Request, make_request
 from worker.scheduler.step_time import StepTime
 
-MOST_WAIT_S: Final = 0.1
+MAX_WAIT_S: Final = 0.1
 """Longest time in seconds that a backend may wait for work, unless a deadline is nearer."""
 LEAST_WAIT_S: Final = 0.001
 STATS_AGE_S: Final = 0.02
@@ -393,10 +393,10 @@ class SteppedEngine:
             self._step_began = None
 
     def _patience_s(self) -> float:
-        """Seconds until the next deadline, ``LEAST_WAIT_S`` to ``MOST_WAIT_S``."""
+        """Seconds until the next deadline, ``LEAST_WAIT_S`` to ``MAX_WAIT_S``."""
         now = self._clock()
         slow_s = self._step_time.slow_step_s(0)
-        nearest = now + MOST_WAIT_S
+        nearest = now + MAX_WAIT_S
         for request in itertools.chain(self._running.values(), self._waiting):
             early_s = slow_s if request.ends_cleanly else 0.0
             nearest = min(nearest, request.deadline - early_s)

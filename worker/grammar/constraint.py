@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LONG_MASK_S: Final = 0.01
 """CPU seconds after which a mask counts as slow. One usually takes some hundred microseconds; the
 library's limits allow ten times this."""
-MOST_OVERRUN_S: Final = 0.5
+MAX_OVERRUN_S: Final = 0.5
 """CPU seconds beyond ``LONG_MASK_S`` that all masks of one text may take together, since other rows
 wait for each."""
 
@@ -106,7 +106,7 @@ class Constraint:
         self._overrun_s += max(0.0, time.thread_time() - began - LONG_MASK_S)
         if matcher.is_error():
             self.error = problem(matcher.get_error())
-        elif self._overrun_s > MOST_OVERRUN_S:
+        elif self._overrun_s > MAX_OVERRUN_S:
             self.error = "the grammar takes too much work for each token: make it less ambiguous"
         if self.error:
             words[:] = 0xFFFFFFFF

@@ -24,7 +24,7 @@ from worker.kv_disk.block_file import BlockFormat, Bytes, write_whole
 from worker.log import engine_log
 
 _FREE_SHARE: Final = 0.2
-_MOST_FREE_BYTES: Final = 20 * 2**30
+_MAX_FREE_BYTES: Final = 20 * 2**30
 """Most bytes left free for others: ``_FREE_SHARE`` of the file system (WK-5), but no more than
 this, since what others write does not grow with the disk."""
 _BLOCK_FILE: Final = re.compile(r"[0-9a-f]{64}\.safetensors")
@@ -209,7 +209,7 @@ class BlockStore:
         except OSError as error:
             self._failed("written", error)
             return math.inf
-        spared = min(int(total_bytes * _FREE_SHARE), _MOST_FREE_BYTES)
+        spared = min(int(total_bytes * _FREE_SHARE), _MAX_FREE_BYTES)
         return spared + size - free_bytes
 
     def _drop(self, block_hash: bytes) -> None:

@@ -35,9 +35,9 @@ _NOT_ENFORCED: Final = re.compile(
 )
 """The library's warnings about what it ignores: keywords, a format, or a sentence that begins with
 the keyword."""
-_MOST_STATES: Final = 4096
+_MAX_STATES: Final = 4096
 """Most states that ``multipleOf`` may cost: the least common multiple of all in a schema."""
-_MOST_ERROR_CHARS: Final = 240
+_MAX_ERROR_CHARS: Final = 240
 _ESCAPED_LETTER: Final = re.compile(r"\\u00[4-7]")
 _MULTIPLE: Final = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]{1,40})')
 
@@ -131,7 +131,7 @@ def problem(message: str) -> str:
         return 'a oneOf whose branches overlap cannot be enforced: "strict": false, or anyOf'
     if said.startswith("Unimplemented keys"):
         said += '; "strict": false passes over what cannot be enforced'
-    return f"the grammar cannot be used: {excerpt(said, _MOST_ERROR_CHARS)}"
+    return f"the grammar cannot be used: {excerpt(said, _MAX_ERROR_CHARS)}"
 
 
 def _json_source(schema: Any, grammar: Grammar) -> str:
@@ -189,12 +189,12 @@ def _check_multiples(schema: Any) -> None:
             left += value.values()
             factor = value.get("multipleOf")
             if isinstance(factor, int | float) and factor == factor:
-                while factor != int(factor) and factor < _MOST_STATES:
+                while factor != int(factor) and factor < _MAX_STATES:
                     factor *= 10
                 states = math.lcm(states, max(1, abs(int(min(factor, 2**53)))))
-                if states > _MOST_STATES:
+                if states > _MAX_STATES:
                     raise InvalidGrammar(
-                        f"the schema's multipleOf take more than {_MOST_STATES} states together"
+                        f"the schema's multipleOf take more than {_MAX_STATES} states together"
                     )
 
 

@@ -17,9 +17,9 @@ from worker.pinned import upload
 from worker.protocol import PromptLogprobs
 from worker.scheduler.plan import Plan, Row
 
-_MOST_LOGITS = 2**23
+_MAX_LOGITS = 2**23
 """Most logits made at a time: 32 MiB as float32, and as much again for log-probabilities."""
-_MOST_TOKENS = 512
+_MAX_TOKENS = 512
 """Most tokens scored at a time; their numbers are sent as one piece."""
 
 
@@ -85,7 +85,7 @@ def score_prompts(
     ``logits_of`` [rows, hidden] gives float32 logits [rows, vocabulary].
     """
     pieces: list[_Piece] = []
-    most = max(1, min(_MOST_TOKENS, _MOST_LOGITS // vocab_size))
+    most = max(1, min(_MAX_TOKENS, _MAX_LOGITS // vocab_size))
     begin = plan.decodes  # a row among these has nothing but the last token to compute
     for index in range(plan.decodes, len(plan.rows)):
         row = plan.rows[index]

@@ -28,7 +28,7 @@ SURE: Final = 1.3
 LOST: Final = 0.6
 LEAST_SHARE: Final = 1 / 16
 """Least share of the time of steps that prompts get, so that none starves."""
-_MOST_NEEDS: Final = 3
+_MAX_NEEDS: Final = 3
 """Most different paces needed by prompts that are compared."""
 
 
@@ -145,7 +145,7 @@ class Stalls:
             needed_s += [(one.time_s, one.work_s * stretch) for one in paced]
             return sum(_chance(*times_s) for times_s in needed_s)
 
-        return max([pace_s, *needs[:_MOST_NEEDS]], key=chances)
+        return max([pace_s, *needs[:_MAX_NEEDS]], key=chances)
 
     def _chunk(self, others: int, most: int) -> int:
         """Tokens of the credit to spend: what ends a tile, at least a block, or all that a step

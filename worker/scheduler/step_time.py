@@ -12,7 +12,7 @@ _BOUND_SAFETY: Final = 0.8
 _CLEARLY_FASTER: Final = 0.9
 _DEVIATIONS: Final = 4
 _WORST_FADES: Final = 1 / 512
-_MOST_EXCESS: Final = 4.0
+_MAX_EXCESS: Final = 4.0
 """Largest excess that counts, in mean steps: beyond that it is an accident, no reason to end jobs
 early or to cut prompts into smaller chunks."""
 
@@ -62,7 +62,7 @@ class StepTime:
         plus the recent worst where that is more: disturbances are not distributed like noise.
         """
         expected_s = self._expected_s(prompt_tokens)
-        worst_s = min(self._worst_s, _MOST_EXCESS * expected_s)
+        worst_s = min(self._worst_s, _MAX_EXCESS * expected_s)
         return expected_s + max(_DEVIATIONS * self._deviation_s, worst_s)
 
     @property
@@ -116,7 +116,7 @@ class StepTime:
         if self._prompt_tokens:
             # An accident says nothing about the cost of prompts; a new speed is learnt in a few
             # steps.
-            duration_s = min(duration_s, _MOST_EXCESS * self._expected_s(tokens))
+            duration_s = min(duration_s, _MAX_EXCESS * self._expected_s(tokens))
         fade = 1 - _SMOOTHING
         self._prompt_steps = self._prompt_steps * fade + 1
         self._prompt_tokens = self._prompt_tokens * fade + tokens

@@ -20,7 +20,7 @@ from worker.settings import WorkerSettings
 
 LAST_WORDS_S: Final = 0.5
 """Seconds that the last answers have to leave through Triton."""
-MOST_S: Final = 5.0
+MAX_S: Final = 5.0
 """Seconds that jobs have to be answered; a failed engine may not be able to end them all."""
 TIMES_USUAL: Final = 50.0
 """A step has not hung before it took this many times the usual time."""
@@ -33,7 +33,7 @@ STUCK_ON_GPU_S: Final = 1.0
 """Seconds after which they are told on a GPU, where no other process delays a step, or
 ``STUCK_SHARE`` of ``TIMES_USUAL`` times the usual time where that is longer."""
 LOOK_S: Final = 0.25
-MOST_LOOK_S: Final = 1.0
+MAX_LOOK_S: Final = 1.0
 """Most seconds counted between two looks: any more was a standstill of the whole process."""
 ENGINE_THREAD: Final = "tidegate-engine"
 
@@ -64,7 +64,7 @@ class StepWatch:
             self._began_at = None if step is None else step.began_at
             self._seen_s = 0.0
             return
-        self._seen_s += min(passed_s, MOST_LOOK_S)
+        self._seen_s += min(passed_s, MAX_LOOK_S)
         usual = TIMES_USUAL * step.usual_s or TIMES_UNKNOWN * self._timeout_s
         self._limit_s = max(self._timeout_s, usual)
         self._stuck_after_s = STUCK_SHARE * self._limit_s
@@ -119,7 +119,7 @@ class FailureWatch:
             return
         left = len(self._emitter.job_replies)
         waited_s = self._clock() - self._noticed_at
-        if waited_s >= (MOST_S if left else LAST_WORDS_S):
+        if waited_s >= (MAX_S if left else LAST_WORDS_S):
             self._is_over = True
             service_log.critical(
                 "the engine has %s: ending the process, %d jobs unanswered; its supervisor"

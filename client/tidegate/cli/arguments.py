@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-MOST_INSTANCES = 128
+MAX_INSTANCES = 128
 """Most Tritons on one machine."""
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -54,7 +54,7 @@ RATE = Number("rate", 1e-6, math.inf, "must be a number above 0", is_whole=False
 
 
 class Instances(Number):
-    """Number of Tritons, from 1 to ``MOST_INSTANCES``."""
+    """Number of Tritons, from 1 to ``MAX_INSTANCES``."""
 
     def __init__(self) -> None:
         super().__init__("number", 1, math.inf, "must be at least 1")
@@ -63,8 +63,8 @@ class Instances(Number):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float | int:
         number = super().convert(value, param, ctx)
-        if number > MOST_INSTANCES:
-            self.fail(f"must be at most {MOST_INSTANCES}, got {number}", param, ctx)
+        if number > MAX_INSTANCES:
+            self.fail(f"must be at most {MAX_INSTANCES}, got {number}", param, ctx)
         return number
 
 

@@ -15,8 +15,8 @@ from tidegate.cli.arguments import DEFAULT_URL
 if TYPE_CHECKING:
     from tidegate.sync import SyncClient
 
-_MOST_S = 0.5
-_MOST = 50
+_MAX_S = 0.5
+_MAX = 50
 
 Completes = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -52,7 +52,7 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
         ctx,
         incomplete,
         lambda client: [
-            (task.task_id, task.outcome or task.status) for task in client.tasks(limit=_MOST).tasks
+            (task.task_id, task.outcome or task.status) for task in client.tasks(limit=_MAX).tasks
         ],
     )
 
@@ -65,7 +65,7 @@ def session_ids(
         incomplete,
         lambda client: [
             (each.session_id, f"{each.turns} turns")
-            for each in client.sessions.list(limit=_MOST).sessions
+            for each in client.sessions.list(limit=_MAX).sessions
         ],
     )
 
@@ -81,7 +81,7 @@ def _ask(
     url = ctx.params.get("url") or os.environ.get("TIDEGATE_URL") or DEFAULT_URL
     token = ctx.params.get("token") or os.environ.get("TIDEGATE_TOKEN")
     try:
-        with SyncClient(url, token=token, retries=NO_RETRIES) as client, deadline(_MOST_S):
+        with SyncClient(url, token=token, retries=NO_RETRIES) as client, deadline(_MAX_S):
             known = names(client)
     except (TidegateError, ValueError):
         return []

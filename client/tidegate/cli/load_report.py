@@ -119,5 +119,5 @@ class Report(msgspec.Struct, frozen=True):
                 ("whole, met", self.total_ms),
             )
         ]
-        columns = ("", "P50", "P90", "P99", "MOST")
+        columns = ("", "P50", "P90", "P99", "MAX")
         out.print(table(columns, rows, numbers=columns[1:]))

@@ -25,7 +25,7 @@ DIALECT = "anthropic"
 ENDPOINT = "/v1/messages"
 _WINDOW = "24h"
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
-_MOST_PER_PAGE = 1000
+_MAX_PER_PAGE = 1000
 _PIECE_BYTES = 2**18
 _UNSERVED = {Kind.EXPIRED: "expired", Kind.CANCELLED: "canceled"}
 
@@ -84,7 +84,7 @@ async def create(request: web.Request) -> web.Response:
 async def batches(request: web.Request) -> web.Response:
     """The key's batches, the newest first."""
     own = await batches_of(request).batches(owner_of(request), DIALECT)
-    page = page_of(own, request.query, most=_MOST_PER_PAGE, after="after_id", before="before_id")
+    page = page_of(own, request.query, most=_MAX_PER_PAGE, after="after_id", before="before_id")
     return json_response(page.told(shape))
 
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
 
-MOST_CONNECTIONS = 256
+MAX_CONNECTIONS = 256
 """Most connections at a time; beyond that, the one that has been silent for longest is closed."""
 HEAD_BYTES = 8192
 IDLE_S = 60.0
@@ -178,7 +178,7 @@ class Responder:
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if len(self._connections) >= MOST_CONNECTIONS:
+            if len(self._connections) >= MAX_CONNECTIONS:
                 self._make_room()
             self._connections[sock.fileno()] = _Connection(sock, self._answers, time.monotonic())
             self._selector.register(sock, selectors.EVENT_READ)

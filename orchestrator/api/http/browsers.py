@@ -29,7 +29,7 @@ _METHODS = "GET, HEAD, POST, DELETE"
 _MAX_AGE_S = 600
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/@]+)(?::\d*)?", re.ASCII | re.IGNORECASE)
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]+(?:[ \t]*,[ \t]*[A-Za-z0-9_-]+)*", re.ASCII)
-_MOST_HEADER_NAMES = 2048
+_MAX_HEADER_NAMES = 2048
 """Most characters of a list of header names; OpenAI's SDK asks for about 300."""
 _EXPOSED = ", ".join(
     (
@@ -111,7 +111,7 @@ class Browsers:
             "Access-Control-Max-Age": str(_MAX_AGE_S),
         }
         asked = headers.get("Access-Control-Request-Headers", "")
-        if len(asked) <= _MOST_HEADER_NAMES and _HEADER_NAMES.fullmatch(asked):
+        if len(asked) <= _MAX_HEADER_NAMES and _HEADER_NAMES.fullmatch(asked):
             answer["Access-Control-Allow-Headers"] = ", ".join(map(str.strip, asked.split(",")))
         return web.Response(status=204, headers=answer)
 

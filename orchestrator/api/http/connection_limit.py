@@ -20,7 +20,7 @@ RESERVED_CONNECTIONS = 16
 MIN_CONNECTIONS = 2 * RESERVED_CONNECTIONS
 _TURNED_AWAY = 64
 """Connections beyond those allowed that can be open at a time, to be heard and answered."""
-_MOST_OF_ONE = 0.75
+_MAX_OF_ONE = 0.75
 """Share (0 to 1) of the connections that one address may have, and one key where there are
 several."""
 
@@ -42,7 +42,7 @@ class KeyShares:
 
     def __init__(self, most: int) -> None:
         """``most`` is the bound on all connections."""
-        self._most = max(1, int(_MOST_OF_ONE * (most - RESERVED_CONNECTIONS)))
+        self._most = max(1, int(_MAX_OF_ONE * (most - RESERVED_CONNECTIONS)))
         self._by_key: Counter[str] = Counter()
 
     @contextmanager
@@ -80,7 +80,7 @@ class ConnectionLimit:
         Where there are too many of those, the one that has been silent for longest is closed.
         """
         own = self._by_address[address]
-        most_of_one = max(1, _MOST_OF_ONE * self._usual)
+        most_of_one = max(1, _MAX_OF_ONE * self._usual)
         if self._by_address.total() < self._usual and own < most_of_one:
             self._by_address[address] += 1
             return True

@@ -76,7 +76,7 @@ _GO_STEP = re.compile(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})(ns|us|µs|μs|ms|s|m|
 _GO_DURATION = re.compile(rf"[+-]?(?:0|(?:{_GO_STEP.pattern})+)", re.ASCII)
 _GO_UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 _GO_UNIT_S |= {"m": 60.0, "h": 3600.0}
-_MOST_BARE_S = 3600.0
+_MAX_BARE_S = 3600.0
 """Largest number without a unit that is taken as seconds in a header that some write in seconds and
 some in milliseconds."""
 
@@ -255,7 +255,7 @@ def _seconds_or_duration(value: str) -> float | None:
     stated = _amount(value)
     if stated is None:
         return _go_duration_s(value)
-    return stated if stated <= _MOST_BARE_S else None
+    return stated if stated <= _MAX_BARE_S else None
 
 
 _DEADLINES_OF_OTHERS: Mapping[str, _Read] = {

@@ -53,14 +53,14 @@ NULL = msgspec.Raw(b"null")
 Unused = msgspec.Raw
 """Type of fields that are accepted and not even decoded, which could take long, because they do not
 change the answer."""
-_MOST_LOOKED_AT = 256
+_MAX_LOOKED_AT = 256
 """Most bytes that are decoded of a field of which only some values are served; those are short."""
 _NAME = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 """Names that are safe in headers, logs and metrics; the same as for correlation ids."""
 _CAPABILITY = re.compile(r"\d{1,3}\.\d{1,3}", re.ASCII)
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _bias_decoder = msgspec.json.Decoder(dict[str, float] | None)
-_MOST_BIAS_BYTES = 64 * 1024
+_MAX_BIAS_BYTES = 64 * 1024
 """Bound on ``logit_bias``: as many entries as are allowed take less, and many more take long to
 decode."""
 
@@ -272,7 +272,7 @@ def refuse_unserved(body: msgspec.Struct, served: Mapping[str, Served]) -> None:
     for field, (fits, expected, is_hint) in served.items():
         value = getattr(body, field, None)
         if isinstance(value, msgspec.Raw):
-            is_short = len(memoryview(value)) <= _MOST_LOOKED_AT
+            is_short = len(memoryview(value)) <= _MAX_LOOKED_AT
             try:
                 value = msgspec.json.decode(value) if is_short else ...
             except msgspec.DecodeError:  # a number without end, half a surrogate pair
@@ -385,7 +385,7 @@ def read_idle_keep_s(stated: float, config: SessionConfig) -> float:
 
 
 def _logit_bias(stated: msgspec.Raw) -> tuple[tuple[int, float], ...]:
-    if len(memoryview(stated)) > _MOST_BIAS_BYTES:
+    if len(memoryview(stated)) > _MAX_BIAS_BYTES:
         raise InvalidRequest(
             f"logit_bias must have at most {MAX_LOGIT_BIASES} tokens", field="logit_bias"
         )

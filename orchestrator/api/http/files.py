@@ -13,7 +13,7 @@ from orchestrator.api.config import CONFIG
 _PIECE = 64 * 1024
 """Bytes that a slow client must read within its time limit."""
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)", re.ASCII)
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 
 
 class _Span(NamedTuple):
@@ -85,4 +85,4 @@ def _place(digits: str) -> int:
     """A number of bytes. A number of very many digits is beyond the end of any file, and may be
     more than ``int`` takes."""
     digits = digits.lstrip("0")
-    return sys.maxsize if len(digits) > _MOST_DIGITS else int(digits or "0")
+    return sys.maxsize if len(digits) > _MAX_DIGITS else int(digits or "0")

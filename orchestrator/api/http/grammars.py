@@ -16,7 +16,7 @@ from worker.protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGram
 
 T = TypeVar("T")
 
-_MOST_ERROR_CHARS = 200
+_MAX_ERROR_CHARS = 200
 _ROOM_BYTES = 4096
 """Bytes allowed for what surrounds a schema."""
 
@@ -165,7 +165,7 @@ def _decode(field: str, value: msgspec.Raw, reader: Reader[T]) -> T:
     try:
         return reader.read(value, field)
     except msgspec.DecodeError as error:
-        raise _unfit(field, excerpt(str(error), _MOST_ERROR_CHARS)) from None
+        raise _unfit(field, excerpt(str(error), _MAX_ERROR_CHARS)) from None
     except RecursionError:
         raise _unfit(field, "it is nested too deeply") from None
 

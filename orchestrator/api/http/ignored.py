@@ -17,12 +17,12 @@ from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
 
 IGNORED_HEADER = "x-tidegate-ignored"
-MOST_NAMES = 32
+MAX_NAMES = 32
 """Most names that are reported for one request."""
-MOST_LOGGED = 500
+MAX_LOGGED = 500
 """Most names that are remembered, so that each is logged once."""
-_MOST_NAME_CHARS = 64
-_MOST_HEADER_CHARS = 1024
+_MAX_NAME_CHARS = 64
+_MAX_HEADER_CHARS = 1024
 _AND_MORE = "..."
 _UNFIT = re.compile(r"[^A-Za-z0-9_.$@/:+=-]", re.ASCII)
 """Characters that are unfit for a header, and for a log that is read as a table."""
@@ -38,11 +38,11 @@ class Ignored:
         """Whether there are more that are not named."""
 
     def add(self, place: str, name: str) -> None:
-        name = _UNFIT.sub("?", name[:_MOST_NAME_CHARS])
+        name = _UNFIT.sub("?", name[:_MAX_NAME_CHARS])
         path = f"{place}.{name}" if place else name
         if path in self.places:
             return
-        if len(self.places) >= MOST_NAMES:
+        if len(self.places) >= MAX_NAMES:
             self.has_more = True
             return
         self.places[path] = place
@@ -52,7 +52,7 @@ class Ignored:
         told = ""
         for name in self.places:
             longer = f"{told}, {name}" if told else name
-            if len(longer) > _MOST_HEADER_CHARS:
+            if len(longer) > _MAX_HEADER_CHARS:
                 return f"{told}, {_AND_MORE}"
             told = longer
         return f"{told}, {_AND_MORE}" if self.has_more else told
@@ -75,7 +75,7 @@ class IgnoredFields:
         """Log and count what was ignored in a request to ``route``, as the router spells it."""
         for name, place in ignored.places.items():
             self._counter.labels(route, place or "body").inc()
-            if (route, name) in self._logged or len(self._logged) >= MOST_LOGGED:
+            if (route, name) in self._logged or len(self._logged) >= MAX_LOGGED:
                 continue
             self._logged.add((route, name))
             service_log.info(
@@ -83,7 +83,7 @@ class IgnoredFields:
                 "(TIDEGATE_HTTP__STRICT_FIELDS=true refuses it).",
                 extra=fields(route=route, ignored=name),
             )
-            if len(self._logged) == MOST_LOGGED:
+            if len(self._logged) == MAX_LOGGED:
                 service_log.info(
                     "No more ignored fields are logged; answers still name them.",
                     extra=fields(header=IGNORED_HEADER),

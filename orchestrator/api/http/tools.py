@@ -12,10 +12,10 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.parsing.tool_use import ToolUse
 from orchestrator.tasks.tools import JsonObject, Tool, ToolCall
 
-MOST_TOOLS = 512
-MOST_TOOL_BYTES = 512 * 1024
+MAX_TOOLS = 512
+MAX_TOOL_BYTES = 512 * 1024
 """Most bytes of a request's tools all together, because they are rendered into its prompt."""
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Most levels of a schema or of arguments: code that walks them recurses once per level."""
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
 UNREADABLE = "INVALID_JSON"
@@ -74,24 +74,24 @@ def read_object(data: str | bytes, what: str, where: str) -> JsonObject:
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         raise InvalidRequest(f"{what} must be a JSON object", field=where) from None
     level: list[object] = [value]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return value
-    raise InvalidRequest(f"{what} must not be nested deeper than {MOST_DEPTH}", field=where)
+    raise InvalidRequest(f"{what} must not be nested deeper than {MAX_DEPTH}", field=where)
 
 
 def require_bounds(raw: msgspec.Raw, field: str = "tools") -> None:
     """Raise ``InvalidRequest`` for tools of too many bytes, before they are decoded."""
-    if len(memoryview(raw)) > MOST_TOOL_BYTES:
-        raise InvalidRequest(f"{field} must have at most {MOST_TOOL_BYTES} bytes", field=field)
+    if len(memoryview(raw)) > MAX_TOOL_BYTES:
+        raise InvalidRequest(f"{field} must have at most {MAX_TOOL_BYTES} bytes", field=field)
 
 
 def require_known(use: ToolUse, field: str = "tool_choice") -> None:
     """Raise ``InvalidRequest`` for a choice of a tool that does not exist, or for too many
     tools."""
-    if len(use.tools) > MOST_TOOLS:
-        raise InvalidRequest(f"tools: at most {MOST_TOOLS}, got {len(use.tools)}", field="tools")
+    if len(use.tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(use.tools)}", field="tools")
     if use.only and all(tool.name != use.only for tool in use.tools):
         raise InvalidRequest(f"{field}: tools has none of that name", field=field)
 

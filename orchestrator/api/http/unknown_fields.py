@@ -11,10 +11,10 @@ import msgspec.inspect as types
 
 from orchestrator.api.http.ignored import Ignored
 
-_MOST_BYTES = 2**20
+_MAX_BYTES = 2**20
 """Longest text that is searched; parsing it takes some twenty times its size. For longer ones only
 one name is reported."""
-_MOST_OBJECTS = 1_000
+_MAX_OBJECTS = 1_000
 """Most objects that are parsed, at some microseconds each: clients send the same names in all of
 them."""
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -29,7 +29,7 @@ def put_down_unknown(
     a body and has already been read as that type. Returns whether any was found; a long text is not
     searched."""
     length = len(text) if isinstance(text, str) else len(memoryview(text))
-    if length > _MOST_BYTES:
+    if length > _MAX_BYTES:
         return False
     before = len(ignored.places)
     try:
@@ -42,7 +42,7 @@ def put_down_unknown(
 class _Search:
     def __init__(self, ignored: Ignored) -> None:
         self._ignored = ignored
-        self._left = _MOST_OBJECTS
+        self._left = _MAX_OBJECTS
 
     def look(self, value: msgspec.Raw, shape: types.Type, place: str) -> None:
         """Search ``value``, which has that shape."""

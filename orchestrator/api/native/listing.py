@@ -15,7 +15,7 @@ from orchestrator.slots.slot import Slot
 from orchestrator.tasks.task import Task
 
 USUAL_LIMIT = 100
-MOST = 1000
+MAX = 1000
 
 STATUSES = ("queued", "dispatched", "running", "ended")
 
@@ -96,8 +96,8 @@ def read_limit(text: str | None) -> int:
     if text is None:
         return USUAL_LIMIT
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
-    if not 1 <= number <= MOST:
+    if not 1 <= number <= MAX:
         raise InvalidRequest(
-            f"limit must be a whole number from 1 to {MOST}, got {text[:64]!r}", field="limit"
+            f"limit must be a whole number from 1 to {MAX}, got {text[:64]!r}", field="limit"
         )
     return number

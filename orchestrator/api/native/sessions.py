@@ -15,7 +15,7 @@ from orchestrator.sessions.session import Kind, Session
 from orchestrator.sessions.store import SessionStore
 from orchestrator.tasks.job import Message
 
-PAGE, MOST = 20, 100
+PAGE, MAX = 20, 100
 _NUMBER = re.compile(r"\d{1,15}", re.ASCII)
 _reader = Reader(SessionRequest)
 
@@ -47,8 +47,8 @@ async def listing(request: web.Request) -> web.Response:
     """List the key's own sessions, oldest first, a page at a time."""
     store = request.app[ORCHESTRATOR].sessions
     limit = _query(request, "limit", PAGE)
-    if not 1 <= limit <= MOST:
-        raise InvalidRequest(f"limit must be 1 to {MOST}, got {limit}", field="limit")
+    if not 1 <= limit <= MAX:
+        raise InvalidRequest(f"limit must be 1 to {MAX}, got {limit}", field="limit")
     found, is_more = store.page(
         request[CONTEXT].key.fingerprint, _query(request, "after", 0), limit
     )

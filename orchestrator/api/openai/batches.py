@@ -15,8 +15,8 @@ from orchestrator.errors import InvalidRequest
 
 DIALECT = "openai"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-_MOST_PER_PAGE = 100
-_MOST_PAIRS, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
+_MAX_PER_PAGE = 100
+_MAX_PAIRS, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
 _STAMPS = (
     Status.IN_PROGRESS,
     Status.FINALIZING,
@@ -87,7 +87,7 @@ async def create(request: web.Request) -> web.Response:
 async def batches(request: web.Request) -> web.Response:
     """The key's batches, the newest first."""
     own = await batches_of(request).batches(owner_of(request), DIALECT)
-    return json_response(page_of(own, request.query, most=_MOST_PER_PAGE).told(shape))
+    return json_response(page_of(own, request.query, most=_MAX_PER_PAGE).told(shape))
 
 
 async def retrieve(request: web.Request) -> web.Response:
@@ -159,11 +159,11 @@ def _checked(body: BatchRequest) -> BatchRequest:
     if body.endpoint not in ENDPOINTS:
         raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", field="endpoint")
     metadata = body.metadata or {}
-    if len(metadata) > _MOST_PAIRS or any(
+    if len(metadata) > _MAX_PAIRS or any(
         len(key) > _KEY_CHARS or len(value) > _VALUE_CHARS for key, value in metadata.items()
     ):
         raise InvalidRequest(
-            f"metadata must have at most {_MOST_PAIRS} pairs, keys of {_KEY_CHARS} characters and "
+            f"metadata must have at most {_MAX_PAIRS} pairs, keys of {_KEY_CHARS} characters and "
             f"values of {_VALUE_CHARS}",
             field="metadata",
         )

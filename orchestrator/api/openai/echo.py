@@ -21,9 +21,9 @@ from worker.protocol import PromptLogprobs, TokenLogprob
 
 T = TypeVar("T")
 
-MOST_NUMBERS = 2**18
+MAX_NUMBERS = 2**18
 """Most log-probabilities that an answer may have of its prompts: some 10 MB of JSON."""
-MOST_STREAMED_NUMBERS = 2**15
+MAX_STREAMED_NUMBERS = 2**15
 """Most log-probabilities of prompts in a stream, where they are one event."""
 
 _TOKENS_AT_ONCE = 1024
@@ -38,7 +38,7 @@ _Turns = Generator[None, None, T]
 
 def require_few_numbers(tokens: int, top: int, *, is_streamed: bool) -> None:
     """Check that an answer may cover so many prompt tokens. Raises ``InvalidRequest``."""
-    numbers, most = tokens * (top + 1), MOST_STREAMED_NUMBERS if is_streamed else MOST_NUMBERS
+    numbers, most = tokens * (top + 1), MAX_STREAMED_NUMBERS if is_streamed else MAX_NUMBERS
     if numbers > most:
         raise InvalidRequest(
             f"{tokens} prompt tokens, all choices together, with {top} alternatives each are "
@@ -51,7 +51,7 @@ def require_few_numbers(tokens: int, top: int, *, is_streamed: bool) -> None:
 
 def require_short_echo(tokens: int, *, is_streamed: bool) -> None:
     """Check that an answer may repeat so many prompt tokens. Raises ``InvalidRequest``."""
-    most = MOST_STREAMED_NUMBERS if is_streamed else MOST_NUMBERS
+    most = MAX_STREAMED_NUMBERS if is_streamed else MAX_NUMBERS
     if tokens > most:
         raise InvalidRequest(
             f"echo would repeat {tokens} prompt tokens, all choices together, and an answer "

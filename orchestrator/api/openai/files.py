@@ -19,8 +19,8 @@ PURPOSE = "batch"
 _PIECE_BYTES = 2**16
 _FIELD_BYTES = 256
 _NAME_CHARS = 256
-_MOST_PARTS = 16
-_MOST_PER_PAGE = 10_000
+_MAX_PARTS = 16
+_MAX_PER_PAGE = 10_000
 _LEAST_KEEP_S = 3600
 
 
@@ -58,7 +58,7 @@ async def files(request: web.Request) -> web.Response:
     own = [file for file in own if purpose in (None, file.purpose)]
     if request.query.get("order") == "asc":
         own.reverse()
-    page = page_of(own, request.query, most=_MOST_PER_PAGE, default=_MOST_PER_PAGE)
+    page = page_of(own, request.query, most=_MAX_PER_PAGE, default=_MAX_PER_PAGE)
     return json_response(page.told(shape))
 
 
@@ -128,7 +128,7 @@ async def _read(request: web.Request, upload: Upload) -> _Form:
     name, fields = None, dict[str, str]()
     reader = await request.multipart()
     try:
-        for _ in range(_MOST_PARTS):
+        for _ in range(_MAX_PARTS):
             async with asyncio.timeout(timeout_s):
                 part = await reader.next()
             if part is None:
@@ -141,7 +141,7 @@ async def _read(request: web.Request, upload: Upload) -> _Form:
             else:
                 fields[part.name or ""] = await _text(part, timeout_s)
         else:
-            raise InvalidRequest(f"the body has more than {_MOST_PARTS} parts")
+            raise InvalidRequest(f"the body has more than {_MAX_PARTS} parts")
     except TimeoutError:
         raise BodyTooSlow(f"the body stopped for {timeout_s:g} s") from None
     return _Form(name, fields)

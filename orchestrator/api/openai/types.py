@@ -21,12 +21,12 @@ from orchestrator.parsing.tool_use import ToolUse
 from orchestrator.tasks.job import Job, Priority, Prompt
 from worker.protocol import OnDeadline
 
-MOST_CHOICES = 128
+MAX_CHOICES = 128
 """Most choices of a request, all prompts together: each is a task of its own. OpenAI's bound for
 ``n``."""
 _Prompts = msgspec.defstruct(
     "_Prompts",
-    [(f"prompt_{at}", msgspec.Raw, NULL) for at in range(MOST_CHOICES)],
+    [(f"prompt_{at}", msgspec.Raw, NULL) for at in range(MAX_CHOICES)],
     array_like=True,
     forbid_unknown_fields=True,
 )
@@ -224,9 +224,9 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
         """How many choices each of so many ``prompts`` gets. Raises ``InvalidRequest`` for too
         many."""
         n = 1 if self.n is None else self.n
-        if not 1 <= n <= MOST_CHOICES:
-            raise InvalidRequest(f"n must be 1 to {MOST_CHOICES}, got {n}", field="n")
-        if n * prompts > MOST_CHOICES:
+        if not 1 <= n <= MAX_CHOICES:
+            raise InvalidRequest(f"n must be 1 to {MAX_CHOICES}, got {n}", field="n")
+        if n * prompts > MAX_CHOICES:
             raise _too_many("n", "choices, those of all prompts together")
         return n
 
@@ -363,7 +363,7 @@ class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, 
                 "best_of must be n in a stream: which choices are the best shows at the end",
                 field="best_of",
             )
-        if self.best_of * prompts > MOST_CHOICES:
+        if self.best_of * prompts > MAX_CHOICES:
             raise _too_many("best_of", "choices, those of all prompts together")
         return self.best_of
 
@@ -386,4 +386,4 @@ def read_prompts(stated: msgspec.Raw, field: str) -> tuple[Prompt, ...]:
 
 
 def _too_many(field: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: at most {MOST_CHOICES} {what}", field=field)
+    return InvalidRequest(f"{field}: at most {MAX_CHOICES} {what}", field=field)

@@ -38,7 +38,7 @@ VerifyEngine = Callable[[EngineEntry, Path], str]
 the first thing that is wrong with it, or an empty string."""
 
 PAGE: Final = 50
-MOST: Final = 200
+MAX: Final = 200
 NICENESS: Final = 10
 """How much nicer a verification is than the service, as in nice(2)."""
 _SETTLED_MS: Final = 2000
@@ -306,9 +306,9 @@ def _without_folders(word: str) -> str:
 
 def _limit(request: web.Request) -> int:
     text = request.query.get("limit", str(PAGE))
-    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MOST))
-    if not (is_short and 1 <= int(text) <= MOST):
-        raise InvalidRequest(f"limit must be 1 to {MOST}, got {text[:32]!r}", field="limit")
+    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MAX))
+    if not (is_short and 1 <= int(text) <= MAX):
+        raise InvalidRequest(f"limit must be 1 to {MAX}, got {text[:32]!r}", field="limit")
     return int(text)
 
 

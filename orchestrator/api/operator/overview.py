@@ -24,7 +24,7 @@ from orchestrator.telemetry.log import service_log
 EVERY_S = 1.0
 HISTORY = 300
 """Most snapshots that are kept, as rows of a few figures each."""
-MOST_WATCHERS = 64
+MAX_WATCHERS = 64
 _encode = msgspec.json.Encoder().encode
 
 
@@ -60,8 +60,8 @@ class Overview:
     def join(self, stream: EventStream, *, tenants: bool) -> Iterator[bytes]:
         """Send every snapshot from now on to ``stream``; yields what it is to have first. Raises
         ``NoCapacity``."""
-        if len(self._watchers) >= MOST_WATCHERS:
-            raise NoCapacity(f"{MOST_WATCHERS} watch already", retry_after_ms=10_000)
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise NoCapacity(f"{MAX_WATCHERS} watch already", retry_after_ms=10_000)
         self._watchers[stream] = tenants
         if self._taking is None:
             self._orchestrator.on_offered.append(self._finishes.offered)

@@ -13,9 +13,9 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from worker.protocol import Outcome
 
-MOST_INSTANCES = 64
-MOST_WAITING = 64
-MOST_FINISHES = 200
+MAX_INSTANCES = 64
+MAX_WAITING = 64
+MAX_FINISHES = 200
 PREDICTIONS_PER_SNAPSHOT = 20
 """Most finishes predicted per snapshot: a forecast behind a long queue takes a millisecond."""
 
@@ -35,7 +35,7 @@ class Finishes:
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
         self._left = PREDICTIONS_PER_SNAPSHOT
-        self.recent: deque[Finish] = deque(maxlen=MOST_FINISHES)
+        self.recent: deque[Finish] = deque(maxlen=MAX_FINISHES)
         self.total = 0
         """Number of finishes so far; the last of them are in ``recent``."""
 
@@ -106,7 +106,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
             "bound": queue.bound,
             "background": queue.background,
             "work_ms": round(queue.work_ms, 1),
-            "first": [_waiting(task, now) for task in queue.first(MOST_WAITING)],
+            "first": [_waiting(task, now) for task in queue.first(MAX_WAITING)],
         },
         "totals": {
             **{outcome.value: count for outcome, count in metrics.settled.items()},
@@ -126,7 +126,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
             describe(instance, registry)
             | _reported(instance)
             | {"slot": _slot(orchestrator, instance.address)}
-            for instance in islice(registry, MOST_INSTANCES)
+            for instance in islice(registry, MAX_INSTANCES)
         ],
     }
 

@@ -6,9 +6,9 @@ from orchestrator.lanes.endpoint import is_url, read_endpoint
 
 DNS_PREFIX = "dns:"
 FILE_PREFIX = "file:"
-MOST_CHARS = 4096
+MAX_CHARS = 4096
 """Most characters of an address: a URL with the folder of a tokenizer."""
-_MOST_HOST_CHARS = 300
+_MAX_HOST_CHARS = 300
 """Most characters of ``host:port``: a host's name has at most 253."""
 
 
@@ -18,14 +18,14 @@ def check_address(text: str) -> str:
 
     Raises ``ValueError``.
     """
-    if len(text) > MOST_CHARS or not text.isprintable():
+    if len(text) > MAX_CHARS or not text.isprintable():
         raise ValueError(
-            f"expected at most {MOST_CHARS} characters, all of them printable, got {text[:64]!r}"
+            f"expected at most {MAX_CHARS} characters, all of them printable, got {text[:64]!r}"
         )
     if is_url(text):
         read_endpoint(text)
         return text
-    if len(text) > _MOST_HOST_CHARS:
+    if len(text) > _MAX_HOST_CHARS:
         raise ValueError(f"a host has at most 253 characters, got {text[:64]!r}…")
     if "/" in text:
         raise ValueError(f"expected host:port without a scheme or path, got {text!r}")

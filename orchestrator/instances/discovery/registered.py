@@ -13,7 +13,7 @@ from orchestrator.instances.discovery.addresses import check_address
 from orchestrator.lanes.endpoint import is_url, name_of, read_endpoint
 
 NAME = "registered"
-MOST = 256
+MAX = 256
 """Most registrations at a time."""
 MIN_TTL_S = 1.0
 MAX_TTL_S = 3600.0
@@ -57,11 +57,11 @@ class RegisteredInstances:
                 f"ttl_s: must be from {MIN_TTL_S:g} to {MAX_TTL_S:g}, got {ttl_s:g}", field="ttl_s"
             )
         is_new = address not in self._ends_at
-        if is_new and len(self._ends_at) >= MOST:
+        if is_new and len(self._ends_at) >= MAX:
             self._expire()
-            if len(self._ends_at) >= MOST:
+            if len(self._ends_at) >= MAX:
                 raise InvalidRequest(
-                    f"address: {MOST} instances are registered, and there can be no more; "
+                    f"address: {MAX} instances are registered, and there can be no more; "
                     "deregister one, or name them in TIDEGATE_INSTANCES",
                     field="address",
                 )

@@ -22,7 +22,7 @@ from worker.protocol import Code, excerpt
 
 MAX_ANSWER_BYTES = 2**20
 """Most bytes read of an answer that is no stream."""
-_MOST = 2**31
+_MAX = 2**31
 _KEY = re.compile(r"[!-~]+")
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _CODES = {
@@ -169,7 +169,7 @@ def count_of(value: object) -> int:
     """A count of tokens or slots that a server told; 0 if ``value`` is none."""
     if not isinstance(value, int) or isinstance(value, bool):
         return 0
-    return value if 0 < value < _MOST else 0
+    return value if 0 < value < _MAX else 0
 
 
 def jobs_in(metrics: bytes, pattern: re.Pattern[bytes]) -> int | None:

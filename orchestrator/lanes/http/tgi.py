@@ -19,7 +19,7 @@ from worker.protocol import Code, Feature, FinishReason, ModelCard, TokenLogprob
 
 ABORT_MS: Final = 100.0
 SLOTS: Final = 32
-MOST_STOPS: Final = 4
+MAX_STOPS: Final = 4
 """Stop strings that the server takes unless its operator allows more; the text is cut here at any
 number of them."""
 LACKS: Final = (
@@ -115,7 +115,7 @@ def _request(job: LaneJob, prompt: str) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "details": True,
-        "stop": list(sampling.stop[:MOST_STOPS]),
+        "stop": list(sampling.stop[:MAX_STOPS]),
         "do_sample": sampling.temperature > 0,
     }
     if sampling.temperature > 0:

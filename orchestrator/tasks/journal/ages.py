@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.clock import Boot
 
-MOST_OFF_S = 86_400.0
+MAX_OFF_S = 86_400.0
 """Longest time off between two boots that is believed, in seconds."""
 
 
@@ -58,4 +58,4 @@ class AgeClock:
             return self._unix()
         if self._boot.has(mark.boot_id, mark.boot_s):
             return mark.age + self._boot.now() - mark.boot_s
-        return mark.age + min(max(self._unix() - mark.unix, 0.0), MOST_OFF_S)
+        return mark.age + min(max(self._unix() - mark.unix, 0.0), MAX_OFF_S)

@@ -27,7 +27,7 @@ from orchestrator.tasks.journal.resealing import Resealing
 from orchestrator.tasks.journal.transaction import TIDY_ROWS, remove_old, write
 from orchestrator.telemetry.log import fields, service_log
 
-MOST_OPERATIONS = 2048
+MAX_OPERATIONS = 2048
 """Most operations in one transaction."""
 RETRY_S = 1.0
 CLOSE_WAIT_S = 5.0
@@ -129,7 +129,7 @@ class JournalWriter:
         found: list[Operation] = []
         while first is not None:
             found.append(first)
-            if len(found) >= MOST_OPERATIONS:
+            if len(found) >= MAX_OPERATIONS:
                 return found
             try:
                 first = self._inbox.get_nowait()

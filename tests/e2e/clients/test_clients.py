@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 OURS = Path(sys.executable)
 THEIRS = state_dir() / "clients" / "bin" / "python"
 """With the packages of requirements.txt."""
-MOST_S = 110
+MAX_S = 110
 
 pytestmark = [
     pytest.mark.e2e,
@@ -43,7 +43,7 @@ def url(demo: Stack) -> Iterator[str]:
 
 def show(*command: object) -> None:
     done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=MOST_S
+        [str(word) for word in command], capture_output=True, text=True, timeout=MAX_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
@@ -75,9 +75,9 @@ def test_curl(url: str) -> None:
         pytest.skip("there is no curl")
     body = json.dumps({"model": "demo", "input": "Tell me a story.", "max_output_tokens": 8})
     command = [curl, "-sN", f"{url}/v1/responses", "-H", "Content-Type: application/json", "-d"]
-    whole = subprocess.run([*command, body], capture_output=True, check=True, timeout=MOST_S)
+    whole = subprocess.run([*command, body], capture_output=True, check=True, timeout=MAX_S)
     assert json.loads(whole.stdout)["usage"]["output_tokens"] == 8
     body = json.dumps(json.loads(body) | {"stream": True})
-    events = subprocess.run([*command, body], capture_output=True, check=True, timeout=MOST_S)
+    events = subprocess.run([*command, body], capture_output=True, check=True, timeout=MAX_S)
     lines = events.stdout.decode().splitlines()
     assert lines[0] == "event: response.created" and "event: response.incomplete" in lines

@@ -4,7 +4,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from orchestrator.tasks.gen_ai import operation_of
 from orchestrator.tasks.job import Api
-from orchestrator.telemetry.labels import MOST_TENANTS, OTHER
+from orchestrator.telemetry.labels import MAX_TENANTS, OTHER
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 
@@ -73,7 +73,7 @@ def test_embeddings_have_an_operation_of_their_own() -> None:
 
 
 async def test_tenants_make_a_bounded_number_of_series(service: Service) -> None:
-    for number in range(MOST_TENANTS + 2):
+    for number in range(MAX_TENANTS + 2):
         body = TASK | {"tenant": f"tenant-{number}", "max_tokens": 0}
         async with service.http.post("/v2/tasks", json=body) as response:
             assert response.status == 400

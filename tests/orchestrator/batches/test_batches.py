@@ -356,13 +356,13 @@ async def test_with_a_key_nothing_on_the_disk_can_be_read(make_life: MakeLife) -
 async def test_one_owner_has_so_many_at_most(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     from orchestrator.batches import service
 
-    limits: dict[str, Any] = {"MOST_FILES_PER_KEY": 2, "MOST_BATCHES_PER_KEY": 1}
+    limits: dict[str, Any] = {"MAX_FILES_PER_KEY": 2, "MAX_BATCHES_PER_KEY": 1}
     for limit, value in limits.items():
         monkeypatch.setattr(service, limit, value)
     await life.over(await life.create(lines(1)))
     wanted: list[type[TidegateError]] = [RateLimited]
     with pytest.raises(tuple(wanted), match="2 files"):
         await life.upload(lines(1))
-    monkeypatch.setattr(service, "MOST_FILES_PER_KEY", 9)
+    monkeypatch.setattr(service, "MAX_FILES_PER_KEY", 9)
     with pytest.raises(RateLimited, match="1 batches"):
         await life.create(lines(1))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.dispatch.attempt import Attempt
-from orchestrator.dispatch.pausing import AT_ONCE, MOST_PAUSES, Pausing
+from orchestrator.dispatch.pausing import AT_ONCE, MAX_PAUSES, Pausing
 from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.instances.instance import InstanceState
 from orchestrator.placement import Candidate, Placer
@@ -227,7 +227,7 @@ def test_who_is_never_paused(why: str) -> None:
     run = rig.runs("r", -50.0)
     match why:
         case "pauses":
-            rig.running[0].pauses = MOST_PAUSES
+            rig.running[0].pauses = MAX_PAUSES
         case "paused":
             rig.running[0].is_paused = True
         case "rival":
@@ -250,7 +250,7 @@ def test_a_job_is_paused_again_for_the_tokens_that_its_own_worker_has_made() -> 
     rig = Rig()
     run = rig.runs("r", -50.0)
     (attempt,) = rig.running
-    attempt.pauses, attempt.begun_tokens, run.completion_tokens = MOST_PAUSES, 100, 115
+    attempt.pauses, attempt.begun_tokens, run.completion_tokens = MAX_PAUSES, 100, 115
     assert rig.victims(rig.task("w", 0.0)) == []
     run.completion_tokens = 116
     assert rig.victims(rig.task("w", 0.0)) == ["r"]
@@ -532,16 +532,16 @@ async def test_a_job_is_paused_a_few_times_only(
     long = await stage.submit(LONG)
     task = stage.service.orchestrator.store.get(long)
     await stage.service.until(lambda: task.completion_tokens == 3)
-    for turn in range(MOST_PAUSES + 2):
+    for turn in range(MAX_PAUSES + 2):
         urgent = await stage.submit(URGENT)
-        if turn < MOST_PAUSES:
+        if turn < MAX_PAUSES:
             await stage.service.until(lambda: len(stage.service.outcomes()) == turn + 1)  # noqa: B023
             await stage.service.until(lambda: not task.paused_on)
         else:
             await asyncio.sleep(0.1)
             assert (await stage.status(urgent))["queue_position"] >= 0
-    assert len(stage.worker.pauses) == len(stage.worker.resumes) == MOST_PAUSES
-    await stage.ends(*["met"] * (MOST_PAUSES + 3))
+    assert len(stage.worker.pauses) == len(stage.worker.resumes) == MAX_PAUSES
+    await stage.ends(*["met"] * (MAX_PAUSES + 3))
 
 
 async def test_dl19_what_waits_inside_a_worker_is_taken_back_for_a_slot_elsewhere(

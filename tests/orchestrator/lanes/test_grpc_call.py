@@ -295,7 +295,7 @@ async def test_a_message_beyond_the_bound_is_refused_before_it_comes() -> None:
 
 
 async def test_a_peer_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_call, "_MOST_UNSENT_BYTES", 1000)
+    monkeypatch.setattr(grpc_call, "_MAX_UNSENT_BYTES", 1000)
     rig = Rig()
     rig.call.send(bytes(DEFAULT_WINDOW))  # what it has room for is none of it
     assert not rig.call.ended.done()

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.errors import InstanceLost
 from orchestrator.instances.instance import Instance
-from orchestrator.loading.swaps import MOST_GRACE_S, MOVING_GRACE_S
+from orchestrator.loading.swaps import MAX_GRACE_S, MOVING_GRACE_S
 from orchestrator.prompts.encoder import PromptEncoder
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
@@ -120,7 +120,7 @@ async def test_wk7_what_begins_while_the_new_model_loads_may_end_too(
     alone.can_load("other")
     service = await make_service(alone)
     assert (await swap(service, alone, model="other", wait=True))[0] == 200
-    assert alone.swaps[0].grace_ms == 1000 * MOST_GRACE_S, "though nothing ran"
+    assert alone.swaps[0].grace_ms == 1000 * MAX_GRACE_S, "though nothing ran"
     assert (await swap(service, alone, back=True, grace_ms=1500, wait=True))[0] == 200
     assert alone.swaps[1].grace_ms <= 1500, "as it was asked for"
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.prediction import AnswerLengths, LengthCurve, LengthKey
-from orchestrator.prediction.answer_length import _MOST_CURVES, _MOST_NODES, QUANTILES, STATED
+from orchestrator.prediction.answer_length import _MAX_CURVES, _MAX_NODES, QUANTILES, STATED
 from orchestrator.tasks.prompt_kind import PromptKind
 
 CAP = 4096
@@ -180,13 +180,13 @@ def test_nothing_is_longer_than_its_cap(curve: LengthCurve) -> None:
 def test_it_is_bounded() -> None:
     """Tenants and sessions come and go; the one in use is kept."""
     lengths = taught(AnswerLengths(), KEY, [30] * 50)
-    for i in range(_MOST_NODES):
+    for i in range(_MAX_NODES):
         lengths.answered(LengthKey("m", f"t{i}", 64, None, f"s{i}"), 500, finished=True)
         lengths.curve(LengthKey("m", f"t{i}", 64, None, f"s{i}"))
         if i % 50 == 0:
             lengths.answered(KEY, 30, finished=True)
-    assert len(lengths._nodes) <= _MOST_NODES
-    assert len(lengths._mixed) <= _MOST_CURVES
+    assert len(lengths._nodes) <= _MAX_NODES
+    assert len(lengths._mixed) <= _MAX_CURVES
     assert median(lengths, KEY) < 60
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.prediction.batch_size import (
     ABOUT_ALONE,
-    MOST_REQUESTS,
+    MAX_REQUESTS,
     Asked,
     Demand,
     RecentDemand,
@@ -28,7 +28,7 @@ def demand(
 ) -> Demand:
     """Requests with these answers by turns, so many a second."""
     recent = RecentDemand()
-    count = min(MOST_REQUESTS, round(per_s * seconds))
+    count = min(MAX_REQUESTS, round(per_s * seconds))
     for number in range(count):
         recent.add(
             Asked(

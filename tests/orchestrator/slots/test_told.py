@@ -87,7 +87,7 @@ def test_dl16_the_deadline_that_is_named_is_taken_and_hardly_longer_than_it_take
     when they would have been done at once, every other one was refused anew. Where the line
     ``is_long``, its end is as good."""
     if is_long:
-        monkeypatch.setattr(admission, "_MOST_PLACES", 1)
+        monkeypatch.setattr(admission, "_MAX_PLACES", 1)
     refused = 0
     for seed in range(60):
         scene = Scene(seed)

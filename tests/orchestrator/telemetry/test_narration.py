@@ -11,7 +11,7 @@ from rich.console import Console
 from orchestrator.telemetry import narration
 from orchestrator.telemetry.narration import (
     LAUNCH,
-    MOST_CHARS,
+    MAX_CHARS,
     POOL,
     Action,
     Actor,
@@ -41,7 +41,7 @@ def test_every_narration_is_one_short_sentence_with_nothing_filled_in() -> None:
     told = every_narration()
     assert len(told) > 30
     for each in told:
-        assert len(each.sentence) <= MOST_CHARS, each
+        assert len(each.sentence) <= MAX_CHARS, each
         assert SENTENCE.fullmatch(each.sentence), each
     assert {each.action for each in told} == set(Action)
 

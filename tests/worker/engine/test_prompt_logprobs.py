@@ -42,7 +42,7 @@ def test_they_are_those_of_transformers(
     tiny: Path, max_step_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In chunks, beside others, and made a few at a time."""
-    monkeypatch.setattr(prompt_scores, "_MOST_TOKENS", 3)
+    monkeypatch.setattr(prompt_scores, "_MAX_TOKENS", 3)
     ids = prompt(23)
     jobs = [greedy(ids, 2, prompt_logprobs=4), greedy(prompt(9, seed=2)), greedy(ids[:2], 3)]
     events = run(build(tiny, max_step_tokens=max_step_tokens), jobs)

@@ -189,7 +189,7 @@ def test_masks_that_take_long_end_their_own_job(
     loaded: LoadedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.grammar.constraint.LONG_MASK_S", -1.0)
-    monkeypatch.setattr("worker.grammar.constraint.MOST_OVERRUN_S", 5.0)
+    monkeypatch.setattr("worker.grammar.constraint.MAX_OVERRUN_S", 5.0)
     slow, free = job(loaded, Grammar(GrammarKind.REGEX, "x{200}")), job(loaded, None, max_tokens=9)
     events = run(loaded, [slow, free])
     assert end_of(slow, events).code is Code.INVALID_REQUEST

@@ -12,7 +12,7 @@ from worker.service.call import Call, strings
 from worker.service.slot import SlotWorker
 from worker.service.slot_build import build_slots
 
-MOST_GROWTH = 100_000_000
+MAX_GROWTH = 100_000_000
 
 
 def _render(worker: SlotWorker, count: int) -> None:
@@ -55,5 +55,5 @@ def test_a_hundred_slots_grow_by_less_than_100_mb() -> None:
         grown = _taken() - before
     finally:
         worker.close()
-    assert grown < MOST_GROWTH, f"{grown / 1e6:.0f} MB"
+    assert grown < MAX_GROWTH, f"{grown / 1e6:.0f} MB"
     print(f"grown by {grown / 1e6:.1f} MB")

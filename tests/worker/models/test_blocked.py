@@ -66,7 +66,7 @@ def test_products_are_right(form: Form, shape: tuple[int, int], rows: int) -> No
 def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks share panels by twos; 64 rows are summed at a time."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    for name, value in (("MOST_ROUNDED_BYTES", 0), ("PASSES_AT_ONCE", 2), ("BLOCKS_AT_ONCE", 2)):
+    for name, value in (("MAX_ROUNDED_BYTES", 0), ("PASSES_AT_ONCE", 2), ("BLOCKS_AT_ONCE", 2)):
         monkeypatch.setattr(block_products, f"_{name}", value)
 
 
@@ -89,7 +89,7 @@ def test_products_by_panels_are_right(
 @needs_kernel
 def test_products_of_more_rows_than_are_summed_at_a_time_are_right(form: Form) -> None:
     inputs, outputs = 1_100, 500
-    assert 2 * 530 * inputs > block_products._MOST_ROUNDED_BYTES
+    assert 2 * 530 * inputs > block_products._MAX_ROUNDED_BYTES
     weight, x = random(outputs, inputs).to(dtype_of(form)), rows_for(form, 530, inputs)
     made = BlockedFormat().linear([weight], None)
     assert error(made(x), x.double() @ weight.double().T) < 1e-6

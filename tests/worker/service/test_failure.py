@@ -69,7 +69,7 @@ def test_a_failed_engine_ends_the_process_after_its_jobs_were_answered(
 def test_a_job_that_a_failed_engine_does_not_end_holds_nothing_up(
     harness: Harness, ended: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure, "MOST_S", 0.05)
+    monkeypatch.setattr(failure, "MAX_S", 0.05)
     harness.engine.on_cancel = lambda job, cause: None
     job, _ = harness.submit(1)
     harness.engine.has_failed = True

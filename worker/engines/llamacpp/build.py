@@ -32,7 +32,7 @@ from worker.sampling.sampler import Sampler
 from worker.settings import WorkerSettings, variable
 from worker.text import Tokenizer
 
-_MOST_SEQUENCES: Final = 256
+_MAX_SEQUENCES: Final = 256
 """Most sequences that llama.cpp is built for."""
 _PROBES: Final = (
     "The tide waits for no one, said 3 of 1234 men.",
@@ -79,10 +79,10 @@ def _check(settings: WorkerSettings) -> None:
     for name, (is_set, why) in refused.items():
         if is_set:
             raise ValueError(f"{variable(name)} is not for the llamacpp engine: {why}")
-    if settings.max_running > _MOST_SEQUENCES:
+    if settings.max_running > _MAX_SEQUENCES:
         raise ValueError(
             f"TIDEGATE_WORKER__MAX_RUNNING={settings.max_running}: llama.cpp was built for"
-            f" {_MOST_SEQUENCES} sequences at most"
+            f" {_MAX_SEQUENCES} sequences at most"
         )
 
 

@@ -18,10 +18,10 @@ _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?
 }
 _STRING: Final = 8
 _ARRAY: Final = 9
-_MOST_KEYS: Final = 65_536
-_MOST_VALUES: Final = 2**24
+_MAX_KEYS: Final = 65_536
+_MAX_VALUES: Final = 2**24
 """Most values in one array: the largest vocabularies have some 10^6 merges."""
-_MOST_BYTES: Final = 2**29
+_MAX_BYTES: Final = 2**29
 """Most bytes of metadata: more could fill the memory before anything has looked at it."""
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -160,13 +160,13 @@ class _Reader:
             raise ValueError(f"version {version}, expected 2 or 3 (little-endian)")
         self._scalar("Q")  # tensors
         count = self._scalar("Q")
-        if count > _MOST_KEYS:
+        if count > _MAX_KEYS:
             raise ValueError(f"{count} keys of metadata")
         return {self._string(): self._value(self._scalar("I")) for _ in range(count)}
 
     def _value(self, kind: int) -> object:
-        if self._at > _MOST_BYTES:
-            raise ValueError(f"more than {_MOST_BYTES >> 20} MiB of metadata")
+        if self._at > _MAX_BYTES:
+            raise ValueError(f"more than {_MAX_BYTES >> 20} MiB of metadata")
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
@@ -177,7 +177,7 @@ class _Reader:
 
     def _array(self) -> list[object]:
         kind, count = self._scalar("I"), self._scalar("Q")
-        if count > min(_MOST_VALUES, len(self._data)):  # each takes a byte at least
+        if count > min(_MAX_VALUES, len(self._data)):  # each takes a byte at least
             raise ValueError(f"an array of {count} values")
         if kind == _ARRAY:
             raise ValueError("an array of arrays, which no model has")
@@ -199,7 +199,7 @@ class _Reader:
         end = self._at + length
         if end > len(self._data):
             raise ValueError("it ends within its metadata")
-        if length > _MOST_BYTES:
+        if length > _MAX_BYTES:
             raise ValueError(f"a text of {length} bytes")
         text = self._data[self._at : end]
         self._at = end

@@ -11,7 +11,7 @@ from typing import Any, Final
 from worker.protocol import KvReport
 from worker.protocol.blocks import hash_block, prefix_salt, root_hash
 
-_MOST_REPORTS: Final = 256
+_MAX_REPORTS: Final = 256
 """Most reports that may wait for a reader; beyond that a full report takes their place."""
 
 
@@ -67,7 +67,7 @@ class PrefixReports:
         self.evicted_total += len(evicted)
         if not added and not evicted:
             return
-        if len(self._reports) >= _MOST_REPORTS:
+        if len(self._reports) >= _MAX_REPORTS:
             self._reports.clear()
             self._reports.append(KvReport(list(self._held), [], full=True))
         else:

@@ -18,7 +18,7 @@ _HOTTEST: Final = 2.0
 """Highest temperature that the constructor accepts; the sampler accepts more."""
 _NONE: Final = -1
 """A seed that means "no seed" to the constructor, and a number to the sampler."""
-MOST_STOP_TOKENS: Final = 128
+MAX_STOP_TOKENS: Final = 128
 """Most stop tokens that ``min_tokens`` can bar: vLLM's ``MAX_NUM_STOP_TOKEN_IDS``."""
 _NO_DEADLINE: Final = 2**53
 """Priority of a job without a deadline, after every one with a deadline."""
@@ -31,11 +31,11 @@ def sampling_values(job: Job, max_tokens: int, eos_token_ids: Collection[int]) -
     ends = dict.fromkeys([*asked.stop_token_ids, *([] if asked.ignore_eos else eos_token_ids)])
     # A grammar may allow only the end of the text, which ``min_tokens`` must not bar then.
     least = 0 if job.constraint is not None else min(asked.min_tokens, max_tokens)
-    if least and len(ends) > MOST_STOP_TOKENS:
+    if least and len(ends) > MAX_STOP_TOKENS:
         own = len(ends) - len(asked.stop_token_ids)
         raise InvalidCall(
-            f"stop_token_ids: with min_tokens at most {MOST_STOP_TOKENS - own} tokens, got"
-            f" {len(asked.stop_token_ids)}: vLLM bars {MOST_STOP_TOKENS}, the model's own"
+            f"stop_token_ids: with min_tokens at most {MAX_STOP_TOKENS - own} tokens, got"
+            f" {len(asked.stop_token_ids)}: vLLM bars {MAX_STOP_TOKENS}, the model's own"
             f" {own} among them"
         )
     return {

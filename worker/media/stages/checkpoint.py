@@ -20,7 +20,7 @@ DTYPES: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,
 }
 
-_MOST_SAID = 300
+_MAX_SAID = 300
 """Most characters quoted of a library's message: some name every weight that does not fit."""
 
 
@@ -52,7 +52,7 @@ def loading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         said = " ".join(str(error).split())
-        said = said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]} …"
+        said = said if len(said) <= _MAX_SAID else f"{said[:_MAX_SAID]} …"
         raise BrokenCheckpoint(f"{path}: {said}") from error
 
 

@@ -37,7 +37,7 @@ _NORMAL_PEAK = 0.9
 _START_S = 10.0
 _LOOK_MS = 20
 """Milliseconds between checks whether a stage must stop, whatever eSpeak does."""
-_MOST_CHARACTERS = 100
+_MAX_CHARACTERS = 100
 """Most characters that eSpeak gets at once: it writes beyond its buffers where a clause has too
 many parts ("U.S." 250 times)."""
 _VOICE = re.compile(r"[A-Za-z0-9_-]{1,20}(/[A-Za-z0-9_-]{1,20})?(\+[A-Za-z0-9_-]{1,20})?")
@@ -197,9 +197,9 @@ def pieces_of(text: str) -> Iterator[str]:
     or anywhere without one."""
     for sentence in _SENTENCE_END.split(_SILENT.sub(" ", text).strip()):
         left = sentence
-        while len(left) > _MOST_CHARACTERS:
-            end = left.rfind(" ", 1, _MOST_CHARACTERS + 1)
-            end = end if end > 0 else _MOST_CHARACTERS
+        while len(left) > _MAX_CHARACTERS:
+            end = left.rfind(" ", 1, _MAX_CHARACTERS + 1)
+            end = end if end > 0 else _MAX_CHARACTERS
             yield left[:end]
             left = left[end:].lstrip()
         if left:

@@ -27,7 +27,7 @@ _UTF8 = 1
 _PUNCTUATION_END = 0x1000
 _RATE, _PITCH = 1, 3
 _CHUNK_MS = 100
-_MOST_MEMORY = 2**30
+_MAX_MEMORY = 2**30
 
 _Callback = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
@@ -36,7 +36,7 @@ _Callback = ctypes.CFUNCTYPE(
 
 def main(library_path: str, data_path: str) -> None:
     """Serve until standard input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()

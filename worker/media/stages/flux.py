@@ -33,7 +33,7 @@ FRAMING = (
 )
 """Text put in front of each prompt, for what the video stages need of a portrait."""
 _STEPS = 4
-_MOST_TOKENS = 256
+_MAX_TOKENS = 256
 _KEPT_PROMPTS = 16
 """Prompts whose encodings are kept, about 2 MB each."""
 _LEAST_SIZE = 256
@@ -163,7 +163,7 @@ class FluxPortrait:
         """A prompt's embeddings on the device: T5's for each token, CLIP's for the whole."""
         if prompt not in self._prompts:
             words, pooled, _ = self._texts.encode_prompt(
-                prompt, None, device=self._text_device, max_sequence_length=_MOST_TOKENS
+                prompt, None, device=self._text_device, max_sequence_length=_MAX_TOKENS
             )
             self._prompts[prompt] = words.to(self._device), pooled.to(self._device)
             if len(self._prompts) > _KEPT_PROMPTS:

@@ -38,7 +38,7 @@ LANGUAGES: Mapping[str, str] = {
 _WEIGHTS = "kokoro-v1_0.pth"
 _ENGLISH = "en_core_web_sm"
 _VOICE = re.compile(r"[a-z]{2}_[a-z0-9]{1,30}")
-_MOST_PHONEMES = 510
+_MAX_PHONEMES = 510
 
 Phonemes = Callable[[str], str]
 
@@ -116,7 +116,7 @@ class KokoroSpeech:
     def _tokens(self, phonemes: str) -> list[list[int]]:
         """Split phonemes into lists of tokens that fit the model; unknown ones are left out."""
         known = [self._model.vocab[each] for each in phonemes if each in self._model.vocab]
-        most = min(_MOST_PHONEMES, self._model.context_length - 2)
+        most = min(_MAX_PHONEMES, self._model.context_length - 2)
         return [known[first : first + most] for first in range(0, len(known), most)]
 
     def _spoken(self, tokens: list[int], voice: torch.Tensor, rate: float) -> torch.Tensor:

@@ -52,7 +52,7 @@ is the first after an idle time: earlier observations are then dropped, as of a 
 _AT_BEST = 0.8
 """Share of the fastest recent rate that no run is expected to fall below."""
 _TIMEOUT_OVER_P95 = 1.5
-_MOST_OVER_STATED = 2.0
+_MAX_OVER_STATED = 2.0
 _OVER_WARM_UP = 2.0
 """Factor by which a stage may be slower than its warm-up."""
 _LEAST_OF_STATED = 1 / 1000
@@ -206,7 +206,7 @@ class StageTimes:
         scale = max(1.0, units / self._units)
         if len(self._seen) < _ENOUGH:
             return self._budget.timeout_s * scale
-        least, most = self._budget.target_s, _MOST_OVER_STATED * self._budget.timeout_s
+        least, most = self._budget.target_s, _MAX_OVER_STATED * self._budget.timeout_s
         return min(max(_TIMEOUT_OVER_P95 * self._slow_rate * units, least * scale), most * scale)
 
     def percentiles_ms(self) -> dict[str, float]:

@@ -27,13 +27,13 @@ from orchestrator.parsing import ToolUse
 from orchestrator.tasks.job import Job, Priority, TemplateArgument
 from worker.protocol import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
-_MOST_METADATA_BYTES = 64 * 1024
+_MAX_METADATA_BYTES = 64 * 1024
 """Bound on ``metadata``; as many pairs as are allowed take less."""
-_MOST_TEXT_BYTES = MAX_GRAMMAR_BYTES + 4096
+_MAX_TEXT_BYTES = MAX_GRAMMAR_BYTES + 4096
 """Bound on ``text``: a grammar with what surrounds its schema."""
-_MOST_PAIRS = 16
-_MOST_KEY_CHARS = 64
-_MOST_VALUE_CHARS = 512
+_MAX_PAIRS = 16
+_MAX_KEY_CHARS = 64
+_MAX_VALUE_CHARS = 512
 _metadata_decoder = msgspec.json.Decoder(dict[str, str] | None)
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -151,9 +151,9 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
             )
 
     def stated_grammar(self) -> StatedGrammar | None:
-        if len(memoryview(self.text)) > _MOST_TEXT_BYTES:
+        if len(memoryview(self.text)) > _MAX_TEXT_BYTES:
             raise InvalidRequest(
-                f"text must have at most {_MOST_TEXT_BYTES} bytes", field="text.format"
+                f"text must have at most {_MAX_TEXT_BYTES} bytes", field="text.format"
             )
         options: TextOptions | None = decode_part(self.text, _text_reader, "text")
         stated = options.format if options is not None else None
@@ -215,18 +215,18 @@ def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
 
 def _metadata(stated: msgspec.Raw) -> dict[str, str]:
     unfit = InvalidRequest(
-        f"metadata must be an object of at most {_MOST_PAIRS} strings of up to "
-        f"{_MOST_VALUE_CHARS} characters, under names of up to {_MOST_KEY_CHARS}",
+        f"metadata must be an object of at most {_MAX_PAIRS} strings of up to "
+        f"{_MAX_VALUE_CHARS} characters, under names of up to {_MAX_KEY_CHARS}",
         field="metadata",
     )
-    if len(memoryview(stated)) > _MOST_METADATA_BYTES:
+    if len(memoryview(stated)) > _MAX_METADATA_BYTES:
         raise unfit
     try:
         pairs = _metadata_decoder.decode(stated) or {}
     except msgspec.DecodeError:
         raise unfit from None
-    if len(pairs) > _MOST_PAIRS or any(
-        len(key) > _MOST_KEY_CHARS or len(value) > _MOST_VALUE_CHARS for key, value in pairs.items()
+    if len(pairs) > _MAX_PAIRS or any(
+        len(key) > _MAX_KEY_CHARS or len(value) > _MAX_VALUE_CHARS for key, value in pairs.items()
     ):
         raise unfit
     return pairs

@@ -21,14 +21,14 @@ from tests.orchestrator.conftest import MakeService
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
-_MOST_WAITING = struct.Struct("@28xI")
+_MAX_WAITING = struct.Struct("@28xI")
 """``tcpi_sacked`` in ``struct tcp_info``: of a listening socket, how many may wait."""
 
 
 async def test_more_may_wait_than_are_accepted_at_a_time() -> None:
     def bound() -> int:
         info = server.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
-        return int(_MOST_WAITING.unpack(info)[0])
+        return int(_MAX_WAITING.unpack(info)[0])
 
     server = await asyncio.start_server(
         lambda _, writer: writer.close(), "127.0.0.1", 0, backlog=ACCEPTS_PER_PASS

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.http.ignored import IGNORED_HEADER, MOST_LOGGED, Ignored
+from orchestrator.api.http.ignored import IGNORED_HEADER, MAX_LOGGED, Ignored
 from tests.orchestrator.api.tools import CARD
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
@@ -123,11 +123,11 @@ async def test_what_is_kept_of_names_is_bounded(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "orchestrator")
-    for at in range(0, 2 * MOST_LOGGED, 25):
+    for at in range(0, 2 * MAX_LOGGED, 25):
         body = BODIES[CHAT] | {f"new_{at + n}": 1 for n in range(25)}
         assert (await sent(service, CHAT, body))[0] == 200
     logged = [r for r in caplog.records if "ignored" in getattr(r, "fields", {})]
-    assert len(logged) == MOST_LOGGED
+    assert len(logged) == MAX_LOGGED
     body = BODIES[CHAT] | {f"{n}\r\nSet-Cookie: ü" + "x" * 999: 1 for n in range(100)}
     _, told, _ = await sent(service, CHAT, body)
     assert told.startswith("0??Set-Cookie:??xxx") and told.endswith(", ...")

@@ -121,7 +121,7 @@ async def test_what_is_refused(service: Service, changes: dict[str, Any], field:
 async def test_an_answer_has_so_many_numbers(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(echo, "MOST_NUMBERS", 8)
+    monkeypatch.setattr(echo, "MAX_NUMBERS", 8)
     prompts = {"prompt": [[70, 71], [72, 73]], "echo": True}
     await answer_of(service, PATH, TEXT | prompts | {"logprobs": 1})
     for more in ({"logprobs": 2}, {"logprobs": 1, "n": 2}):
@@ -153,8 +153,8 @@ async def test_an_answer_repeats_so_many_tokens(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else 128 choices look up a context of ids each, and the event loop does nothing else."""
-    monkeypatch.setattr(echo, "MOST_NUMBERS", 8)
-    monkeypatch.setattr(echo, "MOST_STREAMED_NUMBERS", 4)
+    monkeypatch.setattr(echo, "MAX_NUMBERS", 8)
+    monkeypatch.setattr(echo, "MAX_STREAMED_NUMBERS", 4)
     monkeypatch.setattr(echo, "_TOKENS_AT_ONCE", 2)
     prompts = {"prompt": [72, 73, 74, 75], "echo": True}
     answer = await answer_of(service, PATH, TEXT | prompts | {"n": 2})

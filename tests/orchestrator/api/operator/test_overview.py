@@ -154,7 +154,7 @@ async def test_no_key_no_overview_and_others_stay_unnamed(
 async def test_watchers_are_bounded_and_hold_up_no_end(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "MOST_WATCHERS", 1)
+    monkeypatch.setattr(overview, "MAX_WATCHERS", 1)
     async with service.http.get("/v2/overview/events") as first:
         async with service.http.get("/v2/overview/events") as second:
             assert second.status == 503

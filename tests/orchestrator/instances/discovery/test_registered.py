@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.instances.discovery import RegisteredInstances
-from orchestrator.instances.discovery.registered import MOST
+from orchestrator.instances.discovery.registered import MAX
 from tests.support.clock import ManualClock
 
 
@@ -68,7 +68,7 @@ def test_a_time_that_makes_no_sense_is_refused(ttl_s: float) -> None:
 
 def test_there_can_be_no_more_than_so_many() -> None:
     rig = Rig()
-    for port in range(1, MOST + 1):
+    for port in range(1, MAX + 1):
         rig.source.register(f"a:{port}", 10.0)
     with pytest.raises(InvalidRequest, match="there can be no more"):
         rig.source.register("b:1", 10.0)

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.clock import Boot, this_boot
 from orchestrator.tasks.journal import file as journal_file
-from orchestrator.tasks.journal.ages import MOST_OFF_S, AgeClock
+from orchestrator.tasks.journal.ages import MAX_OFF_S, AgeClock
 from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal
 from orchestrator.tasks.journal.records import live_task
 from orchestrator.tasks.journal.schema import VERSION, migrate, version_of
@@ -128,7 +128,7 @@ def test_a_jump_removes_nothing_early_and_keeps_nothing_longer(db: sqlite3.Conne
 
 
 @pytest.mark.parametrize(
-    "off_s, believed_s", [(50.0, 50.0), (-HOUR_S, 0.0), (400 * 86_400.0, MOST_OFF_S)]
+    "off_s, believed_s", [(50.0, 50.0), (-HOUR_S, 0.0), (400 * 86_400.0, MAX_OFF_S)]
 )
 def test_time_off_is_believed_up_to_a_day(
     db: sqlite3.Connection, off_s: float, believed_s: float

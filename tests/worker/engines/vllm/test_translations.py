@@ -16,7 +16,7 @@ from worker.engines.vllm.build import build_engine
 from worker.engines.vllm.card import lacking
 from worker.engines.vllm.grammar import GrammarState, end_mask
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
-from worker.engines.vllm.requests import MOST_STOP_TOKENS, priority_of, sampling_values
+from worker.engines.vllm.requests import MAX_STOP_TOKENS, priority_of, sampling_values
 from worker.engines.vllm.results import token_logprobs
 from worker.environment import nested
 from worker.errors import EngineMissing, InvalidCall
@@ -86,7 +86,7 @@ def test_the_limits_are_those_of_the_vllm_that_is_installed() -> None:
         pytest.skip("vLLM is not installed")
     sampler = Path(found.origin).parent / "v1/worker/gpu/sample"
     limits = dict(re.findall(r"(MAX_\w+) = (\d+)", (sampler / "logit_bias.py").read_text("utf-8")))
-    assert int(limits["MAX_NUM_STOP_TOKEN_IDS"]) == MOST_STOP_TOKENS
+    assert int(limits["MAX_NUM_STOP_TOKEN_IDS"]) == MAX_STOP_TOKENS
     assert int(limits["MAX_NUM_LOGIT_BIAS_TOKENS"]) >= MAX_LOGIT_BIASES
     seeds = re.search(r"self\.seeds = .*", (sampler / "states.py").read_text("utf-8"))
     assert seeds is not None and "torch.int64" in seeds.group()
