@@ -25,7 +25,7 @@ from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.durable import DurableTasks
-from orchestrator.tasks.journal.file import Unfinished
+from orchestrator.tasks.journal.file import UnfinishedTask
 from orchestrator.tasks.journal.operations import Accept
 from orchestrator.tasks.journal.records import bare_job, live_task, unpack_ids
 from orchestrator.tasks.task import EarlierText, Task
@@ -47,12 +47,15 @@ class Recovery:
     """Takes tasks on again, once; then follows those that wait for their model."""
 
     def __init__(
-        self, orchestrator: Orchestrator, durable: DurableTasks, unfinished: Sequence[Unfinished]
+        self,
+        orchestrator: Orchestrator,
+        durable: DurableTasks,
+        unfinished: Sequence[UnfinishedTask],
     ) -> None:
         self._orchestrator = orchestrator
         self._durable = durable
         self._unfinished = unfinished
-        self._waiting: dict[Task, Unfinished] = {}
+        self._waiting: dict[Task, UnfinishedTask] = {}
         self._is_listening = False
 
     def steps(self) -> Iterator[None]:
@@ -70,7 +73,7 @@ class Recovery:
             pass
 
     def _take_all_on(
-        self, unfinished: Sequence[Unfinished], *, are_new: bool = True
+        self, unfinished: Sequence[UnfinishedTask], *, are_new: bool = True
     ) -> Iterator[None]:
         for number, one in enumerate(unfinished, 1):
             try:
@@ -109,7 +112,7 @@ class Recovery:
                     service_log.exception("a task was not recovered", extra=fields(task_id=task.id))
                     self._lose(task, "what was kept of it does not fit")
 
-    def _take_on(self, one: Unfinished, *, is_new: bool) -> None:
+    def _take_on(self, one: UnfinishedTask, *, is_new: bool) -> None:
         orchestrator = self._orchestrator
         clock = orchestrator.clock
         stored = one.request
@@ -140,7 +143,7 @@ class Recovery:
         del self._waiting[task]
         self._end(task, "expired", overdue(task, self._orchestrator.clock.now()))
 
-    def _go_on(self, task: Task, one: Unfinished, encoder: PromptEncoder) -> None:
+    def _go_on(self, task: Task, one: UnfinishedTask, encoder: PromptEncoder) -> None:
         stored = one.request
         assert stored is not None
         card = encoder.card

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from catalog.operator_key import access
 from orchestrator.telemetry.narration import LAUNCH, narrated
-from pool.spec import EventKind, LaunchEvent
+from pool.spec import LaunchEvent, UnitEvent
 
 _DOING = {"orchestrator": "starting, then waiting for lanes"}
 _LOADING = "starting the server and loading the model"
@@ -70,15 +70,15 @@ class _LineView:
 
     def __call__(self, event: LaunchEvent) -> None:
         match event.kind:
-            case EventKind.FETCHING | EventKind.FOUND | EventKind.WARNED:
+            case UnitEvent.FETCHING | UnitEvent.FOUND | UnitEvent.WARNED:
                 self._say(f"{event.unit}: {event.text}")
-            case EventKind.STARTING:
+            case UnitEvent.STARTING:
                 self._say(f"{event.unit}: {_DOING.get(event.unit, _LOADING)}")
-            case EventKind.READY:
+            case UnitEvent.READY:
                 self._say(f"{event.unit}: {event.text}, ready after {event.seconds:.1f} s")
-            case EventKind.LOST:
+            case UnitEvent.LOST:
                 self._say(f"{event.unit}: {event.text}; starting again in {event.seconds:.1f} s")
-            case EventKind.SERVING:
+            case UnitEvent.SERVING:
                 self._say(f"serving on {event.text} after {event.seconds:.1f} s")
                 if self._hint:
                     # the brackets of an IPv6 address are a pattern to some shells
@@ -86,9 +86,9 @@ class _LineView:
                     key = access(event.text).key if self._shows_key else ""
                     hint = self._hint.replace("{key}", f"#key={key}" if key else "")
                     self._say(hint.replace("{url}", url))
-            case EventKind.ENDING:
+            case UnitEvent.ENDING:
                 self._say("ending")
-            case EventKind.ENDED:
+            case UnitEvent.ENDED:
                 self._say(f"ended in {event.seconds:.1f} s, nothing left")
 
     def _say(self, text: str) -> None:
@@ -104,7 +104,7 @@ class _JsonView:
     def __call__(self, event: LaunchEvent) -> None:
         told = LAUNCH[event.kind]
         entry = {
-            "level": "warning" if event.kind in (EventKind.LOST, EventKind.WARNED) else "info",
+            "level": "warning" if event.kind in (UnitEvent.LOST, UnitEvent.WARNED) else "info",
             "logger": "orchestrator.pool",
             "message": told.sentence,
             **narrated(told, event.unit),
@@ -135,12 +135,12 @@ class _TerminalView(_LineView):
     def __call__(self, event: LaunchEvent) -> None:
         if not self._live.is_started:
             super().__call__(event)
-        elif event.kind is EventKind.STARTING:
+        elif event.kind is UnitEvent.STARTING:
             self._rows[event.unit] = _Row(_DOING.get(event.unit, _LOADING))
-        elif event.kind is EventKind.READY:
+        elif event.kind is UnitEvent.READY:
             self._rows[event.unit].finish(event.text, event.seconds)
         else:
-            if event.kind in (EventKind.SERVING, EventKind.ENDING):
+            if event.kind in (UnitEvent.SERVING, UnitEvent.ENDING):
                 self._live.stop()
             super().__call__(event)
 

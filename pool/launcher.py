@@ -36,7 +36,7 @@ from pool.engines.triton_provider import registered
 from pool.guard import PLAIN_TOKEN, require_guard
 from pool.process.logs import require_writable
 from pool.process.ports import free_ports, is_free, require_free
-from pool.spec import PORT_STRIDE, SLOT_MODEL, EventKind, LaunchEvent, LaunchSpec
+from pool.spec import PORT_STRIDE, SLOT_MODEL, LaunchEvent, LaunchSpec, UnitEvent
 from pool.supervise import Unit, supervise
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.triton import TritonInstance
@@ -97,11 +97,11 @@ class Launcher:
 
     async def _serve(self) -> None:
         install = await self._find_triton()
-        self._emit(LaunchEvent(EventKind.FOUND, "triton", install.description))
+        self._emit(LaunchEvent(UnitEvent.FOUND, "triton", install.description))
         began = time.monotonic()
         await self._start_all(install)
         self._write_state()
-        self._emit(LaunchEvent(EventKind.SERVING, "tidegate", self.url, time.monotonic() - began))
+        self._emit(LaunchEvent(UnitEvent.SERVING, "tidegate", self.url, time.monotonic() - began))
         self._serving = {instance.name for instance in self.instances}
         await _together(self._register(install), *(self._keep(unit) for unit in self._units))
 
@@ -114,7 +114,7 @@ class Launcher:
 
     async def _find_triton(self) -> TritonInstall:
         def fetching(what: str) -> None:
-            self._emit(LaunchEvent(EventKind.FETCHING, "triton", what))
+            self._emit(LaunchEvent(UnitEvent.FETCHING, "triton", what))
 
         return await ensure_triton(self.spec.triton, self.spec.home, fetching)
 
@@ -129,24 +129,24 @@ class Launcher:
                 await self._stop_all(0.0)
                 if not attempts_left or self._ports_are_free():
                     raise
-                self._emit(LaunchEvent(EventKind.LOST, "tidegate", "a port was taken meanwhile"))
+                self._emit(LaunchEvent(UnitEvent.LOST, "tidegate", "a port was taken meanwhile"))
 
     async def _start(self, unit: Unit) -> None:
         began = time.monotonic()
-        self._emit(LaunchEvent(EventKind.STARTING, unit.name))
+        self._emit(LaunchEvent(UnitEvent.STARTING, unit.name))
         await unit.start()
         if isinstance(unit, OrchestratorProcess):
             for warning in await unit.wait_ready(self.spec.load_timeout_s):
                 self._warn(f"{warning}; plain prompts are served, chats are refused")
-        self._emit(LaunchEvent(EventKind.READY, unit.name, unit.where, time.monotonic() - began))
+        self._emit(LaunchEvent(UnitEvent.READY, unit.name, unit.where, time.monotonic() - began))
 
     async def _keep(self, unit: Unit) -> None:
         def on_lost(reason: str, pause_s: float) -> None:
-            self._emit(LaunchEvent(EventKind.LOST, unit.name, reason, pause_s))
+            self._emit(LaunchEvent(UnitEvent.LOST, unit.name, reason, pause_s))
 
         def on_ready(seconds: float) -> None:
             self._write_state()
-            self._emit(LaunchEvent(EventKind.READY, unit.name, unit.where, seconds))
+            self._emit(LaunchEvent(UnitEvent.READY, unit.name, unit.where, seconds))
 
         restart = self.spec.restart
         try:
@@ -162,15 +162,15 @@ class Launcher:
                 f"{error}\nIt is not started again, to have it back mend what ended it and start "
                 f"everything anew; what goes on: {', '.join(sorted(self._serving))}"
             )
-            self._emit(LaunchEvent(EventKind.WARNED, unit.name, text))
+            self._emit(LaunchEvent(UnitEvent.WARNED, unit.name, text))
 
     async def _end(self) -> None:
         if self._units:
             began = time.monotonic()
-            self._emit(LaunchEvent(EventKind.ENDING, "tidegate"))
+            self._emit(LaunchEvent(UnitEvent.ENDING, "tidegate"))
             await self._stop_all(self.spec.drain_s)
             self._remove_passing_journal()
-            self._emit(LaunchEvent(EventKind.ENDED, "tidegate", seconds=time.monotonic() - began))
+            self._emit(LaunchEvent(UnitEvent.ENDED, "tidegate", seconds=time.monotonic() - began))
         self._remove_state()
 
     async def _stop_all(self, drain_s: float) -> None:
@@ -358,7 +358,7 @@ class Launcher:
             self._warn(f"cannot remove the state file {path}: {error.strerror}")
 
     def _warn(self, text: str) -> None:
-        self._emit(LaunchEvent(EventKind.WARNED, "tidegate", text))
+        self._emit(LaunchEvent(UnitEvent.WARNED, "tidegate", text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from catalog.errors import StartFailed
 from pool.fleet.home import InstanceRecord, PoolState
 from pool.fleet.member import (
     POLICY,
-    EventKind,
     Hooks,
+    InstanceEvent,
     Member,
     PoolEvent,
     PoolUnit,
@@ -31,7 +31,7 @@ POOL = "pool"
 """Target of events that are about no single instance."""
 
 
-class Wanted(Protocol):
+class WantedUnit(Protocol):
     """What an instance, or an orchestrator beside them, is to be."""
 
     @property
@@ -46,8 +46,8 @@ class Wanted(Protocol):
         """Whether it can run beside the instance that it replaces."""
 
 
-W = TypeVar("W", bound=Wanted)
-W_contra = TypeVar("W_contra", bound=Wanted, contravariant=True)
+W = TypeVar("W", bound=WantedUnit)
+W_contra = TypeVar("W_contra", bound=WantedUnit, contravariant=True)
 
 
 class Machine(Protocol[W_contra]):
@@ -73,7 +73,7 @@ class Keeper(Protocol):
         """Write the state. Raises ``OSError``."""
 
 
-class Registrar(Protocol):
+class Registration(Protocol):
     """Tells orchestrators which instances are ready."""
 
     def set_ready(self, addresses: frozenset[str]) -> None:
@@ -109,7 +109,7 @@ class Manager(Generic[W]):
         self,
         machine: Machine[W],
         keeper: Keeper,
-        registrar: Registrar,
+        registrar: Registration,
         emit: Callable[[PoolEvent], None],
         config: ManagerConfig,
         state: PoolState,
@@ -172,7 +172,7 @@ class Manager(Generic[W]):
             new = [wish for name, wish in wishes.items() if name not in self.members]
             if gone or changed or new:
                 text = f"{len(new)} to start, {len(changed)} to replace, {len(gone)} to end"
-                self._emit(PoolEvent(EventKind.CHANGED, POOL, text))
+                self._emit(PoolEvent(InstanceEvent.CHANGED, POOL, text))
             for wish in new:
                 self.add(wish)
             await asyncio.gather(
@@ -204,7 +204,7 @@ class Manager(Generic[W]):
         Otherwise the old one is ended first.
         """
         old = self.members[name]
-        self._emit(PoolEvent(EventKind.REPLACING, name))
+        self._emit(PoolEvent(InstanceEvent.REPLACING, name))
         if old.is_ready and wish.has_own_ports and await self._machine.fits_beside(wish):
             new = self._make(wish, None)
             self.incoming[name] = new
@@ -213,7 +213,7 @@ class Manager(Generic[W]):
                 reason = await new.first_outcome()
                 if reason:
                     await new.end(0.0)
-                    self._emit(PoolEvent(EventKind.KEPT, name, reason))
+                    self._emit(PoolEvent(InstanceEvent.KEPT, name, reason))
                     return False
                 self.members[name] = new
             except asyncio.CancelledError:
@@ -285,9 +285,9 @@ class Manager(Generic[W]):
 
         def stepped(step: str) -> None:
             if step == "fits":
-                self._emit(PoolEvent(EventKind.FITS, name))
+                self._emit(PoolEvent(InstanceEvent.FITS, name))
             elif step == "started":
-                self._emit(PoolEvent(EventKind.SPAWNED, name))
+                self._emit(PoolEvent(InstanceEvent.SPAWNED, name))
             self._save()
 
         def missed() -> None:
@@ -299,13 +299,13 @@ class Manager(Generic[W]):
     async def _end(self, member: Member, drain_s: float | None = None) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self._emit(PoolEvent(EventKind.STOPPING, member.name))
+        self._emit(PoolEvent(InstanceEvent.STOPPING, member.name))
         was_ready = member.is_ready
         await member.retire()
         if was_ready:
             await self._registrar.told(self.config.tell_s)
         await member.end(self.config.drain_s if drain_s is None else drain_s)
-        self._emit(PoolEvent(EventKind.STOPPED, member.name, seconds=loop.time() - began))
+        self._emit(PoolEvent(InstanceEvent.STOPPED, member.name, seconds=loop.time() - began))
 
     # ── what others are told ─────────────────────────────────────────────────────────────────
 
@@ -330,5 +330,5 @@ class Manager(Generic[W]):
         except OSError as error:
             if not self._is_failing:
                 text = f"the state cannot be written: {error}; ports may change at the next start"
-                self._emit(PoolEvent(EventKind.WARNED, POOL, text))
+                self._emit(PoolEvent(InstanceEvent.WARNED, POOL, text))
             self._is_failing = True

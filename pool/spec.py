@@ -55,7 +55,7 @@ class LaunchSpec:
     restart: RestartPolicy = field(default_factory=RestartPolicy)
 
 
-class EventKind(StrEnum):
+class UnitEvent(StrEnum):
     """Kinds of events of a unit, or (the last four) of the service as a whole."""
 
     FETCHING = "fetching"
@@ -77,7 +77,7 @@ class LaunchEvent:
     ``seconds`` is how long the step took; for ``LOST`` the pause before the next start.
     """
 
-    kind: EventKind
+    kind: UnitEvent
     unit: str
     text: str = ""
     seconds: float = 0.0

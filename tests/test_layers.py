@@ -55,3 +55,15 @@ def test_no_constructor_takes_more_than_seven_arguments() -> None:
                 if len(arguments) > 1 + 7:
                     too_many.append(f"{file.relative_to(ROOT)}:{node.lineno}")
     assert not too_many
+
+
+def test_a_public_class_has_its_name_to_itself_in_its_package() -> None:
+    """A name that a reader meets means one thing. What begins with an underscore is a module's
+    own."""
+    for package in PACKAGES:
+        homes: dict[str, list[str]] = {}
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.parse(file.read_text("utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+        assert not {name: files for name, files in homes.items() if len(files) > 1}

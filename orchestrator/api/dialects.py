@@ -32,7 +32,7 @@ class Edge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedDialect:
     """A dialect: its conventions, by path where it has several, and the modules with its routes."""
 
     conventions: tuple[Dialect, ...]
@@ -40,9 +40,9 @@ class Served:
 
 
 SERVED: Final = [
-    Served((ANTHROPIC,), (anthropic, message_batches)),
-    Served((OPENAI,), (openai, embeddings, responses, files, batches)),
-    Served(KSERVE, (kserve, metadata)),
-    Served((NATIVE,), (native, sessions, slots)),
+    ServedDialect((ANTHROPIC,), (anthropic, message_batches)),
+    ServedDialect((OPENAI,), (openai, embeddings, responses, files, batches)),
+    ServedDialect(KSERVE, (kserve, metadata)),
+    ServedDialect((NATIVE,), (native, sessions, slots)),
 ]
 """A path belongs to the first that serves it, and else to the last one."""

@@ -8,7 +8,7 @@ from collections import Counter
 
 from orchestrator.batches.folder import Folder
 from orchestrator.batches.frames import read_frames
-from orchestrator.batches.records import Kind, StoredBatch
+from orchestrator.batches.records import LineOutcome, StoredBatch
 
 
 class Ledger:
@@ -16,7 +16,7 @@ class Ledger:
 
     def __init__(self, folder: Folder, batch: StoredBatch) -> None:
         """Read what an earlier process wrote, without an entry in whose middle it was cut short."""
-        self.counts: Counter[Kind] = Counter()
+        self.counts: Counter[LineOutcome] = Counter()
         self.bytes = dict.fromkeys((batch.output_id, batch.errors_id), 0)
         """Bytes of the entries, by file."""
         self._folder = folder
@@ -31,7 +31,7 @@ class Ledger:
         end, path = 0, folder.data(name)
         if path.exists():
             for frame in read_frames(path, folder.sealer):
-                self._mark(frame.number, Kind(frame.kind), name, len(frame.payload))
+                self._mark(frame.number, LineOutcome(frame.kind), name, len(frame.payload))
                 end = frame.end
         return end
 
@@ -39,14 +39,14 @@ class Ledger:
         """Whether the line of that number is done."""
         return number < len(self._done) and bool(self._done[number])
 
-    def put(self, number: int, kind: Kind, entry: bytes) -> None:
+    def put(self, number: int, kind: LineOutcome, entry: bytes) -> None:
         """Write the outcome of a line, once. Entries of expired or cancelled lines are short, and
         are written even beyond the folder's bound."""
-        if kind in (Kind.SUCCEEDED, Kind.ERRORED):
+        if kind in (LineOutcome.SUCCEEDED, LineOutcome.ERRORED):
             self._folder.require_room(len(entry), is_upload=False)
         assert not self.is_done(number), f"line {number} would have two entries"
         batch = self._batch
-        name = batch.output_id if kind is Kind.SUCCEEDED else batch.errors_id
+        name = batch.output_id if kind is LineOutcome.SUCCEEDED else batch.errors_id
         self._writers[name].append(number, kind, entry)
         self._mark(number, kind, name, len(entry))
 
@@ -56,7 +56,7 @@ class Ledger:
             writer.sync()
             writer.close()
 
-    def _mark(self, number: int, kind: Kind, name: str, size: int) -> None:
+    def _mark(self, number: int, kind: LineOutcome, name: str, size: int) -> None:
         if number >= len(self._done):
             self._done.extend(bytes(number + 1 - len(self._done)))
         self._done[number] = 1

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.batches.records import Line, LineError
+from orchestrator.batches.records import BatchLine, LineError
 from worker.protocol import excerpt
 
 MAX_ERRORS = 100
@@ -65,7 +65,7 @@ def _line(number: int, text: bytes, most_bytes: int) -> Iterator[RawLine]:
         yield RawLine(number, text)
 
 
-def read_line(raw: RawLine) -> Line:
+def read_line(raw: RawLine) -> BatchLine:
     """Read a line. Raises ``BadLine`` for one that is not ``{"custom_id", "method", "url",
     "body"}``."""
     number = raw.number
@@ -85,7 +85,7 @@ def read_line(raw: RawLine) -> Line:
     body = bytes(stated.body)
     if body[:1] != b"{":
         raise BadLine("missing_required_parameter", "body must be an object", "body", number)
-    return Line(number, stated.custom_id, stated.method or "", stated.url or "", body)
+    return BatchLine(number, stated.custom_id, stated.method or "", stated.url or "", body)
 
 
 class Check:
@@ -150,17 +150,17 @@ class Check:
         self._ids.add(digest)
 
 
-class Unfinished:
+class UnfinishedLines:
     """The lines that have no outcome yet, some at a time."""
 
     def __init__(self, lines: Iterator[RawLine], is_done: Callable[[int], bool]) -> None:
         self._lines = lines
         self._is_done = is_done
 
-    def some(self, most: int, most_bytes: int) -> list[Line]:
+    def some(self, most: int, most_bytes: int) -> list[BatchLine]:
         """The next lines, up to ``most`` of them and about ``most_bytes``; empty once there are no
         more. Raises ``BadLine`` where the file is not the one that was checked."""
-        found: list[Line] = []
+        found: list[BatchLine] = []
         size = 0
         while len(found) < most and size < most_bytes:
             raw = next(self._lines, None)

@@ -26,7 +26,7 @@ class Status(StrEnum):
         return self in (Status.COMPLETED, Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 
 
-class Kind(IntEnum):
+class LineOutcome(IntEnum):
     """Outcome of a line. Stored as a number: never renumber."""
 
     SUCCEEDED = 1
@@ -105,17 +105,17 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = Status.VALIDATING
     total: int = 0
     counts: dict[int, int] = {}
-    """Number of lines that are over, by ``Kind``."""
+    """Number of lines that are over, by ``LineOutcome``."""
     errors: list[LineError] = []
     times: dict[str, int] = {}
     """When the batch came to each status, in Unix seconds."""
     over: Stamp | None = None
 
-    def count(self, *kinds: Kind) -> int:
+    def count(self, *kinds: LineOutcome) -> int:
         return sum(self.counts.get(kind, 0) for kind in kinds)
 
 
-class Line(NamedTuple):
+class BatchLine(NamedTuple):
     """One request of a batch."""
 
     number: int
@@ -127,10 +127,10 @@ class Line(NamedTuple):
     """Body of the request, as JSON."""
 
 
-class Answer(NamedTuple):
+class LineResult(NamedTuple):
     """The result of a try to serve a line."""
 
-    kind: Kind
+    kind: LineOutcome
     status: int
     request_id: str
     body: bytes

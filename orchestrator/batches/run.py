@@ -19,18 +19,18 @@ from typing import TypeVar
 import msgspec
 
 from orchestrator.batches.ledger import Ledger
-from orchestrator.batches.lines import BadLine, Check, Unfinished, split_lines
+from orchestrator.batches.lines import BadLine, Check, UnfinishedLines, split_lines
 from orchestrator.batches.records import (
-    Answer,
-    Kind,
-    Line,
+    BatchLine,
     LineError,
+    LineOutcome,
+    LineResult,
     Status,
     StoredBatch,
     StoredFile,
 )
 from orchestrator.batches.shop import Server, Shop
-from orchestrator.batches.window import Place
+from orchestrator.batches.window import WindowPlace
 from orchestrator.tasks.journal.sealing import WrongKey
 from orchestrator.telemetry.log import fields, service_log
 
@@ -55,9 +55,9 @@ class Run:
         clock = shop.time.clock
         self._due_at = clock.now() + batch.window_s - shop.time.age_s(batch.made)
         self._ledger: Ledger | None = None
-        self._why: Kind | None = None
+        self._why: LineOutcome | None = None
         """Why no more lines are begun; None while they are."""
-        self._next: Place | None = None
+        self._next: WindowPlace | None = None
         """Place of the line that is to begin next, while it waits for it."""
         self._stopped = asyncio.Event()
         self._failing = False
@@ -74,17 +74,17 @@ class Run:
         """Begin no more lines, and end those in progress. Idempotent."""
         if self.batch.status in (Status.VALIDATING, Status.IN_PROGRESS):
             await self._become(Status.CANCELLING)
-            self._stop(Kind.CANCELLED)
+            self._stop(LineOutcome.CANCELLED)
 
     async def go(self) -> None:
         """Run the batch until it is over; cancelled when the process ends."""
         clock = self._shop.time.clock
-        timer = clock.call_at(self._due_at, lambda: self._stop(Kind.EXPIRED))
+        timer = clock.call_at(self._due_at, lambda: self._stop(LineOutcome.EXPIRED))
         try:
             if self.batch.status is Status.CANCELLING:
-                self._stop(Kind.CANCELLED)
+                self._stop(LineOutcome.CANCELLED)
             elif self._due_at <= clock.now():
-                self._stop(Kind.EXPIRED)
+                self._stop(LineOutcome.EXPIRED)
             if not self.batch.total and not await self._check():
                 return
             await self._end(await self._serve_all())
@@ -139,10 +139,10 @@ class Run:
             await asyncio.sleep(_LONGEST_PAUSE_S)
         await self._become(Status.FINALIZING)
         await self._publish(again)
-        if self._why is Kind.CANCELLED:
+        if self._why is LineOutcome.CANCELLED:
             return Status.CANCELLED
         # Lines that were done before the deadline are complete, whenever this is noticed.
-        return Status.EXPIRED if again.counts[Kind.EXPIRED] else Status.COMPLETED
+        return Status.EXPIRED if again.counts[LineOutcome.EXPIRED] else Status.COMPLETED
 
     async def _serve(self, ledger: Ledger) -> None:
         """Serve the lines that have no entry, until there are no more or none may begin."""
@@ -169,16 +169,16 @@ class Run:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
-    def _unfinished(self, ledger: Ledger) -> Unfinished:
+    def _unfinished(self, ledger: Ledger) -> UnfinishedLines:
         shop = self._shop
         pieces = shop.folder.pieces(self.batch.input_id)
-        return Unfinished(split_lines(pieces, shop.config.line_bytes), ledger.is_done)
+        return UnfinishedLines(split_lines(pieces, shop.config.line_bytes), ledger.is_done)
 
-    async def _place(self) -> Place | None:
+    async def _place(self) -> WindowPlace | None:
         """Wait for a place in the window; None where no more lines may begin."""
         if self._why is not None:
             return None
-        self._next = place = Place(self._shop.window, self.batch.owner, self._due_at)
+        self._next = place = WindowPlace(self._shop.window, self.batch.owner, self._due_at)
         try:
             await place.take()
         except asyncio.CancelledError:
@@ -197,12 +197,12 @@ class Run:
         try:
             while working and not stopped.done():
                 await asyncio.wait({stopped, *working}, return_when=asyncio.FIRST_COMPLETED)
-            if working and self._why is Kind.EXPIRED:
+            if working and self._why is LineOutcome.EXPIRED:
                 await asyncio.wait(working, timeout=_GRACE_S)
         finally:
             stopped.cancel()
 
-    async def _one(self, ledger: Ledger, line: Line, place: Place) -> None:
+    async def _one(self, ledger: Ledger, line: BatchLine, place: WindowPlace) -> None:
         """Serve one line, which has its place, and write its outcome down."""
         server = self._shop.server
         assert server is not None
@@ -210,7 +210,7 @@ class Run:
         entry = server.entry(self.batch, line, answer.kind, answer)
         await self._insist(lambda: ledger.put(line.number, answer.kind, entry))
 
-    async def _answer(self, server: Server, line: Line, place: Place) -> Answer:
+    async def _answer(self, server: Server, line: BatchLine, place: WindowPlace) -> LineResult:
         """Get a final answer, with as many tries as fit before the batch's deadline."""
         losses, pause = 0, _FIRST_PAUSE_S
         while True:
@@ -225,7 +225,7 @@ class Run:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             await place.take()
 
-    async def _sweep(self, ledger: Ledger, kind: Kind) -> None:
+    async def _sweep(self, ledger: Ledger, kind: LineOutcome) -> None:
         """Write an entry for every line that has none: that it was not served."""
         lines, server = self._unfinished(ledger), self._shop.server
         assert server is not None
@@ -260,7 +260,7 @@ class Run:
             await self._insist(partial(shop.folder.save, file))
             shop.files[name] = file
 
-    def _stop(self, why: Kind) -> None:
+    def _stop(self, why: LineOutcome) -> None:
         if self._why is None:
             self._why = why
             self._stopped.set()
@@ -282,7 +282,7 @@ class Run:
                 batch=self.batch.id,
                 status=status.value,
                 lines=self.batch.total,
-                succeeded=self.batch.count(Kind.SUCCEEDED),
+                succeeded=self.batch.count(LineOutcome.SUCCEEDED),
             ),
         )
 
@@ -321,7 +321,7 @@ class Run:
                 return done
 
 
-def _leave(place: Place, _: object) -> None:
+def _leave(place: WindowPlace, _: object) -> None:
     place.leave()
 
 

@@ -18,7 +18,7 @@ from orchestrator.batches.config import (
     BatchConfig,
 )
 from orchestrator.batches.folder import FILE_PREFIX, Folder
-from orchestrator.batches.records import Kind, Status, StoredBatch, StoredFile, Time
+from orchestrator.batches.records import LineOutcome, Status, StoredBatch, StoredFile, Time
 from orchestrator.batches.run import Run
 from orchestrator.batches.shop import Shop
 from orchestrator.batches.upload import Upload
@@ -85,11 +85,11 @@ class Batches:
         """Bytes that the data of all files takes."""
         return self.shop.folder.used_bytes
 
-    def outcomes(self) -> Counter[Kind]:
+    def outcomes(self) -> Counter[LineOutcome]:
         """How many lines are over in each way, in all batches that are kept."""
-        counts: Counter[Kind] = Counter()
+        counts: Counter[LineOutcome] = Counter()
         for batch in self._all():
-            counts.update({Kind(kind): count for kind, count in batch.counts.items()})
+            counts.update({LineOutcome(kind): count for kind, count in batch.counts.items()})
         return counts
 
     async def _keep_up(self) -> None:

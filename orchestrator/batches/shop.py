@@ -9,7 +9,14 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.folder import Folder
-from orchestrator.batches.records import Answer, Kind, Line, StoredBatch, StoredFile, Time
+from orchestrator.batches.records import (
+    BatchLine,
+    LineOutcome,
+    LineResult,
+    StoredBatch,
+    StoredFile,
+    Time,
+)
 from orchestrator.batches.window import Window
 from orchestrator.errors import JournalUnavailable, NotFound
 from orchestrator.tasks.journal.sealing import WrongKey
@@ -21,10 +28,12 @@ T = TypeVar("T")
 class Server(Protocol):
     """Serves lines and words their outcomes: an API."""
 
-    async def serve(self, batch: StoredBatch, line: Line, due_at: float) -> Answer:
+    async def serve(self, batch: StoredBatch, line: BatchLine, due_at: float) -> LineResult:
         """Serve a line until ``due_at`` (seconds of the clock). Never raises ``TidegateError``."""
 
-    def entry(self, batch: StoredBatch, line: Line, kind: Kind, answer: Answer | None) -> bytes:
+    def entry(
+        self, batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
+    ) -> bytes:
         """A line's result for the batch's client: JSON with a newline behind it. Without an
         ``answer`` the line was not served."""
 

@@ -29,13 +29,13 @@ class Window:
         meanwhile."""
         self._size = size
         self._most_of = most_of
-        self._waiting: dict[str, list[tuple[float, int, Place]]] = {}
+        self._waiting: dict[str, list[tuple[float, int, WindowPlace]]] = {}
         self._served: dict[str, int] = {}
         """When the last line of each owner was let in, as a running number. There are as many
         owners as keys."""
         self._numbers = count()
 
-    def wait(self, place: "Place") -> None:
+    def wait(self, place: "WindowPlace") -> None:
         """Queue a place, and let it in when it is its turn."""
         own = self._waiting.setdefault(place.owner, [])
         heappush(own, (place.due_at, next(self._numbers), place))
@@ -64,7 +64,7 @@ class Window:
         return min(eligible)[2] if eligible else None
 
 
-class Place:
+class WindowPlace:
     """One line's place in the window. ``leave`` must follow, however far it came."""
 
     def __init__(self, window: Window, owner: str, due_at: float) -> None:

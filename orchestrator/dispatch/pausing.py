@@ -49,7 +49,7 @@ class PauseStats:
     resumed: int = 0
 
 
-class Running(NamedTuple):
+class PausableJob(NamedTuple):
     """A running job that may be paused."""
 
     urgency: float
@@ -192,9 +192,9 @@ class Pausing:
         self,
         task: Task,
         urgency: float,
-        running: Mapping[str, Sequence[Running]],
+        running: Mapping[str, Sequence[PausableJob]],
         rows: Mapping[str, Counter[str]],
-    ) -> Running | None:
+    ) -> PausableJob | None:
         """The least urgent job that may make room for ``task``: on the task's own instance if it
         was sent to one and there is any."""
         found = [
@@ -230,10 +230,10 @@ class Pausing:
             found += tasks[self._registry.instances[name].concurrency.clearing :]
         return found
 
-    def _by_instance(self, attempts: Iterable[Attempt], now: float) -> dict[str, list[Running]]:
+    def _by_instance(self, attempts: Iterable[Attempt], now: float) -> dict[str, list[PausableJob]]:
         """Jobs that may be paused, by instance, the least urgent last."""
         full = {
-            name: list[Running]()
+            name: list[PausableJob]()
             for name, instance in self._registry.instances.items()
             if instance.can_pause and not instance.has_free_slot
         }
@@ -252,7 +252,7 @@ class Pausing:
                 if task.is_unread
                 else self._forecaster.urgency_of_running(task, now).log_urgency
             )
-            jobs.append(Running(urgency, attempt))
+            jobs.append(PausableJob(urgency, attempt))
         for jobs in full.values():
             jobs.sort(key=lambda job: -job.urgency)
         return {name: jobs for name, jobs in full.items() if jobs}
@@ -278,7 +278,7 @@ def _most_pauses(attempt: Attempt) -> int:
     return MAX_PAUSES + made // TOKENS_PER_PAUSE
 
 
-def _beyond_shares(jobs: Sequence[Running], over: int) -> list[Attempt]:
+def _beyond_shares(jobs: Sequence[PausableJob], over: int) -> list[Attempt]:
     """The ``over`` least urgent of ``jobs``, taken from tenants that have more than an equal share
     of the rows as far as there are any."""
     rows = Counter(job.attempt.task.tenant for job in jobs)
@@ -293,14 +293,16 @@ def _beyond_shares(jobs: Sequence[Running], over: int) -> list[Attempt]:
     return found
 
 
-def _rows_of(running: Mapping[str, Sequence[Running]]) -> dict[str, Counter[str]]:
+def _rows_of(running: Mapping[str, Sequence[PausableJob]]) -> dict[str, Counter[str]]:
     """How many rows each tenant has, by instance."""
     return {
         name: Counter(job.attempt.task.tenant for job in jobs) for name, jobs in running.items()
     }
 
 
-def _least_urgent(jobs: Sequence[Running], task: Task, rows: Mapping[str, int]) -> Running | None:
+def _least_urgent(
+    jobs: Sequence[PausableJob], task: Task, rows: Mapping[str, int]
+) -> PausableJob | None:
     """The least urgent of ``jobs``, sorted most urgent first, that may make room for ``task``; None
     if none may.
 

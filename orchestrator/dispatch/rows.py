@@ -11,9 +11,9 @@ from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
 from orchestrator.prediction.batch_size import (
     BATCH_WEIGHT,
-    Asked,
-    Demand,
+    DemandArrays,
     RecentDemand,
+    RecentRequest,
     best_rows,
     outlook,
     row_counts,
@@ -64,7 +64,7 @@ class RowControl:
             return
         now = self._clock.now()
         self._demand[task.model].add(
-            Asked(
+            RecentRequest(
                 at=now,
                 left=self._forecaster.answer_tokens(task),
                 prompt_tokens=task.new_prompt_tokens,
@@ -108,7 +108,7 @@ class RowControl:
                 is_changed |= instance.concurrency.most_rows != before
         return is_changed
 
-    def _best(self, demand: Demand | None, instance: Instance, instances: int) -> int:
+    def _best(self, demand: DemandArrays | None, instance: Instance, instances: int) -> int:
         """Rows for ``instance``, one of ``instances`` that share the demand; keeps the outlook
         behind it there."""
         assert instance.step_learner is not None

@@ -17,7 +17,7 @@ from orchestrator.instances.breaker import Breakers
 from orchestrator.instances.candidate import Candidate
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.prefix_index import PrefixIndex
-from orchestrator.lanes import Kind, Lane, LaneConfig, LaneOwner, StreamLane, name_of
+from orchestrator.lanes import Lane, LaneConfig, LaneOwner, ServerKind, StreamLane, name_of
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.telemetry.log import fields, lane_log, service_log
 
@@ -185,7 +185,7 @@ class Registry:
 
     def _open_lanes(self, instance: Instance, owner: LaneOwner) -> None:
         # Each job on another kind of server is a request of its own: one lane knows of them all.
-        is_own = instance.kind is Kind.TIDEGATE
+        is_own = instance.kind is ServerKind.TIDEGATE
         for _ in range(self._config.lanes_per_instance if is_own else 1):
             self._open_lane(instance, owner)
 

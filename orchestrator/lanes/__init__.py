@@ -13,17 +13,17 @@
 """
 
 from orchestrator.lanes.base import JobSink, Lane, LaneConfig, LaneOwner
-from orchestrator.lanes.endpoint import Kind, kind_of, name_of
+from orchestrator.lanes.endpoint import ServerKind, kind_of, name_of
 from orchestrator.lanes.factory import LaneFactory
 from orchestrator.lanes.lane import StreamLane
 
 __all__ = [
     "JobSink",
-    "Kind",
     "Lane",
     "LaneConfig",
     "LaneFactory",
     "LaneOwner",
+    "ServerKind",
     "StreamLane",
     "kind_of",
     "name_of",

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 
-class Kind(StrEnum):
+class ServerKind(StrEnum):
     """The kind of server at the other end."""
 
     TIDEGATE = "tidegate"
@@ -24,13 +24,13 @@ class Kind(StrEnum):
 
 
 _SCHEMES = {
-    "triton+grpc": Kind.TRITON,
-    "vllm+http": Kind.VLLM,
-    "vllm+https": Kind.VLLM,
-    "llamacpp+http": Kind.LLAMACPP,
-    "llamacpp+https": Kind.LLAMACPP,
-    "tgi+http": Kind.TGI,
-    "tgi+https": Kind.TGI,
+    "triton+grpc": ServerKind.TRITON,
+    "vllm+http": ServerKind.VLLM,
+    "vllm+https": ServerKind.VLLM,
+    "llamacpp+http": ServerKind.LLAMACPP,
+    "llamacpp+https": ServerKind.LLAMACPP,
+    "tgi+http": ServerKind.TGI,
+    "tgi+https": ServerKind.TGI,
 }
 _PARAMETERS = (
     "tokenizer",
@@ -56,7 +56,7 @@ class Endpoint:
     the server is to be asked for them.
     """
 
-    kind: Kind
+    kind: ServerKind
     name: str
     """The instance's name in the registry."""
     host: str
@@ -87,9 +87,9 @@ def name_of(entry: str) -> str:
     return read_endpoint(entry).name if is_url(entry) else entry
 
 
-def kind_of(entry: str) -> Kind:
+def kind_of(entry: str) -> ServerKind:
     """The kind of the instance that a checked entry names."""
-    return read_endpoint(entry).kind if is_url(entry) else Kind.TIDEGATE
+    return read_endpoint(entry).kind if is_url(entry) else ServerKind.TIDEGATE
 
 
 def read_endpoint(entry: str) -> Endpoint:
@@ -101,7 +101,7 @@ def read_endpoint(entry: str) -> Endpoint:
             f"no kind of instance is called {scheme[:64]!r}; available: {', '.join(_SCHEMES)}, and "
             "host:port for Tidegate's own"
         )
-    shape = f"{scheme}://host:port{'/model' if kind is Kind.TRITON else ''}?tokenizer=DIR"
+    shape = f"{scheme}://host:port{'/model' if kind is ServerKind.TRITON else ''}?tokenizer=DIR"
     parts = urlsplit(f"//{rest}")
     try:
         port = parts.port
@@ -113,7 +113,7 @@ def read_endpoint(entry: str) -> Endpoint:
     stated = _parameters(parts.query, shape)
     path = unquote(parts.path).strip("/")
     model = stated.get("model", "")
-    if kind is Kind.TRITON:
+    if kind is ServerKind.TRITON:
         if path and model and path != model:
             raise ValueError(f"{shape} names its model twice: {path!r} and {model!r}")
         model = model or path
@@ -127,7 +127,7 @@ def read_endpoint(entry: str) -> Endpoint:
     address = f"{host}:{port}"
     name = stated.get("name", "")
     if not name:
-        what = f"{kind}-{_named(model)}" if kind is Kind.TRITON else str(kind)
+        what = f"{kind}-{_named(model)}" if kind is ServerKind.TRITON else str(kind)
         name = f"{what}@{address}"
     if not _NAME.fullmatch(name):
         raise ValueError(f"name must be 1 to 128 letters, digits or any of . _ : @ + -: {name!r}")
@@ -136,7 +136,7 @@ def read_endpoint(entry: str) -> Endpoint:
         name=name,
         host=address,
         base_url=""
-        if kind is Kind.TRITON
+        if kind is ServerKind.TRITON
         else f"{scheme.partition('+')[2]}://{address}" + (f"/{path}" if path else ""),
         tokenizer=Path(stated["tokenizer"]).expanduser(),
         model=model,

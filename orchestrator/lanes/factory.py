@@ -4,7 +4,7 @@ import random
 
 from orchestrator.clock import Clock
 from orchestrator.lanes.base import Lane, LaneConfig, LaneOwner
-from orchestrator.lanes.endpoint import Kind, is_url, read_endpoint
+from orchestrator.lanes.endpoint import ServerKind, is_url, read_endpoint
 from orchestrator.lanes.http.http_lane import HttpLane
 from orchestrator.lanes.http.llamacpp import LlamaCppLane
 from orchestrator.lanes.http.pool import HttpPool
@@ -13,10 +13,10 @@ from orchestrator.lanes.http.vllm import VllmLane
 from orchestrator.lanes.lane import StreamLane
 from orchestrator.lanes.plain_lane import PlainLane
 
-_HTTP: dict[Kind, type[HttpLane]] = {
-    Kind.VLLM: VllmLane,
-    Kind.LLAMACPP: LlamaCppLane,
-    Kind.TGI: TgiLane,
+_HTTP: dict[ServerKind, type[HttpLane]] = {
+    ServerKind.VLLM: VllmLane,
+    ServerKind.LLAMACPP: LlamaCppLane,
+    ServerKind.TGI: TgiLane,
 }
 
 
@@ -33,6 +33,6 @@ class LaneFactory:
         if not is_url(entry):
             return StreamLane(entry, config, owner, clock, rng)
         endpoint = read_endpoint(entry)
-        if endpoint.kind is Kind.TRITON:
+        if endpoint.kind is ServerKind.TRITON:
             return PlainLane(endpoint, config, owner, clock, rng)
         return _HTTP[endpoint.kind](endpoint, config, owner, clock, rng, self._pool)

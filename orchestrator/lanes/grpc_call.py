@@ -35,8 +35,8 @@ from orchestrator.lanes.http2 import (
     MAX_STREAM,
     PREFACE,
     Flag,
+    FrameType,
     Http2Error,
-    Kind,
     Setting,
     check_frame,
     error_name,
@@ -215,7 +215,7 @@ class GrpcCall(asyncio.BufferedProtocol):
         call. A Triton (24.10) that sees a stream cancelled instead, after it has refused something
         there, keeps the connection's socket for good.
         """
-        self._write(frame(Kind.DATA, Flag.END_STREAM, _STREAM, b""))
+        self._write(frame(FrameType.DATA, Flag.END_STREAM, _STREAM, b""))
 
     async def close(self) -> None:
         """Cancel the call; the peer hears of it. Returns when the socket is closed. Idempotent."""
@@ -266,7 +266,7 @@ class GrpcCall(asyncio.BufferedProtocol):
             PREFACE
             + settings(ours)
             + window_update(0, _WINDOW - DEFAULT_WINDOW)
-            + frame(Kind.HEADERS, Flag.END_HEADERS, _STREAM, block)
+            + frame(FrameType.HEADERS, Flag.END_HEADERS, _STREAM, block)
         )
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -323,12 +323,12 @@ class GrpcCall(asyncio.BufferedProtocol):
                 break
             at = stop
             kind = word & 0xFF
-            if kind != Kind.DATA or stream != _STREAM:
+            if kind != FrameType.DATA or stream != _STREAM:
                 stream &= MAX_STREAM  # one bit is reserved
                 check_frame(kind, stream, stop - start, _STREAM)
-            if self._in_headers and kind != Kind.CONTINUATION:
+            if self._in_headers and kind != FrameType.CONTINUATION:
                 raise Http2Error("headers that break off")
-            if kind == Kind.DATA:
+            if kind == FrameType.DATA:
                 self._take_data(start, stop, flags)
             else:
                 self._take_control(kind, flags, stream, bytes(self._view[start:stop]))
@@ -343,7 +343,7 @@ class GrpcCall(asyncio.BufferedProtocol):
             raise CallEnded("unavailable", f"it speaks TLS: set {SETTING}")
         if begin.startswith(b"HTTP/"):
             raise CallEnded("unavailable", "it speaks HTTP/1; is that the port for gRPC?")
-        if kind != Kind.SETTINGS or flags & Flag.ACK:
+        if kind != FrameType.SETTINGS or flags & Flag.ACK:
             raise Http2Error(f"it begins with {begin[:16]!r}")
         self._is_greeted = True
 
@@ -392,33 +392,33 @@ class GrpcCall(asyncio.BufferedProtocol):
 
     def _take_control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         match kind:
-            case Kind.HEADERS | Kind.CONTINUATION:
-                if kind == Kind.CONTINUATION and not self._in_headers:
+            case FrameType.HEADERS | FrameType.CONTINUATION:
+                if kind == FrameType.CONTINUATION and not self._in_headers:
                     raise Http2Error("more headers, of none")
                 self._in_headers = not flags & Flag.END_HEADERS
                 self._header_block += unpadded(payload, flags)
                 if len(self._header_block) > _MAX_HEADER_BYTES:
                     raise Http2Error("headers without end")
-                if kind == Kind.HEADERS:
+                if kind == FrameType.HEADERS:
                     self._headers_end_stream = bool(flags & Flag.END_STREAM)
                 if flags & Flag.END_HEADERS:
                     self._take_headers()
-            case Kind.SETTINGS if not flags & Flag.ACK:
+            case FrameType.SETTINGS if not flags & Flag.ACK:
                 self._take_settings(read_settings(payload))
-            case Kind.PING if not flags & Flag.ACK:
-                self._write(frame(Kind.PING, Flag.ACK, 0, payload))
-            case Kind.WINDOW_UPDATE:
+            case FrameType.PING if not flags & Flag.ACK:
+                self._write(frame(FrameType.PING, Flag.ACK, 0, payload))
+            case FrameType.WINDOW_UPDATE:
                 count = read_number(payload)
                 if not count:
                     raise Http2Error("a WINDOW_UPDATE of nothing")
                 self._windows[stream] = widened(self._windows[stream], count)
                 self._pump()
-            case Kind.RST_STREAM:
+            case FrameType.RST_STREAM:
                 why = error_name(read_number(payload))
                 raise CallEnded("unavailable", f"the stream was reset ({why})")
-            case Kind.GOAWAY:
+            case FrameType.GOAWAY:
                 self._take_goaway(read_number(payload), read_number(payload, 4), payload[8:])
-            case Kind.PUSH_PROMISE:
+            case FrameType.PUSH_PROMISE:
                 raise Http2Error("a push, which was not asked for")
 
     def _take_goaway(self, last_stream: int, error: int, words: bytes) -> None:
@@ -434,7 +434,7 @@ class GrpcCall(asyncio.BufferedProtocol):
         self._windows[_STREAM] = widened(self._windows[_STREAM], window - self._initial_window)
         self._initial_window = window
         self._frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._frame_bytes)
-        self._write(frame(Kind.SETTINGS, Flag.ACK, 0))
+        self._write(frame(FrameType.SETTINGS, Flag.ACK, 0))
         self._pump()
 
     def _take_headers(self) -> None:
@@ -469,7 +469,7 @@ class GrpcCall(asyncio.BufferedProtocol):
             del self._outgoing[:size]
             for stream in windows:
                 windows[stream] -= size
-            self._write(frame(Kind.DATA, 0, _STREAM, piece))
+            self._write(frame(FrameType.DATA, 0, _STREAM, piece))
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:

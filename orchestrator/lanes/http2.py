@@ -16,7 +16,7 @@ _SETTING = struct.Struct(">HI")
 _NUMBER = struct.Struct(">I")
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     """Types of frames."""
 
     DATA = 0
@@ -64,30 +64,36 @@ _ERRORS = (
     "inadequate security",
     "HTTP/1.1 required",
 )
-_OF_THE_CONNECTION = (Kind.SETTINGS, Kind.PING, Kind.GOAWAY)
-_OF_A_STREAM = (Kind.DATA, Kind.HEADERS, Kind.RST_STREAM, Kind.PUSH_PROMISE, Kind.CONTINUATION)
-_SIZES: dict[int, int] = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
+_OF_THE_CONNECTION = (FrameType.SETTINGS, FrameType.PING, FrameType.GOAWAY)
+_OF_A_STREAM = (
+    FrameType.DATA,
+    FrameType.HEADERS,
+    FrameType.RST_STREAM,
+    FrameType.PUSH_PROMISE,
+    FrameType.CONTINUATION,
+)
+_SIZES: dict[int, int] = {FrameType.RST_STREAM: 4, FrameType.PING: 8, FrameType.WINDOW_UPDATE: 4}
 
 
 class Http2Error(ValueError):
     """Data from the peer that breaks HTTP/2."""
 
 
-def frame(kind: Kind, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def frame(kind: FrameType, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def settings(values: dict[Setting, int]) -> bytes:
     payload = b"".join(_SETTING.pack(name, value) for name, value in values.items())
-    return frame(Kind.SETTINGS, 0, 0, payload)
+    return frame(FrameType.SETTINGS, 0, 0, payload)
 
 
 def window_update(stream: int, count: int) -> bytes:
-    return frame(Kind.WINDOW_UPDATE, 0, stream, _NUMBER.pack(count))
+    return frame(FrameType.WINDOW_UPDATE, 0, stream, _NUMBER.pack(count))
 
 
 def reset(stream: int, code: int) -> bytes:
-    return frame(Kind.RST_STREAM, 0, stream, _NUMBER.pack(code))
+    return frame(FrameType.RST_STREAM, 0, stream, _NUMBER.pack(code))
 
 
 def error_name(code: int) -> str:
@@ -101,13 +107,13 @@ def check_frame(kind: int, stream: int, size: int, own_stream: int) -> None:
     Raises ``Http2Error``.
     """
     if kind in _OF_THE_CONNECTION and stream:
-        raise Http2Error(f"{Kind(kind).name} on stream {stream}, where it has no place")
+        raise Http2Error(f"{FrameType(kind).name} on stream {stream}, where it has no place")
     if kind in _OF_A_STREAM and stream != own_stream:
-        raise Http2Error(f"{Kind(kind).name} on stream {stream}, which nobody opened")
-    if kind == Kind.WINDOW_UPDATE and stream not in (0, own_stream):
+        raise Http2Error(f"{FrameType(kind).name} on stream {stream}, which nobody opened")
+    if kind == FrameType.WINDOW_UPDATE and stream not in (0, own_stream):
         raise Http2Error(f"WINDOW_UPDATE for stream {stream}, which nobody opened")
     if kind in _SIZES and size != _SIZES[kind]:
-        raise Http2Error(f"{Kind(kind).name} of {size} bytes instead of {_SIZES[kind]}")
+        raise Http2Error(f"{FrameType(kind).name} of {size} bytes instead of {_SIZES[kind]}")
 
 
 def widened(window: int, count: int) -> int:

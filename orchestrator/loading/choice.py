@@ -21,7 +21,7 @@ class Harm(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LoadPlace:
     """An instance that could load the model. Times are in seconds and ms."""
 
     address: str
@@ -55,11 +55,11 @@ class LoadChoice:
     """The instance to load a model. ``place`` is None if the load must first wait ``wait_s``
     seconds, or (inf) until an instance can take it."""
 
-    place: Place | None
+    place: LoadPlace | None
     wait_s: float = 0.0
 
 
-def choose_place(places: Sequence[Place], min_residency_s: float) -> LoadChoice:
+def choose_place(places: Sequence[LoadPlace], min_residency_s: float) -> LoadChoice:
     """Choose the instance that loads a model.
 
     A model that others need stays for at least ``min_residency_s``, so that two models that take

@@ -25,7 +25,7 @@ from orchestrator.errors import (
 from orchestrator.fair_share import SHARE_OF_THE_REST
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
-from orchestrator.loading.choice import LoadChoice, Place, choose_place
+from orchestrator.loading.choice import LoadChoice, LoadPlace, choose_place
 from orchestrator.loading.swaps import Swaps
 from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecaster import Forecaster
@@ -356,7 +356,7 @@ class ModelDemand:
     def _choose(self, known: Loadable) -> LoadChoice:
         return choose_place(self._places(known), self._config.min_residency_s)
 
-    def _places(self, known: Loadable) -> list[Place]:
+    def _places(self, known: Loadable) -> list[LoadPlace]:
         leaving, now = self._swaps.leaving(), self._clock.now()
         waiting = Counter(task.model for task in self._queue.tasks())
         waiting.update(self._waiters)
@@ -383,11 +383,11 @@ class ModelDemand:
         waiting: Counter[str],
         served: Counter[str],
         now: float,
-    ) -> Place:
+    ) -> LoadPlace:
         assert instance.card is not None
         model = instance.card.model
         needed_at = self._needed_at.get(model)
-        return Place(
+        return LoadPlace(
             address=instance.address,
             load_ms=self._load_ms(known),
             is_spare=served[model] > 1,

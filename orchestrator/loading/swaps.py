@@ -9,7 +9,7 @@ from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest, NotReady, SwapFailed, TidegateError
 from orchestrator.instances.instance import Instance
 from orchestrator.instances.registry import Registry
-from orchestrator.lanes import Kind
+from orchestrator.lanes import ServerKind
 from orchestrator.lanes.swap_call import OnReport
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
@@ -115,7 +115,7 @@ class Swaps:
         ``InvalidRequest`` or ``NotReady``.
         """
         instance = self._registry.named(address)
-        if instance.kind is not Kind.TIDEGATE:
+        if instance.kind is not ServerKind.TIDEGATE:
             raise InvalidRequest(
                 "this instance is another server's: only Tidegate's own workers load others",
                 field="address",

@@ -66,7 +66,7 @@ _PER_DOUBLING = 3
 Floats = NDArray[np.float64]
 
 
-class Asked(NamedTuple):
+class RecentRequest(NamedTuple):
     """One request as it came. Times in ms, infinite if none is stated."""
 
     at: float
@@ -82,7 +82,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class DemandArrays:
     """Requests as arrays, with one entry for each, and the time in which they came."""
 
     left: Floats
@@ -125,14 +125,14 @@ class RecentDemand:
     """Requests of late: a window that is as long as deadlines usually are."""
 
     def __init__(self) -> None:
-        self._asked: list[Asked] = []
+        self._asked: list[RecentRequest] = []
 
-    def add(self, asked: Asked) -> None:
+    def add(self, asked: RecentRequest) -> None:
         self._asked.append(asked)
         if len(self._asked) >= 2 * MAX_REQUESTS:
             del self._asked[:-MAX_REQUESTS]
 
-    def demand(self, now: float) -> Demand | None:
+    def demand(self, now: float) -> DemandArrays | None:
         """The demand as of ``now``, in seconds of the clock; None if nothing came lately."""
         latest = self._asked[-MAX_REQUESTS:]
         stated = sorted(one.whole_ms for one in latest if one.weight == 1.0) or [math.inf]
@@ -143,7 +143,7 @@ class RecentDemand:
         if len(window) == MAX_REQUESTS:  # the window reaches back no further
             span_s = max(now - window[0].at, 0.001)
         tenants = {name: number for number, name in enumerate({one.tenant for one in window})}
-        return Demand(
+        return DemandArrays(
             left=np.array([one.left for one in window]),
             prompt_tokens=np.array([one.prompt_tokens for one in window]),
             whole_ms=np.array([one.whole_ms for one in window]),
@@ -164,7 +164,7 @@ def row_counts(most: int) -> tuple[int, ...]:
 
 
 def outlook(
-    demand: Demand,
+    demand: DemandArrays,
     pace: StepModel,
     rows: Sequence[int],
     *,
@@ -262,7 +262,7 @@ class _Times(NamedTuple):
     """Most tokens before the answer is stopped at its deadline."""
 
 
-def _times(demand: Demand, pace: StepModel, token_ms: Floats) -> _Times:
+def _times(demand: DemandArrays, pace: StepModel, token_ms: Floats) -> _Times:
     """Times of requests; ``token_ms`` is by rows."""
     token_ms = token_ms[:, None]
     prompt_ms = demand.prompt_tokens * pace.prompt_token_ms
@@ -272,7 +272,12 @@ def _times(demand: Demand, pace: StepModel, token_ms: Floats) -> _Times:
 
 
 def _crowd(
-    demand: Demand, times: _Times, own: Floats, token_cost_ms: Floats, room_ms: Floats, share: float
+    demand: DemandArrays,
+    times: _Times,
+    own: Floats,
+    token_cost_ms: Floats,
+    room_ms: Floats,
+    share: float,
 ) -> tuple[Floats, Floats]:
     """How many rows run beside each other if so many may, as a row finds it on average, and which
     share of the work is lost because it waits longer than it can.
@@ -310,13 +315,13 @@ def _crowd(
     return usual, beyond / (below[rows - 1] + full_rows)
 
 
-def _excess(demand: Demand, cost_ms: Floats) -> Floats:
+def _excess(demand: DemandArrays, cost_ms: Floats) -> Floats:
     """How many times its equal share of the engine's time each tenant asks for."""
     tenants = int(demand.tenant.max()) + 1
     return np.bincount(demand.tenant, cost_ms, tenants) / demand.span_ms * tenants
 
 
-def _as_if_alone(demand: Demand, chances: Floats, excess: Floats) -> NDArray[np.bool_]:
+def _as_if_alone(demand: DemandArrays, chances: Floats, excess: Floats) -> NDArray[np.bool_]:
     """Whether tenants that keep to their share lose next to nothing by others' rows, by number of
     rows.
 

@@ -10,7 +10,7 @@ BINS = 10
 
 
 @dataclass(slots=True)
-class Tally:
+class ChanceTally:
     """Counts for one class and one bin of chances."""
 
     given: int = 0
@@ -24,7 +24,9 @@ class Calibration:
 
     def __init__(self) -> None:
         self.tallies = {
-            (priority, 100 * at // BINS): Tally() for priority in Priority for at in range(BINS)
+            (priority, 100 * at // BINS): ChanceTally()
+            for priority in Priority
+            for at in range(BINS)
         }
         """Tallies by class and the least chance of a bin, in percent."""
 

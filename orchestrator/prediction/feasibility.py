@@ -66,7 +66,7 @@ class RefusalKind(StrEnum):
     """Stopped because its worker was certain that it would miss."""
 
 
-class Ended(Protocol):
+class WorkEnding(Protocol):
     """The ending of a task or slot."""
 
     @property
@@ -80,7 +80,7 @@ class Refusable(Protocol):
     """Whether a decision against it was not carried out, to see what comes of it."""
 
     @property
-    def ending(self) -> Ended | None: ...
+    def ending(self) -> WorkEnding | None: ...
 
     @property
     def on_end(self) -> list[Callable[[Self], None]]: ...

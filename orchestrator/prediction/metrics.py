@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from orchestrator.prediction.calibration import Calibration, Tally
+from orchestrator.prediction.calibration import Calibration, ChanceTally
 from orchestrator.prediction.feasibility import RefusalCounts, RefusalKind
 from orchestrator.telemetry.metrics import Row, Samples
 
 
-def _by_bin(read: Callable[[Tally], int]) -> Callable[[Calibration], Samples]:
+def _by_bin(read: Callable[[ChanceTally], int]) -> Callable[[Calibration], Samples]:
     return lambda calibration: (
         ((priority, str(percent)), read(tally))
         for (priority, percent), tally in calibration.tallies.items()

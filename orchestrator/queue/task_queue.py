@@ -43,7 +43,7 @@ from orchestrator.queue.tiers import (
     BATCH_TIERS,
     INTERACTIVE_TIERS,
     TIERS,
-    Key,
+    SortKey,
     Tier,
     TierQueue,
 )
@@ -83,8 +83,8 @@ class _Entry(NamedTuple, Generic[T]):
     task: T
     tier: Tier
     tenant: str
-    key: Key
-    drop: Key
+    key: SortKey
+    drop: SortKey
     work_ms: float
     is_paused: bool
 
@@ -112,7 +112,7 @@ class TaskQueue(Generic[T]):
         self._shares = {priority: FairShares() for priority in Priority}
         self._entries: dict[str, _Entry[T]] = {}
         self._ids: dict[int, str] = {}
-        self._drops: list[Key] = []
+        self._drops: list[SortKey] = []
         self._arrivals = 0
         self._places: dict[str, int] = {}
         """Number of tasks that wait for their start, by tenant."""
@@ -276,7 +276,7 @@ class TaskQueue(Generic[T]):
             return position
         tier, _, rank = self._order.place_of(task)
         earlier = sum(self._tiers[other].size for other in TIERS if other < tier)
-        return earlier + self._tiers[tier].before(Key(rank, self._arrivals))
+        return earlier + self._tiers[tier].before(SortKey(rank, self._arrivals))
 
     @property
     def next_expiry(self) -> float | None:
@@ -296,7 +296,7 @@ class TaskQueue(Generic[T]):
             return self._entries[self._ids[key.arrival]]
         return None
 
-    def _heads(self, tier: Tier, skipped: dict[str, int]) -> list[tuple[Key, str]]:
+    def _heads(self, tier: Tier, skipped: dict[str, int]) -> list[tuple[SortKey, str]]:
         """Tenants in the order of their first keys, after ``skipped`` many keys of each tenant."""
         flow = self._tiers[tier]
         if not skipped:
@@ -317,8 +317,8 @@ class TaskQueue(Generic[T]):
             task,
             tier,
             tenant,
-            Key(rank, arrival),
-            Key(task.drop_at, arrival),
+            SortKey(rank, arrival),
+            SortKey(task.drop_at, arrival),
             task.work_ms,
             bool(task.paused_on),
         )

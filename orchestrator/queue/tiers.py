@@ -5,7 +5,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 
-class Key(NamedTuple):
+class SortKey(NamedTuple):
     """A place in line: the smallest rank first, then who came first."""
 
     rank: float
@@ -32,18 +32,18 @@ class TierQueue:
     """One tier: every tenant's keys in order, and the tenants in order of their first keys."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, list[Key]] = {}
-        self.heads: list[tuple[Key, str]] = []
+        self.keys: dict[str, list[SortKey]] = {}
+        self.heads: list[tuple[SortKey, str]] = []
         self.size = 0
 
-    def add(self, tenant: str, key: Key) -> None:
+    def add(self, tenant: str, key: SortKey) -> None:
         keys = self.keys.setdefault(tenant, [])
         before = keys[0] if keys else None
         insort(keys, key)
         self.size += 1
         self._head_changed(tenant, before)
 
-    def discard(self, tenant: str, key: Key) -> None:
+    def discard(self, tenant: str, key: SortKey) -> None:
         keys = self.keys[tenant]
         before = keys[0]
         del keys[bisect_left(keys, key)]
@@ -52,11 +52,11 @@ class TierQueue:
         if not keys:
             del self.keys[tenant]
 
-    def before(self, key: Key) -> int:
+    def before(self, key: SortKey) -> int:
         """How many keys are smaller than ``key``."""
         return sum(bisect_left(keys, key) for keys in self.keys.values())
 
-    def _head_changed(self, tenant: str, before: Key | None) -> None:
+    def _head_changed(self, tenant: str, before: SortKey | None) -> None:
         keys = self.keys[tenant]
         after = keys[0] if keys else None
         if before == after:

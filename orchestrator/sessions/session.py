@@ -14,7 +14,7 @@ TOKEN_BYTES = 40
 token."""
 
 
-class Kind(StrEnum):
+class HistoryForm(StrEnum):
     """Form of a session's history; its first turn decides."""
 
     CHAT = "messages"
@@ -67,7 +67,7 @@ class Session:
         self.created_unix_ms = 0
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> HistoryForm | None:
         """Form of the history; None while nothing was said."""
         return kind_of(self.history) if self.history else None
 
@@ -88,22 +88,22 @@ class Session:
         return self.history + prompt  # type: ignore[operator]  # of one kind, as was checked
 
 
-def kind_of(prompt: History) -> Kind:
+def kind_of(prompt: History) -> HistoryForm:
     """Form of a prompt; an empty tuple is a prompt of no tokens."""
     if isinstance(prompt, str):
-        return Kind.TEXT
-    return Kind.CHAT if prompt and isinstance(prompt[0], Message) else Kind.TOKENS
+        return HistoryForm.TEXT
+    return HistoryForm.CHAT if prompt and isinstance(prompt[0], Message) else HistoryForm.TOKENS
 
 
 def with_answer(history: History, task: Task, tail: str) -> History:
     """``history`` with the answer of ``task``; ``tail`` is the end of its text."""
     answer = task.record()
     match kind_of(history):
-        case Kind.TOKENS:
+        case HistoryForm.TOKENS:
             return (*history, *answer.ids)
-        case Kind.TEXT:
+        case HistoryForm.TEXT:
             return f"{history}{answer.text()}{tail}"
-        case Kind.CHAT:
+        case HistoryForm.CHAT:
             said = Message("assistant", answer.text() + tail)
             return (*history, said)
 
@@ -112,7 +112,7 @@ def bytes_of(history: History) -> int:
     """Approximate memory that a history takes, in bytes."""
     if isinstance(history, str):
         return SESSION_BYTES + getsizeof(history)
-    if kind_of(history) is Kind.TOKENS:
+    if kind_of(history) is HistoryForm.TOKENS:
         return SESSION_BYTES + TOKEN_BYTES * len(history)
     messages = (message for message in history if isinstance(message, Message))
     return SESSION_BYTES + sum(MESSAGE_BYTES + getsizeof(one.content) for one in messages)

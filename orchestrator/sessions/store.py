@@ -17,7 +17,7 @@ from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimite
 from orchestrator.sessions.config import SessionConfig
 from orchestrator.sessions.session import (
     History,
-    Kind,
+    HistoryForm,
     Session,
     bytes_of,
     kind_of,
@@ -163,7 +163,7 @@ class SessionStore:
             job,
             model=job.model or session.model,
             idle_keep_s=keeps,
-            needs_ids=kind_of(joined) is Kind.TOKENS,
+            needs_ids=kind_of(joined) is HistoryForm.TOKENS,
         )
         session.is_busy = True
         turn = Turn(self, session, job, joined)

@@ -26,7 +26,7 @@ from orchestrator.prediction.feasibility import (
     RefusalStats,
 )
 from orchestrator.slots.fleet import SlotFleet, SlotInstance
-from orchestrator.slots.forecast import Expected, Line, Wish, best_plan, forecast, place
+from orchestrator.slots.forecast import Expected, InstanceTimeline, Wish, best_plan, forecast, place
 from orchestrator.slots.gate import SlotGate
 from orchestrator.slots.slot import Slot
 from orchestrator.slots.waiting import WaitingSlots
@@ -93,7 +93,7 @@ class SlotAdmission:
             return None
         if slot.loss is not None:
             return slot.loss
-        lines = {one.address: Line(one.ability, now, ()) for one in self._fleet.seen()}
+        lines = {one.address: InstanceTimeline(one.ability, now, ()) for one in self._fleet.seen()}
         found = place(slot.wish, lines)
         if found is None:
             return NotReady("no instance that could render this is left; try again shortly")
@@ -189,7 +189,7 @@ class SlotAdmission:
         """The error that says why ``wish`` is refused, and which deadline would do."""
         expected = found.expected
         ability = self._fleet.instances[expected.address].ability
-        fits_idle = best_plan(wish, Line(ability, now, ()))[2]
+        fits_idle = best_plan(wish, InstanceTimeline(ability, now, ()))[2]
         finish_at = expected.finish_at + ability.buffer_s
         why = f"it would be done after {finish_at - now:.1f} s at the least"
         if found.is_others:

@@ -20,17 +20,17 @@ _EVENT_FIELDS = frozenset(("event", "stage", "percent"))
 class AttemptSink(Protocol):
     """Hears how an attempt ends: exactly one of these calls, unless it was stopped."""
 
-    def finished(self, attempt: "Attempt") -> None:
+    def finished(self, attempt: "SlotAttempt") -> None:
         """The slot has its facts and files."""
 
-    def refused(self, attempt: "Attempt", error: str) -> None:
+    def refused(self, attempt: "SlotAttempt", error: str) -> None:
         """The worker, or Triton, ended the slot with this error."""
 
-    def lost(self, attempt: "Attempt", reason: str) -> None:
+    def lost(self, attempt: "SlotAttempt", reason: str) -> None:
         """The attempt was lost: nothing more will be heard of it."""
 
 
-class Attempt:
+class SlotAttempt:
     """A slot that was sent to ``address``; ``begun`` says how far it is there. With ``keep_on``
     nothing but its deadline stops it there."""
 

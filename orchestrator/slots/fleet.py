@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from orchestrator.clock import Clock
 from orchestrator.instances.registry import Registry
-from orchestrator.lanes import Kind, LaneConfig
-from orchestrator.slots.attempt import Attempt
-from orchestrator.slots.forecast import NOMINAL_ABILITY, Ability, Line
+from orchestrator.lanes import LaneConfig, ServerKind
+from orchestrator.slots.attempt import SlotAttempt
+from orchestrator.slots.forecast import NOMINAL_ABILITY, Ability, InstanceTimeline
 from orchestrator.slots.link import SlotLink
 from orchestrator.telemetry.log import fields, lane_log
 from worker.protocol.slot import SlotState
@@ -54,7 +54,7 @@ class SlotInstance:
         self.ability = NOMINAL_ABILITY
         self.heard_at = 0.0
         self.state_at = 0.0
-        self.attempts: list[Attempt] = []
+        self.attempts: list[SlotAttempt] = []
         """Our attempts there, in the order in which they were sent."""
         self.others = 0
         """Slots of other orchestrators there, by its last state."""
@@ -75,14 +75,14 @@ class SlotInstance:
         stages = () if self.state is None else self.state.stages.values()
         return any(stage.least is not None for stage in stages)
 
-    def line(self, now: float) -> Line:
+    def line(self, now: float) -> InstanceTimeline:
         """The instance's leases and stages as they will become free."""
         others_s: list[float] = []
         if self.others and self.state is not None:
             since_s = now - self.state_at
             others_s = [s - since_s for s in sorted(self.state.free_in_s)[-self.others :]]
         begun = [attempt.begun for attempt in self.attempts]
-        return Line(self.ability, now, begun, others_s)
+        return InstanceTimeline(self.ability, now, begun, others_s)
 
     def fill(self) -> None:
         """Count it as full until it tells another state."""
@@ -208,7 +208,7 @@ class SlotFleet:
         self._known_version = self._registry.snapshot_version
         known = self._registry.instances
         for address in known.keys() - self._links.keys():
-            if not known[address].removed and known[address].kind is Kind.TIDEGATE:
+            if not known[address].removed and known[address].kind is ServerKind.TIDEGATE:
                 self.instances[address] = SlotInstance(address)
                 link = SlotLink(address, self._config.lane, self, self._clock, self._rng)
                 self._links[address] = link

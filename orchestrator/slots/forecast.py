@@ -199,7 +199,7 @@ class Begun:
         }
 
 
-class Line:
+class InstanceTimeline:
     """One instance's leases and stages as they will become free."""
 
     def __init__(
@@ -252,7 +252,7 @@ class Expected(NamedTuple):
     is_in_time: bool
 
 
-def best_plan(wish: Wish, line: Line) -> tuple[ClipPlan, float, bool]:
+def best_plan(wish: Wish, line: InstanceTimeline) -> tuple[ClipPlan, float, bool]:
     """The best plan of ``wish`` that ``line`` would finish in time, when, and True; otherwise the
     least plan, when, and False."""
     ability = line.ability
@@ -268,7 +268,7 @@ def best_plan(wish: Wish, line: Line) -> tuple[ClipPlan, float, bool]:
     return plan, finish_at(plan), False
 
 
-def place(wish: Wish, lines: Mapping[str, Line]) -> Expected | None:
+def place(wish: Wish, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
     """The earliest finish in time, or the earliest of all if none is in time; None if no instance
     has the providers that the wish names."""
     found = [
@@ -279,7 +279,9 @@ def place(wish: Wish, lines: Mapping[str, Line]) -> Expected | None:
     return min(found, key=lambda each: (not each.is_in_time, each.finish_at), default=None)
 
 
-def forecast(wishes: Iterable[Wish], lines: Mapping[str, Line]) -> list[Expected | None]:
+def forecast(
+    wishes: Iterable[Wish], lines: Mapping[str, InstanceTimeline]
+) -> list[Expected | None]:
     """What will become of waiting slots, in their order. A slot that will not be in time takes
     nobody's place. Leaves ``lines`` as they will be then."""
     expected = []

@@ -21,13 +21,13 @@ from orchestrator.errors import (
 from orchestrator.lanes import LaneConfig
 from orchestrator.prediction.feasibility import FeasibilityConfig, RefusalStats
 from orchestrator.slots.admission import SlotAdmission
-from orchestrator.slots.attempt import Attempt
+from orchestrator.slots.attempt import SlotAttempt
 from orchestrator.slots.fleet import SlotFleet, SlotInstance
 from orchestrator.slots.forecast import (
     NOMINAL_ABILITY,
     Begun,
     Expected,
-    Line,
+    InstanceTimeline,
     place,
 )
 from orchestrator.slots.gate import SlotGate
@@ -154,7 +154,7 @@ class Slots:
         """What will become of ``slot``; None if nothing can be said."""
         if slot.ending is not None:
             return None
-        if isinstance(slot.attempt, Attempt):
+        if isinstance(slot.attempt, SlotAttempt):
             return self._expected_there(slot.attempt, self._clock.now())
         return self._waiting.expected(slot)
 
@@ -227,12 +227,12 @@ class Slots:
 
     # ── as the attempts' sink ────────────────────────────────────────────────────────────────
 
-    def finished(self, attempt: Attempt) -> None:
+    def finished(self, attempt: SlotAttempt) -> None:
         slot, now = attempt.slot, self._clock.now()
         self._count_stop(slot, None, now)
         self.ledger.settle(slot, rendered(slot, now))
 
-    def refused(self, attempt: Attempt, error: str) -> None:
+    def refused(self, attempt: SlotAttempt, error: str) -> None:
         slot, now = attempt.slot, self._clock.now()
         code, message = code_of(error)
         instance = self.fleet.instances.get(attempt.address)
@@ -246,7 +246,7 @@ class Slots:
             self._count_stop(slot, code, now)
             self.ledger.settle(slot, judged(slot, code, message, now))
 
-    def lost(self, attempt: Attempt, reason: str) -> None:
+    def lost(self, attempt: SlotAttempt, reason: str) -> None:
         service_log.warning(
             "a slot's instance was lost: %s",
             reason,
@@ -297,21 +297,21 @@ class Slots:
         slot.dispatched(instance.address, now)
         begun = Begun(found.plan, slot.wish.chosen, slot.percents)
         keep_on = instance.can_keep_on and self.refusals.runs_on(slot)
-        attempt = Attempt(slot, instance.address, begun, self, self._clock, keep_on=keep_on)
+        attempt = SlotAttempt(slot, instance.address, begun, self, self._clock, keep_on=keep_on)
         slot.attempt = attempt
         instance.attempts.append(attempt)
         self.fleet.count(instance.address)
         attempt.start(self._config.lane)
         attempt.runner.add_done_callback(lambda _: self._left(instance, attempt))
 
-    def _left(self, instance: SlotInstance, attempt: Attempt) -> None:
+    def _left(self, instance: SlotInstance, attempt: SlotAttempt) -> None:
         """Forget an attempt that has left its instance."""
         if attempt in instance.attempts:
             instance.attempts.remove(attempt)
         self.fleet.count(instance.address)
         self._pass()
 
-    def _again(self, attempt: Attempt, error: TidegateError | None, now: float) -> None:
+    def _again(self, attempt: SlotAttempt, error: TidegateError | None, now: float) -> None:
         """Send the slot to another instance if its deadline and attempts allow, or end it."""
         slot = attempt.slot
         if slot.ending is not None:
@@ -352,13 +352,13 @@ class Slots:
 
     # ── what is to come ──────────────────────────────────────────────────────────────────────
 
-    def _expected_there(self, attempt: Attempt, now: float) -> Expected:
+    def _expected_there(self, attempt: SlotAttempt, now: float) -> Expected:
         """What will become of a slot that an instance has: slots given to it earlier come first."""
         instance = self.fleet.instances.get(attempt.address)
         before = [] if instance is None else instance.attempts
         at = before.index(attempt) if attempt in before else len(before)
         ability = NOMINAL_ABILITY if instance is None else instance.ability
-        line = Line(ability, now, [other.begun for other in before[:at]])
+        line = InstanceTimeline(ability, now, [other.begun for other in before[:at]])
         finish_at = line.finish(attempt.begun.left(ability))
         return Expected(attempt.address, attempt.begun.plan, finish_at, True)
 

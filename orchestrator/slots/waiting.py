@@ -4,7 +4,14 @@ from collections.abc import Iterator
 
 from orchestrator.clock import Clock
 from orchestrator.slots.fleet import SlotFleet
-from orchestrator.slots.forecast import NOMINAL_ABILITY, Ability, Expected, Line, Wish, forecast
+from orchestrator.slots.forecast import (
+    NOMINAL_ABILITY,
+    Ability,
+    Expected,
+    InstanceTimeline,
+    Wish,
+    forecast,
+)
 from orchestrator.slots.slot import Slot
 
 FORECAST_TTL_S = 0.05
@@ -67,7 +74,7 @@ class WaitingSlots:
         slot.start_by = self.start_by(slot.wish)
         slot.drop_at = max(slot.wish.start_by(ability.at_best) for ability in self._abilities())
 
-    def lines(self, now: float) -> dict[str, Line]:
+    def lines(self, now: float) -> dict[str, InstanceTimeline]:
         """The lines of instances that take slots, as they will become free."""
         return {one.address: one.line(now) for one in self._fleet.ready()}
 

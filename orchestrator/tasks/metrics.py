@@ -6,7 +6,7 @@ from orchestrator.clock import Clock
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.gen_ai import GenAiMetrics
-from orchestrator.tasks.misses import TIMED, Stage, blame, times_of
+from orchestrator.tasks.misses import TIMED, MissStage, blame, times_of
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.windows import BY_TENANT, WINDOWED, Windows
 from orchestrator.telemetry.labels import MAX_MODELS, MAX_TENANTS, BoundedValues
@@ -52,7 +52,7 @@ class TaskMetrics:
         self.misses = metrics.counter(
             "misses", "requests", "Requests missed, by the stage to blame", "stage"
         )
-        for stage in Stage:
+        for stage in MissStage:
             self.misses.labels(stage)
         self.missed_ms = metrics.counter(
             "missed_time_ms", "ms", "Where the time of requests missed went", "stage"

@@ -10,7 +10,7 @@ LIKELY = 0.9
 """Chance of being in time, when it was sent, above which a task was expected to be."""
 
 
-class Stage(StrEnum):
+class MissStage(StrEnum):
     """The stages that can be to blame."""
 
     QUEUE = "queue"
@@ -25,17 +25,17 @@ class Stage(StrEnum):
     """The task was sent in good time by what was known, and the worker took longer."""
 
 
-TIMED = (Stage.QUEUE, Stage.ROUTE, Stage.PREFILL, Stage.DECODE)
+TIMED = (MissStage.QUEUE, MissStage.ROUTE, MissStage.PREFILL, MissStage.DECODE)
 """Stages that a budget has figures for."""
 
 
-def times_of(budget: Budget) -> dict[Stage, float]:
+def times_of(budget: Budget) -> dict[MissStage, float]:
     """Milliseconds by stage."""
     spent = (budget.queue_ms, budget.route_ms, budget.prefill_ms, budget.decode_ms)
     return dict(zip(TIMED, spent, strict=True))
 
 
-def blame(task: Task, ending: Ending) -> Stage:
+def blame(task: Task, ending: Ending) -> MissStage:
     """The stage to blame for a miss.
 
     The first that applies: an instance failed; it was never sent; the way took longest; its chance
@@ -43,17 +43,17 @@ def blame(task: Task, ending: Ending) -> Stage:
     has nothing to do with decoding, a late one after it with nothing else.
     """
     if task.attempts:
-        return Stage.RETRY
+        return MissStage.RETRY
     if not task.marks.dispatched:
-        return Stage.QUEUE
+        return MissStage.QUEUE
     if ending.missed_part is Part.TOKEN_GAP:
-        return Stage.DECODE
+        return MissStage.DECODE
     times = times_of(ending.budget)
     if ending.missed_part is Part.FIRST_TOKEN:
-        del times[Stage.DECODE]
+        del times[MissStage.DECODE]
     longest = max(times, key=times.__getitem__)
-    if longest is Stage.ROUTE:
+    if longest is MissStage.ROUTE:
         return longest
     if task.given_chance is not None and task.given_chance >= LIKELY:
-        return Stage.PREDICTION
+        return MissStage.PREDICTION
     return longest

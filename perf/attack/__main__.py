@@ -29,7 +29,7 @@ ATTACKS = attacks.ATTACKS | triton_attacks.ATTACKS
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AttackRow:
     """Outcome of one attack."""
 
     attack: str
@@ -64,7 +64,7 @@ def target_of(stack: Stack) -> Target:
     )
 
 
-async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
+async def attack(name: str, target: Target, seed: int, seconds: float) -> AttackRow:
     """Run one attack of ``seconds`` behind another that warms up what grows once."""
     one = ATTACKS[name]
     warm = Tally()
@@ -80,7 +80,7 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
     growth_mib = probe.peak_mib - books.before.rss_mib["orchestrator"]
     if growth_mib > PEAK_GROWTH_MIB:
         tally.fault(f"the orchestrator grew by {growth_mib:.0f} MiB")
-    return Row(
+    return AttackRow(
         attack=name,
         what=(one.__doc__ or "").strip(),
         seed=seed,
@@ -97,7 +97,7 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Row:
     )
 
 
-def show(rows: list[Row], console: Console) -> None:
+def show(rows: list[AttackRow], console: Console) -> None:
     """Print tries and health checks as a table, outcomes and faults below it."""
     columns = ("tries", "health port p99", "main port p99", "orchestrator MiB", "faults")
     table = new_table("attack", *columns)

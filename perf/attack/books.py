@@ -20,14 +20,14 @@ _FEW_MIB = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ProcessSizes:
     """Open files and resident memory of the stack's processes, by part."""
 
     fds: dict[str, int]
     rss_mib: dict[str, float]
 
     @classmethod
-    def of(cls, target: Target) -> "Size":
+    def of(cls, target: Target) -> "ProcessSizes":
         return cls(
             {part: len(os.listdir(f"/proc/{pid}/fd")) for part, pid in target.pids.items()},
             {part: _rss_mib(pid) for part, pid in target.pids.items()},
@@ -41,12 +41,12 @@ class Books:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._read = {log: _length(log) for log in target.logs}
-        self.before = Size.of(target)
+        self.before = ProcessSizes.of(target)
 
-    async def close(self, tally: Tally, *, sizes: bool = True) -> Size:
+    async def close(self, tally: Tally, *, sizes: bool = True) -> ProcessSizes:
         """Add faults for what does not balance; ``sizes``: growth is one. Returns the sizes now."""
         await self._balance(tally)
-        after = Size.of(self._target)
+        after = ProcessSizes.of(self._target)
         for log in self._target.logs:
             said = _tail(log, self._read[log])
             for what in ("Traceback", "Failed to process the request", SECRET):

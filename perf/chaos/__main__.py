@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from perf.chaos import books, network, soak
-from perf.chaos.clients import KINDS, Ledger, Load
+from perf.chaos.clients import KINDS, Ledger, SteadyClients
 from perf.chaos.disk import NoDisk, small_disk
 from perf.chaos.faults import (
     ROLLING_RESTART,
@@ -44,7 +44,7 @@ own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FaultRow:
     """Outcome of one fault."""
 
     fault: str
@@ -108,12 +108,12 @@ def plan_of_kills(rng: random.Random, count: int) -> list[Fault]:
 
 async def play(
     world: World, faults: list[Fault], ledger: Ledger, *, seed: int, per_kind: int, seconds: float
-) -> list[Row]:
+) -> list[FaultRow]:
     """Let ``faults`` happen one after the other: each once, or for ``seconds`` in all."""
     rng = random.Random(seed)
-    load = Load(world, ledger, seed)
+    load = SteadyClients(world, ledger, seed)
     await load.start(per_kind)
-    rows: list[Row] = []
+    rows: list[FaultRow] = []
     begun = time.monotonic()
     has_ended_worker = False
     try:
@@ -131,7 +131,7 @@ async def play(
             await fault.happen(world)
             await asyncio.sleep(SETTLE_S)
             await until_whole(world)
-            rows.append(Row(ledger.round, time.monotonic() - at, {}, {}))
+            rows.append(FaultRow(ledger.round, time.monotonic() - at, {}, {}))
     finally:
         await load.stop()
     costs = [(row.fault, faults[i % len(faults)].costs) for i, row in enumerate(rows)]
@@ -140,16 +140,16 @@ async def play(
     return [_filled(row, ledger) for row in rows]
 
 
-def _filled(row: Row, ledger: Ledger) -> Row:
+def _filled(row: FaultRow, ledger: Ledger) -> FaultRow:
     counts = ledger.outcomes.get(row.fault, Counter())
     met = {kind: counts[kind, "met"] for kind in KINDS}
     others = {f"{kind} {what}": n for (kind, what), n in counts.items() if what != "met"}
-    return Row(row.fault, round(row.seconds, 1), met, others)
+    return FaultRow(row.fault, round(row.seconds, 1), met, others)
 
 
-def merged(rows: list[Row]) -> list[Row]:
+def merged(rows: list[FaultRow]) -> list[FaultRow]:
     """Rows with all rounds of the same fault made one."""
-    found: dict[str, Row] = {}
+    found: dict[str, FaultRow] = {}
     for row in rows:
         name = row.fault.partition(" ")[2]
         met, others = Counter(row.met), Counter(row.others)
@@ -159,11 +159,11 @@ def merged(rows: list[Row]) -> list[Row]:
             met.update(before.met)
             others.update(before.others)
             seconds, rounds = seconds + before.seconds, rounds + before.rounds
-        found[name] = Row(name, round(seconds, 1), dict(met), dict(others), rounds)
+        found[name] = FaultRow(name, round(seconds, 1), dict(met), dict(others), rounds)
     return list(found.values())
 
 
-def show(rows: list[Row], ledger: Ledger, console: Console) -> None:
+def show(rows: list[FaultRow], ledger: Ledger, console: Console) -> None:
     """Print requests met by kind and other outcomes of any kind; faults below."""
     table = new_table("fault", "times", "s", *KINDS, "others")
     for row in rows:

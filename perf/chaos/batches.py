@@ -38,7 +38,7 @@ _AWAY: Final = (aiohttp.ClientError, TimeoutError)
 
 
 @dataclass(slots=True)
-class Found:
+class BatchFindings:
     """Findings of a run. Memory in MiB of resident pages, times in seconds or, where named so,
     ms."""
 
@@ -66,14 +66,14 @@ class Found:
         return [round(max(tenth), 1) for tenth in tenths]
 
 
-class Run:
+class BatchRun:
     """One batch sent to one orchestrator."""
 
     def __init__(self, process: OrchestratorProcess, http: aiohttp.ClientSession) -> None:
         self._process = process
         self._http = http
 
-    async def play(self, found: Found, kills: int, rng: random.Random) -> None:
+    async def play(self, found: BatchFindings, kills: int, rng: random.Random) -> None:
         """Have the batch served; the orchestrator dies at moments that ``rng`` chooses."""
         await self._ask(found.alone_ms, time.monotonic() + _ALONE_S)
         begun = time.monotonic()
@@ -105,7 +105,7 @@ class Run:
         body = {"input_file_id": file["id"], "endpoint": _URL, "completion_window": "24h"}
         return str((await self._json("POST", "/v1/batches", json=body))["id"])
 
-    async def _look(self, name: str, found: Found) -> dict[str, Any]:
+    async def _look(self, name: str, found: BatchFindings) -> dict[str, Any]:
         batch = await self._json("GET", f"/v1/batches/{name}")
         usage = await asyncio.to_thread(Usage.of_each, [alive(self._process.pid)])
         found.memory.append((batch["request_counts"]["completed"], usage.rss_mib))
@@ -130,7 +130,7 @@ class Run:
                 waited_ms.append(1000 * (time.monotonic() - begun))
             await asyncio.sleep(_ASK_EVERY_S)
 
-    async def _judge(self, batch: dict[str, Any], found: Found) -> None:
+    async def _judge(self, batch: dict[str, Any], found: BatchFindings) -> None:
         counts: Counter[str] = Counter()
         for file in filter(None, (batch["output_file_id"], batch["error_file_id"])):
             async with self._http.get(f"{self._process.url}/v1/files/{file}/content") as response:
@@ -176,13 +176,13 @@ async def _main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos.batches", *sys.argv[1:])
-    found, console = Found(args.lines), new_console()
+    found, console = BatchFindings(args.lines), new_console()
     async with (
         tritons(StackSpec("synthetic-free"), 1) as (triton,),
         orchestrating([[triton.grpc_address]]) as ((process,), _),
         aiohttp.ClientSession() as http,
     ):
-        await Run(process, http).play(found, args.kills, random.Random(args.seed))
+        await BatchRun(process, http).play(found, args.kills, random.Random(args.seed))
     facts = {
         "lines": found.lines,
         "orchestrator_kills": found.kills,

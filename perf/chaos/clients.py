@@ -76,7 +76,7 @@ class _GivenUp(Exception):
     """No answer came within ``_PATIENCE_S``."""
 
 
-class Load:
+class SteadyClients:
     """Clients that ask again and again until they are told to stop."""
 
     def __init__(

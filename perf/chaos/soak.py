@@ -20,7 +20,7 @@ from typing import Final
 import aiohttp
 
 from perf.chaos import books
-from perf.chaos.clients import Ledger, Load
+from perf.chaos.clients import Ledger, SteadyClients
 from perf.chaos.trouble import Troublemaker
 from perf.chaos.world import World, orchestrating
 from perf.load.usage import Usage
@@ -81,7 +81,7 @@ async def run(seconds: float, seed: int) -> Soak:
         world = World(instances, orchestrators, journals)
         pids = world.pids()
         ledger.memory_prefixes |= world.memory_prefixes()
-        load = Load(world, ledger, seed, pause_s=0.0, silent_s=SILENT_S)
+        load = SteadyClients(world, ledger, seed, pause_s=0.0, silent_s=SILENT_S)
         await load.start(1)
         begun = time.monotonic()
         async with _looking(world, journals[0], begun, found):

@@ -23,16 +23,16 @@ from perf import SEED
 from perf.engine.checkpoints import SHAPES, make_checkpoint
 from perf.engine.contestants import CONTESTANTS
 from perf.engine.engines import compare
-from perf.engine.parts import PARTS, Bench, Load
-from perf.engine.rig import Rig, run_beside
+from perf.engine.parts import PARTS, Amount, EngineBench
+from perf.engine.rig import EngineRig, run_beside
 from perf.report.bundle import BenchResult, Bundle
 from perf.report.command import begin, new_console, new_parser, result
 from perf.report.recording import Recording
 from perf.report.table import show
 from worker.environment import DELIMITER
 
-_FULL: Final = Load(repeats=4, new_tokens=48, prompt_tokens=512, batches=(1, 8, 32))
-_QUICK: Final = Load(repeats=2, new_tokens=12, prompt_tokens=256, batches=(1, 8))
+_FULL: Final = Amount(repeats=4, new_tokens=48, prompt_tokens=512, batches=(1, 8, 32))
+_QUICK: Final = Amount(repeats=2, new_tokens=12, prompt_tokens=256, batches=(1, 8))
 
 
 def run_all(args: argparse.Namespace, recording: Recording, console: Console) -> Bundle:
@@ -47,8 +47,8 @@ def run_all(args: argparse.Namespace, recording: Recording, console: Console) ->
         console.print(f"making a checkpoint of shape {name} …", style="dim")
         checkpoint = Path(scratch) / name
         run_beside(lambda: make_checkpoint(checkpoint, SHAPES[name], SEED))
-        with Rig(checkpoint, args.device, **settings) as rig:
-            bench = Bench(checkpoint, args.device, rig, load, Path(scratch), settings)
+        with EngineRig(checkpoint, args.device, **settings) as rig:
+            bench = EngineBench(checkpoint, args.device, rig, load, Path(scratch), settings)
             card = rig.loaded.card
             results: list[BenchResult] = []
             for part in args.only or PARTS:

@@ -11,7 +11,7 @@ from worker.core import Job
 from worker.protocol import Grammar, GrammarKind, Sampling
 
 if TYPE_CHECKING:
-    from perf.engine.parts import Bench
+    from perf.engine.parts import EngineBench
 
 _PROMPT_TOKENS: Final = 32
 _STEPS: Final = 16
@@ -28,7 +28,7 @@ _SCHEMA: Final = {
 """Schema of a text that does not end before it is cut."""
 
 
-def constrained(bench: "Bench") -> list[Figure]:
+def constrained(bench: "EngineBench") -> list[Figure]:
     """Steps whose rows all match a JSON schema, beside free ones, in turns."""
     if bench.rig.loaded.grammars is None:
         raise RuntimeError("this installation has no llguidance")
@@ -50,7 +50,7 @@ def constrained(bench: "Bench") -> list[Figure]:
     return figures
 
 
-def _step_ms(bench: "Bench", batch: int, with_schema: bool) -> float:
+def _step_ms(bench: "EngineBench", batch: int, with_schema: bool) -> float:
     rig, grammars = bench.rig, bench.rig.loaded.grammars
     assert grammars is not None
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_SCHEMA))

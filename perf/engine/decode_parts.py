@@ -10,7 +10,7 @@ from worker.core import Job
 from worker.protocol import AbortCause, Sampling
 
 if TYPE_CHECKING:
-    from perf.engine.parts import Bench
+    from perf.engine.parts import EngineBench
 
 _PROMPT_TOKENS: Final = 32
 _STEPS: Final = 16
@@ -22,7 +22,7 @@ logits."""
 _TOP_P: Final = 0.95
 
 
-def lengths(bench: "Bench") -> list[Figure]:
+def lengths(bench: "EngineBench") -> list[Figure]:
     """Steps of short contexts, and of the same ones with a long one among them, in turns."""
     rig, new = bench.rig, min(_STEPS, bench.load.new_tokens)
     batch = bench.load.batches[-1]
@@ -52,7 +52,7 @@ def lengths(bench: "Bench") -> list[Figure]:
     ]
 
 
-def drawn(bench: "Bench") -> list[Figure]:
+def drawn(bench: "EngineBench") -> list[Figure]:
     """Steps whose tokens are drawn, with temperature and ``top_p``, beside greedy ones in turns."""
     figures = []
     for batch in bench.load.batches:
@@ -78,7 +78,7 @@ def drawn(bench: "Bench") -> list[Figure]:
     return figures
 
 
-def _step_ms(bench: "Bench", batch: int, heat: float) -> float:
+def _step_ms(bench: "EngineBench", batch: int, heat: float) -> float:
     rig = bench.rig
     sampling = Sampling(
         max_tokens=min(_STEPS, bench.load.new_tokens),

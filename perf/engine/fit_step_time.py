@@ -29,7 +29,7 @@ _WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class StepPoint:
     """One kind of step: ``rows`` decode, and a prompt of ``prompt_tokens`` is computed beside."""
 
     rows: int
@@ -49,7 +49,7 @@ class Fit:
         return self.step_ms + self.row_ms * rows + self.prompt_token_ms * prompt_tokens
 
 
-def fit(points: list[Point]) -> Fit:
+def fit(points: list[StepPoint]) -> Fit:
     """Constants that suit ``points`` best, none below 0."""
     # The prompt's own request is a row too.
     terms = np.array([[1.0, p.rows + (p.prompt_tokens > 0), p.prompt_tokens] for p in points])
@@ -59,7 +59,7 @@ def fit(points: list[Point]) -> Fit:
     return Fit(step_ms, row_ms, prompt_token_ms)
 
 
-def measure(engine: Engine, vocab_size: int, rounds: int) -> list[Point]:
+def measure(engine: Engine, vocab_size: int, rounds: int) -> list[StepPoint]:
     """Time every kind of step, ``rounds`` times each."""
     points = []
     for rows in ROWS:
@@ -75,7 +75,7 @@ def measure(engine: Engine, vocab_size: int, rounds: int) -> list[Point]:
                 taken.append(1000 * (time.perf_counter() - begun))
                 for job in extra:
                     _end(engine, job)
-            points.append(Point(rows, prompt_tokens, median(taken)))
+            points.append(StepPoint(rows, prompt_tokens, median(taken)))
         for job in running:
             _end(engine, job)
     return points

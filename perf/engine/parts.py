@@ -14,7 +14,7 @@ from perf.engine.baseline import Baseline
 from perf.engine.checkpoints import drop_page_cache
 from perf.engine.constrained import constrained
 from perf.engine.decode_parts import drawn, lengths
-from perf.engine.rig import Rig, run_beside
+from perf.engine.rig import EngineRig, run_beside
 from perf.engine.runs import EngineRun
 from perf.report.bundle import Figure
 from perf.report.stats import median
@@ -25,7 +25,7 @@ _MIXED_DECODES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Amount:
     """Amount to measure."""
 
     repeats: int
@@ -36,19 +36,19 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Bench:
+class EngineBench:
     """Common things of the parts: a checkpoint, an engine on it, and a directory for their
     files."""
 
     checkpoint: Path
     device: str
-    rig: Rig
-    load: Load
+    rig: EngineRig
+    load: Amount
     scratch: Path
     settings: dict[str, object]
 
 
-def decode(bench: Bench) -> list[Figure]:
+def decode(bench: EngineBench) -> list[Figure]:
     """Whole runs beside ``generate`` in turns; steps against the read bandwidth."""
     model = bench.rig.model
     baseline = run_beside(lambda: Baseline(bench.checkpoint, bench.device, model.dtype))
@@ -87,7 +87,7 @@ def decode(bench: Bench) -> list[Figure]:
     return [_higher("bandwidth.gb_per_s", f"memory {verb}", "GB/s", samples), *figures]
 
 
-def prefill(bench: Bench) -> list[Figure]:
+def prefill(bench: EngineBench) -> list[Figure]:
     """One long prompt by itself."""
     rates = []
     for i in range(bench.load.repeats + 1):
@@ -98,7 +98,7 @@ def prefill(bench: Bench) -> list[Figure]:
     return [_higher("prefill.tokens_per_s", name, "tokens/s", rates)]
 
 
-def mixed(bench: Bench) -> list[Figure]:
+def mixed(bench: EngineBench) -> list[Figure]:
     """A long prompt while decodes run: its first token, and what it does to their gaps."""
     alone, firsts, before, during, worst = [], [], [], [], []
     for i in range(bench.load.repeats + 1):
@@ -136,7 +136,7 @@ def mixed(bench: Bench) -> list[Figure]:
     ]
 
 
-def prefix(bench: Bench) -> list[Figure]:
+def prefix(bench: EngineBench) -> list[Figure]:
     """A prompt whose beginning is cached against one that is new."""
     cold, hit, ratios = [], [], []
     for i in range(bench.load.repeats + 1):
@@ -156,17 +156,17 @@ def prefix(bench: Bench) -> list[Figure]:
     ]
 
 
-def resume(bench: Bench) -> list[Figure]:
+def resume(bench: EngineBench) -> list[Figure]:
     """After a restart: a conversation's first token from disk against its recomputation."""
     computed, resumed, ratios, tokens = [], [], [], []
     for i in range(bench.load.repeats):
         disk = bench.scratch / f"kv-{i}"
         settings = bench.settings | {"kv__disk_path": disk}
-        with Rig(bench.checkpoint, bench.device, **settings) as rig:
+        with EngineRig(bench.checkpoint, bench.device, **settings) as rig:
             _warm(rig)
             ids = rig.prompts.draw(bench.load.prompt_tokens)
             fresh = rig.ask(ids, 1, session="s")
-        with Rig(bench.checkpoint, bench.device, **settings) as rig:
+        with EngineRig(bench.checkpoint, bench.device, **settings) as rig:
             _warm(rig)
             again = rig.ask([*ids, 11, 12, 13], 1, session="s")
         shutil.rmtree(disk)
@@ -184,7 +184,7 @@ def resume(bench: Bench) -> list[Figure]:
     ]
 
 
-def load(bench: Bench) -> list[Figure]:
+def load(bench: EngineBench) -> list[Figure]:
     """A start by phase, with the files in the page cache and without."""
     figures = []
     for name, label in (("cold", "files on disk"), ("hot", "files in the page cache")):
@@ -192,7 +192,7 @@ def load(bench: Bench) -> list[Figure]:
         for _ in range(bench.load.repeats):
             if name == "cold":
                 drop_page_cache(bench.checkpoint)
-            with Rig(bench.checkpoint, bench.device, **bench.settings) as rig:
+            with EngineRig(bench.checkpoint, bench.device, **bench.settings) as rig:
                 starts.append(dict(rig.loaded.load_ms))
         for phase in starts[0]:
             values = [start[phase] for start in starts]
@@ -200,7 +200,7 @@ def load(bench: Bench) -> list[Figure]:
     return figures
 
 
-PARTS: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
+PARTS: Final[dict[str, Callable[[EngineBench], list[Figure]]]] = {
     "decode": decode,
     "prefill": prefill,
     "mixed": mixed,
@@ -213,7 +213,7 @@ PARTS: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
 }
 
 
-def _together(rig: Rig, prompts: list[list[int]], tokens: int) -> list[EngineRun]:
+def _together(rig: EngineRig, prompts: list[list[int]], tokens: int) -> list[EngineRun]:
     runs = [rig.submit(prompt, tokens) for prompt in prompts]
     rig.wait(*runs)
     return runs
@@ -235,11 +235,11 @@ def _expect_cached(run: EngineRun) -> None:
         raise RuntimeError("the prompt was not in the prefix cache; nothing to compare")
 
 
-def _warm(rig: Rig) -> None:
+def _warm(rig: EngineRig) -> None:
     rig.ask(rig.prompts.draw(rig.engine.scheduler.config.max_step_tokens), 2)
 
 
-def _generate(bench: Bench, baseline: Baseline, prompts: list[list[int]]) -> float:
+def _generate(bench: EngineBench, baseline: Baseline, prompts: list[list[int]]) -> float:
     """Seconds of ``generate`` with a thread per core, whatever the engine chose for a small
     model."""
     chosen = torch.get_num_threads()

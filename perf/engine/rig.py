@@ -30,7 +30,7 @@ def run_beside(call: Callable[[], T]) -> T:
         return pool.submit(call).result()
 
 
-class Rig:
+class EngineRig:
     """A started engine; a context manager that stops it."""
 
     def __init__(self, path: Path, device: str, **changes: object) -> None:
@@ -50,7 +50,7 @@ class Rig:
         model: Model = runner._forward.model  # type: ignore[union-attr]
         return model
 
-    def __enter__(self) -> "Rig":
+    def __enter__(self) -> "EngineRig":
         return self
 
     def __exit__(self, *_: object) -> None:

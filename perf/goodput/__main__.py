@@ -53,7 +53,7 @@ from perf.goodput.plot import draw
 from perf.goodput.policies import COMPARED, EVERY, HANG_UP, KNOWN, OURS, Policy
 from perf.load.connection import HOST
 from perf.load.lane import open_lane
-from perf.load.open_loop import NEVER_MS, Ask, Result
+from perf.load.open_loop import NEVER_MS, Result, StreamRequest
 from perf.load.trace import Manner
 from perf.load.workload import Speed
 from perf.report.bundle import BenchResult
@@ -76,7 +76,7 @@ SPEED = Speed(PROMPT_TOKEN_MS, FULL_STEP_MS)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class GoodputSize:
     """Amount to measure: loads in multiples of the capacity, times in seconds."""
 
     loads: tuple[float, ...]
@@ -90,9 +90,9 @@ class Size:
         return self.warm_s + self.window_s
 
 
-FULL = Size((0.5, 1.0, 1.5, 2.0, 3.0), warm_s=4.0, window_s=12.0, flood=240)
-QUICK = Size((1.0, 2.0), warm_s=0.5, window_s=2.5, flood=48)
-DEMO = Size((1.0, 2.0), warm_s=3.0, window_s=10.0, flood=200)
+FULL = GoodputSize((0.5, 1.0, 1.5, 2.0, 3.0), warm_s=4.0, window_s=12.0, flood=240)
+QUICK = GoodputSize((1.0, 2.0), warm_s=0.5, window_s=2.5, flood=48)
+DEMO = GoodputSize((1.0, 2.0), warm_s=3.0, window_s=10.0, flood=200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Choices:
     is_poisson: bool
     knows_lengths: bool
     policies: tuple[Policy, ...]
-    size: Size
+    size: GoodputSize
 
     @property
     def is_demo(self) -> bool:
@@ -229,11 +229,13 @@ class _Contest:
     def _knows_lengths(self, policy: Policy) -> bool:
         return policy.knows_lengths or self.choices.knows_lengths
 
-    async def _offer(self, policy: Policy, asks: list[Ask], linger_s: float) -> list[Result]:
+    async def _offer(
+        self, policy: Policy, asks: list[StreamRequest], linger_s: float
+    ) -> list[Result]:
         return await offer(self.services[policy.name], policy, self.load.path, asks, linger_s)
 
 
-def _patience_s(ask: Ask) -> float:
+def _patience_s(ask: StreamRequest) -> float:
     """Seconds after which nothing of an answer can be on time any more."""
     if ask.deadline_ms < NEVER_MS:
         return ask.deadline_ms / 1000

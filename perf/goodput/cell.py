@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.goodput.policies import Policy
-from perf.load.open_loop import Ask, Result
+from perf.load.open_loop import Result, StreamRequest
 from perf.load.trace import Manner
 from perf.report.bundle import Figure
 from perf.report.stats import bootstrap, percentile
@@ -128,13 +128,13 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return figures
 
 
-def is_met(ask: Ask, result: Result) -> bool:
+def is_met(ask: StreamRequest, result: Result) -> bool:
     """Whether the whole answer came by the request's own deadline, and every part by its own."""
     in_time = 1000 * result.end_s <= ask.deadline_ms
     return result.complete and in_time and not result.missed
 
 
-def _end_of(ask: Ask, result: Result) -> str:
+def _end_of(ask: StreamRequest, result: Result) -> str:
     if result.complete:
         return "met" if is_met(ask, result) else result.missed or "late"
     if result.code and result.tokens:
@@ -147,7 +147,7 @@ def cell_of(
     policy: Policy,
     load: float,
     window_s: float,
-    measured: Sequence[tuple[Ask, Result]],
+    measured: Sequence[tuple[StreamRequest, Result]],
     counted: Scrape,
 ) -> Cell:
     """Cell of the requests of one window; ``counted`` is what the service counted meanwhile."""

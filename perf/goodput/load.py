@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from perf.load.open_loop import NEVER_MS, Ask
+from perf.load.open_loop import NEVER_MS, StreamRequest
 from perf.load.trace import (
     ANSWER_SCALE,
     CHAT,
@@ -15,8 +15,8 @@ from perf.load.trace import (
     Application,
     Manner,
     Request,
-    Row,
     TraceLoad,
+    TraceRow,
     read_trace,
 )
 from perf.load.workload import Sizes, Speed
@@ -46,7 +46,7 @@ class Source:
     """Source of sizes and arrivals, in a trace's units."""
 
     name: str
-    rows: Sequence[Row]
+    rows: Sequence[TraceRow]
     applications: tuple[Application, ...]
 
 
@@ -60,7 +60,7 @@ def log_normal(seed: int) -> Source:
     """Source of mixed requests, drawn: most are short, some are long."""
     rng = random.Random(seed)
     rows = [
-        Row(float(i), PROMPT_SCALE * _PROMPTS.draw(rng), ANSWER_SCALE * _ANSWERS.draw(rng))
+        TraceRow(float(i), PROMPT_SCALE * _PROMPTS.draw(rng), ANSWER_SCALE * _ANSWERS.draw(rng))
         for i in range(_ROWS)
     ]
     return Source(LOG_NORMAL, rows, CHAT)
@@ -74,15 +74,17 @@ class Load(Protocol):
 
     def asks(
         self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
-    ) -> list[Ask]:
+    ) -> list[StreamRequest]:
         """Requests in order of time. A seed gives the same times, sizes and deadlines every
         time."""
 
 
-def at_once(load: Load, count: int, seed: int, *, knows_lengths: bool = False) -> list[Ask]:
+def at_once(
+    load: Load, count: int, seed: int, *, knows_lengths: bool = False
+) -> list[StreamRequest]:
     """``count`` requests at one time and without deadlines, to show what the service can take."""
     asks = load.asks(float(count), 1.0, seed, knows_lengths=knows_lengths)
-    return [Ask(0.0, NEVER_MS, ask.body) for ask in asks]
+    return [StreamRequest(0.0, NEVER_MS, ask.body) for ask in asks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class DrawnLoad:
 
     def asks(
         self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
-    ) -> list[Ask]:
+    ) -> list[StreamRequest]:
         return [
             _ask(request, self._body(request, knows_lengths))
             for request in self.trace.requests(per_s, seconds, seed)
@@ -138,7 +140,7 @@ class StoryLoad:
 
     def asks(
         self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
-    ) -> list[Ask]:
+    ) -> list[StreamRequest]:
         if knows_lengths:
             raise ValueError("nobody knows how long a story will be")
         rng = random.Random(seed)
@@ -185,8 +187,8 @@ def story_load(source: Source, manner: Manner, model: str, *, is_poisson: bool) 
     return StoryLoad(trace, model)
 
 
-def _ask(request: Request, body: dict[str, object]) -> Ask:
-    return Ask(
+def _ask(request: Request, body: dict[str, object]) -> StreamRequest:
+    return StreamRequest(
         request.at_s,
         _ms(request.deadline_ms),
         body,

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from perf.goodput.policies import Policy
 from perf.load.connection import HOST
 from perf.load.drive import apply_open_loop
-from perf.load.open_loop import Ask, OpenLoopPlan, Result
+from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
 from perf.stack.scrape import scrape
 from perf.stack.stack import orchestrating
 from pool.units.orchestrator import OrchestratorProcess
@@ -32,7 +32,11 @@ async def services(
 
 
 async def offer(
-    service: OrchestratorProcess, policy: Policy, path: str, asks: list[Ask], linger_s: float
+    service: OrchestratorProcess,
+    policy: Policy,
+    path: str,
+    asks: list[StreamRequest],
+    linger_s: float,
 ) -> list[Result]:
     """Send ``asks`` and wait for their ends. Raises ``RuntimeError`` when work outlasts its
     clients."""

@@ -32,7 +32,7 @@ from perf.goodput.offer import offer, services
 from perf.goodput.policies import FIXED_ROWS, HANG_UP, OURS, Policy
 from perf.load.cells import CAP_TOKENS, FACT_TOKENS, TOKEN_MS, Mix, Wish, mixes
 from perf.load.lane import open_lane
-from perf.load.open_loop import Ask
+from perf.load.open_loop import StreamRequest
 from perf.report.bundle import BenchResult, Better, Figure
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import median
@@ -67,7 +67,7 @@ _WORDS_PER_TOKEN = 0.75
 _WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
 
 
-class Run(NamedTuple):
+class RowsRun(NamedTuple):
     """One policy in one cell with one seed; shares are 0 to 1."""
 
     met: int
@@ -79,12 +79,12 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class RowsCell:
     """One policy in one cell, over all seeds."""
 
     mix: Mix
     policy: Policy
-    runs: tuple[Run, ...]
+    runs: tuple[RowsRun, ...]
 
     def figures(self) -> list[Figure]:
         def figure(name: str, unit: str, values: list[float], better: Better) -> Figure:
@@ -117,10 +117,13 @@ class Cell:
         ]
 
 
-def asks_of(mix: Mix, seconds: float, seed: int, model: str) -> list[Ask]:
+def asks_of(mix: Mix, seconds: float, seed: int, model: str) -> list[StreamRequest]:
     """Requests of the cell as chats; the model ends them itself, about as long as was wished."""
     rng = random.Random(seed)
-    return [Ask(w.at_s, w.deadline_ms, _body(w, model, rng)) for w in mix.wishes(seconds, seed)]
+    return [
+        StreamRequest(w.at_s, w.deadline_ms, _body(w, model, rng))
+        for w in mix.wishes(seconds, seed)
+    ]
 
 
 def _body(wish: Wish, model: str, rng: random.Random) -> dict[str, object]:
@@ -153,7 +156,7 @@ class Fronts(NamedTuple):
     model: str
     stretch: float = 1.0
 
-    async def run(self, mix: Mix, policy: Policy, seconds: float, seed: int) -> Run:
+    async def run(self, mix: Mix, policy: Policy, seconds: float, seed: int) -> RowsRun:
         """Run a policy for ``seconds`` times the stretch, after a warm-up."""
         mix = mix.stretched(self.stretch)
         warm_s, seconds = self.stretch * _WARM_S, self.stretch * seconds
@@ -174,7 +177,7 @@ class Fronts(NamedTuple):
             if wish.kind == mix.focus:
                 focus.append(is_kept)
         share = sum(focus) / len(focus) if focus else 0.0
-        return Run(met, offered, met / seconds, 1 - kept / max(1, made), made / seconds, share)
+        return RowsRun(met, offered, met / seconds, 1 - kept / max(1, made), made / seconds, share)
 
     async def token_ms(self, policy: Policy) -> float:
         """Median time of a token in ms where one answer runs alone, the first token left out."""
@@ -182,7 +185,7 @@ class Fronts(NamedTuple):
         for number in range(_ALONE):
             wish = Wish(0.0, "stories", 0, FACT_TOKENS, 60_000.0, "all", Priority.INTERACTIVE)
             body = _body(wish, self.model, random.Random(number))
-            ask = Ask(0.0, wish.deadline_ms, body)
+            ask = StreamRequest(0.0, wish.deadline_ms, body)
             (result,) = await offer(self.services[policy.name], policy, _PATH, [ask], 60.0)
             found.append(1000 * (result.end_s - result.first_s) / max(1, result.tokens - 1))
         return median(found)
@@ -199,18 +202,18 @@ class Fronts(NamedTuple):
         return held
 
 
-class Found(NamedTuple):
+class RowsFindings(NamedTuple):
     """Findings of a run; ``capacity`` is in requests per second before they are stretched."""
 
-    cells: list[Cell]
+    cells: list[RowsCell]
     card: ModelCard
     stretch: float
     capacity: float
 
 
-async def run(args: argparse.Namespace, console: Console) -> Found:
+async def run(args: argparse.Namespace, console: Console) -> RowsFindings:
     """Run all cells; within a seed the policies in turns, another one first each time."""
-    cells: list[Cell] = []
+    cells: list[RowsCell] = []
     async with AsyncExitStack() as stack:
         addresses: dict[int, list[str]] = {}
         for slots in (SLOTS, FEWER):
@@ -231,7 +234,7 @@ async def run(args: argparse.Namespace, console: Console) -> Found:
         for mix in mixes(capacity):
             if args.cells and mix.name not in args.cells:
                 continue
-            runs: dict[str, list[Run]] = {policy.name: [] for policy in policies}
+            runs: dict[str, list[RowsRun]] = {policy.name: [] for policy in policies}
             for number in range(args.seeds):
                 turn = number % len(policies)
                 for policy in policies[turn:] + policies[:turn]:
@@ -240,11 +243,11 @@ async def run(args: argparse.Namespace, console: Console) -> Found:
                     runs[policy.name].append(found)
                     said = f"{mix.name}, seed {seed}, {policy.label}: {found.met}/{found.offered}"
                     console.print(f"{said}, waste {100 * found.waste:.0f} %", style="dim")
-            cells += [Cell(mix, policy, tuple(runs[policy.name])) for policy in policies]
-    return Found(cells, card, stretch, capacity)
+            cells += [RowsCell(mix, policy, tuple(runs[policy.name])) for policy in policies]
+    return RowsFindings(cells, card, stretch, capacity)
 
 
-def show(cells: Sequence[Cell], console: Console) -> None:
+def show(cells: Sequence[RowsCell], console: Console) -> None:
     """Print a row for each policy in each cell: medians, with the lowest and highest share met."""
     table = new_table(
         "cell",

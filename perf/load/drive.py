@@ -25,7 +25,7 @@ POLL_MS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FloodTarget:
     """A server to flood, and the processes behind it whose CPU time is read."""
 
     port: int
@@ -48,10 +48,10 @@ def completion(
     }
 
 
-def ask_of(model: str, arrival: Arrival) -> open_loop.Ask:
+def ask_of(model: str, arrival: Arrival) -> open_loop.StreamRequest:
     """Streamed completion for an arrival: its random ids, as long as it says."""
     body = completion(model, arrival.max_tokens, arrival.prompt)
-    return open_loop.Ask(arrival.at_s, arrival.deadline_ms, body)
+    return open_loop.StreamRequest(arrival.at_s, arrival.deadline_ms, body)
 
 
 def rates(result: LoadResult) -> list[float]:
@@ -113,7 +113,7 @@ async def _generate(
     return output
 
 
-async def flood(target: Target, *, warm_s: float, window_s: float, windows: int) -> LoadResult:
+async def flood(target: FloodTarget, *, warm_s: float, window_s: float, windows: int) -> LoadResult:
     """Load ``target`` with 32 streaming clients, each taking tokens as fast as they come."""
     body = completion(target.model, MAX_TOKENS)
     return await apply(
@@ -133,7 +133,9 @@ async def flood(target: Target, *, warm_s: float, window_s: float, windows: int)
     )
 
 
-async def in_turns(first: Target, second: Target, *, quick: bool) -> tuple[LoadResult, LoadResult]:
+async def in_turns(
+    first: FloodTarget, second: FloodTarget, *, quick: bool
+) -> tuple[LoadResult, LoadResult]:
     """Flood both in short turns, so that what else the machine does falls on both alike."""
     rounds, window_s = (3, 0.4) if quick else (5, 1.5)
     results: tuple[list[LoadResult], list[LoadResult]] = ([], [])

@@ -40,7 +40,7 @@ NEVER_MS: Final = 1e9
 """Deadline of a request without one; a number, as JSON has no infinity."""
 
 
-class Ask(msgspec.Struct, frozen=True):
+class StreamRequest(msgspec.Struct, frozen=True):
     """One streamed request, ``at_s`` after the beginning, whose body asks for its usage. Deadlines
     count from its arrival."""
 
@@ -65,7 +65,7 @@ class Ask(msgspec.Struct, frozen=True):
         return begin + (token - 1) * self.token_gap_ms
 
 
-_NOTHING = Ask(0.0, NEVER_MS, {})
+_NOTHING = StreamRequest(0.0, NEVER_MS, {})
 
 
 class OpenLoopPlan(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class OpenLoopPlan(msgspec.Struct, frozen=True):
     host: str
     port: int
     path: str
-    asks: list[Ask]
+    asks: list[StreamRequest]
     with_deadline: bool
     linger_s: float
     hang_up: bool = False
@@ -122,7 +122,7 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def ask(self, ask: Ask, request: bytes, result: Result, due: float) -> None:
+    def ask(self, ask: StreamRequest, request: bytes, result: Result, due: float) -> None:
         """Send a request; what comes back while its client waits is written to ``result``."""
         assert self.transport is not None
         self._ask, self._result, self._due = ask, result, due
@@ -288,7 +288,9 @@ async def run(plan: OpenLoopPlan) -> list[Result]:
     return results
 
 
-async def _send(pool: _Pool, ask: Ask, request: bytes, result: Result, due: float) -> None:
+async def _send(
+    pool: _Pool, ask: StreamRequest, request: bytes, result: Result, due: float
+) -> None:
     try:
         connection = await pool.take()
     except OSError as error:
@@ -297,7 +299,7 @@ async def _send(pool: _Pool, ask: Ask, request: bytes, result: Result, due: floa
     connection.ask(ask, request, result, due)
 
 
-def _request(plan: OpenLoopPlan, ask: Ask) -> bytes:
+def _request(plan: OpenLoopPlan, ask: StreamRequest) -> bytes:
     deadlines = "".join(
         f"{name}: {value}\r\n"
         for name, value in (

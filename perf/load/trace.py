@@ -36,7 +36,7 @@ class Manner(StrEnum):
     """Deadlines are for the first token, and for the gaps between tokens."""
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """One request of a trace; ``at_s`` counts from the first."""
 
     at_s: float
@@ -74,9 +74,9 @@ class Request(NamedTuple):
     application: Application
 
 
-def read_trace(file: Path) -> list[Row]:
+def read_trace(file: Path) -> list[TraceRow]:
     """The requests of ``file`` in order of time. Raises ``TraceError``."""
-    rows: list[Row] = []
+    rows: list[TraceRow] = []
     try:
         with file.open(newline="") as lines:
             reader = csv.DictReader(lines)
@@ -86,7 +86,7 @@ def read_trace(file: Path) -> list[Row]:
             for record in reader:
                 try:
                     at = datetime.fromisoformat(record["TIMESTAMP"][:26]).timestamp()
-                    row = Row(at, int(record["ContextTokens"]), int(record["GeneratedTokens"]))
+                    row = TraceRow(at, int(record["ContextTokens"]), int(record["GeneratedTokens"]))
                 except (TypeError, ValueError) as error:
                     raise TraceError(f"{file}, line {reader.line_num}: {error}") from None
                 if row.prompt_tokens > 0 and row.answer_tokens > 0:
@@ -108,7 +108,7 @@ class TraceLoad:
     at ``speed``, plus ``margin_ms``.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[TraceRow]
     speed: Speed
     manner: Manner = Manner.PROPORTIONAL
     is_poisson: bool = False
@@ -148,7 +148,7 @@ class TraceLoad:
         for at_s, row in zip(times, rows, strict=False):
             yield self._one(at_s, row, rng, rng.choices(self.applications, weights)[0])
 
-    def _one(self, at_s: float, row: Row, rng: random.Random, app: Application) -> Request:
+    def _one(self, at_s: float, row: TraceRow, rng: random.Random, app: Application) -> Request:
         prompt = max(1, round(row.prompt_tokens / self.prompt_scale))
         answer = self.scaled_answer(row.answer_tokens)
         never = float("inf")

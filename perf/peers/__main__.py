@@ -25,7 +25,7 @@ from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
 from perf.load.lane import open_lane
 from perf.peers import goodput, relay, speed
-from perf.peers.goodput_cell import Cell, show_cells
+from perf.peers.goodput_cell import PeerCell, show_cells
 from perf.peers.installs import ROUTER, VLLM
 from perf.peers.servers import SLOTS, Served, both
 from perf.report.bundle import BenchResult, Bundle, Figure
@@ -43,23 +43,23 @@ PARTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class PeersSize:
     """Amount to measure."""
 
-    goodput: goodput.Load
-    speed: speed.Load
-    relay: relay.Load
+    goodput: goodput.GoodputLoad
+    speed: speed.SpeedLoad
+    relay: relay.RelayLoad
 
 
-FULL: Final = Size(
-    goodput=goodput.Load((6.0, 12.0, 20.0), warm_s=4.0, window_s=15.0, rounds=3),
-    speed=speed.Load((1, 8, 32), tokens=256, rounds=7),
-    relay=relay.Load(window_s=1.0, windows=3, rounds=5),
+FULL: Final = PeersSize(
+    goodput=goodput.GoodputLoad((6.0, 12.0, 20.0), warm_s=4.0, window_s=15.0, rounds=3),
+    speed=speed.SpeedLoad((1, 8, 32), tokens=256, rounds=7),
+    relay=relay.RelayLoad(window_s=1.0, windows=3, rounds=5),
 )
-QUICK: Final = Size(
-    goodput=goodput.Load((12.0,), warm_s=1.0, window_s=4.0, rounds=1),
-    speed=speed.Load((1, 8), tokens=128, rounds=2),
-    relay=relay.Load(window_s=0.5, windows=2, rounds=1),
+QUICK: Final = PeersSize(
+    goodput=goodput.GoodputLoad((12.0,), warm_s=1.0, window_s=4.0, rounds=1),
+    speed=speed.SpeedLoad((1, 8), tokens=128, rounds=2),
+    relay=relay.RelayLoad(window_s=0.5, windows=2, rounds=1),
 )
 
 
@@ -67,11 +67,11 @@ QUICK: Final = Size(
 class Comparison:
     """Findings of a run so far."""
 
-    size: Size
+    size: PeersSize
     install: bool
     console: Console
     results: list[BenchResult] = field(default_factory=list)
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[PeerCell] = field(default_factory=list)
     card: ModelCard | None = None
     triton: str = ""
 
@@ -128,7 +128,7 @@ def bundle_of(comparison: Comparison, recording: Recording, *, quick: bool) -> B
     return replace(bundle, engine=f"{bundle.engine}, {SLOTS} slots") if comparison.card else bundle
 
 
-def size_of(args: argparse.Namespace) -> Size:
+def size_of(args: argparse.Namespace) -> PeersSize:
     """Amount to measure by the options."""
     size = QUICK if args.quick else FULL
     load = size.goodput
@@ -136,7 +136,7 @@ def size_of(args: argparse.Namespace) -> Size:
         load = load._replace(rates=tuple(args.rates))
     if args.seconds:
         load = load._replace(window_s=args.seconds)
-    return Size(load, size.speed, size.relay)
+    return PeersSize(load, size.speed, size.relay)
 
 
 def new_arguments() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from perf.peers.goodput_cell import Cell, Turn
+from perf.peers.goodput_cell import PeerCell, ServerTurn
 from perf.peers.servers import MODEL, Served
 from perf.peers.stories import PATH, PATIENCE_S, stories
 
@@ -17,7 +17,7 @@ _WARM_PER_S = 12.0
 _LINGER_S = max(PATIENCE_S) + 0.25
 
 
-class Load(NamedTuple):
+class GoodputLoad(NamedTuple):
     """``rates`` are offered requests per second; ``rounds`` turns of either server at each, in
     which requests count that come within ``window_s`` after ``warm_s``."""
 
@@ -27,7 +27,9 @@ class Load(NamedTuple):
     rounds: int
 
 
-async def measure(servers: Sequence[Served], load: Load, seed: int, console: Console) -> list[Cell]:
+async def measure(
+    servers: Sequence[Served], load: GoodputLoad, seed: int, console: Console
+) -> list[PeerCell]:
     """Run all rates in turns; returns a cell per rate and server."""
     for server in servers:
         # The forecasts learn the pace from these, and whatever compiles on first use does so.
@@ -35,19 +37,21 @@ async def measure(servers: Sequence[Served], load: Load, seed: int, console: Con
         await server.offer(PATH, asks, _LINGER_S, hang_up=True)
     cells = []
     for rate in load.rates:
-        turns: dict[str, list[Turn]] = {server.name: [] for server in servers}
+        turns: dict[str, list[ServerTurn]] = {server.name: [] for server in servers}
         for number in range(load.rounds):
             for server in servers:
                 turn = await _turn(server, servers, load, rate, seed + number)
                 console.print(f"{rate:g}/s {server.label}: {turn.line()}", style="dim")
                 turns[server.name].append(turn)
-        cells += [Cell(server.name, server.label, rate, turns[server.name]) for server in servers]
+        cells += [
+            PeerCell(server.name, server.label, rate, turns[server.name]) for server in servers
+        ]
     return cells
 
 
 async def _turn(
-    server: Served, servers: Sequence[Served], load: Load, rate: float, seed: int
-) -> Turn:
+    server: Served, servers: Sequence[Served], load: GoodputLoad, rate: float, seed: int
+) -> ServerTurn:
     asks = stories(rate, load.warm_s + load.window_s, seed, MODEL)
     idle = [other for other in servers if other is not server]
     before = [other.cpu_s() for other in (server, *idle)]
@@ -56,4 +60,4 @@ async def _turn(
     measured = [
         (ask, result) for ask, result in zip(asks, results, strict=True) if ask.at_s >= load.warm_s
     ]
-    return Turn(measured, load.window_s, own, sum(others))
+    return ServerTurn(measured, load.window_s, own, sum(others))

@@ -7,7 +7,7 @@ from typing import Final
 
 from rich.console import Console
 
-from perf.load.open_loop import Ask, Result
+from perf.load.open_loop import Result, StreamRequest
 from perf.peers.stories import PATIENCE_S
 from perf.report.bundle import Figure
 from perf.report.stats import median, percentile
@@ -16,10 +16,10 @@ from perf.report.table import grouped, new_table
 _WHOLE: Final = ("stop", "length")
 """Finish reasons of an answer that is complete."""
 
-Outcome = tuple[Ask, Result]
+Outcome = tuple[StreamRequest, Result]
 
 
-def is_met(ask: Ask, result: Result) -> bool:
+def is_met(ask: StreamRequest, result: Result) -> bool:
     """Whether the whole answer came by the client's own deadline."""
     in_time = 1000 * result.end_s <= ask.deadline_ms
     return result.complete and result.finish in _WHOLE and in_time
@@ -31,7 +31,7 @@ def is_refused(result: Result) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ServerTurn:
     """Requests that were due within ``window_s``; CPU seconds of the whole turn, of the server
     under load and of the idle one."""
 
@@ -69,13 +69,13 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PeerCell:
     """A server's turns at one offered rate per second."""
 
     server: str
     label: str
     rate: float
-    turns: list[Turn]
+    turns: list[ServerTurn]
 
     @property
     def met_per_s(self) -> list[float]:
@@ -132,7 +132,7 @@ class Cell:
         return figures
 
 
-def show_cells(cells: Sequence[Cell], console: Console) -> None:
+def show_cells(cells: Sequence[PeerCell], console: Console) -> None:
     """Print the table of all cells."""
     patience = (f"within {patience:g} s" for patience in PATIENCE_S)
     columns = ("met/s", "attained", *patience, "refused", "first token p50", "p99", "sent late")
@@ -141,7 +141,7 @@ def show_cells(cells: Sequence[Cell], console: Console) -> None:
     )
 
 
-def _row(cell: Cell) -> Sequence[str]:
+def _row(cell: PeerCell) -> Sequence[str]:
     ttft = cell.ttft_ms()
     return (
         f"{cell.rate:g}/s",

@@ -41,7 +41,7 @@ def _ending(tokens: int) -> bytes:
     return _event("", "length") + chunk(last) + chunk(b"[DONE]") + LAST_CHUNK
 
 
-class Connection(StreamConnection):
+class ClientConnection(StreamConnection):
     """Connection of a client: it is sent nothing while it does not read."""
 
     def __init__(self, engine: StepEngine) -> None:
@@ -75,4 +75,4 @@ class Connection(StreamConnection):
 
 
 if __name__ == "__main__":
-    main(Connection)
+    main(ClientConnection)

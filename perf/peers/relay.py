@@ -36,7 +36,7 @@ _PACED_STEP_MS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RelayLoad:
     """``rounds`` turns of either, of ``windows`` windows each."""
 
     window_s: float
@@ -55,7 +55,7 @@ class _Side:
     watch: dict[str, int]
 
 
-async def measure(load: Load, *, install: bool) -> list[Figure]:
+async def measure(load: RelayLoad, *, install: bool) -> list[Figure]:
     """Rates, CPU per token and their ratios. Raises ``Skip`` without vllm-router."""
     await ROUTER.install(allowed=install)
     async with AsyncExitStack() as servers:
@@ -79,7 +79,7 @@ async def _sides(servers: AsyncExitStack, ours_ms: float, mock_ms: float) -> tup
 
 
 async def _compare(
-    sides: tuple[_Side, _Side], key: str, clients: int, load: Load, *, paced: bool
+    sides: tuple[_Side, _Side], key: str, clients: int, load: RelayLoad, *, paced: bool
 ) -> list[Figure]:
     results: dict[str, list[LoadResult]] = {side.key: [] for side in sides}
     for _ in range(load.rounds):
@@ -113,7 +113,7 @@ async def _compare(
     return figures
 
 
-async def _turn(side: _Side, clients: int, load: Load, *, paced: bool) -> LoadResult:
+async def _turn(side: _Side, clients: int, load: RelayLoad, *, paced: bool) -> LoadResult:
     warm_s = 0.5
     # One request of a paced stream spans the whole turn: the cost of beginning one stays out.
     seconds = warm_s + load.windows * load.window_s + 0.5

@@ -17,7 +17,7 @@ from catalog.paths import state_dir
 from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
 from perf.load.drive import apply_open_loop
-from perf.load.open_loop import Ask, OpenLoopPlan, Result
+from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
 from perf.peers.installs import ROUTER, VLLM, Peer
 from perf.report.command import Skip
 from perf.stack.scrape import scrape
@@ -58,7 +58,7 @@ class Served:
         return sum(process_cpu_s(pid) for pid in self.pids.values())
 
     async def offer(
-        self, path: str, asks: Sequence[Ask], linger_s: float, *, hang_up: bool = False
+        self, path: str, asks: Sequence[StreamRequest], linger_s: float, *, hang_up: bool = False
     ) -> list[Result]:
         """Send it requests, and wait until nothing is left of them."""
         states = self.takes_deadlines and hang_up

@@ -16,7 +16,7 @@ from perf.report.bundle import Figure
 _LINGER_S = 60.0
 
 
-class Load(NamedTuple):
+class SpeedLoad(NamedTuple):
     """Waves of each number of ``streams``, ``tokens`` each, ``rounds`` of them per server."""
 
     streams: tuple[int, ...]
@@ -24,7 +24,9 @@ class Load(NamedTuple):
     rounds: int
 
 
-async def measure(servers: tuple[Served, Served], load: Load, seed: int, part: str) -> list[Figure]:
+async def measure(
+    servers: tuple[Served, Served], load: SpeedLoad, seed: int, part: str
+) -> list[Figure]:
     """Both servers' rates and ours ÷ theirs, wave by wave in turns; ``part`` begins their names."""
     figures = []
     for count in load.streams:

@@ -6,7 +6,7 @@ One seed makes the same requests for every server.
 import random
 from typing import Final
 
-from perf.load.open_loop import Ask
+from perf.load.open_loop import StreamRequest
 from tools.demo_model import words
 from tools.demo_model.grammar import articles
 
@@ -19,23 +19,25 @@ MAX_TOKENS: Final = 512
 _WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
 
 
-def stories(per_s: float, seconds: float, seed: int, model: str) -> list[Ask]:
+def stories(per_s: float, seconds: float, seed: int, model: str) -> list[StreamRequest]:
     """Requests of a Poisson process of ``per_s`` for ``seconds``."""
-    rng, asks, at_s = random.Random(seed), list[Ask](), 0.0
+    rng, asks, at_s = random.Random(seed), list[StreamRequest](), 0.0
     kinds: list[float] = []
     while (at_s := at_s + rng.expovariate(per_s)) < seconds:
         # Drawn like cards, so that the shares are equal in a short run too.
         kinds = kinds or rng.sample(PATIENCE_S, len(PATIENCE_S))
-        asks.append(Ask(at_s, 1000 * kinds.pop(), _body(rng, model) | {"max_tokens": MAX_TOKENS}))
+        asks.append(
+            StreamRequest(at_s, 1000 * kinds.pop(), _body(rng, model) | {"max_tokens": MAX_TOKENS})
+        )
     return asks
 
 
-def at_once(count: int, tokens: int, seed: int, model: str) -> list[Ask]:
+def at_once(count: int, tokens: int, seed: int, model: str) -> list[StreamRequest]:
     """``count`` requests at the same time, of exactly ``tokens`` each, with two minutes to do
     them."""
     rng = random.Random(seed)
     exact = {"max_tokens": tokens, "ignore_eos": True}
-    return [Ask(0.0, 120_000.0, _body(rng, model) | exact) for _ in range(count)]
+    return [StreamRequest(0.0, 120_000.0, _body(rng, model) | exact) for _ in range(count)]
 
 
 def _body(rng: random.Random, model: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ Both are aiohttp servers whose tokens cost nothing, 32 clients each, one token p
 ``await response.write`` per token. The promise is 15 to 30 % less, so a ratio below 0.85.
 """
 
-from perf.load.drive import CLIENTS, Target, in_turns, ratios, us_per_token
+from perf.load.drive import CLIENTS, FloodTarget, in_turns, ratios, us_per_token
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
 from perf.stack.stack import server
@@ -16,8 +16,8 @@ async def run(context: Context) -> list[Figure]:
         assert emitter.pid is not None
         assert baseline.pid is not None
         results = await in_turns(
-            Target(emitter.port, {"server": emitter.pid}),
-            Target(baseline.port, {"server": baseline.pid}),
+            FloodTarget(emitter.port, {"server": emitter.pid}),
+            FloodTarget(baseline.port, {"server": baseline.pid}),
             quick=context.quick,
         )
     ours, plain = (us_per_token(result, "server") for result in results)

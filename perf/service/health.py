@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from perf import SEED
 from perf.load.connection import HOST, HttpError, request_bytes
-from perf.load.drive import CLIENTS, Target, flood
+from perf.load.drive import CLIENTS, FloodTarget, flood
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
 from perf.stack.stack import StackSpec
@@ -35,7 +35,7 @@ _TIMEOUT_S = 10.0
 async def run(context: Context) -> list[Figure]:
     spec = StackSpec("synthetic-free", device=context.device, with_health_port=True)
     stack = await context.stack(spec)
-    target = Target(stack.port, {})
+    target = FloodTarget(stack.port, {})
     checks = 30 if context.quick else 300
     ports = {"main": stack.port, "port": stack.health_port}
     times: dict[str, list[float]] = {name: [] for name in ports}

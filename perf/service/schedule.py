@@ -22,7 +22,7 @@ from perf import SEED
 from perf.load.workload import Speed
 from perf.report.bundle import Figure
 from perf.report.stats import percentile
-from perf.sim.arrivals import Arrival, Scenario
+from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.lane import SimLane
 from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
@@ -90,7 +90,7 @@ async def _drive(loop: VirtualLoop, queued: int, count: int) -> _Taken:
     arrivals = scenario.arrivals(10_000.0, 1e9, SEED)
 
     async def submit(taken: list[float] | None) -> Task:
-        arrival: Arrival = next(arrivals)
+        arrival: SimArrival = next(arrivals)
         job, prompt = new_job(arrival, clock.now(), arrival.deadline_ms)
         begun = time.thread_time()
         task = await orchestrator.submit(job, prompt)

@@ -28,14 +28,14 @@ from perf.report.recording import Recording
 from perf.report.stats import percentile
 from perf.sim import plot
 from perf.sim.arrivals import Scenario
-from perf.sim.campaign import KNOWN, LABELS, ROWS, Cell, SavedRuns, run_campaign
+from perf.sim.campaign import KNOWN, LABELS, ROWS, SavedRuns, SimCell, run_campaign
 from perf.sim.campaign_report import save, show
 from perf.sim.scenes import (
     ENGINES,
     QUICK,
     SLOW,
     STEP_COST,
-    Scene,
+    SimScene,
     Traced,
     drawn_scenes,
     trace_scenes,
@@ -114,7 +114,7 @@ def on_campaign(args: argparse.Namespace, recording: Recording, console: Console
     return 0
 
 
-def scenes_of(args: argparse.Namespace) -> list[Scene]:
+def scenes_of(args: argparse.Namespace) -> list[SimScene]:
     """Cells that the options ask for. Raises ``TraceError``."""
     engines = [ENGINES[name] for name in args.engines]
     scenes = [
@@ -135,10 +135,10 @@ def scenes_of(args: argparse.Namespace) -> list[Scene]:
     return drawn + scenes
 
 
-def points_of(cells: Sequence[Cell]) -> list[plot.Point]:
+def points_of(cells: Sequence[SimCell]) -> list[plot.PlotPoint]:
     """Points of the cells on traces for the plot, each policy without a fixed number of rows."""
     return [
-        plot.Point(
+        plot.PlotPoint(
             trace=cell.scene.name.split(".")[0],
             arrivals=cell.scene.source.arrivals_by,
             manner=cell.scene.source.manner,

@@ -18,7 +18,7 @@ ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class SimArrival:
     """One request. ``length`` is how long its answer is by itself, up to ``max_tokens``.
 
     Deadlines, for the whole and for parts, count from ``at_s``; infinite where none is stated.
@@ -56,11 +56,13 @@ class Arrival:
         return self.length != self.max_tokens
 
 
-def trace_arrivals(load: TraceLoad, per_s: float, seconds: float, seed: int) -> Iterator[Arrival]:
+def trace_arrivals(
+    load: TraceLoad, per_s: float, seconds: float, seed: int
+) -> Iterator[SimArrival]:
     """Arrivals of a trace's requests."""
     cap_tokens = load.cap_tokens  # looks at the whole trace
     for request in load.requests(per_s, seconds, seed):
-        yield Arrival(
+        yield SimArrival(
             at_s=request.at_s,
             prompt_tokens=request.prompt_tokens,
             max_tokens=cap_tokens,
@@ -94,7 +96,7 @@ class Scenario:
     burst: float = 1.0
     burst_s: float = 20.0
 
-    def arrivals(self, per_s: float, seconds: float, seed: int) -> Iterator[Arrival]:
+    def arrivals(self, per_s: float, seconds: float, seed: int) -> Iterator[SimArrival]:
         """Arrivals in order of time, ``per_s`` on average."""
         rng = random.Random(seed)
         names, weights = list(self.tenants), list(self.tenants.values())
@@ -106,7 +108,7 @@ class Scenario:
             if rng.random() * most < rate:
                 yield self._one(at_s, rng, rng.choices(names, weights)[0])
 
-    def _one(self, at_s: float, rng: random.Random, tenant: str) -> Arrival:
+    def _one(self, at_s: float, rng: random.Random, tenant: str) -> SimArrival:
         prompt, length = self.prompts.draw(rng), self.answers.draw(rng)
         # Margin and patience are for the real length: what clients want, not what they allow.
         service_ms = self.speed.service_ms(prompt, length)
@@ -115,7 +117,7 @@ class Scenario:
         most = length
         if rng.random() < self.open_share:
             most = round(length * rng.uniform(1.05, 4.0)) + 1
-        return Arrival(
+        return SimArrival(
             at_s=at_s,
             prompt_tokens=prompt,
             max_tokens=most,

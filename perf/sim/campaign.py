@@ -23,10 +23,10 @@ import msgspec
 from perf.goodput.policies import FIXED_ROWS
 from perf.report.bundle import Better, Figure
 from perf.report.stats import median
-from perf.sim.arrivals import Arrival
+from perf.sim.arrivals import SimArrival
 from perf.sim.rivals.fleet import RivalFleet
 from perf.sim.rivals.policies import RIVALS
-from perf.sim.scenes import Scene
+from perf.sim.scenes import SimScene
 from perf.sim.simulate import simulate
 from worker.protocol import Outcome
 
@@ -48,7 +48,7 @@ _SETTINGS: dict[str, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RowsPolicy:
     """A policy with at most ``rows`` at once, whatever the slots; None leaves the number to it."""
 
     name: str
@@ -78,8 +78,8 @@ class CellRun(msgspec.Struct, frozen=True):
 class CellSpec:
     """One run to be made."""
 
-    scene: Scene
-    policy: Policy
+    scene: SimScene
+    policy: RowsPolicy
     seed: int
     seconds: float
 
@@ -89,11 +89,11 @@ class CellSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SimCell:
     """One policy in one cell, over all seeds."""
 
-    scene: Scene
-    policy: Policy
+    scene: SimScene
+    policy: RowsPolicy
     runs: tuple[CellRun, ...]
     """Runs in the order of the seeds, by which policies pair."""
 
@@ -130,7 +130,7 @@ class Cell:
 class _Fate:
     """Outcome of one request, whoever served it."""
 
-    arrival: Arrival
+    arrival: SimArrival
     met: bool
     tokens: int
     refused: bool = False
@@ -155,7 +155,7 @@ def run_cell(spec: CellSpec) -> CellRun:
     )
 
 
-def _run_ours(spec: CellSpec, arrivals: list[Arrival]) -> list[_Fate]:
+def _run_ours(spec: CellSpec, arrivals: list[SimArrival]) -> list[_Fate]:
     policy, fleet = spec.policy, spec.scene.engine.fleet
     settings = {"QUEUE__MAX_WAITING": "-1", **_SETTINGS.get(policy.name, {})}
     if policy.rows is not None:
@@ -170,7 +170,7 @@ def _run_ours(spec: CellSpec, arrivals: list[Arrival]) -> list[_Fate]:
     ]
 
 
-def _run_rival(spec: CellSpec, arrivals: list[Arrival]) -> list[_Fate]:
+def _run_rival(spec: CellSpec, arrivals: list[SimArrival]) -> list[_Fate]:
     engine = spec.scene.engine
     if spec.policy.rows is not None:
         engine = engine.with_rows(spec.policy.rows)
@@ -203,7 +203,7 @@ class SavedRuns:
             self._path.write_bytes(msgspec.json.encode(self._runs))
 
 
-def policies_of(names: Iterable[str], rows: Sequence[int], scene: Scene) -> list[Policy]:
+def policies_of(names: Iterable[str], rows: Sequence[int], scene: SimScene) -> list[RowsPolicy]:
     """Policies of a cell, by name as they are and with fixed numbers of rows.
 
     Ours decides how many of the slots it uses, rivals use them all; ceilings and ablations have no
@@ -213,16 +213,16 @@ def policies_of(names: Iterable[str], rows: Sequence[int], scene: Scene) -> list
     fewer = sorted(each for each in set(rows) if each < slots)
     found = []
     for name in names:
-        found.append(Policy(name))
+        found.append(RowsPolicy(name))
         if name in RIVALS or name == OURS:
-            found += [Policy(name, each) for each in fewer]
+            found += [RowsPolicy(name, each) for each in fewer]
         if name == OURS and rows:
-            found.append(Policy(name, slots))
+            found.append(RowsPolicy(name, slots))
     return found
 
 
 def run_campaign(
-    scenes: Sequence[Scene],
+    scenes: Sequence[SimScene],
     *,
     only: Sequence[str],
     rows: Sequence[int],
@@ -230,7 +230,7 @@ def run_campaign(
     seconds: float,
     processes: int,
     saved: SavedRuns,
-) -> Iterable[Cell]:
+) -> Iterable[SimCell]:
     """Run all cells; yields each as it is done.
 
     ``only`` are policies to run, by name or key (``ours@16``); of the others, what ``saved`` has is
@@ -254,9 +254,11 @@ def run_campaign(
             if {policy.name, policy.key} & set(only):
                 for spec, run in islice(runs, len(specs)):
                     saved.put(spec, run)
-            yield Cell(scene, policy, tuple(saved[spec] for spec in specs))
+            yield SimCell(scene, policy, tuple(saved[spec] for spec in specs))
     saved.save()
 
 
-def _specs(scene: Scene, policy: Policy, *, seeds: Sequence[int], seconds: float) -> list[CellSpec]:
+def _specs(
+    scene: SimScene, policy: RowsPolicy, *, seeds: Sequence[int], seconds: float
+) -> list[CellSpec]:
     return [CellSpec(scene, policy, seed, seconds) for seed in seeds]

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from perf.report.bundle import BenchResult
 from perf.report.recording import Recording
-from perf.sim.campaign import OURS, Cell
+from perf.sim.campaign import OURS, SimCell
 from perf.sim.rivals.policies import RIVALS
-from perf.sim.scenes import Scene
+from perf.sim.scenes import SimScene
 
 _COMPARED = (
     "cell,met %,lowest … highest,met/s,waste %,tokens/s,÷ FIFO,÷ own best,÷ best rival,focus"
@@ -20,7 +20,7 @@ _COMPARED = (
 _ALONE = "cell,policy,met %,lowest … highest,met/s,waste %,tokens/s,focus"
 
 
-def show(cells: Sequence[Cell], console: Console, *, every: bool = False) -> None:
+def show(cells: Sequence[SimCell], console: Console, *, every: bool = False) -> None:
     """Print ours beside the others, cell by cell, medians over seeds; where ours loses most comes
     first.
 
@@ -29,7 +29,7 @@ def show(cells: Sequence[Cell], console: Console, *, every: bool = False) -> Non
     with every slot. In brackets is what the best fixed number of rows of ours meets of the cell's
     ``focus``. ``every``: a row for each policy beside that.
     """
-    scenes: dict[Scene, list[Cell]] = defaultdict(list)
+    scenes: dict[SimScene, list[SimCell]] = defaultdict(list)
     for cell in cells:
         scenes[cell.scene].append(cell)
     rows = []
@@ -46,7 +46,7 @@ def show(cells: Sequence[Cell], console: Console, *, every: bool = False) -> Non
         console.print(f"{lost} of {len(rows)} cells are below a rival or ours with fixed rows")
 
 
-def _compared(ours: Cell, cells: Sequence[Cell]) -> tuple[float, list[str]]:
+def _compared(ours: SimCell, cells: Sequence[SimCell]) -> tuple[float, list[str]]:
     """Row of a cell's table, with the least of its ratios before it."""
     fixed = [c for c in cells if c.policy.name == OURS and c is not ours]
     rivals = [c for c in cells if c.policy.name in RIVALS]
@@ -63,7 +63,7 @@ def _compared(ours: Cell, cells: Sequence[Cell]) -> tuple[float, list[str]]:
     return least, [str(ours.scene), *_figures(ours), *shown, focus]
 
 
-def _ratio(ours: Cell, others: Sequence[Cell]) -> tuple[float, Cell | None]:
+def _ratio(ours: SimCell, others: Sequence[SimCell]) -> tuple[float, SimCell | None]:
     """Goodput of ``ours`` over that of the best of the others, and that one; NaN and None of
     none."""
     if not others:
@@ -74,11 +74,11 @@ def _ratio(ours: Cell, others: Sequence[Cell]) -> tuple[float, Cell | None]:
     return ours.median("goodput") / best.median("goodput"), best
 
 
-def _alone(cell: Cell) -> list[str]:
+def _alone(cell: SimCell) -> list[str]:
     return [str(cell.scene), cell.policy.label, *_figures(cell), _focus(cell)]
 
 
-def _figures(cell: Cell) -> list[str]:
+def _figures(cell: SimCell) -> list[str]:
     met = cell.values("attainment")
     return [
         f"{100 * cell.median('attainment'):.1f}",
@@ -89,11 +89,11 @@ def _figures(cell: Cell) -> list[str]:
     ]
 
 
-def _of_focus(cell: Cell) -> float:
+def _of_focus(cell: SimCell) -> float:
     return cell.median("focus")
 
 
-def _focus(cell: Cell) -> str:
+def _focus(cell: SimCell) -> str:
     return f"{cell.scene.focus} {100 * _of_focus(cell):.0f} %" if cell.scene.focus else ""
 
 
@@ -106,7 +106,7 @@ def _print(title: str, columns: str, rows: Sequence[Sequence[str]], console: Con
     console.print(table)
 
 
-def save(cells: Sequence[Cell], seconds: float, recording: Recording) -> None:
+def save(cells: Sequence[SimCell], seconds: float, recording: Recording) -> None:
     """Save all figures with what they were measured on."""
     found = BenchResult(
         "sim-traces",

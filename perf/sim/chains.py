@@ -23,7 +23,7 @@ from orchestrator.errors import TidegateError
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED, capacity_per_s
-from perf.sim.arrivals import Arrival, Scenario
+from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from worker.protocol import Delta, Outcome
@@ -40,17 +40,17 @@ _LINGER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AgentRun:
     """Run of an agent. ``calls`` state no deadline of their own; ``tools_s`` come after each."""
 
     at_s: float
-    calls: Sequence[Arrival]
+    calls: Sequence[SimArrival]
     tools_s: Sequence[float]
     deadline_ms: float
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptRuns:
     """Numbers of runs and of others' requests, and of those that were kept."""
 
     runs: int = 0
@@ -69,25 +69,30 @@ class Kept:
         return self.others_kept / max(1, self.others)
 
 
-def draw_load(per_s: float, seconds: float, seed: int) -> Iterator[Run | Arrival]:
+def draw_load(per_s: float, seconds: float, seed: int) -> Iterator[AgentRun | SimArrival]:
     """Runs and others' requests in order of time, ``per_s`` calls of either kind in all."""
     rng = random.Random(seed)
     others = SCENARIO.arrivals((1 - RUN_SHARE) * per_s, seconds, seed)
     calls = SCENARIO.arrivals(1e6, seconds, seed + 1)
-    runs: list[Run | Arrival] = []
+    runs: list[AgentRun | SimArrival] = []
     at_s = 0.0
     while (at_s := at_s + rng.expovariate(RUN_SHARE * per_s / CALLS)) < seconds:
         own = [next(calls) for _ in range(CALLS)]
         tools_s = [rng.expovariate(1 / TOOL_S) for _ in own]
         service_ms = sum(SPEED.service_ms(one.prompt_tokens, one.length) for one in own)
         deadline_ms = rng.choice(PATIENCE) * service_ms + 1000 * sum(tools_s[:-1]) + MARGIN_MS
-        runs.append(Run(at_s, own, tools_s, deadline_ms))
+        runs.append(AgentRun(at_s, own, tools_s, deadline_ms))
     yield from sorted([*runs, *others], key=lambda one: one.at_s)
 
 
 def measure(
-    load: Sequence[Run | Arrival], manner: str, fleet: Fleet, *, seed: int, warm_s: float = 5.0
-) -> Kept:
+    load: Sequence[AgentRun | SimArrival],
+    manner: str,
+    fleet: Fleet,
+    *,
+    seed: int,
+    warm_s: float = 5.0,
+) -> KeptRuns:
     """Simulate one manner under one load; what comes in the first ``warm_s`` is not counted."""
     return run_quietly(
         lambda loop: _measure(loop, load, manner, fleet, UNBOUNDED, random.Random(seed), warm_s)
@@ -96,22 +101,22 @@ def measure(
 
 async def _measure(
     loop: VirtualLoop,
-    load: Sequence[Run | Arrival],
+    load: Sequence[AgentRun | SimArrival],
     manner: str,
     fleet: Fleet,
     settings: Mapping[str, str],
     rng: random.Random,
     warm_s: float,
-) -> Kept:
+) -> KeptRuns:
     clock = VirtualClock(loop)
     parts, _ = new_orchestrator(fleet, clock, settings, rng)
     parts.lifecycle.start()
-    kept = Kept()
+    kept = KeptRuns()
     running: set[asyncio.Task[None]] = set()
 
-    async def client(one: Run | Arrival) -> None:
+    async def client(one: AgentRun | SimArrival) -> None:
         counts = one.at_s >= warm_s
-        if isinstance(one, Arrival):
+        if isinstance(one, SimArrival):
             met = await _call(parts.orchestrator, clock, one, one.deadline_ms, None)
             kept.others += counts
             kept.others_kept += counts and met
@@ -132,7 +137,7 @@ async def _measure(
         kept.runs_kept += counts and done == CALLS
         kept.wasted_calls += done if counts and done < CALLS else 0
 
-    def spawn(one: Run | Arrival) -> None:
+    def spawn(one: AgentRun | SimArrival) -> None:
         task = asyncio.ensure_future(client(one))
         running.add(task)
         task.add_done_callback(running.discard)
@@ -150,7 +155,7 @@ async def _measure(
 async def _call(
     orchestrator: Orchestrator,
     clock: VirtualClock,
-    arrival: Arrival,
+    arrival: SimArrival,
     budget_ms: float,
     calls_left: int | None,
 ) -> bool:

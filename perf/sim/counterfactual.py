@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from perf.sim.arrivals import Arrival
+from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimResult, simulate
 from worker.protocol import Code, Outcome
 
@@ -44,7 +44,11 @@ def is_unserved(result: SimResult) -> bool:
 
 
 def false_refusals(
-    arrivals: Iterable[Arrival], fleet: Fleet, settings: Mapping[str, str], seed: int, sample: int
+    arrivals: Iterable[SimArrival],
+    fleet: Fleet,
+    settings: Mapping[str, str],
+    seed: int,
+    sample: int,
 ) -> FalseRefusals:
     """Simulate again with each of ``sample`` unserved requests kept, drawn at random."""
     arrivals = list(arrivals)
@@ -58,7 +62,7 @@ def false_refusals(
 
 
 def _met_if_kept(
-    arrivals: list[Arrival], at: int, fleet: Fleet, settings: Mapping[str, str], seed: int
+    arrivals: list[SimArrival], at: int, fleet: Fleet, settings: Mapping[str, str], seed: int
 ) -> bool:
     """Whether the kept request is met. Arrivals after its deadline make no difference, and are left
     out."""

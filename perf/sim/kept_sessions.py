@@ -19,7 +19,7 @@ from orchestrator.errors import TidegateError
 from orchestrator.tasks.task import Task
 from perf.report.stats import percentile
 from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED, capacity_per_s
-from perf.sim.arrivals import Arrival, Scenario
+from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from worker.protocol import Delta, Outcome
@@ -37,7 +37,7 @@ _FIRST_ID = 1000
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptTurns:
     """Results of turns that go on with something, and of others' requests."""
 
     first_ms: list[float] = field(default_factory=list)
@@ -54,24 +54,24 @@ class Kept:
         return self.cached_tokens / max(1, self.prompt_tokens)
 
 
-def measure(others: Sequence[Arrival], keep_s: float, fleet: Fleet, *, seed: int) -> Kept:
+def measure(others: Sequence[SimArrival], keep_s: float, fleet: Fleet, *, seed: int) -> KeptTurns:
     """Simulate one load, with the agents' KV kept for ``keep_s`` after a turn."""
     return run_quietly(lambda loop: _measure(loop, others, keep_s, fleet, seed))
 
 
 async def _measure(
-    loop: VirtualLoop, others: Sequence[Arrival], keep_s: float, fleet: Fleet, seed: int
-) -> Kept:
+    loop: VirtualLoop, others: Sequence[SimArrival], keep_s: float, fleet: Fleet, seed: int
+) -> KeptTurns:
     clock = VirtualClock(loop)
     rng = random.Random(seed)
     parts, _ = new_orchestrator(fleet, clock, UNBOUNDED, rng)
     orchestrator = parts.orchestrator
     parts.lifecycle.start()
-    kept, end_s = Kept(), others[-1].at_s
+    kept, end_s = KeptTurns(), others[-1].at_s
     running: set[asyncio.Task[None]] = set()
     ids = itertools.count(_FIRST_ID)
 
-    async def call(arrival: Arrival, prompt: list[int], session_id: str) -> Task | None:
+    async def call(arrival: SimArrival, prompt: list[int], session_id: str) -> Task | None:
         job, _ = new_job(arrival, clock.now(), arrival.deadline_ms)
         job = replace(job, session_id=session_id, idle_keep_s=keep_s if session_id else 0.0)
         listener = _EndListener()
@@ -82,7 +82,7 @@ async def _measure(
         await listener.is_over.wait()
         return task
 
-    async def other(arrival: Arrival) -> None:
+    async def other(arrival: SimArrival) -> None:
         task = await call(arrival, [next(ids) for _ in range(arrival.prompt_tokens)], "")
         kept.others += 1
         kept.others_met += task is not None and _is_met(task)
@@ -110,7 +110,7 @@ async def _measure(
                 kept.first_ms.append(1000 * (task.marks.first_token - task.marks.received))
             said = [*prompt, *task.record().ids]
 
-    def spawn(arrival: Arrival) -> None:
+    def spawn(arrival: SimArrival) -> None:
         _hold(running, other(arrival))
 
     for arrival in others:
@@ -131,7 +131,7 @@ def _hold(running: set[asyncio.Task[None]], coroutine: Coroutine[None, None, Non
     task.add_done_callback(running.discard)
 
 
-def _turn(at_s: float, prompt_tokens: int, deadline_ms: float) -> Arrival:
+def _turn(at_s: float, prompt_tokens: int, deadline_ms: float) -> SimArrival:
     return replace(
         next(SCENARIO.arrivals(1e6, 1.0, 1)),
         at_s=at_s,

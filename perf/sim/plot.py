@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PlotPoint:
     """One policy at one load, over seeds: the median of ``goodput`` with its spread, in met
     requests per second; so is ``capacity``, of the trace and not of the policy."""
 
@@ -56,7 +56,7 @@ _TITLES = {
 """Titles by manner."""
 
 
-def draw(cells: Sequence[Point], stem: Path) -> list[Path]:
+def draw(cells: Sequence[PlotPoint], stem: Path) -> list[Path]:
     """Write ``stem``.png and ``stem``.svg; returns their paths.
 
     A row of panels for each trace and its arrivals, a column for each manner. Goodput is in units
@@ -122,7 +122,7 @@ def _styles(policies: Sequence[str]) -> dict[str, _Style]:
     return _STYLES | dict(zip(rivals, _RIVALS, strict=False))
 
 
-def _panel(axes: "Axes", cells: Sequence[Point], styles: dict[str, _Style]) -> None:
+def _panel(axes: "Axes", cells: Sequence[PlotPoint], styles: dict[str, _Style]) -> None:
     loads = sorted({cell.load for cell in cells})
     if loads:
         # What could be met if every request were met until the engines are full.

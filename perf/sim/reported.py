@@ -21,7 +21,7 @@ from orchestrator.tasks.task import Task
 from perf.load.workload import Sizes
 from perf.report.stats import percentile
 from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
-from perf.sim.arrivals import Arrival, Scenario
+from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
@@ -101,7 +101,7 @@ def median_ratio(pairs: Iterable[Pair]) -> float:
     return percentile(ratios, 50) if ratios else math.nan
 
 
-def mixed(arrivals: Iterable[Arrival], seed: int) -> list[Arrival]:
+def mixed(arrivals: Iterable[SimArrival], seed: int) -> list[SimArrival]:
     """Arrivals with wishes of all kinds: some end cleanly, some want what nobody could do."""
     rng, made = random.Random(seed), []
     for arrival in arrivals:
@@ -121,7 +121,7 @@ def mixed(arrivals: Iterable[Arrival], seed: int) -> list[Arrival]:
 
 
 def measure(
-    arrivals: Iterable[Arrival],
+    arrivals: Iterable[SimArrival],
     fleet: Fleet,
     settings: Mapping[str, str],
     *,
@@ -144,7 +144,7 @@ def measure(
 
 async def _measure(
     loop: VirtualLoop,
-    arrivals: list[Arrival],
+    arrivals: list[SimArrival],
     fleet: Fleet,
     settings: Mapping[str, str],
     rng: random.Random,
@@ -160,12 +160,12 @@ async def _measure(
     counts_until = arrivals[-1].at_s - cool_s
     running: set[asyncio.Task[None]] = set()
 
-    def spawn(arrival: Arrival, again: DeadlineInfeasible | None = None) -> None:
+    def spawn(arrival: SimArrival, again: DeadlineInfeasible | None = None) -> None:
         task = asyncio.ensure_future(client(arrival, again))
         running.add(task)
         task.add_done_callback(running.discard)
 
-    async def client(arrival: Arrival, again: DeadlineInfeasible | None) -> None:
+    async def client(arrival: SimArrival, again: DeadlineInfeasible | None) -> None:
         now = clock.now()
         counts = warm_s <= now < counts_until
         job, prompt = new_job(arrival, now, arrival.deadline_ms)
@@ -217,7 +217,10 @@ async def _measure(
                 reported.fits_cut += is_cut
 
     def refused(
-        arrival: Arrival, again: DeadlineInfeasible | None, error: DeadlineInfeasible, counts: bool
+        arrival: SimArrival,
+        again: DeadlineInfeasible | None,
+        error: DeadlineInfeasible,
+        counts: bool,
     ) -> None:
         if again is not None:
             reported.deadlines_lost += counts

@@ -16,11 +16,11 @@ from typing import Protocol
 
 from orchestrator.tasks.job import Priority
 from perf.load.cells import CAP_TOKENS, Mix, mixes
-from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, Row, TraceLoad, read_trace
+from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, TraceLoad, TraceRow, read_trace
 from perf.load.workload import Sizes, Speed
 from perf.report.stats import percentile
-from perf.sim.arrivals import Arrival, trace_arrivals
-from perf.sim.rivals.fleet import Machine, RivalFleet
+from perf.sim.arrivals import SimArrival, trace_arrivals
+from perf.sim.rivals.fleet import EngineFigures, RivalFleet
 from perf.sim.rivals.policies import Fifo
 from perf.sim.simulate import Fleet
 from perf.sim.worker import WorkerSpec
@@ -50,10 +50,10 @@ class Engine:
         return Speed(1000 * machine.prompt_token_s, 1000 * machine.token_s)
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> EngineFigures:
         cost = self.fleet.spec.cost
         step_s = cost.step_s + cost.row_s * self.slots
-        return Machine(self.slots, cost.prompt_token_s, step_s)
+        return EngineFigures(self.slots, cost.prompt_token_s, step_s)
 
     def with_rows(self, rows: int) -> "Engine":
         """Engine with at most ``rows`` at once, and the memory of this one."""
@@ -81,22 +81,22 @@ def demo(slots: int) -> Engine:
 ENGINES = {engine.name: engine for engine in (SLOW, demo(16), demo(32), demo(64))}
 
 
-class Source(Protocol):
+class CellSource(Protocol):
     """Source of a cell's requests."""
 
-    def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
+    def arrivals(self, seconds: float, seed: int) -> list[SimArrival]:
         """Requests in order of time; the same for a seed every time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class SimScene:
     """One cell. ``focus`` is the kind of request that its table tells apart, if any."""
 
     name: str
     load: str
     """Load as people read it: ``54/s``, or ``2x`` the capacity."""
     engine: Engine
-    source: Source
+    source: CellSource
     focus: str = ""
 
     @property
@@ -115,9 +115,9 @@ class Drawn:
 
     mix: Mix
 
-    def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
+    def arrivals(self, seconds: float, seed: int) -> list[SimArrival]:
         return [
-            Arrival(
+            SimArrival(
                 at_s=wish.at_s,
                 prompt_tokens=wish.prompt_tokens,
                 max_tokens=CAP_TOKENS,
@@ -159,7 +159,7 @@ class Agents:
         """Tokens of the longest conversation, and some room."""
         return self.instructions + (self.turns + 2) * (self.news.most + self.answers.most)
 
-    def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
+    def arrivals(self, seconds: float, seed: int) -> list[SimArrival]:
         many = [
             arrival
             for number in range(self.agents)
@@ -167,13 +167,13 @@ class Agents:
         ]
         return sorted(many, key=lambda arrival: arrival.at_s)
 
-    def _agent(self, number: int, seconds: float, rng: random.Random) -> Iterator[Arrival]:
+    def _agent(self, number: int, seconds: float, rng: random.Random) -> Iterator[SimArrival]:
         at_s, turn, conversation = -rng.random(), rng.randrange(self.turns // 2), 0
         said = self._said(number, conversation, turn, rng)
         while (at_s := at_s + rng.uniform(*self.every_s)) < seconds:
             length = self.answers.draw(rng)
             said += (100 * (2 + number) + turn,) * self.news.draw(rng)
-            asked = Arrival(
+            asked = SimArrival(
                 at_s=at_s,
                 prompt_tokens=len(said),
                 max_tokens=CAP_TOKENS,
@@ -213,12 +213,12 @@ class Traced:
     """Capacity of the engine in requests per second."""
     speed: Speed
 
-    def arrivals(self, seconds: float, seed: int) -> list[Arrival]:
+    def arrivals(self, seconds: float, seed: int) -> list[SimArrival]:
         load = load_of(self.trace, self.arrivals_by, self.manner, self.speed)
         return list(trace_arrivals(load, self.load * self.capacity, seconds, seed))
 
 
-_ROWS: dict[Path, tuple[Row, ...]] = {}
+_ROWS: dict[Path, tuple[TraceRow, ...]] = {}
 
 
 def load_of(trace: Path, arrivals: str, manner: Manner, speed: Speed) -> TraceLoad:
@@ -250,13 +250,13 @@ def trace_scenes(
     arrivals: Sequence[str],
     manners: Sequence[Manner],
     loads: Sequence[float],
-) -> list[Scene]:
+) -> list[SimScene]:
     """Cells of a trace on an engine. Raises ``TraceError``."""
     capacity = capacity_of(trace, engine)
     stem = trace.stem
     name = "code" if "code" in stem else "conversation" if "conv" in stem else stem
     return [
-        Scene(
+        SimScene(
             f"{name}.{arrival}.{manner}",
             f"{load:g}x",
             engine,
@@ -273,7 +273,7 @@ CAPACITY_PER_S = 25.0
 ``perf.load.cells``."""
 
 
-def drawn_scenes() -> list[Scene]:
+def drawn_scenes() -> list[SimScene]:
     """Cells that come from no trace."""
     full = ENGINES["64"]
     agents = Agents(36)
@@ -281,12 +281,12 @@ def drawn_scenes() -> list[Scene]:
     fleet = replace(full.fleet, spec=spec, context_tokens=agents.context_tokens)
     return [
         *(
-            Scene(mix.name, f"{mix.per_s:g}/s", engine, Drawn(mix), mix.focus)
+            SimScene(mix.name, f"{mix.per_s:g}/s", engine, Drawn(mix), mix.focus)
             for mix in mixes(CAPACITY_PER_S)
             for engine in (ENGINES["16"], ENGINES["32"], full)
             if engine is full or mix.name in _OF_EVERY_ENGINE
         ),
-        Scene("agents", f"{agents.per_s:g}/s", replace(full, fleet=fleet), agents),
+        SimScene("agents", f"{agents.per_s:g}/s", replace(full, fleet=fleet), agents),
     ]
 
 

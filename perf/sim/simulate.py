@@ -20,7 +20,7 @@ from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.task import Task
-from perf.sim.arrivals import VOCABULARY, Arrival
+from perf.sim.arrivals import VOCABULARY, SimArrival
 from perf.sim.lane import SimLane
 from perf.sim.loop import VirtualClock, VirtualLoop
 from perf.sim.worker import SimWorker, WorkerSpec
@@ -42,7 +42,7 @@ _KEPT = "kept"
 class SimResult:
     """Fate of one arrival. Times are seconds of the simulation; 0 where it never came to that."""
 
-    arrival: Arrival
+    arrival: SimArrival
     outcome: Outcome | None = None
     code: str = ""
     dispatched_s: float = 0.0
@@ -89,7 +89,7 @@ WorkerEvent = Callable[[list[SimWorker]], None]
 
 
 def simulate(
-    arrivals: Iterable[Arrival],
+    arrivals: Iterable[SimArrival],
     fleet: Fleet,
     settings: Mapping[str, str],
     *,
@@ -173,7 +173,7 @@ def new_orchestrator(
     return parts, list(workers.values())
 
 
-def new_job(arrival: Arrival, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:
+def new_job(arrival: SimArrival, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:
     """Job that an API would make of an arrival, and its prompt."""
     job = Job(
         api=Api.COMPLETIONS,
@@ -192,7 +192,7 @@ def new_job(arrival: Arrival, now: float, budget_ms: float) -> tuple[Job, tuple[
     return job, arrival.prompt
 
 
-def _parts(arrival: Arrival, now: float) -> Parts:
+def _parts(arrival: SimArrival, now: float) -> Parts:
     if arrival.first_token_ms == arrival.token_gap_ms == math.inf:
         return NO_PARTS
     first_at = now + arrival.first_token_ms / 1000
@@ -211,7 +211,7 @@ class _Driver:
         self._states_deadline = states_deadline
         self._submitting: set[object] = set()
 
-    def arrive(self, arrival: Arrival, name: str) -> None:
+    def arrive(self, arrival: SimArrival, name: str) -> None:
         result = SimResult(arrival)
         self.results.append(result)
         task = asyncio.ensure_future(self._submit(arrival, result, name))
@@ -222,7 +222,7 @@ class _Driver:
         """Whether ``count`` arrivals have come, and each has its end."""
         return len(self.results) == count and all(result.endings for result in self.results)
 
-    async def _submit(self, arrival: Arrival, result: SimResult, name: str) -> None:
+    async def _submit(self, arrival: SimArrival, result: SimResult, name: str) -> None:
         now = self._clock.now()
         budget_ms = arrival.deadline_ms if self._states_deadline else _FOREVER_MS
         job, prompt = new_job(arrival, now, budget_ms)

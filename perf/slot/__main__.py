@@ -20,35 +20,37 @@ from perf.report.command import begin, new_console, new_parser, result, status_o
 from perf.report.recording import Recording
 from perf.report.table import show
 from perf.slot import aborts, copies, deadlines, soak, throughput
-from perf.slot.rig import Rig, rigged
+from perf.slot.rig import SlotRig, rigged
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class SlotBench:
     """One benchmark. ``limit_s`` bounds it. ``has_rig``: it wants the servers that take turns."""
 
     name: str
     what: str
-    run: Callable[[Rig], Awaitable[list[Figure]]]
+    run: Callable[[SlotRig], Awaitable[list[Figure]]]
     limit_s: float
     has_rig: bool = True
 
 
 BENCHES = (
-    Bench("copies", "bytes copied and allocated per clip", copies.run, 60, has_rig=False),
-    Bench("throughput", "clips per minute, stage times, memory", throughput.run, 300),
-    Bench("overload", "clips in time by offered load, unknown lengths", deadlines.overload, 400),
-    Bench("aborts", "from a cancel to the next clip", aborts.run, 200, has_rig=False),
+    SlotBench("copies", "bytes copied and allocated per clip", copies.run, 60, has_rig=False),
+    SlotBench("throughput", "clips per minute, stage times, memory", throughput.run, 300),
+    SlotBench(
+        "overload", "clips in time by offered load, unknown lengths", deadlines.overload, 400
+    ),
+    SlotBench("aborts", "from a cancel to the next clip", aborts.run, 200, has_rig=False),
 )
 
 
 async def run_all(
-    benches: Sequence[Bench], recording: Recording, *, quick: bool, console: Console
+    benches: Sequence[SlotBench], recording: Recording, *, quick: bool, console: Console
 ) -> Bundle:
     """Run ``benches`` into a bundle; a failure is a result too."""
     results: list[BenchResult] = []
     async with AsyncExitStack() as stack:
-        rig = Rig(quick)
+        rig = SlotRig(quick)
         if any(bench.has_rig for bench in benches):
             rig = await stack.enter_async_context(rigged(quick=quick))
         for bench in benches:

@@ -7,9 +7,9 @@ import asyncio
 from dataclasses import replace
 
 from perf.report.bundle import Figure
-from perf.slot.client import Ask, Client, NaiveClient, SlotClient
+from perf.slot.client import Client, ClipRequest, NaiveClient, SlotClient
 from perf.slot.naive_server import SEQUENTIAL
-from perf.slot.rig import LONG_TEXT, SPEC, WARM_UP, Rig, recipe_of
+from perf.slot.rig import LONG_TEXT, SPEC, WARM_UP, SlotRig, recipe_of
 from perf.slot.stack import serving
 from perf.stack.stack import server
 
@@ -20,7 +20,7 @@ _SHORT = recipe_of("Hi.", size=64, fps=6)
 _PATIENCE_S = 120.0
 
 
-async def run(rig: Rig) -> list[Figure]:
+async def run(rig: SlotRig) -> list[Figure]:
     n = 2 if rig.quick else 8
     arguments = (SEQUENTIAL, str(_ONE.size), str(_ONE.seconds), "1")
     async with (
@@ -30,9 +30,9 @@ async def run(rig: Rig) -> list[Figure]:
         NaiveClient(naive.url) as to_naive,
     ):
         for _ in range(WARM_UP):
-            await to_ours.render(Ask(_SHORT))
+            await to_ours.render(ClipRequest(_SHORT))
         for client in (to_ours, to_naive):
-            await client.render(Ask(_LONG))
+            await client.render(ClipRequest(_LONG))
         freed: dict[str, list[float]] = {}
         for _ in range(n):
             for stage in _STAGES:
@@ -57,10 +57,10 @@ async def run(rig: Rig) -> list[Figure]:
 
 async def _ours(client: Client, stage: str) -> float:
     cancelled = asyncio.create_task(
-        client.render(Ask(_LONG, _PATIENCE_S, cancel_in=stage, outputs="wav"))
+        client.render(ClipRequest(_LONG, _PATIENCE_S, cancel_in=stage, outputs="wav"))
     )
     await asyncio.sleep(0.01)
-    waiting = asyncio.create_task(client.render(Ask(_SHORT, _PATIENCE_S)))
+    waiting = asyncio.create_task(client.render(ClipRequest(_SHORT, _PATIENCE_S)))
     gone = await cancelled
     came = await waiting
     if not came.is_clip:
@@ -70,11 +70,11 @@ async def _ours(client: Client, stage: str) -> float:
 
 async def _naive(client: Client) -> float:
     """Seconds from a cancel to the next clip's beginning: its end less what it takes by itself."""
-    whole = await client.render(Ask(_LONG, _PATIENCE_S))
-    alone = await client.render(Ask(_SHORT, _PATIENCE_S))
-    leaving = asyncio.create_task(client.render(Ask(_LONG, whole.latency_s / 3)))
+    whole = await client.render(ClipRequest(_LONG, _PATIENCE_S))
+    alone = await client.render(ClipRequest(_SHORT, _PATIENCE_S))
+    leaving = asyncio.create_task(client.render(ClipRequest(_LONG, whole.latency_s / 3)))
     await asyncio.sleep(0.01)
-    waiting = asyncio.create_task(client.render(Ask(_SHORT, _PATIENCE_S)))
+    waiting = asyncio.create_task(client.render(ClipRequest(_SHORT, _PATIENCE_S)))
     gone = await leaving
     came = await waiting
     return max(0.0, came.ended_at - alone.latency_s - gone.ended_at)

@@ -21,7 +21,7 @@ HUNG_UP: Final = "hung_up"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ClipRequest:
     """Request of a client, and when it loses interest."""
 
     recipe: Recipe | bytes
@@ -79,7 +79,7 @@ class Reply:
 class Client(Protocol):
     """Client of a server that renders clips."""
 
-    async def render(self, ask: Ask) -> Reply:
+    async def render(self, ask: ClipRequest) -> Reply:
         """Have a clip rendered; never raises for what the server answers."""
 
 
@@ -95,7 +95,7 @@ class SlotClient:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    async def render(self, ask: Ask) -> Reply:
+    async def render(self, ask: ClipRequest) -> Reply:
         """Have a clip rendered; never raises for what the server answers."""
         given = triton.InferInput("recipe", [1], "BYTES")
         given.set_data_from_numpy(np.array([ask.data], dtype=np.object_))
@@ -153,7 +153,7 @@ class NaiveClient:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def render(self, ask: Ask) -> Reply:
+    async def render(self, ask: ClipRequest) -> Reply:
         """Have a clip rendered; never raises for what the server answers."""
         reply = Reply(time.monotonic())
         patience = aiohttp.ClientTimeout(ask.deadline_s)
@@ -171,13 +171,13 @@ class NaiveClient:
         return reply
 
 
-async def render(address: str, ask: Ask) -> Reply:
+async def render(address: str, ask: ClipRequest) -> Reply:
     """Have ``ask`` rendered on a connection of its own."""
     async with SlotClient(address) as client:
         return await client.render(ask)
 
 
-async def render_all(address: str, asks: list[Ask]) -> list[Reply]:
+async def render_all(address: str, asks: list[ClipRequest]) -> list[Reply]:
     """Have all of ``asks`` rendered at once, on one connection."""
     async with SlotClient(address) as client:
         return await asyncio.gather(*(client.render(ask) for ask in asks))

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perf.report.bundle import Figure
 from perf.slot.naive import NaivePipeline, development_stages
-from perf.slot.rig import SPEC, Rig, recipe_of
+from perf.slot.rig import SPEC, SlotRig, recipe_of
 from worker.media.buffers import BufferPool, BufferSizes
 from worker.media.memory import CountedMemory, slot_guard
 from worker.media.pipeline import PipelineConfig, SlotPipeline, nominal_times
@@ -101,7 +101,7 @@ def _stages() -> Stages:
     return Stages(*(_Apart(each) for each in development_stages().all()))
 
 
-async def run(rig: Rig) -> list[Figure]:
+async def run(rig: SlotRig) -> list[Figure]:
     recipe = read_recipe(recipe_of())
     stages = _stages()
     naive: Counter[str] = Counter()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from perf.report.bundle import Figure
 from perf.report.stats import median
-from perf.slot.client import Ask, Reply
-from perf.slot.rig import OURS, SPEC, Rig, System, recipe_of
+from perf.slot.client import ClipRequest, Reply
+from perf.slot.rig import OURS, SPEC, SlotRig, System, recipe_of
 from perf.slot.throughput import closed_loop
 
 LOADS = (0.5, 1.5)
@@ -28,7 +28,7 @@ _SEED = 11
 _TEXT = "the tide turns at six be there on time or wait for the next"
 
 
-def outcome(ask: Ask, reply: Reply) -> str:
+def outcome(ask: ClipRequest, reply: Reply) -> str:
     """Outcome of a clip by the client's own clock, on which the answer's way counts too."""
     if not reply.is_clip:
         return "stopped" if reply.began_at else "refused"
@@ -38,18 +38,18 @@ def outcome(ask: Ask, reply: Reply) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ClipArrival:
     at_s: float
-    ask: Ask
+    ask: ClipRequest
 
 
 def arrivals(
     per_s: float, seconds: float, clip_s: float, seed: int, *, degrade: bool
-) -> list[Arrival]:
+) -> list[ClipArrival]:
     """Arrivals of a Poisson process; texts of two words to the longest that there are buffers for;
     the same for a seed, whatever ``degrade`` is."""
     draw, at_s = random.Random(seed), 0.0
-    made: list[Arrival] = []
+    made: list[ClipArrival] = []
     while True:
         at_s += draw.expovariate(per_s)
         if at_s > seconds:
@@ -57,10 +57,10 @@ def arrivals(
         count = max(2, min(24, round(draw.lognormvariate(2.0, 0.6))))
         text = " ".join(draw.choice(_TEXT.split()) for _ in range(count)) + "."
         patience_s = SPEC.buffer_s + draw.choice(PATIENCE) * clip_s
-        made.append(Arrival(at_s, Ask(recipe_of(text), patience_s, degrade)))
+        made.append(ClipArrival(at_s, ClipRequest(recipe_of(text), patience_s, degrade)))
 
 
-async def overload(rig: Rig) -> list[Figure]:
+async def overload(rig: SlotRig) -> list[Figure]:
     """Goodput under overload: clips in time per minute."""
     window_s, seeds = (3.0, 1) if rig.quick else (6.0, 2)
     loads = LOADS[1:] if rig.quick else LOADS
@@ -100,10 +100,10 @@ class Window:
         return 60 * self.in_time / self.seconds
 
 
-async def offer(system: System, some: Sequence[Arrival]) -> Window:
+async def offer(system: System, some: Sequence[ClipArrival]) -> Window:
     begun, cpu_s = time.monotonic(), system.cpu_s()
 
-    async def one(arrival: Arrival) -> str:
+    async def one(arrival: ClipArrival) -> str:
         await asyncio.sleep(begun + arrival.at_s - time.monotonic())
         return outcome(arrival.ask, await system.client.render(arrival.ask))
 
@@ -124,7 +124,7 @@ async def _until_idle(system: System) -> None:
             return
 
 
-def _of_load(rig: Rig, load: float, found: dict[str, list[Window]]) -> list[Figure]:
+def _of_load(rig: SlotRig, load: float, found: dict[str, list[Window]]) -> list[Figure]:
     labels = {
         "degrade": "Tidegate, may give less",
         "error": "Tidegate, all or nothing",

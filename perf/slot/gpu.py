@@ -35,7 +35,7 @@ _ROUNDS = 3
 SECTIONS = ("video", "check", "portrait nf4", "portrait fp8", "portrait bf16")
 
 
-class Bench:
+class ProviderBench:
     """One section's providers, measured one after the other."""
 
     def __init__(self, report: Report, device: torch.device, scratch: Path, *, tiny: bool) -> None:
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
         file = scratch / "rows.jsonl"
         for name in options.only:
             report = Report(name, file, ends_at=ends_at)
-            bench = Bench(report, device, scratch, tiny=options.tiny)
+            bench = ProviderBench(report, device, scratch, tiny=options.tiny)
             kind, _, precision = name.partition(" ")
             report.attempt(name, _section(bench, kind, precision))
             gc.collect()
@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if complete else 1
 
 
-def _section(bench: Bench, kind: str, precision: str) -> Callable[[], None]:
+def _section(bench: ProviderBench, kind: str, precision: str) -> Callable[[], None]:
     if kind == "portrait":
         return lambda: bench.portrait(precision)  # type: ignore[arg-type]
     return bench.video if kind == "video" else bench.check

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perf.load.usage import cpu_s
-from perf.slot.client import Ask, Client, NaiveClient, SlotClient
+from perf.slot.client import Client, ClipRequest, NaiveClient, SlotClient
 from perf.slot.naive_server import AT_ONCE, SEQUENTIAL
 from perf.slot.stack import SlotSpec, serving
 from perf.stack.stack import server
@@ -38,7 +38,7 @@ class System:
 
 
 @dataclass(slots=True)
-class Rig:
+class SlotRig:
     """Systems by name. All stay up; only one has something to do at a time."""
 
     quick: bool
@@ -55,7 +55,7 @@ def recipe_of(text: str = TEXT, *, size: int = 0, fps: int = 24) -> dict[str, An
 
 
 @asynccontextmanager
-async def rigged(*, quick: bool, spec: SlotSpec = SPEC) -> AsyncIterator[Rig]:
+async def rigged(*, quick: bool, spec: SlotSpec = SPEC) -> AsyncIterator[SlotRig]:
     """Start ours and both naive servers, and warm them up."""
 
     def naive(mode: str) -> Any:
@@ -75,10 +75,10 @@ async def rigged(*, quick: bool, spec: SlotSpec = SPEC) -> AsyncIterator[Rig]:
             System(SEQUENTIAL, "one after the other", to_one_by_one, one_by_one.pid),
             System(AT_ONCE, "all at once", to_at_once, at_once.pid),
         )
-        rig = Rig(quick, {system.name: system for system in systems}, ours.triton_version)
+        rig = SlotRig(quick, {system.name: system for system in systems}, ours.triton_version)
         for system in systems:
             for _ in range(WARM_UP):
-                reply = await system.client.render(Ask(recipe_of()))
+                reply = await system.client.render(ClipRequest(recipe_of()))
                 if not reply.is_clip:
                     raise RuntimeError(f"{system.label}: {reply.error}")
         yield rig

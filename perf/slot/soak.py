@@ -18,7 +18,7 @@ from typing import Any, Final
 from perf.load.usage import Usage
 from perf.report.bundle import Figure
 from perf.report.stats import median
-from perf.slot.client import Ask, Reply, render, render_all
+from perf.slot.client import ClipRequest, Reply, render, render_all
 from perf.slot.stack import SlotServer, SlotSpec, serving
 
 SPEC: Final = SlotSpec(size=96, seconds=4.0, slots=2, buffer_s=0.3)
@@ -59,12 +59,12 @@ class Visit:
     """One arrival: what is asked, and which codes are right answers to it."""
 
     kind: str
-    ask: Ask
+    ask: ClipRequest
     right: frozenset[str]
 
 
 @dataclass(slots=True)
-class Soak:
+class SlotSoak:
     """Findings of a soak. ``looks``: seconds into the run, and the usage then."""
 
     replies: list[tuple[float, Visit, Reply]] = field(default_factory=list)
@@ -92,26 +92,28 @@ def visits(draw: random.Random) -> Iterator[Visit]:
         late = frozenset({"result", "deadline_exceeded"})
         match kind:
             case "clip":
-                yield Visit(kind, Ask(recipe, _PATIENCE_S, outputs=outputs), frozenset({"result"}))
+                yield Visit(
+                    kind, ClipRequest(recipe, _PATIENCE_S, outputs=outputs), frozenset({"result"})
+                )
             case "cancelled" | "dropped":
                 drop = kind == "dropped"
-                ask = Ask(recipe, _PATIENCE_S, outputs=outputs, cancel_in=stage, drop=drop)
+                ask = ClipRequest(recipe, _PATIENCE_S, outputs=outputs, cancel_in=stage, drop=drop)
                 yield Visit(kind, ask, ended)
             case "bad recipe":
                 bad = draw.choice(_BAD)
-                yield Visit(kind, Ask(bad), frozenset({"invalid_request"}))
+                yield Visit(kind, ClipRequest(bad), frozenset({"invalid_request"}))
             case _:
                 deadline_s = draw.uniform(0.32, 2.0)
                 degrade = kind == "may give less"
-                yield Visit(kind, Ask(recipe, deadline_s, degrade, outputs), late)
+                yield Visit(kind, ClipRequest(recipe, deadline_s, degrade, outputs), late)
 
 
-async def soak(server: SlotServer, seconds: float, seed: int = 1, gap_s: float = GAP_S) -> Soak:
+async def soak(server: SlotServer, seconds: float, seed: int = 1, gap_s: float = GAP_S) -> SlotSoak:
     """Send arrivals for ``seconds``; what is under way then is waited for."""
-    draw, found = random.Random(seed), Soak()
+    draw, found = random.Random(seed), SlotSoak()
     source = visits(draw)
     recipe = {"schema": "1.0", "text": _TEXTS[2], "video": {"fps": 24, "size": 96}}
-    largest = Ask(recipe, _PATIENCE_S, outputs="mp4,wav,png,video,audio,actor")
+    largest = ClipRequest(recipe, _PATIENCE_S, outputs="mp4,wav,png,video,audio,actor")
     for _ in range(_WARM_UP):  # in all of the buffers
         await render_all(server.grpc_address, [largest] * SPEC.slots)
     begun = time.monotonic()
@@ -124,14 +126,14 @@ async def soak(server: SlotServer, seconds: float, seed: int = 1, gap_s: float =
     return found
 
 
-async def _visit(server: SlotServer, begun: float, visit: Visit, found: Soak) -> None:
+async def _visit(server: SlotServer, begun: float, visit: Visit, found: SlotSoak) -> None:
     at = time.monotonic() - begun
     reply = await render(server.grpc_address, visit.ask)
     found.replies.append((at, visit, reply))
 
 
 @asynccontextmanager
-async def _looking(server: SlotServer, begun: float, found: Soak) -> AsyncIterator[None]:
+async def _looking(server: SlotServer, begun: float, found: SlotSoak) -> AsyncIterator[None]:
     async def look() -> None:
         while True:
             usage = await asyncio.to_thread(Usage.of, server.pid)
@@ -145,7 +147,7 @@ async def _looking(server: SlotServer, begun: float, found: Soak) -> AsyncIterat
         looking.cancel()
 
 
-def judge_answers(found: Soak) -> None:
+def judge_answers(found: SlotSoak) -> None:
     """Check that codes are right, and a clip the same each time that the same is asked, but for a
     moment: eSpeak says the same text up to 13 ms longer or shorter."""
     seen: dict[str, tuple[float, int, int]] = {}
@@ -167,7 +169,7 @@ def judge_answers(found: Soak) -> None:
             found.faults.append(f"at {at:.0f} s: {what} where it was {before}")
 
 
-def growth(found: Soak) -> Mapping[str, tuple[float, float]]:
+def growth(found: SlotSoak) -> Mapping[str, tuple[float, float]]:
     """Medians of each measure of usage: in the second tenth and in the last."""
     first, last = _part(found, 1), _part(found, PARTS - 1)
     return {
@@ -179,13 +181,13 @@ def growth(found: Soak) -> Mapping[str, tuple[float, float]]:
     }
 
 
-def _part(found: Soak, number: int) -> Sequence[Usage]:
+def _part(found: SlotSoak, number: int) -> Sequence[Usage]:
     length = found.seconds / PARTS
     part = [usage for at, usage in found.looks if number * length <= at < (number + 1) * length]
     return part or [found.looks[-1][1]]
 
 
-def judge_growth(found: Soak) -> None:
+def judge_growth(found: SlotSoak) -> None:
     """Add a fault for whatever has grown: memory beyond what SL-3 allows for so many clips, and
     anything else at all."""
     clips = sum(reply.is_clip for _, _, reply in found.replies)
@@ -197,7 +199,7 @@ def judge_growth(found: Soak) -> None:
             found.faults.append(f"{name} grew from {before:.1f} to {after:.1f}")
 
 
-def figures(found: Soak) -> list[Figure]:
+def figures(found: SlotSoak) -> list[Figure]:
     """Figures of the run by tenths, then of all of it."""
     labels = {
         "rss_mib": ("resident memory", "MiB"),

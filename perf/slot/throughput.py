@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from perf.load.usage import Usage
 from perf.report.bundle import Figure
-from perf.slot.client import Ask, Reply
+from perf.slot.client import ClipRequest, Reply
 from perf.slot.naive_server import AT_ONCE
-from perf.slot.rig import OURS, Rig, System, recipe_of
+from perf.slot.rig import OURS, SlotRig, System, recipe_of
 
 LEVELS = (1, 4)
 _STAGES = {"audio": "speech", "image": "portrait", "video": "video", "clip": "check"}
@@ -23,7 +23,7 @@ _LONGEST = ("p50", 50), ("p95", 95), ("p99", 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ClipTurn:
     """Clips that one system rendered for ``clients`` in a turn."""
 
     replies: list[Reply]
@@ -39,13 +39,13 @@ class Turn:
         return self.cpu_s / len(self.replies)
 
 
-async def closed_loop(system: System, clients: int, clips: int) -> Turn:
+async def closed_loop(system: System, clients: int, clips: int) -> ClipTurn:
     """Have ``clips`` rendered by ``clients`` in all. Raises ``RuntimeError`` when one fails."""
     left, replies = itertools.count(), list[Reply]()
 
     async def one() -> None:
         while next(left) < clips:
-            reply = await system.client.render(Ask(recipe_of()))
+            reply = await system.client.render(ClipRequest(recipe_of()))
             if not reply.is_clip:
                 raise RuntimeError(f"{system.label}: {reply.error}")
             replies.append(reply)
@@ -55,12 +55,12 @@ async def closed_loop(system: System, clients: int, clips: int) -> Turn:
         for _ in range(clients):
             group.create_task(one())
     seconds = time.monotonic() - begun
-    return Turn(replies, seconds, system.cpu_s() - cpu_s)
+    return ClipTurn(replies, seconds, system.cpu_s() - cpu_s)
 
 
-async def run(rig: Rig) -> list[Figure]:
+async def run(rig: SlotRig) -> list[Figure]:
     rounds, clips = (2, 4) if rig.quick else (6, 12)
-    turns: dict[tuple[str, int], list[Turn]] = {}
+    turns: dict[tuple[str, int], list[ClipTurn]] = {}
     before = {name: Usage.of(system.pid) for name, system in rig.systems.items()}
     for number in range(rounds):
         order = list(rig.systems.values())
@@ -98,7 +98,9 @@ async def run(rig: Rig) -> list[Figure]:
     return figures
 
 
-def _level(rig: Rig, turns: dict[tuple[str, int], list[Turn]], clients: int) -> list[Figure]:
+def _level(
+    rig: SlotRig, turns: dict[tuple[str, int], list[ClipTurn]], clients: int
+) -> list[Figure]:
     figures = []
     at = f"{clients} at once" if clients > 1 else "one at a time"
     ours = turns[OURS, clients]
@@ -136,7 +138,9 @@ def _level(rig: Rig, turns: dict[tuple[str, int], list[Turn]], clients: int) -> 
     return figures
 
 
-def _ratios(ours: Sequence[Turn], its: Sequence[Turn], key: str, label: str) -> list[Figure]:
+def _ratios(
+    ours: Sequence[ClipTurn], its: Sequence[ClipTurn], key: str, label: str
+) -> list[Figure]:
     pairs = list(zip(ours, its, strict=True))
     per_minute = [a.per_minute / b.per_minute for a, b in pairs]
     cpu = [a.cpu_per_clip_s / b.cpu_per_clip_s for a, b in pairs]

@@ -23,7 +23,7 @@ from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.chunks import ChunkStream
 from orchestrator.api.openai.shapes import COMPLETION
-from orchestrator.api.openai.types import AnswerOptions, ParsedRequest
+from orchestrator.api.openai.types import AnswerOptions, ParsedCompletion
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.settings import StreamSettings
@@ -81,7 +81,7 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     )
     task = Task(uuid.uuid4().hex, job)
     stream = EventStream(request, {}, _LIMITS)
-    parsed = ParsedRequest(
+    parsed = ParsedCompletion(
         job=job, prompts=("",), n=1, is_streamed=True, options=AnswerOptions(usage=True)
     )
     nobody = cast(Orchestrator, None)  # nothing is submitted, cancelled or left here

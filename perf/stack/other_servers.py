@@ -80,7 +80,7 @@ _TOLD: Final[dict[bytes, object]] = {
 }
 
 
-class Connection(StreamConnection):
+class LaneConnection(StreamConnection):
     """Connection of a lane, of whichever kind it asks for."""
 
     def __init__(self, engine: StepEngine) -> None:
@@ -103,4 +103,4 @@ class Connection(StreamConnection):
 
 
 if __name__ == "__main__":
-    main(Connection)
+    main(LaneConnection)

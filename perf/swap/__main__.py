@@ -42,7 +42,7 @@ _MIN_DEADLINE_MS = 60
 
 
 @dataclass
-class Load:
+class StreamEnds:
     """Ends of the streams: ``met``, ``lost`` (each with its reason) or ``missed``."""
 
     met: int = 0
@@ -52,9 +52,9 @@ class Load:
 
 
 @asynccontextmanager
-async def load(http: aiohttp.ClientSession, clients: int = CLIENTS) -> AsyncIterator[Load]:
+async def load(http: aiohttp.ClientSession, clients: int = CLIENTS) -> AsyncIterator[StreamEnds]:
     """Keep ``clients`` streams of the model ``demo`` running, each to its end."""
-    state = Load()
+    state = StreamEnds()
 
     async def client() -> None:
         while not state.is_over:
@@ -134,7 +134,7 @@ async def under_load(
     ]
 
 
-def _books(key: str, state: Load) -> list[Figure]:
+def _books(key: str, state: StreamEnds) -> list[Figure]:
     for fault in state.lost[:3]:
         print(f"lost: {fault}", file=sys.stderr)
     return [

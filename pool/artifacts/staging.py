@@ -44,7 +44,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class AddRequest:
     """The request of ``tidegate models add``."""
 
     what: str
@@ -63,7 +63,7 @@ class Wish:
 
 
 async def add_model(
-    catalog: ModelCatalog, wish: Wish, progress: Progress | None = None
+    catalog: ModelCatalog, wish: AddRequest, progress: Progress | None = None
 ) -> ModelEntry:
     """Bring the model here; returns its active entry. One that is there already is only looked up.
 
@@ -124,7 +124,7 @@ class _Staging:
         catalog: ModelCatalog,
         entry: ModelEntry,
         choice: Choice,
-        wish: Wish,
+        wish: AddRequest,
         progress: Progress,
     ) -> None:
         self._catalog = catalog
@@ -238,7 +238,7 @@ class _Staging:
         return self._catalog.activate(msgspec.structs.replace(entry, digest=digest))
 
 
-def _known(catalog: ModelCatalog, entry: ModelEntry, wish: Wish) -> ModelEntry | None:
+def _known(catalog: ModelCatalog, entry: ModelEntry, wish: AddRequest) -> ModelEntry | None:
     """The entry of this very model if it is active, renamed if the wish says so; None if there is
     none. Raises ``StagingFailed`` if the name is another model's."""
     for each in catalog.entries():
@@ -252,7 +252,7 @@ def _known(catalog: ModelCatalog, entry: ModelEntry, wish: Wish) -> ModelEntry |
     return None
 
 
-def _name_of(wish: Wish, listing: Listing) -> str:
+def _name_of(wish: AddRequest, listing: Listing) -> str:
     """The name of the model from now on. Raises ``StagingFailed``."""
     name = wish.name or _NO_NAME.sub("-", listing.name.rpartition("/")[2]).strip(".-") or "model"
     if name == DEMO:

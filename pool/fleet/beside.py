@@ -6,7 +6,7 @@ from pathlib import Path
 from catalog.errors import StartFailed
 from pool.fleet.home import InstanceRecord, PoolHome
 from pool.fleet.member import Hooks, ports_of
-from pool.fleet.wish import BesideWish
+from pool.fleet.wish import OrchestratorSpec
 from pool.process.detached import DetachedProcess, DetachedStarter, Found
 from pool.process.ports import free_ports, is_free, require_free
 from pool.process.process import UnitProcess
@@ -25,7 +25,7 @@ class PoolOrchestrator:
     def __init__(
         self,
         home: PoolHome,
-        wish: BesideWish,
+        wish: OrchestratorSpec,
         kept_port: int,
         lane_token: str,
         hooks: Hooks,

@@ -8,7 +8,7 @@ from catalog.errors import NoEngine, ProvisionError
 from pool.artifacts.resolve import resolve_model
 from pool.engines.triton import find_triton
 from pool.fleet.gpus import need_bytes
-from pool.fleet.wish import BesideWish, Wish, wishes_of
+from pool.fleet.wish import InstanceSpec, OrchestratorSpec, wishes_of
 from pool.pool_file import PoolFile
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB
@@ -41,7 +41,7 @@ async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Plann
     ledger = VramLedger(read, file.pool.heartbeat_s, lambda: 0.0)
     planned = []
     for wish in wishes_of(file).values():
-        if isinstance(wish, BesideWish):
+        if isinstance(wish, OrchestratorSpec):
             where = f"{wish.host}:{wish.port or 'chosen'}"
             planned.append(Planned(wish.name, "", "", "", "cpu", None, where, ""))
         else:
@@ -61,7 +61,7 @@ def _triton_problem(file: PoolFile, state_dir: Path) -> str:
     return ""
 
 
-async def _planned(wish: Wish, state_dir: Path, ledger: VramLedger) -> Planned:
+async def _planned(wish: InstanceSpec, state_dir: Path, ledger: VramLedger) -> Planned:
     problem, path, need = "", "", None
     try:
         model = resolve_model(wish.model, state_dir)
@@ -82,7 +82,7 @@ async def _planned(wish: Wish, state_dir: Path, ledger: VramLedger) -> Planned:
     )
 
 
-async def _lack(wish: Wish, need: int, ledger: VramLedger) -> str:
+async def _lack(wish: InstanceSpec, need: int, ledger: VramLedger) -> str:
     if not wish.on_gpu:
         free = memory_free()
         if free is None or need <= free:
@@ -101,7 +101,7 @@ async def _lack(wish: Wish, need: int, ledger: VramLedger) -> str:
     return "; ".join(refusals)
 
 
-def _ports(wish: Wish) -> Iterator[str]:
+def _ports(wish: InstanceSpec) -> Iterator[str]:
     for name, port in (
         ("http", wish.ports.http),
         ("grpc", wish.ports.grpc),

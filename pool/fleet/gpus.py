@@ -6,7 +6,7 @@ from pathlib import Path
 
 from catalog.errors import StartFailed
 from pool.fleet.member import pool_log
-from pool.fleet.wish import Wish
+from pool.fleet.wish import InstanceSpec
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB, need_of
 from pool.preflight.nvml import GpuReader, GpuUnavailable
@@ -33,7 +33,7 @@ class Gpus:
         self._changed = asyncio.Condition()
         self._is_failing = False
 
-    async def take(self, who: str, wish: Wish, model: Path) -> tuple[str, ...]:
+    async def take(self, who: str, wish: InstanceSpec, model: Path) -> tuple[str, ...]:
         """Reserve the first of the wish's groups that has room for ``who``, until ``settle``.
         Raises ``StartFailed`` with what is lacking on each."""
         if not wish.on_gpu:
@@ -52,7 +52,7 @@ class Gpus:
         """Note that ``who`` has loaded, or failed to: its memory is measured from now on."""
         self.ledger.settle(who)
 
-    async def fits_beside(self, wish: Wish, model: Path) -> bool:
+    async def fits_beside(self, wish: InstanceSpec, model: Path) -> bool:
         """Whether an instance could start while everything else goes on. Nothing is reserved."""
         need = need_bytes(wish, model)
         if not wish.on_gpu:
@@ -105,7 +105,7 @@ class Gpus:
             self._changed.notify_all()
 
 
-def need_bytes(wish: Wish, model: Path) -> int:
+def need_bytes(wish: InstanceSpec, model: Path) -> int:
     """Bytes that a wish will take: as it states (on each GPU), otherwise by its files (on all)."""
     if wish.vram_gib is not None:
         return int(wish.vram_gib * GIB)

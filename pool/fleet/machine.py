@@ -10,7 +10,7 @@ from pool.fleet.beside import PoolOrchestrator
 from pool.fleet.home import InstanceRecord
 from pool.fleet.member import Hooks, PoolUnit, ports_of
 from pool.fleet.triton import PoolTriton, TritonHost, former
-from pool.fleet.wish import ORCHESTRATOR, AnyWish, BesideWish, Wish
+from pool.fleet.wish import ORCHESTRATOR, AnySpec, InstanceSpec, OrchestratorSpec
 from pool.process.detached import Found, clear_remains, find_detached
 
 
@@ -25,9 +25,9 @@ class PoolMachine:
         clear_remains(self.host.home.path, found)
         return found
 
-    def make(self, wish: AnyWish, kept: InstanceRecord | None, hooks: Hooks) -> PoolUnit:
+    def make(self, wish: AnySpec, kept: InstanceRecord | None, hooks: Hooks) -> PoolUnit:
         ports = (0, 0, 0) if kept is None else kept.ports
-        if isinstance(wish, BesideWish):
+        if isinstance(wish, OrchestratorSpec):
             return self._beside(wish, ports[0], hooks)
         return PoolTriton(self.host, wish, TritonPorts(*ports), hooks)
 
@@ -36,10 +36,10 @@ class PoolMachine:
             return former(found, self.host, hooks)
         port = ports_of(found)[0]
         host = found.label.facts.get("host", "127.0.0.1")
-        return self._beside(BesideWish(host, port, {}, 0.0), port, hooks)
+        return self._beside(OrchestratorSpec(host, port, {}, 0.0), port, hooks)
 
-    async def fits_beside(self, wish: AnyWish) -> bool:
-        if isinstance(wish, BesideWish):
+    async def fits_beside(self, wish: AnySpec) -> bool:
+        if isinstance(wish, OrchestratorSpec):
             return False
         try:
             model = await asyncio.to_thread(resolve_model, wish.model, self.host.state_dir)
@@ -47,13 +47,13 @@ class PoolMachine:
             return True  # it will fail to start, with the reason, and the old one stays
         return await self.host.gpus.fits_beside(wish, model)
 
-    def _beside(self, wish: BesideWish, kept_port: int, hooks: Hooks) -> PoolOrchestrator:
+    def _beside(self, wish: OrchestratorSpec, kept_port: int, hooks: Hooks) -> PoolOrchestrator:
         host = self.host
         return PoolOrchestrator(
             host.home, wish, kept_port, host.lane_token, hooks, host.heartbeat_s, host.warn
         )
 
 
-def on_cpu(wishes: Mapping[str, AnyWish]) -> int:
+def on_cpu(wishes: Mapping[str, AnySpec]) -> int:
     """How many instances share this machine's memory."""
-    return sum(isinstance(wish, Wish) and not wish.on_gpu for wish in wishes.values())
+    return sum(isinstance(wish, InstanceSpec) and not wish.on_gpu for wish in wishes.values())

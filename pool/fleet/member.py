@@ -32,7 +32,7 @@ class MemberState(StrEnum):
     DRAINING = "draining"
 
 
-class EventKind(StrEnum):
+class InstanceEvent(StrEnum):
     """Kinds of events of an instance, or (the last five) of the pool."""
 
     FITS = "fits"
@@ -57,7 +57,7 @@ class PoolEvent:
     """One event. ``target`` is the instance, or the pool. ``seconds``: how long the step took; for
     an instance that was lost or failed, the pause before the next start."""
 
-    kind: EventKind
+    kind: InstanceEvent
     target: str
     text: str = ""
     seconds: float = 0.0
@@ -231,14 +231,14 @@ class Member:
             self._become(MemberState.DOWN, reason)
             self._outcome(reason or "it did not start")
             raise error if isinstance(error, StartFailed) else StartFailed(reason) from error
-        kind = EventKind.ADOPTED if begin == self.unit.resume else EventKind.READY
+        kind = InstanceEvent.ADOPTED if begin == self.unit.resume else InstanceEvent.READY
         self._emit(PoolEvent(kind, self.name, self.where, loop.time() - began))
         self._become(MemberState.READY)
         self._outcome("")
 
     def _on_lost(self, reason: str, pause_s: float) -> None:
-        kind = EventKind.LOST if self._first.done() and not self._first.result() else None
-        self._emit(PoolEvent(kind or EventKind.FAILED, self.name, reason, pause_s))
+        kind = InstanceEvent.LOST if self._first.done() and not self._first.result() else None
+        self._emit(PoolEvent(kind or InstanceEvent.FAILED, self.name, reason, pause_s))
 
     def _outcome(self, reason: str) -> None:
         if not self._first.done():

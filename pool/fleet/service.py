@@ -20,11 +20,11 @@ from pool.fleet.control import Answer, ControlSocket
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import PoolHome, PoolState, home_of
 from pool.fleet.machine import PoolMachine, on_cpu
-from pool.fleet.member import EventKind, PoolEvent, pool_log
+from pool.fleet.member import InstanceEvent, PoolEvent, pool_log
 from pool.fleet.metrics import PoolNumbers, pool_metrics, serve_metrics
 from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
 from pool.fleet.triton import TritonHost
-from pool.fleet.wish import MODELS, AnyWish, wishes_of
+from pool.fleet.wish import MODELS, AnySpec, wishes_of
 from pool.guard import PLAIN_TOKEN, require_guard
 from pool.manager import POOL, Manager, ManagerConfig
 from pool.pool_file import PoolFile, read_pool_file
@@ -53,8 +53,8 @@ class PoolService:
         self.path = path
         self.file = read_pool_file(path)
         self.home = PoolHome(home_of(self.file))
-        self.manager: Manager[AnyWish] | None = None
-        self._wishes: dict[str, AnyWish] = wishes_of(self.file)
+        self.manager: Manager[AnySpec] | None = None
+        self._wishes: dict[str, AnySpec] = wishes_of(self.file)
         self._reader = reader
         self._emit = emit
         self._gpus: Gpus | None = None
@@ -101,7 +101,7 @@ class PoolService:
             file = read_pool_file(self.path)
             self._guard(file, self.manager.state.lane_token)
         except ProvisionError as error:
-            self._emit(PoolEvent(EventKind.REFUSED_FILE, POOL, str(error)))
+            self._emit(PoolEvent(InstanceEvent.REFUSED_FILE, POOL, str(error)))
             raise PoolFileInvalid(str(error)) from error
         stays = [
             name
@@ -110,7 +110,7 @@ class PoolService:
         ]
         if stays:
             text = f"{', '.join(stays)} in [pool] count from the manager's next start"
-            self._emit(PoolEvent(EventKind.WARNED, POOL, text))
+            self._emit(PoolEvent(InstanceEvent.WARNED, POOL, text))
         self._warn_of_loopback(file)
         old, new = self._wishes, wishes_of(file)
         self.file, self._wishes = file, new
@@ -316,13 +316,13 @@ class PoolService:
         )
 
     def _warn(self, text: str) -> None:
-        self._emit(PoolEvent(EventKind.WARNED, POOL, text))
+        self._emit(PoolEvent(InstanceEvent.WARNED, POOL, text))
 
     def _cannot_tell(self, target: str, reason: str) -> None:
-        self._emit(PoolEvent(EventKind.UNREGISTERED, target, reason))
+        self._emit(PoolEvent(InstanceEvent.UNREGISTERED, target, reason))
 
     def _gpu_out(self, uuid: str, reason: str) -> None:
-        self._emit(PoolEvent(EventKind.GPU_OUT, uuid, reason))
+        self._emit(PoolEvent(InstanceEvent.GPU_OUT, uuid, reason))
 
 
 def _version_of(path: Path) -> tuple[int, int, int] | None:

@@ -14,7 +14,7 @@ from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import InstanceRecord, PoolHome
 from pool.fleet.member import Hooks, ports_of
-from pool.fleet.wish import CHOSEN, Wish
+from pool.fleet.wish import CHOSEN, InstanceSpec
 from pool.preflight.nvml import GpuUnavailable
 from pool.process.detached import DetachedProcess, DetachedStarter, Found
 from pool.process.ports import free_ports, host_port, is_free
@@ -48,7 +48,9 @@ class TritonHost:
 class PoolTriton:
     """The Triton of one instance (``member.PoolUnit``)."""
 
-    def __init__(self, host: TritonHost, wish: Wish, kept: TritonPorts, hooks: Hooks) -> None:
+    def __init__(
+        self, host: TritonHost, wish: InstanceSpec, kept: TritonPorts, hooks: Hooks
+    ) -> None:
         self.name = wish.name
         self.ports = kept
         self._host = host
@@ -220,7 +222,7 @@ class PoolTriton:
 def former(found: Found, host: TritonHost, hooks: Hooks) -> PoolTriton:
     """The unit of a running process that is not asked for as it is: good for ending it."""
     facts = found.label.facts
-    wish = Wish(
+    wish = InstanceSpec(
         name=found.label.unit,
         model="",
         host=facts.get("host", "127.0.0.1"),

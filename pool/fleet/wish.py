@@ -20,7 +20,7 @@ CHOSEN = TritonPorts(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class InstanceSpec:
     """What an instance is to be. Two wishes that differ in ``digest`` are not the same instance."""
 
     name: str
@@ -57,7 +57,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class BesideWish:
+class OrchestratorSpec:
     """The orchestrator that is to run beside the instances."""
 
     host: str
@@ -76,12 +76,12 @@ class BesideWish:
         return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
 
 
-AnyWish = Wish | BesideWish
+AnySpec = InstanceSpec | OrchestratorSpec
 
 
-def wishes_of(file: PoolFile) -> dict[str, AnyWish]:
+def wishes_of(file: PoolFile) -> dict[str, AnySpec]:
     """Everything that ``file`` asks for, by name."""
-    wishes: dict[str, AnyWish] = {
+    wishes: dict[str, AnySpec] = {
         name: _wish(file, entry, name, at)
         for entry in file.instances
         for at, name in enumerate(entry.instance_names)
@@ -91,15 +91,15 @@ def wishes_of(file: PoolFile) -> dict[str, AnyWish]:
         settings = {variable_of("TIDEGATE_", n): _spelled(v) for n, v in told.settings.items()}
         if file.pool.triton_tls is not None:
             settings[SETTING] = spell_tls(file.pool.triton_tls)
-        beside = BesideWish(told.host, told.port, settings, file.pool.drain_s)
+        beside = OrchestratorSpec(told.host, told.port, settings, file.pool.drain_s)
         wishes[beside.name] = beside
     return wishes
 
 
-def _wish(file: PoolFile, entry: InstanceSettings, name: str, at: int) -> Wish:
+def _wish(file: PoolFile, entry: InstanceSettings, name: str, at: int) -> InstanceSpec:
     groups = entry.groups
     turn = at % len(groups)
-    return Wish(
+    return InstanceSpec(
         name=name,
         model=entry.model,
         groups=(*groups[turn:], *groups[:turn]),

@@ -53,7 +53,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedService:
     """The service that is to run here. ``device`` None means a GPU if there is one."""
 
     home: Path
@@ -63,9 +63,9 @@ class Wanted:
     port: int = 8080
 
 
-def examine(wanted: Wanted) -> Iterator[Finding]:
+def examine(wanted: WantedService) -> Iterator[Finding]:
     """Run the checks one after the other, so that each finding can be shown at once."""
-    checks: tuple[Callable[[Wanted], Finding], ...] = (
+    checks: tuple[Callable[[WantedService], Finding], ...] = (
         _python,
         _libpython,
         _triton,
@@ -84,7 +84,7 @@ def examine(wanted: Wanted) -> Iterator[Finding]:
         yield check(wanted)
 
 
-def _python(wanted: Wanted) -> Finding:
+def _python(wanted: WantedService) -> Finding:
     try:
         check_platform()
     except MachineUnfit as error:
@@ -92,7 +92,7 @@ def _python(wanted: Wanted) -> Finding:
     return Finding("platform", Verdict.OK, f"Linux x86_64, Python {python_version()}")
 
 
-def _libpython(wanted: Wanted) -> Finding:
+def _libpython(wanted: WantedService) -> Finding:
     name = libpython_name()
     for place in libpython_places():
         if (Path(place) / name).exists():
@@ -106,7 +106,7 @@ def _libpython(wanted: Wanted) -> Finding:
     )
 
 
-def _triton(wanted: Wanted) -> Finding:
+def _triton(wanted: WantedService) -> Finding:
     try:
         install = find_triton(wanted.triton, wanted.home)
     except NoEngine:
@@ -121,7 +121,7 @@ def _triton(wanted: Wanted) -> Finding:
     return Finding("triton", Verdict.OK, install.description)
 
 
-def _gpu(wanted: Wanted) -> Finding:
+def _gpu(wanted: WantedService) -> Finding:
     seen = gpu.look()
     lacking = Verdict.FAIL if wanted.device == "cuda" else Verdict.WARN
     if wanted.device == "cpu":
@@ -132,7 +132,7 @@ def _gpu(wanted: Wanted) -> Finding:
     return Finding("gpu", Verdict.OK, f"{names}; driver for CUDA {seen.cuda}")
 
 
-def _torch(wanted: Wanted) -> Finding:
+def _torch(wanted: WantedService) -> Finding:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -162,7 +162,7 @@ def _torch(wanted: Wanted) -> Finding:
     return Finding("torch", Verdict.OK, f"{version} for CUDA {built_for}")
 
 
-def _cpu(wanted: Wanted) -> Finding:
+def _cpu(wanted: WantedService) -> Finding:
     seen = cpu.look()
     names = ", ".join(seen.features) or "none of AVX2, AVX-512, AMX"
     found = f"{seen.cores:g} cores; {names}"
@@ -177,7 +177,7 @@ def _cpu(wanted: Wanted) -> Finding:
     return Finding("cpu", Verdict.OK, found)
 
 
-def _numba(wanted: Wanted) -> Finding:
+def _numba(wanted: WantedService) -> Finding:
     try:
         return Finding("numba", Verdict.OK, metadata.version("numba"))
     except metadata.PackageNotFoundError:
@@ -189,7 +189,7 @@ def _numba(wanted: Wanted) -> Finding:
         )
 
 
-def _slot(wanted: Wanted) -> Finding:
+def _slot(wanted: WantedService) -> Finding:
     missing = slot.lacking(os.environ.get("TIDEGATE_SLOT__SPEECH", "espeak"))
     if not missing:
         return Finding("slot", Verdict.OK, "clips can be rendered (tidegate up --slot)")
@@ -197,7 +197,7 @@ def _slot(wanted: Wanted) -> Finding:
     return Finding("slot", Verdict.WARN, found, pip_install("slot"))
 
 
-def _memory(wanted: Wanted) -> Finding:
+def _memory(wanted: WantedService) -> Finding:
     free = cpu.memory_free()
     if free is None:
         return Finding("memory", Verdict.OK, "unknown")
@@ -212,7 +212,7 @@ def _memory(wanted: Wanted) -> Finding:
     return Finding("memory", Verdict.OK, found)
 
 
-def _shared_memory(wanted: Wanted) -> Finding:
+def _shared_memory(wanted: WantedService) -> Finding:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError as error:
@@ -232,7 +232,7 @@ def _shared_memory(wanted: Wanted) -> Finding:
     return Finding("/dev/shm", Verdict.OK, f"{_size(free)} free")
 
 
-def _disk(wanted: Wanted) -> Finding:
+def _disk(wanted: WantedService) -> Finding:
     folder = next(p for p in (wanted.home, *wanted.home.parents) if p.exists())
     if not os.access(folder, os.W_OK):
         return Finding(
@@ -249,7 +249,7 @@ def _disk(wanted: Wanted) -> Finding:
     return Finding("disk", Verdict.OK, found)
 
 
-def _files(wanted: Wanted) -> Finding:
+def _files(wanted: WantedService) -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return Finding("open files", Verdict.OK, "no limit")
@@ -264,7 +264,7 @@ def _files(wanted: Wanted) -> Finding:
     return Finding("open files", Verdict.OK, f"{soft} at most")
 
 
-def _port(wanted: Wanted) -> Finding:
+def _port(wanted: WantedService) -> Finding:
     where = host_port(wanted.host, wanted.port)
     remedy = "take a free one with tidegate up --port 0, or another with --port"
     try:

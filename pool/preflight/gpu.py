@@ -15,7 +15,7 @@ _NAME_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
+class UsableGpus:
     """Usable GPUs. ``cuda`` is the newest version that the driver can do, such as ``12.4``. Devices
     that cannot be used are a ``problem``, with ``advice``."""
 
@@ -26,7 +26,7 @@ class Gpus:
 
 
 @cache
-def look() -> Gpus:
+def look() -> UsableGpus:
     """Every device that this process may use."""
     try:
         driver = ctypes.CDLL(_DRIVER)
@@ -34,7 +34,7 @@ def look() -> Gpus:
         return _without_driver()
     status = driver.cuInit(0)
     if status != 0:
-        return Gpus(
+        return UsableGpus(
             problem=f"NVIDIA's driver does not start (cuInit says {status})",
             advice="nvidia-smi says more; after an update of the driver the machine must be "
             "started anew, and in a container the toolkit must fit",
@@ -50,12 +50,12 @@ def look() -> Gpus:
         names.append(name.value.decode("utf-8", "replace"))
     cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
     if not names:
-        return Gpus(
+        return UsableGpus(
             cuda=cuda,
             problem="the driver is there, and no device is",
             advice="CUDA_VISIBLE_DEVICES may hide them; tidegate up --device cpu does without",
         )
-    return Gpus(tuple(names), cuda)
+    return UsableGpus(tuple(names), cuda)
 
 
 def torch_cuda() -> str | None:
@@ -71,14 +71,14 @@ def torch_cuda() -> str | None:
     return found[1] if found else None
 
 
-def _without_driver() -> Gpus:
+def _without_driver() -> UsableGpus:
     if Path("/proc/driver/nvidia").exists() or list(Path("/dev").glob("nvidia[0-9]*")):
-        return Gpus(
+        return UsableGpus(
             problem=f"a GPU, and no {_DRIVER}",
             advice="in a container: docker run --gpus all, with NVIDIA's container toolkit; else "
             "sudo apt-get install the driver's libnvidia-compute package",
         )
-    return Gpus(
+    return UsableGpus(
         problem="no NVIDIA driver",
         advice="tidegate up --device cpu does without; else install the driver",
     )

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp
 import pytest
 
-from orchestrator.lanes import Kind, kind_of
+from orchestrator.lanes import ServerKind, kind_of
 from orchestrator.lanes.endpoint import read_endpoint
 from tests.support.stack import PATIENCE_S, Orchestrator
 
@@ -48,7 +48,7 @@ async def running(entry: str) -> int:
     """Jobs that the server itself says it has."""
     kind, base = kind_of(entry), read_endpoint(entry).base_url
     async with aiohttp.ClientSession() as http:
-        if kind is Kind.VLLM:
+        if kind is ServerKind.VLLM:
             async with http.get(f"{base}/metrics") as response:
                 lines = (await response.text()).splitlines()
             names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
@@ -85,7 +85,7 @@ async def test_sampling_is_understood(server: tuple[str, Orchestrator]) -> None:
     more |= {"presence_penalty": 0.5, "logit_bias": {"300": -5}, "min_p": 0.01}
     status, answer = await complete(orchestrator.url, **(ASKED | more))
     assert status == 200, answer
-    if kind_of(entry) is Kind.VLLM:
+    if kind_of(entry) is ServerKind.VLLM:
         status, answer = await complete(
             orchestrator.url, **ASKED, logprobs=2, min_tokens=3, return_token_ids=True
         )

@@ -5,9 +5,9 @@ import re
 import pytest
 from rich.console import Console
 
-from perf.sim.campaign import OURS, Cell, CellRun, Policy
+from perf.sim.campaign import OURS, CellRun, RowsPolicy, SimCell
 from perf.sim.campaign_report import show
-from perf.sim.scenes import Scene, drawn_scenes
+from perf.sim.scenes import SimScene, drawn_scenes
 
 FLOOD, LONG = (
     next(scene for scene in drawn_scenes() if scene.name == name)
@@ -15,12 +15,12 @@ FLOOD, LONG = (
 )
 
 
-def cell(scene: Scene, policy: Policy, met: float, focus: float = 0.5) -> Cell:
+def cell(scene: SimScene, policy: RowsPolicy, met: float, focus: float = 0.5) -> SimCell:
     run = CellRun(20 * met, met, waste=0.25, tokens_per_s=900.0, refused=0.0, focus=focus)
-    return Cell(scene, policy, (run,) * 3)
+    return SimCell(scene, policy, (run,) * 3)
 
 
-def shown(*cells: Cell, every: bool = False) -> str:
+def shown(*cells: SimCell, every: bool = False) -> str:
     console = Console(width=220)
     with console.capture() as capture:
         show(cells, console, every=every)
@@ -28,7 +28,7 @@ def shown(*cells: Cell, every: bool = False) -> str:
 
 
 def test_ours_alone_has_its_row() -> None:
-    text = shown(cell(FLOOD, Policy(OURS), 0.5))
+    text = shown(cell(FLOOD, RowsPolicy(OURS), 0.5))
     assert re.search(r"flood, .*Tidegate.* 50\.0 .*10\.00.* 25\.0 .*900.*small 50 %", text)
 
 
@@ -37,13 +37,13 @@ def test_ours_is_compared_with_the_best_of_each_kind_and_where_it_loses_comes_fi
     every: bool,
 ) -> None:
     text = shown(
-        cell(LONG, Policy(OURS), 0.6),
-        cell(LONG, Policy("fifo"), 0.5),
-        cell(FLOOD, Policy(OURS), 0.6),
-        cell(FLOOD, Policy(OURS, 16), 0.8, focus=0.9),
-        cell(FLOOD, Policy("fifo"), 0.3),
-        cell(FLOOD, Policy("fifo", 8), 0.4),
-        cell(FLOOD, Policy("edf", 16), 0.5),
+        cell(LONG, RowsPolicy(OURS), 0.6),
+        cell(LONG, RowsPolicy("fifo"), 0.5),
+        cell(FLOOD, RowsPolicy(OURS), 0.6),
+        cell(FLOOD, RowsPolicy(OURS, 16), 0.8, focus=0.9),
+        cell(FLOOD, RowsPolicy("fifo"), 0.3),
+        cell(FLOOD, RowsPolicy("fifo", 8), 0.4),
+        cell(FLOOD, RowsPolicy("edf", 16), 0.5),
         every=every,
     )
     assert ("FIFO, clients hang up, 8 rows" in text) == every

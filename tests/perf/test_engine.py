@@ -9,7 +9,7 @@ from perf.engine import __main__ as bench_engine
 from perf.engine import bandwidth
 from perf.engine.checkpoints import SHAPES, ModelShape, make_checkpoint, write_config
 from perf.engine.parts import PARTS
-from perf.engine.rig import Rig
+from perf.engine.rig import EngineRig
 from perf.report.bundle import read
 from worker.models.config import read_config
 from worker.models.model import load_model, parameter_count
@@ -91,7 +91,7 @@ def test_a_made_checkpoint_loads(tmp_path: Path) -> None:
 
 def test_the_rig_gives_what_was_asked_for(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, SHAPES["tiny"], 1)
-    with Rig(tmp_path, "cpu") as rig:
+    with EngineRig(tmp_path, "cpu") as rig:
         run = rig.ask(rig.prompts.draw(20), 7)
         assert len(run.ids) == len(run.token_times) == 7
         assert run.ttft_s > 0

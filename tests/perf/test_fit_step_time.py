@@ -2,13 +2,13 @@
 
 import pytest
 
-from perf.engine.fit_step_time import PROMPTS, ROWS, Fit, Point, fit
+from perf.engine.fit_step_time import PROMPTS, ROWS, Fit, StepPoint, fit
 
 
 def test_a_fit_finds_the_pace_that_made_the_points() -> None:
     made = Fit(step_ms=1.3, row_ms=0.13, prompt_token_ms=0.09)
     points = [
-        Point(rows, prompt, made.of(rows + (prompt > 0), prompt))
+        StepPoint(rows, prompt, made.of(rows + (prompt > 0), prompt))
         for rows in ROWS
         for prompt in PROMPTS
     ]
@@ -19,5 +19,10 @@ def test_a_fit_finds_the_pace_that_made_the_points() -> None:
 
 
 def test_nothing_takes_less_than_no_time() -> None:
-    points = [Point(1, 0, 5.0), Point(2, 0, 4.0), Point(1, 10, 6.0), Point(2, 10, 5.0)]
+    points = [
+        StepPoint(1, 0, 5.0),
+        StepPoint(2, 0, 4.0),
+        StepPoint(1, 10, 6.0),
+        StepPoint(2, 10, 5.0),
+    ]
     assert fit(points).row_ms == 0.0

@@ -24,7 +24,7 @@ from perf.goodput.load import (
 from perf.goodput.policies import COMPARED, EVERY, KNOWN, OURS
 from perf.load import open_loop
 from perf.load.drive import PATH
-from perf.load.open_loop import NEVER_MS, Ask, Result
+from perf.load.open_loop import NEVER_MS, Result, StreamRequest
 from perf.load.trace import Manner
 from perf.load.workload import Speed, Workload
 from perf.sim import plot as sim_plot
@@ -50,7 +50,7 @@ def test_pf2_a_seed_makes_the_same_requests_every_time() -> None:
 
 def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
     """DL-10: goodput, attainment, waste and refusals of one window."""
-    ask = Ask(0.0, 100.0, {})
+    ask = StreamRequest(0.0, 100.0, {})
     measured = [
         (ask, Result(status=200, first_s=0.02, end_s=0.09, tokens=4, complete=True)),
         (ask, Result(status=200, first_s=0.04, end_s=0.11, tokens=4, complete=True)),
@@ -81,14 +81,14 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
 
 
 def test_dl14_met_with_deadlines_for_parts_is_every_part_by_its_own() -> None:
-    ask = Ask(0.0, NEVER_MS, {}, first_token_ms=50.0, token_gap_ms=10.0)
+    ask = StreamRequest(0.0, NEVER_MS, {}, first_token_ms=50.0, token_gap_ms=10.0)
     whole = Result(status=200, first_s=0.04, end_s=9.0, tokens=4, complete=True)
     late = Result(status=200, first_s=0.06, end_s=9.0, tokens=4, complete=True)
     late.missed = open_loop.FIRST_TOKEN
     cell = cell_of(SCENE, OURS, 1.0, 1.0, [(ask, whole), (ask, late)], Scrape({}))
     assert cell.ends == {"met": 1, "first_token": 1} and cell.waste == 0.5
     assert [ask.due_ms(n, 40.0) for n in (1, 2, 5)] == [50.0, 60.0, 90.0]
-    gaps = Ask(0.0, NEVER_MS, {}, token_gap_ms=10.0)
+    gaps = StreamRequest(0.0, NEVER_MS, {}, token_gap_ms=10.0)
     assert [gaps.due_ms(n, 40.0) for n in (1, 2, 5)] == [NEVER_MS, 50.0, 80.0]
 
 
@@ -212,7 +212,7 @@ async def port() -> AsyncIterator[int]:
 
 async def test_pf2_the_open_loop_tells_every_kind_of_end_apart(port: int) -> None:
     asks = [
-        open_loop.Ask(0.01 * i, 500.0, {"max_tokens": kind})
+        open_loop.StreamRequest(0.01 * i, 500.0, {"max_tokens": kind})
         for i, kind in enumerate((1, 2, 3, 5, 6))
     ]
     results = await open_loop.run(open_loop.OpenLoopPlan("127.0.0.1", port, PATH, asks, True, 0.5))
@@ -231,10 +231,10 @@ async def test_pf2_clients_hang_up_at_their_own_deadlines(port: int) -> None:
     """At once, so that the service may stop; who has a first token waits for the rest."""
     body: dict[str, object] = {"max_tokens": 3}  # three tokens, then silence
     asks = [
-        Ask(0.0, 700.0, body),
-        Ask(0.0, 60_000.0, body, first_token_ms=700.0),
-        Ask(0.0, 700.0, {"max_tokens": 5}),
-        Ask(0.0, NEVER_MS, body),
+        StreamRequest(0.0, 700.0, body),
+        StreamRequest(0.0, 60_000.0, body, first_token_ms=700.0),
+        StreamRequest(0.0, 700.0, {"max_tokens": 5}),
+        StreamRequest(0.0, NEVER_MS, body),
     ]
     plan = open_loop.OpenLoopPlan("127.0.0.1", port, PATH, asks, False, 1.0, hang_up=True)
     whole, first, met, patient = await open_loop.run(plan)
@@ -247,9 +247,9 @@ async def test_dl14_a_token_behind_its_schedule_is_a_missed_part(port: int) -> N
     """Tokens come 1 ms apart, so the sixth of a stream is late where all are due at once."""
     six: dict[str, object] = {"max_tokens": 6}
     asks = [
-        Ask(0.0, NEVER_MS, six, first_token_ms=2_000.0, token_gap_ms=1_000.0),
-        Ask(0.1, NEVER_MS, six, token_gap_ms=0.001),
-        Ask(0.2, NEVER_MS, six, first_token_ms=0.001),
+        StreamRequest(0.0, NEVER_MS, six, first_token_ms=2_000.0, token_gap_ms=1_000.0),
+        StreamRequest(0.1, NEVER_MS, six, token_gap_ms=0.001),
+        StreamRequest(0.2, NEVER_MS, six, first_token_ms=0.001),
     ]
     plan = open_loop.OpenLoopPlan("127.0.0.1", port, PATH, asks, False, 0.5)
     kept, gap, first = await open_loop.run(plan)
@@ -308,7 +308,7 @@ def test_pf2_the_plot_has_every_policy(tmp_path: Path) -> None:
 
 def test_a_campaign_s_plot_has_a_panel_for_each_trace_and_manner(tmp_path: Path) -> None:
     cells = [
-        sim_plot.Point(
+        sim_plot.PlotPoint(
             trace, "trace", manner, load, policy, f"label of {policy}", 20.0, 19.0, 22.0, 30.0
         )
         for trace in ("conversation", "code")

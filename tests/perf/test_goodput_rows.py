@@ -1,6 +1,6 @@
 """The cells on the real engine: what is asked for, and how a cell's row reads."""
 
-from perf.goodput.rows import POLICIES, Cell, Run, asks_of
+from perf.goodput.rows import POLICIES, RowsCell, RowsRun, asks_of
 from perf.load.cells import mixes
 
 MIXES = {mix.name: mix for mix in mixes(18.0)}
@@ -24,8 +24,8 @@ def test_chats_come_as_the_cell_says_and_state_no_length() -> None:
 
 def test_a_cell_s_row_and_figures_are_medians_over_seeds() -> None:
     policy, _ = POLICIES[0]
-    runs = tuple(Run(met, 100, met / 10, 0.25, 900.0, 0.5) for met in (40, 50, 60))
-    cell = Cell(MIXES["flood"], policy, runs)
+    runs = tuple(RowsRun(met, 100, met / 10, 0.25, 900.0, 0.5) for met in (40, 50, 60))
+    cell = RowsCell(MIXES["flood"], policy, runs)
     assert cell.row()[1:] == ["Tidegate", "50.0 (40.0 … 60.0)", "5.0", "25.0", "900", "small 50 %"]
     figures = {figure.key: figure for figure in cell.figures()}
     met = figures["flood.ours.attainment"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from perf.stack.other_servers import Connection
+from perf.stack.other_servers import LaneConnection
 from perf.stack.stream_server import serve
 from tests.support.lanes import News, lane_to, submit
 from tests.support.other_servers import model_folder
@@ -14,7 +14,7 @@ from worker.protocol import AbortCause, FinishReason, Sampling
 
 @pytest.mark.parametrize("kind", ["vllm", "llamacpp", "tgi"])
 async def test_a_lane_reads_its_tokens_and_a_cancel_is_noted(kind: str, tmp_path: Path) -> None:
-    server = await serve(0, 1.0, Connection)
+    server = await serve(0, 1.0, LaneConnection)
     port = server.sockets[0].getsockname()[1]
     folder = model_folder(tmp_path / "model")
     async with lane_to(f"{kind}+http://127.0.0.1:{port}?tokenizer={folder}") as (lane, _):

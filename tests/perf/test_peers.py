@@ -14,10 +14,10 @@ from rich.console import Console
 
 from perf.load import open_loop
 from perf.load.drive import completion, overhead_events
-from perf.load.open_loop import HUNG_UP, Ask, OpenLoopPlan, Result
+from perf.load.open_loop import HUNG_UP, OpenLoopPlan, Result, StreamRequest
 from perf.peers import __main__ as program
 from perf.peers import goodput, mock, servers, speed
-from perf.peers.goodput_cell import Cell, Turn, is_met, is_refused, show_cells
+from perf.peers.goodput_cell import PeerCell, ServerTurn, is_met, is_refused, show_cells
 from perf.peers.installs import ROUTER, VLLM, Peer
 from perf.peers.servers import Served
 from perf.peers.stories import PATH, PATIENCE_S, at_once, stories
@@ -104,8 +104,8 @@ def test_the_same_seed_asks_for_the_same_stories_with_patience_of_three_kinds() 
 
 async def test_clients_hang_up_at_their_own_deadline(fake: Fake) -> None:
     kinds = (1, 2, 3, 9, 9)
-    asks = [Ask(0.0, 150.0, {"max_tokens": kind}) for kind in kinds]
-    asks[-1] = Ask(0.0, 5.0, {"max_tokens": 9})
+    asks = [StreamRequest(0.0, 150.0, {"max_tokens": kind}) for kind in kinds]
+    asks[-1] = StreamRequest(0.0, 5.0, {"max_tokens": 9})
     plan = OpenLoopPlan("127.0.0.1", fake.port, PATH, asks, True, 1.0, hang_up=True)
     refused, silent, aborted, whole, hasty = await open_loop.run(plan)
     assert (refused.status, refused.code) == (504, "deadline_infeasible") and is_refused(refused)
@@ -121,7 +121,7 @@ async def test_clients_hang_up_at_their_own_deadline(fake: Fake) -> None:
 
 async def test_turns_are_the_same_for_both_and_only_ours_is_told(fake: Fake) -> None:
     both = fake.served("ours"), fake.served("theirs")
-    load = goodput.Load((80.0,), warm_s=0.05, window_s=0.2, rounds=2)
+    load = goodput.GoodputLoad((80.0,), warm_s=0.05, window_s=0.2, rounds=2)
     cells = await goodput.measure(both, load, 5, SILENT)
     assert [(cell.server, cell.rate, len(cell.turns)) for cell in cells] == [
         ("ours", 80.0, 2),
@@ -139,18 +139,18 @@ async def test_turns_are_the_same_for_both_and_only_ours_is_told(fake: Fake) -> 
 
 
 def test_a_turn_is_judged_by_the_client() -> None:
-    patient, hasty = Ask(0.0, 3000.0, {}), Ask(0.1, 1000.0, {})
+    patient, hasty = StreamRequest(0.0, 3000.0, {}), StreamRequest(0.1, 1000.0, {})
     outcomes = [
         (patient, Result(status=200, first_s=0.1, end_s=2.9, complete=True, finish="stop")),
         (patient, Result(status=200, first_s=0.1, end_s=3.1, complete=True, finish="stop")),
         (hasty, Result(status=504, end_s=0.01, code="deadline_infeasible")),
         (hasty, Result(status=200, first_s=0.3, code=HUNG_UP)),
     ]
-    turn = Turn(outcomes, window_s=2.0, cpu_s=1.0, idle_cpu_s=0.01)
+    turn = ServerTurn(outcomes, window_s=2.0, cpu_s=1.0, idle_cpu_s=0.01)
     assert (turn.met_per_s, turn.attainment(), turn.refused) == (0.5, 0.25, 0.25)
     assert (turn.attainment(3.0), turn.attainment(1.0), turn.attainment(8.0)) == (0.5, 0.0, 0.0)
     assert "late 1" in turn.line() and "hung_up 1" in turn.line()
-    cell = Cell("ours", "Ours", 12.0, [turn, turn])
+    cell = PeerCell("ours", "Ours", 12.0, [turn, turn])
     figures = {figure.key: figure for figure in cell.figures()}
     assert figures["goodput.ours.12.attainment_3s"].median == 0.5
     assert figures["goodput.ours.12.ttft_p50_ms"].n == 6
@@ -159,7 +159,7 @@ def test_a_turn_is_judged_by_the_client() -> None:
 
 async def test_a_wave_counts_only_when_every_token_came(fake: Fake) -> None:
     both = fake.served("ours"), fake.served("theirs")
-    figures = await speed.measure(both, speed.Load((1, 3), tokens=9, rounds=2), 5, "speed")
+    figures = await speed.measure(both, speed.SpeedLoad((1, 3), tokens=9, rounds=2), 5, "speed")
     by_key = {figure.key: figure for figure in figures}
     assert by_key["speed.ratio.3"].n == 2 and by_key["speed.ours.1.tokens_per_s"].median > 0
     assert all(told is None for told in fake.told), "no deadlines here"
@@ -170,7 +170,7 @@ async def test_a_wave_counts_only_when_every_token_came(fake: Fake) -> None:
 
 @pytest.mark.parametrize("step_ms", [0.0, 1.0])
 async def test_the_mock_sends_one_event_per_token(step_ms: float) -> None:
-    async with await serve(0, step_ms, mock.Connection) as server:
+    async with await serve(0, step_ms, mock.ClientConnection) as server:
         port = server.sockets[0].getsockname()[1]
         for _ in range(2):
             assert await overhead_events(port, completion("demo", 7)) == 3

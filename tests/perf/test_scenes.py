@@ -4,14 +4,14 @@ from itertools import pairwise
 
 import pytest
 
-from perf.sim.campaign import ROWS, CellSpec, Policy, policies_of, run_cell
-from perf.sim.scenes import QUICK, Agents, Scene, drawn_scenes
+from perf.sim.campaign import ROWS, CellSpec, RowsPolicy, policies_of, run_cell
+from perf.sim.scenes import QUICK, Agents, SimScene, drawn_scenes
 
 SCENES = {scene.key: scene for scene in drawn_scenes()}
 
 
 @pytest.mark.parametrize("scene", SCENES.values(), ids=str)
-def test_a_cell_s_requests_are_its_seed_s_and_come_in_order(scene: Scene) -> None:
+def test_a_cell_s_requests_are_its_seed_s_and_come_in_order(scene: SimScene) -> None:
     first, again, other = (scene.source.arrivals(10.0, seed) for seed in (1, 1, 2))
     assert first == again != other
     assert all(before.at_s <= after.at_s for before, after in pairwise(first))
@@ -49,8 +49,10 @@ def test_at_capacity_fifo_with_every_slot_meets_95_percent() -> None:
     """So says the module; sixteen rows lose there and win at twice of it, as on the real engine."""
     at, twice = SCENES["capacity.64.25_per_s"], SCENES["twice.64.50_per_s"]
 
-    def met(scene: Scene, rows: int | None) -> float:
-        runs = [run_cell(CellSpec(scene, Policy("fifo", rows), seed, 20.0)) for seed in range(3)]
+    def met(scene: SimScene, rows: int | None) -> float:
+        runs = [
+            run_cell(CellSpec(scene, RowsPolicy("fifo", rows), seed, 20.0)) for seed in range(3)
+        ]
         return sum(run.attainment for run in runs) / len(runs)
 
     assert met(at, None) == pytest.approx(0.95, abs=0.02)

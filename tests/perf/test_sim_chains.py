@@ -1,14 +1,14 @@
 """One deadline for a whole run, on the simulator: whoever says what is to come keeps more runs."""
 
 from perf.sim.__main__ import FLEET
-from perf.sim.chains import Kept, draw_load, measure
+from perf.sim.chains import KeptRuns, draw_load, measure
 
 SEED = 4
 PER_S = 46.0
 """More than the fleet can do."""
 
 
-def kept_by(manner: str) -> Kept:
+def kept_by(manner: str) -> KeptRuns:
     load = list(draw_load(PER_S, 6.0, SEED))
     return measure(load, manner, FLEET, seed=SEED, warm_s=0.5)
 

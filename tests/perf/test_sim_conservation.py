@@ -11,7 +11,7 @@ from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Priority
 from perf.goodput.policies import OURS, UNPREDICTED
 from perf.sim.__main__ import FLEET, run_policy
-from perf.sim.arrivals import Arrival
+from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimRun, simulate
 from perf.sim.summary import Summary
 from perf.sim.worker import WorkerSpec
@@ -25,7 +25,7 @@ QUICK = StepCost(4e-3, 0.01e-3, 0.02e-3)
 WIDE = Fleet(WorkerSpec(QUICK, 64, kv_tokens=64 * 2048, min_start_s=0.0), count=1)
 
 
-def chat(at_s: float, length: int, **changes: object) -> Arrival:
+def chat(at_s: float, length: int, **changes: object) -> SimArrival:
     """Ends by itself long before what it allows."""
     values: dict[str, object] = {
         "prompt_tokens": 20,
@@ -34,7 +34,7 @@ def chat(at_s: float, length: int, **changes: object) -> Arrival:
         "tenant": "",
         "priority": Priority.INTERACTIVE,
     }
-    return Arrival(at_s, length=length, **(values | changes))  # type: ignore[arg-type]
+    return SimArrival(at_s, length=length, **(values | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("on_deadline", OnDeadline)
@@ -114,7 +114,9 @@ def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
 # ── work conservation ────────────────────────────────────────────────────────────────────────────
 
 
-def idle_while_waiting(arrivals: list[Arrival], fleet: Fleet, settings: dict[str, str]) -> SimRun:
+def idle_while_waiting(
+    arrivals: list[SimArrival], fleet: Fleet, settings: dict[str, str]
+) -> SimRun:
     """Runs them, and asserts that no slot stayed free for longer than 10 ms while one waited."""
     since: dict[str, float] = {}
 

@@ -1,13 +1,13 @@
 """WK-9 on the simulator: a kept conversation begins sooner, and nobody is late for it."""
 
-from perf.sim.kept_sessions import KEEP_S, ONE, SCENARIO, Kept, measure
+from perf.sim.kept_sessions import KEEP_S, ONE, SCENARIO, KeptTurns, measure
 
 SEED = 2
 OTHERS_PER_S = 14.0
 """So many that they use up the pool between two turns: then keeping shows in every seed."""
 
 
-def kept_for(keep_s: float) -> Kept:
+def kept_for(keep_s: float) -> KeptTurns:
     others = list(SCENARIO.arrivals(OTHERS_PER_S, 30.0, SEED))
     return measure(others, keep_s, ONE, seed=SEED)
 

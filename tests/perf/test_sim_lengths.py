@@ -8,7 +8,7 @@ import pytest
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from perf.sim.__main__ import FLEET
-from perf.sim.arrivals import Arrival
+from perf.sim.arrivals import SimArrival
 from perf.sim.lengths import (
     Mixture,
     cut_stories,
@@ -56,7 +56,7 @@ async def _ended(task: Task) -> None:
 def test_a_tasks_forecast_goes_by_the_kind_of_its_prompt() -> None:
     """In the service: after short answers to one kind of prompt and long ones to another, a new
     task of each is foretold to be short, and long."""
-    arrival = Arrival(0.0, 40, 400, 1, 60_000.0, "", Priority.INTERACTIVE)
+    arrival = SimArrival(0.0, 40, 400, 1, 60_000.0, "", Priority.INTERACTIVE)
 
     async def usual(loop: VirtualLoop) -> list[int]:
         parts, _ = new_orchestrator(FLEET, VirtualClock(loop), {}, random.Random(1))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.tasks.job import Priority
-from perf.sim.arrivals import Arrival
+from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
 from perf.sim.worker import WorkerSpec
 from tests.perf.sim_load import SEED
@@ -19,16 +19,16 @@ SPEC = WorkerSpec(COST, SLOTS, kv_tokens=SLOTS * 2048)
 HALF_AN_HOUR_MS = 1_800_000.0
 
 
-def batch(at_s: float = 0.1, tenant: str = "a", tokens: int = 1500) -> Arrival:
+def batch(at_s: float = 0.1, tenant: str = "a", tokens: int = 1500) -> SimArrival:
     """Its length is stated: it is certain to keep its slot for half a minute."""
-    return Arrival(at_s, 20, tokens, tokens, HALF_AN_HOUR_MS, tenant, Priority.BATCH)
+    return SimArrival(at_s, 20, tokens, tokens, HALF_AN_HOUR_MS, tenant, Priority.BATCH)
 
 
-def urgent(at_s: float, deadline_ms: float = 3000.0, tenant: str = "a") -> Arrival:
-    return Arrival(at_s, 20, 5, 5, deadline_ms, tenant, Priority.INTERACTIVE)
+def urgent(at_s: float, deadline_ms: float = 3000.0, tenant: str = "a") -> SimArrival:
+    return SimArrival(at_s, 20, 5, 5, deadline_ms, tenant, Priority.INTERACTIVE)
 
 
-def run(arrivals: Sequence[Arrival], fleet: Fleet) -> SimRun:
+def run(arrivals: Sequence[SimArrival], fleet: Fleet) -> SimRun:
     """No refusal is sampled: each verdict is the service's own."""
     settings = {"ADMISSION__REFUSAL_SAMPLE": "0"}
     return simulate(sorted(arrivals, key=lambda a: a.at_s), fleet, settings, seed=SEED)

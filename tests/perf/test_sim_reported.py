@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from perf.load.trace import Row, TraceLoad
+from perf.load.trace import TraceLoad, TraceRow
 from perf.sim.__main__ import FLEET, SPEED
 from perf.sim.arrivals import Scenario, trace_arrivals
 from perf.sim.counterfactual import false_refusals
@@ -86,11 +86,11 @@ def test_dl16_a_full_queue_says_when_to_come_again() -> None:
     assert 1 / 1.5 <= median_ratio(retries) <= 1.5
 
 
-def trace(seed: int) -> list[Row]:
+def trace(seed: int) -> list[TraceRow]:
     """Rows as of a chat service: answers of all lengths, which nothing tells of."""
     rng = random.Random(seed)
     return [
-        Row(at / 10, round(rng.lognormvariate(6.5, 1.0)), round(rng.lognormvariate(5.0, 0.8)))
+        TraceRow(at / 10, round(rng.lognormvariate(6.5, 1.0)), round(rng.lognormvariate(5.0, 0.8)))
         for at in range(600)
     ]
 

@@ -7,25 +7,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.tasks.job import Priority
-from perf.sim.arrivals import Arrival
-from perf.sim.rivals.fleet import Job, Machine, RivalFleet
+from perf.sim.arrivals import SimArrival
+from perf.sim.rivals.fleet import EngineFigures, Job, RivalFleet
 from perf.sim.rivals.policies import RIVALS, Edf, Fifo, JitServe, QoServe, SlosServe
 from perf.sim.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 STEP_COST = StepCost(10e-3, 0.0, 0.1e-3)
-MACHINE = Machine(2, 0.1e-3, 10e-3)
+MACHINE = EngineFigures(2, 0.1e-3, 10e-3)
 """Two slots, ten milliseconds a token."""
 
 
-def arrival(at_s: float = 0.0, prompt: int = 10, length: int = 10, **changes: object) -> Arrival:
+def arrival(at_s: float = 0.0, prompt: int = 10, length: int = 10, **changes: object) -> SimArrival:
     values: dict[str, object] = {
         "max_tokens": 200,
         "deadline_ms": 10_000.0,
         "tenant": "",
         "priority": Priority.INTERACTIVE,
     }
-    return Arrival(at_s, prompt, length=length, **(values | changes))  # type: ignore[arg-type]
+    return SimArrival(at_s, prompt, length=length, **(values | changes))  # type: ignore[arg-type]
 
 
 def job(due_s: float, *, prompt: int = 0, made: int = 0, at_s: float = 0.0) -> Job:
@@ -76,7 +76,7 @@ def test_qoserve_relegates_once_what_will_miss_and_serves_it_last() -> None:
 
 
 def test_slos_serve_keeps_as_many_deadlines_as_fit() -> None:
-    policy = SlosServe(Machine(1, 0.1e-3, 10e-3))
+    policy = SlosServe(EngineFigures(1, 0.1e-3, 10e-3))
     taught(policy, 50)  # half a second each
     jobs = [job(0.6), job(1.1), job(1.2), job(0.3)]
     picked = policy.pick(0.0, [], jobs, 0)
@@ -141,7 +141,7 @@ arrivals = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(given=arrivals, count=st.integers(1, 2), kv=st.integers(520, 1500))
 def test_slots_and_memory_are_never_exceeded_and_everyone_ends(
-    name: str, given: list[Arrival], count: int, kv: int
+    name: str, given: list[SimArrival], count: int, kv: int
 ) -> None:
     fleet = Watched(WorkerSpec(STEP_COST, 2, kv), count, RIVALS[name][1](MACHINE), seed=2)
     jobs = fleet.run(given)

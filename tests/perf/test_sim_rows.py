@@ -2,7 +2,7 @@
 
 import pytest
 
-from perf.sim.campaign import CellSpec, Policy, run_cell
+from perf.sim.campaign import CellSpec, RowsPolicy, run_cell
 from perf.sim.scenes import drawn_scenes
 
 SCENES = {scene.name: scene for scene in drawn_scenes() if scene.engine.slots == 64}
@@ -10,7 +10,7 @@ SCENES = {scene.name: scene for scene in drawn_scenes() if scene.engine.slots ==
 
 def met(cell: str, rows: int | None, seconds: float) -> float:
     """The share that is met with ``rows`` at once, or as many as are decided on."""
-    return run_cell(CellSpec(SCENES[cell], Policy("ours", rows), 1, seconds)).attainment
+    return run_cell(CellSpec(SCENES[cell], RowsPolicy("ours", rows), 1, seconds)).attainment
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from orchestrator.tasks.job import Priority
-from perf.sim.arrivals import Arrival
+from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, simulate
 from perf.sim.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
@@ -19,11 +19,11 @@ SHORTS, SECONDS, WARM_S = 94, 20.0, 4.0
 SEEDS = (1, 2)
 
 
-def short(at_s: float, deadline_ms: float, rng: random.Random) -> Arrival:
+def short(at_s: float, deadline_ms: float, rng: random.Random) -> SimArrival:
     """Answers of some 40 tokens, which the service has to learn."""
     length = min(160, max(4, round(40 * math.exp(rng.gauss(0, 0.4)))))
     prompt = rng.randint(12, 30)
-    return Arrival(at_s, prompt, 160, length, deadline_ms, "", Priority.INTERACTIVE)
+    return SimArrival(at_s, prompt, 160, length, deadline_ms, "", Priority.INTERACTIVE)
 
 
 def met(seed: int) -> tuple[int, int]:
@@ -32,7 +32,7 @@ def met(seed: int) -> tuple[int, int]:
     arrivals = [short(rng.uniform(0.1, WARM_S), 1400.0, rng) for _ in range(30)]
     arrivals += [short(WARM_S + rng.uniform(0, SECONDS), 250.0, rng) for _ in range(SHORTS)]
     arrivals += [
-        Arrival(WARM_S + 0.3 + i, 1500, 64, 16, 4000.0, "", Priority.INTERACTIVE)
+        SimArrival(WARM_S + 0.3 + i, 1500, 64, 16, 4000.0, "", Priority.INTERACTIVE)
         for i in range(round(SECONDS))
     ]
     arrivals.sort(key=lambda one: one.at_s)

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.tasks.task import Priority
-from perf.sim.arrivals import Arrival
+from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimRun, simulate
 from perf.sim.worker import WorkerSpec
 from worker.protocol import Outcome
@@ -15,7 +15,7 @@ FLEET = Fleet(WorkerSpec(StepCost(10e-3, 0.0, 0.1e-3), 2, kv_tokens=1600, noise=
 
 def run(length: int, deadline_ms: float) -> SimRun:
     """Of one request of ten prompt tokens."""
-    lone = Arrival(1.0, 10, length, length, deadline_ms, "", Priority.INTERACTIVE)
+    lone = SimArrival(1.0, 10, length, length, deadline_ms, "", Priority.INTERACTIVE)
     return simulate([lone], FLEET, {}, seed=1)
 
 

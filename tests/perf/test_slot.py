@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from perf.slot import copies
-from perf.slot.client import Ask, Reply
+from perf.slot.client import ClipRequest, Reply
 from perf.slot.copies import Counting
 from perf.slot.deadlines import arrivals, outcome
 from perf.slot.naive import NaivePipeline, development_stages
-from perf.slot.rig import SPEC, Rig, recipe_of
+from perf.slot.rig import SPEC, SlotRig, recipe_of
 from worker.media.check import KEYFRAMES
 from worker.protocol.clips.recipe import read_recipe
 
@@ -39,7 +39,7 @@ def test_copies_and_allocations_are_counted_and_views_are_not() -> None:
     ],
 )
 def test_an_answer_is_judged_by_its_clients_clock(reply: Reply, expected: str) -> None:
-    assert outcome(Ask({}, deadline_s=2.0), reply) == expected
+    assert outcome(ClipRequest({}, deadline_s=2.0), reply) == expected
 
 
 def test_arrivals_are_the_same_for_all_systems() -> None:
@@ -73,7 +73,7 @@ async def test_between_stages_nothing_but_the_keyframes_is_copied() -> None:
     """SL-3: views of the buffers, from recipe to clip."""
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
     pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
-    found = {figure.key: figure.median for figure in await copies.run(Rig(quick=True))}
+    found = {figure.key: figure.median for figure in await copies.run(SlotRig(quick=True))}
     keyframes_kb = KEYFRAMES * 3 * SPEC.size**2 / 1000
     assert found["copies.ours.copied"] == pytest.approx(keyframes_kb)
     assert found["copies.ours.allocated"] == 0

@@ -4,22 +4,22 @@ import random
 from itertools import islice
 
 from perf.load.usage import Usage
-from perf.slot.client import Ask, Reply
-from perf.slot.soak import Soak, Visit, figures, judge_answers, judge_growth, visits
+from perf.slot.client import ClipRequest, Reply
+from perf.slot.soak import SlotSoak, Visit, figures, judge_answers, judge_growth, visits
 
 CLIP = {"event": "result", "seconds": 1.0, "frames": 6, "fps": 6, "size": 64, "given_up": []}
 
 
-def run_of(*rss_mib: float, fds: int = 40) -> Soak:
+def run_of(*rss_mib: float, fds: int = 40) -> SlotSoak:
     """A look each second."""
     looks = [(at, Usage(rss, 4.0, fds, 80, 2)) for at, rss in enumerate(rss_mib)]
-    return Soak(looks=[(float(at), usage) for at, usage in looks], seconds=float(len(looks)))
+    return SlotSoak(looks=[(float(at), usage) for at, usage in looks], seconds=float(len(looks)))
 
 
 def answered(
     kind: str, reply: Reply, *right: str, outputs: str = "mp4"
 ) -> tuple[float, Visit, Reply]:
-    return 1.0, Visit(kind, Ask({"text": "Hi."}, outputs=outputs), frozenset(right)), reply
+    return 1.0, Visit(kind, ClipRequest({"text": "Hi."}, outputs=outputs), frozenset(right)), reply
 
 
 def clip(**facts: object) -> Reply:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.load.trace import CODE, Application, Manner, Row, TraceError, TraceLoad, read_trace
+from perf.load.trace import CODE, Application, Manner, TraceError, TraceLoad, TraceRow, read_trace
 from perf.load.workload import Speed
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -28,7 +28,7 @@ def test_columns_are_found_by_name_and_requests_put_in_order(tmp_path: Path) -> 
         "x,0,2023-11-16 18:15:50.0000000,16\n"
     )
     first, second = read_trace(written(tmp_path, text))
-    assert first == Row(0.0, 16, 7)
+    assert first == TraceRow(0.0, 16, 7)
     assert second[1:] == (640, 40)
     assert second.at_s == pytest.approx(1.5, abs=1e-4)
 
@@ -59,7 +59,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def load(**changes: object) -> TraceLoad:
     """Eight requests at 0, 1, … 7 s and one after a pause."""
-    rows = [Row(float(at), 160 * (1 + at % 3), 40 * (1 + at % 4)) for at in (*range(8), 20)]
+    rows = [TraceRow(float(at), 160 * (1 + at % 3), 40 * (1 + at % 4)) for at in (*range(8), 20)]
     return TraceLoad(rows, SPEED, applications=ONE, **changes)  # type: ignore[arg-type]
 
 
@@ -69,7 +69,7 @@ def test_tokens_are_scaled_and_every_request_states_one_cap() -> None:
     assert {r.prompt_tokens for r in requests} == {10, 20, 30}
     assert {r.answer_tokens for r in requests} == {10, 20, 30, 40}
     assert made.cap_tokens == 51 > max(r.answer_tokens for r in requests)
-    tiny = TraceLoad([Row(0, 1, 1), Row(1, 2, 3)], SPEED)
+    tiny = TraceLoad([TraceRow(0, 1, 1), TraceRow(1, 2, 3)], SPEED)
     assert {(r.prompt_tokens, r.answer_tokens) for r in tiny.requests(2.0, 5.0, 1)} == {(1, 1)}
 
 
@@ -119,7 +119,7 @@ def test_deadlines_are_as_clients_choose_them(manner: Manner) -> None:
 
 def test_applications_have_their_share() -> None:
     apps = (Application("a", 0.8, 1, 1, 1), Application("b", 0.2, 1, 1, 1))
-    made = TraceLoad([Row(0, 1, 1), Row(1, 1, 1)], SPEED, applications=apps)
+    made = TraceLoad([TraceRow(0, 1, 1), TraceRow(1, 1, 1)], SPEED, applications=apps)
     requests = list(made.requests(50.0, 20.0, 1))
     assert sum(r.application.name == "b" for r in requests) == pytest.approx(200, rel=0.2)
     assert {

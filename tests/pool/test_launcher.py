@@ -29,7 +29,7 @@ from pool.engines.triton import TritonInstall, TritonPorts, find_triton
 from pool.launcher import Launcher
 from pool.process import ports
 from pool.process.ports import free_ports
-from pool.spec import EventKind, LaunchEvent, LaunchSpec
+from pool.spec import LaunchEvent, LaunchSpec, UnitEvent
 from pool.supervise import RestartPolicy
 from tests.support.processes import Marked
 from tests.support.triton_models import (
@@ -51,7 +51,7 @@ class Launched:
         self.launcher = Launcher(spec, self.events.put_nowait)
         self.task = asyncio.create_task(self.launcher.run(self.stop))
 
-    async def until(self, kind: EventKind) -> LaunchEvent:
+    async def until(self, kind: UnitEvent) -> LaunchEvent:
         """The next event of ``kind``; raises what the launcher raised instead."""
         while True:
             getting = asyncio.create_task(self.events.get())
@@ -120,7 +120,7 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
 
 async def test_serves_until_told_to_stop(launch: Launch, tmp_path: Path) -> None:
     launched = launch(instances=2)
-    serving = await launched.until(EventKind.SERVING)
+    serving = await launched.until(UnitEvent.SERVING)
     regions = launch.marked.regions()
     assert len(regions) == 2
     state = json.loads((tmp_path / "state.json").read_text())
@@ -140,7 +140,7 @@ async def test_services_on_free_ports_have_logs_of_their_own(
     one = {"serve": serve, "port": 0, "log_to_stderr": False, "home": tmp_path}
     both = [launch(**one, state_file=tmp_path / name) for name in "ab"]
     for each in both:
-        await each.until(EventKind.READY)
+        await each.until(UnitEvent.READY)
     launchers = [each.launcher for each in both]
     ports = {
         each.orchestrator.port if each.orchestrator else each.instances[0].ports.grpc
@@ -168,9 +168,9 @@ async def test_fetches_a_triton_where_there_is_none_and_says_so(
     monkeypatch.setattr(triton_fetch, "find_triton", find)
     monkeypatch.setattr(triton_fetch, "fetch_triton", fetch)
     launched = launch(home=tmp_path)
-    said = await launched.until(EventKind.FETCHING)
+    said = await launched.until(UnitEvent.FETCHING)
     assert "none on this machine; fetching" in said.text and str(tmp_path) in said.text
-    await launched.until(EventKind.FOUND)
+    await launched.until(UnitEvent.FOUND)
     assert homes == [tmp_path]
 
 
@@ -192,11 +192,11 @@ async def test_goes_on_when_the_state_file_cannot_be_rewritten(
     directory = tmp_path / "run"
     directory.mkdir()
     launched = launch(state_file=directory / "state.json")
-    await launched.until(EventKind.SERVING)
+    await launched.until(UnitEvent.SERVING)
     shutil.rmtree(directory)
     os.kill(launched.server_pid, signal.SIGKILL)
-    assert "cannot write the state file" in (await launched.until(EventKind.WARNED)).text
-    await launched.until(EventKind.READY)
+    assert "cannot write the state file" in (await launched.until(UnitEvent.WARNED)).text
+    await launched.until(UnitEvent.READY)
     await launched.end()
 
 
@@ -209,7 +209,7 @@ async def test_a_log_directory_that_cannot_be_is_refused_at_once(
     launched = launch(log_to_stderr=False, home=tmp_path)
     with pytest.raises(LogUnusable, match=r"cannot write the log .*Not a directory"):
         await launched.task
-    assert [event.kind for event in launched.seen()] == [EventKind.FOUND]
+    assert [event.kind for event in launched.seen()] == [UnitEvent.FOUND]
 
 
 async def test_a_restart_goes_on_without_a_log_directory(
@@ -218,18 +218,18 @@ async def test_a_restart_goes_on_without_a_log_directory(
     install = find_triton(None, state_dir())
     monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
     launched = launch(log_to_stderr=False, home=tmp_path)
-    await launched.until(EventKind.SERVING)
+    await launched.until(UnitEvent.SERVING)
     shutil.rmtree(tmp_path / "logs")
     (tmp_path / "logs").touch()
     os.kill(launched.server_pid, signal.SIGKILL)
-    assert "cannot write the log" in (await launched.until(EventKind.WARNED)).text
-    await launched.until(EventKind.READY)
+    assert "cannot write the log" in (await launched.until(UnitEvent.WARNED)).text
+    await launched.until(UnitEvent.READY)
 
 
 async def test_configured_ports_are_kept_apart_by_instance(launch: Launch) -> None:
     http, grpc, metrics = free_ports(3)
     launched = launch(instances=2, triton_ports=TritonPorts(http, grpc, metrics))
-    await launched.until(EventKind.SERVING)
+    await launched.until(UnitEvent.SERVING)
     assert [each.ports.grpc for each in launched.launcher.instances] == [grpc, grpc + 10]
 
 
@@ -239,7 +239,7 @@ async def test_the_server_that_serves_is_in_the_catalog_of_engines(
     install = find_triton(None, state_dir())
     monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
     launched = launch(home=tmp_path)
-    await launched.until(EventKind.SERVING)
+    await launched.until(UnitEvent.SERVING)
     while not (entries := EngineCatalog(tmp_path).entries()):  # noqa: ASYNC110 - a thread writes it
         await asyncio.sleep(0.01)
     assert [(each.engine, each.version) for each in entries] == [("triton", install.version)]
@@ -263,7 +263,7 @@ async def test_clips_have_a_triton_of_their_own_behind_an_orchestrator() -> None
 
 async def test_a_stop_while_it_starts(launch: Launch) -> None:
     launched = launch()
-    await launched.until(EventKind.STARTING)
+    await launched.until(UnitEvent.STARTING)
     await launched.end()
     launch.marked.wait_gone(set())
 
@@ -276,8 +276,8 @@ async def test_another_port_when_one_was_taken_meanwhile(
         choices = [[free_ports(1)[0], taken, free_ports(1)[0]], free_ports(3)]
         monkeypatch.setattr(launcher_module, "free_ports", lambda *_: choices.pop(0))
         launched = launch()
-        assert "port was taken" in (await launched.until(EventKind.LOST)).text
-        await launched.until(EventKind.SERVING)
+        assert "port was taken" in (await launched.until(UnitEvent.LOST)).text
+        await launched.until(UnitEvent.SERVING)
 
 
 async def test_a_port_that_was_asked_for_is_no_other_servers(
@@ -287,7 +287,7 @@ async def test_a_port_that_was_asked_for_is_no_other_servers(
     asked, grpc, *free = free_ports(7)
     monkeypatch.setattr(ports.random, "sample", lambda *_, **__: [grpc, asked, *free])
     launched = launch(serve=True, port=asked, triton_ports=TritonPorts(0, grpc, 0))
-    await launched.until(EventKind.READY)
+    await launched.until(UnitEvent.READY)
     (instance,) = launched.launcher.instances
     assert {instance.ports.http, instance.ports.metrics} == set(free[:2])
 
@@ -304,28 +304,28 @@ async def test_a_first_start_that_fails_is_not_repeated(launch: Launch, tmp_path
     launched = launch(REFUSES_TO_LOAD, log_to_stderr=False, home=state_dir())
     with pytest.raises(StartFailed, match="model tiny: ValueError: the model is missing"):
         await launched.task
-    assert EventKind.SERVING not in [event.kind for event in launched.seen()]
+    assert UnitEvent.SERVING not in [event.kind for event in launched.seen()]
 
 
 async def test_gives_up_on_what_keeps_dying(launch: Launch) -> None:
     launched = launch()
-    await launched.until(EventKind.SERVING)
+    await launched.until(UnitEvent.SERVING)
     with pytest.raises(GaveUp, match="triton failed 3 times in a row"):
         while True:
             os.kill(launched.server_pid, signal.SIGKILL)
-            await launched.until(EventKind.READY)
+            await launched.until(UnitEvent.READY)
 
 
 async def test_an_instance_is_given_up_alone(launch: Launch, tmp_path: Path) -> None:
     launched = launch(instances=2)
-    await launched.until(EventKind.SERVING)
+    await launched.until(UnitEvent.SERVING)
     first, second = launched.launcher.instances
     kept = second.describe()["pid"]
     for _ in range(2):
         os.kill(launched.server_pid, signal.SIGKILL)
-        await launched.until(EventKind.READY)
+        await launched.until(UnitEvent.READY)
     os.kill(launched.server_pid, signal.SIGKILL)
-    told = await launched.until(EventKind.WARNED)
+    told = await launched.until(UnitEvent.WARNED)
     assert told.unit == first.name and "failed 3 times in a row" in told.text
     assert "goes on: triton-1" in told.text and not launched.task.done()
     assert second.describe()["pid"] == kept
@@ -334,13 +334,13 @@ async def test_an_instance_is_given_up_alone(launch: Launch, tmp_path: Path) -> 
     with pytest.raises(GaveUp, match="triton-1 failed 3 times in a row"):
         while True:
             os.kill(second.describe()["pid"], signal.SIGKILL)
-            await launched.until(EventKind.READY)
+            await launched.until(UnitEvent.READY)
 
 
 async def test_a_second_signal_cuts_the_end_short(launch: Launch) -> None:
     launched = launch(NEVER_FINALIZES, drain_s=1000.0)
-    await launched.until(EventKind.SERVING)
+    await launched.until(UnitEvent.SERVING)
     launched.stop.set()
-    await launched.until(EventKind.ENDING)
+    await launched.until(UnitEvent.ENDING)
     launched.launcher.kill()
     await launched.task

@@ -7,15 +7,15 @@ import pytest
 
 from catalog.errors import PoolFileInvalid
 from catalog.paths import ROOT
-from pool.fleet.wish import BesideWish, Wish, wishes_of
+from pool.fleet.wish import InstanceSpec, OrchestratorSpec, wishes_of
 from pool.pool_file import PoolFile, parse_pool_file, read_pool_file
 
 ONE = '[[instances]]\nname = "a"\nmodel = "demo"\n'
 
 
-def instances(text: str) -> dict[str, Wish]:
+def instances(text: str) -> dict[str, InstanceSpec]:
     wishes = wishes_of(parse_pool_file(text)).items()
-    return {name: wish for name, wish in wishes if isinstance(wish, Wish)}
+    return {name: wish for name, wish in wishes if isinstance(wish, InstanceSpec)}
 
 
 def test_the_documentations_example_fits() -> None:
@@ -199,7 +199,7 @@ def test_the_orchestrator_beside_has_its_settings() -> None:
         "[orchestrator]\nport = 0\nsettings = { queue.max_waiting = 7, dispatch.pause = false }\n"
     )
     beside = wishes_of(parse_pool_file(told))["orchestrator"]
-    assert isinstance(beside, BesideWish)
+    assert isinstance(beside, OrchestratorSpec)
     assert beside.settings == {
         "TIDEGATE_QUEUE__MAX_WAITING": "7",
         "TIDEGATE_DISPATCH__PAUSE": "false",

@@ -10,7 +10,7 @@ from typing import Any
 from catalog.errors import StartFailed
 from perf.sim.loop import VirtualLoop
 from pool.fleet.home import InstanceRecord, PoolState
-from pool.fleet.member import EventKind, Hooks, PoolEvent
+from pool.fleet.member import Hooks, InstanceEvent, PoolEvent
 from pool.manager import Manager, ManagerConfig
 from pool.process.detached import Found, Label
 from pool.process.proc import ProcessId
@@ -70,7 +70,7 @@ class FakeMachine:
         assert len({server.name for server in live}) == len(live), f"twins: {live}"
         return {server.name: server for server in live}
 
-    def kinds(self, name: str) -> list[EventKind]:
+    def kinds(self, name: str) -> list[InstanceEvent]:
         return [event.kind for event in self.events if event.target == name]
 
     def manager(self, drain_s: float = 30.0) -> Manager[FakeWish]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from worker.attention.paged import KVPool, PackedBatch
 from worker.cpu_kernels import tiles
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS, Job
-from worker.cpu_kernels.tiles import AT, Arguments
+from worker.cpu_kernels.tiles import AT, TileArguments
 
 _WORTH_A_TEAM_KEYS: Final = 128
 """Fewest keys of all rows for several threads: fewer are done before another thread begins."""
@@ -70,7 +70,7 @@ class TileStep:
         slots = np.ascontiguousarray(batch.slots)
         self._kept += [parts, merged, partial, table, slots]
         job[PARTS] = len(parts)
-        job[FIRST_ARGUMENT:] = Arguments(
+        job[FIRST_ARGUMENT:] = TileArguments(
             job=job.ctypes.data,
             queries=0,
             query_stride=0,

@@ -65,7 +65,7 @@ class Form(IntEnum):
         return (1, 2, 32)[self]
 
 
-class Arguments(NamedTuple):
+class ProductArguments(NamedTuple):
     """The fields of a job after its counts (``team``): addresses and sizes. Bias and results are
     float32."""
 
@@ -97,8 +97,8 @@ class Arguments(NamedTuple):
     """Blocks whose same panel is gone through before the next panel."""
 
 
-AT: Final = Arguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(Arguments._fields)))
-_Job = ctypes.c_int64 * (FIRST_ARGUMENT + len(Arguments._fields))
+AT: Final = ProductArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(ProductArguments._fields)))
+_Job = ctypes.c_int64 * (FIRST_ARGUMENT + len(ProductArguments._fields))
 
 
 def products_problem() -> str | None:
@@ -149,7 +149,7 @@ class Product:
     def __call__(self, weights: int, x: Tensor, bias: int, outputs: int) -> Tensor:
         """Multiply ``x`` [rows, inputs] float32: [rows, outputs] float32. Releases the GIL.
 
-        ``weights`` and ``bias`` are addresses, see ``Arguments``.
+        ``weights`` and ``bias`` are addresses, see ``ProductArguments``.
         """
         count, inputs = x.shape
         x = x.contiguous()
@@ -173,7 +173,7 @@ class Product:
                 blocks_at_once = -(-blocks // parts)
         job = _Job(
             *(0, parts, 0),
-            *Arguments(
+            *ProductArguments(
                 *(0, weights, x.data_ptr(), rounded, _NONE_BEGUN, 0, bias, results.data_ptr()),
                 *(count, inputs, outputs, turns),
                 *(panels, passes_at_once, blocks_at_once),

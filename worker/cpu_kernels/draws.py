@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS
 
 
-class Arguments(NamedTuple):
+class DrawArguments(NamedTuple):
     """The fields of a job, a part for each row, after its counters: addresses, and ``vocabulary``.
 
     All are [rows] float32, but ``top_k`` and ``out`` int64, and ``logits`` [rows, vocabulary].
@@ -27,8 +27,8 @@ class Arguments(NamedTuple):
     out: int
 
 
-AT: Final = Arguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(Arguments._fields)))
-"""Index of each of the ``Arguments`` in a job."""
+AT: Final = DrawArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(DrawArguments._fields)))
+"""Index of each of the ``DrawArguments`` in a job."""
 _WORTH_A_TEAM: Final = 65_536
 """Fewest logits to use several threads for: fewer are done before another thread has begun."""
 
@@ -49,7 +49,7 @@ def draw_rows(
     draws: NDArray[np.float32],
     threads: int,
 ) -> NDArray[np.int64]:
-    """Draw one token per row of ``logits``; see ``Arguments``."""
+    """Draw one token per row of ``logits``; see ``DrawArguments``."""
     from worker.cpu_kernels.draw_loops import draw
 
     rows, vocabulary = logits.shape

@@ -20,7 +20,7 @@ from worker.cpu_kernels.team import FIRST_ARGUMENT
 SPAN_TOKENS: Final = 256
 
 
-class Arguments(NamedTuple):
+class TileArguments(NamedTuple):
     """The fields of a job that follow its counters: addresses, and strides in elements."""
 
     job: int
@@ -43,14 +43,14 @@ class Arguments(NamedTuple):
     merged_rows: int
 
 
-AT: Final = Arguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(Arguments._fields)))
-"""Index of each of the ``Arguments`` in a job."""
+AT: Final = TileArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(TileArguments._fields)))
+"""Index of each of the ``TileArguments`` in a job."""
 
 
 def spans_of(
     contexts: NDArray[np.int64], window: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """``parts`` and ``merged`` (see ``Arguments``) of rows that have ``contexts`` [rows] keys."""
+    """``parts`` and ``merged`` (``TileArguments``) of rows that have ``contexts`` [rows] keys."""
     first_key = np.maximum(0, contexts - window) if window else np.zeros_like(contexts)
     first_span = first_key // SPAN_TOKENS
     counts = -(-contexts // SPAN_TOKENS) - first_span

@@ -58,7 +58,7 @@ from worker.scheduler.end_reason import (
     loss_of,
 )
 from worker.scheduler.order import latest_start
-from worker.scheduler.refusal import Limits, refused
+from worker.scheduler.refusal import EngineLimits, refused
 from worker.scheduler.request import Request, make_request
 from worker.scheduler.step_time import StepTime
 
@@ -92,9 +92,9 @@ class SteppedConfig:
     """Whether ``Backend.abort`` frees a job's memory at once, not only after the next step."""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         """The limits beyond which a job is refused."""
-        return Limits(
+        return EngineLimits(
             self.context_tokens,
             max(self.context_tokens, self.full_context_tokens),
             self.vocab_size,

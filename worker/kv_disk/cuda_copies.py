@@ -19,12 +19,12 @@ def memory_of(pool: torch.Tensor) -> KVMemory:
     block_bytes = pool[:, 0].numel() * pool.element_size()
     block_format = BlockFormat(_DTYPE_NAMES[pool.dtype], shape, block_bytes)
     if pool.device.type == "cuda":
-        return CudaMemory(pool, block_format)
+        return CudaPool(pool, block_format)
     flat = pool.detach().flatten(2).view(torch.uint8)  # shares the pool's memory
     return HostMemory(flat.numpy(), block_format)
 
 
-class CudaMemory:
+class CudaPool:
     """A pool on a GPU: pinned staging, and a stream of its own beside the engine's.
 
     Blocks copied out were computed by a step whose result has been read, and blocks copied in are

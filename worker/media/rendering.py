@@ -22,7 +22,7 @@ from worker.media.clip import Clip
 from worker.media.errors import BehindPace, OutOfTime, SlotError
 from worker.media.memory import media_log
 from worker.media.prediction import HOPED, LIKELY, Pace, Prediction
-from worker.media.stage_runner import Job, StageRunner
+from worker.media.stage_runner import StageJob, StageRunner
 from worker.media.stages.base import Stages, Step
 from worker.protocol.clips.budgets import Stage, StageTimes
 from worker.protocol.clips.plan import SAMPLE_RATE, ClipPlan, fit, least
@@ -238,7 +238,7 @@ class Rendering:
         times: StageTimes,
         picture_at: Callable[[float], torch.Tensor | None] | None = None,
         watch: Callable[[float], None] | None = None,
-    ) -> Job[T]:
+    ) -> StageJob[T]:
         """A run of a stage. ``picture_at`` gives what there is to see at a share of the stage;
         ``watch`` gets that share and may raise to end the stage."""
         said, shown = self._said, self._shown
@@ -252,9 +252,11 @@ class Rendering:
                 if picture is not None:
                     shown(stage, done, picture)
 
-        return Job(work, units, times, progress)
+        return StageJob(work, units, times, progress)
 
-    async def _timed(self, stage: Stage, job: Job[T], until: float, *, in_turn: bool = False) -> T:
+    async def _timed(
+        self, stage: Stage, job: StageJob[T], until: float, *, in_turn: bool = False
+    ) -> T:
         begun = time.monotonic()
         runner = self._runners[stage]
         run = runner.run_in_turn if in_turn else runner.run

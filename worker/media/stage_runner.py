@@ -31,7 +31,7 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Generic[T]):
+class StageJob(Generic[T]):
     """One run of a stage: ``units`` of work, and what is known of how long they take."""
 
     work: Callable[[Step], T]
@@ -98,7 +98,7 @@ class StageRunner:
         """End the thread, after the stage that it is running."""
         self._thread.shutdown()
 
-    async def run(self, job: Job[T], deadline_at: float) -> T:
+    async def run(self, job: StageJob[T], deadline_at: float) -> T:
         """Run ``job.work`` on the stage's thread.
 
         When this raises or is cancelled, the work and all that it launched have ended: its buffers
@@ -122,7 +122,7 @@ class StageRunner:
         finally:
             self._turn.release()
 
-    async def run_in_turn(self, job: Job[T], deadline_at: float) -> T:
+    async def run_in_turn(self, job: StageJob[T], deadline_at: float) -> T:
         """See ``run``; for a caller that holds the stage (``turn``)."""
         for pause in backoffs(job.times.budget.retries):
             try:
@@ -134,7 +134,7 @@ class StageRunner:
                 await asyncio.sleep(pause)
         return await self._try(job, deadline_at)
 
-    async def _try(self, job: Job[T], deadline_at: float) -> T:
+    async def _try(self, job: StageJob[T], deadline_at: float) -> T:
         self._memory.check(what=self.stage)
         limit_s = job.times.timeout_s(job.units)
         steps = _Steps(self.stage, limit_s, deadline_at, self._memory, job.progress)

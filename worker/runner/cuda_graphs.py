@@ -84,7 +84,7 @@ class CudaRecorder:
         return Recording(graph.replay, results)
 
 
-class SlotState:
+class DeviceSlots:
     """State of each slot on the device; see the module's picture."""
 
     def __init__(self, slots: int, max_blocks: int, dummy_block: int, device: torch.device) -> None:
@@ -144,7 +144,7 @@ class DecodeGraphs:
         self,
         model: Model,
         attention: FixedDecodes,
-        state: SlotState,
+        state: DeviceSlots,
         recorder: Recorder,
         *,
         sizes: Sequence[int],

@@ -22,9 +22,9 @@ from worker.pinned import download, reserve, upload
 from worker.runner.cuda_graphs import (
     CudaRecorder,
     DecodeGraphs,
+    DeviceSlots,
     FixedDecodes,
     Recorder,
-    SlotState,
     batch_sizes,
 )
 from worker.runner.device_probe import DeviceProbe, probe_of
@@ -69,7 +69,7 @@ class CudaRunner(TorchRunner):
         forward: Forward,
         sampler: Sampler,
         limits: SlotLimits,
-        state: SlotState,
+        state: DeviceSlots,
         graphs: DecodeGraphs | None,
         *,
         device: torch.device,
@@ -80,7 +80,7 @@ class CudaRunner(TorchRunner):
         ``probe`` checks the device after each error; None: the default one for ``device``.
         """
         super().__init__(forward, sampler, limits, device=device)
-        self._state: SlotState | None = state
+        self._state: DeviceSlots | None = state
         self._graphs = graphs
         self._reads_table_on_device = _with_fixed_decodes(forward) is not None
         self._latest: LaunchedOnDevice | None = None
@@ -170,7 +170,7 @@ class CudaRunner(TorchRunner):
         return make
 
     def _decode(
-        self, graphs: DecodeGraphs, state: SlotState, plan: Plan, slots: NDArray[np.int64]
+        self, graphs: DecodeGraphs, state: DeviceSlots, plan: Plan, slots: NDArray[np.int64]
     ) -> Sampled:
         count = len(plan.rows)
         positions = np.fromiter((row.start for row in plan.rows), np.int64, count)
@@ -191,7 +191,7 @@ class CudaRunner(TorchRunner):
     def _mixed(
         self,
         forward: Forward,
-        state: SlotState,
+        state: DeviceSlots,
         plan: Plan,
         slots: NDArray[np.int64],
         sampling: Sequence[int],
@@ -251,7 +251,7 @@ def build_cuda_runner(
     """
     warm_up(forward, dummy_block, limits, device=device)
     sampler.compile_draws()
-    state = SlotState(limits.max_running, limits.max_blocks, dummy_block, device)
+    state = DeviceSlots(limits.max_running, limits.max_blocks, dummy_block, device)
     graphs = None
     recordable = _with_fixed_decodes(forward)
     if recordable is not None:

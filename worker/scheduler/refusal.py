@@ -8,7 +8,7 @@ from worker.scheduler.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """Limits of one engine; at most ``max_held`` jobs run, wait and are paused together."""
 
     capacity_tokens: int

@@ -24,7 +24,7 @@ from worker.scheduler.end_reason import EndReason
 from worker.scheduler.order import latest_start, most_urgent_first
 from worker.scheduler.plan import Plan, Row
 from worker.scheduler.prefix_cache import PrefixCache
-from worker.scheduler.refusal import Limits
+from worker.scheduler.refusal import EngineLimits
 from worker.scheduler.request import PENDING, Request
 from worker.scheduler.sessions import KeptSessions
 from worker.scheduler.stalls import Stalls
@@ -55,7 +55,7 @@ class Scheduler:
         self.paused: list[Request] = []
         self._stalls = Stalls(config, self.step_time)
         self._block_tokens = config.block_tokens
-        self._limits = Limits(
+        self._limits = EngineLimits(
             self.capacity_tokens,
             config.context_tokens,
             config.vocab_size,

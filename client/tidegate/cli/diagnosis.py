@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.text import Text
 
 from catalog.paths import state_dir
-from pool.preflight.checkup import Finding, Verdict, Wanted, examine
+from pool.preflight.checkup import Finding, Verdict, WantedService, examine
 from tidegate.cli.terminal import console, print_json
 
 _MARKS = {
@@ -21,7 +21,7 @@ _MARKS = {
 
 def run(device: str | None, triton: Path | None, host: str, port: int, *, as_json: bool) -> int:
     """Print what is found of this machine; returns 1 when something keeps it from serving."""
-    wanted = Wanted(state_dir(), device, triton, host, port)
+    wanted = WantedService(state_dir(), device, triton, host, port)
     found: list[Finding] = []
     out = console()
     for finding in examine(wanted):

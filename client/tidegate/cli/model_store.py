@@ -36,7 +36,7 @@ from tidegate.cli.terminal import console, duration, print_json, table
 FAILED = 1
 
 
-def add(wish: staging.Wish, *, load: bool, as_json: bool) -> int:
+def add(wish: staging.AddRequest, *, load: bool, as_json: bool) -> int:
     """Add a model to the catalog; returns the exit status, like every command here."""
 
     def work(catalog: ModelCatalog) -> int:

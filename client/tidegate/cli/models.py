@@ -92,9 +92,9 @@ def add(
     with _importing():
         from pool.artifacts.download import DownloadLimits
         from pool.artifacts.room import DiskBudget
-        from pool.artifacts.staging import Wish
+        from pool.artifacts.staging import AddRequest
         from tidegate.cli import model_store
-    wish = Wish(
+    wish = AddRequest(
         what,
         name=name,
         revision=revision,

@@ -16,7 +16,7 @@ from orchestrator.api.http.contents import stream_files
 from orchestrator.api.http.paging import page_of
 from orchestrator.api.http.responses import json_response
 from orchestrator.batches.elements import Elements, NoElements
-from orchestrator.batches.records import Answer, Kind, Line, Status, StoredBatch
+from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, Status, StoredBatch
 from orchestrator.batches.service import new_batch, new_id, read_window
 from orchestrator.batches.upload import Upload
 from orchestrator.errors import BodyTooSlow, InvalidRequest, NotFound
@@ -27,7 +27,7 @@ _WINDOW = "24h"
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 _MAX_PER_PAGE = 1000
 _PIECE_BYTES = 2**18
-_UNSERVED = {Kind.EXPIRED: "expired", Kind.CANCELLED: "canceled"}
+_UNSERVED = {LineOutcome.EXPIRED: "expired", LineOutcome.CANCELLED: "canceled"}
 
 
 class BatchItem(msgspec.Struct, frozen=True):
@@ -133,10 +133,10 @@ def shape(batch: StoredBatch) -> dict[str, object]:
     is_over, times = batch.status.is_over, batch.times
     status = "canceling" if batch.status is Status.CANCELLING else "in_progress"
     counts = {
-        "succeeded": batch.count(Kind.SUCCEEDED),
-        "errored": batch.count(Kind.ERRORED),
-        "canceled": batch.count(Kind.CANCELLED),
-        "expired": batch.count(Kind.EXPIRED),
+        "succeeded": batch.count(LineOutcome.SUCCEEDED),
+        "errored": batch.count(LineOutcome.ERRORED),
+        "canceled": batch.count(LineOutcome.CANCELLED),
+        "expired": batch.count(LineOutcome.EXPIRED),
     }
     return {
         "id": batch.id,
@@ -153,14 +153,18 @@ def shape(batch: StoredBatch) -> dict[str, object]:
     }
 
 
-def entry(batch: StoredBatch, line: Line, kind: Kind, answer: Answer | None) -> bytes:
+def entry(
+    batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
+) -> bytes:
     """One line of the results."""
     result: dict[str, object]
     if kind in _UNSERVED:
         result = {"type": _UNSERVED[kind]}
     else:
         assert answer is not None
-        name, what = ("message", "succeeded") if kind is Kind.SUCCEEDED else ("error", "errored")
+        name, what = (
+            ("message", "succeeded") if kind is LineOutcome.SUCCEEDED else ("error", "errored")
+        )
         result = {"type": what, name: msgspec.Raw(answer.body)}
     return msgspec.json.encode({"custom_id": line.custom_id, "result": result}) + b"\n"
 

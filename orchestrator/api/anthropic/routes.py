@@ -37,7 +37,7 @@ _count_reader = Reader(CountTokensRequest)
 _VERSION = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
-class ParsedRequest(NamedTuple):
+class ParsedMessages(NamedTuple):
     """A parsed request, without its body."""
 
     job: Job
@@ -130,16 +130,16 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def _parse(request: web.Request, body: MessagesRequest) -> ParsedRequest:
+def _parse(request: web.Request, body: MessagesRequest) -> ParsedMessages:
     refuse_unsupported(body)
     keep = body.on_disconnect is OnDisconnect.CONTINUE
     job = read_job_of(request, body, Api.MESSAGES, keep=keep)
     prompt, use = chat_of(body)
-    return ParsedRequest(job, prompt, use, bool(body.stream), thinking_of(body).is_required)
+    return ParsedMessages(job, prompt, use, bool(body.stream), thinking_of(body).is_required)
 
 
 async def _with_output(
-    request: web.Request, parsed: ParsedRequest
+    request: web.Request, parsed: ParsedMessages
 ) -> tuple[Job, TaskOutput | None]:
     """The job with its tools applied, and the parser of the model's output where that may be more
     than text. Raises ``InvalidRequest`` for what the model cannot do, and what ``loaded_model``

@@ -17,7 +17,7 @@ from worker.protocol import excerpt
 _OF_CLIENTS = ("bash_", "computer_", "memory_", "text_editor_")
 
 
-class ToolBody(msgspec.Struct, frozen=True):
+class MessagesToolBody(msgspec.Struct, frozen=True):
     """A tool. Only tools that the client defines, with a schema, are served."""
 
     name: str = ""
@@ -46,7 +46,7 @@ class ThinkingBody(msgspec.Struct, frozen=True):
     display: Unused = NULL
 
 
-class StatesTools(Protocol):
+class StatesMessagesTools(Protocol):
     """The fields of a body that are read here."""
 
     @property
@@ -57,17 +57,17 @@ class StatesTools(Protocol):
     def thinking(self) -> msgspec.Raw: ...
 
 
-_tools_reader: Reader[list[ToolBody] | None] = Reader(list[ToolBody] | None)
+_tools_reader: Reader[list[MessagesToolBody] | None] = Reader(list[MessagesToolBody] | None)
 _choice_reader: Reader[ChoiceBody | None] = Reader(ChoiceBody | None)
 _thinking_reader: Reader[ThinkingBody | None] = Reader(ThinkingBody | None)
 
 
-def tool_use_of(body: StatesTools) -> ToolUse | None:
+def tool_use_of(body: StatesMessagesTools) -> ToolUse | None:
     """The tools that may be called; None where there are none. Raises ``InvalidRequest``."""
     require_bounds(body.tools)
     require_bounds(body.tool_choice, "tool_choice")
     choice: ChoiceBody | None = decode_part(body.tool_choice, _choice_reader, "tool_choice")
-    stated: list[ToolBody] | None = decode_part(body.tools, _tools_reader, "tools")
+    stated: list[MessagesToolBody] | None = decode_part(body.tools, _tools_reader, "tools")
     tools = tuple(
         read_tool(tool.name, tool.description, tool.input_schema, tool.strict, f"tools[{at}]")
         for at, tool in enumerate(stated or ())
@@ -87,7 +87,7 @@ def tool_use_of(body: StatesTools) -> ToolUse | None:
     return use
 
 
-def _is_served(tool: ToolBody, where: str) -> bool:
+def _is_served(tool: MessagesToolBody, where: str) -> bool:
     """Whether a tool can be called. Tools that run on Anthropic's servers, which nobody has here,
     are ignored. Raises ``InvalidRequest`` for those that a client runs and whose schemas
     Anthropic's models know by heart: if ignored, the client would wait for calls in vain."""
@@ -113,7 +113,7 @@ class Thinking(NamedTuple):
     """Whether a model that cannot think is refused; otherwise thinking is a hint."""
 
 
-def thinking_of(body: StatesTools) -> Thinking:
+def thinking_of(body: StatesMessagesTools) -> Thinking:
     """How much to think, as the body states it. Raises ``InvalidRequest``."""
     require_bounds(body.thinking, "thinking")
     stated: ThinkingBody | None = decode_part(body.thinking, _thinking_reader, "thinking")

@@ -14,7 +14,7 @@ from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
 from orchestrator.api.http.fields import (
     NULL,
     OtherFormsRequest,
-    Served,
+    ServedValues,
     StatedGrammar,
     Unused,
     other_forms,
@@ -122,8 +122,10 @@ def _nothing(value: object) -> bool:
 
 _ONLY = {
     **other_forms("output_config.format"),
-    "mcp_servers": Served(_nothing, "tools of servers are not served", is_hint=True),
-    "container": Served(_nothing, "tools of servers are not served", is_hint=True),
-    "speed": Served(lambda value: value == "standard", "there is one, standard", is_hint=True),
+    "mcp_servers": ServedValues(_nothing, "tools of servers are not served", is_hint=True),
+    "container": ServedValues(_nothing, "tools of servers are not served", is_hint=True),
+    "speed": ServedValues(
+        lambda value: value == "standard", "there is one, standard", is_hint=True
+    ),
 }
 """Fields of which only some values are served."""

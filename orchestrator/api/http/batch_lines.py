@@ -9,7 +9,7 @@ from aiohttp import web
 from orchestrator.api.auth import NOBODY, Authenticator
 from orchestrator.api.http import own_requests
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
-from orchestrator.batches.records import Answer, Kind, Line, StoredBatch
+from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, StoredBatch
 from orchestrator.batches.service import Batches
 from orchestrator.clock import instant
 from orchestrator.errors import (
@@ -28,7 +28,7 @@ FIRST_CARDS_S = 60.0
 """How long after its start the service may still not know which models its instances serve."""
 _ASK_AGAIN_S = 1.0
 
-Entry = Callable[[StoredBatch, Line, Kind, Answer | None], bytes]
+Entry = Callable[[StoredBatch, BatchLine, LineOutcome, LineResult | None], bytes]
 """Renders a line's result in a dialect, for its client to read (``batches.shop.Server.entry``)."""
 
 
@@ -69,7 +69,9 @@ class BatchLines:
         self._entries = entries
         self._began = app[ORCHESTRATOR].clock.now()
 
-    def entry(self, batch: StoredBatch, line: Line, kind: Kind, answer: Answer | None) -> bytes:
+    def entry(
+        self, batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
+    ) -> bytes:
         return self._entries[batch.dialect](batch, line, kind, answer)
 
     def most_at_once(self, owner: str) -> int:
@@ -81,7 +83,7 @@ class BatchLines:
         assert batches is not None
         return max(1, limit // 2) if limit else batches.config.window
 
-    async def serve(self, batch: StoredBatch, line: Line, due_at: float) -> Answer:
+    async def serve(self, batch: StoredBatch, line: BatchLine, due_at: float) -> LineResult:
         name = f"{batch.id}/{line.number}"
         orchestrator = self._app[ORCHESTRATOR]
         key = self._auth.key_with(batch.owner)
@@ -110,10 +112,10 @@ class BatchLines:
             adapt=adapt,
             refusal=_withdrawn() if key is None else _unserved(line.body),
         )
-        kind = Kind.SUCCEEDED if reply.error is None else Kind.ERRORED
+        kind = LineOutcome.SUCCEEDED if reply.error is None else LineOutcome.ERRORED
         if isinstance(reply.error, DeadlineExceeded) and not is_own:
-            kind = Kind.EXPIRED
-        return Answer(
+            kind = LineOutcome.EXPIRED
+        return LineResult(
             kind,
             reply.status,
             name,

@@ -80,7 +80,7 @@ class PlacementBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capabilities: list[Feature] = []
 
 
-class Served(NamedTuple):
+class ServedValues(NamedTuple):
     """The values of a field that are served."""
 
     fits: Callable[[Any], bool]
@@ -184,13 +184,13 @@ class OtherFormsRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tr
     structured_outputs: Unused = NULL
 
 
-def other_forms(own: str) -> dict[str, Served]:
+def other_forms(own: str) -> dict[str, ServedValues]:
     """Fields that are refused in favor of ``own``, and those of which only one value is served."""
-    instead = Served(lambda value: not value, f"send {own}")
+    instead = ServedValues(lambda value: not value, f"send {own}")
     forms = [one for one in OtherFormsRequest.__struct_fields__ if one.startswith("guided_")]
     return {
         **dict.fromkeys([*forms, "response_format", "structured_outputs"], instead),
-        "n": Served(lambda value: value == 1, "there is one answer; send more requests"),
+        "n": ServedValues(lambda value: value == 1, "there is one answer; send more requests"),
     }
 
 
@@ -266,7 +266,7 @@ def read_job_of(request: web.Request, body: GenerationRequest, api: Api, *, keep
     return job if context.adapt is None else context.adapt(job)
 
 
-def refuse_unserved(body: msgspec.Struct, served: Mapping[str, Served]) -> None:
+def refuse_unserved(body: msgspec.Struct, served: Mapping[str, ServedValues]) -> None:
     """Raise ``InvalidRequest`` for the first field whose value is not served, according to
     ``served``."""
     for field, (fits, expected, is_hint) in served.items():

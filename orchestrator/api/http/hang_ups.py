@@ -94,7 +94,7 @@ class HangUps:
                 call()
 
 
-class Asked(Protocol):
+class HalfClosed(Protocol):
     """A connection whose client has finished sending."""
 
     @property
@@ -111,7 +111,7 @@ class Asked(Protocol):
 class Prober:
     """Asks such a client repeatedly whether it is still there; resets are noticed elsewhere."""
 
-    def __init__(self, asked: Asked, transport: asyncio.Transport, fd: int) -> None:
+    def __init__(self, asked: HalfClosed, transport: asyncio.Transport, fd: int) -> None:
         self._asked = asked
         self._transport = transport
         self._fd = fd

@@ -6,14 +6,14 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from orchestrator.errors import InvalidRequest
 
 
-class Named(Protocol):
+class ListEntry(Protocol):
     """An entry of a list."""
 
     @property
     def id(self) -> str: ...
 
 
-N = TypeVar("N", bound=Named)
+N = TypeVar("N", bound=ListEntry)
 
 
 class Page(NamedTuple, Generic[N]):

@@ -26,7 +26,7 @@ _generate_reader = Reader(GenerateRequest)
 _infer_reader = Reader(InferRequest)
 
 
-class ParsedRequest(NamedTuple):
+class ParsedInference(NamedTuple):
     """A parsed request, with what its answer depends on."""
 
     job: Job
@@ -69,7 +69,7 @@ async def infer(request: web.Request) -> web.Response:
     """Generate a whole answer, by tensor."""
     encoder = model_of(request)
 
-    def parse(body: InferRequest) -> ParsedRequest:
+    def parse(body: InferRequest) -> ParsedInference:
         wanted = tuple(output.name for output in body.outputs or ())
         return _parse(request, body.fields(), encoder)._replace(wanted=wanted)
 
@@ -88,12 +88,12 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-async def _read_generate(request: web.Request) -> ParsedRequest:
+async def _read_generate(request: web.Request) -> ParsedInference:
     encoder = model_of(request)
     return await read_body(request, _generate_reader, lambda body: _parse(request, body, encoder))
 
 
-def _parse(request: web.Request, body: GenerateRequest, encoder: PromptEncoder) -> ParsedRequest:
+def _parse(request: web.Request, body: GenerateRequest, encoder: PromptEncoder) -> ParsedInference:
     if body.stream and body.exclude_input_in_output is False:
         raise InvalidRequest(
             f"{names.EXCLUDE_INPUT_IN_OUTPUT} must not be false when streaming: deltas never "
@@ -111,7 +111,7 @@ def _parse(request: web.Request, body: GenerateRequest, encoder: PromptEncoder) 
     job, prompt = read_job(request, stated, Api.KSERVE, keep=keep)
     if body.id:
         job = replace(job, request_id=body.id)
-    return ParsedRequest(
+    return ParsedInference(
         job=job,
         prompt=prompt,
         outputs=Outputs(body, encoder, states_logprobs),
@@ -120,14 +120,14 @@ def _parse(request: web.Request, body: GenerateRequest, encoder: PromptEncoder) 
     )
 
 
-def _refuse_stream(parsed: ParsedRequest) -> None:
+def _refuse_stream(parsed: ParsedInference) -> None:
     if parsed.is_streamed:
         raise InvalidRequest(
             "here the answer is one response: for a stream use generate_stream", field=names.STREAM
         )
 
 
-async def _answer(request: web.Request, parsed: ParsedRequest) -> tuple[Task, dict[str, object]]:
+async def _answer(request: web.Request, parsed: ParsedInference) -> tuple[Task, dict[str, object]]:
     task, answer = await whole_answer(request, parsed.job, parsed.prompt)
     ending = task.ending
     assert ending is not None

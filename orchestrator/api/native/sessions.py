@@ -11,7 +11,7 @@ from orchestrator.api.http.fields import read_idle_keep_s
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.native.types import SessionRequest
 from orchestrator.errors import InvalidRequest
-from orchestrator.sessions.session import Kind, Session
+from orchestrator.sessions.session import HistoryForm, Session
 from orchestrator.sessions.store import SessionStore
 from orchestrator.tasks.job import Message
 
@@ -114,7 +114,7 @@ def _described(session: Session, store: SessionStore) -> dict[str, object]:
 
 def _said(session: Session) -> dict[str, object]:
     kind = session.kind
-    if kind is Kind.CHAT:
+    if kind is HistoryForm.CHAT:
         messages = [one for one in session.history if isinstance(one, Message)]
         return {"messages": [{"role": one.role, "content": one.content} for one in messages]}
     return {} if kind is None else {kind.value: session.history}

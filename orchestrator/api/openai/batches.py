@@ -9,7 +9,7 @@ from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.paging import page_of
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.openai.files import read_keep_s
-from orchestrator.batches.records import Answer, Kind, Line, Status, StoredBatch
+from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, Status, StoredBatch
 from orchestrator.batches.service import new_batch, new_id, read_window
 from orchestrator.errors import InvalidRequest
 
@@ -27,11 +27,14 @@ _STAMPS = (
     Status.CANCELLED,
 )
 _UNSERVED = {
-    Kind.EXPIRED: (
+    LineOutcome.EXPIRED: (
         "batch_expired",
         "This request could not be executed before the completion window expired.",
     ),
-    Kind.CANCELLED: ("batch_cancelled", "This request was not executed: its batch was cancelled."),
+    LineOutcome.CANCELLED: (
+        "batch_cancelled",
+        "This request was not executed: its batch was cancelled.",
+    ),
 }
 
 
@@ -112,7 +115,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def shape(batch: StoredBatch) -> dict[str, object]:
-    succeeded = batch.count(Kind.SUCCEEDED)
+    succeeded = batch.count(LineOutcome.SUCCEEDED)
     failed = sum(batch.counts.values()) - succeeded
     errors = [msgspec.to_builtins(error) for error in batch.errors]
     is_over = batch.status.is_over
@@ -134,7 +137,9 @@ def shape(batch: StoredBatch) -> dict[str, object]:
     }
 
 
-def entry(batch: StoredBatch, line: Line, kind: Kind, answer: Answer | None) -> bytes:
+def entry(
+    batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
+) -> bytes:
     """One line of the output or the error file."""
     told: dict[str, object] = {
         "id": f"batch_req_{batch.id.removeprefix('batch_')}_{line.number}",

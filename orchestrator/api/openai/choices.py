@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.api.openai.echo import require_few_numbers, require_short_echo
 from orchestrator.api.openai.shapes import usage
-from orchestrator.api.openai.types import ParsedRequest, tier_of
+from orchestrator.api.openai.types import ParsedCompletion, tier_of
 from orchestrator.service import Orchestrator, Reading
 from orchestrator.tasks.job import Job, Prompt
 from orchestrator.tasks.task import Listener, Task
@@ -26,7 +26,7 @@ them."""
 class Choices:
     """One request's tasks: ``n`` for each prompt, in the order of the prompts."""
 
-    def __init__(self, orchestrator: Orchestrator, request: ParsedRequest) -> None:
+    def __init__(self, orchestrator: Orchestrator, request: ParsedCompletion) -> None:
         self.request = request
         self.tasks: list[Task] = []
         self.failed: Task | None = None

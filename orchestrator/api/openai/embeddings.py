@@ -19,7 +19,7 @@ from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import (
     NULL,
     GenerationRequest,
-    Served,
+    ServedValues,
     Unused,
     read_job_of,
     refuse_unserved,
@@ -27,7 +27,7 @@ from orchestrator.api.http.fields import (
 from orchestrator.api.http.responses import json_response, task_fields, task_headers
 from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.routes import submitted
-from orchestrator.api.openai.types import AnswerOptions, ParsedRequest, read_prompts
+from orchestrator.api.openai.types import AnswerOptions, ParsedCompletion, read_prompts
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Api, OnDisconnect
 from orchestrator.tasks.task import Task
@@ -107,9 +107,9 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
 
 
 _ONLY = {
-    "add_special_tokens": Served(bool, "an input gets the model's own; send token ids"),
-    "normalize": Served(bool, "vectors have length 1"),
-    "truncate_prompt_tokens": Served(
+    "add_special_tokens": ServedValues(bool, "an input gets the model's own; send token ids"),
+    "normalize": ServedValues(bool, "vectors have length 1"),
+    "truncate_prompt_tokens": ServedValues(
         lambda value: not value, "what does not fit the context is refused, not cut"
     ),
 }
@@ -170,11 +170,11 @@ def routes() -> list[web.RouteDef]:
     return [web.post("/v1/embeddings", embed)]
 
 
-def _parse(request: web.Request, body: EmbeddingRequest) -> tuple[ParsedRequest, bool]:
+def _parse(request: web.Request, body: EmbeddingRequest) -> tuple[ParsedCompletion, bool]:
     body.refuse_unsupported()
     job = replace(read_job_of(request, body, Api.EMBEDDINGS, keep=False), embeds=True)
     sampling = msgspec.structs.replace(job.sampling, temperature=0.0)
-    parsed = ParsedRequest(
+    parsed = ParsedCompletion(
         job=replace(job, sampling=sampling, unstated=()),
         prompts=read_prompts(body.input, "input"),
         n=1,

@@ -31,7 +31,7 @@ from orchestrator.api.openai.types import (
     ChatRequest,
     CompletionRequest,
     OpenAiRequest,
-    ParsedRequest,
+    ParsedCompletion,
 )
 from orchestrator.errors import InvalidRequest, TidegateError
 from orchestrator.parsing import collect
@@ -93,7 +93,7 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedRequest:
+def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedCompletion:
     body.refuse_unsupported()
     keep = body.on_disconnect is OnDisconnect.CONTINUE
     job = read_job_of(request, body, api, keep=keep)
@@ -107,7 +107,7 @@ def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedRequest
             field="on_disconnect",
         )
     options = body.answer_options()
-    return ParsedRequest(
+    return ParsedCompletion(
         job=replace(job, needs_ids=True) if options.token_ids else job,
         prompts=prompts,
         n=n,
@@ -118,7 +118,7 @@ def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedRequest
 
 
 async def _complete(
-    request: web.Request, parsed: ParsedRequest, shape: Shape
+    request: web.Request, parsed: ParsedCompletion, shape: Shape
 ) -> web.StreamResponse:
     if parsed.tools is not None:
         encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from orchestrator.api.http.fields import FLEX, NULL, Served, Unused, refuse_unserved
+from orchestrator.api.http.fields import FLEX, NULL, ServedValues, Unused, refuse_unserved
 from orchestrator.api.http.grammars import GrammarRequest
 from orchestrator.api.http.ignored import pass_over
 from orchestrator.api.openai.chats import ChatMessage, chat_of
@@ -42,45 +42,47 @@ def _nothing(value: object) -> bool:
 
 
 _SERVED = {
-    "allowed_token_ids": Served(_nothing, "send structured_outputs or logit_bias"),
-    "bad_words": Served(_nothing, "send logit_bias, or look for them in the answer"),
-    "detokenize": Served(lambda value: value is True, "answers have text"),
-    "early_stopping": Served(_nothing, "it belongs to beam search, which is not served"),
-    "length_penalty": Served(lambda value: value == 1, "it belongs to beam search"),
-    "logits_processors": Served(_nothing, "send structured_outputs or logit_bias"),
-    "return_tokens_as_token_ids": Served(_nothing, "send return_token_ids"),
-    "truncate_prompt_tokens": Served(
+    "allowed_token_ids": ServedValues(_nothing, "send structured_outputs or logit_bias"),
+    "bad_words": ServedValues(_nothing, "send logit_bias, or look for them in the answer"),
+    "detokenize": ServedValues(lambda value: value is True, "answers have text"),
+    "early_stopping": ServedValues(_nothing, "it belongs to beam search, which is not served"),
+    "length_penalty": ServedValues(lambda value: value == 1, "it belongs to beam search"),
+    "logits_processors": ServedValues(_nothing, "send structured_outputs or logit_bias"),
+    "return_tokens_as_token_ids": ServedValues(_nothing, "send return_token_ids"),
+    "truncate_prompt_tokens": ServedValues(
         _nothing, "what does not fit the context is refused, not cut; send a shorter prompt"
     ),
-    "use_beam_search": Served(_nothing, "answers are sampled; send n or best_of"),
+    "use_beam_search": ServedValues(_nothing, "answers are sampled; send n or best_of"),
 }
 """Fields of both kinds of completion of which only some values are served. Ignoring them would
 change the answer."""
 _SERVED_OF_CHATS = {
     **_SERVED,
-    "add_special_tokens": Served(_nothing, "the chat template has its own"),
-    "audio": Served(_nothing, "only text is served"),
-    "best_of": Served(lambda value: value == 1, "it belongs to /v1/completions; send n"),
-    "chat_template": Served(
+    "add_special_tokens": ServedValues(_nothing, "the chat template has its own"),
+    "audio": ServedValues(_nothing, "only text is served"),
+    "best_of": ServedValues(lambda value: value == 1, "it belongs to /v1/completions; send n"),
+    "chat_template": ServedValues(
         _nothing, "the model's own is used; send chat_template_kwargs, or a prompt to completions"
     ),
-    "documents": Served(_nothing, "send them as text in messages"),
-    "echo": Served(_nothing, "it belongs to /v1/completions"),
-    "function_call": Served(
+    "documents": ServedValues(_nothing, "send them as text in messages"),
+    "echo": ServedValues(_nothing, "it belongs to /v1/completions"),
+    "function_call": ServedValues(
         lambda value: value in ("none", "auto"), "send tool_choice, which took its place"
     ),
-    "functions": Served(_nothing, "send tools, which took its place"),
-    "modalities": Served(lambda value: value == ["text"], "only text is served"),
-    "prediction": Served(_nothing, "predicted outputs are not served", is_hint=True),
-    "web_search_options": Served(lambda value: False, "web search is not served", is_hint=True),
+    "functions": ServedValues(_nothing, "send tools, which took its place"),
+    "modalities": ServedValues(lambda value: value == ["text"], "only text is served"),
+    "prediction": ServedValues(_nothing, "predicted outputs are not served", is_hint=True),
+    "web_search_options": ServedValues(
+        lambda value: False, "web search is not served", is_hint=True
+    ),
 }
 _SERVED_OF_TEXTS = {
     **_SERVED,
-    "add_special_tokens": Served(
+    "add_special_tokens": ServedValues(
         bool, "a prompt gets the model's own; send token ids, which get none"
     ),
-    "prompt_embeds": Served(_nothing, "send a prompt, or token ids"),
-    "suffix": Served(_nothing, "it must be empty"),
+    "prompt_embeds": ServedValues(_nothing, "send a prompt, or token ids"),
+    "suffix": ServedValues(_nothing, "it must be empty"),
 }
 
 
@@ -125,7 +127,7 @@ class AnswerOptions(NamedTuple):
         return self.token_ids or self.echo or self.prompt_logprobs is not None
 
 
-class ParsedRequest(NamedTuple):
+class ParsedCompletion(NamedTuple):
     """A parsed request, without its body."""
 
     job: Job
@@ -173,7 +175,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
     prompt_cache_key: Unused = NULL
     prompt_cache_retention: Unused = NULL
 
-    served: ClassVar[Mapping[str, Served]] = {}
+    served: ClassVar[Mapping[str, ServedValues]] = {}
     """Fields of which only some values are served."""
 
     def refuse_unsupported(self) -> None:
@@ -246,7 +248,7 @@ class OpenAiRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_
 class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/chat/completions``."""
 
-    served: ClassVar[Mapping[str, Served]] = _SERVED_OF_CHATS
+    served: ClassVar[Mapping[str, ServedValues]] = _SERVED_OF_CHATS
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -307,7 +309,7 @@ class ChatRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_onl
 class CompletionRequest(OpenAiRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/completions``."""
 
-    served: ClassVar[Mapping[str, Served]] = _SERVED_OF_TEXTS
+    served: ClassVar[Mapping[str, ServedValues]] = _SERVED_OF_TEXTS
     default_max_tokens: ClassVar[int | None] = 16
 
     prompt: Unused

@@ -20,7 +20,7 @@ PREDICTIONS_PER_SNAPSHOT = 20
 """Most finishes predicted per snapshot: a forecast behind a long queue takes a millisecond."""
 
 
-class Finish(NamedTuple):
+class FinishTimes(NamedTuple):
     """When a task was predicted to end, when it did, and its deadline, in ms since it came."""
 
     predicted_ms: float
@@ -35,7 +35,7 @@ class Finishes:
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
         self._left = PREDICTIONS_PER_SNAPSHOT
-        self.recent: deque[Finish] = deque(maxlen=MAX_FINISHES)
+        self.recent: deque[FinishTimes] = deque(maxlen=MAX_FINISHES)
         self.total = 0
         """Number of finishes so far; the last of them are in ``recent``."""
 
@@ -67,7 +67,7 @@ class Finishes:
         """Allow forecasts for the next snapshot."""
         self._left = PREDICTIONS_PER_SNAPSHOT
 
-    def since(self, total: int) -> list[Finish]:
+    def since(self, total: int) -> list[FinishTimes]:
         """The finishes that came after the first ``total``, as far as they are kept."""
         new = min(self.total - total, len(self.recent))
         return list(islice(self.recent, len(self.recent) - new, None))
@@ -80,7 +80,7 @@ class Finishes:
         actual_ms = 1000 * (marks.ended - marks.received)
         deadline_ms = 1000 * (task.deadline.at - marks.received)
         self.recent.append(
-            Finish(
+            FinishTimes(
                 round(predicted_ms, 1),
                 round(actual_ms, 1),
                 round(deadline_ms, 1),

@@ -14,7 +14,7 @@ from typing import TypeVar
 from orchestrator.clock import Clock
 from orchestrator.errors import Draining, JournalUnavailable, TidegateError
 from orchestrator.tasks.journal.entries import Entry, new_entry
-from orchestrator.tasks.journal.file import JournalConfig, JournalFile, Unfinished
+from orchestrator.tasks.journal.file import JournalConfig, JournalFile, UnfinishedTask
 from orchestrator.tasks.journal.operations import Accept, Batch, Ended
 from orchestrator.tasks.journal.reader import Found, JournalReader
 from orchestrator.tasks.journal.records import request_of, result_of, row_of
@@ -232,7 +232,7 @@ class DurableTasks:
         self._left.append(entry)
         return True
 
-    def take_back(self) -> list[tuple[Task, Unfinished]]:
+    def take_back(self) -> list[tuple[Task, UnfinishedTask]]:
         """Take back what was left to the next process, because this one goes on. Returns each with
         the task that it was until then."""
         left, self._left = self._left, []

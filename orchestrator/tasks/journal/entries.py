@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.errors import JournalUnavailable
-from orchestrator.tasks.journal.file import Unfinished
+from orchestrator.tasks.journal.file import UnfinishedTask
 from orchestrator.tasks.journal.operations import Accept, Tokens
 from orchestrator.tasks.journal.records import StoredTokens, pack_ids
 from orchestrator.tasks.task import Task
@@ -45,7 +45,7 @@ class Entry:
         for call in waiting:
             call()
 
-    def unfinished(self, now: float) -> Unfinished:
+    def unfinished(self, now: float) -> UnfinishedTask:
         """The task as another process would find it."""
         assert self.accept is not None
         transcript = self.task.transcript
@@ -56,7 +56,7 @@ class Entry:
                 list(transcript.texts),
                 self.task.time_spent.seconds(now),
             )
-        return Unfinished(self.accept.row, self.accept.request, tokens)
+        return UnfinishedTask(self.accept.row, self.accept.request, tokens)
 
     def new_tokens(self, now: float) -> Tokens | None:
         """Tokens since the last call, as they are handed to the writer; None if there are none."""

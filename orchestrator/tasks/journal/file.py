@@ -52,7 +52,7 @@ class JournalConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedTask:
     """A task that had not ended. ``request`` is None where it cannot be read."""
 
     row: TaskRow
@@ -69,7 +69,7 @@ class JournalFile:
     sealer: Sealer
     lock: JournalLock
     next_n: int
-    unfinished: list[Unfinished]
+    unfinished: list[UnfinishedTask]
     set_aside: Path | None
     """New path of a damaged file; None where there is none."""
     boot: Boot
@@ -238,7 +238,7 @@ def _require_whole(config: JournalConfig) -> None:
             raise error
 
 
-def _read(config: JournalConfig, sealer: Sealer) -> tuple[int, list[Unfinished]]:
+def _read(config: JournalConfig, sealer: Sealer) -> tuple[int, list[UnfinishedTask]]:
     with closing(connect(config)) as db:
         found = db.execute(
             f"SELECT {', '.join(f't.{name}' for name in COLUMNS)}, r.body FROM tasks t "
@@ -248,7 +248,7 @@ def _read(config: JournalConfig, sealer: Sealer) -> tuple[int, list[Unfinished]]
         for *columns, body in found:
             row = TaskRow(*columns)
             tokens = _tokens_of(db, row.n, sealer)
-            unfinished.append(Unfinished(row, _request_of(row, body, sealer), tokens))
+            unfinished.append(UnfinishedTask(row, _request_of(row, body, sealer), tokens))
         (last,) = db.execute("SELECT coalesce(max(n), 0) FROM tasks").fetchone()
         return int(last) + 1, unfinished
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from perf.sim.arrivals import Arrival
+from perf.sim.arrivals import SimArrival
 from perf.sim.worker import WorkerSpec
 
 _BLOCK_TOKENS = 16
@@ -18,7 +18,7 @@ _BLOCK_TOKENS = 16
 class Job:
     """One request as an engine sees it. Seconds; ``arrival.length`` is for the fleet alone."""
 
-    arrival: Arrival
+    arrival: SimArrival
     deadline: float
     first_by: float
     gap_s: float
@@ -82,7 +82,7 @@ def _blocks_of(ids: Sequence[int]) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class EngineFigures:
     """Figures that a policy may know of the engine: measured, in seconds."""
 
     slots: int
@@ -123,7 +123,7 @@ class RivalFleet:
         self._waiting: list[Job] = []
         self._caches = [_PrefixCache() for _ in range(count)]
 
-    def run(self, arrivals: Iterable[Arrival]) -> list[Job]:
+    def run(self, arrivals: Iterable[SimArrival]) -> list[Job]:
         """Run ``arrivals``; returns all jobs, ended. Clients hang up once what they asked for is
         out of reach."""
         jobs = [_job(arrival) for arrival in arrivals]
@@ -249,7 +249,7 @@ class RivalFleet:
         self._policy.answered(job)
 
 
-def _job(arrival: Arrival) -> Job:
+def _job(arrival: SimArrival) -> Job:
     return Job(
         arrival,
         arrival.at_s + arrival.deadline_ms / 1000,

@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
-from perf.sim.rivals.fleet import Job, Machine, Rival
+from perf.sim.rivals.fleet import EngineFigures, Job, Rival
 
 REPLAN_STEPS = 32
 _FIRST_GUESS_TOKENS = 64.0
@@ -58,7 +58,7 @@ class _Lengths:
 
 
 class _Learning:
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: EngineFigures) -> None:
         self._machine = machine
         self._lengths = _Lengths()
 
@@ -88,7 +88,7 @@ class _Learning:
 class _Replanning(_Learning):
     """Policy that looks anew at what runs every 32 steps of an instance."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: EngineFigures) -> None:
         super().__init__(machine)
         self._steps: dict[int, int] = {}
 
@@ -191,7 +191,7 @@ class SlosServe(_Replanning):
         return {job for *_, job in kept}
 
 
-RIVALS: dict[str, tuple[str, Callable[[Machine], Rival]]] = {
+RIVALS: dict[str, tuple[str, Callable[[EngineFigures], Rival]]] = {
     "fifo": ("FIFO, clients hang up", Fifo),
     "edf": ("Earliest deadline first", Edf),
     "jitserve": ("JITServe's density", JitServe),

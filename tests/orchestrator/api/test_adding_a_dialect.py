@@ -1,6 +1,6 @@
 """The example of docs/extending.md: a dialect is a module and one entry in ``dialects``."""
 
-from orchestrator.api.dialects import SERVED, Served
+from orchestrator.api.dialects import SERVED, ServedDialect
 from tests.examples import ask_dialect
 from tests.orchestrator.conftest import MakeService
 from tests.support.fake_worker import FakeWorker
@@ -10,7 +10,7 @@ async def test_a_dialect_is_added_and_taken_away(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
     """It has deadlines, tolerance and errors of its own without a line about them."""
-    SERVED.insert(0, Served((ask_dialect.ASK,), (ask_dialect,)))
+    SERVED.insert(0, ServedDialect((ask_dialect.ASK,), (ask_dialect,)))
     try:
         service = await make_service(worker)
     finally:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from orchestrator.batches.config import BatchConfig
-from orchestrator.batches.records import Answer, Kind, Line, StoredBatch
+from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, StoredBatch
 from orchestrator.batches.service import Batches, new_batch, new_id, read_window
 from orchestrator.clock import Boot
 from orchestrator.tasks.journal.sealing import Sealer
@@ -29,23 +29,23 @@ def line_of(number: int, **changes: object) -> bytes:
     return json.dumps(line | changes).encode() + b"\n"
 
 
-def final(line: Line) -> Answer:
+def final(line: BatchLine) -> LineResult:
     """Every fifth line fails."""
-    kind = Kind.ERRORED if line.number % 5 == 0 else Kind.SUCCEEDED
-    return Answer(kind, 200, "request", line.body)
+    kind = LineOutcome.ERRORED if line.number % 5 == 0 else LineOutcome.SUCCEEDED
+    return LineResult(kind, 200, "request", line.body)
 
 
 @dataclass
 class FakeServer:
     """Serves lines; ``plan`` is asked how."""
 
-    plan: Callable[[Line], Awaitable[Answer]] | None = None
+    plan: Callable[[BatchLine], Awaitable[LineResult]] | None = None
     most: int = 100
     served: Counter[int] = field(default_factory=Counter)
     under_way: int = 0
     most_under_way: int = 0
 
-    async def serve(self, batch: StoredBatch, line: Line, due_at: float) -> Answer:
+    async def serve(self, batch: StoredBatch, line: BatchLine, due_at: float) -> LineResult:
         self.served[line.number] += 1
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -55,7 +55,9 @@ class FakeServer:
         finally:
             self.under_way -= 1
 
-    def entry(self, batch: StoredBatch, line: Line, kind: Kind, answer: Answer | None) -> bytes:
+    def entry(
+        self, batch: StoredBatch, line: BatchLine, kind: LineOutcome, answer: LineResult | None
+    ) -> bytes:
         told = {"custom_id": line.custom_id, "line": line.number, "kind": kind.name}
         return msgspec.json.encode(told) + b"\n"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.batches import run
-from orchestrator.batches.records import Answer, Kind, Line, Status
+from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, Status
 from orchestrator.errors import (
     BodyTooLarge,
     InvalidRequest,
@@ -91,7 +91,7 @@ async def test_the_batch_that_is_due_first_goes_first_and_owners_share(
 ) -> None:
     gate, order = asyncio.Event(), list[str]()
 
-    async def plan(line: Line) -> Answer:
+    async def plan(line: BatchLine) -> LineResult:
         await gate.wait()
         order.append(line.custom_id)
         return final(line)
@@ -127,15 +127,15 @@ async def test_a_line_is_tried_again_while_that_may_help(
     monkeypatch.setattr(run, "_FIRST_PAUSE_S", 0.001)
     server = FakeServer()
 
-    async def plan(line: Line) -> Answer:
-        refused = Answer(Kind.ERRORED, 503, "", b"{}", 0.0, is_loss=bool(losses))
+    async def plan(line: BatchLine) -> LineResult:
+        refused = LineResult(LineOutcome.ERRORED, 503, "", b"{}", 0.0, is_loss=bool(losses))
         return refused if server.served[line.number] <= (losses or 7) else final(line)
 
     server.plan = plan
     life = await make_life(server=server, attempts=3)
     name = await life.create(lines(1))
     batch = await life.over(name)
-    assert batch.count(Kind.SUCCEEDED) == (losses < 3)
+    assert batch.count(LineOutcome.SUCCEEDED) == (losses < 3)
     assert server.served[1] == {0: 8, 2: 3, 3: 3}[losses]
 
 
@@ -143,9 +143,11 @@ async def test_what_waits_for_another_try_keeps_nobody_else_out(make_life: MakeL
     """An owner at its limits may have all places for as long as nobody else wants one."""
     server = FakeServer()
 
-    async def plan(line: Line) -> Answer:
+    async def plan(line: BatchLine) -> LineResult:
         is_refused = line.custom_id.startswith("limited")
-        return Answer(Kind.ERRORED, 429, "", b"{}", 3600.0) if is_refused else final(line)
+        return (
+            LineResult(LineOutcome.ERRORED, 429, "", b"{}", 3600.0) if is_refused else final(line)
+        )
 
     server.plan = plan
     life = await make_life(server=server, window=3)
@@ -157,7 +159,7 @@ async def test_what_waits_for_another_try_keeps_nobody_else_out(make_life: MakeL
     assert (await life.over(other, "another")).status is Status.COMPLETED
     assert server.served.total() == 13 and life.batches.under_way == 3
     await life.batches.cancel(OWNER, "openai", name)
-    assert (await life.over(name)).counts == {Kind.CANCELLED: 19}
+    assert (await life.over(name)).counts == {LineOutcome.CANCELLED: 19}
     assert life.batches.under_way == 0
 
 
@@ -165,7 +167,7 @@ async def stuck(make_life: MakeLife, monkeypatch: pytest.MonkeyPatch) -> tuple[L
     """A batch of ten lines, four of which are done; two more will never be."""
     monkeypatch.setattr(run, "_GRACE_S", 0.01)
 
-    async def plan(line: Line) -> Answer:
+    async def plan(line: BatchLine) -> LineResult:
         if line.number > 4:
             await asyncio.Future()
         return final(line)
@@ -186,7 +188,7 @@ async def test_at_its_deadline_what_is_done_is_kept_and_the_rest_expires(
     life.clock.advance(2)
     batch = await life.over(name)
     assert batch.status is Status.EXPIRED
-    assert batch.counts == {Kind.SUCCEEDED: 4, Kind.EXPIRED: 6}
+    assert batch.counts == {LineOutcome.SUCCEEDED: 4, LineOutcome.EXPIRED: 6}
     assert sorted(e["line"] for e in await life.entries(name)) == list(range(1, 11))
     assert not life.server.under_way and not life.batches.under_way
 
@@ -205,7 +207,7 @@ async def test_it_expires_also_while_nobody_runs(
         again = await make_life(folder, FakeServer(), clock, boot_id=boot_id)
         batch = await again.over(name)
         assert batch.status is Status.EXPIRED and not again.server.served
-        assert batch.counts == {Kind.SUCCEEDED: 4, Kind.EXPIRED: 6}
+        assert batch.counts == {LineOutcome.SUCCEEDED: 4, LineOutcome.EXPIRED: 6}
 
 
 async def test_cancelled_it_keeps_what_is_done(
@@ -216,7 +218,7 @@ async def test_cancelled_it_keeps_what_is_done(
     assert told.status is Status.CANCELLING
     batch = await life.over(name)
     assert batch.status is Status.CANCELLED
-    assert batch.counts == {Kind.SUCCEEDED: 4, Kind.CANCELLED: 6}
+    assert batch.counts == {LineOutcome.SUCCEEDED: 4, LineOutcome.CANCELLED: 6}
     assert sorted(e["line"] for e in await life.entries(name)) == list(range(1, 11))
     assert not life.batches.under_way
     with pytest.raises(InvalidRequest, match="cancelled"):
@@ -300,7 +302,7 @@ async def test_input_that_is_removed_under_a_batch_fails_it(
     again = await make_life(folder)
     batch = await again.over(name)
     assert batch.status is Status.FAILED
-    assert (batch.errors[0].code, batch.counts) == ("input_unreadable", {Kind.SUCCEEDED: 4})
+    assert (batch.errors[0].code, batch.counts) == ("input_unreadable", {LineOutcome.SUCCEEDED: 4})
     assert len(await again.entries(name)) == 4
 
 

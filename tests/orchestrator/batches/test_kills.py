@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.batches.frames import read_frames
-from orchestrator.batches.records import Kind, Status
+from orchestrator.batches.records import LineOutcome, Status
 from orchestrator.batches.shop import Shop
 from orchestrator.tasks.journal.sealing import Sealer
 from tests.orchestrator.batches.conftest import FakeServer, Life, MakeLife, copy, line_of
@@ -92,7 +92,11 @@ async def check(life: Life, name: str) -> None:
     assert Counter(entry["line"] for entry in entries) == Counter(range(1, LINES + 1))
     assert {entry["custom_id"] for entry in entries} == {f"id-{n}" for n in range(1, LINES + 1)}
     assert batch.status is Status.COMPLETED
-    assert (batch.total, batch.count(Kind.SUCCEEDED), batch.count(Kind.ERRORED)) == (12, 10, 2)
+    assert (batch.total, batch.count(LineOutcome.SUCCEEDED), batch.count(LineOutcome.ERRORED)) == (
+        12,
+        10,
+        2,
+    )
 
 
 @pytest.mark.parametrize("how", ["before", "after", "torn"])

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.instances.discovery.addresses import check_entry
 from orchestrator.instances.discovery.sources import SourceError, parse_addresses
-from orchestrator.lanes import Kind, kind_of, name_of
+from orchestrator.lanes import ServerKind, kind_of, name_of
 from orchestrator.lanes.endpoint import read_endpoint
 from orchestrator.settings import InvalidSettings, load_settings
 
@@ -16,7 +16,7 @@ def test_a_url_says_all_that_has_to_be_known() -> None:
         "vllm+http://gpu-1:8000/api?tokenizer=/models/llama&model=meta/llama&alias=llama&name=v1"
         "&context=4096&slots=16&abort_ms=12.5&weights=abc&key_file=/run/key"
     )
-    assert (one.kind, one.name, one.host) == (Kind.VLLM, "v1", "gpu-1:8000")
+    assert (one.kind, one.name, one.host) == (ServerKind.VLLM, "v1", "gpu-1:8000")
     assert one.base_url == "http://gpu-1:8000/api"
     assert (one.model, one.alias) == ("meta/llama", "llama")
     assert (one.context, one.slots, one.abort_ms, one.weights) == (4096, 16, 12.5, "abc")
@@ -26,15 +26,19 @@ def test_a_url_says_all_that_has_to_be_known() -> None:
 @pytest.mark.parametrize(
     ("entry", "kind", "name"),
     [
-        ("gpu-1:8001", Kind.TIDEGATE, "gpu-1:8001"),
-        ("triton+grpc://gpu-1:8001/llm?tokenizer=t", Kind.TRITON, "triton-llm@gpu-1:8001"),
-        ("triton+grpc://gpu-1:8001?model=a/b&tokenizer=t", Kind.TRITON, "triton-a-b@gpu-1:8001"),
-        ("vllm+https://[::1]:80?tokenizer=t", Kind.VLLM, "vllm@[::1]:80"),
-        ("llamacpp+http://h:1?tokenizer=t", Kind.LLAMACPP, "llamacpp@h:1"),
-        ("tgi+http://h:1/?tokenizer=t", Kind.TGI, "tgi@h:1"),
+        ("gpu-1:8001", ServerKind.TIDEGATE, "gpu-1:8001"),
+        ("triton+grpc://gpu-1:8001/llm?tokenizer=t", ServerKind.TRITON, "triton-llm@gpu-1:8001"),
+        (
+            "triton+grpc://gpu-1:8001?model=a/b&tokenizer=t",
+            ServerKind.TRITON,
+            "triton-a-b@gpu-1:8001",
+        ),
+        ("vllm+https://[::1]:80?tokenizer=t", ServerKind.VLLM, "vllm@[::1]:80"),
+        ("llamacpp+http://h:1?tokenizer=t", ServerKind.LLAMACPP, "llamacpp@h:1"),
+        ("tgi+http://h:1/?tokenizer=t", ServerKind.TGI, "tgi@h:1"),
     ],
 )
-def test_kind_and_name_follow_from_the_entry(entry: str, kind: Kind, name: str) -> None:
+def test_kind_and_name_follow_from_the_entry(entry: str, kind: ServerKind, name: str) -> None:
     assert check_entry(entry) == entry
     assert (kind_of(entry), name_of(entry)) == (kind, name)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lanes import Kind, Lane, kind_of
+from orchestrator.lanes import Lane, ServerKind, kind_of
 from tests.support.lanes import GREEDY, News, lane_to, submit
 from tests.support.other_servers import (
     LETTER_IDS,
@@ -79,7 +79,7 @@ async def test_a_text_comes_with_its_tokens_counted(server: OtherServer, folder:
     async with lane_to(server.entry(folder)) as (lane, news):
         assert news.card is not None
         assert (news.card.model, news.card.vocab_size) == ("other", 262)
-        assert kind_of(server.entry(folder)) is Kind(server.kind)
+        assert kind_of(server.entry(folder)) is ServerKind(server.kind)
         job = await run(lane)
         assert job.text == "abcdef"
         assert job.end.code is None

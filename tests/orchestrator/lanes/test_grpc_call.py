@@ -19,7 +19,7 @@ from orchestrator.lanes.http2 import (
     HEAD_BYTES,
     MAX_WINDOW,
     Flag,
-    Kind,
+    FrameType,
     Setting,
     frame,
     settings,
@@ -64,7 +64,7 @@ def headers(flags: int = 0, **more: str) -> bytes:
     stated = {":status": "200", "content-type": "application/grpc"}
     stated |= {name.replace("_", "-"): value for name, value in more.items()}
     block = Encoder().encode([(name, value) for name, value in stated.items() if value])
-    return frame(Kind.HEADERS, Flag.END_HEADERS | flags, 1, block)
+    return frame(FrameType.HEADERS, Flag.END_HEADERS | flags, 1, block)
 
 
 class Rig:
@@ -105,7 +105,9 @@ def message(data: bytes) -> bytes:
 
 
 def data_frames(stream: bytes, size: int) -> Iterable[bytes]:
-    return [frame(Kind.DATA, 0, 1, stream[at : at + size]) for at in range(0, len(stream), size)]
+    return [
+        frame(FrameType.DATA, 0, 1, stream[at : at + size]) for at in range(0, len(stream), size)
+    ]
 
 
 @given(MESSAGES, st.integers(1, 400), st.integers(1, 500))
@@ -126,19 +128,19 @@ def test_messages_come_whole_however_they_were_cut(
 
 async def test_what_came_together_is_handed_over_together() -> None:
     rig = Rig()
-    rig.receive(b"".join(frame(Kind.DATA, 0, 1, message(b"%d" % n)) for n in range(5)))
+    rig.receive(b"".join(frame(FrameType.DATA, 0, 1, message(b"%d" % n)) for n in range(5)))
     assert rig.together == [5]
 
 
 async def test_the_reserved_bit_of_a_stream_means_nothing() -> None:
     rig = Rig()
-    rig.receive(frame(Kind.DATA, 0, 2**31 | 1, message(b"ab")))
+    rig.receive(frame(FrameType.DATA, 0, 2**31 | 1, message(b"ab")))
     assert rig.got == [b"ab"] and not rig.call.ended.done()
 
 
 async def test_padding_is_no_part_of_a_message() -> None:
     rig = Rig()
-    rig.receive(frame(Kind.DATA, Flag.PADDED, 1, b"\x03" + message(b"ab") + bytes(3)))
+    rig.receive(frame(FrameType.DATA, Flag.PADDED, 1, b"\x03" + message(b"ab") + bytes(3)))
     assert rig.got == [b"ab"]
 
 
@@ -148,7 +150,7 @@ async def test_no_more_is_sent_than_the_peer_has_room_for() -> None:
     rig.call.send(data)
 
     def sent() -> list[int]:
-        return [len(payload) for kind, _, _, payload in rig.wire.take() if kind == Kind.DATA]
+        return [len(payload) for kind, _, _, payload in rig.wire.take() if kind == FrameType.DATA]
 
     first = sent()
     assert sum(first) == DEFAULT_WINDOW
@@ -168,38 +170,40 @@ async def test_no_more_is_sent_than_the_peer_has_room_for() -> None:
 
 async def test_the_peer_is_told_of_room_as_its_data_is_taken() -> None:
     rig = Rig()
-    piece = frame(Kind.DATA, 0, 1, message(bytes(16_000)))
+    piece = frame(FrameType.DATA, 0, 1, message(bytes(16_000)))
     room = {0: 0, 1: 0}
     for _ in range(300):
         rig.receive(piece)
     for kind, _, stream, payload in rig.wire.take():
-        if kind == Kind.WINDOW_UPDATE:
+        if kind == FrameType.WINDOW_UPDATE:
             room[stream] += int.from_bytes(payload, "big")
     assert room[0] == room[1] > 2_000_000
 
 
 async def test_pings_and_settings_are_answered() -> None:
     rig = Rig()
-    rig.receive(frame(Kind.PING, 0, 0, b"12345678") + settings({}))
-    rig.receive(frame(Kind.PING, Flag.ACK, 0, b"12345678") + frame(Kind.SETTINGS, Flag.ACK, 0))
+    rig.receive(frame(FrameType.PING, 0, 0, b"12345678") + settings({}))
+    rig.receive(
+        frame(FrameType.PING, Flag.ACK, 0, b"12345678") + frame(FrameType.SETTINGS, Flag.ACK, 0)
+    )
     assert rig.wire.take() == [
-        (Kind.PING, Flag.ACK, 0, b"12345678"),
-        (Kind.SETTINGS, Flag.ACK, 0, b""),
+        (FrameType.PING, Flag.ACK, 0, b"12345678"),
+        (FrameType.SETTINGS, Flag.ACK, 0, b""),
     ]
 
 
 @pytest.mark.parametrize(
     ("received", "status"),
     [
-        (frame(Kind.DATA, 0, 1, b"\x01\x00\x00\x00\x01x"), "internal"),
-        (frame(Kind.DATA, Flag.PADDED, 1, b"\x09x"), "internal"),
-        (frame(Kind.HEADERS, Flag.END_HEADERS, 1, b"\xff\xff\xff\xff\xff"), "internal"),
-        (frame(Kind.SETTINGS, 0, 0, b"xyz"), "internal"),
-        (frame(Kind.WINDOW_UPDATE, 0, 1, b"x"), "internal"),
-        (frame(Kind.PUSH_PROMISE, 0, 1), "internal"),
-        (frame(Kind.DATA, Flag.END_STREAM, 1), "ok"),
-        (frame(Kind.RST_STREAM, 0, 1, b"\x00\x00\x00\x08"), "unavailable"),
-        (frame(Kind.GOAWAY, 0, 0, bytes(8) + b"too many"), "unavailable"),
+        (frame(FrameType.DATA, 0, 1, b"\x01\x00\x00\x00\x01x"), "internal"),
+        (frame(FrameType.DATA, Flag.PADDED, 1, b"\x09x"), "internal"),
+        (frame(FrameType.HEADERS, Flag.END_HEADERS, 1, b"\xff\xff\xff\xff\xff"), "internal"),
+        (frame(FrameType.SETTINGS, 0, 0, b"xyz"), "internal"),
+        (frame(FrameType.WINDOW_UPDATE, 0, 1, b"x"), "internal"),
+        (frame(FrameType.PUSH_PROMISE, 0, 1), "internal"),
+        (frame(FrameType.DATA, Flag.END_STREAM, 1), "ok"),
+        (frame(FrameType.RST_STREAM, 0, 1, b"\x00\x00\x00\x08"), "unavailable"),
+        (frame(FrameType.GOAWAY, 0, 0, bytes(8) + b"too many"), "unavailable"),
         (headers(Flag.END_STREAM), "internal"),
     ],
 )
@@ -213,12 +217,15 @@ async def test_whatever_a_peer_does_wrong_ends_the_call(received: bytes, status:
 @pytest.mark.parametrize(
     ("received", "said"),
     [
-        (frame(Kind.DATA, 0, 3, message(b"x")), "DATA on stream 3, which nobody opened"),
-        (frame(Kind.DATA, 0, 0, message(b"x")), "DATA on stream 0, which nobody opened"),
-        (frame(Kind.RST_STREAM, 0, 2, bytes(4)), "RST_STREAM on stream 2, which nobody opened"),
-        (frame(Kind.PING, 0, 1, bytes(8)), "PING on stream 1, where it has no place"),
-        (frame(Kind.PING, 0, 0, bytes(7)), "PING of 7 bytes instead of 8"),
-        (frame(Kind.GOAWAY, 0, 1, bytes(8)), "GOAWAY on stream 1, where it has no place"),
+        (frame(FrameType.DATA, 0, 3, message(b"x")), "DATA on stream 3, which nobody opened"),
+        (frame(FrameType.DATA, 0, 0, message(b"x")), "DATA on stream 0, which nobody opened"),
+        (
+            frame(FrameType.RST_STREAM, 0, 2, bytes(4)),
+            "RST_STREAM on stream 2, which nobody opened",
+        ),
+        (frame(FrameType.PING, 0, 1, bytes(8)), "PING on stream 1, where it has no place"),
+        (frame(FrameType.PING, 0, 0, bytes(7)), "PING of 7 bytes instead of 8"),
+        (frame(FrameType.GOAWAY, 0, 1, bytes(8)), "GOAWAY on stream 1, where it has no place"),
         (window_update(5, 1), "WINDOW_UPDATE for stream 5, which nobody opened"),
         (window_update(0, 0), "a WINDOW_UPDATE of nothing"),
         (window_update(0, MAX_WINDOW), "a flow control window of 2147549182 bytes"),
@@ -230,9 +237,9 @@ async def test_whatever_a_peer_does_wrong_ends_the_call(received: bytes, status:
             "a flow control window of 2147483648 bytes",
         ),
         (settings({Setting.MAX_FRAME_SIZE: 100}), "SETTINGS allow frames of 100 bytes"),
-        (frame(Kind.CONTINUATION, Flag.END_HEADERS, 1), "more headers, of none"),
+        (frame(FrameType.CONTINUATION, Flag.END_HEADERS, 1), "more headers, of none"),
         (
-            frame(Kind.HEADERS, 0, 1) + frame(Kind.PING, 0, 0, bytes(8)),
+            frame(FrameType.HEADERS, 0, 1) + frame(FrameType.PING, 0, 0, bytes(8)),
             "headers that break off",
         ),
     ],
@@ -253,16 +260,16 @@ async def test_an_error_of_the_protocol_is_named(received: bytes, said: str) -> 
             b"SSH-2.0-OpenSSH_9",
             "internal: not HTTP/2 as expected: it begins with b'SSH-2.0-OpenSSH",
         ),
-        (frame(Kind.PING, 0, 0, bytes(8)), "internal: not HTTP/2 as expected: it begins with"),
+        (frame(FrameType.PING, 0, 0, bytes(8)), "internal: not HTTP/2 as expected: it begins with"),
         (settings({}) + headers(content_type="text/html"), "unavailable: content type 'text/html'"),
         (settings({}) + headers(content_type=""), "unavailable: content type 'none' instead of"),
         (settings({}) + headers(**{":status": "503"}), "unavailable: HTTP status 503 instead of"),
         (
-            settings({}) + frame(Kind.DATA, 0, 1, message(b"x")),
+            settings({}) + frame(FrameType.DATA, 0, 1, message(b"x")),
             "internal: not HTTP/2 as expected: data before the head of an answer",
         ),
         (
-            settings({}) + frame(Kind.RST_STREAM, 0, 1, b"\x00\x00\x00\x0b"),
+            settings({}) + frame(FrameType.RST_STREAM, 0, 1, b"\x00\x00\x00\x0b"),
             "unavailable: the stream was reset (enhance your calm)",
         ),
     ],
@@ -280,9 +287,9 @@ async def test_an_alert_alone_says_that_it_is_tls() -> None:
 
 async def test_a_peer_that_leaves_is_told_of_and_may_finish() -> None:
     rig = Rig()
-    rig.receive(frame(Kind.GOAWAY, 0, 0, struct.pack(">II", 2**31 - 1, 0) + b"max_age"))
+    rig.receive(frame(FrameType.GOAWAY, 0, 0, struct.pack(">II", 2**31 - 1, 0) + b"max_age"))
     assert rig.leaving == 1 and not rig.call.ended.done()
-    rig.receive(frame(Kind.DATA, 0, 1, message(b"the rest")))
+    rig.receive(frame(FrameType.DATA, 0, 1, message(b"the rest")))
     assert rig.got == [b"the rest"]
     rig.call.connection_lost(None)
     assert str(rig.error()) == "unavailable: max_age"
@@ -290,7 +297,7 @@ async def test_a_peer_that_leaves_is_told_of_and_may_finish() -> None:
 
 async def test_a_message_beyond_the_bound_is_refused_before_it_comes() -> None:
     rig = Rig()
-    rig.receive(frame(Kind.DATA, 0, 1, struct.pack(">BI", 0, 2**31)))
+    rig.receive(frame(FrameType.DATA, 0, 1, struct.pack(">BI", 0, 2**31)))
     assert str(rig.error()).startswith("resource_exhausted: a message of 2147483648 bytes")
 
 
@@ -316,9 +323,9 @@ async def test_messages_before_the_end_are_handed_over() -> None:
     rig = Rig()
     trailers = Encoder().encode([("grpc-status", "14"), ("grpc-message", "going%20down")])
     rig.receive(
-        frame(Kind.DATA, 0, 1, message(b"last"))
-        + frame(Kind.HEADERS, Flag.END_STREAM, 1, trailers[:3])
-        + frame(Kind.CONTINUATION, Flag.END_HEADERS, 1, trailers[3:])
+        frame(FrameType.DATA, 0, 1, message(b"last"))
+        + frame(FrameType.HEADERS, Flag.END_STREAM, 1, trailers[:3])
+        + frame(FrameType.CONTINUATION, Flag.END_HEADERS, 1, trailers[3:])
     )
     assert rig.got == [b"last"]
     assert str(rig.error()) == "unavailable: going down"
@@ -330,7 +337,7 @@ async def test_what_the_taker_raises_ends_the_call() -> None:
 
     call, wire = GrpcCall("host:1", METHOD, refuse), Wire()
     call.connection_made(wire)
-    data = settings({}) + headers() + frame(Kind.DATA, 0, 1, message(b"x"))
+    data = settings({}) + headers() + frame(FrameType.DATA, 0, 1, message(b"x"))
     call.get_buffer(-1)[: len(data)] = data
     call.buffer_updated(len(data))
     with pytest.raises(ValueError, match="promised"):

@@ -19,7 +19,7 @@ from pool.engines.triton import (
     TritonSpec,
     triton_command,
 )
-from pool.fleet.wish import BesideWish, Wish, wishes_of
+from pool.fleet.wish import InstanceSpec, OrchestratorSpec, wishes_of
 from pool.pool_file import parse_pool_file
 from pool.units.triton import TritonInstance
 from tests.orchestrator.api.native.test_slots import serving, submit, until_ended
@@ -314,7 +314,7 @@ def test_a_pool_has_its_tritons_and_its_orchestrator_speak_it() -> None:
     )
     before, after = wishes_of(parse_pool_file(text)), wishes_of(parse_pool_file(table + text))
     triton, beside = after["a"], after["orchestrator"]
-    assert isinstance(triton, Wish) and isinstance(beside, BesideWish)
+    assert isinstance(triton, InstanceSpec) and isinstance(beside, OrchestratorSpec)
     assert triton.tls == serving_as(made, made.server)
     assert stated_tls(beside.settings[SETTING]) == {
         "certificate": str(made.server.certificate),

@@ -2,10 +2,10 @@
 
 import math
 
-from orchestrator.loading.choice import Harm, Place, choose_place
+from orchestrator.loading.choice import Harm, LoadPlace, choose_place
 
 
-def place(address: str, **changes: object) -> Place:
+def place(address: str, **changes: object) -> LoadPlace:
     values: dict[str, object] = {
         "load_ms": 1000.0,
         "is_spare": False,
@@ -15,10 +15,10 @@ def place(address: str, **changes: object) -> Place:
         "resident_s": 100.0,
         "unneeded_s": 10.0,
     }
-    return Place(address=address, **(values | changes))  # type: ignore[arg-type]
+    return LoadPlace(address=address, **(values | changes))  # type: ignore[arg-type]
 
 
-def chosen(*places: Place, min_residency_s: float = 10.0) -> str | None:
+def chosen(*places: LoadPlace, min_residency_s: float = 10.0) -> str | None:
     choice = choose_place(places, min_residency_s)
     return None if choice.place is None else choice.place.address
 

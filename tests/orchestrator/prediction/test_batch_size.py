@@ -8,9 +8,9 @@ import pytest
 from orchestrator.prediction.batch_size import (
     ABOUT_ALONE,
     MAX_REQUESTS,
-    Asked,
-    Demand,
+    DemandArrays,
     RecentDemand,
+    RecentRequest,
     best_rows,
     outlook,
     row_counts,
@@ -25,13 +25,13 @@ SHORT, STORY = (18.0,) * 16, (180.0,) * 16
 
 def demand(
     *lengths: tuple[float, ...], per_s: float, seconds: float = 2.0, **more: float
-) -> Demand:
+) -> DemandArrays:
     """Requests with these answers by turns, so many a second."""
     recent = RecentDemand()
     count = min(MAX_REQUESTS, round(per_s * seconds))
     for number in range(count):
         recent.add(
-            Asked(
+            RecentRequest(
                 at=number / per_s,
                 left=lengths[number % len(lengths)],
                 prompt_tokens=more.get("prompt", 20.0),
@@ -46,7 +46,7 @@ def demand(
     return found
 
 
-def rows_for(asked: Demand, current: int = SLOTS, **more: float) -> int:
+def rows_for(asked: DemandArrays, current: int = SLOTS, **more: float) -> int:
     return best_rows(outlook(asked, PACE, row_counts(SLOTS), **more), current)  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ def rows_for(asked: Demand, current: int = SLOTS, **more: float) -> int:
         (demand(STORY, per_s=60, first_ms=1.0), SLOTS, SLOTS),  # nothing can be met
     ],
 )
-def test_rows_follow_deadlines_and_load(asked: Demand, least: int, most: int) -> None:
+def test_rows_follow_deadlines_and_load(asked: DemandArrays, least: int, most: int) -> None:
     assert least <= rows_for(asked) <= most
 
 
@@ -115,7 +115,7 @@ def test_or24_others_rows_cost_a_tenant_next_to_nothing_that_keeps_to_its_share(
     rows = row_counts(SLOTS)
     chosen = best_rows(outlook(asked, PACE, rows), SLOTS)
     small = asked.tenant == asked.tenant[11]
-    alone = Demand(
+    alone = DemandArrays(
         *(
             getattr(asked, name)[small]
             for name in ("left", "prompt_tokens", "whole_ms", "first_ms")
@@ -132,7 +132,7 @@ def test_demand_is_a_window_as_long_as_deadlines_are() -> None:
     recent = RecentDemand()
     assert recent.demand(0.0) is None
     for at in range(10):
-        recent.add(Asked(float(at), SHORT, 10, 3000.0, math.inf, 1.0, ""))
+        recent.add(RecentRequest(float(at), SHORT, 10, 3000.0, math.inf, 1.0, ""))
     found = recent.demand(9.5)
     assert found is not None and len(found.left) == 3 and found.span_ms == 3000.0
     assert recent.demand(30.0) is None

@@ -10,7 +10,7 @@ from orchestrator.slots.forecast import (
     NOMINAL_ABILITY,
     Ability,
     Begun,
-    Line,
+    InstanceTimeline,
     Wish,
     alone_s,
     best_plan,
@@ -53,7 +53,7 @@ def test_who_says_nothing_is_taken_at_its_targets() -> None:
 def test_stages_of_two_slots_overlap_and_one_serves_one_at_a_time() -> None:
     """Speech 2 s beside portrait 3 s, video 4 s, check 1 s."""
     can = ability(2, 3, 4, 1)
-    line = Line(can, NOW, ())
+    line = InstanceTimeline(can, NOW, ())
     ends = []
     for _ in range(3):
         want = wish(100)
@@ -70,28 +70,33 @@ def test_what_is_under_way_counts_for_what_is_left_of_it() -> None:
     plan = want.whole(can)
     work = can.work(plan, want.chosen)
     half = Begun(plan, want.chosen, {"audio": 100, "image": 100, "video": 50})
-    assert Line(can, NOW, [half]).free_at == pytest.approx(NOW + 2)
-    assert Line(can, NOW, [half]).finish(work) == pytest.approx(NOW + 2 + 6)
-    assert Line(can, NOW, (), [1.5]).free_at == pytest.approx(NOW + 1.5), "somebody else's"
+    assert InstanceTimeline(can, NOW, [half]).free_at == pytest.approx(NOW + 2)
+    assert InstanceTimeline(can, NOW, [half]).finish(work) == pytest.approx(NOW + 2 + 6)
+    assert InstanceTimeline(can, NOW, (), [1.5]).free_at == pytest.approx(NOW + 1.5), (
+        "somebody else's"
+    )
 
 
 def test_less_is_planned_only_where_that_is_allowed_and_needed() -> None:
     can = ability(1, 1, 8, 1)
-    assert best_plan(wish(11.1, degrade=True), Line(can, NOW, ()))[0].given_up == ()
-    less, _, fits = best_plan(wish(6.5, degrade=True), Line(can, NOW, ()))
+    assert best_plan(wish(11.1, degrade=True), InstanceTimeline(can, NOW, ()))[0].given_up == ()
+    less, _, fits = best_plan(wish(6.5, degrade=True), InstanceTimeline(can, NOW, ()))
     assert fits and less.given_up == ("no check", "12 frames a second instead of 24")
-    less, _, fits = best_plan(wish(7, degrade=True), Line(can, NOW, ()))
+    less, _, fits = best_plan(wish(7, degrade=True), InstanceTimeline(can, NOW, ()))
     assert fits and less.given_up == ("12 frames a second instead of 24",), "there is time for it"
-    assert not best_plan(wish(7), Line(can, NOW, ()))[2]
-    assert not best_plan(wish(1.01, degrade=True), Line(can, NOW, ()))[2]
+    assert not best_plan(wish(7), InstanceTimeline(can, NOW, ()))[2]
+    assert not best_plan(wish(1.01, degrade=True), InstanceTimeline(can, NOW, ()))[2]
 
 
 def test_the_instance_that_finishes_first_is_taken() -> None:
     slow, fast = ability(4), ability(1)
-    lines = {"slow": Line(slow, NOW, ()), "fast": Line(fast, NOW, (), [2.0, 2.5])}
+    lines = {
+        "slow": InstanceTimeline(slow, NOW, ()),
+        "fast": InstanceTimeline(fast, NOW, (), [2.0, 2.5]),
+    }
     found = place(wish(50), lines)
     assert found is not None and (found.address, found.finish_at) == ("fast", NOW + 3)
-    others = {"slow": lines["slow"], "fast": Line(fast, NOW, (), [9.0, 9.0])}
+    others = {"slow": lines["slow"], "fast": InstanceTimeline(fast, NOW, (), [9.0, 9.0])}
     found = place(wish(50), others)
     assert found is not None and found.address == "slow"
 
@@ -104,7 +109,9 @@ def test_providers_are_asked_for_by_name() -> None:
     work, dear = can.work(plan, plain.chosen), can.work(plan, fine.chosen)
     assert dear[Stage.VIDEO] == pytest.approx(3 * work[Stage.VIDEO])
     assert can.missing(wish(1, providers={"video": "other"}).chosen) is Stage.VIDEO
-    assert place(wish(1, providers={"video": "other"}), {"a": Line(can, NOW, ())}) is None
+    assert (
+        place(wish(1, providers={"video": "other"}), {"a": InstanceTimeline(can, NOW, ())}) is None
+    )
     assert NOMINAL_ABILITY.missing(wish(1, providers={"video": "other"}).chosen) is None
 
 
@@ -114,7 +121,7 @@ def test_nothing_that_is_said_to_be_in_time_is_late(
 ) -> None:
     can = ability(1, 2, 3, 0.5, slots=slots)
     wishes = [wish(s, degrade=degrade) for s in sorted(left)]
-    lines = {"a": Line(can, NOW, ()), "b": Line(can, NOW, ())}
+    lines = {"a": InstanceTimeline(can, NOW, ()), "b": InstanceTimeline(can, NOW, ())}
     busy: dict[str, float] = {"a": 0.0, "b": 0.0}
     for want, found in zip(wishes, forecast(wishes, lines), strict=True):
         assert found is not None

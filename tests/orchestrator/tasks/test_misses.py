@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Budget, Ending
-from orchestrator.tasks.misses import Stage, blame
+from orchestrator.tasks.misses import MissStage, blame
 from tests.orchestrator.tasks.test_settle import make_task
 from worker.protocol import FinishReason, Outcome
 
@@ -17,19 +17,19 @@ LONG_DECODE = Budget(queue_ms=60, route_ms=5, prefill_ms=50, decode_ms=400)
 @pytest.mark.parametrize(
     ("sent", "attempts", "chance", "part", "budget", "stage"),
     [
-        (False, 0, None, Part.WHOLE, LONG_QUEUE, Stage.QUEUE),
-        (True, 1, 0.95, Part.WHOLE, LONG_DECODE, Stage.RETRY),
-        (True, 0, 0.3, Part.WHOLE, LONG_QUEUE, Stage.QUEUE),
-        (True, 0, 0.3, Part.WHOLE, LONG_PREFILL, Stage.PREFILL),
-        (True, 0, 0.3, Part.WHOLE, LONG_DECODE, Stage.DECODE),
-        (True, 0, 0.95, Part.WHOLE, LONG_DECODE, Stage.PREDICTION),
-        (True, 0, 0.95, Part.WHOLE, LONG_ROUTE, Stage.ROUTE),
-        (True, 0, 0.3, Part.FIRST_TOKEN, LONG_DECODE, Stage.QUEUE),
-        (True, 0, 0.95, Part.TOKEN_GAP, LONG_QUEUE, Stage.DECODE),
+        (False, 0, None, Part.WHOLE, LONG_QUEUE, MissStage.QUEUE),
+        (True, 1, 0.95, Part.WHOLE, LONG_DECODE, MissStage.RETRY),
+        (True, 0, 0.3, Part.WHOLE, LONG_QUEUE, MissStage.QUEUE),
+        (True, 0, 0.3, Part.WHOLE, LONG_PREFILL, MissStage.PREFILL),
+        (True, 0, 0.3, Part.WHOLE, LONG_DECODE, MissStage.DECODE),
+        (True, 0, 0.95, Part.WHOLE, LONG_DECODE, MissStage.PREDICTION),
+        (True, 0, 0.95, Part.WHOLE, LONG_ROUTE, MissStage.ROUTE),
+        (True, 0, 0.3, Part.FIRST_TOKEN, LONG_DECODE, MissStage.QUEUE),
+        (True, 0, 0.95, Part.TOKEN_GAP, LONG_QUEUE, MissStage.DECODE),
     ],
 )
 def test_the_stage_to_blame(
-    sent: bool, attempts: int, chance: float | None, part: Part, budget: Budget, stage: Stage
+    sent: bool, attempts: int, chance: float | None, part: Part, budget: Budget, stage: MissStage
 ) -> None:
     task = make_task()
     task.marks.dispatched = 100.1 if sent else 0.0

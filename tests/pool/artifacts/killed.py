@@ -32,7 +32,7 @@ from pool.artifacts.download import DownloadLimits
 from pool.artifacts.hub import HubModel
 from pool.artifacts.room import DiskBudget
 from pool.artifacts.source import Listing, SourceFile
-from pool.artifacts.staging import Wish, add_model
+from pool.artifacts.staging import AddRequest, add_model
 from tests.support.hub import Hub
 from tests.support.model_files import checkpoint
 
@@ -45,7 +45,7 @@ GROW = ("mkdir", "fsync", "write", "pwrite")
 
 
 def add(home: Path, source: Path) -> None:
-    wish = Wish(str(source), copy=True, budget=DiskBudget(keep_free=0.0))
+    wish = AddRequest(str(source), copy=True, budget=DiskBudget(keep_free=0.0))
     asyncio.run(add_model(ModelCatalog(home), wish))
 
 
@@ -75,7 +75,7 @@ def fetch(home: Path, source: Path) -> None:
         return hub
 
     staging.list_hub = listed
-    wish = Wish(
+    wish = AddRequest(
         "org/model", budget=DiskBudget(keep_free=0.0), limits=DownloadLimits(2, part_bytes=1500)
     )
     asyncio.run(add_model(ModelCatalog(home), wish))

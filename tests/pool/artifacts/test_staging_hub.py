@@ -13,7 +13,7 @@ from pool.artifacts.download import DownloadLimits
 from pool.artifacts.partial import PartialFile
 from pool.artifacts.room import DiskBudget, make_room
 from pool.artifacts.source import Listing, SourceFile, choose
-from pool.artifacts.staging import Progress, Wish, add_model
+from pool.artifacts.staging import AddRequest, Progress, add_model
 from tests.support.hub import COMMIT, Faults, Hub
 from tests.support.model_files import checkpoint, gguf, safetensors
 
@@ -32,7 +32,7 @@ class Counted(Progress):
 
 async def add(catalog: ModelCatalog, what: str = "org/model", **wishes: object) -> ModelEntry:
     progress = Counted()
-    wish = Wish(what, budget=ANY_DISK, limits=LIMITS, **wishes)  # type: ignore[arg-type]
+    wish = AddRequest(what, budget=ANY_DISK, limits=LIMITS, **wishes)  # type: ignore[arg-type]
     entry = await add_model(catalog, wish, progress)
     assert progress.bytes in (0, entry.bytes)
     return entry
@@ -254,7 +254,7 @@ async def test_a_broken_model_is_completed_where_there_is_no_room_for_another(
     tight = DiskBudget(0.0, most_bytes=250_000)
     for agreed in (False, True):
         mended = await add_model(
-            catalog, Wish("org/model", budget=tight, limits=LIMITS, agreed=agreed)
+            catalog, AddRequest("org/model", budget=tight, limits=LIMITS, agreed=agreed)
         )
         assert mended.state is ModelState.ACTIVE and whole(catalog, hub, mended)
 

@@ -15,7 +15,7 @@ from catalog.paths import DEMO_CHECKPOINT
 from catalog.verify import verify_model
 from pool.artifacts import staging
 from pool.artifacts.room import DiskBudget
-from pool.artifacts.staging import Wish, add_model
+from pool.artifacts.staging import AddRequest, add_model
 from tests.support.model_files import checkpoint, gguf, safetensors
 from worker.protocol.model_digest import files_digest, model_digest
 
@@ -28,7 +28,7 @@ def make_folder(path: Path, files: dict[str, bytes] | None = None) -> Path:
 
 
 async def add(catalog: ModelCatalog, path: Path, **wishes: object) -> ModelEntry:
-    wish = Wish(str(path), budget=DiskBudget(keep_free=0.0), **wishes)  # type: ignore[arg-type]
+    wish = AddRequest(str(path), budget=DiskBudget(keep_free=0.0), **wishes)  # type: ignore[arg-type]
     return await add_model(catalog, wish)
 
 
@@ -285,7 +285,7 @@ async def test_a_model_that_cannot_be_linked_has_to_have_room(
     """As somebody else's file, which the kernel lets nobody link: it is copied."""
     source = make_folder(tmp_path / "mine")
     monkeypatch.setattr(staging, "can_link", lambda *_: False)
-    wish = Wish(str(source), budget=DiskBudget(0.0, most_bytes=2**20))
+    wish = AddRequest(str(source), budget=DiskBudget(0.0, most_bytes=2**20))
     with pytest.raises(NoRoom):
         await add_model(catalog, wish)
 

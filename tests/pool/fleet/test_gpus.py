@@ -8,7 +8,7 @@ import pytest
 from catalog.errors import StartFailed
 from catalog.paths import DEMO_CHECKPOINT
 from pool.fleet.gpus import Gpus, need_bytes
-from pool.fleet.wish import Wish, wishes_of
+from pool.fleet.wish import InstanceSpec, wishes_of
 from pool.pool_file import parse_pool_file
 from pool.preflight.nvml import GpuFault
 from pool.preflight.vram import reading
@@ -25,8 +25,10 @@ class Rig:
         self.gpus = Gpus(self.fake, 0.01, now, lambda uuid, why: self.out.append((uuid, why)))
 
 
-def wish(*groups: str, vram_gib: float | None = 10.0) -> Wish:
-    return Wish("a", "demo", tuple(tuple(group.split(",")) for group in groups), vram_gib=vram_gib)
+def wish(*groups: str, vram_gib: float | None = 10.0) -> InstanceSpec:
+    return InstanceSpec(
+        "a", "demo", tuple(tuple(group.split(",")) for group in groups), vram_gib=vram_gib
+    )
 
 
 async def test_a_stated_need_is_that_of_each_gpu() -> None:
@@ -41,7 +43,7 @@ def test_kv_blocks_that_the_file_asks_for_are_counted() -> None:
 
     def need(blocks: int) -> int:
         (asked,) = wishes_of(parse_pool_file(text.format(blocks))).values()
-        assert isinstance(asked, Wish)
+        assert isinstance(asked, InstanceSpec)
         return need_bytes(asked, DEMO_CHECKPOINT)
 
     assert need(3000) - need(1000) == 2 * (need(2000) - need(1000)) > 0
@@ -60,8 +62,8 @@ async def test_the_next_group_is_taken_where_the_first_has_no_room() -> None:
 
 async def test_the_cpu_needs_no_gpu_and_asks_for_none() -> None:
     rig = Rig()
-    assert await rig.gpus.take("a", Wish("a", "demo"), DEMO_CHECKPOINT) == ()
-    assert await rig.gpus.fits_beside(Wish("a", "demo"), DEMO_CHECKPOINT)
+    assert await rig.gpus.take("a", InstanceSpec("a", "demo"), DEMO_CHECKPOINT) == ()
+    assert await rig.gpus.fits_beside(InstanceSpec("a", "demo"), DEMO_CHECKPOINT)
     assert rig.fake.looks == 0
 
 

@@ -12,7 +12,7 @@ from pool.fleet.gpus import Gpus
 from pool.fleet.home import PoolHome
 from pool.fleet.member import Hooks
 from pool.fleet.triton import PoolTriton, TritonHost, former
-from pool.fleet.wish import CHOSEN, Wish
+from pool.fleet.wish import CHOSEN, InstanceSpec
 from pool.process.detached import Found, Label
 from pool.process.ports import free_ports
 from pool.process.proc import ProcessId
@@ -38,12 +38,12 @@ def host(tmp_path: Path, advertise: str = "") -> TritonHost:
     )
 
 
-def unit(tmp_path: Path, wish: Wish, kept: TritonPorts = CHOSEN) -> PoolTriton:
+def unit(tmp_path: Path, wish: InstanceSpec, kept: TritonPorts = CHOSEN) -> PoolTriton:
     return PoolTriton(host(tmp_path), wish, kept, HOOKS)
 
 
 async def test_gpus_are_named_by_uuid_since_cuda_may_count_otherwise(tmp_path: Path) -> None:
-    made = unit(tmp_path, Wish("a", "demo", (("1",),), SETTINGS))
+    made = unit(tmp_path, InstanceSpec("a", "demo", (("1",),), SETTINGS))
     made._group = ("1",)
     env = await made._env(Path("/model"))
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("GPU-1", "PCI_BUS_ID")
@@ -51,16 +51,16 @@ async def test_gpus_are_named_by_uuid_since_cuda_may_count_otherwise(tmp_path: P
 
 
 async def test_on_the_cpu_it_is_told_how_many_share_the_memory(tmp_path: Path) -> None:
-    env = await unit(tmp_path, Wish("a", "demo", settings=SETTINGS))._env(Path("/model"))
+    env = await unit(tmp_path, InstanceSpec("a", "demo", settings=SETTINGS))._env(Path("/model"))
     assert env["TIDEGATE_WORKER__INSTANCES"] == "3"
     assert env["TIDEGATE_WORKER__MODEL_NAME"] == "demo"
-    named = Wish("a", "demo", settings=SETTINGS | {"TIDEGATE_WORKER__MODEL_NAME": "mine"})
+    named = InstanceSpec("a", "demo", settings=SETTINGS | {"TIDEGATE_WORKER__MODEL_NAME": "mine"})
     assert (await unit(tmp_path, named)._env(Path("/m")))["TIDEGATE_WORKER__MODEL_NAME"] == "mine"
 
 
 async def test_chosen_ports_are_kept_unless_somebody_has_them(tmp_path: Path) -> None:
     kept = TritonPorts(*free_ports(3))
-    made = unit(tmp_path, Wish("a", "demo"), kept)
+    made = unit(tmp_path, InstanceSpec("a", "demo"), kept)
     assert made._choose_ports() == kept
     with socket.socket() as other:
         other.bind(("127.0.0.1", kept.grpc))
@@ -75,14 +75,14 @@ async def test_a_fixed_port_that_somebody_has_is_said(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        made = unit(tmp_path, Wish("a", "demo", ports=TritonPorts(0, taken, 0)))
+        made = unit(tmp_path, InstanceSpec("a", "demo", ports=TritonPorts(0, taken, 0)))
         with pytest.raises(PortInUse, match=f"127.0.0.1:{taken} is taken .* give a another port"):
             made._choose_ports()
 
 
 async def test_orchestrators_are_told_the_name_by_which_they_reach_it(tmp_path: Path) -> None:
     ports = TritonPorts(1, 2, 3)
-    wish = Wish("a", "demo", host="0.0.0.0")
+    wish = InstanceSpec("a", "demo", host="0.0.0.0")
     assert unit(tmp_path, wish, ports).address == "127.0.0.1:2"
     named = PoolTriton(host(tmp_path, "gpu7.example"), wish, ports, HOOKS)
     assert named.address == "gpu7.example:2"

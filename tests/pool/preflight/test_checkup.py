@@ -12,7 +12,7 @@ import pytest
 
 from catalog.errors import MachineUnfit
 from pool.preflight import checkup, cpu, gpu, host, slot
-from pool.preflight.checkup import Finding, Verdict, Wanted, examine
+from pool.preflight.checkup import Finding, Verdict, WantedService, examine
 from tidegate.cli.main import main
 from worker.extras import pip_install
 
@@ -20,17 +20,19 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def found(check: str, **wanted: Any) -> Finding:
-    here = Wanted(**({"home": Path("/"), "device": "cpu", "port": 0} | wanted))
+    here = WantedService(**({"home": Path("/"), "device": "cpu", "port": 0} | wanted))
     return next(finding for finding in examine(here) if finding.check == check)
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "look", lambda: gpu.Gpus(problem="no NVIDIA driver", advice="buy"))
+    monkeypatch.setattr(
+        gpu, "look", lambda: gpu.UsableGpus(problem="no NVIDIA driver", advice="buy")
+    )
 
 
 def test_every_lack_has_an_advice(tmp_path: Path) -> None:
-    findings = list(examine(Wanted(tmp_path, port=0)))
+    findings = list(examine(WantedService(tmp_path, port=0)))
     assert len({finding.check for finding in findings}) == len(findings) == 13
     assert all(finding.advice for finding in findings if finding.verdict is not Verdict.OK)
 
@@ -53,7 +55,7 @@ def test_a_gpu_is_missed_where_it_is_wanted(device: str | None, verdict: Verdict
 def test_torch_must_fit_the_driver(
     monkeypatch: pytest.MonkeyPatch, built_for: str | None, verdict: Verdict, said: str
 ) -> None:
-    monkeypatch.setattr(gpu, "look", lambda: gpu.Gpus(("H100", "H100"), "12.6"))
+    monkeypatch.setattr(gpu, "look", lambda: gpu.UsableGpus(("H100", "H100"), "12.6"))
     monkeypatch.setattr(gpu, "torch_cuda", lambda: built_for)
     assert found("gpu", device=None).found == "H100, H100; driver for CUDA 12.6"
     finding = found("torch", device=None)

@@ -15,7 +15,7 @@ from catalog.paths import ROOT
 from pool.launcher import Launcher
 from pool.process.http_get import get
 from pool.process.ports import free_ports
-from pool.spec import EventKind, LaunchEvent, LaunchSpec
+from pool.spec import LaunchEvent, LaunchSpec, UnitEvent
 from pool.units import orchestrator as orchestrator_module
 from pool.units.orchestrator import OrchestratorProcess
 from tests.support.fake_worker import FakeWorker, make_card
@@ -89,7 +89,7 @@ async def test_what_is_not_served_is_told_when_the_rest_is_and_the_launcher_pass
 
     monkeypatch.setattr(process, "start", started)
     await Launcher(LaunchSpec(load_timeout_s=60.0), events.append)._start(process)
-    (warning,) = [event.text for event in events if event.kind is EventKind.WARNED]
+    (warning,) = [event.text for event in events if event.kind is UnitEvent.WARNED]
     assert warning.endswith("'nothing'; plain prompts are served, chats are refused")
 
 

@@ -17,7 +17,7 @@ from worker.engines import load_engine
 from worker.engines.stepped import SteppedEngine
 from worker.engines.transformers.backend import TransformersBackend
 from worker.engines.transformers.batches import PaddedBatch, SeparateTexts
-from worker.engines.transformers.decoder import Decoder
+from worker.engines.transformers.decoder import LibraryDecoder
 from worker.environment import nested
 from worker.errors import BrokenCheckpoint, EngineMissing, UnsupportedModel
 from worker.loaded import LoadedEngine
@@ -191,7 +191,7 @@ def test_a_step_that_fails_ends_its_jobs_and_no_others(
     loaded = load(gpt2)
     bad, after = greedy(prompt(5)), greedy(prompt(6))
     with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "run", lambda *args: 1 / 0)
+        patch.setattr(LibraryDecoder, "run", lambda *args: 1 / 0)
         end = end_of(bad, finish(loaded, [bad]))
     assert end.code is Code.ENGINE_ERROR
     assert "could not be read" in caplog.text
@@ -217,7 +217,7 @@ def test_a_device_that_is_lost_takes_the_engine_with_it(
     if not while_reading:
         for _ in range(3):
             sink(engine.step())
-    monkeypatch.setattr(Decoder, "run", fail)
+    monkeypatch.setattr(LibraryDecoder, "run", fail)
     engine.start(sink)
     sink.wait_ended(2)
     assert engine.has_failed
@@ -231,16 +231,16 @@ def test_a_text_that_is_not_finite_ends_and_no_other(
     loaded = load(gpt2)
     sound = greedy(prompt(5), 6)
     expected = ids_of(sound, finish(loaded, [sound]))
-    run_decoder = Decoder.run
+    run_decoder = LibraryDecoder.run
 
-    def with_nan(self: Decoder, ids: torch.Tensor, *rest: object) -> object:
+    def with_nan(self: LibraryDecoder, ids: torch.Tensor, *rest: object) -> object:
         logits, cache = run_decoder(self, ids, *rest)  # type: ignore[arg-type]
         if ids.shape[1] == 7:
             logits = logits.clone()
             logits[-1, 3] = torch.nan
         return logits, cache
 
-    monkeypatch.setattr(Decoder, "run", with_nan)
+    monkeypatch.setattr(LibraryDecoder, "run", with_nan)
     sound, spoilt = greedy(prompt(5), 6), greedy(prompt(7), 6)
     events = finish(loaded, [sound, spoilt])
     assert end_of(spoilt, events).code is Code.NOT_FINITE and not ids_of(spoilt, events)

@@ -10,7 +10,7 @@ import torch
 from tests.worker.media.fakes import CPU
 from worker.media.memory import CountedMemory, slot_guard
 from worker.media.sharing import cap_memory
-from worker.media.stage_runner import Job, StageRunner
+from worker.media.stage_runner import StageJob, StageRunner
 from worker.media.stages.base import Step
 from worker.protocol.clips.budgets import BUDGETS, Stage, StageTimes
 
@@ -32,7 +32,7 @@ async def test_stages_on_the_cpu_stand_back_and_nobody_else_does() -> None:
         return _priority(), started[0]
 
     times = StageTimes(BUDGETS[Stage.VIDEO], 1.0)
-    job = Job(work, 1.0, times, lambda done: None)
+    job = StageJob(work, 1.0, times, lambda done: None)
     assert await runner.run(job, 1e12) == (lower, lower)
     runner.close()
     assert _priority() == before

@@ -9,7 +9,7 @@ from tests.worker.media.fakes import CPU
 from worker.errors import InvalidCall, MemoryLimitExceeded
 from worker.media.errors import StageFailed
 from worker.media.memory import CountedMemory, slot_guard
-from worker.media.stage_runner import Job, StageRunner
+from worker.media.stage_runner import StageJob, StageRunner
 from worker.media.stages.base import Step
 from worker.protocol.clips.budgets import Stage, StageBudget, StageTimes
 
@@ -44,6 +44,6 @@ async def test_the_device_is_waited_for_and_after_a_failure_its_cache_is_emptied
 
     times = StageTimes(StageBudget(1.0, 10.0), 1.0)
     with pytest.raises(raised):
-        await runner.run(Job(work, 1.0, times, lambda share: None), 1e12)
+        await runner.run(StageJob(work, 1.0, times, lambda share: None), 1e12)
     runner.close()
     assert done == left

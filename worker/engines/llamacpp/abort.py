@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from worker.core import Clock, Job
 
 
-class StepWatch:
+class StepAborter:
     """``stop(True)`` ends a step, ``stop(False)`` allows the next. ``clock`` is that of the jobs'
     deadlines. Has a thread of its own, which sleeps but for news and the latest deadline."""
 

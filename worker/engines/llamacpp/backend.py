@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from worker.core import Clock, Job
 from worker.engines.backend import BackendLoad, Produced, not_finite
-from worker.engines.llamacpp.abort import StepWatch
+from worker.engines.llamacpp.abort import StepAborter
 from worker.engines.llamacpp.model import Context, OutOfCells, Piece, StepAborted
 from worker.engines.llamacpp.sequences import Sequences, Slot
 from worker.errors import ContextOverflow, InvalidCall
@@ -41,7 +41,7 @@ _LEAST_PIECE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LlamaCppLimits:
     """Sizes of the backend. ``max_stall_s``: how much prompts may lengthen a step of decodes."""
 
     block_tokens: int
@@ -75,7 +75,7 @@ class LlamaBackend:
         context: Context,
         sequences: Sequences,
         sampler: Sampler,
-        limits: Limits,
+        limits: LlamaCppLimits,
         clock: Clock,
     ) -> None:
         self._context = context
@@ -84,7 +84,7 @@ class LlamaBackend:
         self._limits = limits
         self._clock = clock
         self._masks = MaskMaker(sampler.vocab_size, sampler.eos_token_ids)
-        self._watch = StepWatch(context.stop, clock)
+        self._watch = StepAborter(context.stop, clock)
         self._step_time = StepTime()
         self._waiting: deque[tuple[int, Request]] = deque()
         self._running: dict[int, _Running] = {}

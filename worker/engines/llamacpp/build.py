@@ -11,7 +11,7 @@ import torch
 from worker.core import Clock
 from worker.cpu_kernels import draws as cpu_draws
 from worker.engines.llamacpp import vocabulary
-from worker.engines.llamacpp.backend import Limits, LlamaBackend
+from worker.engines.llamacpp.backend import LlamaBackend, LlamaCppLimits
 from worker.engines.llamacpp.card import model_card
 from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, parts_of
 from worker.engines.llamacpp.library import load_library
@@ -144,7 +144,7 @@ def _assemble(
             vocab_size=model.vocab_size,
             max_tokens=context_tokens,
         )
-        limits = Limits(
+        limits = LlamaCppLimits(
             settings.kv.block_tokens, settings.max_step_tokens, settings.max_stall_ms / 1e3
         )
         card = model_card(

@@ -12,7 +12,7 @@ from torch import Tensor
 from worker.core import Job
 from worker.engines.backend import BackendLoad, Produced, not_finite
 from worker.engines.transformers.batches import Texts
-from worker.engines.transformers.decoder import Cache, Decoder
+from worker.engines.transformers.decoder import Cache, LibraryDecoder
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason
@@ -46,7 +46,7 @@ class TransformersBackend:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: LibraryDecoder,
         texts: Texts,
         sampler: Sampler,
         limits: BackendLimits,

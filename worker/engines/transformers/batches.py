@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from worker.engines.transformers.decoder import Cache, Decoder
+from worker.engines.transformers.decoder import Cache, LibraryDecoder
 
 
 class Texts(Protocol):
@@ -40,7 +40,7 @@ class Texts(Protocol):
 class SeparateTexts:
     """``Texts`` with a cache for each."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: LibraryDecoder) -> None:
         self._decoder = decoder
         self._texts: dict[int, tuple[Cache, int]] = {}
 
@@ -71,7 +71,7 @@ class SeparateTexts:
 class PaddedBatch:
     """``Texts`` in one cache, padded on the left."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: LibraryDecoder) -> None:
         self._decoder = decoder
         self._cache: Cache = None
         self._handles: list[int] = []

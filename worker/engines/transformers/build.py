@@ -18,7 +18,7 @@ from worker.engines.stepped import SteppedConfig, SteppedEngine
 from worker.engines.transformers.backend import BackendLimits, TransformersBackend
 from worker.engines.transformers.batches import PaddedBatch, SeparateTexts, Texts
 from worker.engines.transformers.checkpoint import Facts, load_model, read_facts
-from worker.engines.transformers.decoder import Decoder, cache_bytes
+from worker.engines.transformers.decoder import LibraryDecoder, cache_bytes
 from worker.grammar.compiler import build_compiler
 from worker.loaded import LoadedEngine
 from worker.log import model_log
@@ -75,7 +75,7 @@ def _build(settings: WorkerSettings, clock: Clock) -> LoadedEngine:
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         if device.type == "cpu":
             _set_up_cpu(settings, weights)
-    decoder = Decoder(model, device)
+    decoder = LibraryDecoder(model, device)
     with timing.timed("warm_up"):
         is_batched, token_bytes = _try_out(decoder, facts)
     pool_tokens = _pool_tokens(settings, facts, device, token_bytes)
@@ -161,7 +161,7 @@ def _set_up_cpu(settings: WorkerSettings, weight_bytes: int) -> None:
             give_up(f"{type(error).__name__}: {error}")
 
 
-def _try_out(decoder: Decoder, facts: Facts) -> tuple[bool, int]:
+def _try_out(decoder: LibraryDecoder, facts: Facts) -> tuple[bool, int]:
     """Try whether texts in one batch, read in chunks, get the logits that they get alone; returns
     that, and the bytes that a token's keys and values take."""
     short, long = [3, 5, 7], [4, 6, 8, 9, 5, 4, 3]
@@ -190,7 +190,7 @@ def _try_out(decoder: Decoder, facts: Facts) -> tuple[bool, int]:
     return True, token_bytes
 
 
-def _read(decoder: Decoder, texts: Texts, ids: list[int], facts: Facts, chunk: int) -> int:
+def _read(decoder: LibraryDecoder, texts: Texts, ids: list[int], facts: Facts, chunk: int) -> int:
     """Read a prompt, ``chunk`` tokens at a time; returns the bytes of its cache."""
     tokens = torch.tensor([ids], device=decoder.device) % facts.vocab_size
     positions = torch.arange(len(ids), device=decoder.device)[None]

@@ -13,7 +13,7 @@ _POSITIONS: Final = "position_ids"
 _MASK: Final = "attention_mask"
 
 
-class Decoder:
+class LibraryDecoder:
     """A model in its device's memory. Caches are the library's, one or more texts in each."""
 
     def __init__(self, model: Any, device: torch.device) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.tools import read_call
-from orchestrator.api.openai.responses.output import Kind, OutputItems, Tell
+from orchestrator.api.openai.responses.output import ItemKind, OutputItems, Tell
 from orchestrator.api.openai.responses.shapes import logprobs_of, response, status_of
-from orchestrator.api.openai.responses.types import ParsedRequest
+from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import Piece, Reasoning
@@ -17,16 +17,16 @@ from orchestrator.tasks.tools import ToolCall
 from worker.protocol import Delta, TokenLogprob
 
 
-class Answer:
+class OutputCollector:
     """Collects a task's output. ``output`` parses what the model says; None: all of it is text.
     ``keep`` is called at the end of a response that is to be stored."""
 
     def __init__(
         self,
-        asked: ParsedRequest,
+        asked: ParsedResponses,
         output: TaskOutput | None,
         token_of: TokenOf,
-        keep: Callable[[Task, "Answer"], None],
+        keep: Callable[[Task, "OutputCollector"], None],
         tell: Tell | None = None,
     ) -> None:
         self.asked = asked
@@ -92,17 +92,17 @@ class Answer:
     def turns(self) -> tuple[Message, ...]:
         """The turns that this response adds to the conversation."""
         items = self._items.items
-        content = "".join([item.text for item in items if item.kind is Kind.MESSAGE])
+        content = "".join([item.text for item in items if item.kind is ItemKind.MESSAGE])
         calls = self._calls()
         if not (content or calls):
             return ()
-        thoughts = [item.text for item in items if item.kind is Kind.REASONING] if calls else []
+        thoughts = [item.text for item in items if item.kind is ItemKind.REASONING] if calls else []
         return (Message("assistant", content, calls=calls, reasoning="".join(thoughts)),)
 
     def _calls(self) -> tuple[ToolCall, ...]:
         calls = []
         for item in self._items.items:
-            if item.kind is not Kind.CALL or item.status != "completed":
+            if item.kind is not ItemKind.CALL or item.status != "completed":
                 continue
             try:
                 calls.append(read_call(item.call_id, item.name, item.text, "arguments"))

@@ -17,9 +17,9 @@ import msgspec
 
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.outputs import TaskOutput
-from orchestrator.api.openai.responses.answer import Answer
+from orchestrator.api.openai.responses.answer import OutputCollector
 from orchestrator.api.openai.responses.shapes import response, status_of
-from orchestrator.api.openai.responses.types import ParsedRequest
+from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.tasks.task import Task
 from worker.protocol import Delta
@@ -28,16 +28,16 @@ _encode = msgspec.json.Encoder().encode
 _DELTA = "response.output_text.delta"
 
 
-class ResponseEvents(Answer):
+class ResponseEvents(OutputCollector):
     """Turns one task's tokens into events. Listens to the task; ``stream`` sends the events."""
 
     def __init__(
         self,
         stream: EventStream,
-        asked: ParsedRequest,
+        asked: ParsedResponses,
         output: TaskOutput | None,
         token_of: TokenOf,
-        keep: Callable[[Task, Answer], None],
+        keep: Callable[[Task, OutputCollector], None],
     ) -> None:
         super().__init__(asked, output, token_of, keep, self._tell)
         self._stream = stream

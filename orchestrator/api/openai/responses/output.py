@@ -23,7 +23,7 @@ Tell = Callable[[str, Mapping[str, object]], None]
 """Receives an event: its type without ``response.``, and its fields."""
 
 
-class Kind(StrEnum):
+class ItemKind(StrEnum):
     """Kinds of items; the value is the prefix of their ids."""
 
     MESSAGE = "msg"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 class Item:
     """One item of a response's output."""
 
-    kind: Kind
+    kind: ItemKind
     index: int
     id: str
     texts: list[str] = field(default_factory=list)
@@ -53,11 +53,11 @@ class Item:
     def place(self) -> dict[str, object]:
         """The fields with which an event says where its text belongs."""
         place: dict[str, object] = {"item_id": self.id, "output_index": self.index}
-        return place if self.kind is Kind.CALL else {**place, "content_index": 0}
+        return place if self.kind is ItemKind.CALL else {**place, "content_index": 0}
 
     def part(self) -> dict[str, object]:
         """The only part in the content of a message or a thought."""
-        if self.kind is Kind.REASONING:
+        if self.kind is ItemKind.REASONING:
             return {"type": "reasoning_text", "text": self.text}
         return {
             "type": "output_text",
@@ -69,16 +69,16 @@ class Item:
     def body(self, *, is_new: bool = False) -> dict[str, object]:
         """The item as it stands in the output; ``is_new``: before it has any content."""
         match self.kind:
-            case Kind.MESSAGE:
+            case ItemKind.MESSAGE:
                 own: dict[str, object] = {
                     "type": "message",
                     "role": "assistant",
                     "content": [] if is_new else [self.part()],
                 }
-            case Kind.REASONING:
+            case ItemKind.REASONING:
                 content = [] if is_new else [self.part()]
                 own = {"type": "reasoning", "summary": [], "content": content}
-            case Kind.CALL:
+            case ItemKind.CALL:
                 own = {
                     "type": "function_call",
                     "call_id": self.call_id,
@@ -102,7 +102,7 @@ class OutputItems:
     def open_message(self) -> Item | None:
         """The message that more text would belong to, if there is one."""
         item = self._open
-        return item if item is not None and item.kind is Kind.MESSAGE else None
+        return item if item is not None and item.kind is ItemKind.MESSAGE else None
 
     def begin(self, task_id: str) -> None:
         """Set the task's id, from which the items get theirs."""
@@ -117,20 +117,20 @@ class OutputItems:
                     self.say(text, logprobs)
                     logprobs = []
                 case Reasoning(text):
-                    item = self._in(Kind.REASONING)
+                    item = self._in(ItemKind.REASONING)
                     item.texts.append(text)
                     self._tell("reasoning_text.delta", {**item.place, "delta": text})
                 case CallBegins(_, name):
                     self.close()
-                    self._begin(Kind.CALL, name=name, call_id=new_call_id())
+                    self._begin(ItemKind.CALL, name=name, call_id=new_call_id())
                 case CallArguments(_, json):
-                    item = self._in(Kind.CALL)
+                    item = self._in(ItemKind.CALL)
                     item.texts.append(json)
                     self._tell("function_call_arguments.delta", {**item.place, "delta": json})
                 case CallEnds():
                     self.close()
                 case CallFails(_, text, is_cut):
-                    call = self._in(Kind.CALL)
+                    call = self._in(ItemKind.CALL)
                     self.close("incomplete")
                     if not is_cut:  # it is text after all
                         self.items.remove(call)
@@ -139,7 +139,7 @@ class OutputItems:
 
     def say(self, text: str, logprobs: list[object]) -> None:
         """Add text to the message."""
-        item = self._in(Kind.MESSAGE)
+        item = self._in(ItemKind.MESSAGE)
         item.texts.append(text)
         item.logprobs += logprobs
         self._tell("output_text.delta", {**item.place, "delta": text, "logprobs": logprobs})
@@ -149,7 +149,7 @@ class OutputItems:
         an empty message."""
         message = self.open_message
         if message is None and not self.items:
-            message = self._begin(Kind.MESSAGE)
+            message = self._begin(ItemKind.MESSAGE)
         if message is not None:
             message.logprobs += logprobs
         self.close(status)
@@ -166,25 +166,25 @@ class OutputItems:
             return
         item.status = status
         match item.kind:
-            case Kind.CALL:
+            case ItemKind.CALL:
                 done = {**item.place, "name": item.name, "arguments": item.text}
                 self._tell("function_call_arguments.done", done)
-            case Kind.MESSAGE:
+            case ItemKind.MESSAGE:
                 text = {"text": item.text, "logprobs": item.logprobs}
                 self._tell("output_text.done", {**item.place, **text})
                 self._tell("content_part.done", {**item.place, "part": item.part()})
-            case Kind.REASONING:
+            case ItemKind.REASONING:
                 self._tell("reasoning_text.done", {**item.place, "text": item.text})
                 self._tell("content_part.done", {**item.place, "part": item.part()})
         self._tell("output_item.done", {"output_index": item.index, "item": item.body()})
 
-    def _in(self, kind: Kind) -> Item:
+    def _in(self, kind: ItemKind) -> Item:
         if self._open is not None and self._open.kind is kind:
             return self._open
         self.close()
         return self._begin(kind)
 
-    def _begin(self, kind: Kind, name: str = "", call_id: str = "") -> Item:
+    def _begin(self, kind: ItemKind, name: str = "", call_id: str = "") -> Item:
         suffix = f"_{self._count}" if self._count else ""
         item = Item(kind, self._count, f"{kind}_{self._task_id}{suffix}", name=name)
         item.call_id = call_id
@@ -193,6 +193,6 @@ class OutputItems:
         self.items.append(item)
         added = {"output_index": item.index, "item": item.body(is_new=True)}
         self._tell("output_item.added", added)
-        if kind is not Kind.CALL:
+        if kind is not ItemKind.CALL:
             self._tell("content_part.added", {**item.place, "part": item.part()})
         return item

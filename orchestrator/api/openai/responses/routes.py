@@ -15,13 +15,13 @@ from orchestrator.api.http.one_answer import stream_answer, until_answered
 from orchestrator.api.http.outputs import output_of, with_tools
 from orchestrator.api.http.responses import json_response, task_headers
 from orchestrator.api.http.template_arguments import template_arguments
-from orchestrator.api.openai.responses.answer import Answer
+from orchestrator.api.openai.responses.answer import OutputCollector
 from orchestrator.api.openai.responses.events import ResponseEvents
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
 from orchestrator.api.openai.responses.shapes import response_id, status_of
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openai.responses.tools import tool_use_of
-from orchestrator.api.openai.responses.types import ParsedRequest, ResponsesRequest, echo_of
+from orchestrator.api.openai.responses.types import ParsedResponses, ResponsesRequest, echo_of
 from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, Chat, Job, Message, OnDisconnect, Prompt
@@ -47,7 +47,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         job = with_tools(request, encoder, job, asked.tools)
     output = output_of(request.app, encoder, job, asked.tools)
 
-    def keep(task: Task, answer: Answer) -> None:
+    def keep(task: Task, answer: OutputCollector) -> None:
         ending = task.ending
         if ending is not None and (ending.error is None or asked.is_background):
             body = msgspec.json.encode(answer.body(task))
@@ -60,7 +60,7 @@ async def create(request: web.Request) -> web.StreamResponse:
             prompt,
             lambda stream: ResponseEvents(stream, asked, output, encoder.tokens.token, keep),
         )
-    answer = Answer(asked, output, encoder.tokens.token, keep)
+    answer = OutputCollector(asked, output, encoder.tokens.token, keep)
     if asked.is_background:
         return await _begin(request, job, prompt, answer)
     task = await until_answered(request, job, prompt, answer)
@@ -116,11 +116,11 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-def _parse(request: web.Request, body: ResponsesRequest) -> ParsedRequest:
+def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
     body.refuse_unsupported()
     keep = body.on_disconnect is OnDisconnect.CONTINUE
     job = read_job_of(request, body, Api.RESPONSES, keep=keep)
-    return ParsedRequest(
+    return ParsedResponses(
         job=job,
         created_unix=int(request[CONTEXT].arrival.unix),
         instructions=body.instructions,
@@ -137,7 +137,9 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedRequest:
     )
 
 
-async def _begin(request: web.Request, job: Job, prompt: Prompt, answer: Answer) -> web.Response:
+async def _begin(
+    request: web.Request, job: Job, prompt: Prompt, answer: OutputCollector
+) -> web.Response:
     """Submit a background response, and answer at once; it can be fetched from then on."""
     orchestrator = request.app[ORCHESTRATOR]
     request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
@@ -152,7 +154,7 @@ class _Background(NamedTuple):
 
     orchestrator: Orchestrator
     task: Task
-    answer: Answer
+    answer: OutputCollector
 
     def body(self) -> bytes:
         return msgspec.json.encode(self.answer.body(self.task))
@@ -161,7 +163,7 @@ class _Background(NamedTuple):
         self.orchestrator.cancel(self.task)
 
 
-def _conversation(store: ResponseStore, asked: ParsedRequest) -> tuple[tuple[Message, ...], Chat]:
+def _conversation(store: ResponseStore, asked: ParsedResponses) -> tuple[tuple[Message, ...], Chat]:
     """The conversation without instructions, and the chat that the model is to read. Raises
     ``InvalidRequest``."""
     key = asked.job.key

@@ -7,7 +7,7 @@ import msgspec
 from orchestrator.api.http.answer_ids import ID_PREFIXES
 from orchestrator.api.http.responses import task_fields
 from orchestrator.api.openai.errors import error_body
-from orchestrator.api.openai.responses.types import ParsedRequest
+from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import CHAT, TokenOf
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api
@@ -27,7 +27,7 @@ def response_id(task_id: str) -> str:
 
 def response(
     task: Task,
-    asked: ParsedRequest,
+    asked: ParsedResponses,
     status: str,
     output: Sequence[object] = (),
     *,

@@ -23,7 +23,7 @@ _CALL_BYTES = 64
 """Bytes per character of a call's arguments, which are kept decoded."""
 
 
-class Running(Protocol):
+class RunningResponse(Protocol):
     """A response that is made in the background."""
 
     def body(self) -> bytes:
@@ -50,7 +50,7 @@ class ResponseStore:
     def __init__(self, clock: Clock, retention: Retention) -> None:
         self._clock = clock
         self._retention = retention
-        self._running: dict[tuple[str, str], Running] = {}
+        self._running: dict[tuple[str, str], RunningResponse] = {}
         self._by_key: dict[str, OrderedDict[str, Stored]] = {}
         self._bytes: dict[str, int] = {}
         """Bytes kept, by key."""
@@ -69,7 +69,7 @@ class ResponseStore:
         retention = self._retention
         return min(retention.keep_count, retention.keep_s, retention.keep_bytes) > 0
 
-    def begin(self, key: str, name: str, running: Running) -> None:
+    def begin(self, key: str, name: str, running: RunningResponse) -> None:
         """Let a background response be fetched until it ends; ``put`` must follow."""
         self._running[key, name] = running
 

@@ -26,7 +26,7 @@ class FunctionTool(msgspec.Struct, frozen=True):
     output_schema: Unused = NULL
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ForcedTools(msgspec.Struct, frozen=True):
     """The one function that must be called, or those that may or must be."""
 
     type: str
@@ -36,7 +36,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 _tools_reader: Reader[list[FunctionTool] | None] = Reader(list[FunctionTool] | None)
-_choice_reader: Reader[str | Choice | None] = Reader(str | Choice | None)
+_choice_reader: Reader[str | ForcedTools | None] = Reader(str | ForcedTools | None)
 
 
 def tool_use_of(
@@ -51,8 +51,8 @@ def tool_use_of(
         for at, tool in enumerate(stated or ())
         if _is_served(tool.type, f"tools[{at}].type")
     )
-    choice: str | Choice | None = decode_part(tool_choice, _choice_reader, "tool_choice")
-    if not isinstance(choice, Choice):
+    choice: str | ForcedTools | None = decode_part(tool_choice, _choice_reader, "tool_choice")
+    if not isinstance(choice, ForcedTools):
         return use_of(known, choice, "", is_parallel=is_parallel)
     if choice.type != "allowed_tools":
         if choice.type != "function":

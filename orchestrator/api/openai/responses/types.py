@@ -12,7 +12,7 @@ from orchestrator.api.http.decode import Reader, decode_part
 from orchestrator.api.http.fields import (
     NULL,
     OtherFormsRequest,
-    Served,
+    ServedValues,
     StatedGrammar,
     Unused,
     other_forms,
@@ -38,7 +38,7 @@ _metadata_decoder = msgspec.json.Decoder(dict[str, str] | None)
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a streamed answer."""
 
     include_obfuscation: Unused = NULL
@@ -71,7 +71,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     instructions: str | None = None
     max_output_tokens: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     background: bool | None = None
@@ -174,7 +174,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedRequest:
+class ParsedResponses:
     """A parsed request, without its body."""
 
     job: Job
@@ -238,13 +238,13 @@ def _nothing(value: object) -> bool:
 
 _ONLY = {
     **other_forms("text.format"),
-    "truncation": Served(
+    "truncation": ServedValues(
         lambda value: value == "disabled",
         "what does not fit the context is refused, not cut; leave it out, or send disabled",
     ),
-    "conversation": Served(_nothing, "send previous_response_id, or the items themselves"),
-    "prompt": Served(_nothing, "stored prompts are not served; send instructions and input"),
-    "moderation": Served(_nothing, "no moderation is served"),
-    "context_management": Served(_nothing, "nothing is compacted here", is_hint=True),
+    "conversation": ServedValues(_nothing, "send previous_response_id, or the items themselves"),
+    "prompt": ServedValues(_nothing, "stored prompts are not served; send instructions and input"),
+    "moderation": ServedValues(_nothing, "no moderation is served"),
+    "context_management": ServedValues(_nothing, "nothing is compacted here", is_hint=True),
 }
 """Fields of which only some values are served."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from worker.core import Job
-from worker.engines.llamacpp.abort import StepWatch
+from worker.engines.llamacpp.abort import StepAborter
 from worker.protocol import AbortCause, Sampling
 
 
@@ -31,8 +31,8 @@ def step() -> Step:
 
 
 @pytest.fixture
-def watch(step: Step) -> Iterator[StepWatch]:
-    watch = StepWatch(step.stop, time.monotonic)
+def watch(step: Step) -> Iterator[StepAborter]:
+    watch = StepAborter(step.stop, time.monotonic)
     yield watch
     watch.close()
     watch.close()
@@ -42,7 +42,7 @@ def job(deadline_s: float = math.inf) -> Job:
     return Job([1], Sampling(max_tokens=1), time.monotonic() + deadline_s)
 
 
-def test_it_goes_on_while_one_job_is_wanted(watch: StepWatch, step: Step) -> None:
+def test_it_goes_on_while_one_job_is_wanted(watch: StepAborter, step: Step) -> None:
     jobs = [job(), job(0.01)]
     watch.begin(jobs)
     assert not step.stopped.wait(0.05)
@@ -51,19 +51,19 @@ def test_it_goes_on_while_one_job_is_wanted(watch: StepWatch, step: Step) -> Non
     assert step.stopped.wait(60)
 
 
-def test_the_last_deadline_stops_it(watch: StepWatch, step: Step) -> None:
+def test_the_last_deadline_stops_it(watch: StepAborter, step: Step) -> None:
     watch.begin([job(0.01), job(0.02)])
     assert step.stopped.wait(60)
 
 
-def test_what_was_given_up_before_it_began_stops_it(watch: StepWatch, step: Step) -> None:
+def test_what_was_given_up_before_it_began_stops_it(watch: StepAborter, step: Step) -> None:
     given_up = job()
     given_up.abort = AbortCause.DISCONNECT
     watch.begin([given_up])
     assert step.stopped.wait(60)
 
 
-def test_the_next_step_runs(watch: StepWatch, step: Step) -> None:
+def test_the_next_step_runs(watch: StepAborter, step: Step) -> None:
     watch.begin([job(0.01)])
     assert step.stopped.wait(60)
     watch.end()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from worker.core import Clock, Job
 from worker.engines.backend import Produced
-from worker.engines.llamacpp.backend import Limits, LlamaBackend
+from worker.engines.llamacpp.backend import LlamaBackend, LlamaCppLimits
 from worker.engines.llamacpp.model import Context, OutOfCells, Piece, StepAborted
 from worker.engines.llamacpp.sequences import Sequences
 from worker.errors import ContextOverflow, InvalidCall
@@ -85,7 +85,7 @@ class Rig:
             cast(Context, self.context),
             self.sequences,
             sampler,
-            Limits(block_tokens=4, max_step_tokens=16, max_stall_s=stall_s),
+            LlamaCppLimits(block_tokens=4, max_step_tokens=16, max_stall_s=stall_s),
             clock,
         )
         self.jobs: dict[int, Job] = {}
