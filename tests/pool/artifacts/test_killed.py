@@ -31,8 +31,8 @@ from pathlib import Path
 from catalog.models import ModelCatalog
 from pool.artifacts.download import DownloadLimits
 from pool.artifacts.room import DiskBudget
-from pool.artifacts.staging import Wish, add_model
-wish = Wish("org/model", budget=DiskBudget(0.0), limits=DownloadLimits(2, 1500, stall_s=60.0))
+from pool.artifacts.staging import AddRequest, add_model
+wish = AddRequest("org/model", budget=DiskBudget(0.0), limits=DownloadLimits(2, 1500, stall_s=60.0))
 asyncio.run(add_model(ModelCatalog(Path(sys.argv[1])), wish))
 """
 
