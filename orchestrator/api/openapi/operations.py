@@ -91,6 +91,9 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/responses/input_tokens": Operation(ResponsesRequest),
     "GET /v1/responses/{response_id}": Operation(gives=_BOTH, parameters=("stream",)),
     "DELETE /v1/responses/{response_id}": _PLAIN,
+    "GET /v1/responses/{response_id}/input_items": Operation(
+        parameters=("limit", "order", "after")
+    ),
     "POST /v1/responses/{response_id}/cancel": _PLAIN,
     "POST /v1/messages": Operation(MessagesRequest, _BOTH),
     "POST /v1/messages/count_tokens": Operation(CountTokensRequest),

@@ -28,6 +28,7 @@ _WITHOUT_CONTENT = (
     "web_search_call",
 )
 """Items for what another service's server did; the message after it states the result."""
+Role = Literal["system", "developer", "user", "assistant"]
 _SERVED = "message, function_call, function_call_output, reasoning, item_reference"
 
 
@@ -83,7 +84,7 @@ class InputItem(msgspec.Struct, frozen=True, gc=False):
 
     type: str | None = None
     id: str | None = None
-    role: Literal["system", "developer", "user", "assistant"] | None = None
+    role: Role | None = None
     content: str | tuple[Part, ...] | None = None
     call_id: str = ""
     name: str = ""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
+from orchestrator.api.http.answer_ids import task_id_of
 from orchestrator.api.http.body import read_body
 from orchestrator.api.http.cancelling import cancel_tasks
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
@@ -18,6 +19,7 @@ from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.api.openai.responses.answer import OutputCollector
 from orchestrator.api.openai.responses.events import ResponseEvents
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
+from orchestrator.api.openai.responses.kept_items import items_of, page_of_items
 from orchestrator.api.openai.responses.shapes import response_id, status_of
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openai.responses.tools import tool_use_of
@@ -51,7 +53,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         ending = task.ending
         if ending is not None and (ending.error is None or asked.is_background):
             body = msgspec.json.encode(answer.body(task))
-            store.put(job.key, response_id(task.id), body, (*history, *answer.turns()))
+            store.put(job.key, response_id(task.id), body, history, answer.turns())
 
     if asked.is_streamed:
         return await stream_answer(
@@ -62,7 +64,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         )
     answer = OutputCollector(asked, output, encoder.tokens.token, keep)
     if asked.is_background:
-        return await _begin(request, job, prompt, answer)
+        return await _begin(request, job, prompt, answer, history)
     task = await until_answered(request, job, prompt, answer)
     headers = task_headers(task, orchestrator.clock.now())
     return json_response(answer.body(task), headers=headers)
@@ -85,6 +87,14 @@ async def retrieve(request: web.Request) -> web.Response:
             "stream is not supported here: a stored response comes in one piece", field="stream"
         )
     return _answer(request.app[RESPONSES].body(*_named(request)))
+
+
+async def input_items(request: web.Request) -> web.Response:
+    """List the items that a stored response was made from."""
+    key, name = _named(request)
+    history = request.app[RESPONSES].history(key, name)
+    items = items_of(history, task_id_of(name))
+    return json_response(page_of_items(items, request.query))
 
 
 async def cancel(request: web.Request) -> web.Response:
@@ -112,6 +122,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/responses/input_tokens", count_tokens),
         web.get("/v1/responses/{response_id}", retrieve),
         web.delete("/v1/responses/{response_id}", delete),
+        web.get("/v1/responses/{response_id}/input_items", input_items),
         web.post("/v1/responses/{response_id}/cancel", cancel),
     ]
 
@@ -138,12 +149,16 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
 
 
 async def _begin(
-    request: web.Request, job: Job, prompt: Prompt, answer: OutputCollector
+    request: web.Request,
+    job: Job,
+    prompt: Prompt,
+    answer: OutputCollector,
+    history: tuple[Message, ...],
 ) -> web.Response:
     """Submit a background response, and answer at once; it can be fetched from then on."""
     orchestrator = request.app[ORCHESTRATOR]
     request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
-    running = _Background(orchestrator, task, answer)
+    running = _Background(orchestrator, task, answer, history)
     if task.ending is None:
         request.app[RESPONSES].begin(job.key, response_id(task.id), running)
     return _answer(running.body(), headers=task_headers(task, orchestrator.clock.now()))
@@ -155,6 +170,7 @@ class _Background(NamedTuple):
     orchestrator: Orchestrator
     task: Task
     answer: OutputCollector
+    history: tuple[Message, ...]
 
     def body(self) -> bytes:
         return msgspec.json.encode(self.answer.body(self.task))

@@ -26,6 +26,10 @@ _CALL_BYTES = 64
 class RunningResponse(Protocol):
     """A response that is made in the background."""
 
+    @property
+    def history(self) -> tuple[Message, ...]:
+        """The turns that it is made from, without instructions."""
+
     def body(self) -> bytes:
         """The response as JSON, in its current state."""
 
@@ -34,14 +38,20 @@ class RunningResponse(Protocol):
 
 
 class Stored(NamedTuple):
-    """A response that has ended: its body as JSON, and the conversation up to and including it,
-    without its instructions."""
+    """A response that has ended: its body as JSON, the turns that it was made from, without its
+    instructions, and those that it added."""
 
     body: bytes
-    messages: tuple[Message, ...]
+    history: tuple[Message, ...]
+    answer: tuple[Message, ...]
     ended: float
     """When it ended, in seconds of the clock."""
     kept_bytes: int
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation up to and including the response."""
+        return (*self.history, *self.answer)
 
 
 class ResponseStore:
@@ -73,14 +83,21 @@ class ResponseStore:
         """Let a background response be fetched until it ends; ``put`` must follow."""
         self._running[key, name] = running
 
-    def put(self, key: str, name: str, body: bytes, messages: tuple[Message, ...]) -> None:
+    def put(
+        self,
+        key: str,
+        name: str,
+        body: bytes,
+        history: tuple[Message, ...],
+        answer: tuple[Message, ...] = (),
+    ) -> None:
         """Keep a response that has just ended. One that is larger than all of the room is not
         kept."""
         self._running.pop((key, name), None)
-        size = _kept_bytes(body, messages)
+        size = _kept_bytes(body, (*history, *answer))
         if size > self._retention.keep_bytes:
             return
-        stored = Stored(body, messages, self._clock.now(), size)
+        stored = Stored(body, history, answer, self._clock.now(), size)
         self._by_key.setdefault(key, OrderedDict())[name] = stored
         self._bytes[key] = self._bytes.get(key, 0) + size
         self._count += 1
@@ -102,8 +119,12 @@ class ResponseStore:
         """The assistant's turn in a response; None if it is not kept, or said nothing."""
         own = self._by_key.get(key)
         stored = None if own is None else own.get(name)
-        last = stored.messages[-1] if stored is not None and stored.messages else None
-        return last if last is not None and last.role == "assistant" else None
+        return stored.answer[-1] if stored is not None and stored.answer else None
+
+    def history(self, key: str, name: str) -> tuple[Message, ...]:
+        """The turns that a response was or is made from. Raises ``NotFound``."""
+        running = self._running.get((key, name))
+        return self.get(key, name).history if running is None else running.history
 
     def body(self, key: str, name: str) -> bytes:
         """A response's body in its current state. Raises ``NotFound``."""
