@@ -89,7 +89,9 @@ OPERATIONS: Mapping[str, Operation] = {
     **{f"GET {at}/tokenizer_info": Operation(parameters=("model",)) for at in ("", "/v1")},
     "POST /v1/responses": Operation(ResponsesRequest, _BOTH),
     "POST /v1/responses/input_tokens": Operation(ResponsesRequest),
-    "GET /v1/responses/{response_id}": Operation(gives=_BOTH, parameters=("stream",)),
+    "GET /v1/responses/{response_id}": Operation(
+        gives=_BOTH, parameters=("stream", "starting_after")
+    ),
     "DELETE /v1/responses/{response_id}": _PLAIN,
     "GET /v1/responses/{response_id}/input_items": Operation(
         parameters=("limit", "order", "after")

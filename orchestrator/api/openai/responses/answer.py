@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.tools import read_call
 from orchestrator.api.openai.responses.output import ItemKind, OutputItems, Tell
+from orchestrator.api.openai.responses.replay import Pieces, pieces_of
 from orchestrator.api.openai.responses.shapes import logprobs_of, response, status_of
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
@@ -88,6 +89,10 @@ class OutputCollector:
         status = status_of(task.ending, has_started=task.stage >= Stage.RUNNING)
         output = [item.body() for item in self._items.items]
         return response(task, self.asked, status, output, reasoning_tokens=self._reasoning_tokens)
+
+    def pieces(self) -> tuple[Pieces, ...]:
+        """How the output's texts came, for a replay."""
+        return pieces_of(self._items.items)
 
     def turns(self) -> tuple[Message, ...]:
         """The turns that this response adds to the conversation."""

@@ -1,5 +1,7 @@
 """``/v1/responses``: create a response, fetch it again, continue from it, cancel, delete."""
 
+import asyncio
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -7,10 +9,11 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.answer_ids import task_id_of
-from orchestrator.api.http.body import read_body
+from orchestrator.api.http.body import INLINE_BYTES, read_body
 from orchestrator.api.http.cancelling import cancel_tasks
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.event_stream import SSE_HEADERS
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.one_answer import stream_answer, until_answered
 from orchestrator.api.http.outputs import output_of, with_tools
@@ -20,6 +23,7 @@ from orchestrator.api.openai.responses.answer import OutputCollector
 from orchestrator.api.openai.responses.events import ResponseEvents
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
 from orchestrator.api.openai.responses.kept_items import items_of, page_of_items
+from orchestrator.api.openai.responses.replay import replay
 from orchestrator.api.openai.responses.shapes import response_id, status_of
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openai.responses.tools import tool_use_of
@@ -32,6 +36,7 @@ from orchestrator.tasks.task import Task
 RESPONSES = web.AppKey("responses", ResponseStore)
 
 _reader = Reader(ResponsesRequest)
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
 async def create(request: web.Request) -> web.StreamResponse:
@@ -53,7 +58,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         ending = task.ending
         if ending is not None and (ending.error is None or asked.is_background):
             body = msgspec.json.encode(answer.body(task))
-            store.put(job.key, response_id(task.id), body, history, answer.turns())
+            store.put(job.key, response_id(task.id), body, history, answer.turns(), answer.pieces())
 
     if asked.is_streamed:
         return await stream_answer(
@@ -81,12 +86,18 @@ async def count_tokens(request: web.Request) -> web.Response:
 
 
 async def retrieve(request: web.Request) -> web.Response:
-    """Fetch a stored response."""
-    if request.query.get("stream", "false") != "false":
+    """Fetch a stored response, or with ``stream`` its events once more."""
+    stream, after = request.query.get("stream", "false"), request.query.get("starting_after")
+    if stream not in ("true", "false"):
+        raise InvalidRequest("stream must be true or false", field="stream")
+    if after is not None and not (stream == "true" and _NUMBER.fullmatch(after)):
         raise InvalidRequest(
-            "stream is not supported here: a stored response comes in one piece", field="stream"
+            "starting_after must be the number of an event, with stream=true",
+            field="starting_after",
         )
-    return _answer(request.app[RESPONSES].body(*_named(request)))
+    if stream == "false":
+        return _answer(request.app[RESPONSES].body(*_named(request)))
+    return await _replay(request, -1 if after is None else int(after))
 
 
 async def input_items(request: web.Request) -> web.Response:
@@ -210,6 +221,22 @@ def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message,
             f"previous_response_id: {error.message}; send the conversation as input",
             field="previous_response_id",
         ) from None
+
+
+async def _replay(request: web.Request, after: int) -> web.Response:
+    (key, name), store = _named(request), request.app[RESPONSES]
+    if store.is_running(key, name):
+        raise InvalidRequest(
+            "stream is not supported here before a response has ended; fetch it without, and "
+            "stream it once its status is no longer queued or in_progress",
+            field="stream",
+        )
+    stored = store.get(key, name)
+    if len(stored.body) <= INLINE_BYTES:
+        events = replay(stored.body, stored.pieces, after)
+    else:
+        events = await asyncio.to_thread(replay, stored.body, stored.pieces, after)
+    return web.Response(body=events, headers=SSE_HEADERS)
 
 
 def _answer(body: bytes, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from sys import getsizeof
 from typing import NamedTuple, Protocol
 
+from orchestrator.api.openai.responses.replay import Pieces
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
 from orchestrator.retention import Retention
@@ -44,6 +45,8 @@ class Stored(NamedTuple):
     body: bytes
     history: tuple[Message, ...]
     answer: tuple[Message, ...]
+    pieces: tuple[Pieces, ...]
+    """How the texts of its output came."""
     ended: float
     """When it ended, in seconds of the clock."""
     kept_bytes: int
@@ -90,14 +93,15 @@ class ResponseStore:
         body: bytes,
         history: tuple[Message, ...],
         answer: tuple[Message, ...] = (),
+        pieces: tuple[Pieces, ...] = (),
     ) -> None:
         """Keep a response that has just ended. One that is larger than all of the room is not
         kept."""
         self._running.pop((key, name), None)
-        size = _kept_bytes(body, (*history, *answer))
+        size = _kept_bytes(body, (*history, *answer), pieces)
         if size > self._retention.keep_bytes:
             return
-        stored = Stored(body, history, answer, self._clock.now(), size)
+        stored = Stored(body, history, answer, pieces, self._clock.now(), size)
         self._by_key.setdefault(key, OrderedDict())[name] = stored
         self._bytes[key] = self._bytes.get(key, 0) + size
         self._count += 1
@@ -114,6 +118,9 @@ class ResponseStore:
         if own is None or name not in own:
             raise _no_such_response(name)
         return own[name]
+
+    def is_running(self, key: str, name: str) -> bool:
+        return (key, name) in self._running
 
     def answer(self, key: str, name: str) -> Message | None:
         """The assistant's turn in a response; None if it is not kept, or said nothing."""
@@ -167,7 +174,7 @@ class ResponseStore:
             del self._by_key[key], self._bytes[key]
 
 
-def _kept_bytes(body: bytes, messages: Sequence[Message]) -> int:
+def _kept_bytes(body: bytes, messages: Sequence[Message], pieces: Sequence[Pieces]) -> int:
     """Approximate memory that a response takes. What conversations have in common counts in each,
     because it lives as long as the last of them."""
     texts = sum(
@@ -179,7 +186,8 @@ def _kept_bytes(body: bytes, messages: Sequence[Message]) -> int:
     calls = sum(
         _CALL_BYTES * (1 + call.chars) + getsizeof(call.id) for m in messages for call in m.calls
     )
-    return _OWN_BYTES + len(body) + _MESSAGE_BYTES * len(messages) + texts + calls
+    lengths = sum(getsizeof(own.chars) for own in pieces)
+    return _OWN_BYTES + len(body) + _MESSAGE_BYTES * len(messages) + texts + calls + lengths
 
 
 def _no_such_response(name: str) -> NotFound:

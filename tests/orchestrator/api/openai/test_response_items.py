@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.orchestrator.api.openai.test_response_tools import ASK
-from tests.orchestrator.api.openai.test_responses import HI, ask
+from tests.orchestrator.api.openai.test_responses import HI, ask, events_of
 from tests.orchestrator.api.tools import CALL, CARD, says
-from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
 
@@ -94,3 +94,54 @@ async def test_input_items_of_a_response_in_the_making_are_its_keys_own(
     while (await get(service, name, **mine))["status"] == "in_progress":
         pass
     assert (await get(service, f"{name}/input_items", **mine))["data"] == [item]
+
+
+async def test_a_stream_goes_on_where_it_broke_off(
+    service: Service, worker: FakeWorker, sdk: openai.AsyncOpenAI
+) -> None:
+    """With a call that turned out to be text, whose events have numbers as well."""
+    text = f"<think>hm, hm</think>Let me see. {CALL}<tool_call>\n{{nonsense</tool_call> or so"
+    worker.plan = lambda submit: says(text, size=5)
+    live = [event.json() for event in await events_of(service, ASK)]
+    last = live[-1]["response"]
+    assert [item["type"] for item in last["output"]].count("message") == 2
+    texts = {item["id"]: text_of(item) for item in last["output"]}
+    for after in range(len(live)):
+        told = await sdk.responses.retrieve(last["id"], stream=True, starting_after=after)
+        again = [event.to_dict() async for event in told]
+        assert all(event["sequence_number"] > after for event in again)
+        heard: dict[str, str] = {}
+        for event in [*live[: after + 1], *again]:
+            if event["type"].endswith(".delta"):
+                heard[event["item_id"]] = heard.get(event["item_id"], "") + event["delta"]
+        assert {name: heard[name] for name in texts} == texts
+        for event in again:
+            same = live[event["sequence_number"]]
+            assert [event.get(name) for name in SAME] == [same.get(name) for name in SAME]
+
+
+SAME = ("type", "item", "part", "text", "arguments")
+"""Fields of an event told again that are as they were."""
+
+
+def text_of(item: Any) -> str:
+    return str(item["arguments"] if "arguments" in item else item["content"][0]["text"])
+
+
+async def test_events_of_what_failed_in_the_background(
+    service: Service, worker: FakeWorker
+) -> None:
+    plan = Plan(stall_at=1, fail_at=2)
+    worker.plan = lambda submit: plan
+    name = (await ask(service, HI | {"background": True}))["id"]
+    await worker.until(lambda: worker.running == 1)
+    for query in ("stream=true", "stream=1", "starting_after=1", "stream=true&starting_after=x"):
+        await get(service, f"{name}?{query}", 400)
+    plan.release.set()
+    while (await get(service, name))["status"] == "in_progress":
+        pass
+    async with service.http.get(f"/v1/responses/{name}?stream=true") as response:
+        kinds = [event.event.removeprefix("response.") async for event in read_events(response)]
+    begun = ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds == [*begun, "output_text.delta", "failed"]
+    await get(service, "resp_0?stream=true", 404)
