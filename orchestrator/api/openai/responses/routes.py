@@ -20,22 +20,26 @@ from orchestrator.api.http.outputs import output_of, with_tools
 from orchestrator.api.http.responses import json_response, task_headers
 from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.api.openai.responses.answer import OutputCollector
+from orchestrator.api.openai.responses.conversation_store import ConversationStore
+from orchestrator.api.openai.responses.conversations import CONVERSATIONS
 from orchestrator.api.openai.responses.events import ResponseEvents
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
-from orchestrator.api.openai.responses.kept_items import items_of, page_of_items
+from orchestrator.api.openai.responses.kept_items import items_of, page_of_items, turns_of_kept
 from orchestrator.api.openai.responses.replay import replay
 from orchestrator.api.openai.responses.shapes import response_id, status_of
-from orchestrator.api.openai.responses.store import ResponseStore
+from orchestrator.api.openai.responses.store import ResponseStore, Stored
 from orchestrator.api.openai.responses.tools import tool_use_of
 from orchestrator.api.openai.responses.types import ParsedResponses, ResponsesRequest, echo_of
 from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.job import Api, Chat, Job, Message, OnDisconnect, Prompt
+from orchestrator.tasks.job import Api, Chat, Job, Message, OnDisconnect
 from orchestrator.tasks.task import Task
 
 RESPONSES = web.AppKey("responses", ResponseStore)
 
 _reader = Reader(ResponsesRequest)
+_MAX_ITEMS_INLINE = 500
+"""Most items of a conversation that are read on the event loop, in a millisecond or so."""
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -43,12 +47,13 @@ async def create(request: web.Request) -> web.StreamResponse:
     """Create the next turn of a conversation."""
     asked = await read_body(request, _reader, lambda body: _parse(request, body))
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
+    conversations = request.app[CONVERSATIONS]
     if asked.is_background and not store.keeps_any:
         raise InvalidRequest(
             "background is not supported here: TIDEGATE_RESPONSES__KEEP_COUNT keeps none",
             field="background",
         )
-    history, prompt = _conversation(store, asked)
+    read = await _conversation(request, asked)
     encoder, job = await orchestrator.loaded_model(asked.job), asked.job
     if asked.tools is not None:
         job = with_tools(request, encoder, job, asked.tools)
@@ -56,21 +61,26 @@ async def create(request: web.Request) -> web.StreamResponse:
 
     def keep(task: Task, answer: OutputCollector) -> None:
         ending = task.ending
-        if ending is not None and (ending.error is None or asked.is_background):
+        is_well = ending is not None and ending.error is None
+        if asked.is_stored and (is_well or asked.is_background):
             body = msgspec.json.encode(answer.body(task))
-            store.put(job.key, response_id(task.id), body, history, answer.turns(), answer.pieces())
+            stored = Stored(body, read.history, answer.turns(), answer.pieces())
+            store.put(job.key, response_id(task.id), stored)
+        if is_well and asked.conversation_id is not None:
+            items = [*items_of(read.new, task.id, read.earlier), *answer.kept_items()]
+            conversations.answered(job.key, asked.conversation_id, items)
 
     if asked.is_streamed:
         return await stream_answer(
             request,
             job,
-            prompt,
+            read.chat,
             lambda stream: ResponseEvents(stream, asked, output, encoder.tokens.token, keep),
         )
     answer = OutputCollector(asked, output, encoder.tokens.token, keep)
     if asked.is_background:
-        return await _begin(request, job, prompt, answer, history)
-    task = await until_answered(request, job, prompt, answer)
+        return await _begin(request, job, answer, read)
+    task = await until_answered(request, job, read.chat, answer)
     headers = task_headers(task, orchestrator.clock.now())
     return json_response(answer.body(task), headers=headers)
 
@@ -79,9 +89,9 @@ async def count_tokens(request: web.Request) -> web.Response:
     """Count the tokens that a request would have as a prompt."""
     asked = await read_body(request, _reader, lambda body: _parse(request, body))
     job = asked.job
-    _, prompt = _conversation(request.app[RESPONSES], asked)
+    read = await _conversation(request, asked)
     orchestrator = request.app[ORCHESTRATOR]
-    ids = await orchestrator.tokenize(job.model, prompt, job.deadline, job.key, job.tenant)
+    ids = await orchestrator.tokenize(job.model, read.chat, job.deadline, job.key, job.tenant)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
@@ -152,6 +162,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
         ),
         template_arguments=template_arguments(body.chat_template_kwargs),
         previous_id=body.previous_response_id,
+        conversation_id=body.conversation_id(),
         is_streamed=bool(body.stream),
         is_background=bool(body.background),
         is_stored=body.store is not False,
@@ -160,16 +171,12 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
 
 
 async def _begin(
-    request: web.Request,
-    job: Job,
-    prompt: Prompt,
-    answer: OutputCollector,
-    history: tuple[Message, ...],
+    request: web.Request, job: Job, answer: OutputCollector, read: "_Conversation"
 ) -> web.Response:
     """Submit a background response, and answer at once; it can be fetched from then on."""
     orchestrator = request.app[ORCHESTRATOR]
-    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
-    running = _Background(orchestrator, task, answer, history)
+    request[CONTEXT].task = task = await orchestrator.submit(job, read.chat, [answer])
+    running = _Background(orchestrator, task, answer, read.history)
     if task.ending is None:
         request.app[RESPONSES].begin(job.key, response_id(task.id), running)
     return _answer(running.body(), headers=task_headers(task, orchestrator.clock.now()))
@@ -190,23 +197,56 @@ class _Background(NamedTuple):
         self.orchestrator.cancel(self.task)
 
 
-def _conversation(store: ResponseStore, asked: ParsedResponses) -> tuple[tuple[Message, ...], Chat]:
-    """The conversation without instructions, and the chat that the model is to read. Raises
+class _Conversation(NamedTuple):
+    """What a request is answered from."""
+
+    history: tuple[Message, ...]
+    """All turns, without instructions."""
+    earlier: int
+    """Number of turns that came before the request."""
+    chat: Chat
+    """What the model is to read."""
+
+    @property
+    def new(self) -> tuple[Message, ...]:
+        """The request's own turns."""
+        return self.history[self.earlier :]
+
+
+async def _conversation(request: web.Request, asked: ParsedResponses) -> _Conversation:
+    """The conversation that a request goes on with, and its own turns. Raises
     ``InvalidRequest``."""
-    key = asked.job.key
+    key, store = asked.job.key, request.app[RESPONSES]
+    if asked.conversation_id is None:
+        earlier = _earlier(store, key, asked.previous_id)
+    else:
+        earlier = await _kept_turns(request.app[CONVERSATIONS], key, asked.conversation_id)
     history = joined(
-        _earlier(store, key, asked.previous_id),
+        earlier,
         asked.turns,
         lambda task_id: store.answer(key, response_id(task_id)),
     )
     messages = conversation(asked.instructions, history)
     if not messages:
         raise InvalidRequest("input is empty; it needs at least one message", field="input")
-    return history, Chat(
+    chat = Chat(
         messages,
         template_arguments=asked.template_arguments,
         tools=() if asked.tools is None else asked.tools.tools,
     )
+    return _Conversation(history, len(earlier), chat)
+
+
+async def _kept_turns(store: ConversationStore, key: str, name: str) -> tuple[Message, ...]:
+    """The turns of a conversation that is kept. Raises ``InvalidRequest``."""
+    try:
+        items = store.get(key, name).items
+    except NotFound as error:
+        # Not 404, upon which clients give up the model that they asked for.
+        raise InvalidRequest(f"conversation: {error.message}", field="conversation") from None
+    if len(items) <= _MAX_ITEMS_INLINE:
+        return turns_of_kept(items.values())
+    return await asyncio.to_thread(turns_of_kept, tuple(items.values()))
 
 
 def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:
