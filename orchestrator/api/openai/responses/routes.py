@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from orchestrator.api.openai.responses.replay import replay
 from orchestrator.api.openai.responses.shapes import response_id, status_of
 from orchestrator.api.openai.responses.store import ResponseStore, Stored
 from orchestrator.api.openai.responses.tools import tool_use_of
+from orchestrator.api.openai.responses.truncation import truncated
 from orchestrator.api.openai.responses.types import ParsedResponses, ResponsesRequest, echo_of
 from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.service import Orchestrator
@@ -55,6 +57,8 @@ async def create(request: web.Request) -> web.StreamResponse:
         )
     read = await _conversation(request, asked)
     encoder, job = await orchestrator.loaded_model(asked.job), asked.job
+    with orchestrator.counting_refusal(job):
+        read = await _truncated(orchestrator, asked, read)
     if asked.tools is not None:
         job = with_tools(request, encoder, job, asked.tools)
     output = output_of(request.app, encoder, job, asked.tools)
@@ -91,6 +95,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     job = asked.job
     read = await _conversation(request, asked)
     orchestrator = request.app[ORCHESTRATOR]
+    read = await _truncated(orchestrator, asked, read)
     ids = await orchestrator.tokenize(job.model, read.chat, job.deadline, job.key, job.tenant)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
@@ -166,6 +171,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
         is_streamed=bool(body.stream),
         is_background=bool(body.background),
         is_stored=body.store is not False,
+        is_truncated=body.truncation == "auto",
         echo=echo_of(body, job.priority),
     )
 
@@ -235,6 +241,23 @@ async def _conversation(request: web.Request, asked: ParsedResponses) -> _Conver
         tools=() if asked.tools is None else asked.tools.tools,
     )
     return _Conversation(history, len(earlier), chat)
+
+
+async def _truncated(
+    orchestrator: Orchestrator, asked: ParsedResponses, read: _Conversation
+) -> _Conversation:
+    """The conversation with a chat that fits the model's context, where the request wants that.
+    Raises ``TidegateError``."""
+    if not asked.is_truncated:
+        return read
+
+    def chat_of(history: tuple[Message, ...]) -> Chat:
+        return replace(read.chat, messages=conversation(asked.instructions, history))
+
+    kept = await truncated(
+        read.history, lambda history: orchestrator.fits(asked.job, chat_of(history))
+    )
+    return read._replace(chat=chat_of(kept))
 
 
 async def _kept_turns(store: ConversationStore, key: str, name: str) -> tuple[Message, ...]:

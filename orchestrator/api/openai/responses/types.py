@@ -5,6 +5,7 @@ Additional fields are those of every other dialect (``GenerationRequest``).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -80,6 +81,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     stream_options: ResponseStreamOptions | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationName | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: bool | None = None
     top_logprobs: int | None = None
@@ -93,7 +95,6 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     chat_template_kwargs: msgspec.Raw = NULL
 
     # served in one way only
-    truncation: Unused = NULL
     prompt: Unused = NULL
     moderation: Unused = NULL
     context_management: Unused = NULL
@@ -204,6 +205,8 @@ class ParsedResponses:
     is_streamed: bool
     is_background: bool
     is_stored: bool
+    is_truncated: bool
+    """Whether turns may be left out that the context does not hold."""
     echo: Mapping[str, object]
     """The fields of the request that the answer repeats."""
 
@@ -228,7 +231,7 @@ def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
         "tool_choice": "auto" if body.tool_choice == NULL else body.tool_choice.copy(),
         "tools": [] if body.tools == NULL else body.tools.copy(),
         "top_logprobs": body.top_logprobs or 0,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
     }
 
 
@@ -258,10 +261,6 @@ def _nothing(value: object) -> bool:
 
 _ONLY = {
     **other_forms("text.format"),
-    "truncation": ServedValues(
-        lambda value: value == "disabled",
-        "what does not fit the context is refused, not cut; leave it out, or send disabled",
-    ),
     "prompt": ServedValues(_nothing, "stored prompts are not served; send instructions and input"),
     "moderation": ServedValues(_nothing, "no moderation is served"),
     "context_management": ServedValues(_nothing, "nothing is compacted here", is_hint=True),
