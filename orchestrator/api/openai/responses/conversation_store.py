@@ -23,7 +23,7 @@ class Conversation:
     metadata: dict[str, str]
     id: str = field(default_factory=lambda: f"conv_{uuid4().hex}")
     items: dict[str, KeptItem] = field(default_factory=dict)
-    """By id, the oldest first."""
+    """Items by id, the oldest first."""
     items_bytes: int = 0
 
     @property

@@ -14,8 +14,10 @@ History = tuple[Message, ...]
 
 
 async def truncated(history: History, fits: Callable[[History], Awaitable[bool]]) -> History:
-    """As much of ``history`` as ``fits``; if nothing does, the least that may be left. Asks about
-    as often as the number of turns has binary digits."""
+    """The longest end of ``history`` that ``fits``; if none does, the shortest that may be left.
+
+    ``fits`` is asked as often as the number of turns has binary digits.
+    """
     if await fits(history):
         return history
     cuts = await asyncio.to_thread(cuts_of, history)
