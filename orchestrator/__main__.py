@@ -48,6 +48,7 @@ from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log
 from pool.engines.verify import verify_engine
+from worker.environment import guide_to
 
 CLOSE_CONNECTIONS_S = 0.5
 
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m orchestrator",
         description="Serve generation on Triton instances. Options override TIDEGATE_… variables "
-        "and tidegate.toml; docs/settings.md has all of them.",
+        f"and tidegate.toml; {guide_to(Settings)} has all of them.",
     )
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", help="port to listen on (default 8080, 0: any free one)")

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from orchestrator.admission.admission import Admission
+from orchestrator.admission.context_limit import usual_tokens
 from orchestrator.admission.grammars import GrammarCheck
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.batches.service import Batches
 from orchestrator.clock import Clock
 from orchestrator.dispatch.dispatcher import Dispatcher
 from orchestrator.errors import (
+    ContextOverflow,
     DeadlineExceeded,
     Draining,
     InvalidRequest,
@@ -384,11 +386,29 @@ class Orchestrator:
     ) -> Sequence[int]:
         """A prompt's token ids, exactly as a request would have them. Raises ``TidegateError``."""
         with self.limits.counted(key):
-            encoder = self.models.resolve(model)
-            if is_short(prompt):
-                return encoder.encode(prompt)
-            steps, size = encoder.steps(prompt), bytes_of(prompt)
-            return await self.stages.encoding.run(steps, size, deadline.at, tenant=tenant)
+            return await self._ids_of(model, prompt, deadline, tenant)
+
+    async def fits(self, job: Job, prompt: Prompt) -> bool:
+        """Whether a prompt leaves room in its model's context for what the job may generate. Raises
+        ``TidegateError``."""
+        with self.limits.waiting(job.key):
+            try:
+                ids = await self._ids_of(job.model, prompt, job.deadline, job.tenant)
+            except ContextOverflow:
+                return False
+        card = self.models.resolve(job.model).card
+        usual = usual_tokens(job, card, self.stages.admission.config.default_max_tokens)
+        wanted = job.max_tokens or max(usual, job.sampling.min_tokens)
+        return len(ids) + wanted <= card.context_tokens
+
+    async def _ids_of(
+        self, model: str, prompt: Prompt, deadline: Deadline, tenant: str
+    ) -> Sequence[int]:
+        encoder = self.models.resolve(model)
+        if is_short(prompt):
+            return encoder.encode(prompt)
+        steps, size = encoder.steps(prompt), bytes_of(prompt)
+        return await self.stages.encoding.run(steps, size, deadline.at, tenant=tenant)
 
     async def detokenize(
         self, model: str, ids: Sequence[int], deadline: Deadline, key: str, tenant: str
@@ -454,9 +474,15 @@ class Orchestrator:
         """
         if self.stages.demand.must_load(job.model):
             await self._load(job)
-        try:
+        with self.counting_refusal(job):
             return self.models.resolve(job.model)
-        except TidegateError:
+
+    @contextmanager
+    def counting_refusal(self, job: Job) -> Iterator[None]:
+        """Count a request that ends before ``submit`` as one that it refused."""
+        try:
+            yield
+        except (TidegateError, asyncio.CancelledError):
             with self._admitting(self._take(job)):
                 raise
 

@@ -6,8 +6,10 @@ A setting's variable is its name in capitals with two underscores for each dot: 
 
 import os
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
@@ -21,8 +23,8 @@ S = TypeVar("S", bound=BaseSettings)
 
 DELIMITER: Final = "__"
 """Stands for a dot of a setting's name in the environment."""
-PAGE: Final = "docs/settings.md"
-"""Page with all settings that users need."""
+_PAGE: Final = Path(__file__).parents[1] / "docs" / "settings.md"
+"""Page with all settings that users need, in a checkout."""
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
 """Variables that Kubernetes adds for a service of the same name, without their prefix."""
 _FIELD = re.compile(r'field "(\w+)"')
@@ -91,6 +93,11 @@ def fields_of(kind: type[BaseModel]) -> dict[str, FieldInfo]:
     return fields
 
 
+def guide_to(kind: type[BaseModel]) -> str:
+    """The file that says what each setting of ``kind`` does; a wheel has no documents."""
+    return "docs/settings.md" if _PAGE.is_file() else str(sys.modules[kind.__module__].__file__)
+
+
 def variable_of(prefix: str, name: str) -> str:
     """The environment variable of a setting's dotted name."""
     return f"{prefix}{name.replace('.', DELIMITER)}".upper()
@@ -139,7 +146,7 @@ def unknown_variables(
         elif near:
             lines.append(f"{name}: not a setting; did you mean {near[0]}?")
         else:
-            lines.append(f"{name}: not a setting; see {PAGE}")
+            lines.append(f"{name}: not a setting; see {guide_to(kind)}")
     return lines
 
 
@@ -162,7 +169,7 @@ def explained(
         if detail["type"] == "extra_forbidden":
             if variable_of(prefix, name) in variables:
                 continue  # ``unknown_variables`` has a line for it
-            message = f"not a setting; see {PAGE}"
+            message = f"not a setting; see {guide_to(kind)}"
             if not any(".".join(path[:end]) in values for end in range(1, len(path))):
                 lines.append(f"{name}: {message}")
                 continue

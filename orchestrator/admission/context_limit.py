@@ -3,6 +3,7 @@
 import msgspec
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
+from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
 from worker.protocol import InvalidSampling, ModelCard
 
@@ -25,9 +26,7 @@ def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> Non
     sampling = defaults.fill(task.sampling, task.job.unstated)
     wanted = asked
     if wanted is None:
-        most = task.job.default_max_tokens or default_max_tokens
-        if defaults.max_tokens is not None:
-            most = min(most, defaults.max_tokens)
+        most = usual_tokens(task.job, card, default_max_tokens)
         wanted = min(left, max(most, sampling.min_tokens))
     # A ``top_k`` beyond the vocabulary is the same as all of it, and need not fit in 64 bits.
     top_k = sampling.top_k if sampling.top_k < card.vocab_size else 0
@@ -37,3 +36,10 @@ def settle_sampling(task: Task, card: ModelCard, default_max_tokens: int) -> Non
     except InvalidSampling as error:
         raise InvalidRequest(str(error), field=error.field) from None
     task.sampling = sampling
+
+
+def usual_tokens(job: Job, card: ModelCard, default_max_tokens: int) -> int:
+    """How much a job that states no ``max_tokens`` generates where the context holds it."""
+    most = job.default_max_tokens or default_max_tokens
+    limit = card.sampling_defaults.max_tokens
+    return most if limit is None else min(most, limit)

@@ -76,7 +76,7 @@ class Dispatcher:
         leaves = leaves or queue.giving_way(task)
         if leaves is not None:
             self._displace(leaves)
-        elif not feasibility.spares(task, RefusalKind.QUEUE_FULL):
+        elif not feasibility.samples(task, RefusalKind.QUEUE_FULL):
             raise QueueFull(
                 f"{len(queue)} tasks wait already, the queue's bound",
                 retry_after_ms=self._prediction.start_times.room_ms(task.model),
@@ -84,7 +84,7 @@ class Dispatcher:
 
     def _displace(self, task: Task) -> None:
         """End a waiting task whose place other work takes, unless it is in the refusal sample."""
-        if self._prediction.feasibility.spares(task, RefusalKind.DROPPED):
+        if self._prediction.feasibility.samples(task, RefusalKind.DROPPED):
             self._queue.reorder([task])
             return
         message = "the queue is full, and other work took this task's place"

@@ -15,7 +15,7 @@ from orchestrator.prediction.batch_size import (
     RecentDemand,
     RecentRequest,
     best_rows,
-    outlook,
+    paced_outlook,
     row_counts,
 )
 from orchestrator.prediction.forecaster import Forecaster
@@ -103,9 +103,9 @@ class RowControl:
         for model, instances in serving.items():
             demand = self._demand[model].demand(now) if model in self._demand else None
             for instance in instances:
-                before = instance.concurrency.most_rows
-                instance.concurrency.most_rows = self._best(demand, instance, len(instances))
-                is_changed |= instance.concurrency.most_rows != before
+                before = instance.concurrency.best_rows
+                instance.concurrency.best_rows = self._best(demand, instance, len(instances))
+                is_changed |= instance.concurrency.best_rows != before
         return is_changed
 
     def _best(self, demand: DemandArrays | None, instance: Instance, instances: int) -> int:
@@ -118,9 +118,9 @@ class RowControl:
             instance.outlook = None
             return UNBOUNDED
         rows, before = row_counts(most), instance.outlook
-        current = min(most, instance.concurrency.most_rows - others)
+        current = min(most, instance.concurrency.best_rows - others)
         jobs = len(self._in_flight) + len(self._queue)
-        found = instance.outlook = outlook(
+        found = instance.outlook = paced_outlook(
             demand,
             pace,
             rows,

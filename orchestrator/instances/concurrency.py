@@ -24,6 +24,8 @@ few jobs for many slots, of which several fall free in a step, and none for few 
 _SMOOTHING = 0.1
 _GROW, _SHRINK = 0.25, 0.25
 _FIRST_OUTPUT_TOKENS = 64.0
+LONG_PROMPT_TOKENS = 512
+"""Tokens of a prompt that usually fit into one step beside decodes."""
 UNBOUNDED = 2**31
 """More rows than any worker has: no bound."""
 
@@ -57,8 +59,8 @@ class ConcurrencyLimit:
         self._max_backlog = max_backlog
         self.fitting = 1
         """Jobs that can run at once, by the worker's rows and KV blocks."""
-        self.most_rows = UNBOUNDED
-        """Jobs that should run at once (``prediction.batch_size``)."""
+        self.best_rows = UNBOUNDED
+        """Rows that should decode at once (``prediction.batch_size``)."""
         self._max_running = 1
         self._step_ms = 0.0
         self._jobs: set[InFlightJob] = set()
@@ -69,6 +71,8 @@ class ConcurrencyLimit:
         """Number of batch jobs there that are not paused."""
         self._prefill_tokens = 0
         """Prompt tokens of jobs that are computing their prompts."""
+        self._long_prompts = 0
+        """Number of jobs that are computing a prompt of several steps."""
         self._outputs = 0
         self._mean_output = _FIRST_OUTPUT_TOKENS
         self._mean_blocks = 0.0
@@ -80,6 +84,12 @@ class ConcurrencyLimit:
         """Most jobs to have in flight. Batch jobs keep nobody else out."""
         backlog = min(math.floor(self.backlog), self.fitting // ROWS_PER_BACKLOG)
         return min(self.fitting + backlog, self.most_rows + self.batch)
+
+    @property
+    def most_rows(self) -> int:
+        """Jobs that should run at once. Long prompts, which may take many steps beside decodes
+        (``worker.scheduler.stalls``), are no rows yet."""
+        return self.best_rows + self._long_prompts
 
     @property
     def most(self) -> int:
@@ -114,7 +124,7 @@ class ConcurrencyLimit:
         job.found_no_slot = load >= self.fitting
         self._jobs.add(job)
         self.batch += job.is_batch
-        self._prefill_tokens += job.new_tokens if job.is_computing_prompt else 0
+        self._computes_prompt(job, 1)
         self._outputs += job.output_tokens
         self._mean_output += _SMOOTHING * (job.output_tokens - self._mean_output)
         first = not self._mean_blocks
@@ -133,9 +143,15 @@ class ConcurrencyLimit:
 
     def prompt_computed(self, job: InFlightJob) -> None:
         """Note that a job has its first token."""
-        if job in self._jobs and job.is_computing_prompt:
-            self._prefill_tokens -= job.new_tokens
+        if job in self._jobs:
+            self._computes_prompt(job, -1)
         job.is_computing_prompt = False
+
+    def _computes_prompt(self, job: InFlightJob, sign: int) -> None:
+        """Count a job that begins (1) or stops (-1) to compute its prompt."""
+        if job.is_computing_prompt:
+            self._prefill_tokens += sign * job.new_tokens
+            self._long_prompts += sign * (job.new_tokens > LONG_PROMPT_TOKENS)
 
     @property
     def paused(self) -> int:
@@ -174,7 +190,7 @@ class ConcurrencyLimit:
         if job in self._jobs:
             self._jobs.remove(job)
             self.batch -= job.is_batch
-            self._prefill_tokens -= job.new_tokens if job.is_computing_prompt else 0
+            self._computes_prompt(job, -1)
             self._outputs -= job.output_tokens
 
     def outstanding_work(self, jobs: int) -> Load:

@@ -31,7 +31,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ServerFacts:
     """Facts that a server told about itself; 0 or empty if it did not."""
 
     model: str
@@ -45,7 +45,7 @@ class Told:
 def make_card(
     endpoint: Endpoint,
     folder: ModelFolder,
-    told: Told,
+    told: ServerFacts,
     *,
     lacks: Collection[Feature],
     abort_ms: float,

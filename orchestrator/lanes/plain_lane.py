@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.clock import Clock
 from orchestrator.lanes.base import LaneConfig, LaneOwner
-from orchestrator.lanes.cards import Told, make_card
+from orchestrator.lanes.cards import ServerFacts, make_card
 from orchestrator.lanes.endpoint import Endpoint
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import BadFolder, ModelFolder
@@ -92,7 +92,7 @@ class PlainLane(PolledLane):
         return make_card(
             self.endpoint,
             folder,
-            Told(self.endpoint.model, contract.engine, str(server.version)),
+            ServerFacts(self.endpoint.model, contract.engine, str(server.version)),
             lacks=contract.lacks,
             abort_ms=ABORT_MS,
             slots=SLOTS,

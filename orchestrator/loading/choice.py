@@ -1,6 +1,6 @@
 """Chooses the instance that gives up its model for another one: a pure choice, like placement's.
 
-Least harm first: an instance whose model has another instance or no work; then one whose running
+Least cost first: an instance whose model has another instance or no work; then one whose running
 jobs can end; one with waiting tasks only when nothing else is left. Among equals the model that was
 needed longest ago goes, where each waiting task makes it seem needed more recently.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
-class Harm(IntEnum):
+class SwapCost(IntEnum):
     """What taking an instance's model would cost."""
 
     NONE = 0
@@ -40,10 +40,10 @@ class LoadPlace:
     """Seconds since the instance's model was last asked for; large if it never was."""
 
     @property
-    def harm(self) -> Harm:
+    def cost(self) -> SwapCost:
         if self.waiting and not self.is_spare:
-            return Harm.WAITING
-        return Harm.DRAIN if self.running else Harm.NONE
+            return SwapCost.WAITING
+        return SwapCost.DRAIN if self.running else SwapCost.NONE
 
     @property
     def total_ms(self) -> float:
@@ -67,9 +67,9 @@ def choose_place(places: Sequence[LoadPlace], min_residency_s: float) -> LoadCho
     """
     if not places:
         return LoadChoice(None, float("inf"))
-    free = [p for p in places if p.harm is Harm.NONE or p.resident_s >= min_residency_s]
+    free = [p for p in places if p.cost is SwapCost.NONE or p.resident_s >= min_residency_s]
     if not free:
         return LoadChoice(None, min(min_residency_s - place.resident_s for place in places))
     return LoadChoice(
-        min(free, key=lambda p: (p.harm, -p.unneeded_s / (1 + p.waiting), p.total_ms, p.address))
+        min(free, key=lambda p: (p.cost, -p.unneeded_s / (1 + p.waiting), p.total_ms, p.address))
     )

@@ -125,7 +125,7 @@ class RefusalStats(RefusalCounts, Generic[T]):
         super().__init__()
         self.in_sample = in_sample
 
-    def is_spared(self, task: T, kind: RefusalKind) -> bool:
+    def is_sampled(self, task: T, kind: RefusalKind) -> bool:
         """Whether a decision against ``task`` is for the sample; else it is counted as carried
         out.
         """
@@ -134,7 +134,7 @@ class RefusalStats(RefusalCounts, Generic[T]):
         self.unserved[kind] += 1
         return False
 
-    def spare(self, task: T, kind: RefusalKind) -> None:
+    def sample(self, task: T, kind: RefusalKind) -> None:
         """``task`` is let through; what it comes to is counted once, for the first decision."""
         if task.refusal_sample:
             return
@@ -148,7 +148,7 @@ class RefusalStats(RefusalCounts, Generic[T]):
     def stopped(self, task: T, code: Code | None, left_ms: float, *, spared: bool) -> None:
         """A worker is done with ``task``: count it if that was a stop, or would have been."""
         if spared:
-            self.spare(task, RefusalKind.STOPPED)
+            self.sample(task, RefusalKind.STOPPED)
         elif code is Code.DEADLINE_EXCEEDED and left_ms > 0:
             self.unserved[RefusalKind.STOPPED] += 1
 
@@ -200,7 +200,7 @@ class Feasibility:
             return True
         stats.infeasible += 1
         lets_in = self._config.mode is AdmissionMode.OBSERVE or self._is_capped
-        if not lets_in and not stats.is_spared(task, RefusalKind.ADMISSION):
+        if not lets_in and not stats.is_sampled(task, RefusalKind.ADMISSION):
             stats.offered(refused=True)
             return False
         stats.offered(refused=False)
@@ -222,15 +222,15 @@ class Feasibility:
         if task.drop_at > self._clock.now():
             return False
         self.stats.infeasible += 1
-        if not self._is_capped and not self.stats.is_spared(task, RefusalKind.QUEUE):
+        if not self._is_capped and not self.stats.is_sampled(task, RefusalKind.QUEUE):
             self.stats.refused_late()
             return True
         self._let_through(task, RefusalKind.QUEUE)
         return False
 
-    def spares(self, task: Task, kind: RefusalKind) -> bool:
+    def samples(self, task: Task, kind: RefusalKind) -> bool:
         """Whether another decision against ``task`` is not carried out, for the sample."""
-        if not self.stats.is_spared(task, kind):
+        if not self.stats.is_sampled(task, kind):
             return False
         self._let_through(task, kind)
         return True
@@ -268,5 +268,5 @@ class Feasibility:
         return self._config.is_capped(self.stats.recent_share)
 
     def _let_through(self, task: Task, kind: RefusalKind) -> None:
-        self.stats.spare(task, kind)
+        self.stats.sample(task, kind)
         self._forecaster.plan(task, self._clock.now())

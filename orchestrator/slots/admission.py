@@ -26,7 +26,14 @@ from orchestrator.prediction.feasibility import (
     RefusalStats,
 )
 from orchestrator.slots.fleet import SlotFleet, SlotInstance
-from orchestrator.slots.forecast import Expected, InstanceTimeline, Wish, best_plan, forecast, place
+from orchestrator.slots.forecast import (
+    Expected,
+    InstanceTimeline,
+    SlotNeeds,
+    best_plan,
+    forecast,
+    place,
+)
 from orchestrator.slots.gate import SlotGate
 from orchestrator.slots.slot import Slot
 from orchestrator.slots.waiting import WaitingSlots
@@ -99,8 +106,8 @@ class SlotAdmission:
             return NotReady("no instance that could render this is left; try again shortly")
         stats = self.stats
         stats.infeasible += 1
-        if self._config.is_capped(stats.recent_share) or stats.is_spared(slot, RefusalKind.QUEUE):
-            stats.spare(slot, RefusalKind.QUEUE)
+        if self._config.is_capped(stats.recent_share) or stats.is_sampled(slot, RefusalKind.QUEUE):
+            stats.sample(slot, RefusalKind.QUEUE)
             return None
         stats.refused_late()
         others = [other for other in self._waiting if other is not slot]
@@ -119,8 +126,8 @@ class SlotAdmission:
         """Raise ``QueueFull`` if too many slots wait already."""
         if len(self._waiting) < self._max_waiting or any(one.free for one in ready):
             return
-        if self.stats.is_spared(slot, RefusalKind.QUEUE_FULL):
-            self.stats.spare(slot, RefusalKind.QUEUE_FULL)
+        if self.stats.is_sampled(slot, RefusalKind.QUEUE_FULL):
+            self.stats.sample(slot, RefusalKind.QUEUE_FULL)
             return
         first_at = min(line.free_at for line in self._waiting.lines(now).values())
         raise QueueFull(
@@ -136,11 +143,11 @@ class SlotAdmission:
             return
         stats.infeasible += 1
         lets_in = not self.refuses or self._config.is_capped(stats.recent_share)
-        if not lets_in and not stats.is_spared(slot, RefusalKind.ADMISSION):
+        if not lets_in and not stats.is_sampled(slot, RefusalKind.ADMISSION):
             stats.offered(refused=True)
             raise why
         stats.offered(refused=False)
-        stats.spare(slot, RefusalKind.ADMISSION)
+        stats.sample(slot, RefusalKind.ADMISSION)
         service_log.info(
             "infeasible deadline let through: %s",
             why.message,
@@ -162,7 +169,7 @@ class SlotAdmission:
         return self._infeasible(wish, found, others, now)
 
     def _hindrance(
-        self, wish: Wish, others: Sequence[Slot], place_in_line: int, now: float
+        self, wish: SlotNeeds, others: Sequence[Slot], place_in_line: int, now: float
     ) -> _Hindrance | None:
         """The reason not to let ``wish`` in at that place in line; None if there is none."""
         before = [other.wish for other in others[:place_in_line]]
@@ -184,7 +191,7 @@ class SlotAdmission:
         return None
 
     def _infeasible(
-        self, wish: Wish, found: _Hindrance, others: Sequence[Slot], now: float
+        self, wish: SlotNeeds, found: _Hindrance, others: Sequence[Slot], now: float
     ) -> DeadlineInfeasible:
         """The error that says why ``wish`` is refused, and which deadline would do."""
         expected = found.expected
@@ -207,7 +214,7 @@ class SlotAdmission:
         )
 
     def _feasible_at(
-        self, wish: Wish, found: _Hindrance, others: Sequence[Slot], now: float
+        self, wish: SlotNeeds, found: _Hindrance, others: Sequence[Slot], now: float
     ) -> float:
         """A deadline by which ``wish`` would be let in now, and hardly later than the first such
         (DL-16).
@@ -243,7 +250,7 @@ class SlotAdmission:
         return max(finish_at, now + behind_s) + _RESENT_S
 
 
-def _require_providers(wish: Wish, ready: list[SlotInstance]) -> None:
+def _require_providers(wish: SlotNeeds, ready: list[SlotInstance]) -> None:
     """Raise ``InvalidRequest`` unless one of ``ready`` has all providers that the recipe names."""
     missing = [instance.ability.missing(wish.chosen) for instance in ready]
     stage = missing[0]

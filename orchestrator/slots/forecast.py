@@ -109,7 +109,7 @@ NOMINAL_ABILITY: Final = _nominal()
 """The ability of an instance that tells none."""
 
 
-class Wish:
+class SlotNeeds:
     """What one slot asks for, and by when."""
 
     def __init__(self, recipe: Recipe, deadline_at: float, *, degrade: bool) -> None:
@@ -127,7 +127,7 @@ class Wish:
         self._wholes: dict[tuple[int, float], ClipPlan] = {}
         self._least_s: dict[Ability, float] = {}
 
-    def by(self, deadline_at: float) -> "Wish":
+    def by(self, deadline_at: float) -> "SlotNeeds":
         """A copy of the wish with another deadline."""
         other = copy.copy(self)
         other.deadline_at = deadline_at
@@ -252,7 +252,7 @@ class Expected(NamedTuple):
     is_in_time: bool
 
 
-def best_plan(wish: Wish, line: InstanceTimeline) -> tuple[ClipPlan, float, bool]:
+def best_plan(wish: SlotNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float, bool]:
     """The best plan of ``wish`` that ``line`` would finish in time, when, and True; otherwise the
     least plan, when, and False."""
     ability = line.ability
@@ -268,7 +268,7 @@ def best_plan(wish: Wish, line: InstanceTimeline) -> tuple[ClipPlan, float, bool
     return plan, finish_at(plan), False
 
 
-def place(wish: Wish, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
+def place(wish: SlotNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
     """The earliest finish in time, or the earliest of all if none is in time; None if no instance
     has the providers that the wish names."""
     found = [
@@ -280,7 +280,7 @@ def place(wish: Wish, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
 
 
 def forecast(
-    wishes: Iterable[Wish], lines: Mapping[str, InstanceTimeline]
+    wishes: Iterable[SlotNeeds], lines: Mapping[str, InstanceTimeline]
 ) -> list[Expected | None]:
     """What will become of waiting slots, in their order. A slot that will not be in time takes
     nobody's place. Leaves ``lines`` as they will be then."""

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from orchestrator.clock import Timer
 from orchestrator.errors import TidegateError
-from orchestrator.slots.forecast import Wish
+from orchestrator.slots.forecast import SlotNeeds
 from orchestrator.slots.job import SlotJob
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import AbortCause, Outcome
@@ -90,7 +90,7 @@ class Slot:
         self.deadline = job.deadline
         self.stage = SlotStage.QUEUED
         self.marks = SlotMarks(job.arrived)
-        self.wish = Wish(job.recipe, job.deadline.at, degrade=job.degrade)
+        self.wish = SlotNeeds(job.recipe, job.deadline.at, degrade=job.degrade)
         self.start_by = job.deadline.at
         """Start time after which its least plan will hardly be in time; orders waiting slots."""
         self.drop_at = job.deadline.at

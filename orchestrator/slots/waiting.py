@@ -9,7 +9,7 @@ from orchestrator.slots.forecast import (
     Ability,
     Expected,
     InstanceTimeline,
-    Wish,
+    SlotNeeds,
     forecast,
 )
 from orchestrator.slots.slot import Slot
@@ -55,7 +55,7 @@ class WaitingSlots:
         """How many slots would go before ``slot``."""
         return sum(1 for other in self._slots if _place(other) <= _place(slot))
 
-    def start_by(self, wish: Wish) -> float:
+    def start_by(self, wish: SlotNeeds) -> float:
         """Until when ``wish`` can start, by what instances tell now."""
         return max(wish.start_by(ability) for ability in self._abilities())
 

@@ -11,7 +11,7 @@ from pool.engines.triton_provider import TritonProvider
 
 
 @dataclass(frozen=True, slots=True)
-class EngineWish:
+class EngineRequest:
     """The request of ``tidegate engines ensure``. ``mode`` None means a GPU if there is one."""
 
     engine: str
@@ -22,7 +22,7 @@ class EngineWish:
     allow_system_packages: bool = False
 
 
-def provider_of(wish: EngineWish, home: Path) -> EngineProvider:
+def provider_of(wish: EngineRequest, home: Path) -> EngineProvider:
     """The provider for ``wish``. Raises ``EngineUnknown``."""
     if wish.engine == "triton":
         return TritonProvider(wish.path)

@@ -10,8 +10,10 @@ row still ends in time, or what a prompt needs for its own deadline where that i
     a prompt needs  plain step · u / (1 − u),    u = SURE · work / time left
 
 ``work`` is the prompt's own and that of the prompts before it. Where both cannot be had, it is the
-pace at which the chances of rows and prompts add up to most. The chance to be in time is 1 with
-``SURE`` times what is needed left, and 0 with ``LOST`` times, as where the orchestrator ranks.
+pace at which the chances of rows and prompts add up to most. A row counts as often as rows like it
+come and go while the prompts are computed: a prompt of seconds delays many more than those that
+decode now. The chance to be in time is 1 with ``SURE`` times what is needed left, and 0 with
+``LOST`` times, as where the orchestrator ranks.
 """
 
 import math
@@ -38,6 +40,8 @@ class _Tight(NamedTuple):
     time_s: float
     work_s: float
     left: float
+    whole: float
+    """Expected tokens of the whole answer."""
 
 
 class _Paced(NamedTuple):
@@ -93,7 +97,7 @@ class Stalls:
             left = expected_left(row.request, self._step_time)
             work_s = left * plain_s
             if LOST * work_s < time_s < SURE * (work_s + backlog_s):
-                tight.append(_Tight(time_s, work_s, left))
+                tight.append(_Tight(time_s, work_s, left, row.request.generated + left))
         return tight
 
     @staticmethod
@@ -140,10 +144,14 @@ class Stalls:
         backlog_s = paced[-1].work_s
 
         def chances(pace_s: float) -> float:
-            stretch = (plain_s + pace_s) / pace_s
-            needed_s = [(r.time_s, r.work_s + min(backlog_s, r.left * pace_s)) for r in tight]
-            needed_s += [(one.time_s, one.work_s * stretch) for one in paced]
-            return sum(_chance(*times_s) for times_s in needed_s)
+            step_s = plain_s + pace_s
+            stretch = step_s / pace_s
+            rows = 0.0
+            for row in tight:
+                needed_s = row.work_s + min(backlog_s, row.left * pace_s)
+                turns = backlog_s * stretch / (row.whole * step_s)
+                rows += _chance(row.time_s, needed_s) * max(1.0, turns)
+            return rows + sum(_chance(one.time_s, one.work_s * stretch) for one in paced)
 
         return max([pace_s, *needs[:_MAX_NEEDS]], key=chances)
 

@@ -16,7 +16,7 @@ from catalog.errors import ProvisionError
 from catalog.paths import DEMO_CHECKPOINT, state_dir
 from pool.artifacts.sizes import size
 from pool.engines.environments import prepared
-from pool.engines.providers import EngineWish, provider_of
+from pool.engines.providers import EngineRequest, provider_of
 from pool.engines.toolchain import toolchain
 from pool.engines.triton_provider import docker_command
 from pool.engines.verify import verify_engine
@@ -44,7 +44,7 @@ def ensure(
             command = docker_command(image, DEMO_CHECKPOINT, gpus=mode != "cpu")
             print_json(command) if as_json else print(shlex.join(command))
             return 0
-        wish = EngineWish(engine, mode, from_source, triton, allow_system_packages)
+        wish = EngineRequest(engine, mode, from_source, triton, allow_system_packages)
         provider = provider_of(wish, home)
         print(f"{engine}: looking for it, else making it (minutes)", file=sys.stderr)
         made = asyncio.run(provider.ensure(home))

@@ -35,7 +35,7 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotWish:
+class ClipOptions:
     """Arguments of ``tidegate slot``; None leaves a thing to the recipe and the service."""
 
     text: str | None

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from tidegate.cli.interrupt import INTERRUPTED
-from tidegate.cli.options import SlotWish
+from tidegate.cli.options import ClipOptions
 from tidegate.cli.saving import save
 from tidegate.cli.slot_progress import STAGES, open_progress
 from tidegate.cli.terminal import console, duration, print_json
@@ -41,7 +41,7 @@ class Unusable(ValueError):
     """An argument that cannot be used, whatever the service would say."""
 
 
-def recipe_of(wish: SlotWish) -> dict[str, Any]:
+def recipe_of(wish: ClipOptions) -> dict[str, Any]:
     """Recipe from the file, changed by what else was given. Raises ``Unusable``."""
     recipe: dict[str, Any] = {"schema": SCHEMA}
     if wish.recipe is not None:
@@ -68,7 +68,7 @@ def recipe_of(wish: SlotWish) -> dict[str, Any]:
     return recipe
 
 
-def check_files(wish: SlotWish) -> None:
+def check_files(wish: ClipOptions) -> None:
     """Make sure that a clip can be saved before it is rendered. Raises ``Unusable``."""
     if len({_output(path) for path in wish.out}) < len(wish.out):
         raise Unusable("--out: one file of each kind at most")
@@ -80,7 +80,7 @@ def check_files(wish: SlotWish) -> None:
             raise Unusable(f"{path} cannot be written")
 
 
-async def run(client: Client, wish: SlotWish, recipe: dict[str, Any]) -> int:
+async def run(client: Client, wish: ClipOptions, recipe: dict[str, Any]) -> int:
     """Render a clip; the exit status. Raises ``TidegateError`` once what there is was saved."""
     slot_id = ""
     stream = client.slots.stream(recipe, **_options(wish))
@@ -121,7 +121,7 @@ async def run(client: Client, wish: SlotWish, recipe: dict[str, Any]) -> int:
     return 0
 
 
-def _options(wish: SlotWish) -> SlotOptions:
+def _options(wish: ClipOptions) -> SlotOptions:
     options = SlotOptions(outputs=[_output(path) for path in wish.out], on_disconnect="cancel")
     if wish.preview is not None:
         options["preview"] = True
@@ -141,7 +141,7 @@ def _output(path: Path) -> Output:
 
 
 async def _download(
-    client: Client, wish: SlotWish, slot_id: str, outputs: Mapping[str, str]
+    client: Client, wish: ClipOptions, slot_id: str, outputs: Mapping[str, str]
 ) -> dict[str, Path]:
     """Save those of the wished outputs that there are; returns the path of each."""
     saved: dict[str, Path] = {}

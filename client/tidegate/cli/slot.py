@@ -15,7 +15,7 @@ from tidegate.cli.arguments import (
     server_options,
 )
 from tidegate.cli.interrupt import importing
-from tidegate.cli.options import SlotWish
+from tidegate.cli.options import ClipOptions
 
 DESCRIPTION = """\
 Have a short talking clip rendered against a deadline, watch it being made, and save it.
@@ -79,7 +79,7 @@ def slot(
     with importing():
         from tidegate.cli import asking, rendering
 
-    wish = SlotWish(text=text, recipe=recipe, as_json=as_json, **given)  # type: ignore[arg-type]
+    wish = ClipOptions(text=text, recipe=recipe, as_json=as_json, **given)  # type: ignore[arg-type]
     try:
         body = rendering.recipe_of(wish)
         rendering.check_files(wish)

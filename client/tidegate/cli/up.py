@@ -54,10 +54,11 @@ environment:
   TIDEGATE_LANES__TLS             TLS at Triton's gRPC port, in JSON (docs/operating.md)
   TIDEGATE_HOME                   logs and the wheel's Triton; ~/.local/share/tidegate, .tidegate in
                                   a checkout
-  TIDEGATE_WORKER__…              settings of the worker (worker/settings.py): …__KV__BLOCKS, say
-  TIDEGATE_SLOT__…                settings of the slot pipeline (worker/media/settings.py): …__SIZE
-  TIDEGATE_…                      settings of the orchestrator (orchestrator/settings.py)
-  These files, which say what each setting does, are in
+  TIDEGATE_WORKER__…              settings of the worker: …__KV__BLOCKS, say
+  TIDEGATE_SLOT__…                settings of the slot pipeline: …__SIZE, say
+  TIDEGATE_…                      settings of the orchestrator: …_QUEUE__MAX_WAITING, say
+  docs/settings.md says what each setting does; where there is no checkout, so do
+  worker/settings.py, worker/media/settings.py and orchestrator/settings/sections.py in
   {runtime.folder()}
 
 exit status: 0 ended as asked, 1 it could not go on (the reason is on stderr), 2 wrong usage,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator.lanes.cards import Told, make_card
+from orchestrator.lanes.cards import ServerFacts, make_card
 from orchestrator.lanes.http.http_lane import (
     HttpLane,
     ServerEvent,
@@ -68,7 +68,7 @@ class LlamaCppLane(HttpLane):
         return make_card(
             self.endpoint,
             folder,
-            Told(
+            ServerFacts(
                 name,
                 "llamacpp-server",
                 str(props.get("build_info") or ""),

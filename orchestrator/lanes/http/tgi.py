@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator.lanes.cards import Told, make_card
+from orchestrator.lanes.cards import ServerFacts, make_card
 from orchestrator.lanes.http.http_lane import HttpLane, ServerEvent, closing, count_of, decoded
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import ModelFolder
@@ -66,7 +66,7 @@ class TgiLane(HttpLane):
         return make_card(
             self.endpoint,
             folder,
-            Told(
+            ServerFacts(
                 self.endpoint.model or str(info.get("model_id") or "tgi"),
                 "tgi",
                 str(info.get("version") or ""),

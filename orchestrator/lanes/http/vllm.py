@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator.lanes.cards import Told, make_card
+from orchestrator.lanes.cards import ServerFacts, make_card
 from orchestrator.lanes.http.http_lane import (
     HttpLane,
     ServerEvent,
@@ -106,7 +106,7 @@ class VllmLane(HttpLane):
         return make_card(
             self.endpoint,
             folder,
-            Told(
+            ServerFacts(
                 self._model,
                 "vllm-server",
                 str(version),

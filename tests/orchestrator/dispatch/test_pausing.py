@@ -128,10 +128,10 @@ def test_surplus_rows_are_paused_the_least_urgent_of_whoever_has_more_than_a_sha
     for number in range(4):
         rig.runs(f"large {number}", -1.0 - number, tenant="large")
     a = rig.instances["a"]
-    a.load, a.concurrency.fitting, a.concurrency.most_rows = 5, 8, 3
+    a.load, a.concurrency.fitting, a.concurrency.best_rows = 5, 8, 3
     paused = rig.pausing.surplus(rig.running, rig.now)
     assert [attempt.task.id for attempt in paused] == ["large 3", "large 2"]
-    a.concurrency.most_rows = 5
+    a.concurrency.best_rows = 5
     assert rig.pausing.surplus(rig.running, rig.now) == []
 
 

@@ -16,6 +16,22 @@ def in_flight_job(blocks: int = 1, output: int = 10) -> InFlightJob:
     return InFlightJob(5, output, blocks, False)
 
 
+def test_a_long_prompt_is_no_row_until_it_is_computed() -> None:
+    concurrency = ConcurrencyLimit(0)
+    concurrency.set_max_running(64)
+    concurrency.best_rows = 8
+    long, short = InFlightJob(1500, 10, 1, True), InFlightJob(20, 10, 1, True)
+    concurrency.add(long, 0)
+    concurrency.add(short, 1)
+    assert concurrency.limit == 9
+    concurrency.pause(long)
+    assert concurrency.limit == 8
+    concurrency.resume(long, 1)
+    assert concurrency.limit == 9
+    concurrency.prompt_computed(long)
+    assert concurrency.limit == 8
+
+
 def run(slots: int, steps_per_job: int, way_steps: int, rounds: int = 4000) -> tuple[float, float]:
     """A worker in steps, with the limit in charge and always enough to send.
 

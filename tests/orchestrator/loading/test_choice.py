@@ -2,7 +2,7 @@
 
 import math
 
-from orchestrator.loading.choice import Harm, LoadPlace, choose_place
+from orchestrator.loading.choice import LoadPlace, SwapCost, choose_place
 
 
 def place(address: str, **changes: object) -> LoadPlace:
@@ -32,8 +32,8 @@ def test_an_idle_one_goes_before_one_that_would_drain_and_one_that_others_wait_f
 
 
 def test_work_that_another_instance_can_do_is_no_harm() -> None:
-    assert place("spare", waiting=5, is_spare=True).harm is Harm.NONE
-    assert place("spare", waiting=5, running=1, is_spare=True).harm is Harm.DRAIN
+    assert place("spare", waiting=5, is_spare=True).cost is SwapCost.NONE
+    assert place("spare", waiting=5, running=1, is_spare=True).cost is SwapCost.DRAIN
 
 
 def test_among_equals_the_model_that_was_needed_longest_ago_goes() -> None:

@@ -27,14 +27,14 @@ def ended(outcome: Outcome, **fields: object) -> Any:
 def test_dl17_every_kind_of_decision_is_sampled_and_counted() -> None:
     draws = iter([False, True, True])
     refusals: RefusalStats[Any] = RefusalStats(lambda task: next(draws))
-    assert not refusals.is_spared(ended(Outcome.REFUSED), RefusalKind.QUEUE_FULL)
+    assert not refusals.is_sampled(ended(Outcome.REFUSED), RefusalKind.QUEUE_FULL)
     assert refusals.unserved[RefusalKind.QUEUE_FULL] == 1
     for kind, outcome in ((RefusalKind.QUEUE, Outcome.MET), (RefusalKind.DROPPED, Outcome.MISSED)):
         task = ended(outcome)
-        assert refusals.is_spared(task, kind)
-        refusals.spare(task, kind)
+        assert refusals.is_sampled(task, kind)
+        refusals.sample(task, kind)
         assert task.refusal_sample
-        refusals.spare(task, RefusalKind.STOPPED)  # counted once, for the first
+        refusals.sample(task, RefusalKind.STOPPED)  # counted once, for the first
         for call in task.on_end:
             call(task)
     assert refusals.sampled == {(RefusalKind.QUEUE, True): 1, (RefusalKind.DROPPED, False): 1}

@@ -11,7 +11,7 @@ from orchestrator.slots.forecast import (
     Ability,
     Begun,
     InstanceTimeline,
-    Wish,
+    SlotNeeds,
     alone_s,
     best_plan,
     forecast,
@@ -40,9 +40,9 @@ def ability(
     return Ability(rates, buffer_s=1.0, **more)
 
 
-def wish(left_s: float, *, degrade: bool = False, **recipe: Any) -> Wish:
+def wish(left_s: float, *, degrade: bool = False, **recipe: Any) -> SlotNeeds:
     known = {"schema": "1.1", "text": "Good morning to everybody here."} | recipe
-    return Wish(read_recipe(known), NOW + left_s, degrade=degrade)
+    return SlotNeeds(read_recipe(known), NOW + left_s, degrade=degrade)
 
 
 def test_who_says_nothing_is_taken_at_its_targets() -> None:

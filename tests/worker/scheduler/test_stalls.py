@@ -158,6 +158,19 @@ def test_where_both_cannot_be_had_more_chances_win(rows: int, prompts: int, winn
         assert machine.met(pressed) == prompts
 
 
+def test_a_prompt_of_seconds_is_weighed_against_all_rows_that_it_delays() -> None:
+    """Rows like this one would come and go while two prompts are computed: it goes first, though
+    two prompts are more than one row, and all three end in time."""
+    machine = Machine()
+    row = request(1, 0.15)
+    machine.decoding(row)
+    prompts = [request(LONG, 1.3, answer=2, at=machine.now) for _ in range(2)]
+    machine.add(*prompts)
+    machine.run()
+    assert machine.met([row]) == 1
+    assert machine.met(prompts) == 2
+
+
 def test_short_prompts_go_at_once() -> None:
     """Also past a long one; the rows wait for less than it would have to."""
     machine = Machine()

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.tools import read_call
+from orchestrator.api.openai.responses.kept_items import KeptItem, item_of_output
 from orchestrator.api.openai.responses.output import ItemKind, OutputItems, Tell
+from orchestrator.api.openai.responses.replay import Pieces, pieces_of
 from orchestrator.api.openai.responses.shapes import logprobs_of, response, status_of
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
@@ -19,7 +21,7 @@ from worker.protocol import Delta, TokenLogprob
 
 class OutputCollector:
     """Collects a task's output. ``output`` parses what the model says; None: all of it is text.
-    ``keep`` is called at the end of a response that is to be stored."""
+    ``keep`` is called at the end."""
 
     def __init__(
         self,
@@ -77,8 +79,7 @@ class OutputCollector:
             self._items.finish(status_of(ending), self._logprobs)
         else:
             self._items.stop()
-        if self.asked.is_stored:
-            self._keep(task, self)
+        self._keep(task, self)
         self.complete.set()
 
     # its current state
@@ -89,6 +90,10 @@ class OutputCollector:
         output = [item.body() for item in self._items.items]
         return response(task, self.asked, status, output, reasoning_tokens=self._reasoning_tokens)
 
+    def pieces(self) -> tuple[Pieces, ...]:
+        """How the output's texts came, for a replay."""
+        return pieces_of(self._items.items)
+
     def turns(self) -> tuple[Message, ...]:
         """The turns that this response adds to the conversation."""
         items = self._items.items
@@ -98,6 +103,15 @@ class OutputCollector:
             return ()
         thoughts = [item.text for item in items if item.kind is ItemKind.REASONING] if calls else []
         return (Message("assistant", content, calls=calls, reasoning="".join(thoughts)),)
+
+    def kept_items(self) -> list[KeptItem]:
+        """The items that this response adds to a conversation that is kept."""
+        calls = {call.id for call in self._calls()}
+        return [
+            item_of_output(item)
+            for item in self._items.items
+            if (item.call_id in calls if item.kind is ItemKind.CALL else item.texts)
+        ]
 
     def _calls(self) -> tuple[ToolCall, ...]:
         calls = []

@@ -28,6 +28,7 @@ _WITHOUT_CONTENT = (
     "web_search_call",
 )
 """Items for what another service's server did; the message after it states the result."""
+Role = Literal["system", "developer", "user", "assistant"]
 _SERVED = "message, function_call, function_call_output, reasoning, item_reference"
 
 
@@ -83,7 +84,7 @@ class InputItem(msgspec.Struct, frozen=True, gc=False):
 
     type: str | None = None
     id: str | None = None
-    role: Literal["system", "developer", "user", "assistant"] | None = None
+    role: Role | None = None
     content: str | tuple[Part, ...] | None = None
     call_id: str = ""
     name: str = ""
@@ -118,12 +119,12 @@ class Turns:
     """Whether there are results of calls that were made before this request."""
 
 
-def turns_of(items: str | Sequence[InputItem]) -> Turns:
-    """The turns that a request adds to a conversation. Raises ``InvalidRequest`` for items that are
-    not served."""
+def turns_of(items: str | Sequence[InputItem], field: str = "input") -> Turns:
+    """The turns that a request adds to a conversation; ``field`` has the items. Raises
+    ``InvalidRequest`` for items that are not served."""
     if isinstance(items, str):
         return Turns((Message("user", items),))
-    reader = _Reader()
+    reader = _Reader(field)
     for at, item in enumerate(items):
         reader.read(item, at)
     reader.end_calls()
@@ -133,7 +134,8 @@ def turns_of(items: str | Sequence[InputItem]) -> Turns:
 class _Reader:
     """Turns items into turns: what a model said and called in one go is one turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, field: str) -> None:
+        self._field = field
         self.turns: list[Message | Reference] = []
         self.has_references = False
         self.has_orphans = False
@@ -145,31 +147,31 @@ class _Reader:
 
     def read(self, item: InputItem, at: int) -> None:
         if item.type in ("function_call", "function_call_output") and not item.call_id:
-            where = f"input[{at}].call_id"
+            where = f"{self._field}[{at}].call_id"
             raise InvalidRequest(
                 f"{where} is required: a call and its result share it", field=where
             )
         if item.type == "function_call":
             self._calls.append(
-                read_call(item.call_id, item.name, item.arguments, f"input[{at}].arguments")
+                read_call(item.call_id, item.name, item.arguments, f"{self._field}[{at}].arguments")
             )
             self._called[item.call_id] = item.name
             return
         self.end_calls()
         match item.type or "message":
             case "message":
-                self.turns.append(_message(item, at))
+                self.turns.append(_message(item, f"{self._field}[{at}]"))
             case "function_call_output":
                 self._result(item)
             case "reasoning":
                 # Left out, as templates do with earlier turns, unless the model called tools then.
-                self._thought = _text_of(item.content)
+                self._thought = text_of(item.content)
                 return
             case "item_reference":
                 self.has_references = True
                 self.turns.append(Reference(item.id or ""))
             case _:
-                where = f"input[{at}].type"
+                where = f"{self._field}[{at}].type"
                 refusal = InvalidRequest(
                     f"{where}: {excerpt(item.type or '', 64)} is not served here; expected one of: "
                     f"{_SERVED}",
@@ -177,7 +179,7 @@ class _Reader:
                 )
                 if item.type not in _WITHOUT_CONTENT:
                     raise refusal
-                pass_over("input[]", f"type={item.type}", refusal)
+                pass_over(f"{self._field}[]", f"type={item.type}", refusal)
         if item.role != "assistant":
             self._thought = ""
 
@@ -196,7 +198,7 @@ class _Reader:
     def _result(self, item: InputItem) -> None:
         name = self._called.get(item.call_id, "")
         self.has_orphans = self.has_orphans or not name
-        self.turns.append(Message("tool", _text_of(item.output), call_id=item.call_id, name=name))
+        self.turns.append(Message("tool", text_of(item.output), call_id=item.call_id, name=name))
 
 
 def joined(
@@ -255,18 +257,19 @@ def _with_names(history: Sequence[Message]) -> tuple[Message, ...]:
     )
 
 
-def _message(item: InputItem, at: int) -> Message:
+def _message(item: InputItem, where: str) -> Message:
     if item.role is None:
-        field = f"input[{at}].role"
+        field = f"{where}.role"
         raise InvalidRequest(f"{field}: is required", field=field)
     if item.content is None:
-        field = f"input[{at}].content"
+        field = f"{where}.content"
         raise InvalidRequest(f"{field} is required: a string, or a list of text parts", field=field)
     role = "system" if item.role == "developer" else item.role
-    return Message(role, _text_of(item.content))
+    return Message(role, text_of(item.content))
 
 
-def _text_of(content: str | tuple[Part, ...] | None) -> str:
+def text_of(content: str | tuple[Part, ...] | None) -> str:
+    """All text of a message, a thought or a result."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join([part.refusal if isinstance(part, Refusal) else part.text for part in content])

@@ -4,7 +4,7 @@ Items are filled from the pieces into which a model's output is parsed. A stream
 in the order of OpenAI's events.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -21,6 +21,8 @@ from orchestrator.parsing import (
 
 Tell = Callable[[str, Mapping[str, object]], None]
 """Receives an event: its type without ``response.``, and its fields."""
+Event = tuple[str, Mapping[str, object]]
+"""An event as ``Tell`` receives it."""
 
 
 class ItemKind(StrEnum):
@@ -29,6 +31,18 @@ class ItemKind(StrEnum):
     MESSAGE = "msg"
     REASONING = "rs"
     CALL = "fc"
+
+    @property
+    def delta(self) -> str:
+        """Type of the events that tell a piece of an item's text."""
+        return _DELTAS[self]
+
+
+_DELTAS = {
+    ItemKind.MESSAGE: "output_text.delta",
+    ItemKind.REASONING: "reasoning_text.delta",
+    ItemKind.CALL: "function_call_arguments.delta",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -44,10 +58,17 @@ class Item:
     name: str = ""
     call_id: str = ""
     status: str = "in_progress"
+    skipped: int = 0
+    """Number of events before it that told of a call which then was none."""
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def event_count(self) -> int:
+        """Number of events that a finished item takes."""
+        return len(self.texts) + (3 if self.kind is ItemKind.CALL else 5)
 
     @property
     def place(self) -> dict[str, object]:
@@ -87,6 +108,27 @@ class Item:
                 }
         return {"id": self.id, "status": self.status, **own}
 
+    def opening(self) -> Iterator[Event]:
+        """The events before its first piece."""
+        yield "output_item.added", {"output_index": self.index, "item": self.body(is_new=True)}
+        if self.kind is not ItemKind.CALL:
+            yield "content_part.added", {**self.place, "part": self.part()}
+
+    def closing(self) -> Iterator[Event]:
+        """The events after its last piece."""
+        match self.kind:
+            case ItemKind.CALL:
+                done = {**self.place, "name": self.name, "arguments": self.text}
+                yield "function_call_arguments.done", done
+            case ItemKind.MESSAGE:
+                text = {"text": self.text, "logprobs": self.logprobs}
+                yield "output_text.done", {**self.place, **text}
+            case ItemKind.REASONING:
+                yield "reasoning_text.done", {**self.place, "text": self.text}
+        if self.kind is not ItemKind.CALL:
+            yield "content_part.done", {**self.place, "part": self.part()}
+        yield "output_item.done", {"output_index": self.index, "item": self.body()}
+
 
 class OutputItems:
     """The items of one response, as they come into being."""
@@ -119,14 +161,14 @@ class OutputItems:
                 case Reasoning(text):
                     item = self._in(ItemKind.REASONING)
                     item.texts.append(text)
-                    self._tell("reasoning_text.delta", {**item.place, "delta": text})
+                    self._tell(item.kind.delta, {**item.place, "delta": text})
                 case CallBegins(_, name):
                     self.close()
                     self._begin(ItemKind.CALL, name=name, call_id=new_call_id())
                 case CallArguments(_, json):
                     item = self._in(ItemKind.CALL)
                     item.texts.append(json)
-                    self._tell("function_call_arguments.delta", {**item.place, "delta": json})
+                    self._tell(item.kind.delta, {**item.place, "delta": json})
                 case CallEnds():
                     self.close()
                 case CallFails(_, text, is_cut):
@@ -135,6 +177,7 @@ class OutputItems:
                     if not is_cut:  # it is text after all
                         self.items.remove(call)
                         self.say(text, [])
+                        self.items[-1].skipped = call.skipped + call.event_count
         return logprobs
 
     def say(self, text: str, logprobs: list[object]) -> None:
@@ -142,7 +185,7 @@ class OutputItems:
         item = self._in(ItemKind.MESSAGE)
         item.texts.append(text)
         item.logprobs += logprobs
-        self._tell("output_text.delta", {**item.place, "delta": text, "logprobs": logprobs})
+        self._tell(item.kind.delta, {**item.place, "delta": text, "logprobs": logprobs})
 
     def finish(self, status: str, logprobs: list[object]) -> None:
         """End the output; ``logprobs`` are those of tokens without text. If there is no item, add
@@ -165,18 +208,8 @@ class OutputItems:
         if item is None:
             return
         item.status = status
-        match item.kind:
-            case ItemKind.CALL:
-                done = {**item.place, "name": item.name, "arguments": item.text}
-                self._tell("function_call_arguments.done", done)
-            case ItemKind.MESSAGE:
-                text = {"text": item.text, "logprobs": item.logprobs}
-                self._tell("output_text.done", {**item.place, **text})
-                self._tell("content_part.done", {**item.place, "part": item.part()})
-            case ItemKind.REASONING:
-                self._tell("reasoning_text.done", {**item.place, "text": item.text})
-                self._tell("content_part.done", {**item.place, "part": item.part()})
-        self._tell("output_item.done", {"output_index": item.index, "item": item.body()})
+        for event in item.closing():
+            self._tell(*event)
 
     def _in(self, kind: ItemKind) -> Item:
         if self._open is not None and self._open.kind is kind:
@@ -191,8 +224,6 @@ class OutputItems:
         self._count += 1
         self._open = item
         self.items.append(item)
-        added = {"output_index": item.index, "item": item.body(is_new=True)}
-        self._tell("output_item.added", added)
-        if kind is not ItemKind.CALL:
-            self._tell("content_part.added", {**item.place, "part": item.part()})
+        for event in item.opening():
+            self._tell(*event)
         return item

@@ -1,69 +1,90 @@
 """``/v1/responses``: create a response, fetch it again, continue from it, cancel, delete."""
 
+import asyncio
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from orchestrator.api.http.body import read_body
+from orchestrator.api.http.answer_ids import task_id_of
+from orchestrator.api.http.body import INLINE_BYTES, read_body
 from orchestrator.api.http.cancelling import cancel_tasks
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.event_stream import SSE_HEADERS
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.one_answer import stream_answer, until_answered
 from orchestrator.api.http.outputs import output_of, with_tools
 from orchestrator.api.http.responses import json_response, task_headers
 from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.api.openai.responses.answer import OutputCollector
+from orchestrator.api.openai.responses.conversation_store import ConversationStore
+from orchestrator.api.openai.responses.conversations import CONVERSATIONS
 from orchestrator.api.openai.responses.events import ResponseEvents
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
+from orchestrator.api.openai.responses.kept_items import items_of, page_of_items, turns_of_kept
+from orchestrator.api.openai.responses.replay import replay
 from orchestrator.api.openai.responses.shapes import response_id, status_of
-from orchestrator.api.openai.responses.store import ResponseStore
+from orchestrator.api.openai.responses.store import ResponseStore, Stored
 from orchestrator.api.openai.responses.tools import tool_use_of
+from orchestrator.api.openai.responses.truncation import truncated
 from orchestrator.api.openai.responses.types import ParsedResponses, ResponsesRequest, echo_of
 from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.job import Api, Chat, Job, Message, OnDisconnect, Prompt
+from orchestrator.tasks.job import Api, Chat, Job, Message, OnDisconnect
 from orchestrator.tasks.task import Task
 
 RESPONSES = web.AppKey("responses", ResponseStore)
 
 _reader = Reader(ResponsesRequest)
+_MAX_ITEMS_INLINE = 500
+"""Most items of a conversation that are read on the event loop, in a millisecond or so."""
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
 async def create(request: web.Request) -> web.StreamResponse:
     """Create the next turn of a conversation."""
     asked = await read_body(request, _reader, lambda body: _parse(request, body))
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
+    conversations = request.app[CONVERSATIONS]
     if asked.is_background and not store.keeps_any:
         raise InvalidRequest(
             "background is not supported here: TIDEGATE_RESPONSES__KEEP_COUNT keeps none",
             field="background",
         )
-    history, prompt = _conversation(store, asked)
+    read = await _conversation(request, asked)
     encoder, job = await orchestrator.loaded_model(asked.job), asked.job
+    with orchestrator.counting_refusal(job):
+        read = await _truncated(orchestrator, asked, read)
     if asked.tools is not None:
         job = with_tools(request, encoder, job, asked.tools)
     output = output_of(request.app, encoder, job, asked.tools)
 
     def keep(task: Task, answer: OutputCollector) -> None:
         ending = task.ending
-        if ending is not None and (ending.error is None or asked.is_background):
+        is_well = ending is not None and ending.error is None
+        if asked.is_stored and (is_well or asked.is_background):
             body = msgspec.json.encode(answer.body(task))
-            store.put(job.key, response_id(task.id), body, (*history, *answer.turns()))
+            stored = Stored(body, read.history, answer.turns(), answer.pieces())
+            store.put(job.key, response_id(task.id), stored)
+        if is_well and asked.conversation_id is not None:
+            items = [*items_of(read.new, task.id, read.earlier), *answer.kept_items()]
+            conversations.answered(job.key, asked.conversation_id, items)
 
     if asked.is_streamed:
         return await stream_answer(
             request,
             job,
-            prompt,
+            read.chat,
             lambda stream: ResponseEvents(stream, asked, output, encoder.tokens.token, keep),
         )
     answer = OutputCollector(asked, output, encoder.tokens.token, keep)
     if asked.is_background:
-        return await _begin(request, job, prompt, answer)
-    task = await until_answered(request, job, prompt, answer)
+        return await _begin(request, job, answer, read)
+    task = await until_answered(request, job, read.chat, answer)
     headers = task_headers(task, orchestrator.clock.now())
     return json_response(answer.body(task), headers=headers)
 
@@ -72,19 +93,34 @@ async def count_tokens(request: web.Request) -> web.Response:
     """Count the tokens that a request would have as a prompt."""
     asked = await read_body(request, _reader, lambda body: _parse(request, body))
     job = asked.job
-    _, prompt = _conversation(request.app[RESPONSES], asked)
+    read = await _conversation(request, asked)
     orchestrator = request.app[ORCHESTRATOR]
-    ids = await orchestrator.tokenize(job.model, prompt, job.deadline, job.key, job.tenant)
+    read = await _truncated(orchestrator, asked, read)
+    ids = await orchestrator.tokenize(job.model, read.chat, job.deadline, job.key, job.tenant)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 async def retrieve(request: web.Request) -> web.Response:
-    """Fetch a stored response."""
-    if request.query.get("stream", "false") != "false":
+    """Fetch a stored response, or with ``stream`` its events once more."""
+    stream, after = request.query.get("stream", "false"), request.query.get("starting_after")
+    if stream not in ("true", "false"):
+        raise InvalidRequest("stream must be true or false", field="stream")
+    if after is not None and not (stream == "true" and _NUMBER.fullmatch(after)):
         raise InvalidRequest(
-            "stream is not supported here: a stored response comes in one piece", field="stream"
+            "starting_after must be the number of an event, with stream=true",
+            field="starting_after",
         )
-    return _answer(request.app[RESPONSES].body(*_named(request)))
+    if stream == "false":
+        return _answer(request.app[RESPONSES].body(*_named(request)))
+    return await _replay(request, -1 if after is None else int(after))
+
+
+async def input_items(request: web.Request) -> web.Response:
+    """List the items that a stored response was made from."""
+    key, name = _named(request)
+    history = request.app[RESPONSES].history(key, name)
+    items = items_of(history, task_id_of(name))
+    return json_response(page_of_items(items, request.query))
 
 
 async def cancel(request: web.Request) -> web.Response:
@@ -112,6 +148,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/responses/input_tokens", count_tokens),
         web.get("/v1/responses/{response_id}", retrieve),
         web.delete("/v1/responses/{response_id}", delete),
+        web.get("/v1/responses/{response_id}/input_items", input_items),
         web.post("/v1/responses/{response_id}/cancel", cancel),
     ]
 
@@ -130,20 +167,22 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
         ),
         template_arguments=template_arguments(body.chat_template_kwargs),
         previous_id=body.previous_response_id,
+        conversation_id=body.conversation_id(),
         is_streamed=bool(body.stream),
         is_background=bool(body.background),
         is_stored=body.store is not False,
+        is_truncated=body.truncation == "auto",
         echo=echo_of(body, job.priority),
     )
 
 
 async def _begin(
-    request: web.Request, job: Job, prompt: Prompt, answer: OutputCollector
+    request: web.Request, job: Job, answer: OutputCollector, read: "_Conversation"
 ) -> web.Response:
     """Submit a background response, and answer at once; it can be fetched from then on."""
     orchestrator = request.app[ORCHESTRATOR]
-    request[CONTEXT].task = task = await orchestrator.submit(job, prompt, [answer])
-    running = _Background(orchestrator, task, answer)
+    request[CONTEXT].task = task = await orchestrator.submit(job, read.chat, [answer])
+    running = _Background(orchestrator, task, answer, read.history)
     if task.ending is None:
         request.app[RESPONSES].begin(job.key, response_id(task.id), running)
     return _answer(running.body(), headers=task_headers(task, orchestrator.clock.now()))
@@ -155,6 +194,7 @@ class _Background(NamedTuple):
     orchestrator: Orchestrator
     task: Task
     answer: OutputCollector
+    history: tuple[Message, ...]
 
     def body(self) -> bytes:
         return msgspec.json.encode(self.answer.body(self.task))
@@ -163,23 +203,73 @@ class _Background(NamedTuple):
         self.orchestrator.cancel(self.task)
 
 
-def _conversation(store: ResponseStore, asked: ParsedResponses) -> tuple[tuple[Message, ...], Chat]:
-    """The conversation without instructions, and the chat that the model is to read. Raises
+class _Conversation(NamedTuple):
+    """What a request is answered from."""
+
+    history: tuple[Message, ...]
+    """All turns, without instructions."""
+    earlier: int
+    """Number of turns that came before the request."""
+    chat: Chat
+    """What the model is to read."""
+
+    @property
+    def new(self) -> tuple[Message, ...]:
+        """The request's own turns."""
+        return self.history[self.earlier :]
+
+
+async def _conversation(request: web.Request, asked: ParsedResponses) -> _Conversation:
+    """The conversation that a request goes on with, and its own turns. Raises
     ``InvalidRequest``."""
-    key = asked.job.key
+    key, store = asked.job.key, request.app[RESPONSES]
+    if asked.conversation_id is None:
+        earlier = _earlier(store, key, asked.previous_id)
+    else:
+        earlier = await _kept_turns(request.app[CONVERSATIONS], key, asked.conversation_id)
     history = joined(
-        _earlier(store, key, asked.previous_id),
+        earlier,
         asked.turns,
         lambda task_id: store.answer(key, response_id(task_id)),
     )
     messages = conversation(asked.instructions, history)
     if not messages:
         raise InvalidRequest("input is empty; it needs at least one message", field="input")
-    return history, Chat(
+    chat = Chat(
         messages,
         template_arguments=asked.template_arguments,
         tools=() if asked.tools is None else asked.tools.tools,
     )
+    return _Conversation(history, len(earlier), chat)
+
+
+async def _truncated(
+    orchestrator: Orchestrator, asked: ParsedResponses, read: _Conversation
+) -> _Conversation:
+    """The conversation with a chat that fits the model's context, where the request wants that.
+    Raises ``TidegateError``."""
+    if not asked.is_truncated:
+        return read
+
+    def chat_of(history: tuple[Message, ...]) -> Chat:
+        return replace(read.chat, messages=conversation(asked.instructions, history))
+
+    kept = await truncated(
+        read.history, lambda history: orchestrator.fits(asked.job, chat_of(history))
+    )
+    return read._replace(chat=chat_of(kept))
+
+
+async def _kept_turns(store: ConversationStore, key: str, name: str) -> tuple[Message, ...]:
+    """The turns of a conversation that is kept. Raises ``InvalidRequest``."""
+    try:
+        items = store.get(key, name).items
+    except NotFound as error:
+        # Not 404, upon which clients give up the model that they asked for.
+        raise InvalidRequest(f"conversation: {error.message}", field="conversation") from None
+    if len(items) <= _MAX_ITEMS_INLINE:
+        return turns_of_kept(items.values())
+    return await asyncio.to_thread(turns_of_kept, tuple(items.values()))
 
 
 def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:
@@ -194,6 +284,22 @@ def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message,
             f"previous_response_id: {error.message}; send the conversation as input",
             field="previous_response_id",
         ) from None
+
+
+async def _replay(request: web.Request, after: int) -> web.Response:
+    (key, name), store = _named(request), request.app[RESPONSES]
+    if store.is_running(key, name):
+        raise InvalidRequest(
+            "stream is not supported here before a response has ended; fetch it without, and "
+            "stream it once its status is no longer queued or in_progress",
+            field="stream",
+        )
+    stored = store.get(key, name)
+    if len(stored.body) <= INLINE_BYTES:
+        events = replay(stored.body, stored.pieces, after)
+    else:
+        events = await asyncio.to_thread(replay, stored.body, stored.pieces, after)
+    return web.Response(body=events, headers=SSE_HEADERS)
 
 
 def _answer(body: bytes, headers: Mapping[str, str] | None = None) -> web.Response:

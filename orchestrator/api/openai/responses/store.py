@@ -1,14 +1,10 @@
-"""Responses that clients may fetch again, or continue from: the latest, within bounds.
+"""Responses that clients may fetch again, or continue from: the latest, within bounds."""
 
-Each belongs to the key that it was made with; to others it does not exist. Beyond a bound, the
-oldest of the key that keeps most is dropped, so nobody displaces others' responses by keeping more.
-"""
-
-from collections import OrderedDict
-from collections.abc import Sequence
 from sys import getsizeof
 from typing import NamedTuple, Protocol
 
+from orchestrator.api.openai.responses.owned import OwnedStore
+from orchestrator.api.openai.responses.replay import Pieces
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
 from orchestrator.retention import Retention
@@ -26,6 +22,10 @@ _CALL_BYTES = 64
 class RunningResponse(Protocol):
     """A response that is made in the background."""
 
+    @property
+    def history(self) -> tuple[Message, ...]:
+        """The turns that it is made from, without instructions."""
+
     def body(self) -> bytes:
         """The response as JSON, in its current state."""
 
@@ -34,76 +34,69 @@ class RunningResponse(Protocol):
 
 
 class Stored(NamedTuple):
-    """A response that has ended: its body as JSON, and the conversation up to and including it,
-    without its instructions."""
+    """A response that has ended: its body as JSON, the turns that it was made from, without its
+    instructions, and those that it added."""
 
     body: bytes
-    messages: tuple[Message, ...]
-    ended: float
-    """When it ended, in seconds of the clock."""
-    kept_bytes: int
+    history: tuple[Message, ...]
+    answer: tuple[Message, ...] = ()
+    pieces: tuple[Pieces, ...] = ()
+    """How the texts of its output came."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation up to and including the response."""
+        return (*self.history, *self.answer)
 
 
 class ResponseStore:
     """Responses by key and id."""
 
     def __init__(self, clock: Clock, retention: Retention) -> None:
-        self._clock = clock
-        self._retention = retention
         self._running: dict[tuple[str, str], RunningResponse] = {}
-        self._by_key: dict[str, OrderedDict[str, Stored]] = {}
-        self._bytes: dict[str, int] = {}
-        """Bytes kept, by key."""
-        self._count = 0
+        self._ended: OwnedStore[Stored] = OwnedStore(clock, retention)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._ended)
 
     @property
     def kept_bytes(self) -> int:
-        return sum(self._bytes.values())
+        return self._ended.kept_bytes
 
     @property
     def keeps_any(self) -> bool:
         """Whether any response may be kept at all."""
-        retention = self._retention
-        return min(retention.keep_count, retention.keep_s, retention.keep_bytes) > 0
+        return self._ended.keeps_any
 
     def begin(self, key: str, name: str, running: RunningResponse) -> None:
         """Let a background response be fetched until it ends; ``put`` must follow."""
         self._running[key, name] = running
 
-    def put(self, key: str, name: str, body: bytes, messages: tuple[Message, ...]) -> None:
+    def put(self, key: str, name: str, stored: Stored) -> None:
         """Keep a response that has just ended. One that is larger than all of the room is not
         kept."""
         self._running.pop((key, name), None)
-        size = _kept_bytes(body, messages)
-        if size > self._retention.keep_bytes:
-            return
-        stored = Stored(body, messages, self._clock.now(), size)
-        self._by_key.setdefault(key, OrderedDict())[name] = stored
-        self._bytes[key] = self._bytes.get(key, 0) + size
-        self._count += 1
-        self._prune()
-        bounds = self._retention
-        while self._count > bounds.keep_count or self.kept_bytes > bounds.keep_bytes:
-            most = max(self._bytes, key=self._bytes.__getitem__)
-            self._remove(most, next(iter(self._by_key[most])))
+        self._ended.put(key, name, stored, _kept_bytes(stored))
 
     def get(self, key: str, name: str) -> Stored:
         """A response that has ended. Raises ``NotFound``."""
-        self._prune()
-        own = self._by_key.get(key)
-        if own is None or name not in own:
+        stored = self._ended.get(key, name)
+        if stored is None:
             raise _no_such_response(name)
-        return own[name]
+        return stored
+
+    def is_running(self, key: str, name: str) -> bool:
+        return (key, name) in self._running
 
     def answer(self, key: str, name: str) -> Message | None:
         """The assistant's turn in a response; None if it is not kept, or said nothing."""
-        own = self._by_key.get(key)
-        stored = None if own is None else own.get(name)
-        last = stored.messages[-1] if stored is not None and stored.messages else None
-        return last if last is not None and last.role == "assistant" else None
+        stored = self._ended.get(key, name)
+        return stored.answer[-1] if stored is not None and stored.answer else None
+
+    def history(self, key: str, name: str) -> tuple[Message, ...]:
+        """The turns that a response was or is made from. Raises ``NotFound``."""
+        running = self._running.get((key, name))
+        return self.get(key, name).history if running is None else running.history
 
     def body(self, key: str, name: str) -> bytes:
         """A response's body in its current state. Raises ``NotFound``."""
@@ -125,30 +118,13 @@ class ResponseStore:
             self.get(key, name)
         else:
             running.cancel()
-        if name in self._by_key.get(key, ()):
-            self._remove(key, name)
-
-    def _prune(self) -> None:
-        """Drop responses that are too old."""
-        oldest_kept = self._clock.now() - self._retention.keep_s
-        for key in list(self._by_key):
-            while key in self._by_key:
-                name, stored = next(iter(self._by_key[key].items()))
-                if stored.ended >= oldest_kept:
-                    break
-                self._remove(key, name)
-
-    def _remove(self, key: str, name: str) -> None:
-        own = self._by_key[key]
-        self._bytes[key] -= own.pop(name).kept_bytes
-        self._count -= 1
-        if not own:
-            del self._by_key[key], self._bytes[key]
+        self._ended.drop(key, name)
 
 
-def _kept_bytes(body: bytes, messages: Sequence[Message]) -> int:
+def _kept_bytes(stored: Stored) -> int:
     """Approximate memory that a response takes. What conversations have in common counts in each,
     because it lives as long as the last of them."""
+    messages = stored.messages
     texts = sum(
         getsizeof(text)
         for m in messages
@@ -158,7 +134,9 @@ def _kept_bytes(body: bytes, messages: Sequence[Message]) -> int:
     calls = sum(
         _CALL_BYTES * (1 + call.chars) + getsizeof(call.id) for m in messages for call in m.calls
     )
-    return _OWN_BYTES + len(body) + _MESSAGE_BYTES * len(messages) + texts + calls
+    lengths = sum(getsizeof(own.chars) for own in stored.pieces)
+    own = _OWN_BYTES + len(stored.body) + _MESSAGE_BYTES * len(messages)
+    return own + texts + calls + lengths
 
 
 def _no_such_response(name: str) -> NotFound:

@@ -5,6 +5,7 @@ Additional fields are those of every other dialect (``GenerationRequest``).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -61,6 +62,12 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verbosity: Unused = NULL
 
 
+class ConversationName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A conversation, named as answers name it."""
+
+    id: str
+
+
 _text_reader: Reader[TextOptions | None] = Reader(TextOptions | None)
 
 
@@ -73,6 +80,8 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: bool | None = None
     top_logprobs: int | None = None
@@ -86,8 +95,6 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     chat_template_kwargs: msgspec.Raw = NULL
 
     # served in one way only
-    truncation: Unused = NULL
-    conversation: Unused = NULL
     prompt: Unused = NULL
     moderation: Unused = NULL
     context_management: Unused = NULL
@@ -144,11 +151,21 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
                 "background is not supported here with stream: true; send one of them",
                 field="background",
             )
+        if self.previous_response_id and self.conversation_id():
+            raise InvalidRequest(
+                "previous_response_id and conversation name two conversations; send one of them",
+                field="previous_response_id",
+            )
         if self.background and self.store is False:
             raise InvalidRequest(
                 "background needs store: true, or nobody could ask for the answer",
                 field="background",
             )
+
+    def conversation_id(self) -> str | None:
+        """The conversation that the request goes on with, if it names one."""
+        named = self.conversation
+        return (named.id if isinstance(named, ConversationName) else named) or None
 
     def stated_grammar(self) -> StatedGrammar | None:
         if len(memoryview(self.text)) > _MAX_TEXT_BYTES:
@@ -184,9 +201,12 @@ class ParsedResponses:
     tools: ToolUse | None
     template_arguments: Mapping[str, TemplateArgument]
     previous_id: str | None
+    conversation_id: str | None
     is_streamed: bool
     is_background: bool
     is_stored: bool
+    is_truncated: bool
+    """Whether turns may be left out that the context does not hold."""
     echo: Mapping[str, object]
     """The fields of the request that the answer repeats."""
 
@@ -194,12 +214,14 @@ class ParsedResponses:
 def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
     """The fields of a request that its answer repeats; none of them keeps the whole body in
     memory."""
+    conversation = body.conversation_id()
     return {
         "background": bool(body.background),
+        "conversation": None if conversation is None else {"id": conversation},
         "instructions": body.instructions,
         "max_output_tokens": body.token_limit(),
         "max_tool_calls": None,
-        "metadata": _metadata(body.metadata),
+        "metadata": read_metadata(body.metadata),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
@@ -209,11 +231,12 @@ def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
         "tool_choice": "auto" if body.tool_choice == NULL else body.tool_choice.copy(),
         "tools": [] if body.tools == NULL else body.tools.copy(),
         "top_logprobs": body.top_logprobs or 0,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
     }
 
 
-def _metadata(stated: msgspec.Raw) -> dict[str, str]:
+def read_metadata(stated: msgspec.Raw) -> dict[str, str]:
+    """The pairs that a client wants kept. Raises ``InvalidRequest``."""
     unfit = InvalidRequest(
         f"metadata must be an object of at most {_MAX_PAIRS} strings of up to "
         f"{_MAX_VALUE_CHARS} characters, under names of up to {_MAX_KEY_CHARS}",
@@ -238,11 +261,6 @@ def _nothing(value: object) -> bool:
 
 _ONLY = {
     **other_forms("text.format"),
-    "truncation": ServedValues(
-        lambda value: value == "disabled",
-        "what does not fit the context is refused, not cut; leave it out, or send disabled",
-    ),
-    "conversation": ServedValues(_nothing, "send previous_response_id, or the items themselves"),
     "prompt": ServedValues(_nothing, "stored prompts are not served; send instructions and input"),
     "moderation": ServedValues(_nothing, "no moderation is served"),
     "context_management": ServedValues(_nothing, "nothing is compacted here", is_hint=True),

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from orchestrator.api.openai.responses.store import ResponseStore
+from orchestrator.api.openai.responses.store import ResponseStore, Stored
 from orchestrator.errors import NotFound
 from orchestrator.retention import Retention
 from orchestrator.tasks.job import Message
@@ -31,9 +31,9 @@ def names(store: ResponseStore, key: str) -> set[str]:
 
 def test_the_oldest_of_whoever_keeps_most_goes() -> None:
     store = make_store(ManualClock(), most=4)
-    store.put("quiet", "0", b"{}", SAID)
+    store.put("quiet", "0", Stored(b"{}", SAID))
     for n in range(1, 8):
-        store.put("busy", str(n), b"{}", SAID)
+        store.put("busy", str(n), Stored(b"{}", SAID))
     assert names(store, "quiet") == {"0"}
     assert names(store, "busy") == {"5", "6", "7"}
     assert len(store) == 4
@@ -42,11 +42,11 @@ def test_the_oldest_of_whoever_keeps_most_goes() -> None:
 def test_bytes_are_bounded_with_what_was_said() -> None:
     store = make_store(ManualClock(), size=10_000)
     for n in range(8):
-        store.put("k", str(n), b"x" * 1000, (Message("user", "y" * 1000),))
+        store.put("k", str(n), Stored(b"x" * 1000, (Message("user", "y" * 1000),)))
         assert store.kept_bytes <= 10_000
     kept = names(store, "k")
     assert 1 < len(kept) < 8 and max(kept) == "7" and len(kept) == len(store)
-    store.put("k", "9", b"x" * 10_000, SAID)
+    store.put("k", "9", Stored(b"x" * 10_000, SAID))
     assert "9" not in names(store, "k") and len(store)
 
 
@@ -62,16 +62,16 @@ def test_bytes_are_bounded_with_what_was_said() -> None:
 def test_all_texts_of_a_client_count(said: Message) -> None:
     """A template may leave them out, so that no context bounds them."""
     store = make_store(ManualClock(), size=2000)
-    store.put("k", "1", b"{}", (said,))
+    store.put("k", "1", Stored(b"{}", (said,)))
     assert store.kept_bytes > 1000
 
 
 def test_age_and_deletion_leave_nothing() -> None:
     clock = ManualClock()
     store = make_store(clock)
-    store.put("k", "1", b"{}", SAID)
+    store.put("k", "1", Stored(b"{}", SAID))
     clock.advance(50.0)
-    store.put("k", "2", b"{}", SAID)
+    store.put("k", "2", Stored(b"{}", SAID))
     clock.advance(20.0)
     assert names(store, "k") == {"2"}
     store.delete("k", "2")
@@ -83,5 +83,5 @@ def test_age_and_deletion_leave_nothing() -> None:
 def test_a_store_of_nothing_keeps_nothing() -> None:
     store = make_store(ManualClock(), most=0)
     assert not store.keeps_any
-    store.put("k", "1", b"{}", SAID)
+    store.put("k", "1", Stored(b"{}", SAID))
     assert (len(store), store.kept_bytes) == (0, 0)

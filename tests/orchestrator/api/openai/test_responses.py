@@ -26,7 +26,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "computer_call"}]}, "input[0].type: computer_call"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_text"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"truncation": "some"}, "truncation"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"background": True, "stream": True}, "background"),
