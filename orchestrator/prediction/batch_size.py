@@ -29,7 +29,7 @@ lose next to nothing, whatever others ask for.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -255,28 +255,14 @@ def paced_outlook(
     Workers decide between these in each step (``worker.scheduler.stalls``). Arguments as of
     ``outlook``.
     """
-    found = outlook(
-        demand,
-        pace,
-        rows,
-        share=share,
-        others=others,
-        standing=standing,
-        prompt_share=prompt_share,
-    )
+    foresee = partial(outlook, pace=pace, rows=rows, share=share, others=others, standing=standing)
+    found = foresee(demand, prompt_share=prompt_share)
     short = demand.without_long_prompts(pace.step_tokens)
     if short is None:
         return found
     prompts_ms = share * float(short.prompt_tokens.sum()) * pace.prompt_token_ms
-    waiting = outlook(
-        short,
-        pace,
-        rows,
-        share=share,
-        others=others,
-        standing=standing,
-        prompt_share=min(prompt_share, prompts_ms / short.span_ms + LEAST_PROMPT_SHARE),
-    )
+    least_share = prompts_ms / short.span_ms + LEAST_PROMPT_SHARE
+    waiting = foresee(short, prompt_share=min(prompt_share, least_share))
     return waiting if waiting.met.max() > found.met.max() else found
 
 
