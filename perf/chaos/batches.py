@@ -60,9 +60,9 @@ _NEXT_KILL_S: Final = 30.0
 """Seconds for which a batch waits at most to be cancelled as the orchestrator comes back from a
 kill."""
 _KINDS: Final = (
-    ("plain", frozenset[str](), "24h"),
     ("cancelled", frozenset({"canceled"}), "24h"),
     ("expired", frozenset({"expired"}), "6s"),
+    ("plain", frozenset[str](), "24h"),
 )
 """Kinds of small batches: name, entries that they may have of lines that were not served,
 window."""
@@ -224,7 +224,7 @@ class BatchRun:
     async def _under_kills(self, kills: int) -> None:
         rng, killer = self._rng, self._killer
         sent = await self._send(Order("killed", self._found.lines, MANY))
-        first, last = kills // 20, kills // 10
+        first, last = -(-kills // 20), -(-kills // 10)
         due = list(strikes(rng, kills - first - last, sent.order.lines))
         if first:
             await asyncio.sleep(rng.uniform(0.0, 0.3))
