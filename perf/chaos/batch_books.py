@@ -28,7 +28,7 @@ def request_body(max_tokens: int = _MAX_TOKENS) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BatchOrder:
     """A batch to send. ``key`` is the token of its client."""
 
     name: str
@@ -52,7 +52,7 @@ class Order:
 class Sent:
     """An order that was sent, and what became of it."""
 
-    order: Order
+    order: BatchOrder
     id: str
     input_id: str
     state: dict[str, Any] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class BatchClient:
         self._http = http
         self._url = url
 
-    async def send(self, order: Order) -> Sent:
+    async def send(self, order: BatchOrder) -> Sent:
         """Create the batch; where the service dies meanwhile it may exist twice, under two
         ids."""
         if order.dialect == "anthropic":
@@ -236,18 +236,18 @@ def _kind(entry: dict[str, Any]) -> str:
     return {200: "succeeded", 400: "errored"}.get(status, str(status))
 
 
-def _bodies(order: Order) -> Iterator[tuple[str, dict[str, Any]]]:
+def _bodies(order: BatchOrder) -> Iterator[tuple[str, dict[str, Any]]]:
     for custom_id, kind in order.ids().items():
         yield custom_id, request_body(-1 if kind == "errored" else _MAX_TOKENS)
 
 
-def _lines(order: Order) -> Iterator[bytes]:
+def _lines(order: BatchOrder) -> Iterator[bytes]:
     for custom_id, body in _bodies(order):
         line = {"custom_id": custom_id, "method": "POST", "url": _URL, "body": body}
         yield json.dumps(line).encode() + b"\n"
 
 
-def _messages(order: Order) -> Iterator[dict[str, Any]]:
+def _messages(order: BatchOrder) -> Iterator[dict[str, Any]]:
     for custom_id, body in _bodies(order):
         body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
         yield {"custom_id": custom_id, "params": body}

@@ -28,7 +28,7 @@ import aiohttp
 
 from catalog.errors import StartFailed
 from perf.chaos import disk
-from perf.chaos.batch_books import AWAY, BatchClient, Dialect, Order, Sent, request_body
+from perf.chaos.batch_books import AWAY, BatchClient, Dialect, BatchOrder, Sent, request_body
 from perf.chaos.world import READY_S, alive, orchestrating
 from perf.load.cpu import process_cpu_s
 from perf.load.usage import Usage
@@ -216,7 +216,9 @@ class BatchRun:
                 task.cancel()
         found.killed_s = time.monotonic() - begun
         begun, cpu_s = time.monotonic(), process_cpu_s(alive(self._process.pid))
-        await self._until_over(await self._send(Order("calm", found.calm_lines, MANY)), found.calm)
+        await self._until_over(
+            await self._send(BatchOrder("calm", found.calm_lines, MANY)), found.calm
+        )
         found.calm_s = time.monotonic() - begun
         cpu_s = process_cpu_s(alive(self._process.pid)) - cpu_s
         found.cpu_ms_per_line = 1000 * cpu_s / found.calm_lines
@@ -225,7 +227,7 @@ class BatchRun:
 
     async def _under_kills(self, kills: int) -> None:
         rng, killer = self._rng, self._killer
-        sent = await self._send(Order("killed", self._found.lines, MANY))
+        sent = await self._send(BatchOrder("killed", self._found.lines, MANY))
         first, last = -(-kills // 20), -(-kills // 10)
         due = list(strikes(rng, kills - first - last, sent.order.lines))
         if first:
@@ -251,7 +253,7 @@ class BatchRun:
             dialect = _DIALECTS[number % len(_DIALECTS)]
             name = f"other-{number}-{kind}"
             sent = await self._send(
-                Order(name, size, FEW, dialect, window, refused_every=10, may_end=ends)
+                BatchOrder(name, size, FEW, dialect, window, refused_every=10, may_end=ends)
             )
             if kind == "cancelled":
                 with suppress(TimeoutError):
@@ -260,7 +262,7 @@ class BatchRun:
                 await self._client.cancel(sent)
             await self._until_over(sent)
 
-    async def _send(self, order: Order) -> Sent:
+    async def _send(self, order: BatchOrder) -> Sent:
         sent = await self._client.send(order)
         self._found.sent.append(sent)
         return sent

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from perf.chaos.batch_books import Order, Sent
+from perf.chaos.batch_books import BatchOrder, Sent
 from perf.chaos.batches import BatchFindings, Memory, strikes
 
-ORDER = Order("a", 4, "key", refused_every=4)
+ORDER = BatchOrder("a", 4, "key", refused_every=4)
 ENTRIES = [("a-1", "succeeded"), ("a-2", "succeeded"), ("a-3", "succeeded"), ("a-4", "errored")]
 STATE = {
     "status": "completed",
@@ -42,7 +42,7 @@ def test_what_is_wrong_with_a_batch_is_said(
 
 
 def test_a_batch_that_expired_says_so() -> None:
-    order = Order("a", 4, "key", refused_every=4, may_end=frozenset({"expired"}))
+    order = BatchOrder("a", 4, "key", refused_every=4, may_end=frozenset({"expired"}))
     counts = {"total": 4, "completed": 2, "failed": 2}
     entries = [*ENTRIES[:2], ("a-3", "expired"), ENTRIES[3]]
     for status, is_right in (("expired", True), ("completed", False)):
