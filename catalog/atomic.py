@@ -8,6 +8,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+UNFINISHED = ".new"
+"""Suffix of a file that is being written; one that a killed process leaves is worth nothing."""
+
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace ``path``: the old content or the new one survives a crash. It has ``mode`` whatever
@@ -15,7 +18,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
 
     Only one writer at a time may do this. Raises ``OSError``; the old content is there then.
     """
-    temporary = path.with_name(path.name + ".new")
+    temporary = path.with_name(path.name + UNFINISHED)
     try:
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:

@@ -1,6 +1,6 @@
 """Writes the figures of the documents from the recorded bundles (PF-9).
 
-    python -m perf.figures            writes README.md and docs/performance.md anew
+    python -m perf.figures            writes README.md, docs/performance.md and docs/batches.md anew
     python -m perf.figures --check    changes nothing; fails where they would change
 
 A document says what it wants to show in a comment, and has the result right below it::
@@ -36,9 +36,9 @@ from perf.report.bundle import Bundle, Figure, Machine
 from perf.report.recording import RESULTS, ROOT
 from perf.report.table import number
 
-DOCUMENTS: Final = ("README.md", "docs/performance.md")
+DOCUMENTS: Final = ("README.md", "docs/performance.md", "docs/batches.md")
 BRIEF: Final = ("README.md",)
-"""Documents that name their bundles in one line; the other says more of them."""
+"""Documents that name their bundles in one line; the others say more of them."""
 MAX_CHANGED: Final = 0.05
 """Largest share (0 to 1) of the code behind a figure that may have been added or removed."""
 _PROSE_MAX: Final = 0.25

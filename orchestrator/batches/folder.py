@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from catalog.atomic import write_atomically
+from catalog.atomic import UNFINISHED, write_atomically
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.frames import FrameWriter, read_frames
 from orchestrator.batches.records import StoredBatch, StoredFile
@@ -50,6 +50,8 @@ class Folder:
         contents = Contents({}, {})
         if not self.path.exists():
             return contents
+        for path in self.path.glob(f"*{_RECORD}{UNFINISHED}"):  # a record that was cut short
+            path.unlink()
         for path in sorted(self.path.glob(f"*{_RECORD}")):
             name = path.stem
             if name.startswith(FILE_PREFIX):

@@ -44,7 +44,11 @@ class FrameWriter:
         self._name = path.name
         self._sealer = sealer
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        os.ftruncate(self._file, end)
+        try:
+            os.ftruncate(self._file, end)
+        except OSError:
+            self.close()
+            raise
 
     def append(self, number: int, kind: int, payload: bytes) -> int:
         """Append a frame; returns its size in bytes. A frame that cannot be written in whole is
@@ -63,8 +67,9 @@ class FrameWriter:
         return len(frame)
 
     def sync(self) -> None:
-        """Flush the file to the disk."""
-        os.fsync(self._file)
+        """Flush the file to the disk. One that is closed has been flushed."""
+        if self._file >= 0:
+            os.fsync(self._file)
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -6,7 +6,7 @@ Everything here blocks, and is called on one thread.
 
 from collections import Counter
 
-from orchestrator.batches.folder import Folder
+from orchestrator.batches.folder import Appender, Folder
 from orchestrator.batches.frames import read_frames
 from orchestrator.batches.records import LineOutcome, StoredBatch
 
@@ -22,10 +22,15 @@ class Ledger:
         self._folder = folder
         self._batch = batch
         self._done = bytearray()
-        self._writers = {}
-        for name in self.bytes:
-            end = self._read(folder, name)
-            self._writers[name] = folder.writer(name, end)
+        self._writers: dict[str, Appender] = {}
+        try:
+            for name in self.bytes:
+                end = self._read(folder, name)
+                self._writers[name] = folder.writer(name, end)
+        except BaseException:  # it is tried again for as long as the disk is full
+            for writer in self._writers.values():
+                writer.close()
+            raise
 
     def _read(self, folder: Folder, name: str) -> int:
         end, path = 0, folder.data(name)
@@ -51,7 +56,8 @@ class Ledger:
         self._mark(number, kind, name, len(entry))
 
     def close(self) -> None:
-        """Flush everything to the disk, and close the files."""
+        """Flush everything to the disk, and close the files. Where that fails it may be called
+        again."""
         for writer in self._writers.values():
             writer.sync()
             writer.close()

@@ -1,8 +1,12 @@
 """``python -m perf.chaos.batches``: one batch of many lines on the real stack, whose orchestrator
-is killed again and again, while somebody else asks for short texts.
+is killed again and again: while it checks the lines, serves them, starts, starts on a full disk,
+and closes the batch's files. Meanwhile somebody else sends small batches, in both dialects, which
+are cancelled as an orchestrator comes back, or expire; and a third client asks for short texts.
 
-Exits with 1 unless every line has exactly one entry. Tells the orchestrator's memory by tenths of
-the batch, and how long the other client waited.
+Then a batch of a fifth as many lines is served by one process, whose memory must not grow.
+
+Exits with 1 unless every line of every batch has exactly one entry, of the right kind and in the
+right file, what is told of a batch is what its files hold, and both outlive one more kill.
 """
 
 import asyncio
@@ -13,153 +17,310 @@ import signal
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import aiohttp
 
+from catalog.errors import StartFailed
+from perf.chaos import disk
+from perf.chaos.batch_books import AWAY, BatchClient, BatchOrder, Dialect, Sent, request_body
 from perf.chaos.world import READY_S, alive, orchestrating
+from perf.load.cpu import process_cpu_s
 from perf.load.usage import Usage
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import median, percentile
 from perf.stack.stack import StackSpec, tritons
 from pool.units.orchestrator import OrchestratorProcess
 
-_URL: Final = "/v1/completions"
-_BODY: Final = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8}
+MANY, FEW, LIVE = "many", "few", "live"
+"""Keys: of the large batch, of the small ones, and of the client of short texts."""
+MAX_GROWTH: Final = 0.05
+"""Largest growth of resident memory, as a share, from the second tenth of the lines to the last
+that one process serves."""
+_DISK_MIB: Final = 512
 _LOOK_EVERY_S: Final = 0.25
 _ASK_EVERY_S: Final = 0.2
 _ALONE_S: Final = 5.0
-"""Seconds for which the other client first has the service to itself."""
+"""Seconds for which the client of short texts first has the service to itself."""
 _PARTS: Final = 10
-_AWAY: Final = (aiohttp.ClientError, TimeoutError)
-"""Errors that a client sees of a service that is down."""
+_CALM_SHARE: Final = 0.2
+"""Lines of the batch that nobody disturbs, as a share of those of the killed one."""
+_START_S: Final = 2.5
+"""Seconds after a start within which the process may be killed again: it has read what there was
+and goes on by then."""
+_FULL_EVERY: Final = 4
+"""One in so many of the kills while lines are served meets a full disk."""
+_FULL_S: Final = 1.0
+_NEXT_KILL_S: Final = 30.0
+"""Seconds for which a batch waits at most to be cancelled as the orchestrator comes back from a
+kill."""
+_KINDS: Final = (
+    ("cancelled", frozenset({"canceled"}), "24h"),
+    ("expired", frozenset({"expired"}), "6s"),
+    ("plain", frozenset[str](), "24h"),
+)
+"""Kinds of small batches: name, entries that they may have of lines that were not served,
+window."""
+_DIALECTS: Final[tuple[Dialect, ...]] = ("openai", "anthropic")
+
+
+@dataclass(slots=True)
+class Memory:
+    """Resident memory of the orchestrator in MiB, with the number of lines done then."""
+
+    looks: list[tuple[int, float]] = field(default_factory=list)
+
+    def by_tenths(self, lines: int) -> list[float]:
+        """Most memory in each tenth of ``lines``; 0 for one without a look."""
+        tenths = [[0.0] for _ in range(_PARTS)]
+        for done, mib in self.looks:
+            tenths[min(_PARTS - 1, _PARTS * done // lines)].append(mib)
+        return [round(max(tenth), 1) for tenth in tenths]
+
+    def growth(self, lines: int) -> float:
+        """Growth from the second tenth to the last, as a share."""
+        _, second, *_, last = self.by_tenths(lines)
+        return last / second - 1 if second else 0.0
 
 
 @dataclass(slots=True)
 class BatchFindings:
-    """Findings of a run. Memory in MiB of resident pages, times in seconds or, where named so,
-    ms."""
+    """Findings of a run. Times in seconds or, where named so, ms."""
 
     lines: int
-    kills: int = 0
-    seconds: float = 0.0
-    memory: list[tuple[int, float]] = field(default_factory=list)
-    """Lines done so far, and the orchestrator's memory then."""
+    """Lines of the batch under kills."""
+    kills: Counter[str] = field(default_factory=Counter)
+    """Number of kills, by what the orchestrator was doing."""
+    full_disks: int = 0
+    killed_s: float = 0.0
+    calm_s: float = 0.0
+    cpu_ms_per_line: float = 0.0
+    """Time of the orchestrator's processor for each line, without kills."""
+    killed: Memory = field(default_factory=Memory)
+    calm: Memory = field(default_factory=Memory)
     alone_ms: list[float] = field(default_factory=list)
     beside_ms: list[float] = field(default_factory=list)
-    status: str = ""
-    missing: int = 0
-    doubled: int = 0
-    strange: int = 0
-    """Entries that belong to no line, or are no answer."""
+    sent: list[Sent] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
 
     @property
-    def is_right(self) -> bool:
-        return self.status == "completed" and not (self.missing + self.doubled + self.strange)
+    def calm_lines(self) -> int:
+        """Lines of the batch that nobody disturbs."""
+        return round(_CALM_SHARE * self.lines)
 
-    def memory_by_tenths(self) -> list[float]:
-        tenths = [[0.0] for _ in range(_PARTS)]
-        for done, mib in self.memory:
-            tenths[min(_PARTS - 1, _PARTS * done // self.lines)].append(mib)
-        return [round(max(tenth), 1) for tenth in tenths]
+    def close(self) -> None:
+        """Gather the faults of all batches, and judge memory."""
+        self.faults += [fault for sent in self.sent for fault in sent.faults]
+        if (growth := self.calm.growth(self.calm_lines)) > MAX_GROWTH:
+            self.faults.append(f"the orchestrator's memory grew by {100 * growth:.1f} %")
+
+
+class Killer:
+    """Kills an orchestrator and starts it again."""
+
+    def __init__(
+        self, process: OrchestratorProcess, found: BatchFindings, small_disk: Path | None
+    ) -> None:
+        self._process = process
+        self._found = found
+        self._disk = small_disk
+        self.is_back = asyncio.Event()
+        """Set for a moment by each start that follows a kill."""
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether the batches are on a disk that may be filled."""
+        return self._disk is not None
+
+    async def strike(self, moment: str, again_s: Sequence[float] = ()) -> None:
+        """Kill the orchestrator, and once more that many seconds after each start."""
+        self._kill(moment)
+        for seconds in again_s:
+            await self._start_and_kill(seconds)
+        await self._process.stop(0.0)
+        # A crowded machine may take longer to start it; where it has died the wait below says so.
+        with suppress(StartFailed):
+            await self._process.start()
+        self.is_back.set()
+        self.is_back.clear()
+        await self._process.wait_ready(READY_S)
+
+    async def strike_on_full_disk(self) -> None:
+        """Fill the disk under the batches, kill the orchestrator then, and start it; there is room
+        again only after that."""
+        assert self._disk is not None
+        await asyncio.to_thread(disk.fill, self._disk)
+        self._found.full_disks += 1
+        await asyncio.sleep(_FULL_S)
+        freeing = asyncio.create_task(self._free())
+        await self.strike("serving, disk full")
+        await freeing
+
+    async def _start_and_kill(self, seconds: float) -> None:
+        await self._process.stop(0.0)
+        starting = asyncio.create_task(self._process.start())
+        await asyncio.sleep(seconds)
+        while self._process.pid is None and not starting.done():  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+        self._kill("starting or going on")
+        with suppress(StartFailed):
+            await starting
+
+    async def _free(self) -> None:
+        assert self._disk is not None
+        await asyncio.sleep(_START_S)
+        await asyncio.to_thread(disk.free, self._disk)
+
+    def _kill(self, moment: str) -> None:
+        os.kill(alive(self._process.pid), signal.SIGKILL)
+        self._found.kills[moment] += 1
 
 
 class BatchRun:
-    """One batch sent to one orchestrator."""
+    """Batches sent to one orchestrator."""
 
-    def __init__(self, process: OrchestratorProcess, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        process: OrchestratorProcess,
+        http: aiohttp.ClientSession,
+        found: BatchFindings,
+        rng: random.Random,
+        small_disk: Path | None = None,
+    ) -> None:
         self._process = process
         self._http = http
+        self._client = BatchClient(http, process.url)
+        self._found = found
+        self._rng = rng
+        self._killer = Killer(process, found, small_disk)
 
-    async def play(self, found: BatchFindings, kills: int, rng: random.Random) -> None:
-        """Have the batch served; the orchestrator dies at moments that ``rng`` chooses."""
+    async def play(self, kills: int, others: int) -> None:
+        """Have a batch served under ``kills`` and beside ``others``, then one without either."""
+        found = self._found
         await self._ask(found.alone_ms, time.monotonic() + _ALONE_S)
         begun = time.monotonic()
-        name = await self._create(found.lines)
-        asking = asyncio.create_task(self._ask(found.beside_ms, float("inf")))
-        due = sorted(rng.randrange(found.lines) for _ in range(kills))
+        beside = [
+            asyncio.create_task(self._ask(found.beside_ms, float("inf"))),
+            asyncio.create_task(self._send_others(others)),
+        ]
         try:
-            while not (batch := await self._look(name, found))["status"].startswith("comp"):
-                done = batch["request_counts"]["completed"]
-                if due and done >= due[0]:
-                    due.pop(0)
-                    await asyncio.sleep(rng.uniform(0.0, _LOOK_EVERY_S))
-                    await self._kill(rng)
-                    found.kills += 1
-                elif batch["status"] in ("failed", "expired", "cancelled"):
-                    break
-                await asyncio.sleep(_LOOK_EVERY_S)
+            await self._under_kills(kills)
+            await beside[1]
         finally:
-            asking.cancel()
-        found.seconds = time.monotonic() - begun
-        found.status = batch["status"]
-        await self._judge(batch, found)
+            for task in beside:
+                task.cancel()
+        found.killed_s = time.monotonic() - begun
+        begun, cpu_s = time.monotonic(), process_cpu_s(alive(self._process.pid))
+        await self._until_over(
+            await self._send(BatchOrder("calm", found.calm_lines, MANY)), found.calm
+        )
+        found.calm_s = time.monotonic() - begun
+        cpu_s = process_cpu_s(alive(self._process.pid)) - cpu_s
+        found.cpu_ms_per_line = 1000 * cpu_s / found.calm_lines
+        await self._read_twice()
+        found.close()
 
-    async def _create(self, lines: int) -> str:
-        form = aiohttp.FormData()
-        form.add_field("file", _lines(lines), filename="requests.jsonl")
-        form.add_field("purpose", "batch")
-        file = await self._json("POST", "/v1/files", data=form)
-        body = {"input_file_id": file["id"], "endpoint": _URL, "completion_window": "24h"}
-        return str((await self._json("POST", "/v1/batches", json=body))["id"])
+    async def _under_kills(self, kills: int) -> None:
+        rng, killer = self._rng, self._killer
+        sent = await self._send(BatchOrder("killed", self._found.lines, MANY))
+        first, last = -(-kills // 20), -(-kills // 10)
+        due = list(strikes(rng, kills - first - last, sent.order.lines))
+        if first:
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+            await killer.strike("checking", again(rng, first - 1))
+        for number, (at, again_s) in enumerate(due, 1):
+            await self._until_over(sent, self._found.killed, at)
+            await asyncio.sleep(rng.uniform(0.0, _LOOK_EVERY_S))
+            if killer.has_disk and not again_s and number % _FULL_EVERY == 0:
+                await killer.strike_on_full_disk()
+            else:
+                await killer.strike("serving", again_s)
+        if last:
+            await self._until_over(sent, self._found.killed, sent.order.lines - 1)
+            await killer.strike("closing its files", again(rng, last - 1))
+        await self._until_over(sent, self._found.killed)
 
-    async def _look(self, name: str, found: BatchFindings) -> dict[str, Any]:
-        batch = await self._json("GET", f"/v1/batches/{name}")
-        usage = await asyncio.to_thread(Usage.of_each, [alive(self._process.pid)])
-        found.memory.append((batch["request_counts"]["completed"], usage.rss_mib))
-        return batch
+    async def _send_others(self, count: int) -> None:
+        """Send small batches one after the other, of each kind and dialect in turn."""
+        size = max(100, self._found.lines // 100)
+        for number in range(count):
+            kind, ends, window = _KINDS[number % len(_KINDS)]
+            dialect = _DIALECTS[number % len(_DIALECTS)]
+            name = f"other-{number}-{kind}"
+            sent = await self._send(
+                BatchOrder(name, size, FEW, dialect, window, refused_every=10, may_end=ends)
+            )
+            if kind == "cancelled":
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_NEXT_KILL_S):
+                        await self._killer.is_back.wait()
+                await self._client.cancel(sent)
+            await self._until_over(sent)
 
-    async def _kill(self, rng: random.Random) -> None:
-        """Kill the orchestrator and start it again; now and then kill it while it starts, too."""
-        for is_last in (False, True) if rng.random() < 0.2 else (True,):
-            os.kill(alive(self._process.pid), signal.SIGKILL)
-            await self._process.stop(0.0)
-            await self._process.start()
-            if not is_last:
-                await asyncio.sleep(rng.uniform(0.0, 1.0))
-        await self._process.wait_ready(READY_S)
+    async def _send(self, order: BatchOrder) -> Sent:
+        sent = await self._client.send(order)
+        self._found.sent.append(sent)
+        return sent
+
+    async def _until_over(
+        self, sent: Sent, memory: Memory | None = None, lines: int | None = None
+    ) -> None:
+        """Wait until a batch is over, or has ``lines`` done."""
+        while not sent.is_over and (lines is None or sent.done < lines):
+            await self._client.look(sent)
+            if memory is not None:
+                usage = await asyncio.to_thread(Usage.of_each, [alive(self._process.pid)])
+                memory.looks.append((sent.done, usage.rss_mib))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _read_twice(self) -> None:
+        """Judge all batches, and whether one more kill changes anything that is told of them."""
+        before = [await self._client.read(sent) for sent in self._found.sent]
+        await self._killer.strike("all over")
+        for sent, digest in zip(self._found.sent, before, strict=True):
+            await self._client.look(sent)
+            if await self._client.read(sent) != digest:
+                self._found.faults.append(f"{sent.order.name}: a kill has changed its results")
 
     async def _ask(self, waited_ms: list[float], until: float) -> None:
         """Be an interactive client: time one short request after the other, into ``waited_ms``."""
+        headers = {"Authorization": f"Bearer {LIVE}"}
         while time.monotonic() < until:
             begun = time.monotonic()
-            with suppress(*_AWAY):
-                await self._json("POST", _URL, json=_BODY)
+            with suppress(*AWAY):
+                async with self._http.post(
+                    f"{self._process.url}/v1/completions", json=request_body(), headers=headers
+                ) as response:
+                    response.raise_for_status()
+                    await response.read()
                 waited_ms.append(1000 * (time.monotonic() - begun))
             await asyncio.sleep(_ASK_EVERY_S)
 
-    async def _judge(self, batch: dict[str, Any], found: BatchFindings) -> None:
-        counts: Counter[str] = Counter()
-        for file in filter(None, (batch["output_file_id"], batch["error_file_id"])):
-            async with self._http.get(f"{self._process.url}/v1/files/{file}/content") as response:
-                async for text in response.content:
-                    entry = json.loads(text)
-                    counts[entry["custom_id"]] += 1
-                    found.strange += (entry["response"] or {}).get("status_code") != 200
-        names = {_name(number) for number in range(found.lines)}
-        found.missing = len(names - set(counts))
-        found.strange += len(set(counts) - names)
-        found.doubled = sum(count - 1 for count in counts.values())
 
-    async def _json(self, method: str, path: str, **sent: Any) -> dict[str, Any]:
-        async with self._http.request(method, f"{self._process.url}{path}", **sent) as response:
-            response.raise_for_status()
-            answer: dict[str, Any] = await response.json()
-            return answer
+def again(rng: random.Random, count: int) -> list[float]:
+    """Seconds after ``count`` starts in a row at which the process is killed again."""
+    return [rng.uniform(0.0, _START_S) for _ in range(count)]
 
 
-def _name(number: int) -> str:
-    return f"line-{number}"
+def strikes(rng: random.Random, kills: int, lines: int) -> Iterator[tuple[int, list[float]]]:
+    """Numbers of lines at whose end to strike, in order, each with the seconds after the starts
+    that follow at which to kill again: ``kills`` in all."""
+    found = []
+    while kills > 0:
+        more = again(rng, min(kills - 1, rng.choice((0, 0, 1, 2))))
+        found.append((rng.randrange(lines), more))
+        kills -= 1 + len(more)
+    yield from sorted(found)
 
 
-def _lines(count: int) -> bytes:
-    lines = (
-        {"custom_id": _name(number), "method": "POST", "url": _URL, "body": _BODY}
-        for number in range(count)
-    )
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+def keys() -> str:
+    """``TIDEGATE_KEYS`` for the clients of a run."""
+    return json.dumps({name: {"token": name} for name in (MANY, FEW, LIVE)})
 
 
 def _told(waited_ms: list[float]) -> dict[str, float]:
@@ -169,38 +330,70 @@ def _told(waited_ms: list[float]) -> dict[str, float]:
     return {"requests": len(waited_ms), "p50_ms": round(p50, 1), "p99_ms": round(p99, 1)}
 
 
-async def _main() -> int:
+def facts_of(found: BatchFindings) -> dict[str, Any]:
+    """The findings as a bundle has them."""
+    entries: Counter[str] = sum((sent.entries for sent in found.sent), Counter())
+    return {
+        "lines": found.lines,
+        "calm_lines": found.calm_lines,
+        "kills": found.kills.total(),
+        "kills_by_moment": dict(found.kills),
+        "full_disks": found.full_disks,
+        "batches": len(found.sent),
+        "entries": dict(entries),
+        "missing": sum(sent.missing for sent in found.sent),
+        "doubled": sum(sent.doubled for sent in found.sent),
+        "seconds": round(found.killed_s, 1),
+        "lines_per_s": round(found.calm_lines / found.calm_s, 1),
+        "cpu_ms_per_line": round(found.cpu_ms_per_line, 2),
+        "killed_memory_mib": found.killed.by_tenths(found.lines),
+        "calm_memory_mib": found.calm.by_tenths(found.calm_lines),
+        "calm_growth_percent": round(100 * found.calm.growth(found.calm_lines), 2),
+        "live_alone": _told(found.alone_ms),
+        "live_beside": _told(found.beside_ms),
+        "faults": found.faults,
+    }
+
+
+@contextmanager
+def allowed_disk() -> Iterator[tuple[Path | None, str]]:
+    """A small disk that may be filled, or None and why this machine allows none."""
+    with TemporaryDirectory(prefix="tidegate-batches-") as folder, ExitStack() as stack:
+        try:
+            stack.enter_context(disk.small_disk(Path(folder), _DISK_MIB))
+        except disk.NoDisk as error:
+            yield None, f"full disk: {error}"
+        else:
+            yield Path(folder), ""
+
+
+async def _main(small_disk: Path | None, skipped: str) -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--lines", type=int, default=100_000)
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--others", type=int, default=12, help="small batches beside it")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     recording = begin(parser, args, "perf.chaos.batches", *sys.argv[1:])
     found, console = BatchFindings(args.lines), new_console()
+    if skipped:
+        console.print(f"skipped: {skipped}", markup=False, style="yellow")
+    disks = {} if small_disk is None else {0: small_disk}
     async with (
         tritons(StackSpec("synthetic-free"), 1) as (triton,),
-        orchestrating([[triton.grpc_address]]) as ((process,), _),
+        orchestrating([[triton.grpc_address]], {"TIDEGATE_KEYS": keys()}, disks) as ((process,), _),
         aiohttp.ClientSession() as http,
     ):
-        await BatchRun(process, http).play(found, args.kills, random.Random(args.seed))
-    facts = {
-        "lines": found.lines,
-        "orchestrator_kills": found.kills,
-        "status": found.status,
-        "missing": found.missing,
-        "doubled": found.doubled,
-        "strange": found.strange,
-        "seconds": round(found.seconds, 1),
-        "lines_per_s": round(found.lines / found.seconds, 1),
-        "memory_mib_by_tenths": found.memory_by_tenths(),
-        "others_alone": _told(found.alone_ms),
-        "others_beside": _told(found.beside_ms),
-    }
+        run = BatchRun(process, http, found, random.Random(args.seed), small_disk)
+        await run.play(args.kills, args.others)
+    facts = facts_of(found)
     for what, value in facts.items():
-        console.print(f"{what}: {value}")
-    recording.save(recording.facts() | {"seed": args.seed} | facts)
-    return int(not found.is_right)
+        console.print(f"{what}: {value}", markup=False)
+    recording.save(recording.facts() | {"seed": args.seed, "skipped": skipped} | facts)
+    return int(bool(found.faults))
 
 
 if __name__ == "__main__":
-    sys.exit(status_of(_main()))
+    with allowed_disk() as (small_disk, skipped):
+        status = status_of(_main(small_disk, skipped))
+    sys.exit(status)

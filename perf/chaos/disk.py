@@ -16,9 +16,9 @@ class NoDisk(Exception):
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    """A disk of ``DISK_MIB`` (tmpfs) at ``folder`` during the body. Raises ``NoDisk``."""
-    options = f"size={DISK_MIB}m,mode=700"
+def small_disk(folder: Path, mib: int = DISK_MIB) -> Iterator[None]:
+    """A disk of so many MiB (tmpfs) at ``folder`` during the body. Raises ``NoDisk``."""
+    options = f"size={mib}m,mode=700"
     if why := _run("mount", "-t", "tmpfs", "-o", options, "tidegate-chaos", str(folder)):
         raise NoDisk(why)
     try:

@@ -1,19 +1,69 @@
-"""What a run of a large batch under kills calls right."""
+"""What a run of batches under kills calls right, and when it strikes."""
 
-from perf.chaos.batches import BatchFindings
+import random
+
+import pytest
+
+from perf.chaos.batch_books import BatchOrder, Sent
+from perf.chaos.batches import BatchFindings, Memory, strikes
+
+ORDER = BatchOrder("a", 4, "key", refused_every=4)
+ENTRIES = [("a-1", "succeeded"), ("a-2", "succeeded"), ("a-3", "succeeded"), ("a-4", "errored")]
+STATE = {
+    "status": "completed",
+    "request_counts": {"total": 4, "completed": 3, "failed": 1},
+    "errors": None,
+}
 
 
-def test_a_run_is_right_when_every_line_has_one_entry() -> None:
-    assert BatchFindings(100, status="completed").is_right
-    for wrong in (
-        BatchFindings(100, status="expired"),
-        BatchFindings(100, status="completed", missing=1),
-        BatchFindings(100, status="completed", doubled=1),
-        BatchFindings(100, status="completed", strange=1),
-    ):
-        assert not wrong.is_right
+def test_a_batch_is_right_when_every_line_has_the_one_entry_that_it_must_have() -> None:
+    sent = Sent(ORDER, "batch_1", "file-1", STATE)
+    sent.judge(iter(ENTRIES))
+    assert sent.faults == []
 
 
-def test_memory_is_told_by_tenths_of_the_lines() -> None:
-    found = BatchFindings(100, memory=[(0, 90.0), (9, 95.0), (10, 91.0), (55, 92.0), (100, 93.0)])
-    assert found.memory_by_tenths() == [95.0, 91.0, 0.0, 0.0, 0.0, 92.0, 0.0, 0.0, 0.0, 93.0]
+@pytest.mark.parametrize(
+    ("entries", "faults"),
+    [
+        (ENTRIES[1:], ["1 lines are missing", "its counts are"]),
+        ([*ENTRIES, ENTRIES[0]], ["1 lines are doubled", "its counts are"]),
+        ([*ENTRIES, ("b-1", "succeeded")], ["the line 'b-1' is succeeded, not None", "its counts"]),
+        ([*ENTRIES[:3], ("a-4", "succeeded")], ["'a-4' is succeeded, not errored", "its counts"]),
+        ([("a-1", "expired"), *ENTRIES[1:]], ["'a-1' is expired", "its counts", "it ended as"]),
+    ],
+)
+def test_what_is_wrong_with_a_batch_is_said(
+    entries: list[tuple[str, str]], faults: list[str]
+) -> None:
+    sent = Sent(ORDER, "batch_1", "file-1", STATE)
+    sent.judge(iter(entries))
+    assert len(sent.faults) == len(faults)
+    assert all(part in fault for part, fault in zip(faults, sent.faults, strict=True))
+
+
+def test_a_batch_that_expired_says_so() -> None:
+    order = BatchOrder("a", 4, "key", refused_every=4, may_end=frozenset({"expired"}))
+    counts = {"total": 4, "completed": 2, "failed": 2}
+    entries = [*ENTRIES[:2], ("a-3", "expired"), ENTRIES[3]]
+    for status, is_right in (("expired", True), ("completed", False)):
+        sent = Sent(order, "b", "f", {"status": status, "request_counts": counts})
+        sent.judge(iter(entries))
+        assert (sent.faults == []) == is_right
+
+
+def test_memory_is_told_by_tenths_of_the_lines_and_its_growth_from_the_second() -> None:
+    looks = [(0, 90.0), (9, 95.0), (10, 91.0), (55, 92.0), (100, 97.0)]
+    memory = Memory(looks)
+    assert memory.by_tenths(100) == [95.0, 91.0, 0.0, 0.0, 0.0, 92.0, 0.0, 0.0, 0.0, 97.0]
+    assert memory.growth(100) == pytest.approx(6 / 91)
+    found = BatchFindings(500, calm=memory)
+    found.close()
+    assert found.faults == ["the orchestrator's memory grew by 6.6 %"]
+
+
+@pytest.mark.parametrize("kills", [0, 1, 85])
+def test_strikes_are_as_many_kills_as_were_asked_for(kills: int) -> None:
+    found = list(strikes(random.Random(1), kills, 1000))
+    assert sum(1 + len(again_s) for _, again_s in found) == kills
+    assert found == sorted(found)
+    assert all(0 <= at < 1000 for at, _ in found)

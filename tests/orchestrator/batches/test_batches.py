@@ -332,7 +332,8 @@ async def test_an_upload_that_breaks_off_leaves_nothing(make_life: MakeLife) -> 
             raise RuntimeError
     folder = life.batches.config.folder
     assert await asyncio.to_thread(lambda: list(folder.iterdir())) == []
-    await asyncio.to_thread((folder / "file-cut.data").write_bytes, b"half")
+    for name in ("file-cut.data", "file-cut.record.new"):
+        await asyncio.to_thread((folder / name).write_bytes, b"half")
     again = await make_life(folder)
     assert await again.batches.files(OWNER) == []
     assert await asyncio.to_thread(lambda: list(folder.iterdir())) == []

@@ -1,0 +1,31 @@
+"""A slice of ``python -m perf.chaos.batches``: the orchestrator is killed as it begins a batch, as
+it serves it and as it closes its files, and cancels another one as it comes back."""
+
+import random
+
+import aiohttp
+import pytest
+
+from perf.chaos import batches
+from perf.chaos.batches import BatchFindings, BatchRun, keys
+from perf.chaos.world import orchestrating
+from tests.e2e.conftest import Stack
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.usefixtures("idle_afterwards")
+async def test_no_line_is_lost_or_doubled_though_the_orchestrator_is_killed(
+    paced: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_ALONE_S", 0.0)
+    monkeypatch.setattr(batches, "_ASK_EVERY_S", 1.0)
+    found = BatchFindings(200)
+    async with (
+        orchestrating([[paced.triton.grpc]], {"TIDEGATE_KEYS": keys()}) as ((process,), _),
+        aiohttp.ClientSession() as http,
+    ):
+        await BatchRun(process, http, found, random.Random(1)).play(kills=2, others=1)
+    assert found.faults == []
+    assert found.kills == {"checking": 1, "closing its files": 1, "all over": 1}
+    assert sorted(sent.entries.total() for sent in found.sent) == [40, 100, 200]
