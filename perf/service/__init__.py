@@ -2,10 +2,8 @@
 
 from perf.service import (
     admission,
-    analyzer,
     burst,
     cancel,
-    clean_ends,
     deadline,
     emitter,
     health,
@@ -19,7 +17,6 @@ from perf.service import (
     relay,
     schedule,
     step,
-    streams,
     ttft,
 )
 from perf.stack.context import Bench
@@ -32,7 +29,6 @@ BENCHES: tuple[Bench, ...] = (
     parsing.BENCH,
     step.BENCH,
     ttft.BENCH,
-    analyzer.BENCH,
     relay.BENCH,
     health.BENCH,
     relay.SINGLE,
@@ -41,9 +37,7 @@ BENCHES: tuple[Bench, ...] = (
     promises.FLOOD,
     step.TRITON,
     cancel.BENCH,
-    clean_ends.BENCH,
     kinds.BENCH,
-    streams.BENCH,
     burst.BENCH,
     queued.BENCH,
     admission.BENCH,
