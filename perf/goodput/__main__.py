@@ -100,7 +100,7 @@ class Scene(NamedTuple):
         """Cell of the requests of one window; ``counted`` is what the service counted meanwhile.
         Would-be refusals that were let in to learn from and were met are false refusals."""
         key = f"{self.trace}.{self.manner}.{load:g}x.{policy.name}"
-        name = f"{self}, {load:g} ×"
+        name = f"{self.trace}, {self.manner}, {load:g} ×"
         sampled, met = counted.total(_SAMPLES), counted.total(_SAMPLES, result="met")
         label = f"{name}, {policy.label}: false among refusals sampled"
         false = [Figure.of(f"{key}.false_refusals", label, "", [met / sampled])] if sampled else []
