@@ -15,7 +15,6 @@ from perf.service import (
     promises,
     queued,
     relay,
-    schedule,
     step,
     ttft,
 )
@@ -24,7 +23,6 @@ from perf.stack.context import Bench
 BENCHES: tuple[Bench, ...] = (
     deadline.BENCH,
     placement.BENCH,
-    schedule.BENCH,
     emitter.BENCH,
     parsing.BENCH,
     step.BENCH,
