@@ -33,8 +33,8 @@ help:
 	@echo 'make bench-quick   a minute of them'
 	@echo 'make sim           scheduling policies compared on virtual time   ARGS="--minutes 10"'
 	@echo 'make bench-rows    the same on the demo engine, by how many rows run at once; an hour'
-	@echo 'make bench-goodput requests met in time under overload, by policy: a table and a plot'
-	@echo '                   ARGS="--trace FILE --deadlines constant parts", ARGS="--engine demo"'
+	@echo 'make bench-goodput requests met in time under overload, by policy'
+	@echo '                   ARGS="--trace FILE --deadlines constant parts"'
 	@echo 'make bench-peers   beside vLLM and vllm-router, which it installs  ARGS="--only speed"'
 	@echo 'make bench-swap    another model in a worker, under load, by phase      ARGS="--quick"'
 	@echo 'make bench-slot    clips beside a naive pipeline with the same stages   ARGS="--quick"'
@@ -103,7 +103,7 @@ bench-rows: setup-dev
 	$(BIN)/python -m perf.goodput.rows --json build/goodput-rows.json --allow-dirty $(ARGS)
 
 bench-goodput: setup-dev
-	$(BIN)/python -m perf.goodput --json build/goodput.json --allow-dirty --plot build/goodput $(ARGS)
+	$(BIN)/python -m perf.goodput --json build/goodput.json --allow-dirty $(ARGS)
 
 bench-peers: setup-dev
 	$(BIN)/python -m perf.peers --json build/peers.json --allow-dirty $(ARGS)

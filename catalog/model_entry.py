@@ -14,7 +14,6 @@ class ModelState(StrEnum):
     ACTIVE = "active"
     BROKEN = "broken"
     """``verify`` found something wrong, which ``problem`` says."""
-    REMOVING = "removing"
 
 
 class ModelFormat(StrEnum):

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from orchestrator.errors import InvalidRequest
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.telemetry.log import fields, service_log
-from worker.environment import names_of
+from worker.environment import names_of, values_of
 
 Follow = Callable[[Settings], None]
 S = TypeVar("S", bound=BaseModel)
@@ -64,8 +64,8 @@ class Reloader:
 
     def _apply(self, new: Settings) -> Reloaded:
         old = self.settings
-        before, after = dict(_values(old)), dict(_values(new))
-        differing = {name for name in before | after if before.get(name) != after.get(name)}
+        before, after = values_of(old), values_of(new)
+        differing = {name for name, value in before.items() if value != after[name]}
         changed: set[str] = set()
         failed: set[str] = set()
         for names, apply in self._followers:
@@ -93,16 +93,6 @@ class Reloader:
         return done
 
 
-def _values(settings: BaseModel, above: str = "") -> Iterator[tuple[str, object]]:
-    """Every setting by its dotted name."""
-    for field in type(settings).model_fields:
-        value = getattr(settings, field)
-        if isinstance(value, BaseModel):
-            yield from _values(value, f"{above}{field}.")
-        else:
-            yield f"{above}{field}", value
-
-
 def _sections_of(name: str) -> Iterator[str]:
     """Names of the sections that a setting is in."""
     while "." in name:
@@ -118,5 +108,7 @@ def _with(old: S, new: S, names: Collection[str]) -> S:
         if field in names:
             update[field] = getattr(new, field)
         elif inside:
-            update[field] = _with(getattr(old, field), getattr(new, field), inside)
+            before, after = getattr(old, field), getattr(new, field)
+            is_there = before is not None and after is not None
+            update[field] = _with(before, after, inside) if is_there else after
     return old.model_copy(update=update)

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -30,7 +31,7 @@ from catalog.hosts import is_loopback
 from orchestrator.lanes.tls import Tls
 from pool.process.ports import LAST_PORT
 from pool.spec import PORT_STRIDE
-from worker.environment import fields_of
+from worker.environment import fields_of, problem_of
 from worker.settings import RENAMED, WorkerSettings
 
 Scalar = bool | int | float | str
@@ -53,8 +54,6 @@ _GIVEN_ELSEWHERE = {
     "legacy_stub": "nothing: the Triton that is found says so",
 }
 """Settings of a worker that the pool sets, each with the place where it is given instead."""
-_WORKER = fields_of(WorkerSettings)
-"""Settings of a worker by their dotted names."""
 MAX_INSTANCES = 256
 """Most instances of one pool, which is one machine: as many as an orchestrator registers."""
 _MAX_MISTAKES = 20
@@ -143,17 +142,7 @@ class OrchestratorSettings(_Strict):
         from orchestrator.settings import Settings
         from orchestrator.settings.renamed import RENAMED as RENAMED_THERE
 
-        fields = fields_of(Settings)
-        for name, setting in value.items():
-            if name in RENAMED_THERE:
-                problem = f"this setting is now {RENAMED_THERE[name]}"
-            elif name not in fields:
-                problem = f"not a setting of the orchestrator{_near(name, tuple(fields))}"
-            else:
-                problem = _misfit(fields[name], setting)
-            if problem:
-                raise PydanticCustomError("setting", "{said}", {"said": problem, "name": name})
-        return value
+        return _checked(value, Settings, RENAMED_THERE, "a setting of the orchestrator")
 
 
 class PortsSettings(_Strict):
@@ -216,10 +205,7 @@ class InstanceSettings(_Strict):
     @field_validator("settings")
     @classmethod
     def _check_settings(cls, value: dict[str, Scalar]) -> dict[str, Scalar]:
-        for name, setting in value.items():
-            if problem := _problem(name, setting):
-                raise PydanticCustomError("setting", "{said}", {"said": problem, "name": name})
-        return value
+        return _checked(value, WorkerSettings, RENAMED, "a worker setting", _GIVEN_ELSEWHERE)
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -300,19 +286,25 @@ class PoolFile(_Strict):
                         yield f"the {kind} port of {name}", first + PORT_STRIDE * at
 
 
-def _problem(name: str, value: Scalar) -> str:
-    """What is wrong with a worker's setting; empty if it fits."""
-    today = RENAMED.get(name, name)
-    if place := _GIVEN_ELSEWHERE.get(today):
-        return f"not set here: give it by {place}"
-    if today != name:
-        return f"this setting is now {today}"
-    field = _WORKER.get(name)
-    if field is None:
-        return f"not a worker setting{_near(name, tuple(_WORKER))}"
-    if name == "engine_args":
-        return ""  # its own spelling, which the worker reads
-    return _misfit(field, value)
+def _checked(
+    table: dict[str, Scalar],
+    kind: type[BaseModel],
+    renamed: Mapping[str, str],
+    what: str,
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Scalar]:
+    """Return ``table`` if all of it are settings of ``kind``, called ``what``, that fit;
+    ``elsewhere`` has the places where some are given instead. Raises ``PydanticCustomError``."""
+    for name, value in table.items():
+        if place := elsewhere.get(renamed.get(name, name)):
+            problem = f"not set here: give it by {place}"
+        else:
+            problem = problem_of(name, kind, renamed, what)
+        if not problem and name != "engine_args":  # whose own spelling the worker reads
+            problem = _misfit(fields_of(kind)[name], value)
+        if problem:
+            raise PydanticCustomError("setting", "{said}", {"said": problem, "name": name})
+    return table
 
 
 def _misfit(field: FieldInfo, value: Scalar) -> str:

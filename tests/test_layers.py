@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -44,12 +45,19 @@ def test_each_upward_import_is_found(tmp_path: Path) -> None:
     assert broken.count(" -> ") == len(PLANTED), run.stdout
 
 
+@cache
+def trees(package: str) -> dict[Path, ast.Module]:
+    """Every file of a package, parsed."""
+    files = sorted((ROOT / package).rglob("*.py"))
+    return {file: ast.parse(file.read_text("utf-8")) for file in files}
+
+
 def test_no_constructor_takes_more_than_seven_arguments() -> None:
     """What belongs together is handed over together: a frozen config, a group of collaborators."""
     too_many = []
-    for file in sorted(f for p in PACKAGES for f in (ROOT / p).rglob("*.py")):
-        text = file.read_text("utf-8")
-        for node in ast.walk(ast.parse(text)) if "def __init__" in text else ():
+    for file, tree in (each for package in PACKAGES for each in trees(package).items()):
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        for node in (node for each in classes for node in each.body):
             if isinstance(node, ast.FunctionDef) and node.name == "__init__":
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 if len(arguments) > 1 + 7:
@@ -62,8 +70,8 @@ def test_a_public_class_has_its_name_to_itself_in_its_package() -> None:
     own."""
     for package in PACKAGES:
         homes: dict[str, list[str]] = {}
-        for file in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.parse(file.read_text("utf-8")).body:
+        for file, tree in trees(package).items():
+            for node in tree.body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
         assert not {name: files for name, files in homes.items() if len(files) > 1}

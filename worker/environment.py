@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
@@ -74,28 +75,56 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return annotation if is_model else None
 
 
-def names_of(kind: type[BaseModel], above: str = "") -> Iterator[str]:
-    """Names of all settings and sections of ``kind``: ``queue``, ``queue.max_waiting``, …"""
+def _walk(kind: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo, bool]]:
+    """Dotted names of all settings and sections of ``kind``, a section before what is in it, each
+    with its field and whether it is a section."""
     for name, field in kind.model_fields.items():
-        yield f"{above}{name}"
         section = section_of(field.annotation)
+        yield f"{above}{name}", field, section is not None
         if section is not None:
-            yield from names_of(section, f"{above}{name}.")
+            yield from _walk(section, f"{above}{name}.")
 
 
-def fields_of(kind: type[BaseModel]) -> dict[str, FieldInfo]:
+@cache
+def names_of(kind: type[BaseModel]) -> Collection[str]:
+    """Names of all settings and sections of ``kind``: ``queue``, ``queue.max_waiting``, …"""
+    return tuple(name for name, _, _ in _walk(kind))
+
+
+@cache
+def fields_of(kind: type[BaseModel]) -> Mapping[str, FieldInfo]:
     """Fields of all settings of ``kind`` by their dotted names, without sections' own fields."""
-    fields: dict[str, FieldInfo] = {}
-    for name, field in kind.model_fields.items():
-        section = section_of(field.annotation)
-        inside = {} if section is None else fields_of(section)
-        fields |= {f"{name}.{own}": each for own, each in inside.items()} or {name: field}
-    return fields
+    return {name: field for name, field, is_section in _walk(kind) if not is_section}
+
+
+def values_of(settings: BaseModel) -> dict[str, object]:
+    """Values of all settings by their dotted names; None for those of a section that is None."""
+    values: dict[str, object] = {}
+    for name in fields_of(type(settings)):
+        value: object = settings
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        values[name] = value
+    return values
 
 
 def guide_to(kind: type[BaseModel]) -> str:
     """The file that says what each setting of ``kind`` does; a wheel has no documents."""
     return "docs/settings.md" if _PAGE.is_file() else str(sys.modules[kind.__module__].__file__)
+
+
+def problem_of(
+    name: str, kind: type[BaseModel], renamed: Mapping[str, str], what: str = "a setting"
+) -> str:
+    """Reason why ``name`` is no setting of ``kind``, which are called ``what``; empty if it is one.
+    ``renamed`` is as of ``unknown_variables``."""
+    if name in renamed:
+        return f"this setting is now {renamed[name]}"
+    known = fields_of(kind)
+    if name in known:
+        return ""
+    near = get_close_matches(name, known, 1)
+    return f"not {what}; " + (f"did you mean {near[0]}?" if near else f"see {guide_to(kind)}")
 
 
 def variable_of(prefix: str, name: str) -> str:

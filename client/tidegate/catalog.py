@@ -29,8 +29,8 @@ class Verification(msgspec.Struct, frozen=True):
 
 
 class CatalogModel(msgspec.Struct, frozen=True):
-    """A model of the catalog: ``state`` is ``staging``, ``active``, ``broken`` (then with a
-    ``problem``) or ``removing``."""
+    """A model of the catalog: ``state`` is ``staging``, ``active`` or ``broken``, then with a
+    ``problem``."""
 
     id: str
     name: str

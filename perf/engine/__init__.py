@@ -11,5 +11,4 @@
 - ``gpu_parts``      its sections that run an engine; ``attention`` the kernels, ``timing`` events
 - ``flashinfer_decodes``  another's kernels beside ours
 - ``engines``        several side by side (``--engine``): ``contestants``, each in a ``child``
-- ``fit_step_time``  the paced synthetic engine's constants from a real engine
 """

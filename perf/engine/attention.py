@@ -14,7 +14,7 @@ from worker.attention import AttentionBackend, KVPool
 from worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_problem
 from worker.attention.reference import ReferenceAttention
 from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
-from worker.attention.triton_backend import Tiling, TritonAttention
+from worker.attention.triton_backend import TritonAttention
 from worker.attention.varlen import VarlenAttention, varlen_problem
 
 Build = Callable[[KVPool, int, Sequence[int]], AttentionBackend]
@@ -136,48 +136,6 @@ def _own_decodes(report: Report, device: torch.device) -> None:
                     report, device, w, b, 16, c, tiny=False
                 ),
             )
-
-
-_DECODE_TILINGS: Final = tuple(
-    Tiling(lines=16, keys=keys, warps=4, stages=stages, at_once=at_once, least_tiles=2)
-    for keys, stages, at_once in ((64, 2, 3), (64, 2, 5), (64, 2, 8), (64, 3, 3), (32, 3, 5))
-)
-_CHUNK_TILINGS: Final = tuple(
-    Tiling(lines=lines, keys=keys, warps=warps, stages=stages, at_once=at_once, least_tiles=8)
-    for lines, keys, warps, stages, at_once in (
-        (64, 64, 4, 2, 2),
-        (128, 64, 8, 3, 1),
-        (128, 128, 8, 2, 1),
-        (128, 128, 8, 3, 1),
-    )
-)
-
-
-def tilings(report: Report, device: torch.device, *, tiny: bool) -> None:
-    """Time our kernel by how its passes are cut: what its defaults are chosen by."""
-    if tiny:
-        report.add("tilings", "left out", note="they need CUDA")
-        return
-    for kind, choices in (("decodes", _DECODE_TILINGS), ("chunks", _CHUNK_TILINGS)):
-        cases = [case for case in _LARGE if bool(case.decodes) != bool(case.chunks)]
-        for case in [case for case in cases if bool(case.decodes) == (kind == "decodes")]:
-            for tiling in choices:
-                what = (
-                    f"{case.name}: {tiling.lines} x {tiling.keys}, {tiling.warps} warps,"
-                    f" {tiling.stages} stages, {tiling.at_once} at once"
-                )
-                report.attempt(
-                    what,
-                    lambda w=what, c=case, k=kind, t=tiling: _fast(  # type: ignore[misc]
-                        report,
-                        device,
-                        w,
-                        lambda pool, heads, _: TritonAttention(pool, heads, **{k: t}),
-                        16,
-                        c,
-                        tiny=False,
-                    ),
-                )
 
 
 def _right(

@@ -25,13 +25,11 @@ SECTIONS: Final = {
     "ceilings": 40.0,
     "tokens": 80.0,
     "attention": 130.0,
-    "tilings": 90.0,
     "draws": 60.0,
     "engine": 200.0,
     "long": 100.0,
     "loader": 130.0,
     "copies": 30.0,
-    "steps": 40.0,
     "vllm": 240.0,
     "lost": 60.0,
 }
@@ -156,20 +154,14 @@ def _run_section(options: argparse.Namespace) -> None:
     report = Report(options.section, options.rows, ends_at=time.monotonic() + options.limit_s)
     scratch = Path(options.scratch)
     # Each section imports what it needs, so that a missing package costs one of them only.
-    if options.section in ("ceilings", "attention", "tilings"):
+    if options.section in ("ceilings", "attention"):
         from perf.engine import attention
 
         on_kernels = {
             "ceilings": attention.ceilings,
             "attention": attention.attention,
-            "tilings": attention.tilings,
         }
         on_kernels[options.section](report, device, tiny=options.tiny)
-        return
-    if options.section == "steps":  # the only one that needs tokenizers
-        from perf.engine.gpu_steps import steps
-
-        steps(report, device, scratch, tiny=options.tiny)
         return
     from perf.engine import gpu_copies, gpu_draws, gpu_long, gpu_lost, gpu_parts, gpu_vllm
 

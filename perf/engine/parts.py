@@ -12,8 +12,6 @@ import torch
 from perf.engine.bandwidth import Bandwidth
 from perf.engine.baseline import Baseline
 from perf.engine.checkpoints import drop_page_cache
-from perf.engine.constrained import constrained
-from perf.engine.decode_parts import drawn, lengths
 from perf.engine.rig import EngineRig, run_beside
 from perf.engine.runs import EngineRun
 from perf.report.bundle import Figure
@@ -204,9 +202,6 @@ PARTS: Final[dict[str, Callable[[EngineBench], list[Figure]]]] = {
     "decode": decode,
     "prefill": prefill,
     "mixed": mixed,
-    "lengths": lengths,
-    "drawn": drawn,
-    "constrained": constrained,
     "prefix": prefix,
     "resume": resume,
     "load": load,

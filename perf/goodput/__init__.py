@@ -2,8 +2,6 @@
 
 - ``load``      the requests: sizes, arrivals, deadlines
 - ``policies``  what is compared: settings of one orchestrator
-- ``cell``      one policy at one load: figures and a row of the table
-- ``offer``     a load through one orchestrator
-- ``plot``      the picture
+- ``front``     an orchestrator of a policy, and a load through it
 - ``rows``      a command of its own: how many rows run at once
 """

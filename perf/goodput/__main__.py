@@ -1,11 +1,10 @@
 """``make bench-goodput``: what a deadline is worth when more is asked than can be done (PF-2).
 
     python -m perf.goodput [--quick] [--trace FILE]… [--arrivals poisson|trace]
-        [--lengths open|known] [--deadlines proportional|constant|parts …]
-        [--engine paced|demo] [--json PATH] [--plot STEM]
+        [--deadlines proportional|constant|parts …] [--json PATH]
 
 Two real Tritons with the paced synthetic engine, whose batch behaviour is that of the demo model
-on a CPU, slowed by a factor (``perf.engine.fit_step_time``). An open-loop generator offers 0.5
+on a CPU, slowed by a factor. An open-loop generator offers 0.5
 to 3 times what the two can do, as measured first, to one orchestrator per policy. Loads are run one
 after the other and policies in turns within each, so that what else the machine does falls on all
 alike.
@@ -13,8 +12,8 @@ alike.
 Prompts, answers and arrivals are those of a trace (``perf.load.trace``), scaled to the engine;
 without one they are log-normal and Poisson. Answers are *open*: every request states the same
 generous cap and ends by itself, where only the engine knows. Beside it, as a ceiling, stands what
-Tidegate would do if every client knew and stated its length; with ``--lengths known`` all do.
-``--engine demo`` is the real engine and its chats, which end with the model's own end tokens.
+Tidegate would do if every client knew and stated its length. ``perf.goodput.rows`` has the real
+engine and its chats, which end with the model's own end tokens.
 
 A request is *met* when its whole answer is there by its own deadline, and with deadlines for parts
 every part by its own, judged by the client, whether the service was told of it or not. Goodput is
@@ -33,41 +32,33 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
 from catalog.paths import state_dir
 from perf import SEED
-from perf.goodput.cell import Cell, Scene, cell_of, show_cells
-from perf.goodput.load import (
-    Load,
-    Source,
-    at_once,
-    drawn_load,
-    log_normal,
-    source_of,
-    story_load,
-)
-from perf.goodput.offer import offer, services
-from perf.goodput.plot import draw
-from perf.goodput.policies import COMPARED, EVERY, HANG_UP, KNOWN, OURS, Policy
+from perf.goodput.front import Front, fronts
+from perf.goodput.load import DrawnLoad, Source, at_once, drawn_load, log_normal, source_of
+from perf.goodput.policies import COMPARED, EVERY, HANG_UP, Policy
 from perf.load.connection import HOST
+from perf.load.drive import PATH
 from perf.load.lane import open_lane
-from perf.load.open_loop import NEVER_MS, Result, StreamRequest
+from perf.load.open_loop import NEVER_MS, StreamRequest
+from perf.load.outcomes import Cell, Turn, show_cells
 from perf.load.trace import Manner
 from perf.load.workload import Speed
-from perf.report.bundle import BenchResult
+from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import percentile
 from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import StackSpec, tritons
 from pool.engines.triton import find_triton
-from pool.units.orchestrator import OrchestratorProcess
 from worker.protocol import ModelCard
 
 SLOTS = 8
 INSTANCES = 2
-# engine.fit_step_time, demo model, 2 cores: 1.28 ms + 0.127 ms a row + 0.088 ms a prompt token.
+# The demo model's steps on 2 cores take 1.28 ms + 0.127 ms a row + 0.088 ms a prompt token.
 SLOWER = 5.0
 STEP_MS, ROW_MS, PROMPT_TOKEN_MS = 1.28 * SLOWER, 0.127 * SLOWER, 0.088 * SLOWER
 FULL_STEP_MS = STEP_MS + ROW_MS * SLOTS + PROMPT_TOKEN_MS * 16
@@ -92,33 +83,45 @@ class GoodputSize:
 
 FULL = GoodputSize((0.5, 1.0, 1.5, 2.0, 3.0), warm_s=4.0, window_s=12.0, flood=240)
 QUICK = GoodputSize((1.0, 2.0), warm_s=0.5, window_s=2.5, flood=48)
-DEMO = GoodputSize((1.0, 2.0), warm_s=3.0, window_s=10.0, flood=200)
+_SAMPLES = "tidegate_infeasible_samples_total"
+
+
+class Scene(NamedTuple):
+    """A trace and a manner of deadlines, on which policies are compared at one load after the
+    other."""
+
+    trace: str
+    manner: Manner
+
+    def __str__(self) -> str:
+        return f"{self.trace}, deadlines: {self.manner}"
+
+    def cell(self, policy: Policy, load: float, turn: Turn, counted: Scrape) -> Cell:
+        """Cell of the requests of one window; ``counted`` is what the service counted meanwhile.
+        Would-be refusals that were let in to learn from and were met are false refusals."""
+        key = f"{self.trace}.{self.manner}.{load:g}x.{policy.name}"
+        name = f"{self.trace}, {self.manner}, {load:g} ×"
+        sampled, met = counted.total(_SAMPLES), counted.total(_SAMPLES, result="met")
+        label = f"{name}, {policy.label}: false among refusals sampled"
+        false = [Figure.of(f"{key}.false_refusals", label, "", [met / sampled])] if sampled else []
+        return Cell(key, name, policy.label, [turn], rate_key="goodput_per_s", more=false)
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """Policies to compare, and the loads to compare them on."""
 
-    engine: str
     sources: tuple[Source, ...]
     manners: tuple[Manner, ...]
     is_poisson: bool
-    knows_lengths: bool
     policies: tuple[Policy, ...]
     size: GoodputSize
 
     @property
-    def is_demo(self) -> bool:
-        return self.engine == "demo"
-
-    @property
     def what(self) -> str:
-        lengths = "known" if self.knows_lengths else "open"
-        return f"{'Poisson' if self.is_poisson else 'trace'} arrivals, lengths {lengths}"
+        return f"{'Poisson' if self.is_poisson else 'trace'} arrivals, lengths open"
 
-    def load(self, source: Source, manner: Manner, card: ModelCard) -> Load:
-        if self.is_demo:
-            return story_load(source, manner, card.model, is_poisson=self.is_poisson)
+    def load(self, source: Source, manner: Manner, card: ModelCard) -> DrawnLoad:
         return drawn_load(
             source, SPEED, manner, card.model, card.vocab_size, is_poisson=self.is_poisson
         )
@@ -133,24 +136,21 @@ class Measured:
     card: ModelCard
 
 
-def spec_of(engine: str) -> StackSpec:
-    if engine == "demo":
-        return StackSpec("torch", max_running=SLOTS)
-    return StackSpec(
-        "synthetic-paced",
-        step_ms=STEP_MS,
-        row_ms=ROW_MS,
-        prompt_token_ms=PROMPT_TOKEN_MS,
-        lengths="prompt",
-        max_running=SLOTS,
-    )
+SPEC = StackSpec(
+    "synthetic-paced",
+    step_ms=STEP_MS,
+    row_ms=ROW_MS,
+    prompt_token_ms=PROMPT_TOKEN_MS,
+    lengths="prompt",
+    max_running=SLOTS,
+)
 
 
 async def run(choices: Choices, console: Console) -> Measured:
     """Run all cells: policies in turns within a load, loads within a scene."""
     cells: list[Cell] = []
     capacities: dict[str, float] = {}
-    async with tritons(spec_of(choices.engine), INSTANCES) as instances:
+    async with tritons(SPEC, INSTANCES) as instances:
         addresses = [instance.grpc_address for instance in instances]
         async with open_lane(addresses[0]) as lane:
             card = lane.card
@@ -160,7 +160,7 @@ async def run(choices: Choices, console: Console) -> Measured:
                 load = choices.load(source, manner, card)
                 policies = [p for p in EVERY if p in choices.policies or p is HANG_UP]
                 # New ones for each scene: what they learnt from another would not be theirs.
-                async with services([(policy, addresses) for policy in policies]) as ready:
+                async with fronts([(policy, addresses) for policy in policies]) as ready:
                     contest = _Contest(scene, load, choices, ready)
                     if source.name not in capacities:
                         capacities[source.name] = await contest.capacity()
@@ -179,9 +179,9 @@ class _Contest:
     """Policies that take turns at the same load."""
 
     scene: Scene
-    load: Load
+    load: DrawnLoad
     choices: Choices
-    services: Mapping[str, OrchestratorProcess]
+    fronts: Mapping[str, Front]
 
     async def capacity(self) -> float:
         """Requests per second with every slot full: the middle of a flood without deadlines.
@@ -190,7 +190,7 @@ class _Contest:
         lighter than the mean.
         """
         asks = at_once(self.load, self.choices.size.flood, SEED)
-        results = await self._offer(HANG_UP, asks, linger_s=90.0)
+        results = await self.fronts[HANG_UP.name].offer(PATH, asks, linger_s=90.0)
         ends = sorted(result.end_s for result in results if result.complete)
         if len(ends) < len(asks):
             raise RuntimeError(f"{len(asks) - len(ends)} of {len(asks)} requests failed")
@@ -204,35 +204,27 @@ class _Contest:
                 self.load,
                 self.choices.size.flood // 5,
                 SEED + 2,
-                knows_lengths=self._knows_lengths(policy),
+                knows_lengths=policy.knows_lengths,
             )
-            await self._offer(policy, asks, linger_s=30.0)
+            await self.fronts[policy.name].offer(PATH, asks, linger_s=30.0)
 
     async def cells(self, factor: float, capacity: float) -> AsyncIterator[Cell]:
         size = self.choices.size
         for policy in self.choices.policies:
             asks = self.load.asks(
-                factor * capacity, size.seconds, SEED, knows_lengths=self._knows_lengths(policy)
+                factor * capacity, size.seconds, SEED, knows_lengths=policy.knows_lengths
             )
-            service = self.services[policy.name]
-            before = await scrape(HOST, service.port)
-            results = await self._offer(policy, asks, max(map(_patience_s, asks)) + 0.25)
-            after = await scrape(HOST, service.port)
+            front = self.fronts[policy.name]
+            before = await scrape(HOST, front.service.port)
+            results = await front.offer(PATH, asks, max(map(_patience_s, asks)) + 0.25)
+            after = await scrape(HOST, front.service.port)
             measured = [
                 (ask, result)
                 for ask, result in zip(asks, results, strict=True)
                 if ask.at_s >= size.warm_s
             ]
             counted = Scrape.between(before, after)
-            yield cell_of(self.scene, policy, factor, size.window_s, measured, counted)
-
-    def _knows_lengths(self, policy: Policy) -> bool:
-        return policy.knows_lengths or self.choices.knows_lengths
-
-    async def _offer(
-        self, policy: Policy, asks: list[StreamRequest], linger_s: float
-    ) -> list[Result]:
-        return await offer(self.services[policy.name], policy, self.load.path, asks, linger_s)
+            yield self.scene.cell(policy, factor, Turn(measured, size.window_s), counted)
 
 
 def _patience_s(ask: StreamRequest) -> float:
@@ -256,7 +248,7 @@ async def _main() -> int:
     begun = time.monotonic()
     measured = await run(choices, console)
     found = BenchResult(
-        f"goodput-{choices.engine}",
+        "goodput-paced",
         f"{INSTANCES} instances of {SLOTS} slots, {choices.what}, capacity "
         + ", ".join(f"{name} {x:.1f}/s" for name, x in measured.capacities.items()),
         round(time.monotonic() - begun, 1),
@@ -265,36 +257,7 @@ async def _main() -> int:
     show_cells(measured.cells, console)
     triton = {"triton": find_triton(None, state_dir()).version}
     recording.save(recording.bundle([found], measured.card, quick=args.quick, more_versions=triton))
-    if args.plot:
-        for path in draw(measured.cells, measured.capacities, args.plot):
-            console.print(f"wrote {path}")
-    for scene in dict.fromkeys(cell.scene for cell in measured.cells):
-        _judge(scene, [cell for cell in measured.cells if cell.scene == scene], console)
     return 0
-
-
-def _judge(scene: Scene, cells: list[Cell], console: Console) -> None:
-    """Print the aims of the issue, met or not; a busy machine may miss them, so nothing fails."""
-    ours = {cell.load: cell for cell in cells if cell.policy == OURS.name}
-    if not ours:
-        return
-    said = []
-    for load, cell in ours.items():
-        beside = [c for c in cells if c.load == load and c.policy not in (OURS.name, KNOWN.name)]
-        if beside:
-            best = max(beside, key=lambda c: c.goodput)
-            said.append(f"{load:g} × {cell.goodput:.1f} (best rival {best.goodput:.1f})")
-    ceilings = {cell.load: cell.goodput for cell in cells if cell.policy == KNOWN.name}
-    if ceilings.get(2.0) and 2.0 in ours:
-        share = ours[2.0].goodput / ceilings[2.0]
-        said.append(f"{100 * share:.0f} % of known lengths at 2 × (aim: 80 %)")
-    tokens = sum(cell.tokens for cell in ours.values())
-    wasted = sum(cell.wasted for cell in ours.values()) / max(1, tokens)
-    said.append(f"waste {100 * wasted:.2f} % (aim: 3 %)")
-    sampled = sum(cell.sampled for cell in ours.values())
-    false = sum(cell.sampled_met for cell in ours.values())
-    said.append(f"false refusals {false} of {sampled} sampled (aim: 1 %)")
-    console.print(f"{scene}, Tidegate met/s: {'; '.join(said)}")
 
 
 def new_arguments() -> argparse.ArgumentParser:
@@ -304,7 +267,6 @@ def new_arguments() -> argparse.ArgumentParser:
         action="store_true",
         help="two loads, with windows shorter than many deadlines: that it works, not how well",
     )
-    parser.add_argument("--engine", choices=("paced", "demo"), default="paced")
     parser.add_argument(
         "--trace",
         action="append",
@@ -316,49 +278,37 @@ def new_arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--arrivals", choices=("poisson", "trace"), help="the trace's own where there is one"
     )
-    parser.add_argument("--lengths", choices=("open", "known"), default="open")
     parser.add_argument(
         "--deadlines",
         nargs="+",
         choices=[manner.value for manner in Manner],
+        default=[Manner.PROPORTIONAL.value],
         metavar="MANNER",
-        help="proportional, constant or parts; proportional to the answers unless nobody knows "
-        "how long they will be (--engine demo)",
+        help="proportional to the answers, constant, or for parts",
     )
     parser.add_argument(
         "--policies", nargs="+", choices=[p.name for p in EVERY], default=[], metavar="NAME"
     )
     parser.add_argument("--loads", nargs="+", type=float, default=[], metavar="FACTOR")
     parser.add_argument("--seconds", type=float, metavar="S", help="of each cell's window")
-    parser.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")
     return parser
 
 
 def choices_of(args: argparse.Namespace) -> Choices:
     """Choices that the options state. Raises ``ValueError`` for options that do not fit each
     other."""
-    is_demo = args.engine == "demo"
-    size = QUICK if args.quick else DEMO if is_demo else FULL
+    size = QUICK if args.quick else FULL
     if args.loads:
         size = replace(size, loads=tuple(args.loads))
     if args.seconds:
         size = replace(size, window_s=args.seconds)
     if args.arrivals == "trace" and not args.trace:
         raise ValueError("--arrivals trace needs a --trace")
-    if is_demo and args.lengths == "known":
-        raise ValueError("nobody knows how long the demo model's answers will be")
-    manners = args.deadlines or ["constant" if is_demo else "proportional"]
-    if is_demo and "proportional" in manners:
-        raise ValueError("--engine demo takes --deadlines constant and parts: see --help")
-    has_ceiling = not is_demo and args.lengths == "open"
-    policies = [p for p in EVERY if p.name in args.policies] if args.policies else COMPARED
     return Choices(
-        engine=args.engine,
         sources=tuple(source_of(file) for file in args.trace) or (log_normal(SEED),),
-        manners=tuple(map(Manner, manners)),
+        manners=tuple(map(Manner, args.deadlines)),
         is_poisson=args.arrivals == "poisson" or not args.trace,
-        knows_lengths=args.lengths == "known",
-        policies=tuple(p for p in policies if has_ceiling or p is not KNOWN),
+        policies=tuple(p for p in EVERY if p.name in args.policies) or COMPARED,
         size=size,
     )
 

@@ -4,7 +4,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from perf.load.open_loop import NEVER_MS, StreamRequest
 from perf.load.trace import (
@@ -20,8 +19,6 @@ from perf.load.trace import (
     read_trace,
 )
 from perf.load.workload import Sizes, Speed
-from tools.demo_model import words
-from tools.demo_model.grammar import articles
 from worker.runner.synthetic import length_ids
 
 LOG_NORMAL = "log-normal"
@@ -30,15 +27,6 @@ _PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
 _ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)
 _ROWS = 4000
 _FRESH = random.Random()
-
-STORY_CLIENTS = (
-    Application("hasty", 1 / 3, 1_000.0, 400.0, 30.0),
-    Application("steady", 1 / 3, 3_000.0, 1_000.0, 60.0),
-    Application("patient", 1 / 3, 8_000.0, 3_000.0, 120.0),
-)
-STORY_TOKENS = 512
-"""Value of ``max_tokens`` that every story states; most are told in some 170 tokens."""
-_WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +54,6 @@ def log_normal(seed: int) -> Source:
     return Source(LOG_NORMAL, rows, CHAT)
 
 
-class Load(Protocol):
-    """Requests with one manner of deadlines, as many as are asked for."""
-
-    @property
-    def path(self) -> str: ...
-
-    def asks(
-        self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
-    ) -> list[StreamRequest]:
-        """Requests in order of time. A seed gives the same times, sizes and deadlines every
-        time."""
-
-
-def at_once(
-    load: Load, count: int, seed: int, *, knows_lengths: bool = False
-) -> list[StreamRequest]:
-    """``count`` requests at one time and without deadlines, to show what the service can take."""
-    asks = load.asks(float(count), 1.0, seed, knows_lengths=knows_lengths)
-    return [StreamRequest(0.0, NEVER_MS, ask.body) for ask in asks]
-
-
 @dataclass(frozen=True, slots=True)
 class DrawnLoad:
     """Load for synthetic engines: an answer's length is drawn and put into its prompt's first ids.
@@ -97,10 +64,6 @@ class DrawnLoad:
     trace: TraceLoad
     model: str
     vocab_size: int
-
-    @property
-    def path(self) -> str:
-        return "/v1/completions"
 
     def asks(
         self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
@@ -126,40 +89,12 @@ class DrawnLoad:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class StoryLoad:
-    """Load for the demo model: stories by chat, which end where the model ends them. Only arrivals
-    and deadlines come from ``trace``; nobody knows a length, so none can be stated."""
-
-    trace: TraceLoad
-    model: str
-
-    @property
-    def path(self) -> str:
-        return "/v1/chat/completions"
-
-    def asks(
-        self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
-    ) -> list[StreamRequest]:
-        if knows_lengths:
-            raise ValueError("nobody knows how long a story will be")
-        rng = random.Random(seed)
-        return [
-            _ask(request, self._body(rng)) for request in self.trace.requests(per_s, seconds, seed)
-        ]
-
-    def _body(self, rng: random.Random) -> dict[str, object]:
-        who, thing = rng.choice(_WHO), rng.choice(words.THINGS)
-        wish = articles(f"Tell me a story about a {who} and a {thing}.")
-        return {
-            "model": self.model,
-            "messages": [{"role": "user", "content": wish}],
-            "max_tokens": STORY_TOKENS,
-            "temperature": 1.0,
-            "seed": rng.randrange(2**31),
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+def at_once(
+    load: DrawnLoad, count: int, seed: int, *, knows_lengths: bool = False
+) -> list[StreamRequest]:
+    """``count`` requests at one time and without deadlines, to show what the service can take."""
+    asks = load.asks(float(count), 1.0, seed, knows_lengths=knows_lengths)
+    return [StreamRequest(0.0, NEVER_MS, ask.body) for ask in asks]
 
 
 def drawn_load(
@@ -169,22 +104,6 @@ def drawn_load(
         source.rows, speed, manner, is_poisson=is_poisson, applications=source.applications
     )
     return DrawnLoad(trace, model, vocab_size)
-
-
-def story_load(source: Source, manner: Manner, model: str, *, is_poisson: bool) -> StoryLoad:
-    """Stories with deadlines of one ``manner``. Raises ``ValueError`` for deadlines in proportion
-    to lengths, which nobody knows."""
-    if manner is Manner.PROPORTIONAL:
-        raise ValueError("nobody knows how long a story will be: constant deadlines, or parts")
-    trace = TraceLoad(
-        source.rows,
-        Speed(0.0, 0.0),
-        manner,
-        is_poisson=is_poisson,
-        applications=STORY_CLIENTS,
-        answer_scale=1,
-    )
-    return StoryLoad(trace, model)
 
 
 def _ask(request: Request, body: dict[str, object]) -> StreamRequest:

@@ -24,8 +24,8 @@ from rich.console import Console
 from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
 from perf.load.lane import open_lane
+from perf.load.outcomes import Cell, show_cells
 from perf.peers import goodput, relay, speed
-from perf.peers.goodput_cell import PeerCell, show_cells
 from perf.peers.installs import ROUTER, VLLM
 from perf.peers.servers import SLOTS, Served, both
 from perf.report.bundle import BenchResult, Bundle, Figure
@@ -71,7 +71,7 @@ class Comparison:
     install: bool
     console: Console
     results: list[BenchResult] = field(default_factory=list)
-    cells: list[PeerCell] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
     card: ModelCard | None = None
     triton: str = ""
 

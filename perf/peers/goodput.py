@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from perf.peers.goodput_cell import PeerCell, ServerTurn
+from perf.load.chats import PATH, PATIENCE_S, stories
+from perf.load.outcomes import Cell, Turn
 from perf.peers.servers import MODEL, Served
-from perf.peers.stories import PATH, PATIENCE_S, stories
+from perf.report.bundle import Figure
 
 _WARM_PER_S = 12.0
 _LINGER_S = max(PATIENCE_S) + 0.25
@@ -29,7 +30,7 @@ class GoodputLoad(NamedTuple):
 
 async def measure(
     servers: Sequence[Served], load: GoodputLoad, seed: int, console: Console
-) -> list[PeerCell]:
+) -> list[Cell]:
     """Run all rates in turns; returns a cell per rate and server."""
     for server in servers:
         # The forecasts learn the pace from these, and whatever compiles on first use does so.
@@ -37,27 +38,44 @@ async def measure(
         await server.offer(PATH, asks, _LINGER_S, hang_up=True)
     cells = []
     for rate in load.rates:
-        turns: dict[str, list[ServerTurn]] = {server.name: [] for server in servers}
+        turns: dict[str, list[Turn]] = {server.name: [] for server in servers}
+        idle_s: dict[str, list[float]] = {server.name: [] for server in servers}
         for number in range(load.rounds):
             for server in servers:
-                turn = await _turn(server, servers, load, rate, seed + number)
+                turn, idle = await _turn(server, servers, load, rate, seed + number)
                 console.print(f"{rate:g}/s {server.label}: {turn.line()}", style="dim")
                 turns[server.name].append(turn)
+                idle_s[server.name].append(idle)
         cells += [
-            PeerCell(server.name, server.label, rate, turns[server.name]) for server in servers
+            cell_of(server, rate, turns[server.name], idle_s[server.name]) for server in servers
         ]
     return cells
 
 
+def cell_of(server: Served, rate: float, turns: Sequence[Turn], idle_s: list[float]) -> Cell:
+    """Cell of a server at one offered rate. ``idle_s`` is the CPU time of the other server in each
+    turn, in seconds."""
+    key, load = f"goodput.{server.name}.{rate:g}", f"{rate:g}/s"
+    label = f"{load}, {server.label}: CPU of the other server meanwhile"
+    idle = Figure.of(f"{key}.idle_cpu_s", label, "s", idle_s, better="neither")
+    return Cell(key, load, server.label, turns, list(map(_kind, PATIENCE_S)), more=[idle])
+
+
+def _kind(patience_s: float) -> str:
+    return f"{patience_s:g}s"
+
+
 async def _turn(
     server: Served, servers: Sequence[Served], load: GoodputLoad, rate: float, seed: int
-) -> ServerTurn:
+) -> tuple[Turn, float]:
+    """A server's turn, and the seconds of CPU that the others took meanwhile."""
     asks = stories(rate, load.warm_s + load.window_s, seed, MODEL)
     idle = [other for other in servers if other is not server]
-    before = [other.cpu_s() for other in (server, *idle)]
+    before = [other.cpu_s() for other in idle]
     results = await server.offer(PATH, asks, _LINGER_S, hang_up=True)
-    own, *others = [other.cpu_s() - was for other, was in zip((server, *idle), before, strict=True)]
+    others = sum(other.cpu_s() - was for other, was in zip(idle, before, strict=True))
     measured = [
         (ask, result) for ask, result in zip(asks, results, strict=True) if ask.at_s >= load.warm_s
     ]
-    return ServerTurn(measured, load.window_s, own, sum(others))
+    kinds = [_kind(ask.deadline_ms / 1000) for ask, _ in measured]
+    return Turn(measured, load.window_s, kinds), others

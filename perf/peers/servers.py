@@ -16,11 +16,10 @@ from catalog.errors import StartFailed
 from catalog.paths import state_dir
 from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
-from perf.load.drive import apply_open_loop
 from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
 from perf.peers.installs import ROUTER, VLLM, Peer
 from perf.report.command import Skip
-from perf.stack.scrape import scrape
+from perf.stack.offer import BUSY, offer
 from perf.stack.stack import Stack, StackSpec, running, server
 from pool.process.http_get import http_status
 from pool.process.logs import fresh_log, tail
@@ -37,7 +36,6 @@ CONTEXT_TOKENS: Final = 2048
 _VLLM_READY_S: Final = 420.0
 """Seconds until vLLM is ready: when it starts for the first time it compiles its model."""
 _ROUTER_READY_S: Final = 60.0
-_IDLE_S: Final = 20.0
 _POLL_S: Final = 0.1
 
 
@@ -63,23 +61,12 @@ class Served:
         """Send it requests, and wait until nothing is left of them."""
         states = self.takes_deadlines and hang_up
         plan = OpenLoopPlan(HOST, self.port, path, list(asks), states, linger_s, hang_up)
-        results = await apply_open_loop(plan)
-        end = time.monotonic() + _IDLE_S
-        while await self._is_busy():
-            if time.monotonic() > end:
-                raise RuntimeError(f"{self.label}: work was left {_IDLE_S:.0f} s after its clients")
-            await asyncio.sleep(_POLL_S)
-        return results
-
-    async def _is_busy(self) -> bool:
-        gauges = await scrape(HOST, self.port)
-        return any(gauges.total(name) for name in self.busy)
+        return await offer(plan, self.label, self.busy)
 
 
 def tidegate(stack: Stack) -> Served:
     """Tidegate's running stack as a server to measure."""
-    busy = ("tidegate_queue_depth", "tidegate_worker_jobs")
-    return Served("tidegate", "Tidegate", stack.port, True, busy, stack.pids())
+    return Served("tidegate", "Tidegate", stack.port, True, BUSY, stack.pids())
 
 
 @asynccontextmanager

@@ -7,10 +7,10 @@ its client. It includes first tokens and starts, for either server.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from perf.load.chats import PATH, at_once
 from perf.load.drive import ratios
 from perf.load.open_loop import Result
 from perf.peers.servers import MODEL, Served
-from perf.peers.stories import PATH, at_once
 from perf.report.bundle import Figure
 
 _LINGER_S = 60.0

@@ -2,10 +2,8 @@
 
 from perf.service import (
     admission,
-    analyzer,
     burst,
     cancel,
-    clean_ends,
     deadline,
     emitter,
     health,
@@ -17,9 +15,7 @@ from perf.service import (
     promises,
     queued,
     relay,
-    schedule,
     step,
-    streams,
     ttft,
 )
 from perf.stack.context import Bench
@@ -27,12 +23,10 @@ from perf.stack.context import Bench
 BENCHES: tuple[Bench, ...] = (
     deadline.BENCH,
     placement.BENCH,
-    schedule.BENCH,
     emitter.BENCH,
     parsing.BENCH,
     step.BENCH,
     ttft.BENCH,
-    analyzer.BENCH,
     relay.BENCH,
     health.BENCH,
     relay.SINGLE,
@@ -41,9 +35,7 @@ BENCHES: tuple[Bench, ...] = (
     promises.FLOOD,
     step.TRITON,
     cancel.BENCH,
-    clean_ends.BENCH,
     kinds.BENCH,
-    streams.BENCH,
     burst.BENCH,
     queued.BENCH,
     admission.BENCH,

@@ -11,12 +11,12 @@ from contextlib import AsyncExitStack
 from perf.load.connection import FIRST_TEXT, HOST, HttpConnection
 from perf.load.drive import PATH, completion
 from perf.report.bundle import Figure
-from perf.service.streams import STEP_MS
 from perf.stack.context import Bench, Context
 from perf.stack.scrape import Scrape, scrape
 from perf.stack.stack import Stack, StackSpec
 
 COUNTS = (32, 256)
+STEP_MS = 20.0
 _TOKENS = 1500
 _FREED_MS = "tidegate_cancellation_detection_latency_ms"
 

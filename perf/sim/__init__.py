@@ -8,7 +8,6 @@ Only what is around and beneath them is not there: HTTP and gRPC, Triton and the
 - ``worker``     the real worker without Triton and a model, ``lane`` the way to it; ``loop`` time
 - ``summary``    goodput and the like of a run; ``campaign_report``, ``plot``
 - ``chains``     runs of calls under one deadline
-- ``kept_sessions``  conversations that keep their KV
 - ``reported``   what clients are told, beside what comes of it
 - ``counterfactual``  which refusals were wrong
 

@@ -61,7 +61,7 @@ class Engine:
         return replace(self, fleet=replace(self.fleet, spec=spec))
 
 
-# perf.engine.fit_step_time on the demo model, 2 cores, slowed five times as in perf.goodput.
+# The demo model's steps on 2 cores, slowed five times as in perf.goodput.
 STEP_COST = StepCost(6.4e-3, 0.635e-3, 0.44e-3)
 # Token counts and fixed deadlines of traces are scaled, so is the least that a worker starts with.
 SLOW = Engine(

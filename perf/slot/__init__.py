@@ -3,7 +3,6 @@
 - ``rig``           ours on the real Triton and two naive servers, which take turns
 - ``throughput``    clips per minute, latency, stage times, memory
 - ``copies``        bytes copied and allocated between stages
-- ``deadlines``     what becomes of clips under overload
 - ``aborts``        from a cancel to the next clip
 - ``soak``          an hour of clips, cancels and mistakes: does anything grow?
 - ``naive``         the pipeline of an afternoon, and ``naive_server``, which serves it

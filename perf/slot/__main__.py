@@ -19,7 +19,7 @@ from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import begin, new_console, new_parser, result, status_of, within
 from perf.report.recording import Recording
 from perf.report.table import show
-from perf.slot import aborts, copies, deadlines, soak, throughput
+from perf.slot import aborts, copies, soak, throughput
 from perf.slot.rig import SlotRig, rigged
 
 
@@ -37,9 +37,6 @@ class SlotBench:
 BENCHES = (
     SlotBench("copies", "bytes copied and allocated per clip", copies.run, 60, has_rig=False),
     SlotBench("throughput", "clips per minute, stage times, memory", throughput.run, 300),
-    SlotBench(
-        "overload", "clips in time by offered load, unknown lengths", deadlines.overload, 400
-    ),
     SlotBench("aborts", "from a cancel to the next clip", aborts.run, 200, has_rig=False),
 )
 

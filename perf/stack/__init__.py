@@ -2,9 +2,9 @@
 
 - ``stack``          Tritons and an orchestrator on free loopback ports
 - ``context``        the stack that a benchmark asks for
+- ``offer``          a load through a server, until it has nothing left of it
 - ``scrape``         counters of ``/metrics`` before and after
 - ``baseline``       a plain relay without lanes
 - ``emitter``        the orchestrator's own event streams without Triton
 - ``other_servers``  servers of other kinds, on ``stream_server``: tokens that cost next to nothing
-- ``perf_analyzer``  NVIDIA's load generator
 """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from catalog.errors import NoMemory
+from pool.preflight.cpu import memory_free
 
 _PIECE_BYTES: Final = 32 * 2**20
 _READERS: Final = 4
@@ -54,7 +55,7 @@ def preload(
     """
     files = list(files)
     found = residency(files)
-    available = available_bytes() if available is None else available
+    available = memory_free() or 0 if available is None else available
     if found.total - found.resident > _SHARE * available:
         raise NoMemory(
             f"{found.total / 1e9:.1f} GB do not fit into the {available / 1e9:.1f} GB of memory"
@@ -67,15 +68,6 @@ def preload(
         for count in pool.map(lambda piece: _read(*piece), pieces):
             on_bytes(count)
     return residency(files)
-
-
-def available_bytes() -> int:
-    """Memory in bytes that can be had without swapping, as Linux estimates it."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return 0
 
 
 def _read(file: Path, start: int) -> int:

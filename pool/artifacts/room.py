@@ -1,5 +1,6 @@
 """Decides whether a model fits on the disk, and which others would have to go."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from catalog.errors import NoRoom
 from catalog.model_entry import ModelEntry, ModelState
 from catalog.models import ModelCatalog
 from pool.artifacts.sizes import size
+from pool.process.proc import all_pids
 
 KEEP_FREE = 0.2
 """Share of the file system that stays free by default."""
@@ -110,12 +112,10 @@ def users_of(folder: Path) -> list[int]:
     """Processes of this user that have files of ``folder`` in their memory: they serve from it."""
     users = []
     needle = f"{folder.resolve()}/"
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if needle in (process / "maps").read_text(errors="replace"):
-                users.append(int(process.name))
-        except OSError:  # it has ended, or is another user's
-            continue
+    for pid in all_pids():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if needle in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
+                users.append(pid)
     return users
 
 

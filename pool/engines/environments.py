@@ -161,22 +161,14 @@ def prepared(entry: EngineEntry) -> PreparedEngine:
     )
 
 
-def engine_environment(name: str, home: Path) -> EnvironmentVars:
+def environment_if_made(name: str, home: Path, device: str = "") -> EnvironmentVars:
     """Variables that make Triton's Python stub run an engine's packages: ``PATH`` with its
     environment first, and ``VIRTUAL_ENV``. The stub asks the first Python on ``PATH`` where its
     packages are.
 
-    ``name`` is an engine or the id of one in the catalog. Raises ``EngineUnknown`` for one that is
-    not here, ``CatalogUnusable``. Empty for an engine that needs none.
-    """
-    return prepared(EngineCatalog(home).get(name)).environment
-
-
-def environment_if_made(name: str, home: Path, device: str = "") -> EnvironmentVars:
-    """Variables as of ``engine_environment``, for any name that ``TIDEGATE_WORKER__ENGINE`` may
-    have; empty if no environment was made: the packages of the running Python must do then. Of
-    several, the newest for ``device`` (``cpu``, ``cuda``) if any, otherwise the newest. Raises
-    ``CatalogUnusable``."""
+    ``name`` is any that ``TIDEGATE_WORKER__ENGINE`` may have. Empty if no environment was made: the
+    packages of the running Python must do then. Of several, the newest for ``device`` (``cpu``,
+    ``cuda``) if any, otherwise the newest. Raises ``CatalogUnusable``."""
     if name not in ENGINES:
         return {}
     its = [entry for entry in EngineCatalog(home).entries() if entry.engine == name]

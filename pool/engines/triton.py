@@ -164,8 +164,8 @@ def _tls_flags(tls: Tls | None) -> dict[str, object]:
 
 def triton_environment(install: TritonInstall, spec: TritonSpec) -> dict[str, str]:
     """Our environment, plus the variables that make the stub run the packages of the running
-    Python, or those of an engine's own environment if ``spec.env`` has its
-    ``engine_environment``."""
+    Python, or those of an engine's own environment if ``spec.env`` has its variables
+    (``environment_if_made``)."""
     return command_environment(
         {
             **_running_python(),

@@ -61,16 +61,6 @@ class GpuReader(Protocol):
         """The faults since the last call. Raises ``GpuUnavailable``."""
 
 
-class NoGpus:
-    """A reader for machines and pools without GPUs."""
-
-    def devices(self) -> list[GpuDevice]:
-        return []
-
-    def faults(self) -> list[GpuFault]:
-        return []
-
-
 class NvmlWhenNeeded:
     """NVIDIA's library, opened at the first request for devices: a pool on the CPU needs none."""
 

@@ -25,13 +25,13 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
         """The identity of the process that has this id now; None if there is none."""
-        fields = _stat(pid)
+        fields = stat_of(pid)
         return None if fields is None else cls(pid, int(fields[19]))
 
     @property
     def is_running(self) -> bool:
         """Whether the process exists and has not ended (a zombie has)."""
-        fields = _stat(self.pid)
+        fields = stat_of(self.pid)
         return (
             fields is not None and fields[0] not in "ZX" and int(fields[19]) == self.started_ticks
         )
@@ -108,8 +108,8 @@ def kill_marked(variable: str, value: str) -> list[int]:
     return killed
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Fields after the command (proc_pid_stat(5)), the state first; None if gone or hidden."""
+def stat_of(pid: int) -> list[str] | None:
+    """Fields after the command (proc_pidstat_of(5)), the state first; None if gone or hidden."""
     try:
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: hidepid=1

@@ -13,6 +13,7 @@ from catalog.errors import StartFailed
 from catalog.paths import ROOT
 from pool.process import guardian
 from pool.process.logs import keep_bounded, open_log
+from pool.process.proc import all_pids, stat_of
 
 _GUARDIAN = Path(guardian.__file__)
 _MARGIN_S = 1.0
@@ -21,11 +22,8 @@ _MARGIN_S = 1.0
 
 def is_running(pid: int) -> bool:
     """Whether a process exists and has not ended (a zombie has)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    fields = stat_of(pid)
+    return fields is not None and fields[0] not in "ZX"
 
 
 def children_of(pid: int) -> list[int]:
@@ -40,16 +38,8 @@ def has_ended_child(pid: int) -> bool:
 
 def _children(pid: int) -> list[tuple[int, str]]:
     """Direct children, each with its state as in ``/proc/PID/stat``."""
-    children = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        # The state of other users' processes may be hidden (hidepid=1).
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == pid:
-                children.append((int(entry.name), state))
-    return children
+    found = ((child, stat_of(child)) for child in all_pids())
+    return [(child, fields[0]) for child, fields in found if fields and int(fields[1]) == pid]
 
 
 class UnitProcess(Protocol):

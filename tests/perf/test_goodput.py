@@ -1,4 +1,4 @@
-"""The goodput benchmark's own parts: workload, open loop, judgement, plot (PF-2)."""
+"""The goodput benchmark's own parts: workload, open loop, judgement (PF-2)."""
 
 import asyncio
 import itertools
@@ -9,22 +9,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from perf.goodput import plot
-from perf.goodput.__main__ import choices_of, new_arguments
-from perf.goodput.cell import Cell, Scene, cell_of
-from perf.goodput.load import (
-    LOG_NORMAL,
-    STORY_TOKENS,
-    at_once,
-    drawn_load,
-    log_normal,
-    source_of,
-    story_load,
-)
-from perf.goodput.policies import COMPARED, EVERY, KNOWN, OURS
+from perf.goodput.__main__ import Scene, choices_of, new_arguments
+from perf.goodput.load import LOG_NORMAL, at_once, drawn_load, log_normal, source_of
+from perf.goodput.policies import COMPARED, OURS
 from perf.load import open_loop
 from perf.load.drive import PATH
 from perf.load.open_loop import NEVER_MS, Result, StreamRequest
+from perf.load.outcomes import Turn
 from perf.load.trace import Manner
 from perf.load.workload import Speed, Workload
 from perf.sim import plot as sim_plot
@@ -51,9 +42,10 @@ def test_pf2_a_seed_makes_the_same_requests_every_time() -> None:
 def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
     """DL-10: goodput, attainment, waste and refusals of one window."""
     ask = StreamRequest(0.0, 100.0, {})
+    whole = {"status": 200, "complete": True, "finish": "stop"}
     measured = [
-        (ask, Result(status=200, first_s=0.02, end_s=0.09, tokens=4, complete=True)),
-        (ask, Result(status=200, first_s=0.04, end_s=0.11, tokens=4, complete=True)),
+        (ask, Result(first_s=0.02, end_s=0.09, tokens=4, **whole)),  # type: ignore[arg-type]
+        (ask, Result(first_s=0.04, end_s=0.11, tokens=4, **whole)),  # type: ignore[arg-type]
         (ask, Result(status=200, first_s=0.06, end_s=0.1, tokens=2, code="deadline_exceeded")),
         (ask, Result(status=504, end_s=0.01, code="deadline_infeasible")),
         (ask, Result(late_s=0.005)),
@@ -62,31 +54,36 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
         ("tidegate_infeasible_samples_total", frozenset({("result", result)})): count
         for result, count in (("met", 1.0), ("lost", 3.0))
     }
-    cell = cell_of(SCENE, OURS, 2.0, 0.5, measured, Scrape(samples))
-    assert (cell.sampled, cell.sampled_met) == (4, 1)
-    assert cell.ends == {
+    turn = Turn(measured, 0.5)
+    assert turn.ends == {
         "met": 1,
         "late": 1,
         "deadline_exceeded after tokens": 1,
         "deadline_infeasible": 1,
         "unanswered": 1,
     }
-    assert (cell.offered, cell.met, cell.refused) == (5, 1, 1)
-    assert (cell.goodput, cell.attainment, cell.waste) == (2.0, 0.2, 0.6)
-    assert cell.goodput_low <= cell.goodput <= cell.goodput_high
-    assert cell.ttft(50) == 40.0 and cell.late_send_ms == 5.0
-    keys = {figure.key for figure in cell.figures()}
-    names = ("goodput_per_s", "waste", "ttft_p99_ms")
-    assert {f"conversation.constant.2x.ours.{name}" for name in names} <= keys
+    assert (turn.met_per_s, turn.attainment(), turn.waste, turn.refused) == (2.0, 0.2, 0.6, 0.2)
+    cell = SCENE.cell(OURS, 2.0, turn, Scrape(samples))
+    figures = {figure.key: figure for figure in cell.figures()}
+    goodput = figures["conversation.constant.2x.ours.goodput_per_s"]
+    assert goodput.low <= goodput.median == 2.0 <= goodput.high
+    for name, value in (
+        ("attainment", 0.2),
+        ("waste", 0.6),
+        ("ttft_p50_ms", 40.0),
+        ("late_send_ms", 5.0),
+        ("false_refusals", 0.25),
+    ):
+        assert figures[f"conversation.constant.2x.ours.{name}"].median == pytest.approx(value)
 
 
 def test_dl14_met_with_deadlines_for_parts_is_every_part_by_its_own() -> None:
     ask = StreamRequest(0.0, NEVER_MS, {}, first_token_ms=50.0, token_gap_ms=10.0)
-    whole = Result(status=200, first_s=0.04, end_s=9.0, tokens=4, complete=True)
-    late = Result(status=200, first_s=0.06, end_s=9.0, tokens=4, complete=True)
+    whole = Result(status=200, first_s=0.04, end_s=9.0, tokens=4, complete=True, finish="stop")
+    late = Result(status=200, first_s=0.06, end_s=9.0, tokens=4, complete=True, finish="stop")
     late.missed = open_loop.FIRST_TOKEN
-    cell = cell_of(SCENE, OURS, 1.0, 1.0, [(ask, whole), (ask, late)], Scrape({}))
-    assert cell.ends == {"met": 1, "first_token": 1} and cell.waste == 0.5
+    turn = Turn([(ask, whole), (ask, late)], 1.0)
+    assert turn.ends == {"met": 1, "first_token": 1} and turn.waste == 0.5
     assert [ask.due_ms(n, 40.0) for n in (1, 2, 5)] == [50.0, 60.0, 90.0]
     gaps = StreamRequest(0.0, NEVER_MS, {}, token_gap_ms=10.0)
     assert [gaps.due_ms(n, 40.0) for n in (1, 2, 5)] == [NEVER_MS, 50.0, 80.0]
@@ -138,38 +135,14 @@ def test_deadlines_are_of_the_manner_that_was_chosen(manner: Manner) -> None:
         assert len({ask.deadline_ms for ask in asks}) == 2
 
 
-def test_stories_end_where_the_model_ends_them() -> None:
-    load = story_load(log_normal(1), Manner.CONSTANT, "m", is_poisson=True)
-    asks = load.asks(30.0, 10.0, 1)
-    assert {ask.deadline_ms for ask in asks} == {1000.0, 3000.0, 8000.0}
-    assert {ask.body["max_tokens"] for ask in asks} == {STORY_TOKENS}
-    assert all("ignore_eos" not in ask.body for ask in asks)
-    assert len({ask.body["seed"] for ask in asks}) == 300
-    with pytest.raises(ValueError, match="how long"):
-        load.asks(1.0, 1.0, 1, knows_lengths=True)
-    with pytest.raises(ValueError, match="how long"):
-        story_load(log_normal(1), Manner.PROPORTIONAL, "m", is_poisson=True)
-
-
 def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
-    def choices(*options: str) -> object:
-        return choices_of(new_arguments().parse_args(options))
-
     plain = choices_of(new_arguments().parse_args(["--quick"]))
-    assert plain.policies == COMPARED and plain.is_poisson and not plain.knows_lengths
+    assert plain.policies == COMPARED and plain.is_poisson
     assert [source.name for source in plain.sources] == [LOG_NORMAL]
-    known = choices_of(new_arguments().parse_args(["--lengths", "known"]))
-    assert KNOWN not in known.policies
-    stories = choices_of(new_arguments().parse_args(["--engine", "demo"]))
-    assert KNOWN not in stories.policies and stories.manners == (Manner.CONSTANT,)
-    for wrong in (
-        ("--arrivals", "trace"),
-        ("--engine", "demo", "--lengths", "known"),
-        ("--engine", "demo", "--deadlines", "proportional"),
-        ("--trace", str(tmp_path / "none.csv")),
-    ):
+    assert plain.manners == (Manner.PROPORTIONAL,)
+    for wrong in (("--arrivals", "trace"), ("--trace", str(tmp_path / "none.csv"))):
         with pytest.raises(ValueError):
-            choices(*wrong)
+            choices_of(new_arguments().parse_args(wrong))
 
 
 @pytest.fixture
@@ -270,40 +243,6 @@ def test_what_was_counted_in_between() -> None:
     told = Scrape.between(Scrape({key: 2.0}), Scrape({key: 5.0, ("y", frozenset()): 1.0}))
     assert told.total("x_total", outcome="met") == 3.0 and told.total("x_total") == 3.0
     assert told.total("x_total", outcome="failed") == 0.0
-
-
-def test_pf2_the_plot_has_every_policy(tmp_path: Path) -> None:
-    def cell(scene: Scene, policy: str, label: str, load: float) -> Cell:
-        return Cell(
-            scene=scene,
-            policy=policy,
-            label=label,
-            load=load,
-            offered=10,
-            met=5,
-            refused=0,
-            goodput=5.0,
-            goodput_low=4.0,
-            goodput_high=6.0,
-            tokens=100,
-            wasted=1,
-            ttft_ms=[20.0, 30.0],
-            sampled=4,
-            sampled_met=1,
-            late_send_ms=0.0,
-            ends={"met": 5, "unanswered": 5},
-        )
-
-    scenes = (SCENE, Scene("code", Manner.PARTS))
-    cells = [
-        cell(scene, p.name, p.label, load) for scene in scenes for p in EVERY for load in (1.0, 2.0)
-    ]
-    png, svg = plot.draw(cells, {"conversation": 20.0, "code": 30.0}, tmp_path / "plot")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    text = svg.read_text()
-    for policy in EVERY:
-        assert policy.label in text
-    assert all(str(scene) in text for scene in scenes)
 
 
 def test_a_campaign_s_plot_has_a_panel_for_each_trace_and_manner(tmp_path: Path) -> None:

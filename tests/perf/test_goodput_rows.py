@@ -1,7 +1,11 @@
-"""The cells on the real engine: what is asked for, and how a cell's row reads."""
+"""The cells on the real engine: what is asked for, and how a cell's figures read."""
 
-from perf.goodput.rows import POLICIES, RowsCell, RowsRun, asks_of
+from rich.console import Console
+
+from perf.goodput.rows import POLICIES, asks_of, cell_of
 from perf.load.cells import mixes
+from perf.load.open_loop import Result, StreamRequest
+from perf.load.outcomes import Turn, show_cells
 
 MIXES = {mix.name: mix for mix in mixes(18.0)}
 
@@ -22,16 +26,29 @@ def test_chats_come_as_the_cell_says_and_state_no_length() -> None:
     assert longest > 4000
 
 
-def test_a_cell_s_row_and_figures_are_medians_over_seeds() -> None:
+def test_a_cell_s_figures_are_medians_over_seeds() -> None:
     policy, _ = POLICIES[0]
-    runs = tuple(RowsRun(met, 100, met / 10, 0.25, 900.0, 0.5) for met in (40, 50, 60))
-    cell = RowsCell(MIXES["flood"], policy, runs)
-    assert cell.row()[1:] == ["Tidegate", "50.0 (40.0 … 60.0)", "5.0", "25.0", "900", "small 50 %"]
+    ask = StreamRequest(0.0, 100.0, {})
+    kept = Result(status=200, end_s=0.05, tokens=30, complete=True, finish="stop")
+    late = Result(status=200, end_s=0.15, tokens=10, complete=True, finish="stop")
+    turns = [
+        Turn(
+            [(ask, kept)] * met + [(ask, late)] * (10 - met),
+            window_s=2.0,
+            kinds=["small", *["big"] * 8, "small"],
+        )
+        for met in (4, 5, 6)
+    ]
+    cell = cell_of(MIXES["flood"], policy, turns)
+    show_cells([cell], Console(quiet=True))
     figures = {figure.key: figure for figure in cell.figures()}
     met = figures["flood.ours.attainment"]
     assert (met.median, met.low, met.high, met.n) == (0.5, 0.4, 0.6, 3)
     assert figures["flood.ours.attainment_small"].median == 0.5
-    assert len({name for name in (policy.name for policy, _ in POLICIES)}) == 4
+    assert figures["flood.ours.met_per_s"].median == 2.5
+    assert figures["flood.ours.waste"].median == 0.25
+    assert figures["flood.ours.tokens_per_s"].median == 100.0
+    assert len({policy.name for policy, _ in POLICIES}) == 4
 
 
 def test_a_cell_is_fitted_to_a_slower_machine() -> None:

@@ -13,18 +13,19 @@ from aiohttp import web
 from rich.console import Console
 
 from perf.load import open_loop
+from perf.load.chats import PATH, PATIENCE_S, at_once, stories
 from perf.load.drive import completion, overhead_events
 from perf.load.open_loop import HUNG_UP, OpenLoopPlan, Result, StreamRequest
+from perf.load.outcomes import Turn, is_met, is_refused, show_cells
 from perf.peers import __main__ as program
-from perf.peers import goodput, mock, servers, speed
-from perf.peers.goodput_cell import PeerCell, ServerTurn, is_met, is_refused, show_cells
+from perf.peers import goodput, mock, speed
 from perf.peers.installs import ROUTER, VLLM, Peer
 from perf.peers.servers import Served
-from perf.peers.stories import PATH, PATIENCE_S, at_once, stories
 from perf.report.bundle import read
 from perf.report.command import Skip
 from perf.report.recording import Recording
 from perf.report.table import show
+from perf.stack import offer
 from perf.stack.stream_server import serve
 
 SILENT = Console(quiet=True)
@@ -76,7 +77,7 @@ def _me() -> int:
 @pytest.fixture
 async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fake]:
     # In this process: the generator's own is tested with the other benchmarks.
-    monkeypatch.setattr(servers, "apply_open_loop", open_loop.run)
+    monkeypatch.setattr(offer, "apply_open_loop", open_loop.run)
     fake = Fake()
     app = web.Application()
     app.router.add_post(PATH, fake.chat)
@@ -123,9 +124,9 @@ async def test_turns_are_the_same_for_both_and_only_ours_is_told(fake: Fake) -> 
     both = fake.served("ours"), fake.served("theirs")
     load = goodput.GoodputLoad((80.0,), warm_s=0.05, window_s=0.2, rounds=2)
     cells = await goodput.measure(both, load, 5, SILENT)
-    assert [(cell.server, cell.rate, len(cell.turns)) for cell in cells] == [
-        ("ours", 80.0, 2),
-        ("theirs", 80.0, 2),
+    assert [(cell.label, cell.load, len(cell.turns)) for cell in cells] == [
+        ("Ours", "80/s", 2),
+        ("Theirs", "80/s", 2),
     ]
     for mine, other in zip(cells[0].turns, cells[1].turns, strict=True):
         assert [ask for ask, _ in mine.outcomes] == [ask for ask, _ in other.outcomes]
@@ -134,8 +135,8 @@ async def test_turns_are_the_same_for_both_and_only_ours_is_told(fake: Fake) -> 
     assert None in fake.told and any(told is not None for told in fake.told)
     for cell in cells:
         keys = {figure.key for figure in cell.figures()}
-        assert f"goodput.{cell.server}.80.met_per_s" in keys
-        assert {f"goodput.{cell.server}.80.ttft_p{q}_ms" for q in (50, 99)} <= keys
+        names = ("met_per_s", "attainment_1s", "ttft_p50_ms", "ttft_p99_ms", "idle_cpu_s")
+        assert {f"goodput.{cell.label.lower()}.80.{name}" for name in names} <= keys
 
 
 def test_a_turn_is_judged_by_the_client() -> None:
@@ -146,11 +147,12 @@ def test_a_turn_is_judged_by_the_client() -> None:
         (hasty, Result(status=504, end_s=0.01, code="deadline_infeasible")),
         (hasty, Result(status=200, first_s=0.3, code=HUNG_UP)),
     ]
-    turn = ServerTurn(outcomes, window_s=2.0, cpu_s=1.0, idle_cpu_s=0.01)
+    turn = Turn(outcomes, window_s=2.0, kinds=["3s", "3s", "1s", "1s"])
     assert (turn.met_per_s, turn.attainment(), turn.refused) == (0.5, 0.25, 0.25)
-    assert (turn.attainment(3.0), turn.attainment(1.0), turn.attainment(8.0)) == (0.5, 0.0, 0.0)
+    assert (turn.attainment("3s"), turn.attainment("1s"), turn.attainment("8s")) == (0.5, 0.0, 0.0)
     assert "late 1" in turn.line() and "hung_up 1" in turn.line()
-    cell = PeerCell("ours", "Ours", 12.0, [turn, turn])
+    served = Served("ours", "Ours", 0, True, (), {})
+    cell = goodput.cell_of(served, 12.0, [turn, turn], [0.0, 0.01])
     figures = {figure.key: figure for figure in cell.figures()}
     assert figures["goodput.ours.12.attainment_3s"].median == 0.5
     assert figures["goodput.ours.12.ttft_p50_ms"].n == 6

@@ -1,50 +1,14 @@
-"""Lengths are foretold by kind of prompt: on made-up mixtures, and in the whole service."""
+"""Lengths are foretold by kind of prompt, in the whole service."""
 
 import asyncio
 import random
-
-import pytest
 
 from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from perf.sim.__main__ import FLEET
 from perf.sim.arrivals import SimArrival
-from perf.sim.lengths import (
-    Mixture,
-    cut_stories,
-    facts_and_stories,
-    instructed,
-    meaningless,
-    score,
-    sessions,
-    summaries,
-    swapped,
-)
 from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.simulate import new_job, new_orchestrator
-
-
-@pytest.mark.parametrize(
-    ("mixture", "most"),
-    [
-        (facts_and_stories, 0.85),
-        (cut_stories, 0.85),
-        (instructed, 0.85),
-        (summaries, 0.85),
-        (swapped, 0.9),
-        (sessions, 1.03),
-        (meaningless, 1.03),
-    ],
-)
-def test_kinds_of_prompts_foretell_lengths_and_cost_nothing_where_they_do_not(
-    mixture: Mixture, most: float
-) -> None:
-    """Beside the same learner that is not told the kind: mean log score and pinball loss of 600
-    answers, each foretold before it is learnt from, in mixtures that are made up."""
-    answers = list(mixture(random.Random(3), 600))
-    known, plain = (score(answers, by_kind=by_kind) for by_kind in (True, False))
-    assert known.bits < most * plain.bits
-    assert known.loss < most * plain.loss
 
 
 async def _ended(task: Task) -> None:

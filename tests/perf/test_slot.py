@@ -1,15 +1,12 @@
 """What the slot benchmarks count, and that the naive pipeline makes the same clip."""
 
-import random
 from collections import Counter
 
 import pytest
 import torch
 
 from perf.slot import copies
-from perf.slot.client import ClipRequest, Reply
 from perf.slot.copies import Counting
-from perf.slot.deadlines import arrivals, outcome
 from perf.slot.naive import NaivePipeline, development_stages
 from perf.slot.rig import SPEC, SlotRig, recipe_of
 from worker.media.check import KEYFRAMES
@@ -26,33 +23,6 @@ def test_copies_and_allocations_are_counted_and_views_are_not() -> None:
         source[[1, 2, 3]]
         torch.zeros(200, dtype=torch.float32).copy_(source[:200])
     assert counts == {"copied": 500 + 3 + 800, "allocated": 800}
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        (Reply(0.0, 0.1, 1.0, {"event": "result", "given_up": []}), "whole"),
-        (Reply(0.0, 0.1, 1.0, {"event": "result", "given_up": ["no check"]}), "less"),
-        (Reply(0.0, 0.1, 3.0, {"event": "result", "given_up": []}), "late"),
-        (Reply(0.0, 0.0, 0.1, error="deadline_exceeded: plan: no"), "refused"),
-        (Reply(0.0, 0.1, 1.9, error="deadline_exceeded: video: no"), "stopped"),
-    ],
-)
-def test_an_answer_is_judged_by_its_clients_clock(reply: Reply, expected: str) -> None:
-    assert outcome(ClipRequest({}, deadline_s=2.0), reply) == expected
-
-
-def test_arrivals_are_the_same_for_all_systems() -> None:
-    some, others = (arrivals(5.0, 20.0, 0.5, 3, degrade=degrade) for degrade in (False, True))
-    assert len(some) == len(others) > 50
-    for one, other in zip(some, others, strict=True):
-        assert (one.at_s, one.ask.data, one.ask.deadline_s) == (
-            other.at_s,
-            other.ask.data,
-            other.ask.deadline_s,
-        )
-    lengths = {len(one.ask.data) for one in random.Random(1).sample(some, 20)}
-    assert len(lengths) > 5
 
 
 def test_the_naive_pipeline_makes_the_clip_that_is_asked_for() -> None:

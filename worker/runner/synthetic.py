@@ -115,8 +115,7 @@ class StepCost:
     """Seconds of a step: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens.
 
     A real engine's steps have this form: weights are read once whatever the batch, each row adds
-    its attention and sampling, each prompt token its arithmetic. ``perf.engine.fit_step_time``
-    fits the three to an engine.
+    its attention and sampling, each prompt token its arithmetic.
     """
 
     step_s: float

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, parts_of
-from worker.environment import fields_of
+from worker.environment import problem_of
 from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLimitExceeded
 from worker.memory import GIB
 from worker.models.config import read_config
@@ -32,7 +31,6 @@ _OF_THE_PROCESS = frozenset(
     }
 )
 """Settings of the process, which no swap changes."""
-_SETTINGS = fields_of(WorkerSettings)
 _LOADING_SHARE = 1.25
 """Peak memory of a load, relative to its weights in the end, which are packed by layers."""
 _SUFFIXES = (".safetensors", ".gguf")
@@ -71,15 +69,9 @@ def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> Worker
 
 def _problem(name: str) -> str:
     """Why a swap cannot set what is named so; empty if it can."""
-    today = RENAMED.get(name, name)
-    if today in _OF_THE_PROCESS:
+    if RENAMED.get(name, name) in _OF_THE_PROCESS:
         return "it is the process's own"
-    if today != name:
-        return f"this setting is now {today}"
-    if name in _SETTINGS:
-        return ""
-    near = get_close_matches(name, _SETTINGS, 1)
-    return "it is not a worker setting" + (f"; did you mean {near[0]}?" if near else "")
+    return problem_of(name, WorkerSettings, RENAMED, "a worker setting")
 
 
 def _path_of(started: WorkerSettings, name: str) -> Path:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 _MAX_S = 0.5
 _MAX = 50
 
-Completes = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-
 
 def model_names(
     ctx: click.Context, param: click.Parameter, incomplete: str

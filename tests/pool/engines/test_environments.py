@@ -15,8 +15,8 @@ from catalog.errors import EngineUnknown, FetchFailed, MachineUnfit
 from pool.engines import environments
 from pool.engines.environments import (
     EnvironmentProvider,
-    engine_environment,
     environment_if_made,
+    prepared,
     site_packages,
 )
 from pool.engines.recipes import PINS, Recipe, recipe_of
@@ -91,7 +91,7 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     # moved to its place, with our packages behind its own
     said = await asyncio.to_thread(subprocess.check_output, [folder / "bin" / "tiny"])
     assert said == b"here msgspec\n"
-    environment = engine_environment("tiny", home)
+    environment = prepared(EngineCatalog(home).get("tiny")).environment
     assert environment["PATH"].startswith(f"{folder}/bin:")
     assert environment["VIRTUAL_ENV"] == str(folder)
 
@@ -109,7 +109,7 @@ async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     assert EngineCatalog(home).get("tiny").id == provider.id
     folder.rename(tmp_path / "gone")
     with pytest.raises(EngineUnknown, match="tidegate engines ensure tiny gets one"):
-        engine_environment("tiny", home)
+        EngineCatalog(home).get("tiny")
 
 
 def test_what_decides_what_comes_of_it_is_in_the_id() -> None:

@@ -318,7 +318,7 @@ def test_wk7_a_lane_that_is_opened_as_the_model_changes_has_the_new_card(harness
         ({"model_path": "/m", "plain.token": "x"}, "process's own"),
         ({"model_path": "/m", "colour": "x"}, "not a worker setting"),
         ({"model_path": "/m", "kv.bloks": "1"}, "did you mean kv.blocks?"),
-        ({"model_path": "/m", "kv": "{}"}, "set kv: it is not a worker setting"),
+        ({"model_path": "/m", "kv": "{}"}, "set kv: not a worker setting"),
         ({"model_path": "/m", "KV_BLOCKS": "1"}, "this setting is now kv.blocks"),
         ({"model_path": "/m", "max_running": "none"}, "do not fit: max_running: "),
         ({"model_path": "/m", "kv.blocks": "none"}, "do not fit: kv.blocks: "),

@@ -1,4 +1,4 @@
-"""Requests of the clients: stories by chat, which end by themselves, with patience of three kinds.
+"""Chats with the demo model: stories and facts, which end where the model ends them.
 
 One seed makes the same requests for every server.
 """
@@ -12,11 +12,27 @@ from tools.demo_model.grammar import articles
 
 PATH: Final = "/v1/chat/completions"
 PATIENCE_S: Final = (1.0, 3.0, 8.0)
-"""Deadlines of clients in seconds; each kind is a third of them."""
+"""Deadlines of the clients of ``stories`` in seconds; each kind is a third of them."""
 MAX_TOKENS: Final = 512
 """Cap that every story states, as a careful client does; most are told in some 170 tokens."""
-
 _WHO = (*words.ANIMALS, *words.GIRL_KINDS, *words.BOY_KINDS, *words.WORKERS)
+
+
+def chat(model: str, text: str, **more: object) -> dict[str, object]:
+    """Body of a streamed chat of one message that reports its usage."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 1.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **more,
+    }
+
+
+def story(rng: random.Random) -> str:
+    """Message that is answered by a story of some 170 tokens."""
+    return articles(f"Tell me a story about a {rng.choice(_WHO)} and a {rng.choice(words.THINGS)}.")
 
 
 def stories(per_s: float, seconds: float, seed: int, model: str) -> list[StreamRequest]:
@@ -26,9 +42,8 @@ def stories(per_s: float, seconds: float, seed: int, model: str) -> list[StreamR
     while (at_s := at_s + rng.expovariate(per_s)) < seconds:
         # Drawn like cards, so that the shares are equal in a short run too.
         kinds = kinds or rng.sample(PATIENCE_S, len(PATIENCE_S))
-        asks.append(
-            StreamRequest(at_s, 1000 * kinds.pop(), _body(rng, model) | {"max_tokens": MAX_TOKENS})
-        )
+        body = chat(model, story(rng), max_tokens=MAX_TOKENS)
+        asks.append(StreamRequest(at_s, 1000 * kinds.pop(), body))
     return asks
 
 
@@ -37,15 +52,4 @@ def at_once(count: int, tokens: int, seed: int, model: str) -> list[StreamReques
     them."""
     rng = random.Random(seed)
     exact = {"max_tokens": tokens, "ignore_eos": True}
-    return [StreamRequest(0.0, 120_000.0, _body(rng, model) | exact) for _ in range(count)]
-
-
-def _body(rng: random.Random, model: str) -> dict[str, object]:
-    wish = articles(f"Tell me a story about a {rng.choice(_WHO)} and a {rng.choice(words.THINGS)}.")
-    return {
-        "model": model,
-        "messages": [{"role": "user", "content": wish}],
-        "temperature": 1.0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    return [StreamRequest(0.0, 120_000.0, chat(model, story(rng), **exact)) for _ in range(count)]
