@@ -23,6 +23,8 @@ class Api(StrEnum):
     MESSAGES = "messages"
     KSERVE = "kserve"
     EMBEDDINGS = "embeddings"
+    SCORE = "score"
+    RERANK = "rerank"
 
 
 class OnDisconnect(StrEnum):
