@@ -29,7 +29,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "some"}, "truncation"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"background": True, "stream": True}, "background"),
     ({"background": True, "store": False}, "background"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ({"metadata": {"a": 1}}, "metadata"),
