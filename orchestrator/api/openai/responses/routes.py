@@ -38,6 +38,7 @@ from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, Chat, Job, Message, OnDisconnect
 from orchestrator.tasks.task import Task
+from worker.protocol import excerpt
 
 RESPONSES = web.AppKey("responses", ResponseStore)
 
@@ -230,8 +231,8 @@ class _Conversation(NamedTuple):
 
 
 async def _conversation(request: web.Request, asked: ParsedResponses) -> _Conversation:
-    """The conversation that a request goes on with, and its own turns. Raises
-    ``InvalidRequest``."""
+    """The conversation that a request goes on with, and its own turns. Raises ``InvalidRequest``,
+    and ``NotFound`` for a kept conversation that is gone."""
     key, store = asked.job.key, request.app[RESPONSES]
     if asked.conversation_id is None:
         earlier = _earlier(store, key, asked.previous_id)
@@ -271,28 +272,29 @@ async def _truncated(
 
 
 async def _kept_turns(store: ConversationStore, key: str, name: str) -> tuple[Message, ...]:
-    """The turns of a conversation that is kept. Raises ``InvalidRequest``."""
+    """The turns of a conversation that is kept. Raises ``NotFound``, as OpenAI does."""
     try:
         items = store.get(key, name).items
     except NotFound as error:
-        # Not 404, upon which clients give up the model that they asked for.
-        raise InvalidRequest(f"conversation: {error.message}", field="conversation") from None
+        raise NotFound(error.message, field="conversation") from None
     if len(items) <= _MAX_ITEMS_INLINE:
         return turns_of_kept(items.values())
     return await asyncio.to_thread(turns_of_kept, tuple(items.values()))
 
 
 def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:
-    """The conversation that a request continues. Raises ``InvalidRequest``."""
+    """The conversation that a request continues. Raises ``InvalidRequest`` with OpenAI's status,
+    wording and code, by which clients know to send all of it again."""
     if name is None:
         return ()
     try:
         return store.get(key, name).messages
-    except NotFound as error:
-        # Not 404, upon which clients give up the model that they asked for.
+    except NotFound:
         raise InvalidRequest(
-            f"previous_response_id: {error.message}; send the conversation as input",
+            f"Previous response with id {excerpt(name, 64)!r} not found: responses are kept for a "
+            "while only, and not with store: false; send the conversation as input",
             field="previous_response_id",
+            details={"code": "previous_response_not_found"},
         ) from None
 
 

@@ -33,9 +33,10 @@ RECORDED = Path(__file__).parents[1] / "recorded"
 
 
 class Refused(NamedTuple):
-    """With 400 and this in the message."""
+    """With this in the message."""
 
     why: str
+    status: int = 400
 
 
 ANY: dict[str, Any] = {"type": "ephemeral"}
@@ -250,7 +251,8 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (TEXT, {"suffix": "x"}, Refused("suffix")),
     (TEXT, {"prompt_embeds": "AA=="}, Refused("prompt_embeds")),
     (TEXT, {"add_special_tokens": False}, Refused("add_special_tokens")),
-    (RESPONSES, {"conversation": "conv_1"}, Refused("conversation")),
+    (RESPONSES, {"conversation": "conv_1"}, Refused("there is no conversation", 404)),
+    (RESPONSES, {"previous_response_id": "resp_1"}, Refused("Previous response with id 'resp_1'")),
     (RESPONSES, {"prompt": {"id": "p"}}, Refused("prompt")),
     (
         RESPONSES,
@@ -285,7 +287,7 @@ async def test_odd_requests(
             return
     status, told, answer = await sent(service, path, body)
     if isinstance(expected, Refused):
-        assert status == 400 and expected.why in answer, answer
+        assert status == expected.status and expected.why in answer, answer
     else:
         assert status == 200, answer
         assert sorted(told.split(", ")) == sorted(expected.split(", "))
