@@ -18,7 +18,7 @@ from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import SSE_HEADERS, EventStream
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.one_answer import stream_answer, until_answered
-from orchestrator.api.http.outputs import output_of, with_tools
+from orchestrator.api.http.outputs import in_form, output_of
 from orchestrator.api.http.responses import deadline_headers, json_response, task_headers
 from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.api.openai.responses.answer import OutputCollector
@@ -64,8 +64,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     encoder, job = await orchestrator.loaded_model(asked.job), asked.job
     with orchestrator.counting_refusal(job):
         read = await _truncated(orchestrator, asked, read)
-    if asked.tools is not None:
-        job = with_tools(request, encoder, job, asked.tools)
+    job = in_form(request, encoder, job, read.chat, asked.tools)
     output = output_of(request.app, encoder, job, asked.tools)
 
     def keep(task: Task, answer: OutputCollector) -> None:
