@@ -16,10 +16,13 @@ from tests.orchestrator.api.http.test_tolerant_reader import (
     BODIES,
     CHAT,
     COUNT,
+    EMBEDDINGS,
     GENERATE,
     HI,
     MESSAGES,
+    RERANK,
     RESPONSES,
+    SCORE,
     TEXT,
     TOKENIZE,
     sent,
@@ -28,6 +31,7 @@ from tests.orchestrator.api.tools import CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
+from worker.protocol import Pooling
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
@@ -107,6 +111,17 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         GENERATE,
         {"parameters": {"max_tokens": 4, "new": 1}, "exclude": True},
         "exclude, parameters.new",
+    ),
+    (EMBEDDINGS, {"chat_template_kwargs": {"thinks": False}, "dims": 3}, "dims"),
+    (SCORE, {"use_activation": True, "truncation_side": "left"}, "use_activation, truncation_side"),
+    (
+        RERANK,
+        {
+            "documents": [{"text": "a", "id": 1}],
+            "max_tokens_per_doc": 512,
+            "return_documents": True,
+        },
+        "documents[].id, max_tokens_per_doc",
     ),
     # null, and numbers in strings
     (CHAT, dict.fromkeys(("temperature", "top_p", "stop", "n", "tools", "seed", "logit_bias")), ""),
@@ -266,6 +281,9 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (MESSAGES, {"response_format": {"type": "json_object"}}, Refused("send output_config.format")),
     (RESPONSES, {"structured_outputs": {"json": {}}}, Refused("send text.format")),
     (RESPONSES, {"n": 2}, Refused("n is not supported here")),
+    (EMBEDDINGS, {"dimensions": 2}, Refused("dimensions")),
+    (SCORE, {"text_2": [{"image_url": "x"}]}, Refused("text_2[0] must be a string")),
+    (RERANK, {"truncate_prompt_tokens": 4}, Refused("truncate_prompt_tokens")),
     (TOKENIZE, {"chat_template": "{{ x }}"}, Refused("chat_template")),
     (GENERATE, {"parameters": {"length_penalty": 2}}, Refused("length_penalty")),
 ]
@@ -273,7 +291,8 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
 
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
-    return await make_worker(**CARD | {"grammars": "llguidance", "block_tokens": 1024})
+    card = CARD | {"grammars": "llguidance", "block_tokens": 1024, "pooling": Pooling.LAST}
+    return await make_worker(**card)
 
 
 @for_each(("path", "change", "expected"), ODD)
