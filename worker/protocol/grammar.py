@@ -55,7 +55,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     from its rule ``before`` on; empty for nothing."""
 
     def behind(self, before: str) -> "Grammar":
-        """The same grammar for a text behind ``before``."""
+        """Copy this grammar for a text that stands behind ``before``."""
         return msgspec.structs.replace(self, before=before)
 
     def check_with(self, sampling: Sampling) -> None:

@@ -20,6 +20,10 @@ from orchestrator.tasks.job import Message
 from orchestrator.tasks.task import Task
 from worker.protocol import Delta
 
+_PIECE_BYTES = 64 * 1024
+"""Most bytes of earlier events that a follower still has to read when it gets the first new
+one."""
+
 
 class BackgroundAnswer(OutputCollector):
     """Collects a task's output, and tells its events to whoever follows."""
@@ -40,16 +44,21 @@ class BackgroundAnswer(OutputCollector):
         self._events: list[tuple[int, bytes]] = []
         """Numbered events that are to be sent together."""
 
-    def follow(self, task: Task, stream: EventStream, after: int) -> bytes:
-        """The events so far whose number is above ``after``; ``stream`` gets those that come."""
-        if task.ending is None:
-            self._followers[stream] = after
-        else:
-            stream.finish()
+    @property
+    def last_number(self) -> int:
+        """Number of the last event so far."""
+        return self._number - 1
+
+    def past(self, task: Task, after: int) -> bytes:
+        """The events so far whose number is above ``after``."""
         body = self.body(task)
         if task.ending is None:
             body["status"] = "in_progress" if self._has_begun else "queued"
         return replay(msgspec.json.encode(body), self.pieces(), after)
+
+    def join(self, stream: EventStream, after: int) -> None:
+        """Send ``stream`` the events that come and whose number is above ``after``."""
+        self._followers[stream] = after
 
     def leave(self, stream: EventStream) -> None:
         """Tell a stream no more. Idempotent."""
@@ -118,9 +127,17 @@ class Background:
         self._orchestrator.cancel(self._task)
 
     def follow(self, stream: EventStream, after: int) -> Iterator[bytes]:
-        # A generator: what has happened so far is looked at in the moment in which it is written,
-        # so that no later event comes before it.
-        yield self._answer.follow(self._task, stream, after)
+        # What has happened is looked at in the moment in which it is written, so that no later
+        # event comes before it. While the client reads much of it, nothing is sent beside it.
+        answer, task = self._answer, self._task
+        while len(past := answer.past(task, after)) > _PIECE_BYTES and task.ending is None:
+            after = max(after, answer.last_number)
+            yield past
+        if task.ending is None:
+            answer.join(stream, after)
+        else:
+            stream.finish()
+        yield past
 
     def leave(self, stream: EventStream) -> None:
         self._answer.leave(stream)

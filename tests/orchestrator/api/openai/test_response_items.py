@@ -244,3 +244,25 @@ async def test_followers_of_what_waits_hear_of_its_end(
     async with service.http.get(f"/v1/responses/{name}?stream=true") as response:
         again = [event.json()["sequence_number"] async for event in read_events(response)]
     assert again == [0, 1, 2, 3]
+
+
+async def test_who_comes_late_to_a_long_text_is_not_taken_for_slow(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    """What has happened may be larger than what may wait for a client beside it."""
+    service = await make_service(worker, streams__buffer_bytes=100_000)
+    plan = Plan(tokens=40, stall_at=20, text=lambda at: f"{at:02}" + "x" * 10_000)
+    worker.plan = lambda submit: plan
+    name = (await ask(service, HI | {"background": True, "max_output_tokens": 40}))["id"]
+    while len((await get(service, name))["output"]) == 0:
+        pass
+    path = f"/v1/responses/{name}?stream=true"
+    async with service.http.get(path, read_bufsize=2**22) as response:
+        plan.release.set()
+        events = [event.json() async for event in read_events(response)]
+    text = "".join(event["delta"] for event in events if event["type"].endswith(".delta"))
+    assert [text[at : at + 2] for at in range(0, len(text), 10_002)] == [
+        f"{at:02}" for at in range(40)
+    ]
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == sorted(set(numbers))
