@@ -199,11 +199,13 @@ def tokens_read(tasks: Sequence[Task]) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def answered(request: web.Request, body: dict[str, object], tasks: Sequence[Task]) -> web.Response:
+def answered(
+    request: web.Request, body: Mapping[str, object], tasks: Sequence[Task]
+) -> web.Response:
     """The answer ``body``, with fields and headers about the task that ended last."""
     request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
     headers = task_headers(last, request.app[ORCHESTRATOR].clock.now())
-    return json_response(body | task_fields(last), headers=headers)
+    return json_response({**body, **task_fields(last)}, headers=headers)
 
 
 def _parse(request: web.Request, body: EmbeddingRequest) -> tuple[ParsedCompletion, bool]:

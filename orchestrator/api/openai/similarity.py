@@ -266,4 +266,5 @@ def _directions(tasks: list[Task]) -> npt.NDArray[np.float64]:
         [np.frombuffer(task.ending.embedding, "<f4") for task in tasks if task.ending is not None]
     ).astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    directions: npt.NDArray[np.float64] = np.zeros_like(vectors)
+    return np.divide(vectors, lengths, out=directions, where=lengths > 0)
