@@ -328,11 +328,11 @@ class Orchestrator:
             task.token_ids, task.prefix_hashes = reading.token_ids, reading.prefix_hashes
         else:
             task.token_ids = await self._encode(task, encoder, prompt)
-        thought = task.job.begun_thought
-        if thought is not None:
+        if task.job.prompt_ends:
             prompt_end = encoder.tokens.end_of(task.token_ids).rstrip()
-            if prompt_end.endswith(thought.tag):
-                task.job = replace(task.job, grammar=thought.grammar)
+            for tag, grammar in task.job.prompt_ends:
+                if prompt_end.endswith(tag):
+                    task.job = replace(task.job, grammar=grammar)
         task.prompt_tokens = len(task.token_ids)
         task.prompt_kind = kind_of(task.job, prompt)
         task.block_tokens = encoder.card.block_tokens

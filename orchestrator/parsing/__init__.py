@@ -8,6 +8,7 @@
 - ``marked_call``, ``tagged_call``  a call between marks, and one with each argument in tags
 - ``harmony``    the format of gpt-oss: calls and reasoning in messages with headers
 - ``reasoning``  the part in tags before the answer
+- ``thinking``   room for that part in grammars of answers
 - ``tool_use``   the tools that an answer may or must call
 - ``call_grammar``, ``tagged_grammar``, ``rules``  grammars of calls that must be made
 

@@ -3,7 +3,6 @@ tools whose arguments must match their schema whenever the model calls them."""
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from orchestrator.parsing import harmony
 from orchestrator.parsing.calls import DeepSeekCall, DeepSeekReader, HermesReader, MistralReader
@@ -11,45 +10,28 @@ from orchestrator.parsing.formats import CallFormat, OutputFormat
 from orchestrator.parsing.rules import Rules, quoted
 from orchestrator.parsing.tagged_call import GLM45, QWEN3_CODER, TagSyntax
 from orchestrator.parsing.tagged_grammar import TaggedRules
+from orchestrator.parsing.thinking import AnswerGrammars, beginnings
 from orchestrator.parsing.tool_use import ToolUse
 from worker.protocol import Grammar, GrammarKind
 
 MAX_CALLS = 16
 """Most calls in one answer that must have some: a weak model would not stop by itself."""
-_SPACE = r'("\n" | "\n\n")?'
-"""White space between the thinking and the calls."""
 
 
-class ForcedCalls(NamedTuple):
-    """Grammars that only calls match: one, or several where the request and the format allow that.
-    Before them the model may think, where its format has tags for that."""
-
-    grammar: Grammar
-    in_thought: Grammar | None
-    """The grammar for a prompt that ends within the model's thinking; None where it cannot."""
-
-
-def forced_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> ForcedCalls:
-    """The grammars that force calls; ``rules`` are those of a new grammar. Raises
-    ``InvalidGrammar`` for a strict tool whose schema cannot be enforced."""
+def forced_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> AnswerGrammars:
+    """The grammars that only calls match: one, or several where the request and the format allow
+    that. Before them the model may think, where its format has tags for that; ``rules`` are those
+    of a new grammar. Raises ``InvalidGrammar`` for a strict tool whose schema cannot be
+    enforced."""
     calls = _Calls(use, format, rules).rule()
-    tags, open, thought = format.reasoning, "", ""
-    if format.calls is CallFormat.HARMONY and tags is not None:
-        begin, again = (harmony.CHANNEL, "analysis", harmony.MESSAGE), (harmony.START, "assistant")
-        open = f"{rules.spelled(*begin)} "
-        thought = f"{rules.text_up_to('thought', harmony.END)} {rules.spelled(*again)} "
-    elif tags is not None:
-        open = f"{rules.spelled(tags.open)} "
-        thought = f"{rules.text_up_to('thought', tags.close)} {_SPACE} "
+    beginning = beginnings(format, rules)
 
-    def beginning(start: str) -> Grammar:
+    def behind(start: str) -> Grammar:
         lines = [*rules.lines, f"start: {start}{calls}"]
         return Grammar(GrammarKind.LARK, "\n".join(lines) + "\n")
 
-    if tags is None:
-        return ForcedCalls(beginning(""), None)
-    in_thought = None if format.calls is CallFormat.HARMONY else beginning(thought)
-    return ForcedCalls(beginning(f"({open}{thought})? "), in_thought)
+    begun = None if beginning.begun is None else behind(beginning.begun)
+    return AnswerGrammars(behind(beginning.usual), begun, behind(""))
 
 
 def strict_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> Grammar | None:

@@ -23,6 +23,8 @@ class Api(StrEnum):
     MESSAGES = "messages"
     KSERVE = "kserve"
     EMBEDDINGS = "embeddings"
+    SCORE = "score"
+    RERANK = "rerank"
 
 
 class OnDisconnect(StrEnum):
@@ -116,11 +118,11 @@ Prompt = str | tuple[int, ...] | tuple[Message, ...] | Chat
 """Text, token ids, or a chat."""
 
 
-class BegunThought(NamedTuple):
-    """Grammar of an answer that begins within the model's thinking."""
+class PromptEnd(NamedTuple):
+    """A grammar to match instead where the prompt ends with a tag, one of those around a model's
+    thinking."""
 
     tag: str
-    """Tag with which the prompt then ends."""
     grammar: Grammar
 
 
@@ -174,9 +176,10 @@ class Job:
     embeds: bool = False
     """Whether the prompt's embedding is asked for, and no text."""
     grammar: Grammar | None = None
-    """Grammar that the whole text of the answer must match, from its first token on."""
-    begun_thought: BegunThought | None = None
-    """Grammar to match instead, where the prompt leaves the model within its thinking."""
+    """Grammar that the whole text of the answer must match, from its first token on; of thinking
+    before it the grammar tells, too."""
+    prompt_ends: tuple[PromptEnd, ...] = ()
+    """Grammars to match instead, where the prompt has begun or ended the model's thinking."""
     durable: bool = False
     """Whether it is written down before it is taken on, and outlives the orchestrator (OR-5)."""
     idempotent: bool = False

@@ -137,6 +137,8 @@ class Plan:
     """Starts once it is set."""
     cached: int = 0
     """Tokens of the prompt that its prefix cache held."""
+    vector: tuple[float, float] = (0.6, -0.8)
+    """The embedding of a job that asks for one."""
 
 
 def saying_goodbye(*, after_ms: int, grace_ms: int) -> list[tuple[str, int]]:
@@ -577,7 +579,7 @@ class _FakeLane:
             cached_tokens=plan.cached,
             stop=plan.stop,
             stop_token_id=plan.stop_token_id,
-            embedding=struct.pack("<2f", 0.6, -0.8) if job.embeds and code is None else b"",
+            embedding=struct.pack("<2f", *plan.vector) if job.embeds and code is None else b"",
         )
         await self.send(ends=[end], stats=self.worker.stats())
         if plan.talks_after_end:

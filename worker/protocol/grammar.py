@@ -50,6 +50,13 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     only where it says so (``additionalProperties``)."""
     spaced: bool = False
     """Whether JSON may have white space between its tokens; if not, it has none."""
+    before: str = ""
+    """What stands before the text: a model's thinking, for instance. A grammar as Lark writes them,
+    from its rule ``before`` on; empty for nothing."""
+
+    def behind(self, before: str) -> "Grammar":
+        """Copy this grammar for a text that stands behind ``before``."""
+        return msgspec.structs.replace(self, before=before)
 
     def check_with(self, sampling: Sampling) -> None:
         """Raise ``InvalidGrammar`` where ``sampling`` contradicts it."""

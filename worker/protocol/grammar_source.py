@@ -35,6 +35,9 @@ _NOT_ENFORCED: Final = re.compile(
 )
 """The library's warnings about what it ignores: keywords, a format, or a sentence that begins with
 the keyword."""
+_LARK_KINDS: Final = (GrammarKind.CHOICE, GrammarKind.LARK, GrammarKind.STRUCTURAL_TAG)
+"""Kinds whose source is Lark, and not the library's JSON."""
+_ANSWER: Final = "answer"
 _MAX_STATES: Final = 4096
 """Most states that ``multipleOf`` may cost: the least common multiple of all in a schema."""
 _MAX_ERROR_CHARS: Final = 240
@@ -71,9 +74,21 @@ def parser_limits() -> "LLParserLimits":
 
 def source_of(grammar: Grammar) -> str:
     """The source for llguidance to compile. Raises ``InvalidGrammar``."""
+    grammar.check()
+    source = _text_source(grammar)
+    if not grammar.before:
+        return source
+    # A grammar of its own in the library's JSON, so that the rules of both may have the same names.
+    is_lark = grammar.kind in _LARK_KINDS
+    answer = {"lark_grammar": source} if is_lark else json.loads(source)["grammars"][0]
+    before = f"start: before @{_ANSWER}\n{grammar.before}"
+    grammars = [{"lark_grammar": before}, {**answer, "name": _ANSWER}]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _text_source(grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
-    grammar.check()
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return _json_source({"type": "object"}, grammar)

@@ -83,6 +83,7 @@ class PlainIntake:
             correlation_id=excerpt(call.request_id, 128),
             first_token_by=received + seconds(request.first_token_ms),
             token_gap_s=seconds(request.token_gap_ms),
+            constraint=serving.constraints.of(request.grammar, sampling),
         )
         text = tokenizer.stream_for(sampling)
         reply = PlainReply(request, job, text, call.responder, tokenizer)

@@ -18,6 +18,7 @@ import msgspec
 
 from worker.errors import ContextOverflow, InvalidCall
 from worker.protocol import (
+    Grammar,
     ModelCard,
     OnDeadline,
     Sampling,
@@ -30,6 +31,8 @@ from worker.protocol import (
 from worker.protocol import tensors as names
 from worker.protocol.plain import DEFAULT_MAX_TOKENS, UnsupportedParameter, stated_parameters
 from worker.service.call import Call
+from worker.service.plain_grammar import FIELDS as GRAMMAR_FIELDS
+from worker.service.plain_grammar import read_grammar
 
 _DEADLINES = (
     names.PARAM_DEADLINE_MS,
@@ -48,6 +51,7 @@ class PlainRequest:
     stream: bool
     prepend_prompt: bool
     sampling: Sampling
+    grammar: Grammar | None
     states_max_tokens: bool
     states_logprobs: bool
     budget_ms: float
@@ -102,6 +106,14 @@ class _Stated(msgspec.Struct, forbid_unknown_fields=True):
     logit_bias: dict[str, float] | None = None
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    """Has no effect, as in Triton's vLLM backend: the contract has no output for them."""
+    structured_outputs: Any = None
+    guided_decoding: Any = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     deadline_ms: float | None = None
     deadline_unix_ms: float | None = None
     first_token_ms: float | None = None
@@ -161,6 +173,7 @@ def parse_plain(
         stream=stream,
         prepend_prompt=not (stream if exclude is None else exclude),
         sampling=sampling,
+        grammar=read_grammar({name: getattr(stated, name) for name in GRAMMAR_FIELDS}),
         states_max_tokens=stated.max_tokens is not None,
         states_logprobs=stated.logprobs is not None,
         budget_ms=_budget_ms(stated, default_deadline_ms, unix_ms),

@@ -24,7 +24,7 @@ from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.model_names import served_name
 from orchestrator.api.http.one_answer import WholeAnswer, stream_answer, whole_answer
-from orchestrator.api.http.outputs import TaskOutput, format_of, output_of, with_tools
+from orchestrator.api.http.outputs import TaskOutput, format_of, in_form, output_of
 from orchestrator.api.http.responses import json_response, task_fields, task_headers
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import Output, ToolUse, collect
@@ -151,7 +151,5 @@ async def _with_output(
             "here; leave it out, or send type: disabled",
             field="thinking",
         )
-    job = parsed.job
-    if parsed.tools is not None:
-        job = with_tools(request, encoder, job, parsed.tools)
+    job = in_form(request, encoder, parsed.job, parsed.prompt, parsed.tools)
     return job, output_of(request.app, encoder, job, parsed.tools)

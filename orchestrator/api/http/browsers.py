@@ -43,7 +43,6 @@ _EXPOSED = ", ".join(
         "X-Deadline-Source",
         "X-Fitted-Max-Tokens",
         "x-tidegate-ignored",
-        "x-tidegate-ignored-headers",
         "Retry-After",
         "retry-after-ms",
         "x-should-retry",

@@ -23,7 +23,6 @@ from worker.protocol import Grammar
 CORRELATION_HEADER = "X-Correlation-Id"
 REQUEST_ID_HEADER = "x-request-id"
 """OpenAI's name for the correlation id's header, which proxies use too."""
-IGNORED_HEADERS = "x-tidegate-ignored-headers"
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 

@@ -5,7 +5,7 @@ a header of the answer, once in the log, and counted by route and place.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -17,6 +17,9 @@ from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
 
 IGNORED_HEADER = "x-tidegate-ignored"
+"""Header that names what was ignored: fields of the body by their path, and headers."""
+_OF_HEADERS = "header:"
+"""Prefix of a header's name, so that it cannot be taken for a field's."""
 MAX_NAMES = 32
 """Most names that are reported for one request."""
 MAX_LOGGED = 500
@@ -47,15 +50,18 @@ class Ignored:
             return
         self.places[path] = place
 
-    def header(self) -> str:
-        """Value of the answer's header; empty where nothing was ignored."""
-        told = ""
-        for name in self.places:
-            longer = f"{told}, {name}" if told else name
-            if len(longer) > _MAX_HEADER_CHARS:
-                return f"{told}, {_AND_MORE}"
-            told = longer
-        return f"{told}, {_AND_MORE}" if self.has_more else told
+
+def header_of(ignored: Ignored | None, headers: Iterable[str]) -> str:
+    """Value of the answer's ``IGNORED_HEADER``; empty where nothing was ignored. ``headers`` are
+    those of the request that were ignored, which come first."""
+    told, has_more = "", ignored is not None and ignored.has_more
+    for name in (*(_OF_HEADERS + name for name in headers), *(ignored.places if ignored else ())):
+        longer = f"{told}, {name}" if told else name
+        if len(longer) > _MAX_HEADER_CHARS:
+            has_more = True
+            break
+        told = longer
+    return f"{told}, {_AND_MORE}" if has_more else told
 
 
 class IgnoredFields:

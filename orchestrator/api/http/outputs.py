@@ -11,12 +11,15 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import CallFormat, OutputFormat, OutputParser, Piece, ToolUse
 from orchestrator.parsing.call_grammar import forced_calls, strict_calls
 from orchestrator.parsing.rules import Rules
+from orchestrator.parsing.thinking import AnswerGrammars, behind_thinking
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.job import BegunThought, Job
+from orchestrator.tasks.job import Chat, Job, Prompt, PromptEnd
 from orchestrator.tasks.task import Task
 from worker.protocol import Delta, FinishReason, Grammar, GrammarKind, InvalidGrammar
 
+_THINKING = ("enable_thinking", "thinking")
+"""Template arguments with which clients turn the thinking off."""
 _AT_ONCE = 256
 """Tokens whose text is parsed together: each call in it copies what is left of the text."""
 
@@ -37,8 +40,11 @@ class TaskOutput:
 
     def begin(self, task: Task) -> None:
         """Prepare for a task whose worker has begun, so that its prompt is known."""
-        if self._format.reasoning is not None:
-            self._parser = self._new_parser(self._encoder.tokens.end_of(task.token_ids))
+        if self._format.reasoning is None:
+            return
+        if not _may_think(task.job, self._tools):
+            self._format = replace(self._format, reasoning=None)
+        self._parser = self._new_parser(self._encoder.tokens.end_of(task.token_ids))
 
     def feed(self, delta: Delta) -> Sequence[Piece]:
         """Parse new tokens; some of their text may be held back."""
@@ -92,9 +98,7 @@ def output_of(
 ) -> TaskOutput | None:
     """Parser for one task's output; None where all of it is content."""
     format = format_of(app, encoder)
-    may_think = job.grammar is None or job.grammar.kind is GrammarKind.STRUCTURAL_TAG
-    if not may_think and not (tools is not None and tools.must_call):
-        # The grammar holds from the first token on, so that there is no reasoning.
+    if not (_may_think(job, tools) or job.prompt_ends):
         format = replace(format, reasoning=None)
     if tools is None and format.calls is not CallFormat.HARMONY:
         format = replace(format, calls=None)
@@ -103,11 +107,55 @@ def output_of(
     return TaskOutput(format, encoder, tools)
 
 
-def with_tools(request: web.Request, encoder: PromptEncoder, job: Job, use: ToolUse) -> Job:
-    """The request's job, with a grammar where calls must be made or must match a schema.
+def _may_think(job: Job, tools: ToolUse | None) -> bool:
+    """Whether the model may think before its answer, or the first token on is of the answer,
+    whatever it looks like."""
+    if job.grammar is None or job.grammar.kind is GrammarKind.STRUCTURAL_TAG:
+        return True
+    return bool(job.grammar.before) or (tools is not None and tools.must_call)
+
+
+def in_form(
+    request: web.Request, encoder: PromptEncoder, job: Job, chat: Prompt, use: ToolUse | None
+) -> Job:
+    """The request's job, with grammars for what its answer must match in the model's own format:
+    calls that must be made or match a schema, a stated form behind the model's thinking.
 
     Raises ``InvalidRequest`` for a model whose tool calls could not be told from text.
     """
+    if use is not None:
+        job = _with_tools(request, encoder, job, chat, use)
+        if use.must_call:
+            return job
+    if job.grammar is None or job.grammar.kind is GrammarKind.STRUCTURAL_TAG:
+        return job
+    format = format_of(request.app, encoder)
+    rules = Rules(encoder.tokens.special_ids(format.markers))
+    grammars = behind_thinking(job.grammar, format, rules)
+    request[CONTEXT].grammars = tuple(filter(None, grammars))
+    return _with_grammars(job, format, grammars, chat)
+
+
+def _with_grammars(job: Job, format: OutputFormat, grammars: AnswerGrammars, chat: Prompt) -> Job:
+    """The job with the grammar for each way in which its prompt may end."""
+    if format.reasoning is None or grammars.begun is None:
+        return replace(job, grammar=grammars.usual)
+    arguments = chat.template_arguments if isinstance(chat, Chat) else {}
+    is_off = any(arguments.get(name) is False for name in _THINKING)
+    return replace(
+        job,
+        grammar=grammars.over if is_off else grammars.usual,
+        prompt_ends=(
+            PromptEnd(format.reasoning.open, grammars.begun),
+            PromptEnd(format.reasoning.close, grammars.over),
+        ),
+    )
+
+
+def _with_tools(
+    request: web.Request, encoder: PromptEncoder, job: Job, chat: Prompt, use: ToolUse
+) -> Job:
+    """The job with a grammar where calls must be made or must match a schema."""
     name = encoder.card.model
     if not encoder.knows_tools:
         raise InvalidRequest(
@@ -141,13 +189,11 @@ def with_tools(request: web.Request, encoder: PromptEncoder, job: Job, use: Tool
         # This goes before a form that is asked for: a forced call leaves no text.
         request[CONTEXT].grammars = ()
         forced = forced_calls(use, format, rules())
-        job = replace(job, grammar=_checked(request, forced.grammar))
-        if forced.in_thought is None or format.reasoning is None:
-            return job
-        begun = BegunThought(format.reasoning.open, _checked(request, forced.in_thought))
+        for grammar in filter(None, forced):
+            _checked(request, grammar)
     except InvalidGrammar as error:
         raise InvalidRequest(f"tools: {error}", field="tools") from None
-    return replace(job, begun_thought=begun)
+    return _with_grammars(job, format, forced, chat)
 
 
 def _checked(request: web.Request, grammar: Grammar) -> Grammar:

@@ -9,11 +9,10 @@ from aiohttp import web
 from orchestrator.admission.rate_limits import Standing
 from orchestrator.api.http.context import (
     CORRELATION_HEADER,
-    IGNORED_HEADERS,
     REQUEST_ID_HEADER,
     Context,
 )
-from orchestrator.api.http.ignored import IGNORED_HEADER
+from orchestrator.api.http.ignored import IGNORED_HEADER, header_of
 from orchestrator.errors import (
     DeadlineExceeded,
     DeadlineInfeasible,
@@ -77,10 +76,8 @@ def name_response(response: web.StreamResponse, context: Context) -> None:
     response.headers[CORRELATION_HEADER] = context.correlation_id
     for header in {REQUEST_ID_HEADER, context.dialect.request_id_header}:
         response.headers[header] = context.answer_id
-    if context.ignored is not None and context.ignored.places:
-        response.headers[IGNORED_HEADER] = context.ignored.header()
-    if context.ignored_headers:
-        response.headers[IGNORED_HEADERS] = ", ".join(context.ignored_headers)
+    if ignored := header_of(context.ignored, context.ignored_headers):
+        response.headers[IGNORED_HEADER] = ignored
 
 
 def rate_limit_headers(

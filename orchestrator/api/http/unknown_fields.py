@@ -31,16 +31,18 @@ def put_down_unknown(
     length = len(text) if isinstance(text, str) else len(memoryview(text))
     if length > _MAX_BYTES:
         return False
-    before = len(ignored.places)
+    search = _Search(ignored)
     try:
-        _Search(ignored).look(_raw.decode(text), shape, place)
+        search.look(_raw.decode(text), shape, place)
     except msgspec.DecodeError:  # a name that is not valid text, such as half a surrogate pair
         return False
-    return len(ignored.places) > before
+    return search.has_found
 
 
 class _Search:
     def __init__(self, ignored: Ignored) -> None:
+        self.has_found = False
+        """Whether there was an unknown field, be it one that had been named before."""
         self._ignored = ignored
         self._left = _MAX_OBJECTS
 
@@ -67,6 +69,7 @@ class _Search:
         for name, inner in stated.items():
             if name not in known:
                 if name != message.tag_field:
+                    self.has_found = True
                     self._ignored.add(place, name)
             elif (field := known[name]) is not None:
                 self.look(inner, field, f"{place}.{name}" if place else name)

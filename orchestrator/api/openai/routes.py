@@ -16,7 +16,7 @@ from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.model_names import listed_aliases, served_name
-from orchestrator.api.http.outputs import TaskOutput, format_of, output_of, with_tools
+from orchestrator.api.http.outputs import TaskOutput, format_of, in_form, output_of
 from orchestrator.api.http.responses import (
     deadline_headers,
     json_response,
@@ -120,9 +120,9 @@ def _parse(request: web.Request, body: OpenAiRequest, api: Api) -> ParsedComplet
 async def _complete(
     request: web.Request, parsed: ParsedCompletion, shape: Shape
 ) -> web.StreamResponse:
-    if parsed.tools is not None:
+    if shape.is_chat and (parsed.tools is not None or parsed.job.grammar is not None):
         encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
-        job = with_tools(request, encoder, parsed.job, parsed.tools)
+        job = in_form(request, encoder, parsed.job, parsed.prompts[0], parsed.tools)
         parsed = parsed._replace(job=job)
     choices = Choices(request.app[ORCHESTRATOR], parsed)
     created = int(request[CONTEXT].arrival.unix)

@@ -377,14 +377,23 @@ def read_prompts(stated: msgspec.Raw, field: str) -> tuple[Prompt, ...]:
     try:
         if not is_list:
             return (_prompt_decoder.decode(text),)
-        prompts = msgspec.structs.astuple(_prompts_decoder.decode(text))
-        return tuple(_prompt_decoder.decode(p) for p in prompts if p is not NULL)
-    except msgspec.DecodeError as error:
-        if "at most length" in str(error):
-            raise _too_many(field, f"{field}s") from None
+        return tuple(_prompt_decoder.decode(one) for one in split_list(text, field))
+    except msgspec.DecodeError:
         raise InvalidRequest(
             f"{field} must be a string, token ids, or a list of either", field=field
         ) from None
+
+
+def split_list(text: bytes, field: str) -> list[msgspec.Raw]:
+    """The items of a JSON list of at most ``MAX_CHOICES``. Raises ``InvalidRequest`` for more, and
+    ``msgspec.DecodeError`` for what is no list."""
+    try:
+        items = msgspec.structs.astuple(_prompts_decoder.decode(text))
+    except msgspec.ValidationError as error:
+        if "at most length" in str(error):
+            raise _too_many(field, "items") from None
+        raise
+    return [item for item in items if item is not NULL]
 
 
 def _too_many(field: str, what: str) -> InvalidRequest:

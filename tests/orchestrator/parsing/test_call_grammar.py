@@ -108,7 +108,7 @@ def takes(text: str, use: ToolUse, format: OutputFormat, **options: bool) -> boo
     is_thinking = options.pop("is_thinking", False)
     special = {5: "<|end|>"}  # of this tokenizer's, the only one that a format has too
     forced = forced_calls(use, format, Rules(special, **options))
-    rules = forced.in_thought if is_thinking else forced.grammar
+    rules = forced.begun if is_thinking else forced.usual
     assert rules is not None
     grammar = llguidance.LLMatcher.grammar_from_lark(rules.text)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
@@ -204,7 +204,7 @@ def test_values_in_tags(format: CallFormat) -> None:
 def test_markers_that_are_special_tokens_are_named_by_id() -> None:
     format = OutputFormat(MISTRAL, names_first=True)
     rules = Rules({4: "[TOOL_CALLS]", 5: "[ARGS]"})
-    text = forced_calls(ToolUse(TOOLS), format, rules).grammar.text
+    text = forced_calls(ToolUse(TOOLS), format, rules).usual.text
     assert "<[4]>" in text and "<[5]>" in text and "[ARGS]" not in text
 
 

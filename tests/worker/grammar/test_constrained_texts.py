@@ -110,6 +110,19 @@ def test_schemas_hold_beside_free_rows(loaded: LoadedEngine) -> None:
     assert finished >= 4
 
 
+def test_a_schema_holds_behind_what_may_stand_before_it(loaded: LoadedEngine) -> None:
+    """As a model's thinking, whose text is free; beside the same schema from the first token on."""
+    before = 'before: "<think>" /[a-z ]{4,12}/ "</think>\\n\\n"\n'
+    thinks = job(loaded, schema(WEATHER).behind(before), max_tokens=300)
+    plain = job(loaded, schema(WEATHER), max_tokens=300)
+    events = run(loaded, [thinks, plain])
+    assert end_of(thinks, events).reason is end_of(plain, events).reason is FinishReason.STOP
+    thought, _, answer = text_of(loaded, thinks, events).partition("</think>\n\n")
+    assert re.fullmatch(r"<think>[a-z ]{4,12}", thought)
+    check_weather(answer)
+    check_weather(text_of(loaded, plain, events))
+
+
 @pytest.mark.parametrize(
     ("grammar", "pattern"),
     [

@@ -32,6 +32,7 @@ def test_a_grammar_travels_and_costs_nothing_where_there_is_none() -> None:
     plain = Submit("a", 1, [5], Sampling(max_tokens=1), 1000.0)
     grammar = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
     constrained = msgspec.structs.replace(plain, grammar=grammar, begun_tokens=2)
+    assert b"before" not in encode(constrained)
     assert b"grammar" not in encode(plain) and b"begun" not in encode(plain)
     assert decode_message(encode(plain)) == plain
     assert decode_message(encode(constrained)) == constrained

@@ -1,14 +1,17 @@
 """The plain contract, as Triton's vLLM backend has it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.support.fake_worker import tokenizer_json
 from tests.support.triton_calls import FakeResponder, plain_call
 from tests.worker.service.conftest import Harness
 from worker.core import Job, JobFinished, JobTokens
 from worker.errors import InvalidCall
+from worker.grammar.compiler import build_compiler
 from worker.protocol import (
     AbortCause,
     Code,
@@ -21,6 +24,7 @@ from worker.protocol import (
 )
 from worker.protocol import tensors as names
 from worker.service.call import Call, strings
+from worker.service.constraints import Constraints
 from worker.service.plain_request import parse_plain
 
 
@@ -224,6 +228,66 @@ def test_stop_tokens_and_special_tokens_are_vllms() -> None:
     assert (sampling.stop_token_ids, sampling.skip_special_tokens) == ((3, 4), False)
     with pytest.raises(InvalidSampling, match="stop_token_ids"):
         parse(sampling_parameters='{"stop_token_ids": [256]}')
+
+
+@pytest.mark.parametrize(
+    ("stated", "kind", "text"),
+    [
+        ({"structured_outputs": {"json": {"type": "object"}}}, "json_schema", '{"type": "object"}'),
+        ({"structured_outputs": {"json_object": True, "regex": None}}, "json_object", ""),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag", "{}"),
+        ({"guided_decoding": '{"choice": ["a", "ü"]}'}, "choice", '["a", "ü"]'),
+        ({"guided_decoding": {"grammar": "start: /a/"}}, "lark", "start: /a/"),
+        ({"guided_json": '{"type": "object"}'}, "json_schema", '{"type": "object"}'),
+        ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_choice": ["a"]}, "choice", '["a"]'),
+    ],
+)
+def test_what_the_text_must_match_is_vllms(stated: dict[str, object], kind: str, text: str) -> None:
+    grammar = parse(sampling_parameters=json.dumps({**stated, "prompt_logprobs": 1})).grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.text) == (kind, text)
+    assert parse(sampling_parameters="{}").grammar is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "word"),
+    [
+        ({"structured_outputs": "{"}, "structured_outputs must be a JSON object"),
+        ({"structured_outputs": [1]}, "structured_outputs must be a JSON object"),
+        ({"structured_outputs": {}}, "exactly one of json, regex"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "exactly one of"),
+        ({"structured_outputs": {"jsonn": {}}}, "exactly one of"),
+        ({"guided_regex": "a", "guided_json": {}}, "guided_json and guided_regex"),
+        ({"guided_regex": ""}, "needs its text"),
+        ({"guided_choice": "a"}, "guided_choice"),
+    ],
+)
+def test_what_cannot_be_matched_is_told(stated: dict[str, object], word: str) -> None:
+    with pytest.raises(InvalidCall, match=word):
+        parse(sampling_parameters=json.dumps(stated))
+
+
+def test_a_grammar_reaches_the_engine(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llguidance", reason="the engine of grammars")
+    compiler = build_compiler(tokenizer_json(), 262, [1])
+    serving = replace(harness.service.serving, constraints=Constraints(compiler))
+    monkeypatch.setattr(harness.service._plain, "_serving", lambda: serving)
+    job, _ = ask(harness, sampling_parameters='{"guided_regex": "a+"}')
+    assert job.constraint is not None and not job.constraint.error
+    job, _ = ask(harness)
+    assert job.constraint is None
+    serving.constraints.close()
+
+
+def test_a_grammar_is_refused_where_none_can_be_enforced(harness: Harness) -> None:
+    responder = FakeResponder()
+    harness.service.accept(
+        plain_call("ab", responder, sampling_parameters='{"guided_regex": "a+"}')
+    )
+    responder.wait_final()
+    assert responder.error is not None and "match a grammar" in responder.error[1]
+    assert harness.engine.submitted == []
 
 
 def test_penalties_and_biases_are_vllms() -> None:

@@ -18,6 +18,7 @@ import msgspec
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.openai.responses.answer import OutputCollector
+from orchestrator.api.openai.responses.replay import encoded_event
 from orchestrator.api.openai.responses.shapes import response, status_of
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
@@ -98,7 +99,5 @@ class ResponseEvents(OutputCollector):
             self._tell("in_progress", begun)
 
     def _tell(self, kind: str, value: Mapping[str, object]) -> None:
-        event = f"response.{kind}"
-        body = {"type": event, "sequence_number": self._number, **value}
+        self._events.append(encoded_event(kind, self._number, value))
         self._number += 1
-        self._events.append(b"event: %b\ndata: %b\n\n" % (event.encode(), _encode(body)))

@@ -1,4 +1,4 @@
-"""A stored response's events told again, for a client whose stream broke off.
+"""A response's events told again, for a client whose stream broke off or that comes later.
 
 Events have the numbers that they had, or would have had, when the response was made. Pieces of one
 text come as one delta with the number of the last; its log-probabilities come with the
@@ -21,6 +21,8 @@ _BEGUN: dict[str, object] = {
     "output": [],
     "usage": None,
 }
+CREATED = ("created", "queued")
+"""The events with which a response in the background is created."""
 _KINDS = {
     "message": ItemKind.MESSAGE,
     "reasoning": ItemKind.REASONING,
@@ -41,18 +43,32 @@ def pieces_of(items: Iterable[Item]) -> tuple[Pieces, ...]:
     return tuple(Pieces(item.skipped, array("I", map(len, item.texts))) for item in items)
 
 
+def encoded_event(kind: str, number: int, fields: Mapping[str, object]) -> bytes:
+    """One event; ``kind`` is its type without ``response.``."""
+    event = f"response.{kind}"
+    encoded = msgspec.json.encode({"type": event, "sequence_number": number, **fields})
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), encoded)
+
+
 def replay(body: bytes, pieces: Sequence[Pieces], after: int) -> bytes:
-    """The events of a response that has ended, as far as their numbers are above ``after``.
-    ``pieces`` are those of each item of its output."""
+    """The events of a response so far, as far as their numbers are above ``after``. ``pieces`` are
+    those of each item of its output."""
     response: dict[str, Any] = msgspec.json.decode(body)
-    is_whole = response["status"] in ("completed", "incomplete")
+    status = response["status"]
+    is_whole = status in ("completed", "incomplete")
     told = _Events(after)
-    for kind in ("created", "in_progress"):
-        told.tell(kind, {"response": response | _BEGUN})
+    if response["background"]:
+        for kind in CREATED:
+            told.tell(kind, {"response": response | _BEGUN | {"status": "queued"}})
+    else:
+        told.tell("created", {"response": response | _BEGUN})
+    if status != "queued":
+        told.tell("in_progress", {"response": response | _BEGUN})
     for index, (item, own) in enumerate(zip(response["output"], pieces, strict=True)):
         told.number += own.skipped
         _tell_item(told, index, item, own.chars, is_whole)
-    told.tell(response["status"] if is_whole else "failed", {"response": response})
+    if status not in ("queued", "in_progress"):
+        told.tell(status if is_whole else "failed", {"response": response})
     return b"".join(told.events)
 
 
@@ -67,10 +83,7 @@ class _Events:
 
     def tell(self, kind: str, fields: Mapping[str, object]) -> None:
         if self.number > self.after:
-            event = f"response.{kind}"
-            body = {"type": event, "sequence_number": self.number, **fields}
-            encoded = msgspec.json.encode(body)
-            self.events.append(b"event: %b\ndata: %b\n\n" % (event.encode(), encoded))
+            self.events.append(encoded_event(kind, self.number, fields))
         self.number += 1
 
 
@@ -91,6 +104,6 @@ def _tell_item(
             delta["logprobs"] = []
         told.tell(item.kind.delta, delta)
     item.status = body["status"]
-    if is_whole or item.status == "completed":  # else it broke off
+    if is_whole or item.status == "completed":  # else it broke off, or goes on
         for event in item.closing():
             told.tell(*event)

@@ -9,18 +9,20 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
+from orchestrator.api.config import CONFIG
 from orchestrator.api.http.answer_ids import task_id_of
 from orchestrator.api.http.body import INLINE_BYTES, read_body
 from orchestrator.api.http.cancelling import cancel_tasks
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
-from orchestrator.api.http.event_stream import SSE_HEADERS
+from orchestrator.api.http.event_stream import SSE_HEADERS, EventStream
 from orchestrator.api.http.fields import read_job_of
 from orchestrator.api.http.one_answer import stream_answer, until_answered
-from orchestrator.api.http.outputs import output_of, with_tools
-from orchestrator.api.http.responses import json_response, task_headers
+from orchestrator.api.http.outputs import in_form, output_of
+from orchestrator.api.http.responses import deadline_headers, json_response, task_headers
 from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.api.openai.responses.answer import OutputCollector
+from orchestrator.api.openai.responses.background import Background, BackgroundAnswer
 from orchestrator.api.openai.responses.conversation_store import ConversationStore
 from orchestrator.api.openai.responses.conversations import CONVERSATIONS
 from orchestrator.api.openai.responses.events import ResponseEvents
@@ -28,7 +30,7 @@ from orchestrator.api.openai.responses.items import conversation, joined, turns_
 from orchestrator.api.openai.responses.kept_items import items_of, page_of_items, turns_of_kept
 from orchestrator.api.openai.responses.replay import replay
 from orchestrator.api.openai.responses.shapes import response_id, status_of
-from orchestrator.api.openai.responses.store import ResponseStore, Stored
+from orchestrator.api.openai.responses.store import ResponseStore, RunningResponse, Stored
 from orchestrator.api.openai.responses.tools import tool_use_of
 from orchestrator.api.openai.responses.truncation import truncated
 from orchestrator.api.openai.responses.types import ParsedResponses, ResponsesRequest, echo_of
@@ -36,12 +38,15 @@ from orchestrator.errors import InvalidRequest, NotFound
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.job import Api, Chat, Job, Message, OnDisconnect
 from orchestrator.tasks.task import Task
+from worker.protocol import excerpt
 
 RESPONSES = web.AppKey("responses", ResponseStore)
 
 _reader = Reader(ResponsesRequest)
 _MAX_ITEMS_INLINE = 500
 """Most items of a conversation that are read on the event loop, in a millisecond or so."""
+_FROM_THE_FIRST = -1
+"""The number after which all events come."""
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -59,8 +64,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     encoder, job = await orchestrator.loaded_model(asked.job), asked.job
     with orchestrator.counting_refusal(job):
         read = await _truncated(orchestrator, asked, read)
-    if asked.tools is not None:
-        job = with_tools(request, encoder, job, asked.tools)
+    job = in_form(request, encoder, job, read.chat, asked.tools)
     output = output_of(request.app, encoder, job, asked.tools)
 
     def keep(task: Task, answer: OutputCollector) -> None:
@@ -74,6 +78,9 @@ async def create(request: web.Request) -> web.StreamResponse:
             items = [*items_of(read.new, task.id, read.earlier), *answer.kept_items()]
             conversations.answered(job.key, asked.conversation_id, items)
 
+    if asked.is_background:
+        background = BackgroundAnswer(asked, output, encoder.tokens.token, keep)
+        return await _begin(request, asked.is_streamed, job, background, read)
     if asked.is_streamed:
         return await stream_answer(
             request,
@@ -82,8 +89,6 @@ async def create(request: web.Request) -> web.StreamResponse:
             lambda stream: ResponseEvents(stream, asked, output, encoder.tokens.token, keep),
         )
     answer = OutputCollector(asked, output, encoder.tokens.token, keep)
-    if asked.is_background:
-        return await _begin(request, job, answer, read)
     task = await until_answered(request, job, read.chat, answer)
     headers = task_headers(task, orchestrator.clock.now())
     return json_response(answer.body(task), headers=headers)
@@ -100,8 +105,8 @@ async def count_tokens(request: web.Request) -> web.Response:
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
-async def retrieve(request: web.Request) -> web.Response:
-    """Fetch a stored response, or with ``stream`` its events once more."""
+async def retrieve(request: web.Request) -> web.StreamResponse:
+    """Fetch a response, or with ``stream`` its events: those so far, and those that come."""
     stream, after = request.query.get("stream", "false"), request.query.get("starting_after")
     if stream not in ("true", "false"):
         raise InvalidRequest("stream must be true or false", field="stream")
@@ -112,7 +117,7 @@ async def retrieve(request: web.Request) -> web.Response:
         )
     if stream == "false":
         return _answer(request.app[RESPONSES].body(*_named(request)))
-    return await _replay(request, -1 if after is None else int(after))
+    return await _replay(request, _FROM_THE_FIRST if after is None else int(after))
 
 
 async def input_items(request: web.Request) -> web.Response:
@@ -177,30 +182,35 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
 
 
 async def _begin(
-    request: web.Request, job: Job, answer: OutputCollector, read: "_Conversation"
-) -> web.Response:
-    """Submit a background response, and answer at once; it can be fetched from then on."""
+    request: web.Request,
+    is_streamed: bool,
+    job: Job,
+    answer: BackgroundAnswer,
+    read: "_Conversation",
+) -> web.StreamResponse:
+    """Submit a background response, and answer at once, or with its events; it can be fetched and
+    followed from then on."""
     orchestrator = request.app[ORCHESTRATOR]
     request[CONTEXT].task = task = await orchestrator.submit(job, read.chat, [answer])
-    running = _Background(orchestrator, task, answer, read.history)
+    running = Background(orchestrator, task, answer, read.history)
     if task.ending is None:
         request.app[RESPONSES].begin(job.key, response_id(task.id), running)
+    if is_streamed:
+        return await _follow(request, running, _FROM_THE_FIRST, deadline_headers(task.deadline))
     return _answer(running.body(), headers=task_headers(task, orchestrator.clock.now()))
 
 
-class _Background(NamedTuple):
-    """A response in the making that nobody waits for."""
-
-    orchestrator: Orchestrator
-    task: Task
-    answer: OutputCollector
-    history: tuple[Message, ...]
-
-    def body(self) -> bytes:
-        return msgspec.json.encode(self.answer.body(self.task))
-
-    def cancel(self) -> None:
-        self.orchestrator.cancel(self.task)
+async def _follow(
+    request: web.Request,
+    running: RunningResponse,
+    after: int,
+    headers: Mapping[str, str] | None = None,
+) -> web.StreamResponse:
+    stream = EventStream(request, headers or {}, request.app[CONFIG].streams)
+    try:
+        return await stream.run(running.follow(stream, after))
+    finally:
+        running.leave(stream)
 
 
 class _Conversation(NamedTuple):
@@ -220,8 +230,8 @@ class _Conversation(NamedTuple):
 
 
 async def _conversation(request: web.Request, asked: ParsedResponses) -> _Conversation:
-    """The conversation that a request goes on with, and its own turns. Raises
-    ``InvalidRequest``."""
+    """The conversation that a request goes on with, and its own turns. Raises ``InvalidRequest``,
+    and ``NotFound`` for a kept conversation that is gone."""
     key, store = asked.job.key, request.app[RESPONSES]
     if asked.conversation_id is None:
         earlier = _earlier(store, key, asked.previous_id)
@@ -261,39 +271,37 @@ async def _truncated(
 
 
 async def _kept_turns(store: ConversationStore, key: str, name: str) -> tuple[Message, ...]:
-    """The turns of a conversation that is kept. Raises ``InvalidRequest``."""
+    """The turns of a conversation that is kept. Raises ``NotFound``, as OpenAI does."""
     try:
         items = store.get(key, name).items
     except NotFound as error:
-        # Not 404, upon which clients give up the model that they asked for.
-        raise InvalidRequest(f"conversation: {error.message}", field="conversation") from None
+        raise NotFound(error.message, field="conversation") from None
     if len(items) <= _MAX_ITEMS_INLINE:
         return turns_of_kept(items.values())
     return await asyncio.to_thread(turns_of_kept, tuple(items.values()))
 
 
 def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:
-    """The conversation that a request continues. Raises ``InvalidRequest``."""
+    """The conversation that a request continues. Raises ``InvalidRequest`` with OpenAI's status,
+    wording and code, by which clients know to send all of it again."""
     if name is None:
         return ()
     try:
         return store.get(key, name).messages
-    except NotFound as error:
-        # Not 404, upon which clients give up the model that they asked for.
+    except NotFound:
         raise InvalidRequest(
-            f"previous_response_id: {error.message}; send the conversation as input",
+            f"Previous response with id {excerpt(name, 64)!r} not found: responses are kept for a "
+            "while only, and not with store: false; send the conversation as input",
             field="previous_response_id",
+            details={"code": "previous_response_not_found"},
         ) from None
 
 
-async def _replay(request: web.Request, after: int) -> web.Response:
+async def _replay(request: web.Request, after: int) -> web.StreamResponse:
     (key, name), store = _named(request), request.app[RESPONSES]
-    if store.is_running(key, name):
-        raise InvalidRequest(
-            "stream is not supported here before a response has ended; fetch it without, and "
-            "stream it once its status is no longer queued or in_progress",
-            field="stream",
-        )
+    running = store.running(key, name)
+    if running is not None:
+        return await _follow(request, running, after)
     stored = store.get(key, name)
     if len(stored.body) <= INLINE_BYTES:
         events = replay(stored.body, stored.pieces, after)

@@ -1,8 +1,10 @@
 """Responses that clients may fetch again, or continue from: the latest, within bounds."""
 
+from collections.abc import Iterator
 from sys import getsizeof
 from typing import NamedTuple, Protocol
 
+from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.openai.responses.owned import OwnedStore
 from orchestrator.api.openai.responses.replay import Pieces
 from orchestrator.clock import Clock
@@ -31,6 +33,13 @@ class RunningResponse(Protocol):
 
     def cancel(self) -> None:
         """End the response; it is kept then."""
+
+    def follow(self, stream: EventStream, after: int) -> Iterator[bytes]:
+        """Yield the events so far whose number is above ``after``, and send ``stream`` those that
+        come, until it ``leave``s."""
+
+    def leave(self, stream: EventStream) -> None:
+        """Send a stream no more. Idempotent."""
 
 
 class Stored(NamedTuple):
@@ -85,8 +94,9 @@ class ResponseStore:
             raise _no_such_response(name)
         return stored
 
-    def is_running(self, key: str, name: str) -> bool:
-        return (key, name) in self._running
+    def running(self, key: str, name: str) -> RunningResponse | None:
+        """A background response that has not ended."""
+        return self._running.get((key, name))
 
     def answer(self, key: str, name: str) -> Message | None:
         """The assistant's turn in a response; None if it is not kept, or said nothing."""

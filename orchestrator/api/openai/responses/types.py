@@ -146,11 +146,6 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
         refuse_unserved(self, _ONLY)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
-        if self.background and self.stream:
-            raise InvalidRequest(
-                "background is not supported here with stream: true; send one of them",
-                field="background",
-            )
         if self.previous_response_id and self.conversation_id():
             raise InvalidRequest(
                 "previous_response_id and conversation name two conversations; send one of them",

@@ -63,13 +63,15 @@ async def test_dl20_the_answer_names_the_deadline_that_won(
         response = await answered(service, path, body, headers)
         assert response.status == 200
         assert response.headers["X-Deadline-Source"] == source
-        assert "x-tidegate-ignored-headers" not in response.headers
+        assert "x-tidegate-ignored" not in response.headers
         assert 0.5 * budget_ms < worker.submits[-1].budget_ms <= budget_ms
     unread = ENVOY | {"x-request-timeout": "soon", "x-llm-d-slo-ttft-ms": "-1"}
     response = await answered(service, path, body, unread)
     assert response.status == 200
-    told = response.headers["x-tidegate-ignored-headers"]
-    assert told == "x-request-timeout, x-llm-d-slo-ttft-ms"
+    told = response.headers["x-tidegate-ignored"]
+    assert told == "header:x-request-timeout, header:x-llm-d-slo-ttft-ms"
+    response = await answered(service, path, body | {"x": 1}, {"x-request-timeout": "soon"})
+    assert response.headers["x-tidegate-ignored"] == "header:x-request-timeout, x"
 
 
 async def test_dl20_a_tasks_status_its_log_and_an_error_name_it_too(
@@ -183,7 +185,8 @@ async def test_dl20_a_fairness_id_is_a_tenant_for_who_may_name_one(
     assert response.status == 200
     own = {"g": "gateway", "a": "acme"}[token]
     assert tasks[-1].job.tenant == (tenant or own)
-    assert response.headers.get("x-tidegate-ignored-headers") == (None if tenant else header)
+    ignored = None if tenant else f"header:{header}"
+    assert response.headers.get("x-tidegate-ignored") == ignored
     body = CHAT | {"tenant": own}
     response = await answered(service, "/v1/chat/completions", body, headers)
     assert tasks[-1].job.tenant == own, "what the body says goes before"

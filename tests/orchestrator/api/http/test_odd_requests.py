@@ -16,10 +16,13 @@ from tests.orchestrator.api.http.test_tolerant_reader import (
     BODIES,
     CHAT,
     COUNT,
+    EMBEDDINGS,
     GENERATE,
     HI,
     MESSAGES,
+    RERANK,
     RESPONSES,
+    SCORE,
     TEXT,
     TOKENIZE,
     sent,
@@ -28,14 +31,16 @@ from tests.orchestrator.api.tools import CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
+from worker.protocol import Pooling
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
 
 class Refused(NamedTuple):
-    """With 400 and this in the message."""
+    """With this in the message."""
 
     why: str
+    status: int = 400
 
 
 ANY: dict[str, Any] = {"type": "ephemeral"}
@@ -106,6 +111,17 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         GENERATE,
         {"parameters": {"max_tokens": 4, "new": 1}, "exclude": True},
         "exclude, parameters.new",
+    ),
+    (EMBEDDINGS, {"chat_template_kwargs": {"thinks": False}, "dims": 3}, "dims"),
+    (SCORE, {"use_activation": True, "truncation_side": "left"}, "use_activation, truncation_side"),
+    (
+        RERANK,
+        {
+            "documents": [{"text": "a", "id": 1}],
+            "max_tokens_per_doc": 512,
+            "return_documents": True,
+        },
+        "documents[].id, max_tokens_per_doc",
     ),
     # null, and numbers in strings
     (CHAT, dict.fromkeys(("temperature", "top_p", "stop", "n", "tools", "seed", "logit_bias")), ""),
@@ -250,7 +266,8 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (TEXT, {"suffix": "x"}, Refused("suffix")),
     (TEXT, {"prompt_embeds": "AA=="}, Refused("prompt_embeds")),
     (TEXT, {"add_special_tokens": False}, Refused("add_special_tokens")),
-    (RESPONSES, {"conversation": "conv_1"}, Refused("conversation")),
+    (RESPONSES, {"conversation": "conv_1"}, Refused("there is no conversation", 404)),
+    (RESPONSES, {"previous_response_id": "resp_1"}, Refused("Previous response with id 'resp_1'")),
     (RESPONSES, {"prompt": {"id": "p"}}, Refused("prompt")),
     (
         RESPONSES,
@@ -264,6 +281,9 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (MESSAGES, {"response_format": {"type": "json_object"}}, Refused("send output_config.format")),
     (RESPONSES, {"structured_outputs": {"json": {}}}, Refused("send text.format")),
     (RESPONSES, {"n": 2}, Refused("n is not supported here")),
+    (EMBEDDINGS, {"dimensions": 2}, Refused("dimensions")),
+    (SCORE, {"text_2": [{"image_url": "x"}]}, Refused("text_2[0] must be a string")),
+    (RERANK, {"truncate_prompt_tokens": 4}, Refused("truncate_prompt_tokens")),
     (TOKENIZE, {"chat_template": "{{ x }}"}, Refused("chat_template")),
     (GENERATE, {"parameters": {"length_penalty": 2}}, Refused("length_penalty")),
 ]
@@ -271,7 +291,8 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
 
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
-    return await make_worker(**CARD | {"grammars": "llguidance", "block_tokens": 1024})
+    card = CARD | {"grammars": "llguidance", "block_tokens": 1024, "pooling": Pooling.LAST}
+    return await make_worker(**card)
 
 
 @for_each(("path", "change", "expected"), ODD)
@@ -285,7 +306,7 @@ async def test_odd_requests(
             return
     status, told, answer = await sent(service, path, body)
     if isinstance(expected, Refused):
-        assert status == 400 and expected.why in answer, answer
+        assert status == expected.status and expected.why in answer, answer
     else:
         assert status == 200, answer
         assert sorted(told.split(", ")) == sorted(expected.split(", "))

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.http.ignored import IGNORED_HEADER, MAX_LOGGED, Ignored
+from orchestrator.api.http.ignored import IGNORED_HEADER, MAX_LOGGED, Ignored, header_of
 from tests.orchestrator.api.tools import CARD
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
+from worker.protocol import Pooling
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOKENIZE = "/v1/tokenize"
 GENERATE = "/v2/models/fake/generate"
+EMBEDDINGS, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v2/rerank"
 HI = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "fake", "messages": [HI], "max_tokens": 4},
@@ -28,6 +30,9 @@ BODIES: dict[str, dict[str, Any]] = {
     COUNT: {"model": "fake", "messages": [HI]},
     GENERATE: {"text_input": "hi", "parameters": {"max_tokens": 4}},
     TOKENIZE: {"model": "fake", "prompt": "hi"},
+    EMBEDDINGS: {"model": "fake", "input": "hi"},
+    SCORE: {"model": "fake", "text_1": "hi", "text_2": "you"},
+    RERANK: {"model": "fake", "query": "hi", "documents": ["you"]},
 }
 TASKS = "/v2/tasks"
 NO_FIELD = "is not a known field"
@@ -35,8 +40,8 @@ NO_FIELD = "is not a known field"
 
 @pytest.fixture
 async def worker(make_worker: MakeWorker) -> FakeWorker:
-    """One that knows tools and grammars."""
-    return await make_worker(**CARD | {"grammars": "llguidance"})
+    """One that knows tools and grammars, and makes embeddings."""
+    return await make_worker(**CARD | {"grammars": "llguidance", "pooling": Pooling.LAST})
 
 
 async def sent(service: Service, path: str, body: dict[str, Any]) -> tuple[int, str, Any]:
@@ -135,7 +140,7 @@ async def test_what_is_kept_of_names_is_bounded(
     many = Ignored()
     for at in range(100):
         many.add("", f"n{at}")
-    assert many.header().endswith("n31, ...")
+    assert header_of(many, []).endswith("n31, ...")
 
 
 def _many(keys: int) -> list[tuple[str, bytes]]:
@@ -173,3 +178,33 @@ async def test_a_hundred_thousand_unknown_keys_cost_little(service: Service) -> 
         assert status == 400 or told, name
         assert len(told) < 1100
         assert peak < 30 * len(body) + 10 * 2**20, (name, peak, len(body))
+
+
+_LATE = ("messages", "input", "tools", "documents", "parameters", "response_format", "text")
+"""Fields that are decoded after the body, or in part."""
+
+
+def _deep(keys: int) -> list[tuple[str, str]]:
+    """Values of a field that are large, deep, or both."""
+    return [
+        ("flat", json.dumps({f"k{n}": n for n in range(keys)})),
+        ("nested", '{"k": ' * keys + "1" + "}" * keys),
+        ("lists", "[" * keys + "]" * keys),
+        ("objects", "[" + ",".join(['{"type": "x", "x": 1}'] * (keys // 4)) + "]"),
+    ]
+
+
+async def test_no_large_or_deep_value_breaks_a_route(service: Service) -> None:
+    """Of a field that is not known, and of those that are read late or in part."""
+    values = await asyncio.to_thread(_deep, 100_000)
+    headers = {"Content-Type": "application/json"}
+    for path, body in BODIES.items():
+        for field in ("new", *_LATE):
+            rest = {name: value for name, value in body.items() if name != field}
+            head = json.dumps(rest).removesuffix("}")
+            for name, value in values:
+                data = io.BytesIO(f'{head}, "{field}": {value}}}'.encode())
+                async with service.http.post(path, data=data, headers=headers) as response:
+                    case = (path, field, name, await response.text())
+                    assert response.status in (200, 400), case
+                    assert len(response.headers.get(IGNORED_HEADER, "")) < 1100

@@ -144,7 +144,7 @@ async def test_conversations_are_their_keys_own(
             assert response.status == 404, (method, path)
     asked = HI | {"conversation": held}
     async with service.http.post("/v1/responses", json=asked, headers=other) as response:
-        assert response.status == 400
+        assert response.status == 404
         assert (await response.json())["error"]["param"] == "conversation"
     async with service.http.get(f"{AT}/{held}/items/{item}", headers=mine) as response:
         assert response.status == 200

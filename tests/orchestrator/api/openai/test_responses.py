@@ -27,9 +27,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_text"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"truncation": "some"}, "truncation"),
-    ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"background": True, "stream": True}, "background"),
     ({"background": True, "store": False}, "background"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ({"metadata": {"a": 1}}, "metadata"),
@@ -178,9 +176,13 @@ async def test_a_conversation_by_id(
     await sdk.responses.delete(second.id)
     with pytest.raises(openai.NotFoundError):
         await sdk.responses.retrieve(second.id)
-    with pytest.raises(openai.BadRequestError, match="previous_response_id") as unknown:
+    with pytest.raises(openai.BadRequestError, match="Previous response with id") as unknown:
         await sdk.responses.create(**HI, previous_response_id=second.id)
     assert unknown.value.param == "previous_response_id"
+    assert unknown.value.code == "previous_response_not_found"
+    with pytest.raises(openai.NotFoundError, match="no conversation 'conv_0'") as gone:
+        await sdk.responses.create(**HI, conversation="conv_0")
+    assert (gone.value.param, gone.value.code) == ("conversation", "not_found")
     await sdk.responses.create(**HI | {"input": "go"}, previous_response_id=third.id)
     said += "<|user|>so<|end|><|assistant|>w0 w1 <|end|>"
     assert prompt_of(service, worker) == f"<|bos|>{said}<|user|>go<|end|><|assistant|>"

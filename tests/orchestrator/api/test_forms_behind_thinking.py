@@ -1,0 +1,130 @@
+"""A stated form holds for the answer of a model that thinks, on every route of chats (OR-3)."""
+
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.api.openai.asking import answer_of
+from tests.orchestrator.api.tools import CALL, CARD, SCHEMA, says
+from tests.orchestrator.conftest import MakeWorker, Service
+from tests.support.fake_worker import FakeWorker
+from worker.protocol import GrammarKind
+
+HI = [{"role": "user", "content": "hi"}]
+FORMAT = {"type": "json_schema", "name": "f", "schema": SCHEMA}
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": HI,
+        "max_tokens": 99,
+        "response_format": {"type": "json_schema", "json_schema": FORMAT},
+    },
+    "/v1/responses": {"input": "hi", "max_output_tokens": 99, "text": {"format": FORMAT}},
+    "/v1/messages": {"messages": HI, "max_tokens": 99, "output_config": {"format": FORMAT}},
+}
+ANSWER = '{"city":"Köln"}'
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+
+
+@pytest.fixture
+async def worker(make_worker: MakeWorker) -> FakeWorker:
+    return await make_worker(**CARD | {"grammars": "llguidance"})
+
+
+def parts_of(answer: dict[str, Any]) -> tuple[str, str]:
+    """What an answer of any route has of thinking and of text."""
+    if "choices" in answer:
+        message = answer["choices"][0]["message"]
+        return message.get("reasoning_content") or "", message["content"]
+    thought = said = ""
+    for item in answer.get("output", answer.get("content")):
+        match item["type"]:
+            case "reasoning":
+                thought += item["content"][0]["text"]
+            case "thinking":
+                thought += item["thinking"]
+            case "message":
+                said += item["content"][0]["text"]
+            case "text":
+                said += item["text"]
+    return thought, said
+
+
+async def asked(
+    service: Service, worker: FakeWorker, path: str, said: str, **arguments: object
+) -> tuple[str, str, str]:
+    """What stood before the answer in its grammar, and the answer's parts."""
+    worker.plan = lambda submit: says(said)
+    body = {"model": "fake", **ROUTES[path], "chat_template_kwargs": arguments}
+    answer = await answer_of(service, path, body)
+    grammar = worker.submits[-1].grammar
+    assert grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA
+    return grammar.before, *parts_of(answer)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_form_is_that_of_the_answer_behind_the_thinking(
+    service: Service, worker: FakeWorker, path: str
+) -> None:
+    before, *parts = await asked(service, worker, path, f"Hm.\n</think>\n\n{ANSWER}", thinks=True)
+    assert "before: thought" in before, "the prompt has begun it"
+    assert parts == ["Hm.", ANSWER]
+    for said in (f"<think>Hm.</think>{ANSWER}", ANSWER):
+        before, *parts = await asked(service, worker, path, said)
+        assert 'before: ("<think>" thought' in before
+        assert parts == ["Hm." if "think" in said else "", ANSWER]
+    before, *parts = await asked(service, worker, path, ANSWER, thinks=False)
+    assert (before, parts) == ("", ["", ANSWER]), "the prompt has ended it"
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
+async def test_thinking_that_is_off_leaves_the_answer_alone(
+    service: Service, worker: FakeWorker, path: str, name: str
+) -> None:
+    """From the first token on; but a template that begins it all the same must see it ended."""
+    before, *parts = await asked(service, worker, path, ANSWER, **{name: False})
+    assert (before, parts) == ("", ["", ANSWER])
+    said = f"</think>{ANSWER}"
+    before, *parts = await asked(service, worker, path, said, **{name: False, "thinks": True})
+    assert "before: thought" in before and parts == ["", ANSWER]
+
+
+async def test_text_that_looks_like_thinking_is_the_answer_where_none_may_be(
+    service: Service, worker: FakeWorker
+) -> None:
+    worker.plan = lambda submit: says("<think>x</think>")
+    body = {
+        "model": "fake",
+        "messages": HI,
+        "max_tokens": 99,
+        "guided_regex": "[<>/a-z]+",
+        "chat_template_kwargs": {"thinks": False},
+    }
+    answer = await answer_of(service, "/v1/chat/completions", body)
+    assert parts_of(answer) == ("", "<think>x</think>")
+
+
+async def test_a_forced_call_goes_before_a_form(service: Service, worker: FakeWorker) -> None:
+    worker.plan = lambda submit: says(f"Hm.</think>{CALL}")
+    body = ROUTES["/v1/chat/completions"] | {
+        "model": "fake",
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "chat_template_kwargs": {"thinks": True},
+    }
+    (choice,) = (await answer_of(service, "/v1/chat/completions", body))["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert choice["message"]["reasoning_content"] == "Hm."
+
+
+async def test_what_is_not_enforced_is_named_all_the_same(
+    service: Service, worker: FakeWorker
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    body = {"model": "fake", "messages": HI, "max_tokens": 4, "response_format": form}
+    for arguments in ({}, {"thinks": True}, {"thinks": False}):
+        body["chat_template_kwargs"] = arguments
+        async with service.http.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+            assert response.headers["x-tidegate-ignored"] == "response_format.uniqueItems"
