@@ -1,0 +1,267 @@
+"""One request's exchange with the gateway, to the letter of Envoy's protocol.
+
+::
+
+    request head ─▶ body … ─▶ trailers      answers to each of these keep their order, and what
+    response head ─▶ body … ─▶ trailers     Envoy expects depends on the mode of the body
+
+=====================  ===========================================================================
+mode of the body       a pod is named
+=====================  ===========================================================================
+FULL_DUPLEX_STREAMED   in answer to the head, once all of the body is here: then the body is sent
+                       back, and then trailers are answered
+BUFFERED, …_PARTIAL    in answer to the body, whose changes to the head count
+NONE, STREAMED, GRPC   in answer to the head, which goes on at once: the body comes too late, or
+                       not at all
+no body                in answer to the head
+=====================  ===========================================================================
+
+Envoy says the mode in its first message; where it does not, the protocol of endpoint pickers means
+the first. A body over the bound is no longer read: the request is picked for without it, and the
+body passed on as it comes, or it is refused, as ``failure_mode`` says.
+
+There is no I/O here: messages in, messages out.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+from multidict import CIMultiDict
+
+from orchestrator.api.http.context import Context, Dialect, context_of
+from orchestrator.clock import Clock, instant
+from orchestrator.errors import BodyTooLarge, TidegateError
+from orchestrator.picker.answer import AnswerReader
+from orchestrator.picker.asked import read_asked
+from orchestrator.picker.ext_proc import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED
+from orchestrator.picker.picker import EndpointPicker, Picked
+from orchestrator.picker.replies import (
+    NAMESPACE,
+    chosen,
+    go_on,
+    pass_body,
+    refused,
+)
+from orchestrator.settings import Settings
+from orchestrator.telemetry.log import fields, service_log
+
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+SUBSET: Final = "x-gateway-destination-endpoint-subset"
+SERVED: Final = "x-gateway-destination-endpoint-served"
+
+
+class ProtocolError(ValueError):
+    """A message that Envoy's protocol does not have, or not here."""
+
+
+class RequestStream:
+    """One stream of the gateway's, which is one request and its answer.
+
+    ``take`` gives the replies to a message, ``close`` is for the stream's end, however it came.
+    """
+
+    def __init__(
+        self, picker: EndpointPicker, settings: Settings, dialects: Sequence[Dialect], clock: Clock
+    ) -> None:
+        self.is_over = False
+        """Whether the request was refused, so that the stream ends after these replies."""
+        self._picker = picker
+        self._settings = settings
+        self._dialects = dialects
+        self._clock = clock
+        self._headers: CIMultiDict[str] = CIMultiDict()
+        self._context: Context | None = None
+        self._subset: Collection[str] | None = None
+        self._request_mode = self._answer_mode = FULL_DUPLEX_STREAMED
+        self._body = bytearray()
+        self._holds_head = False
+        """Whether the head has not been answered yet."""
+        self._picked: Picked | None = None
+        self._is_picked = False
+        self._answer: AnswerReader | None = None
+        self._takes: dict[str, Callable[[Any], list[Any]]] = {
+            "request_headers": self._request_head,
+            "request_body": self._request_body,
+            "request_trailers": self._request_trailers,
+            "response_headers": self._answer_head,
+            "response_body": self._answer_body,
+            "response_trailers": self._answer_trailers,
+        }
+
+    def take(self, message: Any) -> list[Any]:
+        """The replies to one message, in their order. Raises ``ProtocolError``."""
+        kind = message.WhichOneof("kind")
+        if kind is None:
+            raise ProtocolError("a message without a head, a body or trailers")
+        if self._context is None:
+            self._begin(message)
+        assert self._context is not None
+        try:
+            replies = self._takes[kind](message)
+        except TidegateError as error:
+            self._picked_none(error)
+            replies = [refused(error, self._context, self._clock.now())]
+        # Whoever only watches wants no reply.
+        return [] if message.observability_mode else replies
+
+    def close(self) -> None:
+        """The stream is over: the answer has ended, somebody hung up, or the gateway shows no
+        more. Idempotent."""
+        picked, self._picked = self._picked, None
+        if picked is None:
+            return
+        if self._answer is None:
+            self._picker.lost_sight(picked)
+        else:
+            self._picker.ended(picked, None)
+
+    # ── the request ──────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, message: Any) -> None:
+        if message.HasField("protocol_config"):
+            self._request_mode = message.protocol_config.request_body_mode
+            self._answer_mode = message.protocol_config.response_body_mode
+        if message.HasField("request_headers"):
+            self._headers = _read_headers(message.request_headers.headers)
+        path = self._headers.get(":path", "").partition("?")[0]
+        self._context = context_of(path, self._headers, instant(self._clock), self._dialects)
+        self._subset = _subset_in(message)
+
+    def _request_head(self, message: Any) -> list[Any]:
+        if message.request_headers.end_of_stream:
+            # Without a body nothing was generated, and the answer tells nothing.
+            return [self._chosen("request_headers", None, has_answer=False)]
+        if self._request_mode in (BUFFERED, BUFFERED_PARTIAL):
+            return [go_on("request_headers")]
+        if self._request_mode == FULL_DUPLEX_STREAMED:
+            self._holds_head = True
+            return []
+        return [self._chosen("request_headers", None)]
+
+    def _request_body(self, message: Any) -> list[Any]:
+        body = message.request_body
+        kind, is_last = "request_body", body.end_of_stream
+        if self._request_mode in (BUFFERED, BUFFERED_PARTIAL) and not self._is_picked:
+            return [self._chosen(kind, body.body if self._fits(len(body.body)) else None)]
+        if not self._holds_head:
+            return list(pass_body(kind, body.body, self._request_mode, is_last=is_last))
+        self._body += body.body
+        fits = self._fits(len(self._body))
+        if fits and not is_last:
+            return []
+        head = self._let_go(bytes(self._body) if fits else None)
+        return [head, *self._sent_back(is_last=is_last)]
+
+    def _request_trailers(self, message: Any) -> list[Any]:
+        kind = "request_trailers"
+        if self._holds_head:
+            has_body = len(self._body) > 0
+            head = self._let_go(bytes(self._body))
+            return [head, *(self._sent_back(is_last=False) if has_body else ()), go_on(kind)]
+        if not self._is_picked:  # a mode that waits for a body, and there was none
+            return [self._chosen(kind, None)]
+        return [go_on(kind)]
+
+    def _fits(self, size: int) -> bool:
+        """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` if one that is not is
+        to be refused."""
+        most = self._settings.picker.max_body_bytes
+        if size > most and self._settings.picker.failure_mode == "closed":
+            raise BodyTooLarge(
+                f"the body has more than {most} bytes, the most that the endpoint picker reads: "
+                "send less, or raise TIDEGATE_PICKER__MAX_BODY_BYTES"
+            )
+        return size <= most
+
+    def _let_go(self, body: bytes | None) -> Any:
+        """The reply to the head that was held back until its body was here."""
+        reply = self._chosen("request_headers", body)
+        self._holds_head = False
+        return reply
+
+    def _sent_back(self, *, is_last: bool) -> list[Any]:
+        """Replies that let the body that was held back go on."""
+        body = bytes(self._body)
+        self._body.clear()
+        return list(pass_body("request_body", body, self._request_mode, is_last=is_last))
+
+    def _chosen(self, kind: str, body: bytes | None, *, has_answer: bool = True) -> Any:
+        """The reply that names the pods. Raises ``TidegateError`` where there is none to name."""
+        assert self._context is not None
+        asked = read_asked(self._headers, body, self._context, self._settings.deadlines)
+        picked = self._picked = self._picker.pick(asked, self._subset)
+        self._is_picked = True
+        return chosen(kind, picked.endpoints, has_answer=has_answer)
+
+    def _picked_none(self, error: TidegateError) -> None:
+        assert self._context is not None
+        self.is_over = True
+        self.close()
+        service_log.info(
+            "request refused: %s",
+            error.code,
+            extra=fields(correlation_id=self._context.correlation_id, status=error.status),
+        )
+
+    # ── the answer ───────────────────────────────────────────────────────────────────────────
+
+    def _answer_head(self, message: Any) -> list[Any]:
+        head = message.response_headers
+        headers = _read_headers(head.headers)
+        self._answer = AnswerReader(
+            headers.get("content-type", ""), headers.get("content-encoding", "")
+        )
+        served = _metadata(message, NAMESPACE, SERVED)
+        if self._picked is not None and isinstance(served, str):
+            self._picker.served_by(self._picked, served)
+        if head.end_of_stream:
+            self._answered()
+        return [go_on("response_headers")]
+
+    def _answer_body(self, message: Any) -> list[Any]:
+        body = message.response_body
+        if self._picked is not None and self._answer is not None:
+            self._answer.feed(body.body)
+            self._picker.progressed(self._picked, self._answer.tokens)
+        if body.end_of_stream:
+            self._answered()
+        return list(
+            pass_body("response_body", body.body, self._answer_mode, is_last=body.end_of_stream)
+        )
+
+    def _answer_trailers(self, message: Any) -> list[Any]:
+        self._answered()
+        return [go_on("response_trailers")]
+
+    def _answered(self) -> None:
+        """All of the answer has passed."""
+        picked, self._picked = self._picked, None
+        if picked is not None and self._answer is not None:
+            self._picker.ended(picked, self._answer.end())
+
+
+def _read_headers(message: Any) -> CIMultiDict[str]:
+    """Headers as others here read them. Bytes that are no UTF-8 are replaced."""
+    return CIMultiDict(
+        (one.key, one.raw_value.decode(errors="replace") if one.raw_value else one.value)
+        for one in message.headers
+    )
+
+
+def _metadata(message: Any, namespace: str, key: str) -> object:
+    """An entry of a message's metadata; None where there is none."""
+    entries = message.metadata_context.filter_metadata
+    if namespace not in entries or key not in entries[namespace].fields:
+        return None
+    return entries[namespace][key]
+
+
+def _subset_in(message: Any) -> Collection[str] | None:
+    """The pods that may be chosen, as the gateway's metadata has them; None where it has none."""
+    found = _metadata(message, SUBSET_NAMESPACE, SUBSET)
+    if found is None:
+        return None
+    if isinstance(found, str):
+        return {one.strip() for one in found.split(",") if one.strip()}
+    return {one for one in found if isinstance(one, str)} if hasattr(found, "__iter__") else set()
+
