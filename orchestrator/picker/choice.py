@@ -1,9 +1,9 @@
 """Which pod gets a request: a pure function of what it needs and of how the pods are.
 
 The pods on which a request has the best chance of being in time are ranked first, and among them
-the one that will finish it first (``placement.choose``, with its ties). Only work that is certain to
-miss on every pod is refused, as everywhere (``prediction.forecaster``): certainty rests on the least
-work that the client has stated, in steps faster than the pod has ever made.
+the one that will finish it first (``placement.choose``, with its ties). Only work that is certain
+to miss on every pod is refused, as everywhere (``prediction.forecaster``): certainty rests on the
+least work that the client has stated, in steps faster than the pod has ever made.
 """
 
 import math
@@ -14,7 +14,7 @@ from orchestrator.errors import DeadlineInfeasible, NotReady
 from orchestrator.instances.candidate import Candidate
 from orchestrator.placement.choose import place
 from orchestrator.placement.requirements import Demand, Requirements
-from orchestrator.prediction import Costs, Due, Load, StepModel, Work, urgency
+from orchestrator.prediction import IDLE, Costs, Due, Load, StepModel, Work, urgency
 from orchestrator.prediction.feasibility import RESUBMIT_MS
 from orchestrator.prediction.forecaster import LEAST_WAIT_MS, LONG, USUAL
 
@@ -43,7 +43,7 @@ class Prospect:
     candidate: Candidate
     pace: StepModel | None = None
     """What its steps take; None while nothing is known of it."""
-    load: Load = Load()
+    load: Load = IDLE
     fastest_token_ms: float = 0.0
     """Least ms per token of an answer ever seen there; 0 while too few were seen."""
     is_known: bool = True
@@ -87,7 +87,11 @@ def rank(needs: Needs, prospects: Sequence[Prospect]) -> list[Prospect]:
     for known, reachable in ((True, True), (False, True), (False, False)):
         ranked += _by_chance(
             needs,
-            [p for p in prospects if p.is_known is known and (known or p.is_reachable is reachable)],
+            [
+                p
+                for p in prospects
+                if p.is_known is known and (known or p.is_reachable is reachable)
+            ],
         )
     return ranked
 
@@ -150,7 +154,9 @@ def _slow_ms(needs: Needs, prospect: Prospect) -> float:
     """Ms that the request seldom exceeds there."""
     if prospect.pace is None:
         return 0.0
-    return prospect.pace.estimate(Work(needs.prompt_tokens, 0, _at(needs, LONG)), prospect.load).upper_ms
+    return prospect.pace.estimate(
+        Work(needs.prompt_tokens, 0, _at(needs, LONG)), prospect.load
+    ).upper_ms
 
 
 def _at(needs: Needs, share: float) -> int:

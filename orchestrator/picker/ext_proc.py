@@ -1,4 +1,4 @@
-"""Messages of Envoy's external processing (``envoy.service.ext_proc.v3``), as far as it is used here.
+"""Messages of Envoy's external processing (``envoy.service.ext_proc.v3``), as far as it is used.
 
 Field numbers are those of Envoy 1.40 (api/envoy/service/ext_proc/v3/external_processor.proto and
 what it imports). Names of messages are not on the wire, so these have a package of their own, and
@@ -26,6 +26,7 @@ SEND, SKIP = 1, 2
 OVERWRITE_IF_EXISTS_OR_ADD: Final = 2
 """How a header is set: ``HeaderValueOption.HeaderAppendAction``."""
 
+_SCALARS = frozenset(descriptor_pb2.FieldDescriptorProto.Type.keys())
 _PACKAGE = "tidegate.ext_proc"
 _STRUCT = "google.protobuf.Struct"
 _FIELDS: dict[str, str] = {
@@ -107,7 +108,7 @@ def _add_field(message: Any, number: str, name: str, kind: str) -> None:
     plain = kind.rstrip("*|")
     field = message.field.add(name=name, number=int(number))
     scalar = f"TYPE_{plain.upper()}"
-    if scalar in descriptor_pb2.FieldDescriptorProto.Type.keys():
+    if scalar in _SCALARS:
         field.type = descriptor_pb2.FieldDescriptorProto.Type.Value(scalar)
     else:
         field.type = descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE

@@ -29,8 +29,7 @@ class _NoPage(Exception):
 
 
 class Fleet:
-    """All pods, by address. ``DiscoverySync`` adds and retires them (``discovery.sync.InstanceSet``).
-    """
+    """All pods, by address. ``DiscoverySync`` adds and retires them, as an ``InstanceSet``."""
 
     def __init__(self, config: PickerSettings, clock: Clock) -> None:
         self._config = config
@@ -131,8 +130,7 @@ class Fleet:
             pod.fail(str(error), is_reachable=error.is_reachable)
             if pod.fault != before:  # the same fault at every poll is worth one line
                 lane_log.warning(
-                    "a pod's metrics cannot be read; requests go to others as long as there are any:"
-                    " %s",
+                    "a pod's metrics cannot be read, so others go before it: %s",
                     pod.fault,
                     extra=fields(pod=pod.address),
                 )

@@ -23,7 +23,7 @@ FIRST_CHARS_PER_TOKEN = 4.0
 """Characters of a prompt per token until pods have told: about right for English."""
 _SMOOTHING = 0.05
 _LEAST_CHARS = 200
-"""Characters of a prompt from which on its tokens tell the ratio: the chat template adds its own."""
+"""Characters of a prompt from which on it tells the ratio: a chat template adds its own tokens."""
 _MAX_MODELS = 1024
 _NO_CAP = 2**18
 
@@ -134,9 +134,7 @@ class EndpointPicker:
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _eligible(
-        self, asked: Asked, subset: Collection[str] | None, now: float
-    ) -> list[Prospect]:
+    def _eligible(self, asked: Asked, subset: Collection[str] | None, now: float) -> list[Prospect]:
         """The pods that may be chosen, at least one. Raises ``NotReady``."""
         prospects = self.fleet.prospects(now)
         if not prospects:
@@ -192,5 +190,3 @@ class EndpointPicker:
             return
         known = self._chars_per_token[model]
         self._chars_per_token[model] = known + _SMOOTHING * (min(max(ratio, 0.5), 16.0) - known)
-
-

@@ -55,8 +55,7 @@ class Ended:
 
 
 class Pod:
-    """One pod. ``slots`` is how many jobs it is taken to run at once until it shows another number.
-    """
+    """One pod. ``slots`` is how many jobs it is taken to run at once until it shows otherwise."""
 
     def __init__(self, address: str, slots: int) -> None:
         self.address = address

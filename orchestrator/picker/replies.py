@@ -26,8 +26,7 @@ _STREAMED = (FULL_DUPLEX_STREAMED, GRPC)
 
 
 def go_on(kind: str) -> Any:
-    """Have the gateway go on with a head or trailers as they are; ``kind`` is the message's field.
-    """
+    """Have the gateway go on with a head or trailers as they are; ``kind`` names the field."""
     reply = ProcessingResponse()
     getattr(reply, kind).SetInParent()
     return reply

@@ -1,5 +1,6 @@
 """gRPC: external processing for gateways, and health checks for whoever probes the picker."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class PickerServer:
             if config.tls_certificate is None or config.tls_key is None:
                 port = self._server.add_insecure_port(address)
             else:
-                pair = (_pem(config.tls_key), _pem(config.tls_certificate))
+                pair = await asyncio.to_thread(_pair, config.tls_key, config.tls_certificate)
                 port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from None
@@ -108,8 +109,12 @@ class PickerServer:
             stream.close()
 
 
-def _pem(path: Path) -> bytes:
+def _pair(key: Path, certificate: Path) -> tuple[bytes, bytes]:
+    """The key and the certificate chain in PEM. Raises ``OSError`` that names the file."""
+    path = key
     try:
-        return path.read_bytes()
+        pem = key.read_bytes()
+        path = certificate
+        return pem, certificate.read_bytes()
     except OSError as error:
         raise OSError(f"{path} cannot be read: {error.strerror}") from None

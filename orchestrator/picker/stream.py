@@ -23,7 +23,7 @@ body passed on as it comes, or it is refused, as ``failure_mode`` says.
 There is no I/O here: messages in, messages out.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from multidict import CIMultiDict
@@ -71,7 +71,8 @@ class RequestStream:
         self._clock = clock
         self._headers: CIMultiDict[str] = CIMultiDict()
         self._context: Context | None = None
-        self._subset: Collection[str] | None = None
+        self._subset: Sequence[str] | None = None
+        """Pods that the gateway allows; None where it allows all."""
         self._request_mode = self._answer_mode = FULL_DUPLEX_STREAMED
         self._body = bytearray()
         self._holds_head = False
@@ -125,7 +126,7 @@ class RequestStream:
             self._headers = _read_headers(message.request_headers.headers)
         path = self._headers.get(":path", "").partition("?")[0]
         self._context = context_of(path, self._headers, instant(self._clock), self._dialects)
-        self._subset = _subset_in(message)
+        self._subset = _texts_in(message, SUBSET_NAMESPACE, SUBSET)
 
     def _request_head(self, message: Any) -> list[Any]:
         if message.request_headers.end_of_stream:
@@ -211,9 +212,9 @@ class RequestStream:
         self._answer = AnswerReader(
             headers.get("content-type", ""), headers.get("content-encoding", "")
         )
-        served = _metadata(message, NAMESPACE, SERVED)
-        if self._picked is not None and isinstance(served, str):
-            self._picker.served_by(self._picked, served)
+        served = _texts_in(message, NAMESPACE, SERVED)
+        if self._picked is not None and served:
+            self._picker.served_by(self._picked, served[0])
         if head.end_of_stream:
             self._answered()
         return [go_on("response_headers")]
@@ -248,20 +249,12 @@ def _read_headers(message: Any) -> CIMultiDict[str]:
     )
 
 
-def _metadata(message: Any, namespace: str, key: str) -> object:
-    """An entry of a message's metadata; None where there is none."""
+def _texts_in(message: Any, namespace: str, key: str) -> list[str] | None:
+    """Texts in an entry of a message's metadata, which has one, some with commas, or a list; None
+    where there is no such entry."""
     entries = message.metadata_context.filter_metadata
     if namespace not in entries or key not in entries[namespace].fields:
         return None
-    return entries[namespace][key]
-
-
-def _subset_in(message: Any) -> Collection[str] | None:
-    """The pods that may be chosen, as the gateway's metadata has them; None where it has none."""
-    found = _metadata(message, SUBSET_NAMESPACE, SUBSET)
-    if found is None:
-        return None
-    if isinstance(found, str):
-        return {one.strip() for one in found.split(",") if one.strip()}
-    return {one for one in found if isinstance(one, str)} if hasattr(found, "__iter__") else set()
-
+    value = entries[namespace].fields[key]
+    texts = [one.string_value for one in value.list_value.values] or [value.string_value]
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]

@@ -40,11 +40,12 @@ class PickerSettings(Section):
     stale_after_s: float = Field(default=5.0, gt=0)
     """Age from which on a pod's metrics say nothing about it."""
     failure_mode: Literal["open", "closed"] = "open"
-    """What happens while no pod's metrics are known, or a body is over ``max_body_bytes``. ``open``:
-    a pod is picked all the same, by what was routed to it. ``closed``: the request is refused."""
+    """What happens while no pod's metrics are known, or to a body over ``max_body_bytes``.
+    ``open``: a pod is picked all the same, by what was routed to it. ``closed``: the request is
+    refused."""
     fallbacks: int = Field(default=2, ge=0, le=15)
-    """Pods named behind the first choice, for the gateway to try in their order. 0 for gateways that
-    take a single address only, such as clusters of the type ``ORIGINAL_DST``."""
+    """Pods named behind the first choice, for the gateway to try in their order. 0 for gateways
+    that take a single address only, such as clusters of the type ``ORIGINAL_DST``."""
     least_chance: float = Field(default=0.0, ge=0, le=1)
     """Chance of being in time below which a request is refused, where no pod offers more. 0: only
     what is certain to miss is refused."""
