@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -55,6 +54,7 @@ async def serve(settings: Settings) -> int:
     shutdown = settings.shutdown
     loop.add_signal_handler(signal.SIGTERM, stop.put_nowait, shutdown.grace_s)
     loop.add_signal_handler(signal.SIGINT, stop.put_nowait, shutdown.interrupt_grace_s)
+    # Whoever starts it may have blocked the signal until here (tidegate/cli/picker.py).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     clock = LoopClock(loop)
     fleet = Fleet(settings.picker, clock)
@@ -107,7 +107,4 @@ async def _check(server: PickerServer) -> None:
 
 
 if __name__ == "__main__":
-    # Until it serves, Ctrl-C ends it at once.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     sys.exit(main())

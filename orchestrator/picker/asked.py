@@ -121,7 +121,8 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _least_tokens(fields: Mapping[str, Any], cap: int) -> int:
-    """As ``prediction.forecaster.least_tokens``: what the client itself has stated."""
+    """Least number of tokens that the client itself insists on, as ``prediction.forecaster`` has
+    it for tasks."""
     ends_early = fields.get("stop") or fields.get("stop_token_ids")
     may_be_cut = fields.get("on_deadline", "error") != "error"
     if fields.get("ignore_eos") is True and cap and not ends_early and not may_be_cut:

@@ -1,4 +1,4 @@
-"""Which pod gets a request: a pure function of what it needs and of how the pods are.
+"""Chooses the pod for a request: a pure function of what it needs and of how the pods are.
 
 The pods on which a request has the best chance of being in time are ranked first, and among them
 the one that will finish it first (``placement.choose``, with its ties). Only work that is certain

@@ -147,8 +147,6 @@ class EndpointPicker:
             prospects = [p for p in prospects if p.is_known]
             if not prospects:
                 raise nobody("none tells its metrics, and TIDEGATE_PICKER__FAILURE_MODE is closed")
-        elif any(p.is_known for p in prospects) and not self._config.fallbacks:
-            prospects = [p for p in prospects if p.is_known]
         serving = [p for p in prospects if asked.model in self._models_of(p.name)]
         return serving or prospects
 

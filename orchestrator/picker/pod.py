@@ -78,7 +78,8 @@ class Pod:
         self._steps = 0
         self._fastest_token_ms = math.inf
         self._told = 0
-        """Number of answers that told the pod's pace."""
+        """Number of steps and answers that told the pod's pace since one was faster than all before
+        by more than counts as certain."""
         self._mean_output = _FIRST_OUTPUT
 
     # ── what it tells ────────────────────────────────────────────────────────────────────────
@@ -120,7 +121,7 @@ class Pod:
             return  # nothing new, or another process
         self._steps += steps
         self._busy_ms += 1000 * steps * gaps_s / gaps
-        self._see_token_ms(1000 * gaps_s / gaps, LEARNT_STEPS)
+        self._see_token_ms(1000 * gaps_s / gaps, steps)
         self._learner.observe(
             _stats(page, steps=self._steps, busy_ms=self._busy_ms, tokens=page.tokens)
         )

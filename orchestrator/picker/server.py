@@ -13,7 +13,7 @@ from orchestrator.api.http.context import Dialect
 from orchestrator.clock import Clock
 from orchestrator.picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from orchestrator.picker.picker import EndpointPicker
-from orchestrator.picker.stream import ProtocolError, RequestStream
+from orchestrator.picker.stream import HeldBodies, ProtocolError, RequestStream
 from orchestrator.settings import Settings
 from orchestrator.telemetry.log import service_log
 
@@ -40,6 +40,7 @@ class PickerServer:
         self._settings = settings
         self._dialects = dialects
         self._clock = clock
+        self._bodies = HeldBodies()
         self._health = health.HealthServicer()
         self._server = grpc.aio.server(
             options=[
@@ -93,7 +94,9 @@ class PickerServer:
         self, messages: AsyncIterator[Any], call: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[Any]:
         """``ExternalProcessor.Process``: one request and its answer."""
-        stream = RequestStream(self._picker, self._settings, self._dialects, self._clock)
+        stream = RequestStream(
+            self._picker, self._settings, self._dialects, self._clock, self._bodies
+        )
         try:
             async for message in messages:
                 for reply in stream.take(message):

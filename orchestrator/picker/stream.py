@@ -24,13 +24,14 @@ There is no I/O here: messages in, messages out.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from multidict import CIMultiDict
 
 from orchestrator.api.http.context import Context, Dialect, context_of
 from orchestrator.clock import Clock, instant
-from orchestrator.errors import BodyTooLarge, TidegateError
+from orchestrator.errors import BodyTooLarge, NoCapacity, TidegateError
 from orchestrator.picker.answer import AnswerReader
 from orchestrator.picker.asked import read_asked
 from orchestrator.picker.ext_proc import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED
@@ -54,6 +55,13 @@ class ProtocolError(ValueError):
     """A message that Envoy's protocol does not have, or not here."""
 
 
+@dataclass(slots=True)
+class HeldBodies:
+    """Bytes of bodies whose end has not come, of all requests together."""
+
+    held_bytes: int = 0
+
+
 class RequestStream:
     """One stream of the gateway's, which is one request and its answer.
 
@@ -61,7 +69,12 @@ class RequestStream:
     """
 
     def __init__(
-        self, picker: EndpointPicker, settings: Settings, dialects: Sequence[Dialect], clock: Clock
+        self,
+        picker: EndpointPicker,
+        settings: Settings,
+        dialects: Sequence[Dialect],
+        clock: Clock,
+        bodies: HeldBodies,
     ) -> None:
         self.is_over = False
         """Whether the request was refused, so that the stream ends after these replies."""
@@ -74,6 +87,7 @@ class RequestStream:
         self._subset: Sequence[str] | None = None
         """Pods that the gateway allows; None where it allows all."""
         self._request_mode = self._answer_mode = FULL_DUPLEX_STREAMED
+        self._bodies = bodies
         self._body = bytearray()
         self._holds_head = False
         """Whether the head has not been answered yet."""
@@ -91,6 +105,8 @@ class RequestStream:
 
     def take(self, message: Any) -> list[Any]:
         """The replies to one message, in their order. Raises ``ProtocolError``."""
+        if message.observability_mode:
+            return []  # whoever only watches wants no reply, and picks for itself
         kind = message.WhichOneof("kind")
         if kind is None:
             raise ProtocolError("a message without a head, a body or trailers")
@@ -102,12 +118,12 @@ class RequestStream:
         except TidegateError as error:
             self._picked_none(error)
             replies = [refused(error, self._context, self._clock.now())]
-        # Whoever only watches wants no reply.
-        return [] if message.observability_mode else replies
+        return replies
 
     def close(self) -> None:
         """The stream is over: the answer has ended, somebody hung up, or the gateway shows no
         more. Idempotent."""
+        self._drop_body()
         picked, self._picked = self._picked, None
         if picked is None:
             return
@@ -147,6 +163,7 @@ class RequestStream:
         if not self._holds_head:
             return list(pass_body(kind, body.body, self._request_mode, is_last=is_last))
         self._body += body.body
+        self._bodies.held_bytes += len(body.body)
         fits = self._fits(len(self._body))
         if fits and not is_last:
             return []
@@ -164,15 +181,19 @@ class RequestStream:
         return [go_on(kind)]
 
     def _fits(self, size: int) -> bool:
-        """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` if one that is not is
-        to be refused."""
-        most = self._settings.picker.max_body_bytes
-        if size > most and self._settings.picker.failure_mode == "closed":
-            raise BodyTooLarge(
-                f"the body has more than {most} bytes, the most that the endpoint picker reads: "
-                "send less, or raise TIDEGATE_PICKER__MAX_BODY_BYTES"
-            )
-        return size <= most
+        """Whether a body of ``size`` bytes is read. Raises ``BodyTooLarge`` or ``NoCapacity`` if
+        one that is not is to be refused."""
+        most, most_held = self._settings.picker.max_body_bytes, self._settings.http.all_bodies_bytes
+        has_room = self._bodies.held_bytes <= most_held
+        if self._settings.picker.failure_mode == "closed":
+            if size > most:
+                raise BodyTooLarge(
+                    f"the body has more than {most} bytes, the most that the endpoint picker reads:"
+                    " send less, or raise TIDEGATE_PICKER__MAX_BODY_BYTES"
+                )
+            if not has_room:
+                raise NoCapacity("the endpoint picker holds too many bodies that are still coming")
+        return size <= most and has_room
 
     def _let_go(self, body: bytes | None) -> Any:
         """The reply to the head that was held back until its body was here."""
@@ -183,8 +204,12 @@ class RequestStream:
     def _sent_back(self, *, is_last: bool) -> list[Any]:
         """Replies that let the body that was held back go on."""
         body = bytes(self._body)
-        self._body.clear()
+        self._drop_body()
         return list(pass_body("request_body", body, self._request_mode, is_last=is_last))
+
+    def _drop_body(self) -> None:
+        self._bodies.held_bytes -= len(self._body)
+        self._body.clear()
 
     def _chosen(self, kind: str, body: bytes | None, *, has_answer: bool = True) -> Any:
         """The reply that names the pods. Raises ``TidegateError`` where there is none to name."""

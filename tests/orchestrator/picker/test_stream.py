@@ -1,7 +1,8 @@
 """Envoy's side of external processing, over real gRPC: what it sends, and what it may get back."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,6 +24,7 @@ from orchestrator.picker.ext_proc import (
     ProcessingResponse,
 )
 from orchestrator.picker.replies import CHUNK_BYTES
+from tests.support.certificates import certificates
 from tests.support.pods import FakePod, ServedPicker, events, serve_picker
 
 DESTINATION = "x-gateway-destination-endpoint"
@@ -85,6 +87,12 @@ class Envoy:
         await self.call.done_writing()
         assert await self.call.read() is grpc.aio.EOF
         assert await self.call.code() is grpc.StatusCode.OK
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until something holds; the test's own timeout is the limit."""
+    while not holds():  # noqa: ASYNC110 - what is waited for has no event of its own
+        await asyncio.sleep(0.005)
 
 
 def raw(headers: dict[str, str]) -> dict[str, Any]:
@@ -275,9 +283,13 @@ async def test_an_envoy_that_does_not_say_its_mode_streams_both_ways(one: Rig) -
 
 async def test_who_only_watches_gets_no_reply(one: Rig) -> None:
     stream = one.open()
-    head = {"headers": raw({":path": "/v1/models"}), "end_of_stream": True}
-    await stream.send(request_headers=head, observability_mode=True)
+    for fields in (
+        {"request_headers": {"headers": raw({":path": "/v1/chat/completions"})}},
+        {"request_body": {"body": encoded(), "end_of_stream": True}},
+    ):
+        await stream.send(**fields, observability_mode=True)
     await stream.hang_up()
+    assert one.flights() == 0
 
 
 @pytest.mark.parametrize("as_text", [False, True])
@@ -349,6 +361,26 @@ async def test_a_body_over_the_bound_is_passed_on_unread(one: Rig) -> None:
         await stream.hang_up()
 
 
+async def test_bodies_that_are_still_coming_are_bounded_together() -> None:
+    """What is over the bound is passed on unread; what goes, gives its room back."""
+    http = {"max_body_bytes": 2048, "all_bodies_bytes": 4096}
+    async with rig(http=http) as one:
+        held = [one.open() for _ in range(2)]
+        for stream in held:
+            await stream.head()
+            await stream.body(b"x" * 2048, end=False)
+        await eventually(lambda: one.served.server._bodies.held_bytes == 4096)
+        stream = one.open()
+        await stream.head()
+        await stream.body(b"y", end=False)
+        named(await stream.get("request_headers"), "request_headers")
+        await stream.get("request_body")
+        for other in held:
+            other.call.cancel()
+        await eventually(lambda: one.served.server._bodies.held_bytes == 0)
+        await stream.hang_up()
+
+
 async def test_failing_closed_refuses_a_body_over_the_bound_and_pods_without_metrics() -> None:
     async with rig(picker={"max_body_bytes": 2048, "failure_mode": "closed"}) as one:
         stream = one.open()
@@ -380,6 +412,7 @@ async def test_an_envoy_that_goes_away_in_the_middle_leaves_nothing_behind(one: 
     await stream.send(response_headers={"headers": raw({":status": "200"})})
     await stream.get("response_headers")
     stream.call.cancel()
+    await eventually(lambda: one.flights() == 0)
     stream = one.open()
     await stream.head()
     await stream.body(encoded())
@@ -415,6 +448,20 @@ async def test_a_message_that_the_protocol_does_not_have(one: Rig) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="without a head"):
         await stream.call.read()
     assert await stream.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_tls() -> None:
+    made = await asyncio.to_thread(certificates)
+    pair = made.server
+    picker = {"tls_certificate": pair.certificate, "tls_key": pair.key}
+    async with FakePod().serve() as pod, serve_picker(pod.address, picker=picker) as served:
+        credentials = grpc.ssl_channel_credentials(made.ca.pem)
+        where = f"127.0.0.1:{served.port}"  # which the certificate is for
+        async with grpc.aio.secure_channel(where, credentials) as channel:
+            stream = Envoy(channel, FULL_DUPLEX_STREAMED, FULL_DUPLEX_STREAMED)
+            await stream.head("/v1/models", end=True)
+            assert named(await stream.get("request_headers"), "request_headers") == [pod.address]
+            await stream.hang_up()
 
 
 async def test_health_is_what_the_protocol_says(one: Rig) -> None:
