@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from orchestrator.lanes.http.sse import EventTooLong, SseDecoder
-from orchestrator.picker.pod import Ended
+from orchestrator.picker.pod import AnswerEnd
 
 MAX_BYTES: Final = 2**20
 """Most bytes of an answer in one piece that are kept to be read."""
@@ -82,7 +82,7 @@ class AnswerReader:
             else:
                 self._body += chunk
 
-    def end(self) -> Ended | None:
+    def end(self) -> AnswerEnd | None:
         """How the answer ended, once all of it has passed; None if it does not tell."""
         if self._body is not None:
             self._take(bytes(self._body))
@@ -90,7 +90,7 @@ class AnswerReader:
             return None
         tokens = -(-self._told // self._choices) if self._told else self.tokens
         finished = self._reason not in _LIMITS
-        return Ended(tokens, self._prompt_tokens, finished, is_told=self._told > 0)
+        return AnswerEnd(tokens, self._prompt_tokens, finished, is_told=self._told > 0)
 
     def _take(self, data: bytes) -> None:
         try:

@@ -27,6 +27,8 @@ _NO_TEXT: Final = frozenset({"image_url", "input_audio", "source", "file", "data
 """Fields of content parts that hold media."""
 _MAX_CAP: Final = 2**20
 _MAX_DEPTH: Final = 16
+_MOST: Final = 1e15
+"""Numbers beyond it mean nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,9 @@ def _object(body: bytes | None) -> Mapping[str, Any]:
 
 def _number(fields: Mapping[str, Any], name: str) -> float | None:
     value = fields.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _MOST:
+        return None
+    return float(value)
 
 
 def _positive(fields: Mapping[str, Any], name: str) -> float | None:

@@ -10,7 +10,7 @@ from orchestrator.clock import Clock
 from orchestrator.picker.asked import Asked
 from orchestrator.picker.choice import Needs, Prospect, nobody, rank, require_feasible
 from orchestrator.picker.fleet import Fleet
-from orchestrator.picker.pod import Ended, Flight, Pod
+from orchestrator.picker.pod import AnswerEnd, Flight, Pod
 from orchestrator.placement.affinity import Affinity
 from orchestrator.prediction import AnswerLengths, Due, LengthKey
 from orchestrator.prediction.answer_length import STATED
@@ -110,7 +110,7 @@ class EndpointPicker:
             flight.first_at = flight.first_at or self._clock.now()
             flight.tokens = tokens
 
-    def ended(self, picked: Picked, end: Ended | None) -> None:
+    def ended(self, picked: Picked, end: AnswerEnd | None) -> None:
         """Count the request as over; ``end`` is None where its answer did not come to its end."""
         flight, key = picked.flight, picked.key
         if flight is None or key is None:

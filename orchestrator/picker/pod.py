@@ -41,7 +41,7 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AnswerEnd:
     """How long an answer was that came to its own end."""
 
     tokens: int
@@ -138,7 +138,7 @@ class Pod:
         """Forget a request that is over. Idempotent."""
         self.flights.discard(flight)
 
-    def ended(self, flight: Flight, end: Ended, now: float) -> None:
+    def ended(self, flight: Flight, end: AnswerEnd, now: float) -> None:
         """Learn from a request whose answer ended by itself, and forget it."""
         load, took_ms = self._load(), 1000 * (now - flight.sent_at)
         self.remove(flight)

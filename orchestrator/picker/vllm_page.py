@@ -97,8 +97,8 @@ def read_page(text: str) -> VllmPage:
 
 def _models_in(name: str, labels: dict[str, str]) -> list[str]:
     if name == _LORAS:
-        adapters = f"{labels.get('running_lora_adapters', '')}"
-        return [one.strip() for one in adapters.split(",") if one.strip()]
+        adapters = labels.get("running_lora_adapters", "").split(",")
+        return [one.strip() for one in adapters if one.strip()]
     return [labels["model_name"]] if labels.get("model_name") else []
 
 

@@ -21,7 +21,7 @@ from orchestrator.errors import DeadlineExceeded
 from orchestrator.picker.asked import read_asked
 from orchestrator.picker.fleet import Fleet
 from orchestrator.picker.picker import EndpointPicker, Picked
-from orchestrator.picker.pod import Ended
+from orchestrator.picker.pod import AnswerEnd
 from orchestrator.picker.vllm_page import VllmPage
 from orchestrator.settings import Settings
 
@@ -205,7 +205,9 @@ class ByPicker(Policy):
 
     def over(self, request: Request) -> None:
         assert request.picked is not None
-        end = Ended(request.made, request.prompt_tokens) if request.done_at is not None else None
+        end = (
+            AnswerEnd(request.made, request.prompt_tokens) if request.done_at is not None else None
+        )
         self.picker.ended(request.picked, end)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.picker.choice import Needs
-from orchestrator.picker.pod import Ended, Flight, Pod
+from orchestrator.picker.pod import AnswerEnd, Flight, Pod
 from orchestrator.picker.vllm_page import VllmPage
 from orchestrator.prediction import LEARNT_STEPS, Due
 
@@ -109,7 +109,7 @@ def test_answers_tell_the_pace_of_a_pod_whose_metrics_do_not() -> None:
         one.first_at, one.tokens = now + 0.05, 40
         now += 0.05 + 39 * 0.02 * (1 + 0.01 * (number % 5))
         assert pod.prospect(now, STALE_S).least_ms(STATED) == 0.0 or number >= LEARNT_STEPS
-        pod.ended(one, Ended(40, 10), now)
+        pod.ended(one, AnswerEnd(40, 10), now)
     prospect = pod.prospect(now, STALE_S)
     assert prospect.pace is not None
     assert prospect.pace.step_ms(1) == pytest.approx(20.0, rel=0.15)
@@ -122,7 +122,7 @@ def test_pieces_are_no_tokens() -> None:
     pod = Pod("a", 64)
     one = flight()
     pod.add(one)
-    pod.ended(one, Ended(40, is_told=False), 1.0)
+    pod.ended(one, AnswerEnd(40, is_told=False), 1.0)
     assert pod.prospect(1.0, STALE_S).pace is None
 
 

@@ -12,7 +12,7 @@ from orchestrator.api.http.context import context_of
 from orchestrator.clock import Instant
 from orchestrator.picker.answer import MAX_BYTES, AnswerReader
 from orchestrator.picker.asked import Asked, read_asked
-from orchestrator.picker.pod import Ended
+from orchestrator.picker.pod import AnswerEnd
 from orchestrator.picker.vllm_page import NotAPage, VllmPage, read_page
 from orchestrator.settings.picker import PickerSettings
 from orchestrator.tasks.deadline import DeadlineConfig
@@ -87,23 +87,25 @@ def test_odd_values_are_passed_over() -> None:
     }
     read = asked(odd)
     assert (read.generates, read.cap, read.least_tokens, read.model) == (True, 0, 1, "")
-    assert asked({"messages": [None, 3, {"content": {"a": 1}}], "max_tokens": 1e300}).cap == 2**20
+    assert asked({"messages": [None, 3, {"content": {"a": 1}}], "max_tokens": 1e14}).cap == 2**20
+    huge = b'{"messages": [], "max_tokens": 1%s, "deadline_ms": 1e999}' % (b"0" * 500)
+    assert asked(huge).cap == 0 and asked(huge).deadline.is_default
 
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4}
-ANSWERS: list[tuple[str, list[bytes], Ended | None]] = [
-    ("text/event-stream", events(4, USAGE), Ended(4, 9)),
-    ("text/event-stream", events(4, USAGE)[:-2], Ended(5, 0, is_told=False)),
+ANSWERS: list[tuple[str, list[bytes], AnswerEnd | None]] = [
+    ("text/event-stream", events(4, USAGE), AnswerEnd(4, 9)),
+    ("text/event-stream", events(4, USAGE)[:-2], AnswerEnd(5, 0, is_told=False)),
     ("text/event-stream", events(4, USAGE)[:3], None),
     (
         "application/json",
         [b'{"choices":[{"finish_reason":"length"},{}],', b'"usage":{"completion_tokens":6}}'],
-        Ended(3, 0, finished=False),
+        AnswerEnd(3, 0, finished=False),
     ),
     (
         "application/json; charset=utf-8",
         [b'{"stop_reason":"end_turn","usage":{"input_tokens":2,"output_tokens":8}}'],
-        Ended(8, 2),
+        AnswerEnd(8, 2),
     ),
     (
         "text/event-stream",
@@ -112,7 +114,7 @@ ANSWERS: list[tuple[str, list[bytes], Ended | None]] = [
             b'data: {"type":"content_block_delta","delta":{"text":"a"}}\n\ndata: {"type":"message',
             b'_delta","delta":{"stop_reason":"max_tokens"},"usage":{"output_tokens":3}}\n\n',
         ],
-        Ended(3, 5, finished=False),
+        AnswerEnd(3, 5, finished=False),
     ),
     (
         "text/event-stream",
@@ -121,7 +123,7 @@ ANSWERS: list[tuple[str, list[bytes], Ended | None]] = [
             b'data: {"type":"response.completed","response":{"status":"completed",'
             b'"usage":{"input_tokens":1,"output_tokens":2}}}\n\n',
         ],
-        Ended(2, 1),
+        AnswerEnd(2, 1),
     ),
     ("application/json", [b'{"error":"no"}'], None),
     ("application/json", [b"x" * (MAX_BYTES + 1)], None),
@@ -130,7 +132,7 @@ ANSWERS: list[tuple[str, list[bytes], Ended | None]] = [
 
 
 @pytest.mark.parametrize(("kind", "chunks", "ended"), ANSWERS)
-def test_how_an_answer_ended(kind: str, chunks: list[bytes], ended: Ended | None) -> None:
+def test_how_an_answer_ended(kind: str, chunks: list[bytes], ended: AnswerEnd | None) -> None:
     reader = AnswerReader(kind)
     for chunk in chunks:
         reader.feed(chunk)
