@@ -35,6 +35,9 @@ class FakePod:
         """Headers of each request that came."""
         self.bodies: list[bytes] = []
         self.address = ""
+        self.may_end = asyncio.Event()
+        """Streamed answers wait for it after their first token."""
+        self.may_end.set()
 
     @property
     def port(self) -> int:
@@ -76,7 +79,7 @@ class FakePod:
         await response.prepare(request)
         for event in events(self.tokens, usage):
             await response.write(event)
-            await asyncio.sleep(0)
+            await self.may_end.wait()
         return response
 
 

@@ -149,3 +149,18 @@ async def test_a_pod_that_fails_is_stood_in_for_by_the_next_one(tmp_path: Path) 
         status, _, _ = await one.ask(max_tokens=8)
         assert status == 200
         assert len(one.idle.headers) == 1 and len(one.busy.headers) == 1
+
+
+async def test_a_client_that_hangs_up_counts_for_nobody(tmp_path: Path) -> None:
+    """In the middle of its answer: Envoy ends the stream, and the pod's load falls."""
+    async with gateway(tmp_path, "FULL_DUPLEX_STREAMED") as one:
+        one.idle.may_end.clear()
+        asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        async with one.http.post(f"{one.url}{CHAT}", json=asked) as response:
+            assert await response.content.readline()
+            assert sum(len(pod.flights) for pod in one.served.fleet) == 1
+            response.close()
+        async with asyncio.timeout(10):
+            while any(pod.flights for pod in one.served.fleet):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+        one.idle.may_end.set()
