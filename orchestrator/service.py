@@ -334,7 +334,7 @@ class Orchestrator:
                 if prompt_end.endswith(tag):
                     task.job = replace(task.job, grammar=grammar)
         task.prompt_tokens = len(task.token_ids)
-        task.prompt_kind = kind_of(task.job, prompt)
+        task.prompt_kind = kind_of(prompt, task.job.grammar)
         task.block_tokens = encoder.card.block_tokens
         if (
             not task.prefix_hashes

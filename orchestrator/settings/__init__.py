@@ -25,6 +25,7 @@ from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes import name_of
 from orchestrator.sessions.config import SessionConfig
+from orchestrator.settings.picker import PickerSettings
 from orchestrator.settings.renamed import RENAMED
 from orchestrator.settings.sections import (
     ANY_ORIGIN,
@@ -135,6 +136,7 @@ class Settings(BaseSettings):
     journal: JournalSettings = Field(default_factory=JournalSettings)
     batches: BatchSettings = BatchSettings()
     slots: SlotSettings = SlotSettings()
+    picker: PickerSettings = PickerSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 

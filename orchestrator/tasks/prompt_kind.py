@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.tasks.job import Chat, Job, Message, Prompt
+from orchestrator.tasks.job import Chat, Message, Prompt
+from worker.protocol import Grammar
 
 _KEY = os.urandom(32)
 _MAX_CHARS = 4096
@@ -36,9 +37,10 @@ class PromptKind(NamedTuple):
 ANY_KIND = PromptKind()
 
 
-def kind_of(job: Job, prompt: Prompt) -> PromptKind:
-    """The kind of a prompt: takes microseconds, however long it is."""
-    asked = [job.grammar.kind, job.grammar.text] if job.grammar is not None else []
+def kind_of(prompt: Prompt, grammar: Grammar | None = None) -> PromptKind:
+    """The kind of a prompt whose answer must match ``grammar``: takes microseconds, however long it
+    is."""
+    asked = [grammar.kind, grammar.text] if grammar is not None else []
     if isinstance(prompt, str):
         return PromptKind(_hash(asked), _opening(prompt))
     messages = prompt.messages if isinstance(prompt, Chat) else prompt

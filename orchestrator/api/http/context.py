@@ -105,13 +105,20 @@ def new_context(request: web.BaseRequest, clock: Clock, dialects: Sequence[Diale
     """Context of a new request, named by the client's ``x-request-id`` or an id of our own."""
     # CONNECT states no path but an authority; a path that somebody wrote there is what they meant.
     path = request.raw_path if request.method == "CONNECT" else request.path
+    return context_of(path, request.headers, instant(clock), dialects)
+
+
+def context_of(
+    path: str, headers: Mapping[str, str], arrival: Instant, dialects: Sequence[Dialect]
+) -> Context:
+    """Context of a request to ``path`` with these headers, which arrived at ``arrival``."""
     # The dialect goes by the path, so that an unknown path still gets the errors of its API.
     dialect = next((dialect for dialect in dialects if dialect.serves(path)), dialects[-1])
-    request_id = request.headers.get(REQUEST_ID_HEADER, "")
+    request_id = headers.get(REQUEST_ID_HEADER, "")
     if not _CORRELATION_ID.fullmatch(request_id):
         request_id = ""
     # One id for both, so that a search of the logs for either finds the request.
-    return Context(instant(clock), request_id or uuid.uuid4().hex, dialect, request_id=request_id)
+    return Context(arrival, request_id or uuid.uuid4().hex, dialect, request_id=request_id)
 
 
 def read_correlation_id(request: web.Request, default: str) -> str:

@@ -2,24 +2,10 @@
 
 import pytest
 
-from orchestrator.tasks.deadline import Deadline
-from orchestrator.tasks.job import Api, Chat, Job, Message, Prompt
+from orchestrator.tasks.job import Chat, Message, Prompt
 from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind, kind_of
 from orchestrator.tasks.tools import Tool
-from worker.protocol import Grammar, GrammarKind, Sampling
-
-
-def make_job(grammar: Grammar | None = None) -> Job:
-    return Job(
-        api=Api.CHAT,
-        model="m",
-        sampling=Sampling(max_tokens=8),
-        max_tokens=8,
-        deadline=Deadline(101.0, 0),
-        correlation_id="c",
-        arrived=100.0,
-        grammar=grammar,
-    )
+from worker.protocol import Grammar, GrammarKind
 
 
 def chat(*turns: tuple[str, str], tools: tuple[Tool, ...] = ()) -> Chat:
@@ -50,30 +36,30 @@ ASKS = ("user", "Tell me a story about Ada.")
 def test_prompts_of_one_kind_begin_alike(
     one: Prompt, other: Prompt, shares_instructions: bool, shares_opening: bool
 ) -> None:
-    kinds = [kind_of(make_job(), prompt) for prompt in (one, other)]
+    kinds = [kind_of(prompt) for prompt in (one, other)]
     assert (kinds[0].instructions == kinds[1].instructions) is shares_instructions
     assert (kinds[0].opening == kinds[1].opening) is shares_opening
 
 
 def test_what_the_answer_must_match_is_part_of_the_instructions() -> None:
     grammar = Grammar(GrammarKind.REGEX, "[a-z]+")
-    assert kind_of(make_job(), "Hi").instructions == b""
-    assert kind_of(make_job(grammar=grammar), "Hi").instructions
+    assert kind_of("Hi").instructions == b""
+    assert kind_of("Hi", grammar).instructions
 
 
 @pytest.mark.parametrize("prompt", ["", " ", (), (1, 2, 3), Chat(())])
 def test_a_prompt_that_says_nothing_has_no_kind(prompt: Prompt) -> None:
-    assert kind_of(make_job(), prompt) == ANY_KIND
+    assert kind_of(prompt) == ANY_KIND
 
 
 def test_a_kind_is_short_and_has_no_content(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hashes of eight bytes, which another process's key makes others."""
-    job, secret = make_job(), chat(("system", "secret " * 5000), ("user", "secret " * 5000))
+    secret = chat(("system", "secret " * 5000), ("user", "secret " * 5000))
 
     def flat(kind: PromptKind) -> bytes:
         return b"".join((kind.instructions, *kind.opening))
 
-    mine = flat(kind_of(job, secret))
+    mine = flat(kind_of(secret))
     assert len(mine) == 24 and b"secret" not in mine
     monkeypatch.setattr("orchestrator.tasks.prompt_kind._KEY", b"another process's")
-    assert flat(kind_of(job, secret)) != mine
+    assert flat(kind_of(secret)) != mine

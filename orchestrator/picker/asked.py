@@ -1,0 +1,180 @@
+"""Reads what a request says of its deadline and its size, from its head and its body.
+
+The body is the pod's to judge: what cannot be read here is passed over, and only headers that
+clients of Tidegate write themselves are refused, as by Tidegate itself (``api.http.deadlines``).
+Without the pods' tokenizer the length of a prompt is that of its texts, in characters.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from multidict import CIMultiDict
+
+from orchestrator.api.http.context import Context
+from orchestrator.api.http.deadlines import read_deadline, read_parts
+from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Parts
+from orchestrator.tasks.job import Message, Prompt
+from orchestrator.tasks.prompt_kind import ANY_KIND, PromptKind, kind_of
+
+_NOT_AWAITED: Final = ("/v2/tasks", "/v2/slots")
+"""Routes whose work goes on without the client, so that bounds of gateways mean nothing."""
+_TEXTS: Final = ("messages", "prompt", "input", "system", "instructions", "tools", "text_input")
+"""Fields whose texts become the prompt."""
+_CAPS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
+_NO_TEXT: Final = frozenset({"image_url", "input_audio", "source", "file", "data", "audio_url"})
+"""Fields of content parts that hold media."""
+_MAX_CAP: Final = 2**20
+_MAX_DEPTH: Final = 16
+_MOST: Final = 1e15
+"""Numbers beyond it mean nothing here."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartsOfBody:
+    """A body's own deadlines for parts of the answer, in ms; None where none can be read."""
+
+    first_token_ms: float | None
+    token_gap_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request says of itself."""
+
+    context: Context
+    deadline: Deadline
+    parts: Parts
+    model: str = ""
+    session: str = ""
+    generates: bool = False
+    """Whether it asks for an answer that a model makes."""
+    prompt_chars: int = 0
+    prompt_ids: int = 0
+    """Number of token ids in the prompt, for a prompt that comes as such."""
+    cap: int = 0
+    """Most tokens of the answer; 0 where none is stated."""
+    least_tokens: int = 1
+    """Least number of tokens that answer what was asked."""
+    kind: PromptKind = ANY_KIND
+
+
+def read_asked(
+    headers: CIMultiDict[str], body: bytes | None, context: Context, config: DeadlineConfig
+) -> Asked:
+    """Read a request; ``body`` is None where it has none, or none that is to be read. ``context``
+    gets its deadline and the names of headers that were passed over. Raises ``InvalidRequest``."""
+    fields = _object(body)
+    own_ms = _number(fields, "deadline_ms")
+    path = headers.get(":path", "").partition("?")[0]
+    is_awaited = not path.startswith(_NOT_AWAITED) and fields.get("background") is not True
+    deadline = context.deadline = read_deadline(
+        headers,
+        own_ms,
+        context.arrival,
+        config,
+        is_awaited=is_awaited,
+        in_one_piece=fields.get("stream") is not True,
+        ignored=context.ignored_headers,
+    )
+    stated = PartsOfBody(_positive(fields, "first_token_ms"), _positive(fields, "token_gap_ms"))
+    parts = read_parts(headers, stated, context.arrival, context.ignored_headers)
+    prompt = _prompt(fields)
+    if prompt is None:
+        return Asked(context, deadline, parts, _text(fields, "model"))
+    cap = min(_MAX_CAP, round(next(filter(None, (_positive(fields, n) for n in _CAPS)), 0)))
+    return Asked(
+        context,
+        deadline,
+        parts,
+        _text(fields, "model"),
+        _text(fields, "session_id") or _text(fields, "prompt_cache_key"),
+        generates=True,
+        prompt_chars=sum(_chars(fields.get(name), _MAX_DEPTH) for name in _TEXTS),
+        prompt_ids=_ids(fields.get("prompt")),
+        cap=cap,
+        least_tokens=_least_tokens(fields, cap),
+        kind=kind_of(prompt),
+    )
+
+
+def _object(body: bytes | None) -> Mapping[str, Any]:
+    try:
+        value = msgspec.json.decode(body) if body else None
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _MOST:
+        return None
+    return float(value)
+
+
+def _positive(fields: Mapping[str, Any], name: str) -> float | None:
+    value = _number(fields, name)
+    return value if value is not None and value > 0 else None
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    return value[:256] if isinstance(value, str) else ""
+
+
+def _least_tokens(fields: Mapping[str, Any], cap: int) -> int:
+    """Least number of tokens that the client itself insists on, as ``prediction.forecaster`` has
+    it for tasks."""
+    ends_early = fields.get("stop") or fields.get("stop_token_ids")
+    may_be_cut = fields.get("on_deadline", "error") != "error"
+    if fields.get("ignore_eos") is True and cap and not ends_early and not may_be_cut:
+        return cap
+    return max(1, min(_MAX_CAP, round(_positive(fields, "min_tokens") or 0)))
+
+
+def _prompt(fields: Mapping[str, Any]) -> Prompt | None:
+    """The prompt, as far as its kind depends on it; None where no text is asked for."""
+    if "messages" in fields:
+        turns = fields["messages"] if isinstance(fields["messages"], list) else []
+        system = "".join(_texts(fields.get("system"), _MAX_DEPTH))
+        first = [Message("system", system)] if system else []
+        ends = [*turns[:2], *turns[-1:]]
+        return (*first, *(_message(turn) for turn in ends))
+    for name in ("prompt", "text_input"):
+        if name in fields:
+            value = fields[name]
+            if _ids(value):
+                return tuple(one for one in value if isinstance(one, int))
+            return "".join(_texts(value, _MAX_DEPTH))
+    if "input" in fields and ("instructions" in fields or "max_output_tokens" in fields):
+        return "".join(_texts(fields["input"], _MAX_DEPTH))
+    return None
+
+
+def _message(turn: object) -> Message:
+    if not isinstance(turn, dict):
+        return Message("user", "")
+    return Message(_text(turn, "role"), "".join(_texts(turn.get("content"), _MAX_DEPTH)))
+
+
+def _ids(value: object) -> int:
+    return len(value) if isinstance(value, list) and value and isinstance(value[0], int) else 0
+
+
+def _texts(value: object, depth: int) -> Iterator[str]:
+    """All texts in a value, without those of media."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list) and depth:
+        for one in value:
+            yield from _texts(one, depth - 1)
+    elif isinstance(value, dict) and depth:
+        for name, one in value.items():
+            if name not in _NO_TEXT and name != "type":
+                yield from _texts(one, depth - 1)
+
+
+def _chars(value: object, depth: int) -> int:
+    return sum(map(len, _texts(value, depth)))

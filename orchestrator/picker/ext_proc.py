@@ -1,0 +1,126 @@
+"""Messages of Envoy's external processing (``envoy.service.ext_proc.v3``), as far as it is used.
+
+Field numbers are those of Envoy 1.40 (api/envoy/service/ext_proc/v3/external_processor.proto and
+what it imports). Names of messages are not on the wire, so these have a package of their own, and
+fields that are left out are skipped when they come. ``xds-protos`` on PyPI has all of them, but
+writes old files over those of ``opentelemetry-proto`` and ``googleapis-common-protos``, so that
+traces end where both are installed.
+"""
+
+from typing import Any, Final
+
+from google.protobuf import (
+    descriptor_pb2,
+    descriptor_pool,
+    message_factory,
+    struct_pb2,
+)
+
+SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+METHOD: Final = "Process"
+
+NONE, STREAMED, BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, GRPC = range(6)
+"""How a body is sent here: ``ProcessingMode.BodySendMode``."""
+SEND, SKIP = 1, 2
+"""Whether heads and trailers are sent here: ``ProcessingMode.HeaderSendMode``; 0 is the default."""
+OVERWRITE_IF_EXISTS_OR_ADD: Final = 2
+"""How a header is set: ``HeaderValueOption.HeaderAppendAction``."""
+
+_SCALARS = frozenset(descriptor_pb2.FieldDescriptorProto.Type.keys())
+_PACKAGE = "tidegate.ext_proc"
+_STRUCT = "google.protobuf.Struct"
+_FIELDS: dict[str, str] = {
+    "HeaderValue": "1 key string, 2 value string, 3 raw_value bytes",
+    "HeaderMap": "1 headers HeaderValue*",
+    "HeaderValueOption": "1 header HeaderValue, 3 append_action int32",
+    "HeaderMutation": "1 set_headers HeaderValueOption*, 2 remove_headers string*",
+    "Metadata": "1 filter_metadata Metadata.FilterMetadataEntry*",
+    "Metadata.FilterMetadataEntry": f"1 key string, 2 value {_STRUCT}",
+    "ProcessingMode": (
+        "1 request_header_mode int32, 2 response_header_mode int32, 3 request_body_mode int32, "
+        "4 response_body_mode int32, 5 request_trailer_mode int32, 6 response_trailer_mode int32"
+    ),
+    "HttpStatus": "1 code int32",
+    "HttpHeaders": "1 headers HeaderMap, 3 end_of_stream bool",
+    "HttpBody": "1 body bytes, 2 end_of_stream bool",
+    "HttpTrailers": "1 trailers HeaderMap",
+    "ProtocolConfiguration": (
+        "1 request_body_mode int32, 2 response_body_mode int32, "
+        "3 send_body_without_waiting_for_header_response bool"
+    ),
+    "ProcessingRequest": (
+        "2 request_headers HttpHeaders|, 3 response_headers HttpHeaders|, "
+        "4 request_body HttpBody|, 5 response_body HttpBody|, "
+        "6 request_trailers HttpTrailers|, 7 response_trailers HttpTrailers|, "
+        "8 metadata_context Metadata, 10 observability_mode bool, "
+        "11 protocol_config ProtocolConfiguration"
+    ),
+    "StreamedBodyResponse": "1 body bytes, 2 end_of_stream bool",
+    "BodyMutation": "1 body bytes|, 2 clear_body bool|, 3 streamed_response StreamedBodyResponse|",
+    "CommonResponse": (
+        "1 status int32, 2 header_mutation HeaderMutation, 3 body_mutation BodyMutation, "
+        "5 clear_route_cache bool"
+    ),
+    "HeadersResponse": "1 response CommonResponse",
+    "BodyResponse": "1 response CommonResponse",
+    "TrailersResponse": "1 header_mutation HeaderMutation",
+    "ImmediateResponse": (
+        "1 status HttpStatus, 2 headers HeaderMutation, 3 body bytes, 5 details string"
+    ),
+    "ProcessingResponse": (
+        "1 request_headers HeadersResponse|, 2 response_headers HeadersResponse|, "
+        "3 request_body BodyResponse|, 4 response_body BodyResponse|, "
+        "5 request_trailers TrailersResponse|, 6 response_trailers TrailersResponse|, "
+        f"7 immediate_response ImmediateResponse|, 8 dynamic_metadata {_STRUCT}, "
+        "9 mode_override ProcessingMode"
+    ),
+}
+"""Fields by message: number, name and type; ``*`` is repeated, ``|`` one of those that exclude each
+other."""
+
+
+def _made() -> dict[str, Any]:
+    """Message classes by name."""
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
+    file = descriptor_pb2.FileDescriptorProto(
+        name="tidegate/ext_proc.proto",
+        package=_PACKAGE,
+        syntax="proto3",
+        dependency=["google/protobuf/struct.proto"],
+    )
+    made: dict[str, Any] = {}
+    for name, fields in _FIELDS.items():
+        outer, _, inner = name.partition(".")
+        place = made[outer].nested_type if inner else file.message_type
+        message = made[name] = place.add(name=inner or outer)
+        message.options.map_entry = bool(inner)
+        for field in fields.split(", "):
+            _add_field(message, *field.split())
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+        for name in _FIELDS
+    }
+
+
+def _add_field(message: Any, number: str, name: str, kind: str) -> None:
+    plain = kind.rstrip("*|")
+    field = message.field.add(name=name, number=int(number))
+    scalar = f"TYPE_{plain.upper()}"
+    if scalar in _SCALARS:
+        field.type = descriptor_pb2.FieldDescriptorProto.Type.Value(scalar)
+    else:
+        field.type = descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
+        field.type_name = f".{plain}" if plain.startswith("google.") else f".{_PACKAGE}.{plain}"
+    field.label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
+    if kind.endswith("|"):
+        if not message.oneof_decl:
+            message.oneof_decl.add(name="kind")
+        field.oneof_index = 0
+
+
+_MESSAGES = _made()
+HeaderMap: Any = _MESSAGES["HeaderMap"]
+ProcessingRequest: Any = _MESSAGES["ProcessingRequest"]
+ProcessingResponse: Any = _MESSAGES["ProcessingResponse"]

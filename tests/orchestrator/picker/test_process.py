@@ -1,0 +1,155 @@
+"""The picker as a process, and with pods that are real or come and go."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from orchestrator.picker.fleet import Fleet
+from orchestrator.settings.picker import PickerSettings
+from tests.orchestrator.conftest import MakeService, MakeWorker
+from tests.orchestrator.picker.test_stream import Envoy, named
+from tests.support.clock import ManualClock
+from tests.support.pods import FakePod, serve_picker
+
+FULL_DUPLEX = 4
+
+
+async def relayed(stream: Envoy, answer: bytes, content_type: str) -> None:
+    headers = {"headers": [{"key": "content-type", "raw_value": content_type.encode()}]}
+    await stream.send(response_headers={"headers": headers})
+    await stream.get("response_headers")
+    await stream.send(response_body={"body": answer, "end_of_stream": True})
+    await stream.get("response_body")
+
+
+async def test_a_real_orchestrator_as_a_pod(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    """Its load is read from the page made for pickers, its answers are understood."""
+    service = await make_service(await make_worker(), telemetry__vllm_metrics=True)
+    address = service.url.removeprefix("http://")
+    async with serve_picker(address) as served:
+        pod = served.fleet.find(address)
+        assert pod is not None and pod.page is not None and not pod.fault
+        assert pod.page.models == {"fake"} and pod.page.kv_blocks > 0
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+            for stream in (True, False):
+                asked = {"model": "fake", "prompt": "Hi", "max_tokens": 12, "stream": stream}
+                asked |= {"stream_options": {"include_usage": True}} if stream else {}
+                envoy = Envoy(channel, FULL_DUPLEX, FULL_DUPLEX)
+                await envoy.head("/v1/completions")
+                await envoy.body(json.dumps(asked).encode())
+                assert named(await envoy.get("request_headers"), "request_headers") == [address]
+                await envoy.get("request_body")
+                async with service.http.post("/v1/completions", json=asked) as response:
+                    answer, kind = await response.read(), response.headers["Content-Type"]
+                assert response.status == 200
+                await relayed(envoy, answer, kind)
+                await envoy.hang_up()
+    assert not pod.flights
+    assert pod.prospect(0.0, 5.0).pace is not None  # learnt from answers, which told their tokens
+
+
+async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
+    environment = kept | {
+        "PYTHONPATH": f"{root}{os.pathsep}{root / 'client'}",
+        "TIDEGATE_TELEMETRY__LOG_FORMAT": "json",
+        "TIDEGATE_PICKER__POLL_INTERVAL_S": "0.05",
+    }
+    async with FakePod().serve() as pod:
+        file = tmp_path / "pods"
+        await asyncio.to_thread(file.write_text, f"{pod.address}\n")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tidegate", "picker"),
+            *("--endpoints", f"file:{file}", "--port", "0"),
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+            cwd=tmp_path,
+        )
+        assert process.stderr is not None
+        said: dict[str, dict[str, object]] = {}
+        while not {"listening", "a pod tells its load"} <= said.keys():
+            entry = json.loads(await process.stderr.readline())
+            said[entry["message"]] = entry
+        port = said["listening"]["port"]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            serving = health_pb2.HealthCheckResponse.SERVING
+            async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
+                if answer.status == serving:
+                    break
+            envoy = Envoy(channel, FULL_DUPLEX, FULL_DUPLEX)
+            await envoy.head("/v1/models", end=True)
+            assert named(await envoy.get("request_headers"), "request_headers") == [pod.address]
+            await envoy.hang_up()
+        process.send_signal(signal.SIGTERM)
+        rest = await process.stderr.read()
+        assert await process.wait() == 0, rest
+
+
+async def test_without_pods_the_command_says_what_to_name(tmp_path: Path) -> None:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "orchestrator.picker"),
+        stderr=asyncio.subprocess.PIPE,
+        env=kept | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        cwd=tmp_path,
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 2 and b"--endpoints ip:port" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"has_metrics": False}, "/metrics answers 404"),
+        ({"metrics": {"num_requests_running": 1}}, "no vllm:num_requests_waiting"),
+    ],
+)
+async def test_a_pod_that_tells_nothing_says_why(change: dict[str, object], fault: str) -> None:
+    async with FakePod().serve() as pod:
+        for name, value in change.items():
+            setattr(pod, name, value)
+        async with serve_picker(pod.address) as served:
+            (one,) = served.fleet
+            assert fault in one.fault and one.is_reachable
+            assert served.fleet.is_ready  # failing open
+
+
+async def test_a_pod_that_takes_no_connection_is_out_of_reach() -> None:
+    async with FakePod().serve() as pod:
+        pass
+    async with serve_picker(pod.address, picker={"failure_mode": "closed"}) as served:
+        (one,) = served.fleet
+        assert not one.is_reachable and "cannot connect" in one.fault
+        assert not served.fleet.is_ready
+
+
+async def test_tidegates_own_page_goes_before_the_other_one() -> None:
+    async with FakePod(num_requests_running=7).serve() as pod:
+        pod.metrics_path = "/metrics/vllm"
+        async with serve_picker(pod.address) as served:
+            (one,) = served.fleet
+            assert one.page is not None and one.page.running == 7
+
+
+async def test_a_pod_that_is_named_no_more_gets_nothing_and_may_come_back() -> None:
+    fleet = Fleet(PickerSettings(), ManualClock())
+    for address in ("10.0.0.1:80", "10.0.0.2:80"):
+        fleet.add(address)
+    fleet.retire("10.0.0.1:80")
+    assert [pod.address for pod in fleet] == ["10.0.0.2:80"]
+    assert fleet.idle("10.0.0.1:80") and not fleet.ready("10.0.0.1:80")
+    fleet.add("10.0.0.1:80")
+    assert len(list(fleet)) == 2
+    await fleet.remove("10.0.0.2:80")
+    assert fleet.addresses() == {"10.0.0.1:80": None}

@@ -1,0 +1,130 @@
+"""Fake pods behind a gateway, and an endpoint picker that serves them, all on loopback."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from orchestrator.api.dialects import SERVED
+from orchestrator.clock import LoopClock
+from orchestrator.picker.fleet import Fleet
+from orchestrator.picker.picker import EndpointPicker
+from orchestrator.picker.server import PickerServer
+from orchestrator.settings import Settings
+
+DIALECTS = [dialect for served in SERVED for dialect in served.conventions]
+
+
+class FakePod:
+    """A server with vLLM's metrics and chats of ``tokens`` tokens. Its facts may be changed at any
+    time."""
+
+    def __init__(self, **metrics: float) -> None:
+        self.metrics: dict[str, float] = {"num_requests_running": 0, "num_requests_waiting": 0}
+        self.metrics |= metrics
+        self.model = "m"
+        self.tokens = 3
+        self.status = 200
+        self.metrics_path = "/metrics"
+        self.has_metrics = True
+        self.headers: list[dict[str, str]] = []
+        """Headers of each request that came."""
+        self.bodies: list[bytes] = []
+        self.address = ""
+        self.may_end = asyncio.Event()
+        """Streamed answers wait for it after their first token."""
+        self.may_end.set()
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator["FakePod"]:
+        app = web.Application()
+        app.add_routes([web.route("*", "/{path:.*}", self._answer)])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.address = f"127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    def page(self) -> str:
+        labels = f'{{engine="0",model_name="{self.model}"}}'
+        return "".join(f"vllm:{name}{labels} {value}\n" for name, value in self.metrics.items())
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path.startswith("/metrics"):
+            if not self.has_metrics or request.path != self.metrics_path:
+                return web.Response(status=404)
+            return web.Response(text=self.page())
+        self.headers.append(dict(request.headers))
+        body = await request.read()
+        self.bodies.append(body)
+        if self.status != 200 or not body:
+            return web.json_response({"pod": self.address}, status=self.status)
+        usage = {"prompt_tokens": 7, "completion_tokens": self.tokens}
+        if not json.loads(body).get("stream"):
+            choices = [{"message": {"content": "a b c"}, "finish_reason": "stop"}]
+            return web.json_response({"choices": choices, "usage": usage})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in events(self.tokens, usage):
+            await response.write(event)
+            await self.may_end.wait()
+        return response
+
+
+def events(tokens: int, usage: dict[str, int]) -> list[bytes]:
+    """A streamed chat of so many tokens."""
+
+    def event(value: Any) -> bytes:
+        return f"data: {json.dumps(value)}\n\n".encode()
+
+    pieces = [event({"choices": [{"delta": {"content": "a"}}]}) for _ in range(tokens)]
+    last = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    return [*pieces, last, event({"choices": [], "usage": usage}), b"data: [DONE]\n\n"]
+
+
+class ServedPicker:
+    """A picker that serves on ``port``."""
+
+    def __init__(self, settings: Settings) -> None:
+        clock = LoopClock(asyncio.get_running_loop())
+        self.fleet = Fleet(settings.picker, clock)
+        self.picker = EndpointPicker(settings, self.fleet, clock)
+        self.server = PickerServer(self.picker, settings, DIALECTS, clock)
+        self.port = 0
+
+    async def poll(self) -> None:
+        """Have every pod tell its metrics."""
+        for pod in self.fleet:
+            await self.fleet.poll(pod)
+        await self.server.check()
+
+
+@asynccontextmanager
+async def serve_picker(*addresses: str, **sections: Any) -> AsyncIterator[ServedPicker]:
+    """A picker of these pods, whose metrics are read when ``poll`` is called alone."""
+    picker = {"port": 0, "endpoints": addresses, "poll_interval_s": 3600.0}
+    picker |= sections.pop("picker", {})
+    settings = await asyncio.to_thread(partial(Settings, picker=picker, **sections))
+    served = ServedPicker(settings)
+    for address in addresses:
+        served.fleet.add(address)
+    served.fleet.start()
+    await served.poll()
+    served.port = await served.server.start()
+    try:
+        yield served
+    finally:
+        await served.server.stop(0.0)
+        await served.fleet.close()
