@@ -25,6 +25,10 @@ _WHOLE_CONTEXTS: Final = 4
 """Contexts that the KV pool holds, if the settings do not say: accounts without memory behind
 them, but even these take 50 bytes a block."""
 _CLOSING: Final = ("}", "]", '"', ",", ":")
+_CLOSING_TEXT: Final = ('"', *_CLOSING)
+"""What ends JSON soonest: between its values, and within a string."""
+_ONLY_IN_TEXT: Final = "~"
+"""A character that JSON has in strings alone."""
 
 
 class ScriptedRunner:
@@ -50,8 +54,9 @@ class ScriptedRunner:
         self._ends = tuple(eos_token_ids)
         self._sleep = sleep
         self._masks = MaskMaker(vocab_size, eos_token_ids)
-        closing = [tokenizer.encode(text, add_special_tokens=False) for text in _CLOSING]
-        self._preferred = (*self._ends, *(ids[0] for ids in closing if len(ids) == 1))
+        self._closing = self._ids(_CLOSING)
+        self._closing_text = self._ids(_CLOSING_TEXT)
+        self._only_in_text = self._ids([_ONLY_IN_TEXT])
         self._answers: list[tuple[Request | None, list[int]]] = [(None, [])] * slots
 
     def execute(self, plan: Plan) -> StepResult:
@@ -104,10 +109,17 @@ class ScriptedRunner:
         (words,) = self._masks.make([MaskedRow(0, constraint, generated, bars_end)]).words
         answer = self._answer(request)
         is_scripted = list(own) == answer[: len(own)] or len(own) > len(answer)
-        for token in (*([wanted] if is_scripted else []), *self._preferred):
-            if words[token // 32] >> (token % 32) & 1:
+        in_text = any(_is_set(words, token) for token in self._only_in_text)
+        closing = self._closing_text if in_text else self._closing
+        for token in (*([wanted] if is_scripted else []), *self._ends, *closing):
+            if _is_set(words, token):
                 return token
         return _lowest(words, self._ends[0])
+
+    def _ids(self, characters: Sequence[str]) -> list[int]:
+        """Ids of characters that are tokens."""
+        encoded = [self._tokenizer.encode(one, add_special_tokens=False) for one in characters]
+        return [ids[0] for ids in encoded if len(ids) == 1]
 
     def _answer(self, request: Request) -> list[int]:
         """The script's answer, looked up once for each request in a slot."""
@@ -153,6 +165,10 @@ def build_scripted_runner(
         -script.context_tokens // settings.kv.block_tokens
     )
     return BuiltRunner(runner, blocks, "none", "none")
+
+
+def _is_set(words: NDArray[np.uint32], token: int) -> bool:
+    return bool(words[token // 32] >> (token % 32) & 1)
 
 
 def _lowest(words: NDArray[np.uint32], otherwise: int) -> int:

@@ -109,16 +109,21 @@ def test_a_text_that_another_worker_began_goes_on(scripted: LoadedEngine, begun:
 def test_a_grammar_holds_the_answer_to_its_schema(scripted: LoadedEngine) -> None:
     schema = {
         "type": "object",
-        "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer"}},
-        "required": ["city"],
+        "properties": {
+            "city": {"enum": ["Oslo", "Rome"]},
+            "days": {"type": "integer"},
+            "why": {"type": "string"},
+            "notes": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["city", "days", "why", "notes"],
         "additionalProperties": False,
     }
-    fits = '<|user|>Say {"city":"Rome","days":31}<|end|><|assistant|>'
-    assert said(scripted, fits, schema) == '{"city":"Rome","days":31}'
-    for other in ("Say nothing", 'Say {"city":"Bonn"}', 'Say {"city":"Rome","x":1}'):
-        answer = json.loads(said(scripted, f"<|user|>{other}<|end|><|assistant|>", schema))
-        assert answer.pop("city") in ("Oslo", "Rome")
-        assert not answer or (isinstance(answer.pop("days"), int) and not answer)
+    fits = '{"city":"Rome","days":31,"why":"so","notes":["~"]}'
+    assert said(scripted, f"<|user|>Say {fits}<|end|><|assistant|>", schema) == fits
+    for other in ("nothing", '{"city":"Bonn"}', '{"city":"Rome","x":1}', f"{fits[:-4]}~ and{{"):
+        answer = json.loads(said(scripted, f"<|user|>Say {other}<|end|><|assistant|>", schema))
+        assert answer["city"] in ("Oslo", "Rome") and isinstance(answer["days"], int)
+        assert len(answer["why"]) < 3 and len(answer["notes"]) < 2
 
 
 def test_an_answer_that_may_not_end_begins_anew(scripted: LoadedEngine) -> None:
