@@ -94,21 +94,21 @@ class ScriptedRunner:
         """The token at ``position`` of an answer; one that may not end yet begins anew."""
         asked = request.job.sampling
         least = asked.min_tokens + request.job.begun_tokens
-        may_end = self._ends and not asked.ignore_eos and position >= least
-        if position >= len(answer) and may_end:
+        may_end = not asked.ignore_eos and position >= least
+        if not answer or (position >= len(answer) and may_end):
             return self._ends[0]
         return answer[position % len(answer)]
 
     def _constrained(self, request: Request, own: Sequence[int], wanted: int) -> int:
         """The token ``wanted`` as long as the text is the script's and the grammar allows it, else
         one that brings the text to its end."""
-        constraint, begun = request.job.constraint, request.job.begun_tokens
+        constraint = request.job.constraint
         assert constraint is not None
-        generated = own[begun:]
+        generated = own[request.job.begun_tokens :]
         bars_end = len(generated) < request.job.sampling.min_tokens
         (words,) = self._masks.make([MaskedRow(0, constraint, generated, bars_end)]).words
         answer = self._answer(request)
-        is_scripted = list(own) == answer[: len(own)] or len(own) > len(answer)
+        is_scripted = list(own) == answer[: len(own)]
         in_text = any(_is_set(words, token) for token in self._only_in_text)
         closing = self._closing_text if in_text else self._closing
         for token in (*([wanted] if is_scripted else []), *self._ends, *closing):

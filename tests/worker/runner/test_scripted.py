@@ -133,6 +133,13 @@ def test_an_answer_that_may_not_end_begins_anew(scripted: LoadedEngine) -> None:
     assert said(scripted, prompt, max_tokens=3 * length, ignore_eos=True) == "fox!fox!fox!"
 
 
+def test_an_answer_may_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "script.toml").write_text("[[answers]]\nwhen = 'x(y?)'\ntext = '\\1'\n")
+    empty = load(tmp_path / "script.toml")
+    assert said(empty, "<|user|>x<|end|><|assistant|>") == ""
+    assert said(empty, "<|user|>x<|end|><|assistant|>", ignore_eos=True) == ""
+
+
 def test_another_script_is_another_model(tmp_path: Path, scripted: LoadedEngine) -> None:
     """So that no text is gone on with by it."""
     (tmp_path / "script.toml").write_text(SCRIPT)

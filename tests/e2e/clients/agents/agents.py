@@ -78,7 +78,15 @@ wire_api = "responses"
     (home / ".codex" / "config.toml").write_text(settings)
     # Its own sandbox needs rights that a container may not give; what it runs is in script.toml.
     unboxed = "--dangerously-bypass-approvals-and-sandbox"
-    return Run(("exec", "--skip-git-repo-check", unboxed, task), {})
+    form = {
+        "type": "object",
+        "properties": {"said": {"type": "string"}},
+        "required": ["said"],
+        "additionalProperties": False,
+    }
+    (home / "form.json").write_text(json.dumps(form))
+    asks = ("--output-schema", str(home / "form.json"))
+    return Run(("exec", "--skip-git-repo-check", unboxed, *asks, task), {})
 
 
 def _opencode(home: Path, url: str, task: str, file: Path) -> Run:
@@ -124,7 +132,13 @@ def _aider(home: Path, url: str, task: str, file: Path) -> Run:
 _LOOP = "a file read, then changed, by its own tools"
 AGENTS = (
     Agent("claude-code", "Claude Code", NODE / "claude", _claude, f"{_LOOP}, over `/v1/messages`"),
-    Agent("codex", "Codex CLI", NODE / "codex", _codex, f"{_LOOP}, over `/v1/responses`"),
+    Agent(
+        "codex",
+        "Codex CLI",
+        NODE / "codex",
+        _codex,
+        f"{_LOOP}, over `/v1/responses`; its answer by a JSON schema",
+    ),
     Agent("opencode", "opencode", NODE / "opencode", _opencode, f"{_LOOP}, over chats"),
     Agent("qwen", "Qwen Code", NODE / "qwen", _qwen, f"{_LOOP}, over chats"),
     Agent("aider", "aider", AIDER, _aider, "an edit that does not fit, then one that does"),
