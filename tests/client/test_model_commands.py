@@ -154,4 +154,6 @@ def test_up_gives_the_answers_of_a_script(
     (tmp_path / "mine.toml").write_text("[[answers]]\n")
     assert main(["up", "--model", "mine.toml"]) == 1
     assert "answers[0] says nothing" in capsys.readouterr().err
+    assert main(["up", "--model", str(tmp_path / "scripted")]) == 1
+    assert "no model in" in capsys.readouterr().err
     assert len(launched) == 2

@@ -17,7 +17,7 @@ _GROUP: Final = re.compile(r"\\([1-9])")
 
 
 class ScriptedCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool call. ``arguments`` are a table, or a text that is passed on as it is."""
+    """A tool call. ``arguments`` are a table, or a text: JSON, or what is no JSON on purpose."""
 
     name: str
     arguments: dict[str, Any] | str = {}
@@ -134,12 +134,16 @@ def _is_offered(name: str, prompt: str) -> bool:
 
 
 def _written(text: str, calls: list[ScriptedCall]) -> str:
-    """The answer in the format of Hermes and Qwen, which is the demo model's, too."""
+    """The answer in the format of Hermes and Qwen, which is the demo model's, too; with blanks in
+    arguments as in grammars of calls that must be made."""
     parts = [text] if text else []
     for call in calls:
         arguments = call.arguments
-        if not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+        try:
+            value = json.loads(arguments) if isinstance(arguments, str) else arguments
+            arguments = json.dumps(value, ensure_ascii=False)
+        except ValueError:
+            arguments = str(arguments)
         name = json.dumps(call.name, ensure_ascii=False)
         parts.append(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>')
     return "\n".join(parts)

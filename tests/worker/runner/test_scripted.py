@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from catalog.paths import DEMO_CHECKPOINT
+from orchestrator.parsing import CallFormat, OutputFormat, ToolUse
+from orchestrator.parsing.call_grammar import forced_calls
+from orchestrator.parsing.rules import Rules
+from orchestrator.tasks.tools import Tool
 from worker.core import Event, Job
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
@@ -46,15 +50,13 @@ def scripted() -> LoadedEngine:
 
 
 def said(
-    loaded: LoadedEngine, prompt: str, schema: object = None, begun: str = "", **asked: int
+    loaded: LoadedEngine, prompt: str, form: Grammar | None = None, begun: str = "", **asked: int
 ) -> str:
-    """The whole answer, with what of it was ``begun``; under the JSON ``schema``, if any."""
+    """The whole answer, with what of it was ``begun``; in ``form``, if any."""
     constraint = None
-    if schema is not None:
+    if form is not None:
         assert loaded.grammars is not None
-        constraint = loaded.grammars.constraint(
-            Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
-        )
+        constraint = loaded.grammars.constraint(form)
     sampling = Sampling(**{"max_tokens": 200, **asked})  # type: ignore[arg-type]
     ids, begun_ids = (loaded.tokenizer.encode(text) for text in (prompt, begun))
     job = Job([*ids, *begun_ids], sampling, 1e12)
@@ -91,7 +93,7 @@ def test_tools_that_are_not_offered_are_not_called(scripted: LoadedEngine) -> No
 
 def test_the_latest_match_wins_and_groups_are_filled_in() -> None:
     script = Script(SCRIPT.encode(), "x.toml")
-    arguments = '{"city":"Oslo","days":[{"about":"Oslo!"}]}'
+    arguments = '{"city": "Oslo", "days": [{"about": "Oslo!"}]}'
     call = f'<tool_call>\n{{"name": "forecast", "arguments": {arguments}}}\n</tool_call>'
     assert script.answer(OFFER, "the weather in Oslo") == f"I look.\n{call}"
     assert script.answer("", "the weather in Oslo") == "I have no tools."
@@ -118,12 +120,29 @@ def test_a_grammar_holds_the_answer_to_its_schema(scripted: LoadedEngine) -> Non
         "required": ["city", "days", "why", "notes"],
         "additionalProperties": False,
     }
+    form = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     fits = '{"city":"Rome","days":31,"why":"so","notes":["~"]}'
-    assert said(scripted, f"<|user|>Say {fits}<|end|><|assistant|>", schema) == fits
+    assert said(scripted, f"<|user|>Say {fits}<|end|><|assistant|>", form) == fits
     for other in ("nothing", '{"city":"Bonn"}', '{"city":"Rome","x":1}', f"{fits[:-4]}~ and{{"):
-        answer = json.loads(said(scripted, f"<|user|>Say {other}<|end|><|assistant|>", schema))
+        answer = json.loads(said(scripted, f"<|user|>Say {other}<|end|><|assistant|>", form))
         assert answer["city"] in ("Oslo", "Rome") and isinstance(answer["days"], int)
         assert len(answer["why"]) < 3 and len(answer["notes"]) < 2
+
+
+def test_a_call_that_must_be_made(scripted: LoadedEngine) -> None:
+    """The script's, where it is one; else any that the grammar allows."""
+    schema = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    use = ToolUse((Tool("forecast", "", schema),), must_call=True)
+    forced = forced_calls(use, OutputFormat(CallFormat.HERMES), Rules({})).grammar
+    asked = '<|user|>Call forecast {"city":"Oslo"}<|end|><|assistant|>'
+    assert said(scripted, OFFER + asked, forced) == CALL
+    other = said(scripted, OFFER + "<|user|>Say no.<|end|><|assistant|>", forced)
+    assert other in (CALL, CALL.replace("Oslo", "Rome"))
+
+
+def test_arguments_may_be_broken(scripted: LoadedEngine) -> None:
+    asked = '<|user|>Call forecast {"city": }<|end|><|assistant|>'
+    assert '"arguments": {"city": }}' in said(scripted, OFFER + asked)
 
 
 def test_an_answer_that_may_not_end_begins_anew(scripted: LoadedEngine) -> None:
