@@ -1,9 +1,8 @@
 """Writes what a run has shown of each client, for the table in docs/clients.md."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -34,11 +33,5 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     result = "passed" if report.passed else f"**{report.outcome}**"
     today = datetime.now(UTC).date().isoformat()
     _rows[row["client"]] = {**row, "result": result, "date": today}
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
-    if _rows:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(list(_rows.values()), indent=1, ensure_ascii=False) + "\n")
-    return (yield)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(list(_rows.values()), indent=1, ensure_ascii=False) + "\n")
