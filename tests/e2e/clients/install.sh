@@ -32,11 +32,11 @@ node_modules() { # FOLDER
 environment clients requirements.txt anthropic instructor litellm langchain-openai openai \
   openai-agents 'pydantic-ai-slim[openai]'
 if "$python" -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
-  environment aider agents/requirements.txt aider-chat
+  environment aider coding_agents/requirements.txt aider-chat
 fi
 if command -v npm >/dev/null; then
   node_modules "$PWD"
   mkdir -p "$state/agents"
-  cp agents/package.json agents/package-lock.json "$state/agents"
+  cp coding_agents/package.json coding_agents/package-lock.json "$state/agents"
   node_modules "$state/agents"
 fi

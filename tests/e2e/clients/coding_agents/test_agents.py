@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.clients.agents import recordings
-from tests.e2e.clients.agents.agents import AGENTS, MODEL, Agent, environment
+from tests.e2e.clients.coding_agents import recordings
+from tests.e2e.clients.coding_agents.agents import AGENTS, MODEL, Agent, environment
 from tests.e2e.clients.conftest import Report
 from tests.e2e.conftest import Stack
 from tests.support.recording_proxy import RecordingProxy
