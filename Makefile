@@ -24,7 +24,7 @@ help:
 	@echo '                   DEVICE=cuda PORT=9000 ARGS="--instances 2", ARGS=--slot for clips'
 	@echo 'make test          every test, three at a time          ARGS="-n 0 -k deadline"'
 	@echo 'make test-avx2     what computes on the CPU, as on one without AVX-512'
-	@echo 'make test-clients  other people'"'"'s clients: LiteLLM, LangChain, Pydantic AI, instructor, Node'
+	@echo 'make test-clients  other people'"'"'s clients and coding agents     LATEST=1: their newest releases'
 	@echo 'make lint          style and types'
 	@echo 'make record        records all that the documents show anew, from a clean commit; 75 minutes'
 	@echo '                   ARGS=--dry-run, ARGS="--only quick swap-cpu"'
@@ -73,13 +73,13 @@ test-avx2: setup-dev
 	  tests/worker/engine/test_deterministic.py tests/worker/models/test_blocked.py \
 	  tests/worker/models/test_linear.py tests/worker/models/test_fused.py $(ARGS)
 
-# Node's packages only where there is Node.
+# Coding agents, too; what they showed goes into docs/clients.md. RECORD=1 writes what the agents send
+# into tests/orchestrator/api/recorded.
 test-clients: setup-dev
-	$(BIN)/python -m venv .tidegate/clients
-	.tidegate/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	  $(PIP_ARGS) --requirement tests/e2e/clients/requirements.txt
-	if command -v npm >/dev/null; then npm ci --silent --prefix tests/e2e/clients; fi
-	$(BIN)/python -m pytest -n 0 tests/e2e/clients $(ARGS)
+	PIP_ARGS='$(PIP_ARGS)' tests/e2e/clients/install.sh $(CURDIR)/$(BIN)/python $(CURDIR)/.tidegate
+	rm -f build/clients.json
+	$(BIN)/python -m pytest -n 0 tests/e2e/clients $(ARGS); status=$$?; \
+	  $(BIN)/python -m tools.clients_page build/clients.json && exit $$status
 
 lint: setup-dev
 	$(BIN)/ruff check .

@@ -45,7 +45,13 @@ RENAMED: Final[Mapping[str, str]] = {
 """Names that settings had before, and those of today."""
 
 EngineName = Literal[
-    "torch", "vllm", "llamacpp", "transformers", "synthetic-free", "synthetic-paced"
+    "torch",
+    "vllm",
+    "llamacpp",
+    "transformers",
+    "synthetic-free",
+    "synthetic-paced",
+    "synthetic-scripted",
 ]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -144,7 +150,10 @@ class WorkerSettings(EnvironmentSettings):
     engine: EngineName = "torch"
     """``torch`` is our own; ``vllm``, ``llamacpp`` and ``transformers`` are third-party engines,
     each an optional extra (``worker.engines``). ``synthetic-…`` makes up tokens without a model,
-    for benchmarks and tests only."""
+    for benchmarks and tests only; ``synthetic-scripted`` gives the answers of ``script``."""
+    script: LocalPath | None = None
+    """TOML file with the answers of ``synthetic-scripted`` (docs/clients.md); unset: it calls and
+    says what prompts tell it to."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Settings of a third-party engine by its own names, as ``name=value`` pairs with blanks
     between them or as a JSON object. The engine checks names and values."""

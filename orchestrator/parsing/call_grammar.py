@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from orchestrator.parsing import harmony
 from orchestrator.parsing.calls import DeepSeekCall, DeepSeekReader, HermesReader, MistralReader
 from orchestrator.parsing.formats import CallFormat, OutputFormat
-from orchestrator.parsing.rules import Rules, quoted
+from orchestrator.parsing.rules import Rules, quoted, without_notes
 from orchestrator.parsing.tagged_call import GLM45, QWEN3_CODER, TagSyntax
 from orchestrator.parsing.tagged_grammar import TaggedRules
 from orchestrator.parsing.thinking import AnswerGrammars, beginnings
 from orchestrator.parsing.tool_use import ToolUse
-from worker.protocol import Grammar, GrammarKind
+from worker.protocol import Grammar, GrammarKind, InvalidGrammar
+from worker.protocol.grammar_source import schema_with_options
 
 MAX_CALLS = 16
 """Most calls in one answer that must have some: a weak model would not stop by itself."""
@@ -51,6 +52,25 @@ def strict_calls(use: ToolUse, format: OutputFormat, rules: Rules) -> Grammar | 
     ]
     stated = {"structures": structures, "triggers": [HermesReader.OPEN]}
     return Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(stated, ensure_ascii=False))
+
+
+def calls_or_json(
+    answer: Grammar, use: ToolUse, format: OutputFormat, rules: Rules
+) -> Grammar | None:
+    """A grammar that tool calls match, and else the JSON of ``answer``. None where ``answer`` is no
+    grammar of JSON, or a call in the format could not be told from it. Raises ``InvalidGrammar``.
+    """
+    if answer.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
+        return None
+    if format.calls in (CallFormat.LLAMA3, CallFormat.HARMONY):
+        return None
+    calls = _Calls(use, format, rules).rule()
+    try:
+        schema = json.dumps(without_notes(schema_with_options(answer)), ensure_ascii=False)
+    except (RecursionError, ValueError) as error:
+        raise InvalidGrammar(str(error)) from None
+    lines = [*rules.lines, f"start: {calls} | answer", f"answer: %json {schema}"]
+    return Grammar(GrammarKind.LARK, "\n".join(lines) + "\n")
 
 
 class _Calls:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from catalog.models import ModelCatalog
+from catalog.paths import DEMO_CHECKPOINT
 from pool import command
 from pool.spec import LaunchSpec
 from tests.pool.artifacts.test_staging_local import make_folder
@@ -127,3 +128,32 @@ def test_up_runs_a_gguf_model_by_the_engine_that_reads_it(
     for spec in launched:
         assert spec.worker_env["TIDEGATE_WORKER__ENGINE"] == "llamacpp"
         assert spec.worker_env["TIDEGATE_WORKER__MODEL_PATH"].endswith("tiny.gguf")
+
+
+def test_up_gives_the_answers_of_a_script(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched: list[LaunchSpec] = []
+
+    def launch(spec: LaunchSpec, **_: object) -> int:
+        launched.append(spec)
+        return 0
+
+    monkeypatch.setattr(command, "run", launch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text("[[answers]]\ntext = 'Yes.'\n")
+    assert main(["up", "--model", "scripted"]) == 0
+    assert main(["up", "--model", "mine.toml", "--model-name", "gpt-x"]) == 0
+    for spec, name, script in zip(
+        launched, ("scripted", "gpt-x"), (None, str(tmp_path / "mine.toml")), strict=True
+    ):
+        assert spec.worker_env["TIDEGATE_WORKER__ENGINE"] == "synthetic-scripted"
+        assert spec.worker_env["TIDEGATE_WORKER__MODEL_PATH"] == str(DEMO_CHECKPOINT)
+        assert spec.worker_env["TIDEGATE_WORKER__MODEL_NAME"] == name
+        assert spec.worker_env.get("TIDEGATE_WORKER__SCRIPT") == script
+    (tmp_path / "mine.toml").write_text("[[answers]]\n")
+    assert main(["up", "--model", "mine.toml"]) == 1
+    assert "answers[0] says nothing" in capsys.readouterr().err
+    assert main(["up", "--model", str(tmp_path / "scripted")]) == 1
+    assert "no model in" in capsys.readouterr().err
+    assert len(launched) == 2

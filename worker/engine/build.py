@@ -1,5 +1,6 @@
 """Builds an engine that is ready to start, with its tokenizer and model card, from settings."""
 
+import hashlib
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,8 @@ from worker.protocol.model_digest import model_digest
 from worker.runner.base import BuiltRunner
 from worker.runner.memory import text_limits
 from worker.runner.out_of_memory import StepMemory
+from worker.runner.script import DEFAULT_SCRIPT, Script, read_script
+from worker.runner.scripted import build_scripted_runner
 from worker.runner.synthetic import CYCLE_WORDS, build_synthetic_runner
 from worker.scheduler.block_pool import BlockPool
 from worker.scheduler.config import MAX_PAUSES, SchedulerConfig
@@ -41,13 +44,18 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
     timing = LoadTiming()
     path = settings.model_path
     config = read_config(path)
+    script = _script(settings)
+    if script is not None:
+        config = replace(config, context_tokens=script.context_tokens)
     if settings.engine == "torch" and (problem := why_unservable(path)) is not None:
         raise BrokenCheckpoint(problem)  # before the tokenizer, which such a folder may lack too
     # On a thread that ends afterwards: OpenMP keeps workers for every thread that has computed, and
     # when they outnumber the cores none may spin any more, which costs a third of every step.
     with ThreadPoolExecutor(3, "tidegate-build") as threads:
         hashing = threads.submit(_timed_digest, path, timing)
-        return threads.submit(_build, settings, config, clock, timing, hashing, threads).result()
+        return threads.submit(
+            _build, settings, config, script, clock, timing, hashing, threads
+        ).result()
 
 
 def _check(settings: WorkerSettings) -> None:
@@ -65,6 +73,25 @@ def _check(settings: WorkerSettings) -> None:
         )
 
 
+def _script(settings: WorkerSettings) -> Script | None:
+    """The script of ``synthetic-scripted``, None for any other engine. Raises ``ValueError``."""
+    if settings.engine == "synthetic-scripted":
+        return read_script(settings.script or DEFAULT_SCRIPT)
+    if settings.script is not None:
+        raise ValueError(
+            "TIDEGATE_WORKER__SCRIPT is for scripted answers; set"
+            " TIDEGATE_WORKER__ENGINE=synthetic-scripted or name no script"
+        )
+    return None
+
+
+def _model_digest(checkpoint: str, script: Script | None) -> str:
+    """The model's digest: of another script, no text can be gone on with."""
+    if script is None:
+        return checkpoint
+    return hashlib.sha256(checkpoint.encode() + script.text).hexdigest()
+
+
 def _timed_digest(path: Path, timing: LoadTiming) -> str:
     with timing.timed("digest"):
         return model_digest(path)
@@ -73,6 +100,7 @@ def _timed_digest(path: Path, timing: LoadTiming) -> str:
 def _build(
     settings: WorkerSettings,
     config: ModelConfig,
+    script: Script | None,
     clock: Clock,
     timing: LoadTiming,
     hashing: Future[str],
@@ -100,13 +128,16 @@ def _build(
         )
     eos = end_tokens(path, config, tokenizer)
     compiling: Future[GrammarCompiler | None] | None = None
-    if settings.engine == "torch":
+    if settings.engine == "torch" or script is not None:
         # A second and more for a large vocabulary, beside the weights.
         compiling = threads.submit(build_compiler, tokenizer.json, config.vocab_size, eos)
+    if settings.engine == "torch":
         # Imported here, so that a synthetic engine starts without torch.
         from worker.runner.build import build_torch_runner
 
         built = build_torch_runner(settings, config, eos, timing)
+    elif script is not None:
+        built = build_scripted_runner(settings, script, tokenizer, eos, config.vocab_size)
     else:
         words = tokenizer.plain_words(CYCLE_WORDS)
         built = build_synthetic_runner(settings, config.context_tokens, words, eos, clock)
@@ -117,7 +148,7 @@ def _build(
     if built.memory is not None:
         pool = BlockPool(built.blocks, built.memory.clear)
     scheduler = Scheduler(limits, pool)
-    digests = hashing.result(), engine_digest(settings, built)
+    digests = _model_digest(hashing.result(), script), engine_digest(settings, built)
     card = model_card(
         settings,
         config,

@@ -149,19 +149,39 @@ def problem(message: str) -> str:
     return f"the grammar cannot be used: {excerpt(said, _MAX_ERROR_CHARS)}"
 
 
+def schema_with_options(grammar: Grammar) -> dict[str, Any]:
+    """The schema of a grammar of JSON as it is compiled, with the library's options in it. Raises
+    ``InvalidGrammar``, and ``ValueError`` or ``RecursionError`` for what is no JSON."""
+    is_any = grammar.kind is GrammarKind.JSON_OBJECT
+    schema = _prepared({"type": "object"} if is_any else _schema(grammar.text), grammar)
+    own = schema.get("x-guidance")
+    stated = own if isinstance(own, dict) else {}
+    return {**schema, "x-guidance": {**_defaults(grammar), **stated, **_overrides(grammar)}}
+
+
 def _json_source(schema: Any, grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(_prepared(schema, grammar), ensure_ascii=False),
+        defaults=_defaults(grammar),
+        overrides=_overrides(grammar),
+    )
+
+
+def _prepared(schema: Any, grammar: Grammar) -> Any:
     if grammar.lenient:
         schema = without_look_around(schema)
-    if not grammar.open_objects:
-        schema = closed(schema)
-    return LLMatcher.grammar_from_json_schema(
-        json.dumps(schema, ensure_ascii=False),
-        defaults=_SPACED if grammar.spaced else _COMPACT,
-        # A oneOf whose branches may overlap is then read as anyOf.
-        overrides={"lenient": grammar.lenient, "coerce_one_of": grammar.lenient},
-    )
+    return schema if grammar.open_objects else closed(schema)
+
+
+def _defaults(grammar: Grammar) -> "JsonCompileOptions":
+    return _SPACED if grammar.spaced else _COMPACT
+
+
+def _overrides(grammar: Grammar) -> "JsonCompileOptions":
+    # A oneOf whose branches may overlap is then read as anyOf.
+    return {"lenient": grammar.lenient, "coerce_one_of": grammar.lenient}
 
 
 def without_look_around(schema: Any) -> Any:

@@ -2,7 +2,7 @@
 
 - ``base``          the interface of a runner; ``build`` makes one from settings
 - ``torch_runner``  on the CPU; ``cuda_runner`` on CUDA, with ``cuda_graphs``; ``synthetic`` makes
-  tokens up
+  tokens up, ``scripted`` has them from a ``script``
 - ``forward``       packed tokens through the model
 - ``memory``, ``cgroup``, ``out_of_memory``  how much there is; steps that do not fit
 - ``device``, ``precision``, ``utilization``

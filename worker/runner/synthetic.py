@@ -84,7 +84,7 @@ class FreeRunner:
         prompts: dict[int, list[PromptLogprobs]] = {}
         take, most = self._cycle.take, self._tokens_per_step
         for index, row in enumerate(plan.rows):
-            if row.request.job.sampling.prompt_logprobs is not None and (read := _read(row)):
+            if row.request.job.sampling.prompt_logprobs is not None and (read := read_prompt(row)):
                 prompts[index] = [read]
             if not row.samples:
                 ids.append([])
@@ -103,7 +103,7 @@ class FreeRunner:
             return StepResult(ids, prompts=prompts)
         for row, row_ids in zip(plan.rows, ids, strict=True):
             top = row.request.job.sampling.logprobs
-            logprobs.append(None if top is None else [_certain(i, top) for i in row_ids])
+            logprobs.append(None if top is None else [certain(i, top) for i in row_ids])
         return StepResult(ids, logprobs, prompts)
 
     def close(self) -> None:
@@ -222,14 +222,15 @@ def _read_factor(file: Path) -> float:
         return 1.0
 
 
-def _read(row: Row) -> PromptLogprobs | None:
+def read_prompt(row: Row) -> PromptLogprobs | None:
     """Log-probabilities (all 0) of the prompt tokens after the row's; None without any."""
     request, top = row.request, row.request.job.sampling.prompt_logprobs or 0
     ids = request.tokens[row.start + 1 : min(row.start + row.count + 1, request.prompt_tokens)]
     if not ids:
         return None
-    return PromptLogprobs.pack(row.start + 1, [_certain(token, top) for token in ids])
+    return PromptLogprobs.pack(row.start + 1, [certain(token, top) for token in ids])
 
 
-def _certain(token: int, top: int) -> TokenLogprob:
+def certain(token: int, top: int) -> TokenLogprob:
+    """Log-probability 0 of a token that could not have been another."""
     return TokenLogprob(0.0, [(token, 0.0)] if top else [], rank=1)

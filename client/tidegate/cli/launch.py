@@ -28,6 +28,8 @@ from worker.models.folder import model_name, why_unservable
 from worker.settings import PREFIX, RENAMED, WorkerSettings
 
 DEMO_MODEL_NAME = "demo"
+SCRIPTED_MODEL_NAME = "scripted"
+SCRIPTED_ENGINE = "synthetic-scripted"
 TEXT_MODEL = "llm"
 SLOT_DEFAULTS = {
     "cpu": {"SIZE": "384", "SECONDS": "15", "BUFFER_S": "2"},
@@ -40,6 +42,7 @@ _MODEL_PATH = "TIDEGATE_WORKER__MODEL_PATH"
 _MODEL_NAME = "TIDEGATE_WORKER__MODEL_NAME"
 _DEVICE = "TIDEGATE_WORKER__DEVICE"
 _ENGINE = "TIDEGATE_WORKER__ENGINE"
+_SCRIPT = "TIDEGATE_WORKER__SCRIPT"
 _SLOT = "TIDEGATE_SLOT__"
 _LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
@@ -101,6 +104,13 @@ def _environment_problem() -> str | None:
 def _model_problem(worker_env: Mapping[str, str]) -> str | None:
     """Reason why a named model cannot be served, found before anything is started; else None."""
     path = Path(worker_env[_MODEL_PATH])
+    if worker_env.get(_ENGINE) == SCRIPTED_ENGINE and _SCRIPT in worker_env:
+        from worker.runner.script import read_script
+
+        try:
+            read_script(Path(worker_env[_SCRIPT]))
+        except ValueError as error:
+            return str(error)
     if worker_env.get(_ENGINE) == "llamacpp":
         from worker.engines.llamacpp.gguf_file import find_gguf, parts_of
 
@@ -178,12 +188,25 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
         if registered is not None:
             env[_MODEL_PATH] = str(resolve_model(registered.id, state_dir()))
             env.setdefault(_MODEL_NAME, registered.name)
+    env = _with_script(env, args.model)
     if _is_gguf(env.get(_MODEL_PATH, "")):
         env.setdefault(_ENGINE, "llamacpp")  # no other reads them
     if _MODEL_PATH not in env:
         env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
         env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)
     return env
+
+
+def _with_script(env: dict[str, str], asked: Path | None) -> dict[str, str]:
+    """``env``, and where the model is a script, or ``asked`` for as ``scripted``: its engine, with
+    the demo model's tokenizer and chat template."""
+    path = Path(env.get(_MODEL_PATH, ""))
+    is_file = path.suffix == ".toml" and path.is_file()
+    if not is_file and (asked != Path(SCRIPTED_MODEL_NAME) or path.exists()):
+        return env
+    named = {_MODEL_PATH: str(DEMO_CHECKPOINT), _ENGINE: SCRIPTED_ENGINE}
+    script = {_SCRIPT: str(path)} if is_file else {}
+    return {_MODEL_NAME: path.stem} | env | named | script
 
 
 def _is_gguf(path: str) -> bool:

@@ -22,7 +22,10 @@ from tidegate.cli.interrupt import importing
 from tidegate.cli.options import LaunchOptions
 
 _F = TypeVar("_F", bound=Callable[..., object])
-_ENGINES = ["torch", "vllm", "llamacpp", "transformers", "synthetic-free", "synthetic-paced"]
+_ENGINES = [
+    *("torch", "vllm", "llamacpp", "transformers"),
+    *("synthetic-free", "synthetic-paced", "synthetic-scripted"),
+]
 
 UP_DESCRIPTION = """\
 Start everything on this machine and keep it up: Triton with the model, and the orchestrator in
@@ -45,6 +48,7 @@ examples:
   tidegate up --device cpu --port 9000
   tidegate up --model ~/models/Qwen3-0.6B --device cuda
   tidegate up --device cpu --engine synthetic-paced     made-up tokens, for benchmarks
+  tidegate up --model scripted                          known answers and tool calls, for tests
   tidegate up --device cpu --slot                       clips, too; it says what they need
 
 environment:
@@ -97,8 +101,8 @@ def _worker_options(function: _F) -> _F:
             {
                 "type": Path,
                 "metavar": "PATH",
-                "help": "checkpoint directory, .gguf file, or a name of tidegate models list"
-                " (the demo model)",
+                "help": "checkpoint directory, .gguf file, a name of tidegate models list, or"
+                " scripted or a .toml file for known answers (the demo model)",
             },
         ),
         ("--model-name", {"metavar": "NAME", "help": "what clients call it (its directory)"}),

@@ -9,7 +9,7 @@ from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import CallFormat, OutputFormat, OutputParser, Piece, ToolUse
-from orchestrator.parsing.call_grammar import forced_calls, strict_calls
+from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
 from orchestrator.parsing.rules import Rules
 from orchestrator.parsing.thinking import AnswerGrammars, behind_thinking
 from orchestrator.prompts.encoder import PromptEncoder
@@ -182,10 +182,13 @@ def _with_tools(
         )
     try:
         if not use.must_call:
-            if job.grammar is None and encoder.card.grammars:
+            if not encoder.card.grammars:
+                return job
+            if job.grammar is None:
                 grammar = strict_calls(use, format, rules())
-                return job if grammar is None else replace(job, grammar=_checked(request, grammar))
-            return job
+            else:
+                grammar = calls_or_json(job.grammar, use, format, rules())
+            return job if grammar is None else replace(job, grammar=_checked(request, grammar))
         # This goes before a form that is asked for: a forced call leaves no text.
         request[CONTEXT].grammars = ()
         forced = forced_calls(use, format, rules())

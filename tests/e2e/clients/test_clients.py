@@ -7,20 +7,23 @@ takes a minute. Each is a program of its own, so that what it imports is what it
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from catalog.paths import state_dir
+from tests.e2e.clients.conftest import Report
+from tests.e2e.clients.programs import (
+    CLIENTS,
+    HERE,
+    NODE_MODULES,
+    THEIRS,
+    Client,
+    NodeProgram,
+    Program,
+)
 from tests.e2e.conftest import Stack
 from tests.support.stack import Orchestrator
 
-HERE = Path(__file__).parent
-OURS = Path(sys.executable)
-THEIRS = state_dir() / "clients" / "bin" / "python"
-"""With the packages of requirements.txt."""
 MAX_S = 110
 
 pytestmark = [
@@ -41,38 +44,32 @@ def url(demo: Stack) -> Iterator[str]:
         assert orchestrator.stop() == 0
 
 
-def show(*command: object) -> None:
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=MAX_S
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
+@pytest.mark.parametrize("client", CLIENTS, ids=[client.name for client in CLIENTS])
+def test_clients(url: str, client: Client, shown: Report) -> None:
+    commands = [command_of(program) for program in client.programs]
+    versions = [" and ".join(p.versions()) for p in client.programs]
+    shown(client.name, client.shows, ", ".join(dict.fromkeys(versions)))
+    for command in commands:
+        done = subprocess.run([*command, url], capture_output=True, text=True, timeout=MAX_S)
+        print(done.stdout)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["openai", "anthropic"])
-def test_the_official_sdks(url: str, name: str) -> None:
-    show(OURS, HERE / f"with_{name}.py", url)
-
-
-@pytest.mark.parametrize(
-    "name", ["openai", "anthropic", "litellm", "langchain", "pydantic_ai", "instructor", "agents"]
-)
-def test_clients_of_others(url: str, name: str) -> None:
-    show(THEIRS, HERE / f"with_{name}.py", url)
-
-
-@pytest.mark.parametrize("name", ["openai", "ai"])
-def test_javascript(url: str, name: str) -> None:
+def command_of(program: Program | NodeProgram) -> list[str]:
+    if isinstance(program, Program):
+        return [str(program.interpreter), str(HERE / program.file)]
     node = shutil.which("node")
-    if node is None or not (HERE / "node_modules").exists():
+    if node is None or not NODE_MODULES.exists():
         pytest.skip("make test-clients installs it where there is node")
-    show(node, HERE / f"with_{name}.mjs", url)
+    return [node, str(HERE / program.file)]
 
 
-def test_curl(url: str) -> None:
+def test_curl(url: str, shown: Report) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("there is no curl")
+    told = subprocess.run([curl, "--version"], capture_output=True, text=True, check=True)
+    shown("`curl`", "Responses, streamed and not", told.stdout.split()[1])
     body = json.dumps({"model": "demo", "input": "Tell me a story.", "max_output_tokens": 8})
     command = [curl, "-sN", f"{url}/v1/responses", "-H", "Content-Type: application/json", "-d"]
     whole = subprocess.run([*command, body], capture_output=True, check=True, timeout=MAX_S)

@@ -13,12 +13,12 @@ from orchestrator.parsing import (
     ToolUse,
     collect,
 )
-from orchestrator.parsing.call_grammar import forced_calls, strict_calls
+from orchestrator.parsing.call_grammar import calls_or_json, forced_calls, strict_calls
 from orchestrator.parsing.formats import TAGS
 from orchestrator.parsing.rules import Rules
 from orchestrator.tasks.tools import Tool
 from tests.support.fake_worker import tokenizer_json
-from worker.protocol import GrammarKind, InvalidGrammar
+from worker.protocol import Grammar, GrammarKind, InvalidGrammar
 
 HERMES, LLAMA3, MISTRAL, QWEN3_CODER, GLM45, DEEPSEEK, HARMONY = CallFormat
 THINK = TAGS["think"]
@@ -103,13 +103,17 @@ ALL = [
 
 
 def takes(text: str, use: ToolUse, format: OutputFormat, **options: bool) -> bool:
-    llguidance = pytest.importorskip("llguidance", reason="the engine of grammars")
-    tokenizer = llguidance.LLTokenizer(tokenizer_json().decode())
     is_thinking = options.pop("is_thinking", False)
     special = {5: "<|end|>"}  # of this tokenizer's, the only one that a format has too
     forced = forced_calls(use, format, Rules(special, **options))
     rules = forced.begun if is_thinking else forced.usual
     assert rules is not None
+    return matches(text, rules)
+
+
+def matches(text: str, rules: Grammar) -> bool:
+    llguidance = pytest.importorskip("llguidance", reason="the engine of grammars")
+    tokenizer = llguidance.LLTokenizer(tokenizer_json().decode())
     grammar = llguidance.LLMatcher.grammar_from_lark(rules.text)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
     assert not matcher.get_error()
@@ -136,6 +140,45 @@ def test_forced_calls(format: OutputFormat, text: str, arguments: list[str]) -> 
     one = ToolUse(TOOLS, must_call=True, only_one_call=True)
     assert takes(text, one, format) is (len(arguments) == 1)
     assert not takes(text, ToolUse(TOOLS, must_call=True, only="add", only_one_call=True), format)
+
+
+@pytest.mark.parametrize(("format", "text", "arguments"), ALL)
+def test_calls_or_the_form_of_the_answer(
+    format: OutputFormat, text: str, arguments: list[str]
+) -> None:
+    """Where the model may call, a form of the answer must not keep it from that."""
+    schema = {
+        "type": "object",
+        "title": "::=",
+        "properties": {"colour": {"enum": ["red"]}, "x": {"pattern": "(?!x)y"}},
+        "required": ["colour"],
+    }
+    asked = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), lenient=True)
+    grammar = calls_or_json(asked, ToolUse(TOOLS), format, Rules({5: "<|end|>"}))
+    if format.calls in (LLAMA3, HARMONY):
+        assert grammar is None
+        return
+    assert grammar is not None
+    for right in (text, '{"colour":"red"}'):
+        assert matches(right, grammar)
+    for wrong in ("", "Well", '{"colour":"blue"}', '{"colour":"red","y":1}', text[:-1]):
+        assert not matches(wrong, grammar)
+    spaced = Grammar(GrammarKind.JSON_OBJECT, spaced=True)
+    grammar = calls_or_json(spaced, ToolUse(TOOLS), format, Rules({5: "<|end|>"}))
+    assert grammar is not None and matches('{ "any": [1] }', grammar)
+
+
+def test_other_forms_stay_alone() -> None:
+    for kind, text in ((GrammarKind.REGEX, "a+"), (GrammarKind.CHOICE, '["a"]')):
+        grammar = Grammar(kind, text)
+        assert calls_or_json(grammar, ToolUse(TOOLS), OutputFormat(HERMES), Rules({})) is None
+
+
+@pytest.mark.parametrize("text", ["{", "1", '{"multipleOf": 1}}'])
+def test_a_form_that_is_no_schema_is_refused(text: str) -> None:
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, text)
+    with pytest.raises(InvalidGrammar):
+        calls_or_json(grammar, ToolUse(TOOLS), OutputFormat(HERMES), Rules({}))
 
 
 @pytest.mark.parametrize(("format", "text", "arguments"), ALL)

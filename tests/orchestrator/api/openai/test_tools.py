@@ -419,6 +419,23 @@ async def test_strict_tools(make_worker: MakeWorker, make_service: MakeService) 
     assert worker.submits[-1].grammar is None
 
 
+async def test_a_form_of_the_answer_leaves_the_tools_callable(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(**CARD | {"grammars": "llguidance"})
+    service = await make_service(worker)
+    body = ASK | {"response_format": {"type": "json_object"}}
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    for said, called in ((call, ["get_weather"]), ('{"a":1}', [])):
+        worker.plan = lambda submit, said=said: says(said)
+        (choice,) = (await answer_of(service, PATH, body))["choices"]
+        calls = choice["message"].get("tool_calls") or []
+        assert [one["function"]["name"] for one in calls] == called
+        assert (choice["message"]["content"] or "") == ("" if called else said)
+    grammar = worker.submits[-1].grammar
+    assert grammar is not None and grammar.kind == "lark" and "get_weather" in grammar.text
+
+
 @pytest.mark.parametrize("choice", FORCED)
 async def test_no_call_is_forced_without_a_grammar_engine(service: Service, choice: object) -> None:
     error = (await answer_of(service, PATH, ASK | {"tool_choice": choice}, status=400))["error"]
