@@ -309,9 +309,7 @@ def test_triton_is_told_what_to_show_and_whether_to_ask(mutual: bool) -> None:
 def test_a_pool_has_its_tritons_and_its_orchestrator_speak_it() -> None:
     made = certificates()
     text = '[orchestrator]\n[[instances]]\nname = "a"\nmodel = "demo"\n'
-    table = (
-        f'[pool.triton_tls]\ncertificate = "{made.server.certificate}"\nkey = "{made.server.key}"\n'
-    )
+    table = f'[lanes.tls]\ncertificate = "{made.server.certificate}"\nkey = "{made.server.key}"\n'
     before, after = wishes_of(parse_pool_file(text)), wishes_of(parse_pool_file(table + text))
     triton, beside = after["a"], after["orchestrator"]
     assert isinstance(triton, InstanceSpec) and isinstance(beside, OrchestratorSpec)
@@ -323,6 +321,11 @@ def test_a_pool_has_its_tritons_and_its_orchestrator_speak_it() -> None:
     assert [before[name].digest == after[name].digest for name in after] == [False, False]
     with pytest.raises(PoolFileInvalid, match="certificate and key go together"):
         parse_pool_file(table.rpartition("key =")[0])
+    renamed = r"pool\.toml:1: pool\.triton_tls: this table is now \[lanes\.tls\]"
+    with pytest.raises(PoolFileInvalid, match=renamed):
+        parse_pool_file(table.replace("lanes.tls", "pool.triton_tls"))
+    with pytest.raises(PoolFileInvalid, match=r"lanes\.tls\.cert: unknown key; did you mean"):
+        parse_pool_file(table + 'cert = "x"\n')
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────
