@@ -40,7 +40,7 @@ def test_more_load_needs_more_and_a_longer_deadline_fewer() -> None:
     assert counts == sorted(set(counts))
     assert all(found.kept >= 0.99 for found in needed)
     assert estimate(MODEL, loads[-1], counts[-1] - 2).kept < 0.99
-    tight = replace(loads[-1], deadline_ms=1200.0)
+    tight = replace(loads[-1], deadline_ms=700.0)
     assert plan_fleet(MODEL, tight).enough.instances > counts[-1]
 
 
