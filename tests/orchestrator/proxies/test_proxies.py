@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from h2.errors import ErrorCodes
 
 from orchestrator.api.http.accepting import widen_backlog
@@ -263,3 +265,24 @@ async def h2load(proxy: Proxy, folder: Path, body: dict[str, object]) -> str:
     )
     said, _ = await process.communicate()
     return said.decode()
+
+
+def test_envoy_and_an_ingress_say_what_nginx_does() -> None:
+    """Neither runs here: what they have in common with the recipes that do is held equal."""
+    nginx = (proxies.RECIPES / "nginx.conf").read_text()
+    ingress = yaml.safe_load((proxies.RECIPES / "ingress.yaml").read_text())
+    for name, value in ingress["metadata"]["annotations"].items():
+        setting = name.rpartition("/")[2].replace("-", "_")
+        setting = "client_max_body_size" if setting == "proxy_body_size" else setting
+        assert re.search(rf"^\s*{setting} {value}s?;", nginx, re.M), name
+    envoy = yaml.safe_load((proxies.RECIPES / "envoy.yaml").read_text())
+    (listener,), (cluster,) = (
+        envoy["static_resources"][name] for name in ("listeners", "clusters")
+    )
+    (chain,) = listener["filter_chains"]
+    manager = chain["filters"][0]["typed_config"]
+    (route,) = manager["route_config"]["virtual_hosts"][0]["routes"]
+    assert route["route"]["retry_policy"]["retry_on"] == "connect-failure"
+    assert route["route"]["cluster"] == cluster["name"] == "tidegate"
+    assert cluster["health_checks"][0]["http_health_check"]["path"] == "/health/ready"
+    assert f"proxy_read_timeout {manager['stream_idle_timeout']};" in nginx
