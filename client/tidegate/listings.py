@@ -101,7 +101,7 @@ class InstancePrediction(msgspec.Struct, frozen=True):
     jobs: int = 0
     spread: float = 0.0
     pace: InstancePace | None = None
-    """None where the service is too old to tell."""
+    """Measured times; unset where the service is too old to tell."""
 
 
 class Instance(msgspec.Struct, frozen=True):
@@ -136,7 +136,7 @@ class Instance(msgspec.Struct, frozen=True):
     gates: dict[str, Gate] = {}
     swap: SwapState | None = None
     prediction: InstancePrediction | None = None
-    """None until its steps have been measured."""
+    """How surely its times are predicted; unset until its steps have been measured."""
 
 
 class InstanceList(msgspec.Struct, frozen=True):

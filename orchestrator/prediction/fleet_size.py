@@ -65,7 +65,7 @@ class FleetPlan:
 
     enough: FleetEstimate
     with_more: FleetEstimate
-    """The same instances under a tenth more load."""
+    """``enough`` instances under a tenth more load."""
     enough_for_more: FleetEstimate
     """The fewest instances that keep as much of a tenth more load."""
 
