@@ -157,6 +157,8 @@ class _Instance:
     """Rows that step together. Of several steps in which nothing changes only the end is played."""
 
     number: int
+    joining: list[_Request] = field(default_factory=list)
+    """Rows that begin with the next step."""
     prompts: deque[_Request] = field(default_factory=deque)
     """Rows whose prompt is not computed yet, in order."""
     ends: list[tuple[int, int, _Request]] = field(default_factory=list)
@@ -171,7 +173,7 @@ class _Instance:
 
     @property
     def rows(self) -> int:
-        return len(self.prompts) + len(self.ends)
+        return len(self.joining) + len(self.prompts) + len(self.ends)
 
 
 class _Simulation:
@@ -188,7 +190,6 @@ class _Simulation:
         self._events: list[tuple[float, int, int, _Instance]] = []
         self._order = 0
         self._patience_ms = load.deadline_ms - _service_ms(model, load.work, rows)
-        self.lost = 0
         self.totals_ms: list[float] = []
         self.waits_ms: list[float] = []
         self.row_ms = 0.0
@@ -201,7 +202,6 @@ class _Simulation:
             self._waiting.append(_Request(now_ms, new, work.output_tokens - 1))
             self._dispatch(now_ms)
         self._play_until(math.inf)
-        self.lost += len(self._waiting)
 
     def _play_until(self, now_ms: float) -> None:
         while self._events and self._events[0][0] <= now_ms:
@@ -215,8 +215,7 @@ class _Simulation:
         while self._waiting:
             request = self._waiting[0]
             if now_ms - request.came_ms > self._patience_ms:
-                self._waiting.popleft()
-                self.lost += 1
+                self._waiting.popleft()  # certain to be late
                 continue
             instance = self._least_taken()
             if instance is None:
@@ -244,7 +243,7 @@ class _Simulation:
             if boundary_ms < instance.until_ms - 1e-6:
                 instance.until_ms = boundary_ms
                 self._foresee(instance)
-        instance.prompts.append(request)
+        instance.joining.append(request)
         self._count(instance, instance.rows - 1)
         if was_idle:
             self._go_on(instance, now_ms)
@@ -253,6 +252,8 @@ class _Simulation:
         """Begin the next steps, up to the first in which something changes."""
         if not instance.rows or instance.until_ms > now_ms:
             return
+        instance.prompts.extend(instance.joining)
+        instance.joining.clear()
         model, rows = self._model, instance.rows
         each_ms = (model.base_ms + model.row_ms * rows) * model.mid
         steps = 1
@@ -273,7 +274,7 @@ class _Simulation:
 
     def _steps_over(self, instance: _Instance, now_ms: float) -> None:
         rows = instance.rows
-        self.row_ms += rows * (now_ms - instance.began_ms)
+        self.row_ms += (rows - len(instance.joining)) * (now_ms - instance.began_ms)
         instance.step += max(1, round((now_ms - instance.began_ms) / instance.each_ms))
         left = self._model.step_tokens
         while instance.prompts and left:
