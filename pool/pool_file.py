@@ -98,12 +98,25 @@ class PoolSettings(_Strict):
     """Address that orchestrators are told instead, if they reach this machine by another name."""
     open: bool = False
     """Whether clients off loopback, too, may generate without a token."""
-    triton_tls: Tls | None = None
-    """``[pool.triton_tls]``: TLS at the Tritons' gRPC ports (docs/operating.md)."""
     triton: Path | None = None
     """A server to use rather than the first that is found."""
     metrics_port: Port | None = None
     """Port of the manager's own metrics, on loopback; none by default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_renamed(cls, value: object) -> object:
+        if isinstance(value, dict) and "triton_tls" in value:
+            said = {"said": "this table is now [lanes.tls]", "name": "triton_tls"}
+            raise PydanticCustomError("setting", "{said}", said)
+        return value
+
+
+class LanesTable(_Strict):
+    """``[lanes]``: connections between the Tritons and the orchestrator beside them."""
+
+    tls: Tls | None = None
+    """``[lanes.tls]``: TLS at the Tritons' gRPC ports (docs/operating.md)."""
 
 
 class OrchestratorsSettings(_Strict):
@@ -225,6 +238,7 @@ class PoolFile(_Strict):
     """The whole file."""
 
     pool: PoolSettings = PoolSettings()
+    lanes: LanesTable = LanesTable()
     orchestrators: OrchestratorsSettings = OrchestratorsSettings()
     orchestrator: OrchestratorSettings | None = None
     instances: tuple[InstanceSettings, ...] = ()
@@ -392,6 +406,7 @@ def _known_beside(keys: tuple[str | int, ...]) -> tuple[str, ...]:
     """The keys that may stand where an unknown one was found."""
     models: dict[str, type[BaseModel]] = {
         "pool": PoolSettings,
+        "lanes": Tls if "tls" in keys else LanesTable,
         "orchestrators": OrchestratorsSettings,
         "orchestrator": OrchestratorSettings,
         "instances": PortsSettings if "ports" in keys else InstanceSettings,

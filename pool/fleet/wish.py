@@ -89,8 +89,8 @@ def wishes_of(file: PoolFile) -> dict[str, AnySpec]:
     if file.orchestrator is not None:
         told = file.orchestrator
         settings = {variable_of("TIDEGATE_", n): _spelled(v) for n, v in told.settings.items()}
-        if file.pool.triton_tls is not None:
-            settings[SETTING] = spell_tls(file.pool.triton_tls)
+        if file.lanes.tls is not None:
+            settings[SETTING] = spell_tls(file.lanes.tls)
         beside = OrchestratorSpec(told.host, told.port, settings, file.pool.drain_s)
         wishes[beside.name] = beside
     return wishes
@@ -108,7 +108,7 @@ def _wish(file: PoolFile, entry: InstanceSettings, name: str, at: int) -> Instan
         host=file.pool.host,
         vram_gib=entry.vram_gib,
         load_timeout_s=file.pool.load_timeout_s,
-        tls=file.pool.triton_tls,
+        tls=file.lanes.tls,
     )
 
 

@@ -14,12 +14,14 @@ from tritonclient.grpc import InferenceServerClient, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from catalog.paths import MODEL_REPOSITORY
+from orchestrator.errors import TidegateError
+from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lanes.wire import to_frame, to_request
 from pool.process.process import children_of
 from pool.units.triton_control import TritonControl
 from tests.e2e.conftest import Stack
 from tests.support.stack import Orchestrator, Triton, eventually, running
-from worker.protocol import PROTOCOL_VERSION, Code, Frame, Open
+from worker.protocol import PROTOCOL_VERSION, Code, Frame, Open, Swap
 
 pytestmark = pytest.mark.e2e
 
@@ -70,13 +72,15 @@ async def first_frame(address: str, token: str = "") -> Frame:
         return frame
 
 
-async def test_a_stranger_opens_no_lane_and_drains_nothing(guarded: Stack) -> None:
+async def test_a_stranger_opens_no_lane_drains_and_swaps_nothing(guarded: Stack) -> None:
     for token in ("", TOKEN[:-1]):
         frame = await first_frame(guarded.triton.grpc, token)
         assert frame.error is not None and frame.error.code is Code.UNAUTHENTICATED
         assert frame.card is None and frame.cache is None
         async with TritonControl(guarded.triton.grpc) as control:
             assert not await control.drain("llm", 0.0, 10.0, token=token)
+        with pytest.raises(TidegateError, match="token"):
+            await ask_for_swap(guarded.triton.grpc, Swap({"model_path": "/"}, token=token), print)
     assert (await first_frame(guarded.triton.grpc, TOKEN)).card is not None
     assert generates(guarded)
 

@@ -181,6 +181,7 @@ class FakeWorker:
         """Triton refuses whatever is sent; lanes live on."""
         self.step_ms: float | None = None
         """Tells a step of so long for every token; None: it does not count its steps."""
+        self.kv_blocks = 100
         self.tokens_total = 0
         self.jobs_total = 0
         self.drain_left_ms: float | None = None
@@ -310,9 +311,9 @@ class FakeWorker:
         used = self.running
         steps = 0 if self.step_ms is None else self.tokens_total
         return WorkerStats(
-            kv_blocks_total=100,
+            kv_blocks_total=self.kv_blocks,
             kv_blocks_used=used,
-            kv_blocks_free=100 - used,
+            kv_blocks_free=self.kv_blocks - used,
             running=used + self.foreign - sum(lane.paused for lane in self.lanes),
             waiting=0,
             step_ms=1.0,

@@ -10,6 +10,7 @@ from tidegate.cli.measure import bench, top
 from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload, swap
 from tidegate.cli.picker import picker
+from tidegate.cli.plan import plan
 from tidegate.cli.pool import pool
 from tidegate.cli.serve import serve
 from tidegate.cli.slot import slot
@@ -76,6 +77,7 @@ for command in (
     top,
     bench,
     doctor,
+    plan,
     drain,
     swap,
     reload,

@@ -3,6 +3,7 @@
 Imported after ``runtime.add_to_path``, which finds ``orchestrator``.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from catalog.paths import state_dir
 from pool.preflight.checkup import Finding, Verdict, WantedService, examine
+from tidegate.cli import scaling
 from tidegate.cli.terminal import console, print_json
 
 _MARKS = {
@@ -24,7 +26,7 @@ def run(device: str | None, triton: Path | None, host: str, port: int, *, as_jso
     wanted = WantedService(state_dir(), device, triton, host, port)
     found: list[Finding] = []
     out = console()
-    for finding in examine(wanted):
+    for finding in _all_of(wanted):
         found.append(finding)
         if not as_json:
             out.print(_line(finding), soft_wrap=True)
@@ -37,6 +39,14 @@ def run(device: str | None, triton: Path | None, host: str, port: int, *, as_jso
     else:
         out.print("\nIt can serve" + (f"; {warns} could be better." if warns else "."))
     return 1 if fails else 0
+
+
+def _all_of(wanted: WantedService) -> Iterator[Finding]:
+    """What there is to say of the machine, and of the service that already runs at that port."""
+    yield from examine(wanted)
+    about_load = scaling.look(wanted.host, wanted.port) if wanted.port else None
+    if about_load is not None:
+        yield about_load
 
 
 def _line(finding: Finding) -> Text:

@@ -1,5 +1,6 @@
 """TLS and mutual TLS on every way to Triton, beside gRPC's own servers (OR-25)."""
 
+import ast
 import asyncio
 import json
 from collections.abc import AsyncIterator
@@ -309,9 +310,7 @@ def test_triton_is_told_what_to_show_and_whether_to_ask(mutual: bool) -> None:
 def test_a_pool_has_its_tritons_and_its_orchestrator_speak_it() -> None:
     made = certificates()
     text = '[orchestrator]\n[[instances]]\nname = "a"\nmodel = "demo"\n'
-    table = (
-        f'[pool.triton_tls]\ncertificate = "{made.server.certificate}"\nkey = "{made.server.key}"\n'
-    )
+    table = f'[lanes.tls]\ncertificate = "{made.server.certificate}"\nkey = "{made.server.key}"\n'
     before, after = wishes_of(parse_pool_file(text)), wishes_of(parse_pool_file(table + text))
     triton, beside = after["a"], after["orchestrator"]
     assert isinstance(triton, InstanceSpec) and isinstance(beside, OrchestratorSpec)
@@ -323,6 +322,33 @@ def test_a_pool_has_its_tritons_and_its_orchestrator_speak_it() -> None:
     assert [before[name].digest == after[name].digest for name in after] == [False, False]
     with pytest.raises(PoolFileInvalid, match="certificate and key go together"):
         parse_pool_file(table.rpartition("key =")[0])
+    renamed = r"pool\.toml:1: pool\.triton_tls: this table is now \[lanes\.tls\]"
+    with pytest.raises(PoolFileInvalid, match=renamed):
+        parse_pool_file(table.replace("lanes.tls", "pool.triton_tls"))
+    with pytest.raises(PoolFileInvalid, match=r"lanes\.tls\.cert: unknown key; available: ca"):
+        parse_pool_file(table + 'cert = "x"\n')
+
+
+def test_no_connection_to_triton_passes_by_the_settings_of_tls() -> None:
+    """gRPC channels are opened in one module, and whoever opens a call or a channel there hands
+    over these settings."""
+    root = Path(__file__).parents[3]
+    opened = 0
+    for package in ("catalog", "orchestrator", "pool", "worker", "client/tidegate"):
+        for source in (root / package).rglob("*.py"):
+            for call in ast.walk(ast.parse(source.read_text())):
+                if not isinstance(call, ast.Call):
+                    continue
+                name = call.func.attr if isinstance(call.func, ast.Attribute) else None
+                name = call.func.id if isinstance(call.func, ast.Name) else name
+                if name in ("insecure_channel", "secure_channel"):
+                    assert source == root / "orchestrator/lanes/tls.py", source
+                elif name in ("open_call", "open_channel"):
+                    opened += 1
+                    assert "tls" in ast.unparse(call), f"{source}:{call.lineno}"
+                else:
+                    assert name != "InferenceServerClient", source
+    assert opened >= 6  # lanes, the plain lane, swaps, two of slots, the launcher's questions
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────
