@@ -55,7 +55,7 @@ def test_extras_are_those_of_the_project_and_enough_for_the_pool_file() -> None:
 def test_an_image_runs_as_nobody_in_particular_and_says_what_it_is(stage: str) -> None:
     text = STAGES[stage]
     assert re.findall(r"^USER (\S+)$", text, re.M)[-1] == "10001:10001"
-    assert "useradd --system --uid 10001" in text
+    assert "useradd --no-log-init --uid 10001" in text
     assert f'image.version="{PROJECT["version"]}"' in text
     assert f'image.licenses="{PROJECT["license"]}"' in text
     assert re.search(r"^STOPSIGNAL SIGTERM$", text, re.M)
