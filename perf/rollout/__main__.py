@@ -66,7 +66,10 @@ async def _main() -> int:
         try:
             await cluster.start(args.workers, args.orchestrators)
             clients = Clients(cluster.endpoints, args.clients, args.seed)
-            took = await play(cluster, clients)
+            try:
+                took = await play(cluster, clients)
+            finally:
+                await clients.close()
             await cluster.end()
         finally:
             cluster.kill()

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import aiohttp
 
+from perf.rollout.pods import TOKEN
+
 LENGTHS: Final = (16, 96, 240)
 """Tokens of answers: at 20 ms each the longest take 5 s, less than a drain."""
 _SILENT_S: Final = 30.0
@@ -53,7 +55,7 @@ class Clients:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=_SILENT_S)
         # No connection is used twice, so that each goes where the endpoints say by then.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        headers = {"Authorization": "Bearer admin"}
+        headers = {"Authorization": f"Bearer {TOKEN}"}
         self._http = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
         for tokens in LENGTHS:
             outcome, text = await self._ask(tokens, False, random.Random(0))
@@ -66,6 +68,12 @@ class Clients:
         """Let every client get its answer; nobody asks anew."""
         self._stopping.set()
         await asyncio.gather(*self._tasks)
+
+    async def close(self) -> None:
+        """Break off what still runs."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._http is not None:
             await self._http.close()
 

@@ -16,12 +16,16 @@ from typing import Final
 
 from perf.load.connection import HOST
 from pool.process.http_get import http_status
+from pool.process.logs import tail
 from pool.process.ports import free_ports
 
 SLEEP_S: Final = 2.0
 """Seconds for which ``preStop`` waits for proxies to hear that the pod goes."""
 DRAIN_S: Final = 10.0
 GRACE_S: Final = SLEEP_S + DRAIN_S + 8.0
+TOKEN: Final = "clients"
+"""Token that clients show."""
+_ADMIN_TOKEN: Final = "operators"
 _READY_S: Final = 120.0
 _POLL_S: Final = 0.1
 _TIDEGATE: Final = (sys.executable, "-P", "-m", "tidegate")
@@ -39,6 +43,8 @@ class Pod:
     probe: tuple[int, str]
     log: Path
     pre_stop: tuple[str, ...] = ()
+    """Command of the hook, which runs in ``env`` and ``pre_stop_env``; empty for no hook."""
+    pre_stop_env: Mapping[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -56,7 +62,7 @@ class Pod:
         ends_at = time.monotonic() + _READY_S
         while await http_status(HOST, *self.probe) != 200:
             if self.process.returncode is not None or time.monotonic() > ends_at:
-                raise RuntimeError(f"{self.name} did not become ready; its log is {self.log}")
+                raise RuntimeError(f"{self.name} did not become ready:\n{tail(self.log)}")
             await asyncio.sleep(_POLL_S)
 
     async def delete(self) -> tuple[float, bool]:
@@ -67,9 +73,8 @@ class Pod:
             async with asyncio.timeout(GRACE_S):
                 if self.pre_stop:
                     await asyncio.sleep(SLEEP_S)
-                    hook = await asyncio.create_subprocess_exec(
-                        *_TIDEGATE, *self.pre_stop, env={**os.environ, **self.env}
-                    )
+                    env = {**os.environ, **self.env, **self.pre_stop_env}
+                    hook = await asyncio.create_subprocess_exec(*_TIDEGATE, *self.pre_stop, env=env)
                     await hook.wait()
                 if self.process.returncode is None:
                     self.process.terminate()
@@ -191,9 +196,8 @@ class Cluster:
             "TIDEGATE_INSTANCES": f"file:{self._names}",
             "TIDEGATE_HEALTH__PORT": str(health),
             "TIDEGATE_SHUTDOWN__GRACE_S": "5",
-            "TIDEGATE_TOKEN": "admin",
-            "TIDEGATE_ADMIN_TOKEN": "admin",
-            "TIDEGATE_URL": f"http://{HOST}:{port}",
+            "TIDEGATE_TOKEN": TOKEN,
+            "TIDEGATE_ADMIN_TOKEN": _ADMIN_TOKEN,
         }
         return Pod(
             name,
@@ -203,4 +207,5 @@ class Cluster:
             (health, "/health/ready"),
             self._folder / f"{name}.log",
             ("drain", "--grace", f"{DRAIN_S:g}"),
+            {"TIDEGATE_TOKEN": _ADMIN_TOKEN, "TIDEGATE_URL": f"http://{HOST}:{port}"},
         )

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,16 @@ def test_the_grace_holds_the_drain(overlay: str) -> None:
     assert drain + 10 <= pod_of(worker)["terminationGracePeriodSeconds"]
     # What is moved to other workers has to fit into the drain of an orchestrator, too.
     assert drain <= int(found[2])
+
+
+@needs_kubectl
+@each_overlay
+def test_images_are_those_of_this_version(overlay: str) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for one in of_kind(rendered(overlay), *WORKLOADS):
+        image, _, tag = container_of(one)["image"].rpartition(":")
+        assert image and tag != "latest", container_of(one)["image"]
+        assert tag == version or not image.startswith("tidegate")
 
 
 @needs_kubectl
