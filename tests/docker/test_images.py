@@ -43,6 +43,7 @@ def test_extras_are_those_of_the_project_and_enough_for_the_pool_file() -> None:
     }
     known = PROJECT["optional-dependencies"].keys()
     assert all(named <= known for named in extras.values())
+    assert "fleet" not in known or "fleet" in extras["CPU_EXTRAS"], "orchestrators run on it"
     pool = tomllib.loads((FOLDER / "pool.toml").read_text())
     assert any("devices" in instance for instance in pool["instances"])
     assert "gpu" in extras["EXTRAS"], "a pool looks at its GPUs by nvidia-ml-py"
