@@ -1,7 +1,10 @@
 """The manifests for Kubernetes are valid, and fit each other and the code. No cluster ran them."""
 
+import json
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -281,6 +284,21 @@ def test_scalers_ask_for_metrics_that_there_are() -> None:
         assert names
         for name in names:
             assert name in known or re.sub(r"_(bucket|sum|count)$", "", name) in known
+
+
+@needs_kubectl
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not here (Debian: apt install prometheus)"
+)
+def test_prometheus_understands_the_scalers_queries(tmp_path: Path) -> None:
+    queries = find(of_kind(rendered("fleet"), "ScaledObject"), "query")
+    rules = [{"record": f"query:{n}", "expr": query} for n, query in enumerate(queries)]
+    file = tmp_path / "rules.yaml"  # JSON is YAML
+    file.write_text(json.dumps({"groups": [{"name": "scalers", "rules": rules}]}))
+    done = subprocess.run(
+        ["promtool", "check", "rules", file], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_rules_are_those_of_the_alerts() -> None:
