@@ -144,8 +144,8 @@ class Cluster:
         for old in list(self._orchestrators):
             await self._add_orchestrator()
             self.endpoints.remove(old.address)
-            self._orchestrators.remove(old)
             self.ended.add(old, *await old.delete())
+            self._orchestrators.remove(old)  # only now: a run that is broken off kills what is left
 
     def kill(self) -> None:
         """Send SIGKILL to whatever still runs."""
