@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from orchestrator.errors import (
     QueueFull,
     TidegateError,
 )
+from orchestrator.ids import Ids
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.loading.demand import ModelDemand
@@ -53,6 +53,7 @@ from orchestrator.telemetry.narration import DISCONNECTED, TOO_SLOW, narrate
 from worker.protocol import AbortCause, Grammar, ModelCard
 
 if TYPE_CHECKING:
+    from orchestrator.state.fleet import Fleet
     from orchestrator.tasks.spans import Tracing
 
 T = TypeVar("T")
@@ -120,9 +121,12 @@ class Orchestrator:
         clock: Clock,
         rng: random.Random,
         tracing: "Tracing | None" = None,
+        *,
+        ids: Ids | None = None,
+        fleet: "Fleet | None" = None,
     ) -> None:
-        """``rng`` makes task ids; knowing one is enough to read its text. Without ``tracing`` no
-        traces are sent."""
+        """``rng`` makes seeds, and ids where ``ids`` does not. Without ``tracing`` no traces are
+        sent; without ``fleet`` the orchestrator is alone."""
         self.stages = stages
         self.metrics = metrics
         self.clock = clock
@@ -144,6 +148,8 @@ class Orchestrator:
         self.runs = Runs(clock)
         self.durable_default = config.durable_default
         self.isolate_tenants = config.isolate_tenants
+        self.ids = Ids(rng) if ids is None else ids
+        self.fleet = fleet
         self._rng = rng
         self._live: dict[Task, None] = {}
         """Every task that has not ended, the oldest first; an ordered set."""
@@ -562,7 +568,7 @@ class Orchestrator:
         self.task_over.set()
 
     def _new_id(self) -> str:
-        return uuid.UUID(int=self._rng.getrandbits(128), version=4).hex
+        return self.ids.new()
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from orchestrator.settings.sections import (
     ResponseSettings,
     ShutdownSettings,
     SlotSettings,
+    StateSettings,
     StreamSettings,
     StructuredOutputSettings,
     TaskSettings,
@@ -133,6 +134,7 @@ class Settings(BaseSettings):
     responses: ResponseSettings = ResponseSettings()
     sessions: SessionConfig = SessionConfig()
     journal: JournalSettings = Field(default_factory=JournalSettings)
+    state: StateSettings = StateSettings()
     batches: BatchSettings = BatchSettings()
     slots: SlotSettings = SlotSettings()
     shutdown: ShutdownSettings = ShutdownSettings()

@@ -8,7 +8,6 @@ that it could finish in time.
 
 import asyncio
 import random
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from orchestrator.errors import (
     InstanceLost,
     TidegateError,
 )
+from orchestrator.ids import Ids
 from orchestrator.lanes import LaneConfig
 from orchestrator.prediction.feasibility import FeasibilityConfig, RefusalStats
 from orchestrator.slots.admission import SlotAdmission
@@ -77,9 +77,10 @@ class Slots:
         config: SlotsConfig,
         clock: Clock,
         rng: random.Random,
+        ids: Ids | None = None,
     ) -> None:
-        """``rng`` makes ids, which let a holder of the right key fetch a slot's files. It also
-        draws the sample of refusals that are not carried out."""
+        """``ids``, or ``rng`` without them, makes ids, which let a holder of the right key fetch
+        a slot's files. ``rng`` also draws the sample of refusals that are not carried out."""
         self.fleet = fleet
         self.ledger = ledger
         self.store = store
@@ -87,7 +88,7 @@ class Slots:
         """Called whenever a slot has ended."""
         self._config = config
         self._clock = clock
-        self._rng = rng
+        self._ids = Ids(rng) if ids is None else ids
         self._live: set[Slot] = set()
         self._waiting = waiting = WaitingSlots(fleet, clock)
         self._admission = SlotAdmission(
@@ -103,7 +104,7 @@ class Slots:
 
         Whatever happens, it is counted as offered and ends in exactly one outcome.
         """
-        slot = Slot(uuid.UUID(int=self._rng.getrandbits(128), version=4).hex, job)
+        slot = Slot(self._ids.new(), job)
         self.ledger.offered.inc()
         self._live.add(slot)
         slot.on_end.append(self._ended)
