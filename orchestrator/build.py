@@ -186,6 +186,8 @@ def build(
     health.has_tenants = _has_tenants(settings)
     sessions = SessionStore(settings.sessions, clock, ids)
     limiter = Limiter(_rate_limits(settings, keys), clock)
+    if fleet is not None:
+        fleet.share(registry, queue, limiter)
     slots, slot_fleet = _slots(
         common, registry, admission, limiter, ids, is_watching=make_lane is None
     )
@@ -224,6 +226,9 @@ def build(
     metrics.watch(sessions, SESSIONS)
     if stages.batches is not None:
         metrics.watch(stages.batches, BATCHES)
+    if fleet is not None:
+        fleet.watch(metrics)
+        health.fleet = fleet
     recovery = None
     if store is not None and durable is not None:
         metrics.watch(durable, JOURNAL)

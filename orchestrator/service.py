@@ -355,6 +355,8 @@ class Orchestrator:
         if task.job.grammar is not None:
             await self._check_grammar(task, task.job.grammar, encoder.card)
         stages.limits.charge(task)
+        if self.fleet is not None and self.fleet.limits is not None:
+            await self.fleet.limits.take(task)
 
     async def _check_grammar(self, task: Task, grammar: Grammar, card: ModelCard) -> None:
         check = self.grammars

@@ -7,6 +7,7 @@ Those that a package uses as they are stand in it: ``DeadlineConfig``, ``Session
 import hashlib
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -404,6 +405,8 @@ class StateSettings(Section):
         scheme = value.get_secret_value().partition("://")[0]
         if scheme not in ("redis", "rediss", "unix"):
             raise ValueError("expected redis://…, rediss://… or unix://…")
+        if find_spec("redis") is None:
+            raise ValueError("needs the package redis, which is not installed: pip install redis")
         return value
 
 

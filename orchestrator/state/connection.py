@@ -54,6 +54,7 @@ class Names:
         self.prefix = f"{{{prefix}}}:"
         self.layout = f"{self.prefix}layout"
         self.members = f"{self.prefix}members"
+        self.cordons = f"{self.prefix}cordons"
 
     def alive(self, tag: str) -> str:
         """There as long as the orchestrator of that tag is heard of."""

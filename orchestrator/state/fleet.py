@@ -4,14 +4,22 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from orchestrator.admission.rate_limits import Limiter
 from orchestrator.errors import NotReady
 from orchestrator.ids import digits_of, tag_of
+from orchestrator.instances.registry import Registry
+from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.state import connection
 from orchestrator.state.connection import StateConfig
+from orchestrator.state.cordons import Cordons
+from orchestrator.state.limits import SharedLimits
 from orchestrator.state.members import Members
+from orchestrator.state.shares import SlotShares
 from orchestrator.state.takeover import Takeover
 from orchestrator.state.tasks import SharedTasks
 from orchestrator.tasks.journal.records import UnfinishedTask
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.metrics import Metrics, Row
 
 
 class Fleet:
@@ -21,12 +29,27 @@ class Fleet:
         self.config = config
         self.tasks = SharedTasks(config, tag)
         self.members = Members(config, self.tasks, unix)
+        self.forwarded = 0
+        """How many requests were handed on to another member."""
+        self.cordons: Cordons | None = None
+        self.limits: SharedLimits | None = None
         self._takeover: Takeover | None = None
 
     @property
     def taken(self) -> int:
         """How many durable tasks of other processes were taken on."""
         return 0 if self._takeover is None else self._takeover.taken
+
+    def share(self, registry: Registry, queue: TaskQueue[Task], limiter: Limiter) -> None:
+        """Share the instances' slots and cordons, and keys' limits, with the others from the start
+        on."""
+        self.limits = SharedLimits(self.members, self.tasks.names, self.tasks.tag, limiter)
+        SlotShares(self.members, self.tasks.tag, registry, queue)
+        self.cordons = Cordons(self.members, self.tasks.names.cordons, registry)
+
+    def watch(self, metrics: Metrics) -> None:
+        """Publish the fleet's metrics."""
+        metrics.watch(self, FLEET)
 
     def start(
         self, url: str, keys: str, take_on: Callable[[Sequence[UnfinishedTask]], None]
@@ -66,3 +89,35 @@ class Fleet:
                 "again in a moment"
             )
         return None
+
+
+FLEET: tuple[Row[Fleet], ...] = (
+    Row(
+        "gauge",
+        "fleet_members",
+        "orchestrators",
+        "Orchestrators that share the state and are alive, with this one, as far as it knows",
+        lambda fleet: fleet.members.alive,
+    ),
+    Row(
+        "gauge",
+        "fleet_failing",
+        "bool",
+        "1 while the shared store cannot be used, and this orchestrator goes on alone",
+        lambda fleet: bool(fleet.members.fault),
+    ),
+    Row(
+        "counter",
+        "fleet_taken",
+        "tasks",
+        "Durable tasks of other orchestrators that were taken on here",
+        lambda fleet: fleet.taken,
+    ),
+    Row(
+        "counter",
+        "fleet_forwarded",
+        "requests",
+        "Requests that were handed on to the orchestrator that has what they ask for",
+        lambda fleet: fleet.forwarded,
+    ),
+)

@@ -13,6 +13,8 @@ from orchestrator.state.tasks import SharedTasks
 from orchestrator.telemetry.log import fields, service_log
 
 RENEWALS_PER_LEASE = 5
+RENEW_S = 0.25
+"""Longest time between two renewals, in seconds, after which all know what each one has to do."""
 CLOSE_WAIT_S = 1.0
 
 
@@ -24,6 +26,8 @@ class Member(msgspec.Struct, frozen=True):
     keys: str
     """Digest of the keys that it takes: the same at all members of a fleet."""
     since_unix: float
+    demands: dict[str, int] = {}
+    """Jobs that it has on each instance, by address, or would send there."""
 
 
 class Seen(NamedTuple):
@@ -41,10 +45,17 @@ class Members:
         """Why the store cannot be used; empty while all is well."""
         self.others: dict[str, Seen] = {}
         """The other members by tag, as the store last told."""
+        self.renewals = 0
+        """How many renewals have begun."""
         self.has_renewed = False
         """Whether the store has answered once."""
         self.on_seen: list[Callable[[], None]] = []
         """Called after each renewal, with what ``others`` has now."""
+        self.cordons: dict[str, float | None] = {}
+        """Instances that get no new work, by address: when their running work is to be gone, in
+        seconds of the store's clock, None for no limit."""
+        self.describe: Callable[[], dict[str, int]] = dict
+        """Returns this orchestrator's ``demands``."""
         self._config = config
         self._tasks = tasks
         self._names = tasks.names
@@ -66,7 +77,7 @@ class Members:
 
     def start(self, url: str, keys: str) -> None:
         """Join under an address; ``keys`` is a digest of the keys that are taken here."""
-        self._me = Member(url, keys, self._unix())
+        self._me = Member(url, keys, self.store_time())
         self._renewing = asyncio.create_task(self._renew_for_ever(), name="state lease")
 
     async def leave(self) -> None:
@@ -87,7 +98,7 @@ class Members:
             )
 
     async def _renew_for_ever(self) -> None:
-        every_s = self._config.lease_s / RENEWALS_PER_LEASE
+        every_s = min(RENEW_S, self._config.lease_s / RENEWALS_PER_LEASE)
         while True:
             try:
                 await self._renew()
@@ -103,17 +114,15 @@ class Members:
     async def _renew(self) -> None:
         tag, names = self._tasks.tag, self._names
         lease_ms = round(1000 * self._config.lease_s)
+        assert self._me is not None
+        self.renewals += 1
+        me = msgspec.json.encode(msgspec.structs.replace(self._me, demands=self.describe()))
         before = self._unix()
-        answer = await self._client.eval(
-            scripts.RENEW,
-            2,
-            names.alive(tag),
-            names.members,
-            tag,
-            msgspec.json.encode(self._me),
-            lease_ms,
-        )
-        seconds, micros, *found = answer
+        async with self._client.pipeline(transaction=False) as pipe:
+            keys = (names.alive(tag), names.members)
+            pipe.eval(scripts.RENEW, 2, *keys, tag, me, lease_ms)
+            pipe.hgetall(names.cordons)
+            (seconds, micros, *found), cordons = await pipe.execute()
         self.has_renewed = True
         now = (before + self._unix()) / 2
         self._tasks.skew_s = int(seconds) + int(micros) / 1e6 - now
@@ -124,7 +133,15 @@ class Members:
             for at in range(0, len(found), 3)
             if found[at].decode() != tag
         }
+        self.cordons = {
+            address.decode(): msgspec.json.decode(ends, type=float | None)
+            for address, ends in cordons.items()
+        }
         self._warn_of_strangers()
+
+    def store_time(self) -> float:
+        """Now, by the store's clock, in seconds since 1970."""
+        return self._unix() + self._tasks.skew_s
 
     def _warn_of_strangers(self) -> None:
         assert self._me is not None

@@ -91,3 +91,77 @@ if redis.call('SCARD', KEYS[2]) == 0 then redis.call('HDEL', KEYS[4], ARGV[1]) e
 return claimed
 """
 """Take some of a dead member's tasks over. Returns their ids; none once there are no more."""
+
+TAKE = """
+-- ARGV: prefix, tag, tokens, then for each account: name, requests_per_min, tokens_per_min,
+-- concurrent, running here
+local at = redis.call('TIME')
+local now = at[1] + at[2] / 1e6
+local prefix, tag = ARGV[1], ARGV[2]
+local function rate(kind, name) return prefix .. 'rate:' .. kind .. ':' .. name end
+local function paid_until(key) return math.max(now, tonumber(redis.call('GET', key) or '0')) end
+local function wait_s(key, per_min, count)
+  return paid_until(key) - now + (count - 1e-6) * 60 / per_min - 60
+end
+local found = {}
+for i = 4, #ARGV, 5 do
+  local name, requests, tokens = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  local concurrent, running = tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
+  local at_once = prefix .. 'running:' .. name
+  if concurrent > 0 then
+    local all = redis.call('HGETALL', at_once)
+    for each = 1, #all, 2 do
+      if all[each] ~= tag then
+        if redis.call('EXISTS', prefix .. 'alive:' .. all[each]) == 1 then
+          running = running + tonumber(all[each + 1])
+        else
+          redis.call('HDEL', at_once, all[each])
+        end
+      end
+    end
+    if running > concurrent then return {'refused', 'concurrent', name, '0'} end
+  end
+  if requests > 0 and wait_s(rate('requests', name), requests, 1) > 0 then
+    return {'refused', 'requests', name, tostring(wait_s(rate('requests', name), requests, 1))}
+  end
+  if tokens > 0 and wait_s(rate('tokens', name), tokens, tonumber(ARGV[3])) > 0 then
+    local wait = wait_s(rate('tokens', name), tokens, tonumber(ARGV[3]))
+    return {'refused', 'tokens', name, tostring(wait)}
+  end
+end
+for i = 4, #ARGV, 5 do
+  local name = ARGV[i]
+  for kind, more in pairs({requests = {ARGV[i + 1], 1}, tokens = {ARGV[i + 2], ARGV[3]}}) do
+    local per_min = tonumber(more[1])
+    if per_min > 0 then
+      local key = rate(kind, name)
+      local paid = paid_until(key) + more[2] * 60 / per_min
+      redis.call('SET', key, string.format('%.6f', paid), 'PX', math.ceil(1000 * (paid - now)) + 1)
+      found[#found + 1] = kind
+      found[#found + 1] = name
+      found[#found + 1] = string.format('%.6f', paid - now)
+    end
+  end
+  if tonumber(ARGV[i + 3]) > 0 then
+    redis.call('HSET', prefix .. 'running:' .. name, tag, ARGV[i + 4])
+  end
+end
+return found
+"""
+"""Take a request and its tokens from the rates of all accounts, or from none (generic cell rate
+algorithm, as in ``admission.rate_limits``). Returns ``refused`` and the limit that forbids it
+(kind, account, seconds until it would not), else for each rate its kind, account, and seconds until
+it is whole."""
+
+GIVE_BACK = """
+-- ARGV: prefix, tag, name, tokens_per_min, unused tokens, running here
+local key = ARGV[1] .. 'rate:tokens:' .. ARGV[3]
+local paid = redis.call('GET', key)
+if paid and tonumber(ARGV[4]) > 0 then
+  local left = string.format('%.6f', tonumber(paid) - ARGV[5] * 60 / ARGV[4])
+  redis.call('SET', key, left, 'KEEPTTL')
+end
+redis.call('HSET', ARGV[1] .. 'running:' .. ARGV[3], ARGV[2], ARGV[6])
+return 0
+"""
+"""Give back tokens that a request did not use, and say how many requests run here now."""

@@ -38,6 +38,9 @@ class Takeover:
         self._tasks = tasks
         self._take_on = take_on
         self._were_dead: set[str] = set()
+        self._may_have_missed = False
+        """Whether the store may count tasks as this orchestrator's that it has not heard of,
+        because an answer was lost."""
         self._working: asyncio.Task[None] | None = None
         members.on_seen.append(self._look)
 
@@ -51,20 +54,33 @@ class Takeover:
     def _look(self) -> None:
         dead = {tag for tag, seen in self._members.others.items() if not seen.is_alive}
         due, self._were_dead = dead & self._were_dead, dead
-        if due and (self._working is None or self._working.done()):
+        if (due or self._may_have_missed) and (self._working is None or self._working.done()):
             self._working = asyncio.create_task(self._take_all(due), name="takeover")
 
     async def _take_all(self, tags: set[str]) -> None:
-        for tag in tags:
-            try:
+        try:
+            if self._may_have_missed:
+                await self._take_missed()
+            for tag in tags:
                 while ids := await self._claim(tag):
                     await self._take(ids, tag)
                     await asyncio.sleep(PAUSE_S)
-            except connection.FAILURES as error:
-                service_log.warning(
-                    "tasks of another orchestrator were not taken on; will retry",
-                    extra=fields(of=tag, error=connection.told(error)),
-                )
+        except connection.FAILURES as error:
+            self._may_have_missed = True
+            service_log.warning(
+                "tasks of another orchestrator were not taken on; will retry",
+                extra=fields(error=connection.told(error)),
+            )
+
+    async def _take_missed(self) -> None:
+        """Take on what the store counts as this orchestrator's and was never heard of here."""
+        mine = self._tasks.tag
+        held = await self._members.client.smembers(self._tasks.names.held(mine))
+        known = {name.task_id for name in self._tasks.by_number.values()}
+        missed = sorted(_text(each) for each in held if _text(each) not in known)
+        if missed:
+            await self._take(missed, mine)
+        self._may_have_missed = False
 
     async def _claim(self, tag: str) -> list[str]:
         names, mine = self._tasks.names, self._tasks.tag
@@ -95,3 +111,7 @@ class Takeover:
             extra=fields(tasks=len(found), of=tag),
         )
         self._take_on(found)
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name

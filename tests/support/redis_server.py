@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-PASSWORD = "open sesame"  # noqa: S105 - of a server that lives for one test
+PASSWORD = "open sesame"
 START_S = 30.0
 
 

@@ -5,13 +5,17 @@ answers as if it had been asked itself, with the client's own headers and key. W
 here, hangs up there.
 """
 
+from typing import TYPE_CHECKING
+
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
 from orchestrator.api.http.context import CONTEXT
 from orchestrator.errors import NotReady, TidegateError
-from orchestrator.state.fleet import Fleet
+
+if TYPE_CHECKING:  # its library is an extra
+    from orchestrator.state.fleet import Fleet
 
 FORWARDED_HEADER = "x-tidegate-forwarded"
 """Marks a request that another orchestrator has handed on, which is not handed on again."""
@@ -36,9 +40,7 @@ _HOP_BY_HOP = frozenset(
 class Forwarding:
     """Hands requests on. Its connections are closed with the application."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.forwarded = 0
-        """How many requests were handed on."""
+    def __init__(self, fleet: "Fleet") -> None:
         self._fleet = fleet
         self._session: aiohttp.ClientSession | None = None
 
@@ -54,7 +56,7 @@ class Forwarding:
         url = await self._fleet.holder_of(error.item_id)
         if url is None:
             return None
-        self.forwarded += 1
+        self._fleet.forwarded += 1
         return await self._forward(request, url)
 
     async def _forward(self, request: web.Request, url: str) -> web.StreamResponse:

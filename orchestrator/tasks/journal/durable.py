@@ -45,7 +45,10 @@ class DurableTasks:
         """Called with each task that another orchestrator has taken on, because this one had not
         been heard of for too long."""
         self.lost = 0
-        """How many those were."""
+        """How many those were; their outcome is told by the other orchestrator."""
+        self.outdone = 0
+        """How many tasks that have ended here another orchestrator had taken on before: it tells
+        their end, and each is in the outcomes of both."""
         self.boot = store.boot
         self._store = store
         self._clock = clock
@@ -353,7 +356,7 @@ class DurableTasks:
             self.on_lost(entry.task)
         elif ending is not None:
             ending.is_left = True
-            self.lost += 1
+            self.outdone += 1
             ending.recorded()
 
     def _set_fault(self, fault: str) -> None:

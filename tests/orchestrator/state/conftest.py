@@ -41,7 +41,7 @@ class FleetOf:
 
 
 @pytest.fixture
-def fleet_of(make_service: MakeService, store: RedisServer) -> FleetOf:
+def fleet_of(store: RedisServer, make_service: MakeService) -> FleetOf:
     return FleetOf(make_service, store)
 
 
