@@ -179,17 +179,17 @@ def build(
         registry, queue, foresight.placer, foresight.prediction, clock, _admission(settings)
     )
     dispatch = _dispatch(common, registry, foresight, settler)
-    ids = Ids(rng) if fleet is None else Ids(rng, fleet.tasks.tag)
+    tag = "" if fleet is None else fleet.tasks.tag
     store = fleet.tasks if fleet is not None else None if file is None else FileStore(file)
     durable = None if store is None else DurableTasks(store, clock)
     health = HealthBoard(registry, instances.models, queue, admission, durable)
     health.has_tenants = _has_tenants(settings)
-    sessions = SessionStore(settings.sessions, clock, ids)
+    sessions = SessionStore(settings.sessions, clock, Ids(rng, tag))
     limiter = Limiter(_rate_limits(settings, keys), clock)
     if fleet is not None:
         fleet.share(registry, queue, limiter)
     slots, slot_fleet = _slots(
-        common, registry, admission, limiter, ids, is_watching=make_lane is None
+        common, registry, admission, limiter, tag, is_watching=make_lane is None
     )
     health.also_ready.append(lambda: bool(slot_fleet.ready()))
     swaps, demand = _loading(common, registry, foresight)
@@ -213,6 +213,7 @@ def build(
         durable=durable,
         batches=None if file is None else _batches(settings, file, clock),
         slots=slots,
+        fleet=fleet,
     )
     service = ServiceConfig(
         settings.deadlines,
@@ -220,7 +221,7 @@ def build(
         durable_default=settings.journal.durable_by_default,
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
-    orchestrator = Orchestrator(stages, service, metrics, clock, rng, tracing, ids=ids, fleet=fleet)
+    orchestrator = Orchestrator(stages, service, metrics, clock, rng, tracing)
     metrics.watch(queue, QUEUE)
     metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
     metrics.watch(sessions, SESSIONS)
@@ -375,7 +376,7 @@ def _slots(
     registry: Registry,
     admission: Admission,
     limiter: Limiter,
-    ids: Ids,
+    tag: str,
     *,
     is_watching: bool,
 ) -> tuple[Slots, SlotFleet]:
@@ -403,10 +404,10 @@ def _slots(
             attempts=settings.dispatch.attempts,
             grace_s=settings.deadlines.grace_ms / 1000,
             lane=lane_config,
+            tag=tag,
         ),
         clock,
         common.rng,
-        ids,
     )
     metrics.watch(slots, SLOTS)
     metrics.watch(slots.refusals, refusals("slot_", "slots"))
@@ -501,7 +502,7 @@ def journal_config(settings: Settings) -> JournalConfig | None:
 
 
 def make_fleet(settings: Settings, rng: random.Random, unix: Callable[[], float]) -> "Fleet | None":
-    """This orchestrator's part in a fleet; None where it is alone. Blocks, and asks the store
+    """Make one orchestrator's part in a fleet; None where it is alone. Blocks, and asks the store
     nothing yet."""
     state, journal = settings.state, settings.journal
     if state.url is None:

@@ -82,6 +82,8 @@ class Stages:
     """The journal; None where no task can be durable."""
     batches: Batches | None = None
     """Batches, kept beside the journal; None without one."""
+    fleet: "Fleet | None" = None
+    """The orchestrators that this one shares a state with; None for one that is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +123,9 @@ class Orchestrator:
         clock: Clock,
         rng: random.Random,
         tracing: "Tracing | None" = None,
-        *,
-        ids: Ids | None = None,
-        fleet: "Fleet | None" = None,
     ) -> None:
-        """``rng`` makes seeds, and ids where ``ids`` does not. Without ``tracing`` no traces are
-        sent; without ``fleet`` the orchestrator is alone."""
+        """``rng`` makes ids; knowing one is enough to read its text. Without ``tracing`` no traces
+        are sent."""
         self.stages = stages
         self.metrics = metrics
         self.clock = clock
@@ -148,8 +147,8 @@ class Orchestrator:
         self.runs = Runs(clock)
         self.durable_default = config.durable_default
         self.isolate_tenants = config.isolate_tenants
-        self.ids = Ids(rng) if ids is None else ids
-        self.fleet = fleet
+        self.fleet = stages.fleet
+        self.ids = Ids(rng, "" if stages.fleet is None else stages.fleet.tasks.tag)
         self._rng = rng
         self._live: dict[Task, None] = {}
         """Every task that has not ended, the oldest first; an ordered set."""

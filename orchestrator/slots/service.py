@@ -56,13 +56,14 @@ from worker.protocol import AbortCause, Code
 @dataclass(frozen=True, slots=True)
 class SlotsConfig:
     """Settings of slots. ``attempts``: how often a slot is sent at most. ``grace_s``: seconds past
-    a deadline in which a worker may still report it."""
+    a deadline in which a worker may still report it. ``tag``: what ids begin with."""
 
     feasibility: FeasibilityConfig
     max_waiting: int
     attempts: int
     grace_s: float
     lane: LaneConfig
+    tag: str = ""
 
 
 class Slots:
@@ -77,10 +78,9 @@ class Slots:
         config: SlotsConfig,
         clock: Clock,
         rng: random.Random,
-        ids: Ids | None = None,
     ) -> None:
-        """``ids``, or ``rng`` without them, makes ids, which let a holder of the right key fetch
-        a slot's files. ``rng`` also draws the sample of refusals that are not carried out."""
+        """``rng`` makes ids, which let a holder of the right key fetch a slot's files. It also draws
+        the sample of refusals that are not carried out."""
         self.fleet = fleet
         self.ledger = ledger
         self.store = store
@@ -88,7 +88,7 @@ class Slots:
         """Called whenever a slot has ended."""
         self._config = config
         self._clock = clock
-        self._ids = Ids(rng) if ids is None else ids
+        self._ids = Ids(rng, config.tag)
         self._live: set[Slot] = set()
         self._waiting = waiting = WaitingSlots(fleet, clock)
         self._admission = SlotAdmission(

@@ -1,4 +1,4 @@
-"""This orchestrator as one of several: joined at the start, left at the end."""
+"""One orchestrator as a member of a fleet: joins at the start, leaves at the end."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

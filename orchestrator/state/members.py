@@ -1,4 +1,4 @@
-"""Which orchestrators there are: each renews a lease, and sees who else does."""
+"""The orchestrators of a fleet: each renews a lease, and sees who else does."""
 
 import asyncio
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 
 
 class Members:
-    """This orchestrator's lease, and the others."""
+    """One orchestrator's lease, and the other members as it last saw them."""
 
     def __init__(self, config: StateConfig, tasks: SharedTasks, unix: Callable[[], float]) -> None:
         self.fault = ""
