@@ -79,8 +79,8 @@ class Slots:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """``rng`` makes ids, which let a holder of the right key fetch a slot's files. It also draws
-        the sample of refusals that are not carried out."""
+        """``rng`` makes ids, which let a holder of the right key fetch a slot's files. It also
+        draws the sample of refusals that are not carried out."""
         self.fleet = fleet
         self.ledger = ledger
         self.store = store

@@ -5,28 +5,31 @@ from pathlib import Path
 
 import pytest
 
+from perf.stack.store import StoreServer, store_program, store_server
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
-from tests.support.redis_server import RedisServer, redis_program, redis_server
 
 LEASE_S = 0.5
 
 
 @pytest.fixture(scope="session")
 def program() -> str:
-    return redis_program()
+    found = store_program()
+    if found is None:
+        pytest.skip("needs redis-server or valkey-server (apt-get install redis-server)")
+    return found
 
 
 @pytest.fixture
-async def store(program: str, tmp_path: Path) -> AsyncIterator[RedisServer]:
-    async with redis_server(program, tmp_path) as server:
+async def store(program: str, tmp_path: Path) -> AsyncIterator[StoreServer]:
+    async with store_server(program, tmp_path) as server:
         yield server
 
 
 class FleetOf:
     """Makes members of one fleet."""
 
-    def __init__(self, make_service: MakeService, store: RedisServer) -> None:
+    def __init__(self, make_service: MakeService, store: StoreServer) -> None:
         self._make_service = make_service
         self.store = store
 
@@ -41,7 +44,7 @@ class FleetOf:
 
 
 @pytest.fixture
-def fleet_of(store: RedisServer, make_service: MakeService) -> FleetOf:
+def fleet_of(store: StoreServer, make_service: MakeService) -> FleetOf:
     return FleetOf(make_service, store)
 
 
