@@ -86,7 +86,12 @@ class Lifecycle:
         fleet, durable = self._orchestrator.fleet, self._stages.durable
         if fleet is not None and durable is not None and self._recovery is not None:
             durable.on_lost = self._let_go
-            fleet.start(url, keys, self._recovery.take_over)
+            fleet.start(url, keys, self._recovery.take_over, self._may_take_over)
+
+    def _may_take_over(self) -> bool:
+        """Whether tasks of others would get anywhere here."""
+        is_draining = self._stages.admission.draining
+        return not is_draining and any(one.ready for one in self._stages.registry)
 
     def _let_go(self, task: Task) -> None:
         """End a task here that another orchestrator has taken on: it has no outcome here."""

@@ -52,11 +52,16 @@ class Fleet:
         metrics.watch(self, FLEET)
 
     def start(
-        self, url: str, keys: str, take_on: Callable[[Sequence[UnfinishedTask]], None]
+        self,
+        url: str,
+        keys: str,
+        take_on: Callable[[Sequence[UnfinishedTask]], None],
+        may_take: Callable[[], bool],
     ) -> None:
         """Join under ``url``; ``take_on`` is given tasks of others whose end this process has to
-        bring about. ``keys`` is a digest of the keys that are taken here."""
-        self._takeover = Takeover(self.members, self.tasks, take_on)
+        bring about, whenever it ``may_take`` any. ``keys`` is a digest of the keys that are taken
+        here."""
+        self._takeover = Takeover(self.members, self.tasks, take_on, may_take)
         self.members.start(url, keys)
 
     async def close(self) -> None:

@@ -1,6 +1,8 @@
 """The orchestrators of a fleet: each renews a lease, and sees who else does."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -49,6 +51,8 @@ class Members:
         """How many renewals have begun."""
         self.has_renewed = False
         """Whether the store has answered once."""
+        self._back_at = -math.inf
+        """When the store came back after it was away, on the machine's own clock."""
         self.on_seen: list[Callable[[], None]] = []
         """Called after each renewal, with what ``others`` has now."""
         self.cordons: dict[str, float | None] = {}
@@ -74,6 +78,12 @@ class Members:
     def alive(self) -> int:
         """How many members are alive, with this one."""
         return 1 + sum(seen.is_alive for seen in self.others.values())
+
+    @property
+    def was_away_lately(self) -> bool:
+        """Whether the store was away until a moment ago, so that members that live may still lack
+        their lease."""
+        return time.monotonic() - self._back_at < self._config.lease_s
 
     def start(self, url: str, keys: str) -> None:
         """Join under an address; ``keys`` is a digest of the keys that are taken here."""
@@ -165,4 +175,5 @@ class Members:
             service_log.info(
                 "the shared store can be used again", extra=fields(store=self._config.where)
             )
+            self._back_at = time.monotonic()
         self.fault = fault

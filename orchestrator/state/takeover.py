@@ -1,8 +1,8 @@
 """Durable tasks of orchestrators that are dead, or that left some behind, taken on here.
 
 Each survivor takes a few at a time, so that all of them get a share. A member is taken for dead
-once it was seen without a lease in two renewals: when the store itself was away, whoever is alive
-has the time between them to renew.
+once it was seen without a lease in two renewals. After the store itself was away, all get the time
+of a lease to renew theirs.
 """
 
 import asyncio
@@ -30,13 +30,16 @@ class Takeover:
         members: Members,
         tasks: SharedTasks,
         take_on: Callable[[Sequence[UnfinishedTask]], None],
+        may_take: Callable[[], bool],
     ) -> None:
-        """``take_on`` is given the tasks that this orchestrator owns from now on."""
+        """``take_on`` is given the tasks that this orchestrator owns from now on. ``may_take``:
+        whether it can do anything for them."""
         self.taken = 0
         """How many tasks of other processes were taken on."""
         self._members = members
         self._tasks = tasks
         self._take_on = take_on
+        self._may_take = may_take
         self._were_dead: set[str] = set()
         self._may_have_missed = False
         """Whether the store may count tasks as this orchestrator's that it has not heard of,
@@ -54,6 +57,9 @@ class Takeover:
     def _look(self) -> None:
         dead = {tag for tag, seen in self._members.others.items() if not seen.is_alive}
         due, self._were_dead = dead & self._were_dead, dead
+        is_alone = self._members.alive == 1
+        if self._members.was_away_lately or not (self._may_take() or is_alone):
+            return
         if (due or self._may_have_missed) and (self._working is None or self._working.done()):
             self._working = asyncio.create_task(self._take_all(due), name="takeover")
 
