@@ -72,7 +72,7 @@ def store_program() -> str | None:
 @asynccontextmanager
 async def store_server(program: str, folder: Path) -> AsyncIterator[StoreServer]:
     """A running server, until the block ends."""
-    server = StoreServer(program, folder)
+    server = await asyncio.to_thread(StoreServer, program, folder)
     try:
         await server.start()
         yield server
