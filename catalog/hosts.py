@@ -8,6 +8,11 @@ def connect_host(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether ``host`` stands for all addresses of the machine."""
+    return connect_host(host) != host
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches ``host``. A name other than localhost may be anything."""
     try:

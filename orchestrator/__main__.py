@@ -36,7 +36,14 @@ from orchestrator.api.http.accepting import (
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import AUTH, build_runner
 from orchestrator.api.starting import saying_that_it_starts
-from orchestrator.build import KEY_SETTINGS, build, journal_config, keys_of
+from orchestrator.build import (
+    KEY_SETTINGS,
+    build,
+    journal_config,
+    keys_digest,
+    keys_of,
+    make_fleet,
+)
 from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.errors import InvalidRequest
 from orchestrator.memory import return_large_blocks
@@ -105,7 +112,9 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
             return _cannot_listen(settings.host, settings.port, error)
         # Task ids come from this generator. Knowing an id is enough to read its text, so ids must
         # not be guessable.
-        parts = build(settings, LoopClock(loop), random.SystemRandom(), MemoryJournal(), file=file)
+        rng, clock = random.SystemRandom(), LoopClock(loop)
+        fleet = make_fleet(settings, rng, clock.unix)
+        parts = build(settings, clock, rng, MemoryJournal(), file=file, fleet=fleet)
         orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
         runner = build_runner(
             orchestrator,
@@ -141,6 +150,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     _let_operate(runner.app, operators)
     reloader.follow(KEY_SETTINGS, lambda _: _let_operate(runner.app, operators))
     lifecycle.start()
+    lifecycle.join(_advertised(settings, runner.addresses[0][1]), keys_digest(settings))
     # What is alive now stays alive: the collector need not look at it again.
     gc.collect()
     gc.freeze()
@@ -171,6 +181,12 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     return 0
 
 
+def _advertised(settings: Settings, port: int) -> str:
+    """Where other orchestrators reach this one."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return settings.state.advertise or f"http://{host}:{port}"
+
+
 async def open_the_journal(settings: Settings, starting: AsyncExitStack) -> JournalFile | None:
     """Open the file that durable tasks are written to; None where there is no journal. Until
     ``starting`` is closed the port answers that the service is starting. Raises ``JournalError``
@@ -182,7 +198,15 @@ async def open_the_journal(settings: Settings, starting: AsyncExitStack) -> Jour
         await starting.enter_async_context(
             saying_that_it_starts(settings.host, settings.port, settings.health.port)
         )
-        return await asyncio.to_thread(open_journal, config)
+        file = await asyncio.to_thread(open_journal, config)
+        if settings.state.url is not None and file.unfinished:
+            file.close()
+            raise JournalError(
+                f"{config.path} has {len(file.unfinished)} durable tasks that have not ended, and "
+                "durable tasks are kept in the shared store now: start once without "
+                "TIDEGATE_STATE__URL until they have, or set another TIDEGATE_JOURNAL__PATH"
+            )
+        return file
     except JournalError as error:
         if settings.journal.model_fields_set:
             raise

@@ -1,12 +1,14 @@
 """The composition root: settings become parts, wired. Nothing else knows every part."""
 
+import hashlib
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
@@ -28,6 +30,7 @@ from orchestrator.dispatch.retry import Retrier, RetryConfig
 from orchestrator.dispatch.rows import RowControl
 from orchestrator.dispatch.time_limits import TimeLimits
 from orchestrator.health import HealthBoard
+from orchestrator.ids import Ids, new_tag
 from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
@@ -69,6 +72,7 @@ from orchestrator.slots.service import Slots, SlotsConfig
 from orchestrator.slots.store import SlotStore
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalConfig, JournalFile
+from orchestrator.tasks.journal.file_store import FileStore
 from orchestrator.tasks.journal.memory import Journal
 from orchestrator.tasks.journal.metrics import JOURNAL
 from orchestrator.tasks.journal.sealing import read_keys
@@ -78,6 +82,9 @@ from orchestrator.tasks.store import TaskStore
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.tracing import open_tracing
 from orchestrator.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from orchestrator.state.fleet import Fleet
 
 ENCODING_THREADS = 2
 KEY_SETTINGS = ("token", "admin_token", "keys")
@@ -152,8 +159,10 @@ def build(
     *,
     make_lane: LaneMaker | None = None,
     file: JournalFile | None = None,
+    fleet: "Fleet | None" = None,
 ) -> Components:
-    """One orchestrator, not started yet. ``file`` is where durable tasks are written down."""
+    """One orchestrator, not started yet. ``file`` is where durable tasks are written down, unless
+    they are in the store that a ``fleet`` shares."""
     keys = keys_of(settings)
     queue: TaskQueue[Task] = TaskQueue(
         settings.queue.max_waiting, ORDERS[settings.queue.order], settings.queue.when_full
@@ -170,13 +179,19 @@ def build(
         registry, queue, foresight.placer, foresight.prediction, clock, _admission(settings)
     )
     dispatch = _dispatch(common, registry, foresight, settler)
-    durable = None if file is None else DurableTasks(file, clock)
+    tag = "" if fleet is None else fleet.tasks.tag
+    store = fleet.tasks if fleet is not None else None if file is None else FileStore(file)
+    durable = None if store is None else DurableTasks(store, clock)
     health = HealthBoard(registry, instances.models, queue, admission, durable)
     health.has_tenants = _has_tenants(settings)
-    sessions = SessionStore(settings.sessions, clock, rng)
+    sessions = SessionStore(settings.sessions, clock, Ids(rng, tag))
     limiter = Limiter(_rate_limits(settings, keys), clock)
-    slots, fleet = _slots(common, registry, admission, limiter, is_watching=make_lane is None)
-    health.also_ready.append(lambda: bool(fleet.ready()))
+    if fleet is not None:
+        fleet.share(registry, queue, limiter)
+    slots, slot_fleet = _slots(
+        common, registry, admission, limiter, tag, is_watching=make_lane is None
+    )
+    health.also_ready.append(lambda: bool(slot_fleet.ready()))
     swaps, demand = _loading(common, registry, foresight)
     encoding = EncodingStage(
         executor, ENCODING_THREADS, settings.admission.max_encoding_bytes, clock
@@ -198,6 +213,7 @@ def build(
         durable=durable,
         batches=None if file is None else _batches(settings, file, clock),
         slots=slots,
+        fleet=fleet,
     )
     service = ServiceConfig(
         settings.deadlines,
@@ -211,13 +227,16 @@ def build(
     metrics.watch(sessions, SESSIONS)
     if stages.batches is not None:
         metrics.watch(stages.batches, BATCHES)
+    if fleet is not None:
+        fleet.watch(metrics)
+        health.fleet = fleet
     recovery = None
-    if file is not None and durable is not None:
+    if store is not None and durable is not None:
         metrics.watch(durable, JOURNAL)
         durable.observe_ms = metrics.histogram(
             "journal_commit_ms", "Transactions of the journal, until they are on the disk"
         ).observe
-        recovery = Recovery(orchestrator, durable, file.unfinished)
+        recovery = Recovery(orchestrator, durable, store.unfinished)
     reloader = Reloader(settings)
     _follow(reloader, orchestrator, instances.discovery, health)
     return Components(
@@ -357,6 +376,7 @@ def _slots(
     registry: Registry,
     admission: Admission,
     limiter: Limiter,
+    tag: str,
     *,
     is_watching: bool,
 ) -> tuple[Slots, SlotFleet]:
@@ -384,6 +404,7 @@ def _slots(
             attempts=settings.dispatch.attempts,
             grace_s=settings.deadlines.grace_ms / 1000,
             lane=lane_config,
+            tag=tag,
         ),
         clock,
         common.rng,
@@ -480,6 +501,28 @@ def journal_config(settings: Settings) -> JournalConfig | None:
     )
 
 
+def make_fleet(settings: Settings, rng: random.Random, unix: Callable[[], float]) -> "Fleet | None":
+    """Make one orchestrator's part in a fleet; None where it is alone. Blocks, and asks the store
+    nothing yet."""
+    state, journal = settings.state, settings.journal
+    if state.url is None:
+        return None
+    # Not before it is needed: the library is an extra.
+    from orchestrator.state.connection import StateConfig
+    from orchestrator.state.fleet import Fleet
+
+    config = StateConfig(
+        state.url.get_secret_value(),
+        state.prefix,
+        state.lease_s,
+        window_ms=journal.loss_window_ms,
+        keep_results_s=journal.keep_results_s,
+        keep_s=journal.keep_s,
+        keys=() if journal.key is None else read_keys(journal.key.get_secret_value()),
+    )
+    return Fleet(config, new_tag(rng), unix)
+
+
 def _lane_config(settings: Settings) -> LaneConfig:
     lanes = settings.lanes
     return LaneConfig(
@@ -536,6 +579,12 @@ def keys_of(settings: Settings) -> tuple[Key, ...]:
         digest = bytes.fromhex(key.digest_hex)
         keys.append(Key(name, digest, key.names_tenants, is_admin=key.is_admin))
     return tuple(keys)
+
+
+def keys_digest(settings: Settings) -> str:
+    """Digest of all keys, which tells whether two orchestrators take the same ones."""
+    digests = sorted(key.digest for key in keys_of(settings))
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def _has_tenants(settings: Settings) -> bool:

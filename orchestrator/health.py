@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +18,9 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.log import service_log
 from orchestrator.telemetry.narration import READINESS, narrate
 from worker.protocol import WorkerStats
+
+if TYPE_CHECKING:  # its library is an extra
+    from orchestrator.state.fleet import Fleet
 
 NEAR_EXHAUSTION = 0.9
 """Share (0 to 1) of the queue's bound above which its places are about to run out."""
@@ -60,6 +64,8 @@ class HealthBoard:
         tasks are served)."""
         self.has_tenants = False
         """Whether to expect requests of several tenants."""
+        self.fleet: Fleet | None = None
+        """The fleet that this orchestrator shares a state with; None for one that is alone."""
         self.also_ready: list[Callable[[], bool]] = []
         """Checks that make the service ready for work other than text, should one of them hold."""
         self._snapshot_version = -1
@@ -104,6 +110,11 @@ class HealthBoard:
         }
         if self._durable is not None:
             described["journal"] = _describe_journal(self._durable)
+        if self.fleet is not None:
+            described["fleet"] = {
+                "members": self.fleet.members.alive,
+                "fault": self.fleet.members.fault or None,
+            }
         body = msgspec.json.encode(described)
         # A service that can serve anybody is ready: taken out of rotation, it would serve nobody.
         self.ready = PreparedResponse(200 if status in SERVES else 503, body)
@@ -139,7 +150,9 @@ class HealthBoard:
         queue = self._queue
         if queue.bound > 0 and queue.new > NEAR_EXHAUSTION * queue.bound:
             return "near_exhaustion" if queue.lets_in(others=self.has_tenants) else "exhausted"
-        return "degraded" if self._durable is not None and self._durable.fault else "ready"
+        is_alone = self.fleet is not None and bool(self.fleet.members.fault)
+        is_failing = self._durable is not None and bool(self._durable.fault)
+        return "degraded" if is_failing or is_alone else "ready"
 
 
 def _describe_journal(durable: DurableTasks) -> dict[str, object]:

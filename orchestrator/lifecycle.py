@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 
+from orchestrator.errors import Draining
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.instances.monitor import InstanceMonitor
 from orchestrator.recovery import Recovery
 from orchestrator.service import Orchestrator
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.verdicts import failed
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Row
 
@@ -76,6 +79,24 @@ class Lifecycle:
         if self._stages.batches is not None:
             self._stages.batches.start()
         self._upkeep = asyncio.create_task(self._keep_up())
+
+    def join(self, url: str, keys: str) -> None:
+        """Join the fleet that shares a state, if there is one, as the orchestrator at ``url``.
+        ``keys`` is a digest of the keys that it takes."""
+        fleet, durable = self._orchestrator.fleet, self._stages.durable
+        if fleet is not None and durable is not None and self._recovery is not None:
+            durable.on_lost = self._let_go
+            fleet.start(url, keys, self._recovery.take_over, self._may_take_over)
+
+    def _may_take_over(self) -> bool:
+        """Whether tasks of others would get anywhere here."""
+        is_draining = self._stages.admission.draining
+        return not is_draining and any(one.ready for one in self._stages.registry)
+
+    def _let_go(self, task: Task) -> None:
+        """End a task here that another orchestrator has taken on: it has no outcome here."""
+        error = Draining("the task goes on at another orchestrator; ask again in a moment")
+        self._orchestrator.end(task, failed(error), is_left=True)
 
     def refuse_new_work(self) -> None:
         """Answer every offer with 503 ``draining`` from now on (OR-14)."""
@@ -181,6 +202,8 @@ class Lifecycle:
             await self._stages.batches.close()
         if self._stages.durable is not None:
             await self._stages.durable.close()
+        if self._orchestrator.fleet is not None:
+            await self._orchestrator.fleet.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _keep_up(self) -> None:

@@ -25,9 +25,8 @@ from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.durable import DurableTasks
-from orchestrator.tasks.journal.file import UnfinishedTask
 from orchestrator.tasks.journal.operations import Accept
-from orchestrator.tasks.journal.records import bare_job, live_task, unpack_ids
+from orchestrator.tasks.journal.records import UnfinishedTask, bare_job, live_task, unpack_ids
 from orchestrator.tasks.task import EarlierText, Task
 from orchestrator.tasks.verdicts import differs, lost_in_restart, overdue
 from orchestrator.telemetry.log import fields, service_log
@@ -64,6 +63,11 @@ class Recovery:
         unfinished, self._unfinished = self._unfinished, ()
         return self._take_all_on(unfinished)
 
+    def take_over(self, unfinished: Sequence[UnfinishedTask]) -> None:
+        """Take tasks on that another orchestrator of the fleet had, and left or died with."""
+        for _ in self._take_all_on(unfinished):
+            pass
+
     def take_back(self) -> None:
         """Continue what a drain, since taken back, had left to the next process."""
         left = self._durable.take_back()
@@ -84,7 +88,7 @@ class Recovery:
                 yield
         if unfinished:
             service_log.info(
-                "durable tasks of an earlier process were taken on again"
+                "durable tasks of another process were taken on again"
                 if are_new
                 else "durable tasks that were left to the next process go on in this one",
                 extra=fields(tasks=len(unfinished), **self._durable.recovered),

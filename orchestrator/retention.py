@@ -42,7 +42,9 @@ T = TypeVar("T", bound=Keepable)
 
 def no_such(what: str, item_id: str) -> NotFound:
     """The answer for an unknown id, and for work that is not the caller's; ``what`` it is."""
-    return NotFound(f"there is no {what} {item_id[:64]!r}; ended ones are kept for a while only")
+    error = NotFound(f"there is no {what} {item_id[:64]!r}; ended ones are kept for a while only")
+    error.item_id = item_id
+    return error
 
 
 class KeptStore(Generic[T]):

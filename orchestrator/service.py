@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from orchestrator.errors import (
     QueueFull,
     TidegateError,
 )
+from orchestrator.ids import Ids
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
 from orchestrator.loading.demand import ModelDemand
@@ -53,6 +53,7 @@ from orchestrator.telemetry.narration import DISCONNECTED, TOO_SLOW, narrate
 from worker.protocol import AbortCause, Grammar, ModelCard
 
 if TYPE_CHECKING:
+    from orchestrator.state.fleet import Fleet
     from orchestrator.tasks.spans import Tracing
 
 T = TypeVar("T")
@@ -81,6 +82,8 @@ class Stages:
     """The journal; None where no task can be durable."""
     batches: Batches | None = None
     """Batches, kept beside the journal; None without one."""
+    fleet: "Fleet | None" = None
+    """The orchestrators that this one shares a state with; None for one that is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,8 @@ class Orchestrator:
         rng: random.Random,
         tracing: "Tracing | None" = None,
     ) -> None:
-        """``rng`` makes task ids; knowing one is enough to read its text. Without ``tracing`` no
-        traces are sent."""
+        """``rng`` makes ids; knowing one is enough to read its text. Without ``tracing`` no traces
+        are sent."""
         self.stages = stages
         self.metrics = metrics
         self.clock = clock
@@ -144,6 +147,8 @@ class Orchestrator:
         self.runs = Runs(clock)
         self.durable_default = config.durable_default
         self.isolate_tenants = config.isolate_tenants
+        self.fleet = stages.fleet
+        self.ids = Ids(rng, "" if stages.fleet is None else stages.fleet.tasks.tag)
         self._rng = rng
         self._live: dict[Task, None] = {}
         """Every task that has not ended, the oldest first; an ordered set."""
@@ -349,6 +354,8 @@ class Orchestrator:
         if task.job.grammar is not None:
             await self._check_grammar(task, task.job.grammar, encoder.card)
         stages.limits.charge(task)
+        if self.fleet is not None and self.fleet.limits is not None:
+            await self.fleet.limits.take(task)
 
     async def _check_grammar(self, task: Task, grammar: Grammar, card: ModelCard) -> None:
         check = self.grammars
@@ -562,7 +569,7 @@ class Orchestrator:
         self.task_over.set()
 
     def _new_id(self) -> str:
-        return uuid.UUID(int=self._rng.getrandbits(128), version=4).hex
+        return self.ids.new()
 
 
 @contextmanager

@@ -7,12 +7,14 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
 from orchestrator.api.server import build_app
-from orchestrator.build import build
+from orchestrator.build import build, make_fleet
 from orchestrator.clock import LoopClock
 from orchestrator.settings import Settings
-from orchestrator.settings.sections import PlacementSettings, TelemetrySettings
+from orchestrator.settings.sections import PlacementSettings, StateSettings, TelemetrySettings
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.misses import LIKELY
@@ -110,13 +112,17 @@ def page(declared: Iterable[Declared]) -> str:
 async def declared() -> list[Declared]:
     """The metrics of a service with every optional part enabled, and of a pool manager."""
     settings = Settings.model_construct(
-        placement=PlacementSettings(policy="0"), telemetry=TelemetrySettings(vllm_metrics=True)
+        placement=PlacementSettings(policy="0"),
+        state=StateSettings(url=SecretStr("redis://127.0.0.1")),
+        telemetry=TelemetrySettings(vllm_metrics=True),
     )
     clock = LoopClock(asyncio.get_running_loop())
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory)
     config = JournalConfig(Path(folder.name) / "journal.db")
     file = await asyncio.to_thread(open_journal, config)
-    parts = build(settings, clock, random.Random(0), MemoryJournal(), file=file)
+    rng = random.Random(0)
+    fleet = await asyncio.to_thread(make_fleet, settings, rng, clock.unix)  # asks nobody yet
+    parts = build(settings, clock, rng, MemoryJournal(), file=file, fleet=fleet)
     build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
     await parts.lifecycle.close()
     await asyncio.to_thread(folder.cleanup)

@@ -24,7 +24,7 @@ from worker.environment import Section
 WINDOW_S = 60.0
 _ROUNDING = 1e-9
 """Share of one unit by which a rate may be exceeded, so that rounding refuses nobody."""
-_BUSY_RETRY_MS = 1000.0
+BUSY_RETRY_MS = 1000.0
 """When to try again at the bound on concurrent requests: nobody knows when one ends."""
 
 
@@ -77,6 +77,10 @@ class Rate:
         """Give back a part of what was taken; never leaves more than a full burst."""
         self._paid_until -= count * self._unit_s
 
+    def level(self, whole_s: float, now: float) -> None:
+        """Set the time until the whole burst is available again, as others know it."""
+        self._paid_until = now + whole_s
+
     def remaining(self, now: float) -> int:
         """How many could be taken at once now."""
         return math.floor((WINDOW_S - self.reset_s(now)) / self._unit_s + _ROUNDING)
@@ -122,6 +126,21 @@ class Standing(NamedTuple):
     per_min: int
     remaining: int
     reset_s: float
+
+
+EVERYONE = "*"
+"""Name of the account of all keys together."""
+
+
+class SharedAccount(NamedTuple):
+    """An account with limits, for whoever keeps them for several orchestrators."""
+
+    name: str
+    whose: str
+    limits: tuple[int, int, int]
+    """Requests a minute, tokens a minute, requests in progress; 0 is no limit."""
+    running: int
+    """Requests in progress at this orchestrator."""
 
 
 class Limiter:
@@ -170,7 +189,7 @@ class Limiter:
                 raise RateLimited(
                     f"{account.running} requests of {whose} are in progress, and {count} more are "
                     f"above the limit of {account.concurrent}",
-                    retry_after_ms=_BUSY_RETRY_MS,
+                    retry_after_ms=BUSY_RETRY_MS,
                 )
             rate = account.requests
             if rate is not None and (wait_s := rate.wait_s(count, now)) > 0:
@@ -216,7 +235,7 @@ class Limiter:
             if account.concurrent and account.running >= account.concurrent:
                 raise RateLimited(
                     f"{account.running} requests of {whose} are in progress, which is the limit",
-                    retry_after_ms=_BUSY_RETRY_MS,
+                    retry_after_ms=BUSY_RETRY_MS,
                 )
             rate = account.requests
             if rate is not None and (wait_s := rate.wait_s(1, now)) > 0:
@@ -268,6 +287,28 @@ class Limiter:
                 rate = min(limits, key=lambda rate: rate.remaining(now))
                 found.append(Standing(unit, rate.per_min, rate.remaining(now), rate.reset_s(now)))
         return found
+
+    def shared_accounts(self, key: str) -> list[SharedAccount]:
+        """The accounts that a key's requests are taken from, as far as they have limits."""
+        found = []
+        for (account, whose), name in zip(self._accounts_of(key), (key, EVERYONE), strict=True):
+            limits = (
+                account.requests.per_min if account.requests is not None else 0,
+                account.tokens.per_min if account.tokens is not None else 0,
+                account.concurrent,
+            )
+            if any(limits):
+                found.append(SharedAccount(name, whose, limits, account.running))
+        return found
+
+    def level(self, key: str, name: str, kind: str, whole_s: float) -> None:
+        """Set a rate (``requests`` or ``tokens``) of an account to what all orchestrators together
+        have taken: it is whole again in ``whole_s`` seconds."""
+        (own, _), (everyone, _) = self._accounts_of(key)
+        account = everyone if name == EVERYONE else own
+        rate = account.requests if kind == "requests" else account.tokens
+        if rate is not None:
+            rate.level(whole_s, self._clock.now())
 
     def _accounts_of(self, key: str) -> tuple[tuple[Account, str], tuple[Account, str]]:
         account = self._accounts.get(key)

@@ -29,6 +29,7 @@ from orchestrator.api.http.context import (
     read_correlation_id,
 )
 from orchestrator.api.http.deadlines import default_deadline, stated_deadline
+from orchestrator.api.http.forwarding import FORWARDING, Forwarding
 from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, IgnoredFields
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.api.http.responses import error_response, name_response, rate_limit_headers
@@ -54,7 +55,13 @@ from orchestrator.api.operator import (
 )
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.operator.vllm_metrics import VLLM, VLLM_PREFIX
-from orchestrator.errors import InvalidRequest, MethodNotAllowed, NotFound, TidegateError
+from orchestrator.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    NotReady,
+    TidegateError,
+)
 from orchestrator.health import HealthBoard
 from orchestrator.instances.discovery import DiscoverySync
 from orchestrator.service import Orchestrator
@@ -137,6 +144,8 @@ def build_app(
     app[catalog.CATALOGS] = catalog.catalogs(
         catalog.not_verified if control is None else control.verify_engine
     )
+    if orchestrator.fleet is not None:
+        app[FORWARDING] = Forwarding(orchestrator.fleet)
     app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
@@ -177,6 +186,14 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
             return await handler(request)
     except TidegateError as error:
         failure = error
+        if FORWARDING in request.app and error.item_id:
+            try:
+                forwarded = await request.app[FORWARDING].answer(request, error)
+            except NotReady as not_ready:
+                failure = not_ready
+            else:
+                if forwarded is not None:
+                    return forwarded
     except web.HTTPException as error:
         failure = _routing_error(request, error)
     except (asyncio.CancelledError, ConnectionError):
@@ -231,6 +248,8 @@ def _routing_error(request: web.Request, error: web.HTTPException) -> TidegateEr
 
 async def _close(app: web.Application) -> None:
     app[LARGE_BODIES].close()
+    if FORWARDING in app:
+        await app[FORWARDING].close()
 
 
 def _name_keywords(context: Context, check: GrammarCheck) -> None:
@@ -244,6 +263,10 @@ def _name_keywords(context: Context, check: GrammarCheck) -> None:
 
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
     """Add what every response carries: the request's name, and what is left of its key's limits."""
+    if CONTEXT in request:
+        request[CONTEXT].body = None
+        if request[CONTEXT].is_forwarded:  # it has that already
+            return
     response.headers.update(request.app[BROWSERS].headers(request.headers))
     is_open = is_open_path(request.path)
     if not is_open:

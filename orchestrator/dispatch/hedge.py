@@ -93,7 +93,7 @@ class Hedger:
             and c.name != task.instance
             and c.name not in task.failed_on
             and c.stops_within(left_ms)
-            and c.load < self._registry.instances[c.name].concurrency.slots
+            and c.load < self._registry.instances[c.name].slots
         ]
         return min(free, key=lambda c: (c.load / c.limit, c.name)).name if free else None
 

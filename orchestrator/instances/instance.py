@@ -98,6 +98,9 @@ class Instance:
         """Learns its speed; None until its card is known."""
         self.round_trip_ms = Quantiles([FIRST_ROUND_TRIP_MS] * 9, _ROUND_TRIPS)
         """Ms that ended jobs took beyond what the worker accounts for."""
+        self.share: int | None = None
+        """Most of our jobs that may have a slot there, where other orchestrators have the rest of
+        them; None where all are ours to fill."""
         self.foreign_load = 0
         """Number of jobs on the worker that are not ours, by its last statistics."""
         self.slots_running = 0
@@ -186,9 +189,23 @@ class Instance:
         """Number of jobs that have or want a slot there."""
         return self.lane_load - self.concurrency.paused + self.foreign_load
 
+    def _ours(self, most: int) -> int:
+        """``most`` jobs there, ours and others', as far as our share of the slots allows."""
+        return most if self.share is None else min(most, self.foreign_load + self.share)
+
+    @property
+    def slots(self) -> int:
+        """Most jobs to run there at once, within our share."""
+        return self._ours(self.concurrency.slots)
+
+    @property
+    def limit(self) -> int:
+        """Most jobs to have in flight there, within our share."""
+        return self._ours(self.concurrency.limit)
+
     @property
     def has_free_slot(self) -> bool:
-        return self.load < self.concurrency.slots
+        return self.load < self.slots
 
     @property
     def has_waiting(self) -> bool:
@@ -215,7 +232,7 @@ class Instance:
     def pace(self) -> StepModel:
         """The step model with as many slots as it is to use. Its card must be known."""
         assert self.step_learner is not None
-        model, slots = self.step_learner.model, self.concurrency.slots
+        model, slots = self.step_learner.model, self.slots
         return model if slots >= model.slots else replace(model, slots=slots)
 
     def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
@@ -230,8 +247,8 @@ class Instance:
             self.load,
             ready,
             self.is_up,
-            jobs.limit,
-            jobs.slots,
+            self.limit,
+            self.slots,
             jobs.most_rows,
             jobs.batch,
             jobs.clearing > 0,
@@ -251,8 +268,8 @@ class Instance:
             model=card.model,
             vocabulary=encoder.vocabulary,
             ready=ready,
-            limit=jobs.limit,
-            slots=jobs.slots,
+            limit=self.limit,
+            slots=self.slots,
             max_running=card.max_running,
             most_rows=jobs.most_rows,
             batch=jobs.batch,

@@ -249,7 +249,7 @@ class Registry:
             min_start_ms=min(
                 (max(card.min_start_budget_ms, card.abort_ms) for *_, card in serving), default=0.0
             ),
-            places=sum(i.concurrency.limit - i.load for i, *_ in serving),
+            places=sum(i.limit - i.load for i, *_ in serving),
         )
 
     def most_places(self, model: str) -> int:

@@ -5,7 +5,6 @@ computed elsewhere from the beginning. A turn becomes part of the history when i
 well. One that failed, was cancelled or missed its deadline leaves no trace, and may be sent again.
 """
 
-import random
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from itertools import islice
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimited, SessionBusy
+from orchestrator.ids import Ids
 from orchestrator.sessions.config import SessionConfig
 from orchestrator.sessions.session import (
     History,
@@ -69,9 +69,9 @@ class Turn:
 
 
 class SessionStore:
-    """Sessions by id. ``rng`` makes ids; an id alone is of no use without its key."""
+    """Sessions by id; an id alone is of no use without its key."""
 
-    def __init__(self, config: SessionConfig, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, config: SessionConfig, clock: Clock, ids: Ids) -> None:
         self.config = config
         self.total_bytes = 0
         self.turns: Counter[str] = Counter()
@@ -79,7 +79,7 @@ class SessionStore:
         self.ended: Counter[str] = Counter()
         """Number of sessions by why they are gone: ``deleted``, ``expired``."""
         self._clock = clock
-        self._rng = rng
+        self._ids = ids
         self._numbers: Counter[str] = Counter()
         """How many sessions each key has created."""
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -108,7 +108,7 @@ class SessionStore:
         size = bytes_of(history)
         self._require_room(size, size)
         self._numbers[key] += 1
-        session_id = f"{PREFIX}{self._rng.getrandbits(128):032x}"
+        session_id = f"{PREFIX}{self._ids.new()}"
         session = Session(session_id, self._numbers[key], key, model, idle_keep_s)
         session.created_unix_ms = int(1000 * self._clock.unix())
         self._sessions[session.id] = self._by_key[key][session.number] = session
@@ -122,11 +122,13 @@ class SessionStore:
         self.prune()
         session = self._sessions.get(session_id)
         if session is None or (key is not None and session.key != key):
-            raise NotFound(
+            error = NotFound(
                 f"there is no session {session_id[:64]!r}; one without a turn for "
                 f"{self.config.ttl_s:g} s is forgotten",
                 field="session_id",
             )
+            error.item_id = session_id
+            raise error
         return session
 
     def page(self, key: str, after: int, most: int) -> tuple[list[Session], bool]:

@@ -20,7 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from catalog.hosts import is_loopback
+from catalog.hosts import is_loopback, is_wildcard
 from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes import name_of
@@ -46,6 +46,7 @@ from orchestrator.settings.sections import (
     ResponseSettings,
     ShutdownSettings,
     SlotSettings,
+    StateSettings,
     StreamSettings,
     StructuredOutputSettings,
     TaskSettings,
@@ -134,6 +135,7 @@ class Settings(BaseSettings):
     responses: ResponseSettings = ResponseSettings()
     sessions: SessionConfig = SessionConfig()
     journal: JournalSettings = Field(default_factory=JournalSettings)
+    state: StateSettings = StateSettings()
     batches: BatchSettings = BatchSettings()
     slots: SlotSettings = SlotSettings()
     picker: PickerSettings = PickerSettings()
@@ -191,10 +193,15 @@ class Settings(BaseSettings):
                 f"token: must be set to listen on {self.host}, which is not loopback "
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
             )
-        if self.journal.path is None:
+        if self.journal.path is None and self.state.url is None:
             for name in ("durable_by_default", "loss_window_ms", "key"):
                 if getattr(self.journal, name):
                     raise ValueError(f"journal.{name}: needs {ENV_PREFIX}JOURNAL__PATH")
+        if self.state.url is not None and self.state.advertise is None and is_wildcard(self.host):
+            raise ValueError(
+                "state.advertise: must be set where the orchestrator listens on all addresses "
+                f"({self.host}), so that others know where to reach it: http://host:port"
+            )
         if self.health.port and self.health.port == self.port:
             raise ValueError("health.port: must not be port, which serves health checks anyway")
         if self.http.cors_credentials and ANY_ORIGIN in self.http.cors_origins:

@@ -7,6 +7,7 @@ Those that a package uses as they are stand in it: ``DeadlineConfig``, ``Session
 import hashlib
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -378,6 +379,35 @@ class LimitSettings(Section):
 def _by_default() -> Path | None:
     path = os.environ.get(JOURNAL_BY_DEFAULT)
     return Path(path) if path else None
+
+
+class StateSettings(Section):
+    """What several orchestrators share, in a Redis or Valkey server (OR-18)."""
+
+    url: SecretStr | None = None
+    """Store that all orchestrators of a fleet share: ``redis://user:password@host:port/db``,
+    ``rediss://…`` with TLS, or ``unix://path``; needs the extra ``fleet``. Unset: this orchestrator
+    is alone. Durable tasks are kept there then, not in the journal's file."""
+    prefix: str = Field(default="tidegate", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """What all names in the store begin with; each fleet has its own."""
+    advertise: str | None = Field(default=None, pattern=r"^https?://[^/\s?#@]+$")
+    """Address at which the other orchestrators reach this one: ``http://host:port``. Unset: the one
+    that it listens on, which must then not be a wildcard."""
+    lease_s: float = Field(default=5.0, ge=0.5, le=60)
+    """Time after which an orchestrator that is not heard of is taken for dead, and its durable
+    tasks are taken on by the others."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or not value.get_secret_value():
+            return None
+        scheme = value.get_secret_value().partition("://")[0]
+        if scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("expected redis://…, rediss://… or unix://…")
+        if find_spec("redis") is None:
+            raise ValueError("needs the package redis, which is not installed: pip install redis")
+        return value
 
 
 class JournalSettings(Section):

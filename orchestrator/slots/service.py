@@ -8,7 +8,6 @@ that it could finish in time.
 
 import asyncio
 import random
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from orchestrator.errors import (
     InstanceLost,
     TidegateError,
 )
+from orchestrator.ids import Ids
 from orchestrator.lanes import LaneConfig
 from orchestrator.prediction.feasibility import FeasibilityConfig, RefusalStats
 from orchestrator.slots.admission import SlotAdmission
@@ -56,13 +56,14 @@ from worker.protocol import AbortCause, Code
 @dataclass(frozen=True, slots=True)
 class SlotsConfig:
     """Settings of slots. ``attempts``: how often a slot is sent at most. ``grace_s``: seconds past
-    a deadline in which a worker may still report it."""
+    a deadline in which a worker may still report it. ``tag``: what ids begin with."""
 
     feasibility: FeasibilityConfig
     max_waiting: int
     attempts: int
     grace_s: float
     lane: LaneConfig
+    tag: str = ""
 
 
 class Slots:
@@ -87,7 +88,7 @@ class Slots:
         """Called whenever a slot has ended."""
         self._config = config
         self._clock = clock
-        self._rng = rng
+        self._ids = Ids(rng, config.tag)
         self._live: set[Slot] = set()
         self._waiting = waiting = WaitingSlots(fleet, clock)
         self._admission = SlotAdmission(
@@ -103,7 +104,7 @@ class Slots:
 
         Whatever happens, it is counted as offered and ends in exactly one outcome.
         """
-        slot = Slot(uuid.UUID(int=self._rng.getrandbits(128), version=4).hex, job)
+        slot = Slot(self._ids.new(), job)
         self.ledger.offered.inc()
         self._live.add(slot)
         slot.on_end.append(self._ended)

@@ -137,10 +137,10 @@ async def play(
     costs = [(row.fault, faults[i % len(faults)].costs) for i, row in enumerate(rows)]
     books.judge_rounds(ledger, costs)
     await books.close(world, ledger)
-    return [_filled(row, ledger) for row in rows]
+    return [filled(row, ledger) for row in rows]
 
 
-def _filled(row: FaultRow, ledger: Ledger) -> FaultRow:
+def filled(row: FaultRow, ledger: Ledger) -> FaultRow:
     counts = ledger.outcomes.get(row.fault, Counter())
     met = {kind: counts[kind, "met"] for kind in KINDS}
     others = {f"{kind} {what}": n for (kind, what), n in counts.items() if what != "met"}

@@ -66,6 +66,7 @@ def _open(url: str) -> list[str]:
 
     offered, ended = value("tidegate_offered_total"), value("tidegate_outcomes_total")
     recovered = value("tidegate_recovered_total")
+    ended += value("tidegate_journal_lost_total", stage="live")  # another has their outcome
     wrong = []
     if offered + recovered != ended:
         wrong.append(f"{url}: {offered:g} offered and {recovered:g} recovered, {ended:g} ended")

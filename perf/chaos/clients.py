@@ -2,7 +2,7 @@
 
 A client behaves as a sensible one does behind a load balancer: what was refused, or never got
 through, it sends to the other orchestrator. A durable one stays with its orchestrator, whose
-journal has its task.
+journal has its task, unless the orchestrators share a state: then all of them roam, and ask any.
 """
 
 import asyncio
@@ -87,11 +87,14 @@ class SteadyClients:
         *,
         pause_s: float = _PAUSE_S / 2,
         silent_s: float = _SILENT_S,
+        roams: bool = False,
     ) -> None:
-        """``pause_s`` lies between an answer and the next request, on average; a connection without
-        a byte for ``silent_s`` is given up."""
+        """``roams``: clients come back to any orchestrator, for these share a state. ``pause_s``
+        lies between an answer and the next request, on average; a connection without a byte for
+        ``silent_s`` is given up."""
         self.pause_s = pause_s
         self._silent_s = silent_s
+        self._roams = roams
         self._world = world
         self._ledger = ledger
         self._seed = seed
@@ -175,7 +178,8 @@ class SteadyClients:
         self, home: int, body: dict[str, Any], key: str, rng: random.Random
     ) -> tuple[str, str]:
         """A task promised by a 202: from then on it must be met, whoever dies."""
-        task_id = await self._submit([home], body | {"durable": True}, {"Idempotency-Key": key})
+        order = self._from(home) if self._roams else [home]
+        task_id = await self._submit(order, body | {"durable": True}, {"Idempotency-Key": key})
         self._ledger.durable_ids.append(task_id[1])
         return await self._follow(*task_id, [], rng)
 
@@ -273,13 +277,14 @@ class SteadyClients:
     ) -> tuple[str, str]:
         """Read a task's events, each exactly once and in order, over as many connections as that
         takes; some clients have forgotten the last ones when they come back, and get them again."""
-        url = f"{self._world.orchestrators[at].url}/v2/tasks/{task_id}/events"
         last, texts = -1, list[str]()
         cuts = sorted(cuts, reverse=True)
         assert self._http is not None
         while True:
             before = last
             headers = {"Last-Event-ID": str(last)} if last >= 0 else {}
+            asked = rng.choice(self._world.orchestrators) if self._roams else None
+            url = f"{(asked or self._world.orchestrators[at]).url}/v2/tasks/{task_id}/events"
             try:
                 async with self._http.get(url, headers=headers) as response:
                     if response.status in (404, 410):

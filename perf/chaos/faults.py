@@ -47,9 +47,9 @@ class Fault:
 
 
 _NOBODY_NOTICES = frozenset[str]()
-_DIES = frozenset({"broken", "gone"})
+DIES = frozenset({"broken", "gone"})
 """Outcomes when an orchestrator dies: its responses break off, and its tasks are gone."""
-_LOSES_LANES = _DIES | {"instance_lost"}
+_LOSES_LANES = DIES | {"instance_lost"}
 """Outcomes when it also loses its lanes: tasks taken on since have no other way to an instance."""
 
 
@@ -59,12 +59,12 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
     rng = random.Random(f"kill {number} {seed}")
 
     async def kill(world: World) -> None:
-        await _kill(world.orchestrators[number])
-        await _start(world.orchestrators[number])
+        await kill_process(world.orchestrators[number])
+        await start_process(world.orchestrators[number])
 
     async def kill_again(world: World) -> None:
         process = world.orchestrators[number]
-        await _kill(process)
+        await kill_process(process)
         starting = asyncio.create_task(process.start())
         await asyncio.sleep(rng.uniform(0.4, 2.0))
         if process.pid is not None:
@@ -72,7 +72,7 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
         with suppress(StartFailed):
             await starting
         await process.stop(0.0)
-        await _start(process)
+        await start_process(process)
 
     async def start_shut(world: World) -> None:
         """Start the orchestrator with its lanes shut for as long as clients need to come back."""
@@ -82,7 +82,7 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
 
     async def kill_shut(world: World) -> None:
         process, gate = world.orchestrators[number], world.gates[number]
-        await _kill(process)
+        await kill_process(process)
         try:
             await start_shut(world)
         finally:
@@ -91,10 +91,10 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
 
     async def kill_shut_again(world: World) -> None:
         process, gate = world.orchestrators[number], world.gates[number]
-        await _kill(process)
+        await kill_process(process)
         try:
             await start_shut(world)
-            await _kill(process)
+            await kill_process(process)
             await start_shut(world)
         finally:
             gate.open()
@@ -102,7 +102,7 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
 
     async def kill_flapping(world: World) -> None:
         process, gate = world.orchestrators[number], world.gates[number]
-        await _kill(process)
+        await kill_process(process)
         try:
             await start_shut(world)
             for _ in range(FLAPS):
@@ -117,10 +117,10 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
 
     name = f"kill -9 orchestrator {number}"
     return [
-        Fault(name, _DIES, kill, 1),
-        Fault(f"{name}, and as it starts", _DIES, kill_again, 2),
-        Fault(f"{name}, its lanes shut", _DIES, kill_shut, 1),
-        Fault(f"{name} twice, its lanes shut", _DIES, kill_shut_again, 2),
+        Fault(name, DIES, kill, 1),
+        Fault(f"{name}, and as it starts", DIES, kill_again, 2),
+        Fault(f"{name}, its lanes shut", DIES, kill_shut, 1),
+        Fault(f"{name} twice, its lanes shut", DIES, kill_shut_again, 2),
         Fault(f"{name}, its lanes open and shut", _LOSES_LANES, kill_flapping, 1),
     ]
 
@@ -132,7 +132,7 @@ def orchestrator_faults(number: int, seed: int = 1) -> list[Fault]:
         await _restart_orchestrator(world.orchestrators[number])
 
     async def pause(world: World) -> None:
-        await _stand_still(alive(world.orchestrators[number].pid), LONG_S)
+        await stand_still(alive(world.orchestrators[number].pid), LONG_S)
 
     return [
         *kills(number, seed),
@@ -151,10 +151,10 @@ def triton_faults(number: int) -> list[Fault]:
         await _replace(world.tritons[number], stubs_of(world.tritons[number])[0])
 
     async def pause(world: World) -> None:
-        await _stand_still(server_of(world.tritons[number]), LONG_S)
+        await stand_still(server_of(world.tritons[number]), LONG_S)
 
     async def blink(world: World) -> None:
-        await _stand_still(stubs_of(world.tritons[number])[0], SHORT_S)
+        await stand_still(stubs_of(world.tritons[number])[0], SHORT_S)
 
     found = {
         f"kill -9 Triton {number}": kill_server,
@@ -219,9 +219,9 @@ def network_faults(number: int) -> list[Fault]:
     async def lose_orchestrator_for_good(world: World) -> None:
         process = world.orchestrators[number]
         async with network.lost(_grpc_port(world.tritons[number])):
-            await _kill(process)
+            await kill_process(process)
             await asyncio.sleep(CUT_S)
-        await _start(process)
+        await start_process(process)
 
     return [
         Fault(f"nothing reaches Triton {number}, {CUT_S:g} s", _NOBODY_NOTICES, lose_triton),
@@ -232,7 +232,7 @@ def network_faults(number: int) -> list[Fault]:
             ends_worker=True,
         ),
         Fault(f"nothing reaches orchestrator {number}, {CUT_S:g} s", _NOBODY_NOTICES, lose_clients),
-        Fault(f"orchestrator {number} is gone without a FIN", _DIES, lose_orchestrator_for_good, 1),
+        Fault(f"orchestrator {number} is gone without a FIN", DIES, lose_orchestrator_for_good, 1),
     ]
 
 
@@ -263,15 +263,15 @@ ROLLING_RESTART = Fault("rolling restart of everything", _NOBODY_NOTICES, _resta
 
 async def _restart_orchestrator(process: OrchestratorProcess) -> None:
     await process.stop(GRACE_S + 2.0)
-    await _start(process)
+    await start_process(process)
 
 
-async def _kill(process: OrchestratorProcess) -> None:
+async def kill_process(process: OrchestratorProcess) -> None:
     os.kill(alive(process.pid), signal.SIGKILL)
     await process.stop(0.0)
 
 
-async def _start(process: OrchestratorProcess) -> None:
+async def start_process(process: OrchestratorProcess) -> None:
     await process.start()
     await process.wait_ready(READY_S)
 
@@ -297,7 +297,7 @@ async def _replace(triton: TritonInstance, victim: int) -> None:
     await triton.start()
 
 
-async def _stand_still(pid: int, seconds: float) -> None:
+async def stand_still(pid: int, seconds: float) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         await asyncio.sleep(seconds)

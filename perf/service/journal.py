@@ -27,6 +27,7 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
+from orchestrator.tasks.journal.file_store import FileStore
 from orchestrator.tasks.task import Task
 from perf import SEED
 from perf.load.connection import HOST
@@ -112,7 +113,7 @@ async def _submit_all(folder: Path, count: int, taken: _Taken) -> None:
     """``count`` submissions, 64 at once; each ends as soon as it is on the disk."""
     clock = LoopClock(asyncio.get_running_loop())
     file = await asyncio.to_thread(open_journal, JournalConfig(folder / "journal.db"))
-    journal = DurableTasks(file, clock)
+    journal = DurableTasks(FileStore(file), clock)
     journal.start()
     rng = random.Random(SEED)
     left = [_new_task(rng, clock) for _ in range(count)]  # which takes longer than the journal
@@ -137,7 +138,7 @@ async def _run_streams(folder: Path) -> float:
     """CPU per token of handing the new ones of 64 tasks over and writing them, in µs."""
     clock = LoopClock(asyncio.get_running_loop())
     file = await asyncio.to_thread(open_journal, JournalConfig(folder / "journal.db"))
-    journal = DurableTasks(file, clock)
+    journal = DurableTasks(FileStore(file), clock)
     journal.start()
     rng, tokens = random.Random(SEED), 0
     tasks = [_new_task(rng, clock) for _ in range(_AT_ONCE)]

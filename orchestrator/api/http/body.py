@@ -12,6 +12,7 @@ from orchestrator.api.http.body_budget import BodyBudget, BodyShare
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.deadlines import stated_deadline
 from orchestrator.api.http.decode import Reader, decode
+from orchestrator.api.http.forwarding import FORWARDING
 from orchestrator.api.http.ignored import IGNORED_FIELDS, Ignored, passing_over
 from orchestrator.api.http.large_bodies import LargeBodies
 from orchestrator.errors import (
@@ -50,6 +51,8 @@ async def read_body(request: web.Request, reader: Reader[T], make: Callable[[T],
 
     with request.app[BODIES].share(give_up) as share:
         body = await _read(request, share, patience)
+        if FORWARDING in request.app:
+            request[CONTEXT].body = body
         with _ignored_by(request) as ignored:
 
             def work() -> R:

@@ -46,8 +46,9 @@ async def recorded(task: Task) -> None:
     """Wait until a durable task's outcome is on the disk, before anybody is told of it. Raises
     ``Draining`` where the task is left to the next process."""
     if task.entry is not None and task.ending is not None:
-        if task.entry.is_left:
-            raise Draining("the service is going down; the task goes on when it is back")
         written = asyncio.Event()
-        task.entry.when_recorded(written.set)
-        await written.wait()
+        if not task.entry.is_left:
+            task.entry.when_recorded(written.set)
+            await written.wait()
+        if task.entry.is_left:
+            raise Draining("the task goes on in another process; ask again in a moment")

@@ -87,6 +87,11 @@ class Context:
     answer."""
     task: Task | None = None
     """The request's task, once it is admitted."""
+    body: bytes | None = None
+    """The body that was read, where the request may have to be handed on to another orchestrator;
+    dropped once the answer begins."""
+    is_forwarded: bool = False
+    """Whether another orchestrator answers."""
     adapt: Callable[[Job], Job] | None = None
     """Changes the job, for requests that the service sends itself."""
 

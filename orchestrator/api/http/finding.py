@@ -14,7 +14,7 @@ from orchestrator.service import Orchestrator
 from orchestrator.slots.slot import Slot
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.journal.durable import DurableTasks
-from orchestrator.tasks.journal.reader import Found
+from orchestrator.tasks.journal.look_ups import Found
 from orchestrator.tasks.journal.records import TaskRow, ended_task
 from orchestrator.tasks.task import Stage, Task
 

@@ -116,12 +116,18 @@ class TaskEvents:
     def ended(self, task: Task) -> None:
         if task.entry is None:
             self._finish(task)
-        elif task.entry.is_left:  # the client asks again, and the next process answers
-            self._stream.cut()
+        elif task.entry.is_left:
+            self._stream.cut()  # the client asks again, and another process answers
         else:  # an end that a client has seen must not change through a crash
-            task.entry.when_recorded(lambda: self._finish(task))
+            task.entry.when_recorded(lambda: self._recorded(task))
 
     # inside
+
+    def _recorded(self, task: Task) -> None:
+        if task.entry is not None and task.entry.is_left:  # another process has taken it on
+            self._stream.cut()
+        else:
+            self._finish(task)
 
     def _finish(self, task: Task) -> None:
         ending, number = task.ending, last_number(task)

@@ -201,7 +201,7 @@ def _durability(orchestrator: Orchestrator, task: Task) -> dict[str, object]:
     if durable is None or not task.job.durable:
         return {}
     if durable.is_async:
-        return {"durable": True, "loss_window_ms": durable.config.window_ms}
+        return {"durable": True, "loss_window_ms": durable.window_ms}
     return {"durable": True}
 
 

@@ -62,13 +62,21 @@ async def drain(request: web.Request) -> web.Response:
     """Give an instance no new work; its running jobs finish, or are moved. Idempotent."""
     grace_s = await read_grace_s(request, math.inf)
     registry, address = _named(request)
-    return json_response(describe(registry.cordon(address, grace_s), registry), status=202)
+    instance = registry.cordon(address, grace_s)
+    fleet = request.app[ORCHESTRATOR].fleet
+    if fleet is not None and fleet.cordons is not None:
+        await fleet.cordons.cordoned(instance.address, grace_s)
+    return json_response(describe(instance, registry), status=202)
 
 
 async def undrain(request: web.Request) -> web.Response:
     """Take an instance back into use. Idempotent."""
     registry, address = _named(request)
-    return json_response(describe(registry.uncordon(address), registry), status=202)
+    instance = registry.uncordon(address)
+    fleet = request.app[ORCHESTRATOR].fleet
+    if fleet is not None and fleet.cordons is not None:
+        await fleet.cordons.uncordoned(instance.address)
+    return json_response(describe(instance, registry), status=202)
 
 
 async def swap(request: web.Request) -> web.Response:

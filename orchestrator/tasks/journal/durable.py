@@ -14,11 +14,10 @@ from typing import TypeVar
 from orchestrator.clock import Clock
 from orchestrator.errors import Draining, JournalUnavailable, TidegateError
 from orchestrator.tasks.journal.entries import Entry, new_entry
-from orchestrator.tasks.journal.file import JournalConfig, JournalFile, UnfinishedTask
+from orchestrator.tasks.journal.look_ups import Found
 from orchestrator.tasks.journal.operations import Accept, Batch, Ended
-from orchestrator.tasks.journal.reader import Found, JournalReader
-from orchestrator.tasks.journal.records import request_of, result_of, row_of
-from orchestrator.tasks.journal.writer import JournalWriter
+from orchestrator.tasks.journal.records import UnfinishedTask, request_of, result_of, row_of
+from orchestrator.tasks.journal.store import JournalStore
 from orchestrator.tasks.task import Task
 
 COMMIT_WAIT_S = 5.0
@@ -30,8 +29,9 @@ T = TypeVar("T")
 class DurableTasks:
     """The journal of one orchestrator. ``start`` and everything else run on the event loop."""
 
-    def __init__(self, file: JournalFile, clock: Clock) -> None:
-        self.config: JournalConfig = file.config
+    def __init__(self, store: JournalStore, clock: Clock) -> None:
+        self.window_ms = store.window_ms
+        """How much may be lost with the process, in ms; 0: a task is stored before its 202."""
         self.fault = ""
         """Why nothing can be written; empty while all is well."""
         self.on_fault: Callable[[], None] = _nothing
@@ -41,10 +41,18 @@ class DurableTasks:
         """Number of tasks of an earlier process, by what was done with them."""
         self.observe_ms: Callable[[float], None] = _ignore
         """Called with the time that each transaction took, in ms."""
-        self.boot = file.boot
-        self._file = file
+        self.on_lost: Callable[[Task], None] = _ignore_task
+        """Called with each task that another orchestrator has taken on, because this one had not
+        been heard of for too long."""
+        self.lost = 0
+        """How many those were; their outcome is told by the other orchestrator."""
+        self.outdone = 0
+        """How many tasks that have ended here another orchestrator had taken on before: it tells
+        their end, and each is in the outcomes of both."""
+        self.boot = store.boot
+        self._store = store
         self._clock = clock
-        self._next_n = file.next_n
+        self._next_n = store.next_n
         self._live: dict[int, Entry] = {}
         self._ending: dict[int, Entry] = {}
         """Entries of tasks that have ended, by number, until the writer has dealt with the end."""
@@ -58,9 +66,8 @@ class DurableTasks:
         """Submissions that have a name, until the file knows it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
-        self._reader = JournalReader(file)
-        self._writer = JournalWriter(
-            file,
+        self._reader = store.new_reader()
+        self._writer = store.new_writer(
             clock.unix,
             on_batch=self._on_batch,
             on_fault=self._on_fault,
@@ -84,7 +91,7 @@ class DurableTasks:
         is_over = self._loop is None or self._writer.close()
         self._reader.close()
         if is_over:  # else it goes with the process, lest another writes beside it
-            self._file.close()
+            self._store.close()
 
     @property
     def live(self) -> int:
@@ -104,13 +111,12 @@ class DurableTasks:
     @property
     def set_aside(self) -> str:
         """New name of a damaged file, in the journal's folder; empty where there is none."""
-        path = self._writer.set_aside
-        return "" if path is None else path.name
+        return self._writer.set_aside
 
     @property
     def is_async(self) -> bool:
         """Whether tasks are promised before they are on the disk."""
-        return self.config.window_ms > 0
+        return self.window_ms > 0
 
     # ── a task's way ─────────────────────────────────────────────────────────────────────────
 
@@ -320,18 +326,38 @@ class DurableTasks:
             self.commits += 1
             self.records += len(batch.operations)
             self.observe_ms(1000 * batch.took_s)
+        for n in batch.lost:
+            self._lose(n)
         for one in batch.operations:
             if isinstance(one, Ended):
+                if one.n in batch.lost:
+                    continue
                 self._ending.pop(one.n).recorded()
             elif isinstance(one, Accept):
                 self._undecided.pop(one.row.n, None)
                 entry = self._live.get(one.row.n) or self._ending.get(one.row.n)
-                if entry is not None:
+                if entry is not None and one.row.n in batch.named_elsewhere:
+                    entry.refuse_name()
+                elif entry is not None:
                     entry.decide(batch.fault)
             elif batch.fault:
                 entry = self._live.get(one.n)
                 if entry is not None:  # these, and all after them, are written later
                     entry.tokens = min(entry.tokens, one.first)
+
+    def _lose(self, n: int) -> None:
+        """Let go of a task that another orchestrator has taken on: its followers are cut off, to
+        ask again there."""
+        entry = self._live.pop(n, None)
+        ending = self._ending.pop(n, None)
+        if entry is not None:
+            entry.is_left = True
+            self.lost += 1
+            self.on_lost(entry.task)
+        elif ending is not None:
+            ending.is_left = True
+            self.outdone += 1
+            ending.recorded()
 
     def _set_fault(self, fault: str) -> None:
         if fault != self.fault:
@@ -344,4 +370,8 @@ def _nothing() -> None:
 
 
 def _ignore(ms: float) -> None:
+    pass
+
+
+def _ignore_task(task: Task) -> None:
     pass

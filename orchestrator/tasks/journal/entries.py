@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orchestrator.errors import JournalUnavailable
-from orchestrator.tasks.journal.file import UnfinishedTask
+from orchestrator.errors import JournalUnavailable, KeyInUse
 from orchestrator.tasks.journal.operations import Accept, Tokens
-from orchestrator.tasks.journal.records import StoredTokens, pack_ids
+from orchestrator.tasks.journal.records import StoredTokens, UnfinishedTask, pack_ids
 from orchestrator.tasks.task import Task
 
 
@@ -78,6 +77,16 @@ class Entry:
             self.committed.set_exception(error)
         else:
             self.committed.set_result(None)
+
+    def refuse_name(self) -> None:
+        """Note that another submission of the same key has the task's name."""
+        if not self.committed.done():
+            self.committed.set_exception(
+                KeyInUse(
+                    "another submission with this Idempotency-Key has just been accepted; send it "
+                    "again to get that one's task"
+                )
+            )
 
 
 def new_entry(task: Task, accept: Accept) -> Entry:

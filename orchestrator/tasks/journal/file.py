@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
-
 from catalog.atomic import sync_folder
 from orchestrator.clock import Boot, this_boot
 from orchestrator.tasks.journal.lock import JournalError, JournalLock
-from orchestrator.tasks.journal.records import COLUMNS, StoredRequest, StoredTokens, TaskRow
+from orchestrator.tasks.journal.records import COLUMNS, TaskRow, UnfinishedTask
 from orchestrator.tasks.journal.resealing import check_keys, count_foreign
 from orchestrator.tasks.journal.schema import VERSION, migrate, version_of
+from orchestrator.tasks.journal.sealed import read_request, read_tokens
 from orchestrator.tasks.journal.sealing import Sealer, WrongKey
 from orchestrator.telemetry.log import fields, service_log
 
@@ -49,16 +48,6 @@ class JournalConfig:
     keep_s: float = 7 * 86_400.0
     keys: tuple[bytes, ...] = ()
     """Keys for prompts and texts: the first encrypts, all of them decrypt."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnfinishedTask:
-    """A task that had not ended. ``request`` is None where it cannot be read."""
-
-    row: TaskRow
-    request: StoredRequest | None
-    tokens: StoredTokens
-    """All tokens that were journalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,38 +236,10 @@ def _read(config: JournalConfig, sealer: Sealer) -> tuple[int, list[UnfinishedTa
         unfinished = []
         for *columns, body in found:
             row = TaskRow(*columns)
-            tokens = _tokens_of(db, row.n, sealer)
-            unfinished.append(UnfinishedTask(row, _request_of(row, body, sealer), tokens))
+            blobs = db.execute(
+                "SELECT first, body FROM tokens WHERE n = ? ORDER BY first", (row.n,)
+            )
+            tokens = read_tokens(sealer, row.n, blobs)
+            unfinished.append(UnfinishedTask(row, read_request(sealer, row.n, body), tokens))
         (last,) = db.execute("SELECT coalesce(max(n), 0) FROM tasks").fetchone()
         return int(last) + 1, unfinished
-
-
-def _request_of(row: TaskRow, body: bytes | None, sealer: Sealer) -> StoredRequest | None:
-    if body is None:
-        return None
-    try:
-        return msgspec.msgpack.decode(sealer.open(body, f"request {row.n}"), type=StoredRequest)
-    except (msgspec.DecodeError, WrongKey):  # every key is there, as the probes have shown
-        service_log.exception("a task in the journal cannot be read", extra=fields(task_id=row.id))
-        return None
-
-
-def _tokens_of(db: sqlite3.Connection, n: int, sealer: Sealer) -> StoredTokens:
-    """The tokens of a task, as far as they follow each other without a gap, and can be read."""
-    ids, texts, spent_s = bytearray(), list[str](), StoredTokens(b"", []).spent_s
-    rows = db.execute("SELECT first, body FROM tokens WHERE n = ? ORDER BY first", (n,))
-    for first, body in rows:
-        if first < len(texts):  # written again from the beginning, into a new file
-            continue
-        if first > len(texts):
-            break
-        try:
-            blob = sealer.open(body, f"tokens {n} {first}")
-            batch = msgspec.msgpack.decode(blob, type=StoredTokens)
-        except (msgspec.DecodeError, WrongKey):
-            service_log.exception("tokens in the journal cannot be read", extra=fields(row=n))
-            break
-        ids += batch.ids
-        texts += batch.texts
-        spent_s = batch.spent_s
-    return StoredTokens(bytes(ids), texts, spent_s)

@@ -26,6 +26,15 @@ JOURNAL: tuple[Row[DurableTasks], ...] = (
         "Promised records that wait for the disk",
         lambda durable: durable.unwritten,
     ),
+    Row(
+        "counter",
+        "journal_lost",
+        "tasks",
+        "Tasks that another orchestrator of the fleet has taken on while this one stood still; "
+        "those that had ended here too (ended) are in the outcomes of both",
+        lambda durable: [(("live",), durable.lost), (("ended",), durable.outdone)],
+        ("stage",),
+    ),
     Row("counter", "journal_commits", "transactions", "Transactions", lambda d: d.commits),
     Row("counter", "journal_records", "records", "Records in them", lambda d: d.records),
     Row(

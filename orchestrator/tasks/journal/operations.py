@@ -46,3 +46,7 @@ class Batch:
     took_s: float = 0.0
     fault: str = ""
     """Why none of it is on the disk; empty if all of it is."""
+    lost: set[int] = field(default_factory=set)
+    """Numbers of tasks that another orchestrator has taken on: nothing of them was written."""
+    named_elsewhere: set[int] = field(default_factory=set)
+    """Numbers of tasks that were not accepted, because their key has a task of that name."""

@@ -108,6 +108,16 @@ class TaskRow:
     """When the task arrived, on the clock of that boot."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnfinishedTask:
+    """A task that had not ended. ``request`` is None where it cannot be read."""
+
+    row: TaskRow
+    request: StoredRequest | None
+    tokens: StoredTokens
+    """All tokens that were journalled."""
+
+
 COLUMNS = tuple(TaskRow.__dataclass_fields__)
 
 

@@ -1,28 +1,26 @@
 """The SQL of the journal's transactions."""
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-import msgspec
 
 from orchestrator.tasks.journal.operations import Accept, Ended, Operation, Tokens
 from orchestrator.tasks.journal.records import COLUMNS
+from orchestrator.tasks.journal.sealed import sealed_request, sealed_result, sealed_tokens
+from orchestrator.tasks.journal.sealing import Sealer
 
 TIDY_ROWS = 2000
 """Most rows removed at a time, lest submissions wait for it."""
-
-Seal = Callable[[bytes, str], bytes]
-"""Encrypts a value, where there is a key, for the place that is named by the string."""
 
 _INSERT = (
     f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
     "ON CONFLICT (n) DO NOTHING"
 )
-_encode = msgspec.msgpack.Encoder().encode
 
 
-def write(db: sqlite3.Connection, seal: Seal, operations: Sequence[Operation], age: float) -> None:
+def write(
+    db: sqlite3.Connection, sealer: Sealer, operations: Sequence[Operation], age: float
+) -> None:
     """Write all operations in one transaction, or none. A task's operations keep their order.
     ``age`` is now, on the clock of retention."""
     db.execute("BEGIN IMMEDIATE")
@@ -33,36 +31,36 @@ def write(db: sqlite3.Connection, seal: Seal, operations: Sequence[Operation], a
             "UPDATE tasks SET idempotency_key = NULL WHERE n = ?", [(n,) for n in refused]
         )
     accepted = (one for one in operations if isinstance(one, Accept))
-    _insert(db, seal, [_nameless(one) if one.row.n in refused else one for one in accepted])
+    _insert(db, sealer, [_nameless(one) if one.row.n in refused else one for one in accepted])
     db.executemany(
         "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)",
         [
-            (one.n, one.first, seal(_encode(one.tokens), f"tokens {one.n} {one.first}"))
+            (one.n, one.first, sealed_tokens(sealer, one.n, one.first, one.tokens))
             for one in operations
             if isinstance(one, Tokens)
         ],
     )
-    _end(db, seal, [one for one in operations if isinstance(one, Ended)], age)
+    _end(db, sealer, [one for one in operations if isinstance(one, Ended)], age)
     if not operations:  # tests whether the disk takes anything
         db.execute("INSERT OR REPLACE INTO meta VALUES ('looked', ?)", (b"",))
     db.execute("COMMIT")
 
 
-def _insert(db: sqlite3.Connection, seal: Seal, accepted: Sequence[Accept]) -> None:
+def _insert(db: sqlite3.Connection, sealer: Sealer, accepted: Sequence[Accept]) -> None:
     if not accepted:
         return
     db.executemany(_INSERT, [[getattr(one.row, name) for name in COLUMNS] for one in accepted])
     db.executemany(
         "INSERT OR IGNORE INTO requests VALUES (?, ?)",
         [
-            (one.row.n, seal(_encode(one.request), f"request {one.row.n}"))
+            (one.row.n, sealed_request(sealer, one.row.n, one.request))
             for one in accepted
             if one.request is not None
         ],
     )
 
 
-def _end(db: sqlite3.Connection, seal: Seal, ended: Sequence[Ended], age: float) -> None:
+def _end(db: sqlite3.Connection, sealer: Sealer, ended: Sequence[Ended], age: float) -> None:
     """End the tasks that have not ended: whichever end is first counts."""
     if not ended:
         return
@@ -73,10 +71,7 @@ def _end(db: sqlite3.Connection, seal: Seal, ended: Sequence[Ended], age: float)
     db.executemany(
         "INSERT OR IGNORE INTO results (n, ended_unix, ended_age, body) "
         "SELECT n, ?, ?, ? FROM tasks WHERE n = ? AND ended_unix IS NULL",
-        [
-            (one.ended_unix, age, seal(_encode(one.result), f"result {one.n}"), one.n)
-            for one in ended
-        ],
+        [(one.ended_unix, age, sealed_result(sealer, one.n, one.result), one.n) for one in ended],
     )
     db.executemany(
         "UPDATE tasks SET ended_unix = ?, ended_age = ?, outcome = ?, finish_reason = ?, code = ?, "

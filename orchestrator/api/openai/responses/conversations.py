@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.api.http.body import read_body
-from orchestrator.api.http.context import CONTEXT
+from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.decode import Reader
 from orchestrator.api.http.fields import NULL
 from orchestrator.api.http.responses import json_response
@@ -50,7 +50,9 @@ async def create(request: web.Request) -> web.Response:
     created = int(request[CONTEXT].arrival.unix)
 
     def begin(body: ConversationRequest) -> Conversation:
-        conversation = Conversation(created, read_metadata(body.metadata))
+        conversation = Conversation(
+            created, read_metadata(body.metadata), f"conv_{request.app[ORCHESTRATOR].ids.new()}"
+        )
         conversation.add(_new_items(body.items or ()))
         return conversation
 

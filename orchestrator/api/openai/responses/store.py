@@ -151,7 +151,9 @@ def _kept_bytes(stored: Stored) -> int:
 
 def _no_such_response(name: str) -> NotFound:
     """The answer for an unknown id, and for a response that is not the caller's."""
-    return NotFound(
+    error = NotFound(
         f"there is no response {excerpt(name, 64)!r}; they are kept for a while only, and not with "
         "store: false"
     )
+    error.item_id = name
+    return error

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tasks.journal import writer
+from orchestrator.tasks.journal import group_commit, writer
 from orchestrator.tasks.journal.operations import Operation, Tokens
 from orchestrator.tasks.journal.records import StoredTokens
 from tests.orchestrator.conftest import Event, MakeService, Service, read_events
@@ -168,5 +168,5 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     monkeypatch.setattr(
         sqlite3, "connect", lambda path, **more: connect(path, factory=Connection, **more)
     )
-    monkeypatch.setattr(writer, "RETRY_S", 0.01)
+    monkeypatch.setattr(group_commit, "RETRY_S", 0.01)
     return disk

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tasks.journal import durable, file, reader, transaction, writer
+from orchestrator.tasks.journal import (
+    durable,
+    file,
+    group_commit,
+    look_ups,
+    reader,
+    transaction,
+    writer,
+)
 from orchestrator.tasks.journal.operations import Ended, Operation, Tokens
 from orchestrator.tasks.journal.records import StoredTokens
 from tests.orchestrator.conftest import Service
@@ -291,8 +299,8 @@ async def test_tidying_that_fails_or_hangs_stops_nothing(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault of ours there leaves the thread alive; a disk that hangs there is seen as well."""
-    monkeypatch.setattr(writer, "TIDY_EVERY_S", 0.01)
-    monkeypatch.setattr(writer, "RETRY_S", 0.01)
+    monkeypatch.setattr(group_commit, "TIDY_EVERY_S", 0.01)
+    monkeypatch.setattr(group_commit, "RETRY_S", 0.01)
     service = await restarts.start(worker)
     journal = service.orchestrator.stages.durable
     assert journal is not None
@@ -330,16 +338,16 @@ async def test_a_disk_that_hangs_for_who_reads_does_not_hold_other_work(
     service = await restarts.start(worker)
     go_on = threading.Event()
 
-    def hang(self: Any, where: str, values: Any) -> None:
+    def hang(self: Any, question: Any) -> None:
         go_on.wait()
 
     monkeypatch.setattr(reader.JournalReader, "_look", hang)
-    monkeypatch.setattr(reader, "READ_WAIT_S", 0.05)
+    monkeypatch.setattr(look_ups, "READ_WAIT_S", 0.05)
     try:
         assert (await submit(service, key="plain", durable=False))[0] == 202
         async with service.http.get("/v2/tasks/0") as response:
             assert response.status == 503
-        monkeypatch.setattr(reader, "CLOSE_WAIT_S", 0.05)
+        monkeypatch.setattr(look_ups, "CLOSE_WAIT_S", 0.05)
         await service.parts.lifecycle.close()
     finally:
         go_on.set()

@@ -52,7 +52,7 @@ def fill(path: Path, *keys: bytes, tasks: int = 3) -> None:
             ids = [n] * len(texts)
             ours._write([Tokens(n, first, StoredTokens(pack_ids(ids), texts))])
         ours._write([accept(100 + n), ended(100 + n, [n])])
-    ours._close_db()
+    ours._disconnect()
     opened.close()
 
 
@@ -72,7 +72,7 @@ def reseal(path: Path, *keys: bytes, steps: int = 10**6) -> int:
     while not ours._resealing.is_over and count < steps:
         ours._tidy()
         count += 1
-    ours._close_db()
+    ours._disconnect()
     opened.close()
     return count
 

@@ -170,7 +170,7 @@ def written(folder: Path, history: list[tuple[list[Operation], Lives]]) -> Writt
         ends.append(log.stat().st_size)
     content = log.read_bytes()
     assert path.read_bytes() == base, "the log was not taken over yet"
-    writer._close_db()
+    writer._disconnect()
     opened.close()
     return Written(base, content, ends)
 

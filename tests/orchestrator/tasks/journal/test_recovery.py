@@ -14,7 +14,7 @@ import pytest
 from orchestrator import recovery
 from orchestrator.api.native.routes import SUBMISSIONS
 from orchestrator.dispatch.retry import FATE_DURABLE_S, FATE_LOOK_S
-from orchestrator.tasks.journal import reader, writer
+from orchestrator.tasks.journal import group_commit, reader, writer
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
 from orchestrator.tasks.journal.operations import Ended
 from orchestrator.tasks.journal.records import unpack_ids
@@ -672,7 +672,7 @@ async def test_prompts_are_gone_with_their_task_and_never_readable_with_a_key(
 async def test_results_and_rows_go_when_their_time_has_come(
     restarts: Restarts, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "TIDY_EVERY_S", 0.02)
+    monkeypatch.setattr(group_commit, "TIDY_EVERY_S", 0.02)
     service = await restarts.start(
         worker, journal__keep_results_s=0, tasks__keep_count=0, journal__keep_s=1000
     )
@@ -743,8 +743,8 @@ async def test_a_task_is_found_whose_end_is_written_while_it_is_looked_up(
             was_read.wait(30)
         write(self, operations)
 
-    def before_its_end(self: Any, where: str, values: Any) -> Any:
-        found = look(self, where, values)
+    def before_its_end(self: Any, question: Any) -> Any:
+        found = look(self, question)
         looks.append(found.row.ended_unix)
         was_read.set()
         was_written.wait(30)

@@ -1,0 +1,150 @@
+"""Connections to the shared store, and the names of its keys."""
+
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from orchestrator.telemetry.log import fields, service_log
+
+TIMEOUT_S = 2.0
+"""Longest wait for the store, in seconds, for one answer or one connection."""
+LEAST_VERSION = (6, 2)
+LAYOUT = b"1"
+"""Version of the keys' layout. Orchestrators of different layouts must not share a prefix."""
+
+FAILURES = (redis.RedisError, OSError)
+
+
+class StateError(redis.RedisError):
+    """The store cannot be used as it is; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateConfig:
+    """Settings of the shared store."""
+
+    url: str = field(repr=False)
+    """``redis://user:password@host:port/db``, ``rediss://`` with TLS, or ``unix://path``."""
+    prefix: str
+    """What the names of all keys begin with: one for each fleet."""
+    lease_s: float
+    """Seconds after which an orchestrator that is not heard of is taken for dead."""
+    window_ms: float = 0.0
+    keep_results_s: float = 86_400.0
+    keep_s: float = 7 * 86_400.0
+    keys: tuple[bytes, ...] = ()
+    """Keys for prompts and texts: the first encrypts, all of them decrypt."""
+
+    @property
+    def where(self) -> str:
+        """The store's address, without its password, for messages."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname or ''}:{parts.port or 6379}{parts.path}"
+
+
+class Names:
+    """Names of keys. All have one hash tag, so that a cluster keeps a fleet on one node."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = f"{{{prefix}}}:"
+        self.layout = f"{self.prefix}layout"
+        self.members = f"{self.prefix}members"
+        self.cordons = f"{self.prefix}cordons"
+
+    def alive(self, tag: str) -> str:
+        """There as long as the orchestrator of that tag is heard of."""
+        return f"{self.prefix}alive:{tag}"
+
+    def held(self, tag: str) -> str:
+        """The tasks that an orchestrator holds and that have not ended."""
+        return f"{self.prefix}held:{tag}"
+
+    def task(self, task_id: str) -> str:
+        return f"{self.prefix}task:{task_id}"
+
+    def tokens(self, task_id: str) -> str:
+        return f"{self.prefix}tokens:{task_id}"
+
+    def result(self, task_id: str) -> str:
+        return f"{self.prefix}result:{task_id}"
+
+    def submission(self, key: str, idempotency_key: str | None) -> str:
+        """The task of a client's own name for a submission."""
+        return f"{self.prefix}submission:{key}:{idempotency_key or ''}"
+
+
+def connect(config: StateConfig) -> "redis.Redis":
+    """A connection for one thread. Nothing is sent yet."""
+    return redis.Redis.from_url(config.url, **_options())
+
+
+def connect_async(config: StateConfig) -> "redis.asyncio.Redis":
+    """Connections for the event loop. Nothing is sent yet."""
+    return redis.asyncio.Redis.from_url(config.url, **_options())
+
+
+def _options() -> dict[str, Any]:
+    # Whoever calls tries again in its own way, and at its own time.
+    return {
+        "socket_timeout": TIMEOUT_S,
+        "socket_connect_timeout": TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        # Else each connection looks the library's version up on the disk.
+        "driver_info": None,
+    }
+
+
+def check(client: "redis.Redis", names: Names) -> None:
+    """Check that the store can keep a promise, and claim the prefix for this layout. Raises
+    ``StateError``, or one of ``FAILURES`` where it does not answer."""
+    server = client.info("server")
+    version = str(server.get("valkey_version") or server["redis_version"])
+    if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
+        raise StateError(
+            f"the store is of version {version}, and {'.'.join(map(str, LEAST_VERSION))} is the "
+            "least that will do: upgrade it"
+        )
+    client.set(names.layout, LAYOUT, nx=True)
+    layout = client.get(names.layout)
+    if layout != LAYOUT:
+        raise StateError(
+            f"what is under {names.prefix!r} has layout {layout!r}, and this Tidegate knows "
+            f"{LAYOUT!r}: run orchestrators of one version, or set another TIDEGATE_STATE__PREFIX"
+        )
+    _warn_of_risks(client)
+
+
+def _warn_of_risks(client: "redis.Redis") -> None:
+    """Log what the store's own settings may lose."""
+    memory = client.info("memory")
+    if memory.get("maxmemory") and memory.get("maxmemory_policy") != "noeviction":
+        service_log.warning(
+            "the store may drop durable tasks when its memory is full: set maxmemory-policy "
+            "noeviction",
+            extra=fields(maxmemory_policy=memory.get("maxmemory_policy")),
+        )
+    if not client.info("persistence").get("aof_enabled"):
+        service_log.warning(
+            "the store writes nothing to a disk as it comes, so durable tasks are lost with it: "
+            "set appendonly yes"
+        )
+
+
+def told(error: Exception) -> str:
+    """A description of an error of the store, for clients: without addresses."""
+    if isinstance(error, StateError):
+        return str(error)
+    if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
+        return "the store refuses this user or password (TIDEGATE_STATE__URL)"
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return "the store's memory is full"
+    if isinstance(error, redis.TimeoutError):
+        return f"the store has not answered within {TIMEOUT_S:g} s"
+    if isinstance(error, redis.ConnectionError | OSError):
+        return "the store cannot be reached"
+    return f"the store answered with an error ({type(error).__name__})"

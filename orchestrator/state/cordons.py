@@ -1,0 +1,59 @@
+"""Instances that operators have taken out of use, at whichever orchestrator they said so."""
+
+import math
+from collections.abc import Awaitable
+
+import msgspec
+
+from orchestrator.instances.registry import Registry
+from orchestrator.state import connection
+from orchestrator.state.members import Members
+from orchestrator.telemetry.log import fields, service_log
+
+
+class Cordons:
+    """Tells the fleet of cordons that are set here, and sets those of others here too."""
+
+    def __init__(self, members: Members, name: str, registry: Registry) -> None:
+        """``name``: the store's key."""
+        self._members = members
+        self._name = name
+        self._registry = registry
+        self._known: dict[str, int] = {}
+        """Addresses whose cordon the store has, by the first renewal that tells of it."""
+        members.on_seen.append(self._apply)
+
+    async def cordoned(self, address: str, grace_s: float) -> None:
+        """Tell the others that an instance is to get no new work, and that its running work is to
+        be gone after ``grace_s`` seconds."""
+        ends = None if math.isinf(grace_s) else self._members.store_time() + grace_s
+        body = msgspec.json.encode(ends)
+        await self._say(address, self._members.client.hset(self._name, address, body))
+        self._known[address] = self._members.renewals + 1
+
+    async def uncordoned(self, address: str) -> None:
+        """Tell the others that an instance is in use again."""
+        await self._say(address, self._members.client.hdel(self._name, address))
+
+    async def _say(self, address: str, said: Awaitable[int]) -> None:
+        try:
+            await said
+        except connection.FAILURES as error:
+            service_log.warning(
+                "the other orchestrators were not told of an instance's drain: say it to each",
+                extra=fields(instance=address, error=connection.told(error)),
+            )
+
+    def _apply(self) -> None:
+        stored = self._members.cordons
+        for instance in self._registry:
+            ends = stored.get(instance.address)
+            if instance.address in stored and not instance.cordoned:
+                left_s = math.inf if ends is None else ends - self._members.store_time()
+                self._registry.cordon(instance.address, max(0.0, left_s))
+            elif instance.address not in stored and instance.cordoned:
+                told = self._known.get(instance.address, math.inf)
+                if told <= self._members.renewals:
+                    self._registry.uncordon(instance.address)
+        later = {at: first for at, first in self._known.items() if first > self._members.renewals}
+        self._known = later | dict.fromkeys(stored, 0)

@@ -1,0 +1,96 @@
+"""Rate limits that hold for all orchestrators of a fleet together (OR-12, OR-18).
+
+Each request that a limit applies to asks the store once, before it is queued: within the fleet a
+limit is exact. While the store is away, or slow, each orchestrator keeps the limits by itself, so
+that a fleet of *n* lets through at most *n* times as much.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from orchestrator.admission.rate_limits import BUSY_RETRY_MS, Limiter, SharedAccount
+from orchestrator.errors import RateLimited
+from orchestrator.state import connection, scripts
+from orchestrator.state.connection import Names
+from orchestrator.state.members import Members
+from orchestrator.tasks.task import Task
+
+FLUSH_S = 0.05
+"""How long the store may believe that a request still runs that has ended, in seconds."""
+
+PATIENCE_S = 0.5
+"""Longest wait for the store, in seconds; a request that has deadlines does not wait for more."""
+
+
+class SharedLimits:
+    """Takes requests from the fleet's limits, beside this orchestrator's own ``limiter``."""
+
+    def __init__(self, members: Members, names: Names, tag: str, limiter: Limiter) -> None:
+        self._members = members
+        self._prefix = names.prefix
+        self._tag = tag
+        self._limiter = limiter
+        self._unused: Counter[tuple[str, str]] = Counter()
+        """Tokens to be given back, by key and account; 0 where only a request has ended."""
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def take(self, task: Task) -> None:
+        """Take a task that is counted here already. Raises ``RateLimited``."""
+        accounts = self._limiter.shared_accounts(task.job.key)
+        if not accounts or self._members.fault:
+            return
+        most = task.prompt_tokens + task.sampling.max_tokens
+        stated = [value for one in accounts for value in (one.name, *one.limits, one.running)]
+        task.on_end.append(lambda ended: self._ended(ended, accounts, most))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await self._members.client.eval(
+                    scripts.TAKE, 0, self._prefix, self._tag, most, *stated
+                )
+        except (TimeoutError, *connection.FAILURES):
+            return
+        found = [str(each, "utf-8") for each in answer]
+        if found[:1] == ["refused"]:
+            _, kind, name, wait_s = found
+            raise _refusal(kind, next(one for one in accounts if one.name == name), float(wait_s))
+        for at in range(0, len(found), 3):
+            kind, name, whole_s = found[at : at + 3]
+            self._limiter.level(task.job.key, name, kind, float(whole_s))
+
+    def _ended(self, task: Task, accounts: Sequence[SharedAccount], taken: int) -> None:
+        was_taken = task.ending is not None and task.marks.queued
+        used = task.prompt_tokens + task.completion_tokens if task.marks.dispatched else 0
+        for one in accounts:
+            self._unused[task.job.key, one.name] += max(0, taken - used) if was_taken else 0
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush(), name="limits")
+
+    async def _flush(self) -> None:
+        await asyncio.sleep(FLUSH_S)
+        self._flushing = None
+        unused, self._unused = self._unused, Counter()
+        try:
+            async with self._members.client.pipeline(transaction=False) as pipe:
+                for (key, name), tokens in unused.items():
+                    for one in self._limiter.shared_accounts(key):
+                        if one.name == name:
+                            stated = (name, one.limits[1], tokens, one.running)
+                            pipe.eval(scripts.GIVE_BACK, 0, self._prefix, self._tag, *stated)
+                await pipe.execute()
+        except connection.FAILURES:
+            return  # the rates make up for it within a minute, and the next request says who runs
+
+
+def _refusal(kind: str, account: SharedAccount, wait_s: float) -> RateLimited:
+    requests, tokens, concurrent = account.limits
+    limit = {
+        "concurrent": f"{concurrent} requests in progress",
+        "requests": f"{requests} requests a minute",
+        "tokens": f"{tokens} tokens a minute",
+    }[kind]
+    retry_ms = BUSY_RETRY_MS if kind == "concurrent" else 1000 * wait_s
+    return RateLimited(
+        f"the limit of {limit} for {account.whose} is reached, by all orchestrators together",
+        retry_after_ms=retry_ms,
+    )

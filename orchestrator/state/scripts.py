@@ -1,0 +1,167 @@
+"""Lua scripts: each changes the store at once, or not at all.
+
+A task has one owner, by whose tag every write of it is checked: an orchestrator that stood still
+for longer than its lease finds, when it goes on, that its tasks are another's, and writes nothing
+more.
+"""
+
+ACCEPT = """
+-- KEYS: task, held, submission. ARGV: id, owner, row, request, named (1 or 0)
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if ARGV[5] == '1' and not redis.call('SET', KEYS[3], ARGV[1], 'NX') then return 2 end
+redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'row', ARGV[3], 'request', ARGV[4])
+redis.call('SADD', KEYS[2], ARGV[1])
+return 0
+"""
+"""Take a task in. 2: the submission's name has another task."""
+
+TOKENS = """
+-- KEYS: task, tokens. ARGV: owner, tokens
+local owner = redis.call('HGET', KEYS[1], 'owner')
+if not owner then return 0 end
+if owner ~= ARGV[1] then return 1 end
+redis.call('RPUSH', KEYS[2], ARGV[2])
+return 0
+"""
+"""Append tokens to a task. 1: another owner has it."""
+
+END = """
+-- KEYS: task, tokens, held, submission, result
+-- ARGV: id, owner, end, result, keep_ms, keep_result_ms, accepted (1 or 0)
+local owner = redis.call('HGET', KEYS[1], 'owner')
+if not owner then return 0 end
+if owner ~= ARGV[2] then return 1 end
+redis.call('SREM', KEYS[3], ARGV[1])
+if redis.call('HEXISTS', KEYS[1], 'end') == 1 then return 0 end
+redis.call('DEL', KEYS[2])
+if ARGV[7] == '0' then
+  if redis.call('GET', KEYS[4]) == ARGV[1] then redis.call('DEL', KEYS[4]) end
+  redis.call('DEL', KEYS[1])
+  return 0
+end
+redis.call('HDEL', KEYS[1], 'request')
+redis.call('HSET', KEYS[1], 'end', ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+if redis.call('GET', KEYS[4]) == ARGV[1] then redis.call('PEXPIRE', KEYS[4], ARGV[5]) end
+redis.call('SET', KEYS[5], ARGV[4], 'PX', ARGV[6])
+return 0
+"""
+"""End a task: the first end counts. 1: another owner has it. A task that nobody was told of
+(accepted 0) leaves nothing."""
+
+RENEW = """
+-- KEYS: alive, members. ARGV: tag, member, lease_ms
+redis.call('SET', KEYS[1], '1', 'PX', ARGV[3])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+local found = redis.call('TIME')
+local members = redis.call('HGETALL', KEYS[2])
+local stem = string.sub(KEYS[1], 1, -1 - #ARGV[1])
+for at = 1, #members, 2 do
+  found[#found + 1] = members[at]
+  found[#found + 1] = members[at + 1]
+  found[#found + 1] = redis.call('EXISTS', stem .. members[at])
+end
+return found
+"""
+"""Renew a lease. Returns the store's time (seconds, microseconds), then each member's tag, itself,
+and whether it is alive."""
+
+LEAVE = """
+-- KEYS: alive, held, members. ARGV: tag
+redis.call('DEL', KEYS[1])
+if redis.call('SCARD', KEYS[2]) == 0 then redis.call('HDEL', KEYS[3], ARGV[1]) end
+return 0
+"""
+"""End a lease. A member that leaves tasks behind is kept until these are taken on."""
+
+CLAIM = """
+-- KEYS: alive and held of the dead one, held of the new owner, members
+-- ARGV: dead tag, new tag, most, stem of task names
+if redis.call('EXISTS', KEYS[1]) == 1 then return {} end
+local claimed = {}
+for _, id in ipairs(redis.call('SPOP', KEYS[2], ARGV[3])) do
+  local task = ARGV[4] .. id
+  if redis.call('HEXISTS', task, 'request') == 1 then
+    redis.call('HSET', task, 'owner', ARGV[2])
+    redis.call('SADD', KEYS[3], id)
+    claimed[#claimed + 1] = id
+  end
+end
+if redis.call('SCARD', KEYS[2]) == 0 then redis.call('HDEL', KEYS[4], ARGV[1]) end
+return claimed
+"""
+"""Take some of a dead member's tasks over. Returns their ids; none once there are no more."""
+
+TAKE = """
+-- ARGV: prefix, tag, tokens, then for each account: name, requests_per_min, tokens_per_min,
+-- concurrent, running here
+local at = redis.call('TIME')
+local now = at[1] + at[2] / 1e6
+local prefix, tag = ARGV[1], ARGV[2]
+local function rate(kind, name) return prefix .. 'rate:' .. kind .. ':' .. name end
+local function paid_until(key) return math.max(now, tonumber(redis.call('GET', key) or '0')) end
+local function wait_s(key, per_min, count)
+  return paid_until(key) - now + (count - 1e-6) * 60 / per_min - 60
+end
+local found = {}
+for i = 4, #ARGV, 5 do
+  local name, requests, tokens = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  local concurrent, running = tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
+  local at_once = prefix .. 'running:' .. name
+  if concurrent > 0 then
+    local all = redis.call('HGETALL', at_once)
+    for each = 1, #all, 2 do
+      if all[each] ~= tag then
+        if redis.call('EXISTS', prefix .. 'alive:' .. all[each]) == 1 then
+          running = running + tonumber(all[each + 1])
+        else
+          redis.call('HDEL', at_once, all[each])
+        end
+      end
+    end
+    if running > concurrent then return {'refused', 'concurrent', name, '0'} end
+  end
+  if requests > 0 and wait_s(rate('requests', name), requests, 1) > 0 then
+    return {'refused', 'requests', name, tostring(wait_s(rate('requests', name), requests, 1))}
+  end
+  if tokens > 0 and wait_s(rate('tokens', name), tokens, tonumber(ARGV[3])) > 0 then
+    local wait = wait_s(rate('tokens', name), tokens, tonumber(ARGV[3]))
+    return {'refused', 'tokens', name, tostring(wait)}
+  end
+end
+for i = 4, #ARGV, 5 do
+  local name = ARGV[i]
+  for kind, more in pairs({requests = {ARGV[i + 1], 1}, tokens = {ARGV[i + 2], ARGV[3]}}) do
+    local per_min = tonumber(more[1])
+    if per_min > 0 then
+      local key = rate(kind, name)
+      local paid = paid_until(key) + more[2] * 60 / per_min
+      redis.call('SET', key, string.format('%.6f', paid), 'PX', math.ceil(1000 * (paid - now)) + 1)
+      found[#found + 1] = kind
+      found[#found + 1] = name
+      found[#found + 1] = string.format('%.6f', paid - now)
+    end
+  end
+  if tonumber(ARGV[i + 3]) > 0 then
+    redis.call('HSET', prefix .. 'running:' .. name, tag, ARGV[i + 4])
+  end
+end
+return found
+"""
+"""Take a request and its tokens from the rates of all accounts, or from none (generic cell rate
+algorithm, as in ``admission.rate_limits``). Returns ``refused`` and the limit that forbids it
+(kind, account, seconds until it would not), else for each rate its kind, account, and seconds until
+it is whole."""
+
+GIVE_BACK = """
+-- ARGV: prefix, tag, name, tokens_per_min, unused tokens, running here
+local key = ARGV[1] .. 'rate:tokens:' .. ARGV[3]
+local paid = redis.call('GET', key)
+if paid and tonumber(ARGV[4]) > 0 then
+  local left = string.format('%.6f', tonumber(paid) - ARGV[5] * 60 / ARGV[4])
+  redis.call('SET', key, left, 'KEEPTTL')
+end
+redis.call('HSET', ARGV[1] .. 'running:' .. ARGV[3], ARGV[2], ARGV[6])
+return 0
+"""
+"""Give back tokens that a request did not use, and say how many requests run here now."""

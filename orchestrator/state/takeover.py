@@ -1,0 +1,123 @@
+"""Durable tasks of orchestrators that are dead, or that left some behind, taken on here.
+
+Each survivor takes a few at a time, so that all of them get a share. A member is taken for dead
+once it was seen without a lease in two renewals. After the store itself was away, all get the time
+of a lease to renew theirs.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from orchestrator.state import connection, scripts
+from orchestrator.state.members import Members
+from orchestrator.state.tasks import SharedTasks
+from orchestrator.tasks.journal.records import UnfinishedTask
+from orchestrator.telemetry.log import fields, service_log
+
+TASKS_AT_A_TIME = 16
+PAUSE_S = 0.02
+"""Pause after each piece, in seconds: the other survivors get theirs, and the loop a turn."""
+
+
+class Takeover:
+    """Looks for dead members with each renewal of the lease."""
+
+    def __init__(
+        self,
+        members: Members,
+        tasks: SharedTasks,
+        take_on: Callable[[Sequence[UnfinishedTask]], None],
+        may_take: Callable[[], bool],
+    ) -> None:
+        """``take_on`` is given the tasks that this orchestrator owns from now on. ``may_take``:
+        whether it can do anything for them."""
+        self.taken = 0
+        """How many tasks of other processes were taken on."""
+        self._members = members
+        self._tasks = tasks
+        self._take_on = take_on
+        self._may_take = may_take
+        self._were_dead: set[str] = set()
+        self._may_have_missed = False
+        """Whether the store may count tasks as this orchestrator's that it has not heard of,
+        because an answer was lost."""
+        self._working: asyncio.Task[None] | None = None
+        members.on_seen.append(self._look)
+
+    def close(self) -> None:
+        """Take nothing more on."""
+        with suppress(ValueError):
+            self._members.on_seen.remove(self._look)
+        if self._working is not None:
+            self._working.cancel()
+
+    def _look(self) -> None:
+        dead = {tag for tag, seen in self._members.others.items() if not seen.is_alive}
+        due, self._were_dead = dead & self._were_dead, dead
+        is_alone = self._members.alive == 1
+        if self._members.was_away_lately or not (self._may_take() or is_alone):
+            return
+        if (due or self._may_have_missed) and (self._working is None or self._working.done()):
+            self._working = asyncio.create_task(self._take_all(due), name="takeover")
+
+    async def _take_all(self, tags: set[str]) -> None:
+        try:
+            if self._may_have_missed:
+                await self._take_missed()
+            for tag in tags:
+                while ids := await self._claim(tag):
+                    await self._take(ids, tag)
+                    await asyncio.sleep(PAUSE_S)
+        except connection.FAILURES as error:
+            self._may_have_missed = True
+            service_log.warning(
+                "tasks of another orchestrator were not taken on; will retry",
+                extra=fields(error=connection.told(error)),
+            )
+
+    async def _take_missed(self) -> None:
+        """Take on what the store counts as this orchestrator's and was never heard of here."""
+        mine = self._tasks.tag
+        held = await self._members.client.smembers(self._tasks.names.held(mine))
+        known = {name.task_id for name in self._tasks.by_number.values()}
+        missed = sorted(_text(each) for each in held if _text(each) not in known)
+        if missed:
+            await self._take(missed, mine)
+        self._may_have_missed = False
+
+    async def _claim(self, tag: str) -> list[str]:
+        names, mine = self._tasks.names, self._tasks.tag
+        keys = (names.alive(tag), names.held(tag), names.held(mine), names.members)
+        claimed = await self._members.client.eval(
+            scripts.CLAIM, 4, *keys, tag, mine, TASKS_AT_A_TIME, names.task("")
+        )
+        return [each.decode() for each in claimed]
+
+    async def _take(self, ids: Sequence[str], tag: str) -> None:
+        names = self._tasks.names
+        async with self._members.client.pipeline(transaction=False) as pipe:
+            for task_id in ids:
+                pipe.hgetall(names.task(task_id))
+                pipe.lrange(names.tokens(task_id), 0, -1)
+            answers = await pipe.execute()
+        found = []
+        for at, task_id in enumerate(ids):
+            try:
+                found.append(self._tasks.claimed(task_id, *answers[2 * at : 2 * at + 2]))
+            except (msgspec.DecodeError, KeyError):
+                service_log.exception(
+                    "a task of another orchestrator cannot be read", extra=fields(task_id=task_id)
+                )
+        self.taken += len(found)
+        service_log.info(
+            "durable tasks of another orchestrator are taken on",
+            extra=fields(tasks=len(found), of=tag),
+        )
+        self._take_on(found)
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name

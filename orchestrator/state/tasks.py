@@ -1,0 +1,306 @@
+"""Durable tasks in the shared store: a ``JournalStore`` that several orchestrators use at once."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
+import redis
+
+from orchestrator.clock import this_boot
+from orchestrator.state import connection, scripts
+from orchestrator.state.connection import Names, StateConfig
+from orchestrator.tasks.journal import group_commit
+from orchestrator.tasks.journal.group_commit import GroupCommit
+from orchestrator.tasks.journal.look_ups import ById, Found, LookUps, Question
+from orchestrator.tasks.journal.operations import Accept, Batch, Ended, Operation, Tokens
+from orchestrator.tasks.journal.records import StoredRequest, TaskRow, UnfinishedTask
+from orchestrator.tasks.journal.sealed import (
+    read_request,
+    read_result,
+    read_tokens,
+    sealed_request,
+    sealed_result,
+    sealed_tokens,
+)
+from orchestrator.tasks.journal.sealing import Sealer
+
+_encode = msgspec.msgpack.Encoder().encode
+_LEAST_MS = 1
+"""Shortest retention that the store knows, in ms."""
+
+
+class StoredEnd(msgspec.Struct, frozen=True, array_like=True):
+    """What of a row is only known at the task's end."""
+
+    ended_unix: float
+    outcome: str
+    finish_reason: str
+    code: str | None
+    completion_tokens: int
+
+
+class _Name(NamedTuple):
+    """What the store calls a task that this process knows by its number."""
+
+    task_id: str
+    submission: str
+    is_named: bool
+
+
+class SharedTasks:
+    """Durable tasks of one orchestrator, which its ``tag`` owns."""
+
+    def __init__(self, config: StateConfig, tag: str) -> None:
+        self.config = config
+        self.tag = tag
+        self.names = Names(config.prefix)
+        self.sealer = Sealer(config.keys)
+        self.boot = this_boot()
+        self.window_ms = config.window_ms
+        self.next_n = 1
+        self.unfinished: Sequence[UnfinishedTask] = ()
+        self.skew_s = 0.0
+        """How far the store's clock is ahead of this machine's, in seconds."""
+        self.by_number: dict[int, _Name] = {}
+        """Names of the tasks that have not ended, by number."""
+        self._last_claimed = 0
+
+    def new_writer(
+        self,
+        unix: Callable[[], float],
+        *,
+        on_batch: Callable[[Batch], None],
+        on_fault: Callable[[str], None],
+        live: Callable[[], Sequence[Accept]],
+    ) -> "SharedWriter":
+        return SharedWriter(self, on_batch=on_batch, on_fault=on_fault, live=live)
+
+    def new_reader(self) -> "SharedReader":
+        return SharedReader(self)
+
+    def close(self) -> None:
+        """Nothing: each thread has a connection of its own."""
+
+    def name(self, row: TaskRow) -> _Name:
+        """Remember what the store calls a task, for what is written of it later."""
+        submission = self.names.submission(row.key, row.idempotency_key)
+        named = _Name(row.id, submission, row.idempotency_key is not None)
+        self.by_number[row.n] = named
+        return named
+
+    def claimed(
+        self, task_id: str, record: Mapping[bytes, bytes], tokens: Iterable[bytes]
+    ) -> UnfinishedTask:
+        """A task that was taken over, from its records. Raises ``msgspec.DecodeError``."""
+        self._last_claimed -= 1  # below those that this process has accepted
+        row = replace(_row_of(record), n=self._last_claimed)
+        self.name(row)
+        request = read_request(self.sealer, task_id, record.get(b"request"))
+        blobs = (msgspec.msgpack.decode(each, type=tuple[int, bytes]) for each in tokens)
+        known = read_tokens(self.sealer, task_id, blobs)
+        return UnfinishedTask(row, self._shifted(request, -self.skew_s), known)
+
+    def request_of(self, accept: Accept) -> bytes:
+        """The record of a task's request; its points in time are by the store's clock."""
+        request = self._shifted(accept.request, self.skew_s)
+        return b"" if request is None else sealed_request(self.sealer, accept.row.id, request)
+
+    def _shifted(self, request: StoredRequest | None, by_s: float) -> StoredRequest | None:
+        if request is None:
+            return None
+        return msgspec.structs.replace(request, clock_offset=request.clock_offset + by_s)
+
+
+class SharedWriter(GroupCommit):
+    """Writes to the store; all of a transaction goes in one round trip."""
+
+    failures = connection.FAILURES
+
+    def __init__(
+        self,
+        tasks: SharedTasks,
+        *,
+        on_batch: Callable[[Batch], None],
+        on_fault: Callable[[str], None],
+        live: Callable[[], Sequence[Accept]],
+    ) -> None:
+        super().__init__(tasks.config.where, tasks.window_ms, on_batch=on_batch, on_fault=on_fault)
+        self._tasks = tasks
+        self._names = tasks.names
+        self._live = live
+        self._client: redis.Redis | None = None
+        self._unsure: dict[int, _Name] = {}
+        """Tasks that were refused, and that the store may have taken all the same."""
+
+    def _write(self, operations: Sequence[Operation]) -> None:
+        client = self._connection()
+        with client.pipeline(transaction=False) as pipe:
+            pipe.get(self._names.layout)
+            for name in self._unsure.values():
+                self._add_end(pipe, name, None)
+            for one in operations:
+                self._add(pipe, one)
+            refused = set(self._unsure)
+            for one in operations:
+                if isinstance(one, Accept):
+                    self._unsure[one.row.n] = self._tasks.by_number[one.row.n]
+                    refused.discard(one.row.n)
+            layout, *answers = pipe.execute()
+        self._unsure = {}
+        for n in refused:
+            self._tasks.by_number.pop(n, None)
+        self._note(operations, answers[len(answers) - len(operations) :])
+        if layout is None:
+            self._begin_anew(client)
+
+    def _note(self, operations: Sequence[Operation], answers: Sequence[int]) -> None:
+        for one, answer in zip(operations, answers, strict=True):
+            if isinstance(one, Accept):
+                if answer == 2:
+                    self._batch.named_elsewhere.add(one.row.n)
+            elif answer == 1:
+                self._batch.lost.add(one.n)
+        for one in operations:
+            if isinstance(one, Ended):
+                self._tasks.by_number.pop(one.n, None)
+
+    def _begin_anew(self, client: redis.Redis) -> None:
+        """Write the live tasks into a store that was emptied; their tokens follow."""
+        connection.check(client, self._names)
+        with client.pipeline(transaction=False) as pipe:
+            for accept in self._live():
+                self._add(pipe, accept)
+            pipe.execute()
+
+    def _add(self, pipe: Any, one: Operation) -> None:
+        tag, names = self._tasks.tag, self._names
+        if isinstance(one, Accept):
+            name = self._tasks.name(one.row)
+            keys = (names.task(name.task_id), names.held(tag), name.submission)
+            row, request = _encode(one.row), self._tasks.request_of(one)
+            named = int(name.is_named)
+            pipe.eval(scripts.ACCEPT, 3, *keys, name.task_id, tag, row, request, named)
+        elif isinstance(one, Tokens):
+            known = self._tasks.by_number.get(one.n)
+            if known is None:
+                pipe.echo(0)
+                return
+            body = sealed_tokens(self._tasks.sealer, known.task_id, one.first, one.tokens)
+            task, tokens = names.task(known.task_id), names.tokens(known.task_id)
+            pipe.eval(scripts.TOKENS, 2, task, tokens, tag, _encode((one.first, body)))
+        else:
+            self._add_end(pipe, self._tasks.by_number.get(one.n), one)
+
+    def _add_end(self, pipe: Any, name: _Name | None, end: Ended | None) -> None:
+        """Add a task's end; without ``end`` it is one that nobody was told of."""
+        if name is None:
+            pipe.echo(0)
+            return
+        names, config, tag = self._names, self._tasks.config, self._tasks.tag
+        accepted = end is not None and end.is_accepted
+        stored = result = b""
+        if end is not None and accepted:
+            stored = _encode(_end_of(end))
+            result = sealed_result(self._tasks.sealer, name.task_id, end.result)
+        task_id = name.task_id
+        pipe.eval(
+            scripts.END,
+            5,
+            names.task(task_id),
+            names.tokens(task_id),
+            names.held(tag),
+            name.submission,
+            names.result(task_id),
+            task_id,
+            tag,
+            stored,
+            result,
+            max(_LEAST_MS, round(1000 * config.keep_s)),
+            max(_LEAST_MS, round(1000 * config.keep_results_s)),
+            int(accepted),
+        )
+
+    def _connection(self) -> redis.Redis:
+        if self._client is None:
+            client = connection.connect(self._tasks.config)
+            connection.check(client, self._names)
+            self._client = client
+        return self._client
+
+    def _failed(self, error: Exception) -> str:
+        self._disconnect()
+        return connection.told(error)
+
+    def _tidy(self) -> None:
+        """Look whether the store is there, so that its absence is known before a task comes."""
+        try:
+            self._write([])
+            self._tell("")
+        except self.failures as error:
+            self._tell(self._failed(error))
+        self._on_fault(self._fault)
+        self._tidy_at = time.monotonic() + group_commit.RETRY_S
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+class SharedReader(LookUps):
+    """Looks tasks up in the store, whichever orchestrator has them."""
+
+    failures = connection.FAILURES
+
+    def __init__(self, tasks: SharedTasks) -> None:
+        super().__init__()
+        self._tasks = tasks
+        self._client: Any = None
+
+    def _look(self, question: Question) -> Found | None:
+        if self._client is None:
+            self._client = connection.connect(self._tasks.config)
+        client, names = self._client, self._tasks.names
+        if isinstance(question, ById):
+            task_id = question.task_id
+        else:
+            named = client.get(names.submission(question.key, question.idempotency_key))
+            if named is None:
+                return None
+            task_id = named.decode()
+        with client.pipeline(transaction=False) as pipe:
+            pipe.hgetall(names.task(task_id))
+            pipe.get(names.result(task_id))
+            record, result = pipe.execute()
+        if not record:
+            return None
+        return Found(_row_of(record), read_result(self._tasks.sealer, task_id, result))
+
+    def _told(self, error: Exception) -> str:
+        return connection.told(error)
+
+    def _disconnect(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
+def _end_of(end: Ended) -> StoredEnd:
+    result = end.result
+    return StoredEnd(
+        end.ended_unix,
+        result.outcome.value,
+        result.finish_reason.value,
+        None if result.error is None else result.error.code.value,
+        end.completion_tokens,
+    )
+
+
+def _row_of(record: Mapping[bytes, bytes]) -> TaskRow:
+    """A task's row, with its end where it has one. Raises ``msgspec.DecodeError``."""
+    row = msgspec.msgpack.decode(record[b"row"], type=TaskRow)
+    if b"end" not in record:
+        return row
+    end = msgspec.msgpack.decode(record[b"end"], type=StoredEnd)
+    return replace(row, **msgspec.structs.asdict(end))

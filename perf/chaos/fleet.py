@@ -1,0 +1,199 @@
+"""``python -m perf.chaos.fleet``: three orchestrators that share a Redis, of which any may be
+killed or stand still, as the Redis may, under clients that come back to any of them.
+
+Exits with 1 unless every durable task that was promised has one end, with the text of an
+undisturbed run, and each of its events reached its client once and in order.
+"""
+
+import asyncio
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from perf.chaos import books
+from perf.chaos.__main__ import FaultRow, filled, merged, show
+from perf.chaos.clients import KINDS, Ledger, SteadyClients
+from perf.chaos.faults import DIES, Fault, kill_process, stand_still, start_process
+from perf.chaos.world import World, alive, orchestrating
+from perf.report.command import begin, new_console, new_parser, status_of
+from perf.stack.stack import StackSpec, tritons
+from perf.stack.store import StoreServer, store_program, store_server
+
+ORCHESTRATORS = 3
+LEASE_S = 2.0
+STILL_S = 2 * LEASE_S
+"""Seconds for which an orchestrator stands still: the others take its tasks on meanwhile."""
+SLOW_S = 1.0
+"""Seconds for which the store stands still: nobody's lease is over by then."""
+AWAY_S = 1.5
+SETTLE_S = LEASE_S + 1.0
+"""Seconds after a fault until the next: what died was noticed, and its tasks were taken on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Processes that run, with the store that the orchestrators share."""
+
+    world: World
+    store: StoreServer
+
+
+@asynccontextmanager
+async def running(spec: StackSpec, program: str) -> AsyncIterator[Fleet]:
+    """Run a store, two Tritons and the orchestrators."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as folder:
+        async with store_server(program, Path(folder)) as store, tritons(spec, 2) as instances:
+            env = {
+                "TIDEGATE_STATE__URL": store.url,
+                "TIDEGATE_STATE__LEASE_S": str(LEASE_S),
+                "TIDEGATE_JOURNAL__PATH": "",
+            }
+            addresses = [[one.grpc_address for one in instances]] * ORCHESTRATORS
+            async with orchestrating(addresses, env) as (orchestrators, _):
+                yield Fleet(World(instances, orchestrators, ()), store)
+
+
+def faults_of(fleet: Fleet, number: int) -> list[Fault]:
+    """Faults of one orchestrator."""
+    process = fleet.world.orchestrators[number]
+
+    async def die(world: World) -> None:
+        await kill_process(process)
+        await start_process(process)
+
+    async def pause(world: World) -> None:
+        await stand_still(alive(process.pid), STILL_S)
+
+    name = f"orchestrator {number}"
+    return [
+        Fault(f"kill -9 {name}", DIES, die, 1),
+        # What goes on there without a client may be given up as instances are.
+        Fault(f"SIGSTOP {name}, {STILL_S:g} s", DIES, pause),
+    ]
+
+
+def store_faults(fleet: Fleet) -> list[Fault]:
+    """Faults of the store, which may cost nobody anything but durable work's patience."""
+
+    async def restart(world: World) -> None:
+        await fleet.store.kill()
+        await asyncio.sleep(AWAY_S)
+        await fleet.store.start()
+
+    async def pause(world: World) -> None:
+        fleet.store.signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(SLOW_S)
+        finally:
+            fleet.store.signal(signal.SIGCONT)
+
+    nothing = frozenset[str]()
+    return [
+        Fault(f"kill -9 the store, back after {AWAY_S:g} s", nothing, restart),
+        Fault(f"SIGSTOP the store, {SLOW_S:g} s", nothing, pause),
+    ]
+
+
+def plan_of(fleet: Fleet, rng: random.Random, kills: int) -> list[Fault]:
+    """Faults in any order, with so many kills of orchestrators among them."""
+    plan = store_faults(fleet)
+    for number in range(ORCHESTRATORS):
+        plan += faults_of(fleet, number)[1:]
+    for at in range(kills):
+        plan.append(faults_of(fleet, at % ORCHESTRATORS)[0])
+    rng.shuffle(plan)
+    return plan
+
+
+async def play(
+    fleet: Fleet, plan: Sequence[Fault], ledger: Ledger, *, seed: int, per_kind: int
+) -> list[FaultRow]:
+    """Let each fault happen, one after the other, under load."""
+    rng, world = random.Random(seed), fleet.world
+    load = SteadyClients(world, ledger, seed, roams=True)
+    await load.start(per_kind)
+    rows: list[FaultRow] = []
+    try:
+        for number, fault in enumerate(plan, 1):
+            ledger.round = f"{number} {fault.name}"
+            at = time.monotonic()
+            await asyncio.sleep(rng.uniform(0.1, 1.0))
+            await fault.happen(world)
+            await asyncio.sleep(SETTLE_S)
+            rows.append(FaultRow(ledger.round, time.monotonic() - at, {}, {}))
+    finally:
+        await load.stop()
+    books.judge_rounds(ledger, [(row.fault, plan[i].costs) for i, row in enumerate(rows)])
+    await books.close(world, ledger)
+    return [filled(row, ledger) for row in rows]
+
+
+async def judge_store(store: StoreServer, ledger: Ledger) -> dict[str, int]:
+    """Check that each durable task that was promised has an end in the store."""
+    promised = Counter(ledger.durable_ids)
+    if doubled := [one for one in promised if promised[one] > 1]:
+        ledger.faults.append(f"afterwards: {len(doubled)} task ids were given twice")
+    open_, unknown = 0, 0
+    async with store.client() as client:
+        for task_id in promised:
+            record = await client.hgetall(f"{{tidegate}}:task:{task_id}")
+            unknown += not record
+            open_ += bool(record) and b"end" not in record
+        held = [await client.scard(name) async for name in client.scan_iter("*held:*")]
+    if unknown:
+        ledger.faults.append(f"afterwards: {unknown} durable tasks are not in the store")
+    if open_ or sum(held):
+        ledger.faults.append(f"afterwards: {max(open_, sum(held))} durable tasks have no end")
+    return {"tasks": len(promised), "open": open_, "unknown": unknown}
+
+
+async def _main() -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("--kills", type=int, default=6, help="so many of orchestrators")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=2, help="of each kind")
+    args = parser.parse_args()
+    recording = begin(parser, args, "perf.chaos.fleet", *sys.argv[1:])
+    console, ledger, pids = new_console(160), Ledger(), set[int]()
+    program = store_program()
+    if program is None:
+        parser.error("needs redis-server or valkey-server: apt-get install redis-server")
+    async with running(StackSpec("synthetic-paced", step_ms=10.0), program) as fleet:
+        plan = plan_of(fleet, random.Random(args.seed), args.kills)
+        rows = await play(fleet, plan, ledger, seed=args.seed, per_kind=args.clients)
+        pids |= fleet.world.pids()
+        ledger.memory_prefixes |= fleet.world.memory_prefixes()
+        stored = await judge_store(fleet.store, ledger)
+    await asyncio.sleep(0.5)
+    books.judge_leaks(pids, ledger)
+    rows = merged(rows)
+    show(rows, ledger, console)
+    recording.save(
+        recording.facts()
+        | {
+            "seed": args.seed,
+            "clients": args.clients * len(KINDS),
+            "orchestrators": ORCHESTRATORS,
+            "lease_s": LEASE_S,
+            "orchestrator_kills": sum(fault.kills for fault in plan),
+            "rows": rows,
+            "offered": ledger.offered,
+            "durable": len(ledger.durable_ids),
+            "store": stored,
+            "refusals": ledger.refusals,
+            "reconnects": ledger.reconnects,
+            "faults": ledger.faults,
+        }
+    )
+    return int(bool(ledger.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(status_of(_main()))

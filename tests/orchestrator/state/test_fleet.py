@@ -1,0 +1,203 @@
+"""OR-18: several orchestrators as one. What one has accepted, all of them answer for."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.orchestrator.conftest import OPERATORS_KEY, read_events
+from tests.orchestrator.state.conftest import FleetOf, freeze, see_each_other
+from tests.orchestrator.tasks.journal.conftest import (
+    events_of,
+    running,
+    speaking,
+    status_of,
+    submit,
+    task_of,
+)
+from tests.support.fake_worker import FakeWorker, Plan
+
+
+async def test_a_task_is_asked_for_and_cancelled_at_any_member(
+    fleet_of: FleetOf, worker: FakeWorker
+) -> None:
+    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    await see_each_other(one, two)
+    worker.plan = lambda job: Plan(stall_at=1)
+    for durable in (True, False):
+        task_id = await task_of(one, durable=durable)
+        await one.until_tokens(1)
+        there = await status_of(two, task_id)
+        assert there["status"] == "running" and there["task_id"] == task_id
+        async with two.http.get(f"/v2/tasks/{task_id}/events") as stream:
+            first = await anext(aiter(read_events(stream)))
+            assert first.event == "queued"
+            async with two.http.post(f"/v2/tasks/{task_id}/cancel") as response:
+                assert response.status == 202
+            rest = [event async for event in read_events(stream)]
+        assert rest[-1].event == "error" and "cancelled" in rest[-1].data
+        await one.until(lambda: not one.orchestrator.live_tasks)
+
+
+async def test_a_task_ends_at_another_member_when_its_own_dies(
+    fleet_of: FleetOf, worker: FakeWorker
+) -> None:
+    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    await see_each_other(one, two)
+    task_id = await running(one, worker)
+    freeze(one)
+    worker.plan = lambda job: speaking(two, shift=0)
+    await two.until(lambda: two.orchestrator.fleet.taken == 1)  # type: ignore[union-attr]
+    events = await events_of(two, task_id, after="3")
+    assert [event.id for event in events][:2] == ["4", "5"]
+    assert events[-1].event == "end"
+    assert (await status_of(two, task_id))["outcome"] == "met"
+
+
+async def test_a_member_that_stood_still_lets_go_of_what_others_took_on(
+    fleet_of: FleetOf, worker: FakeWorker
+) -> None:
+    """No task has two ends: what the first one still writes is refused by the store."""
+    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    await see_each_other(one, two)
+    plans = [Plan(stall_at=4), Plan(stall_at=6)]
+    worker.plan = lambda job: plans[min(len(worker.submits), 2) - 1]
+    task_id = await task_of(one, max_tokens=10)
+    await one.until_tokens(4)
+    async with one.http.get(f"/v2/tasks/{task_id}/events") as stream:
+        freeze(one)
+        await two.until(lambda: two.orchestrator.fleet.taken == 1)  # type: ignore[union-attr]
+        plans[0].release.set()
+        durable = one.orchestrator.stages.durable
+        assert durable is not None
+        await one.until(lambda: durable.lost + durable.outdone == 1)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            async for event in read_events(stream):
+                assert event.event not in ("end", "error")
+    plans[1].release.set()
+    assert (await events_of(two, task_id))[-1].event == "end"
+
+
+async def test_a_submission_has_one_task_whichever_member_it_comes_to(
+    fleet_of: FleetOf, worker: FakeWorker
+) -> None:
+    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    await see_each_other(one, two)
+    held = Plan(stall_at=1)
+    worker.plan = lambda job: held
+    first = await submit(one, "order-17")
+    again: Any = await submit(two, "order-17")
+    assert (first[0], again[0]) == (202, 202)
+    assert first[1]["task_id"] == again[1]["task_id"]
+    other = await submit(two, "order-17", prompt="something else")
+    assert other[0] == 422
+    held.release.set()
+    await one.until(lambda: not one.orchestrator.live_tasks)
+    ended = await submit(two, "order-17")
+    assert ended[1]["task_id"] == first[1]["task_id"]
+    assert len(worker.submits) == 1
+
+
+async def test_a_session_goes_on_at_any_member(fleet_of: FleetOf, worker: FakeWorker) -> None:
+    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    await see_each_other(one, two)
+    async with one.http.post("/v2/sessions", json={}) as response:
+        session_id = (await response.json())["session_id"]
+    status, answer = await submit(two, session_id=session_id, durable=False)
+    assert status == 202, answer
+    await one.until(lambda: not one.orchestrator.live_tasks)
+    async with two.http.get(f"/v2/sessions/{session_id}") as response:
+        assert (await response.json())["turns"] == 1
+
+
+async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
+    fleet_of: FleetOf, worker: FakeWorker
+) -> None:
+    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    await see_each_other(one, two)
+    headers = {"Authorization": f"Bearer {OPERATORS_KEY}"}
+    at = f"/v2/instances/{worker.address}"
+    async with one.http.post(f"{at}/drain", headers=headers) as response:
+        assert response.status == 202
+    (there,) = two.orchestrator.registry
+    await two.until(lambda: there.cordoned)
+    async with two.http.post(f"{at}/undrain", headers=headers) as response:
+        assert response.status == 202
+    (here,) = one.orchestrator.registry
+    await one.until(lambda: not here.cordoned)
+
+
+async def test_a_limit_holds_for_all_members_together(
+    fleet_of: FleetOf, worker: FakeWorker
+) -> None:
+    limits = {"limits__each_key__requests_per_min": 5}
+    one = await fleet_of.member(worker, **limits)
+    two = await fleet_of.member(worker, **limits)
+    await see_each_other(one, two)
+    statuses = Counter(
+        [(await submit(service, durable=False))[0] for _ in range(6) for service in (one, two)]
+    )
+    assert statuses[202] == 5 and statuses[429] == 7
+
+
+async def test_requests_in_progress_are_counted_for_all_members_together(
+    fleet_of: FleetOf, worker: FakeWorker
+) -> None:
+    limits = {"limits__each_key__concurrent": 3}
+    one = await fleet_of.member(worker, **limits)
+    two = await fleet_of.member(worker, **limits)
+    await see_each_other(one, two)
+    held = Plan(stall_at=1)
+    worker.plan = lambda job: held
+    statuses = [(await submit(service, durable=False))[0] for service in (one, two, one, two, one)]
+    assert statuses == [202, 202, 202, 429, 429]
+    held.release.set()
+    await one.until(lambda: not one.orchestrator.live_tasks)
+    await two.until(lambda: not two.orchestrator.live_tasks)
+    limits_of = two.orchestrator.fleet.limits  # type: ignore[union-attr]
+    await two.until(lambda: limits_of._flushing is None)  # type: ignore[union-attr]
+    assert (await submit(two, durable=False))[0] == 202
+
+
+async def test_the_store_may_go_and_come_back(fleet_of: FleetOf, worker: FakeWorker) -> None:
+    """Without it only durable work is refused; what was promised before ends all the same."""
+    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    await see_each_other(one, two)
+    held = Plan(stall_at=2)
+    worker.plan = lambda job: held
+    task_id = await task_of(one)
+    await one.until_tokens(2)
+    await fleet_of.store.kill()
+    durable = one.orchestrator.stages.durable
+    assert durable is not None
+    await one.until(lambda: bool(durable.fault))
+    status, answer = await submit(one)
+    assert status == 503 and answer["error"]["code"] == "journal_unavailable"
+    assert (await submit(one, durable=False))[0] == 202
+    held.release.set()
+    assert (await events_of(one, task_id))[-1].event == "end"
+    await fleet_of.store.start()
+    await one.until(lambda: not durable.fault and not durable.unwritten)
+    await see_each_other(one, two)
+    assert (await status_of(two, task_id))["outcome"] == "met"
+    assert (await submit(two))[0] == 202
+
+
+async def test_a_store_that_lost_everything_gets_what_lives(
+    fleet_of: FleetOf, worker: FakeWorker
+) -> None:
+    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    await see_each_other(one, two)
+    task_id = await running(one, worker)
+    async with fleet_of.store.client() as client:
+        await client.flushall()
+    await see_each_other(one, two)
+    async with fleet_of.store.client() as client:
+        while not await client.exists("{tidegate}:task:" + task_id):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    freeze(one)
+    worker.plan = lambda job: speaking(two)
+    await two.until(lambda: two.orchestrator.fleet.taken == 1)  # type: ignore[union-attr]
+    assert (await events_of(two, task_id))[-1].event == "end"
