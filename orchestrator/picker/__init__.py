@@ -9,7 +9,7 @@ through it but those that the gateway shows it.
 - ``choice``      which pod: pure
 - ``pod``         what is known of one pod: load, pace
 - ``vllm_page``   reads vLLM's metrics
-- ``fleet``       the pods, polled; what has been routed to them
+- ``pods``       the pods, polled; what has been routed to them
 - ``picker``      these together
 - ``answer``      what an answer shows on its way to the client
 - ``ext_proc``    the protocol's messages

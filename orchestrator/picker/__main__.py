@@ -11,8 +11,8 @@ from orchestrator.api.dialects import SERVED
 from orchestrator.clock import LoopClock
 from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
-from orchestrator.picker.fleet import Fleet, keep_in_step
 from orchestrator.picker.picker import EndpointPicker
+from orchestrator.picker.pods import Pods, keep_in_step
 from orchestrator.picker.server import PickerServer
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.telemetry import log
@@ -57,16 +57,16 @@ async def serve(settings: Settings) -> int:
     # Whoever starts it may have blocked the signal until here (tidegate/cli/picker.py).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     clock = LoopClock(loop)
-    fleet = Fleet(settings.picker, clock)
-    discovery = discover(settings, fleet, clock)
+    pods = Pods(settings.picker, clock)
+    discovery = discover(settings, pods, clock)
     dialects = [dialect for served in SERVED for dialect in served.conventions]
-    server = PickerServer(EndpointPicker(settings, fleet, clock), settings, dialects, clock)
+    server = PickerServer(EndpointPicker(settings, pods, clock), settings, dialects, clock)
     try:
         port = await server.start()
     except OSError as error:
         service_log.error("%s", error)
         return 1
-    fleet.start()
+    pods.start()
     discovery.start()
     discovery.list_anew(entry for entry in settings.picker.endpoints if not is_source(entry))
     service_log.info("listening", extra=fields(host=settings.picker.host, port=port))
@@ -82,15 +82,15 @@ async def serve(settings: Settings) -> int:
         chore.cancel()
     await asyncio.gather(*chores, stopping, return_exceptions=True)
     await discovery.close()
-    await fleet.close()
+    await pods.close()
     service_log.info("stopped")
     return 0
 
 
-def discover(settings: Settings, fleet: Fleet, clock: LoopClock) -> DiscoverySync:
-    """What keeps ``fleet`` in step with the pods that the settings name."""
+def discover(settings: Settings, pods: Pods, clock: LoopClock) -> DiscoverySync:
+    """What keeps ``pods`` in step with the pods that the settings name."""
     return DiscoverySync(
-        fleet,
+        pods,
         (),
         [source_of(entry) for entry in settings.picker.endpoints if is_source(entry)],
         clock,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from orchestrator.clock import Clock
 from orchestrator.picker.asked import Asked
 from orchestrator.picker.choice import Needs, Prospect, nobody, rank, require_feasible
-from orchestrator.picker.fleet import Fleet
 from orchestrator.picker.pod import AnswerEnd, Flight, Pod
+from orchestrator.picker.pods import Pods
 from orchestrator.placement.affinity import Affinity
 from orchestrator.prediction import AnswerLengths, Due, LengthKey
 from orchestrator.prediction.answer_length import STATED
@@ -42,10 +42,10 @@ class Picked:
 
 
 class EndpointPicker:
-    """Picks pods of ``fleet`` for requests. All times are on ``clock``."""
+    """Picks among ``pods`` for requests. All times are on ``clock``."""
 
-    def __init__(self, settings: Settings, fleet: Fleet, clock: Clock) -> None:
-        self.fleet = fleet
+    def __init__(self, settings: Settings, pods: Pods, clock: Clock) -> None:
+        self.pods = pods
         self.lengths = AnswerLengths()
         self._config = settings.picker
         self._floor_ms = settings.admission.floor_ms
@@ -70,7 +70,7 @@ class EndpointPicker:
             require_feasible(needs, prospects, self._clock.unix(), self._config.least_chance)
         ranked = rank(needs, prospects)
         endpoints = tuple(p.name for p in ranked[: 1 + self._config.fallbacks])
-        pod = self.fleet.find(endpoints[0])
+        pod = self.pods.find(endpoints[0])
         assert pod is not None
         picked = Picked(endpoints, pod)
         if asked.generates:
@@ -94,7 +94,7 @@ class EndpointPicker:
 
     def served_by(self, picked: Picked, address: str) -> None:
         """Take in which pod answers: another one than the first choice, where that failed."""
-        pod = self.fleet.find(address)
+        pod = self.pods.find(address)
         if pod is None or pod is picked.pod:
             return
         if picked.flight is not None:
@@ -136,7 +136,7 @@ class EndpointPicker:
 
     def _eligible(self, asked: Asked, subset: Collection[str] | None, now: float) -> list[Prospect]:
         """The pods that may be chosen, at least one. Raises ``NotReady``."""
-        prospects = self.fleet.prospects(now)
+        prospects = self.pods.prospects(now)
         if not prospects:
             raise nobody("none is known; see the picker's log, and TIDEGATE_PICKER__ENDPOINTS")
         if subset is not None:
@@ -151,7 +151,7 @@ class EndpointPicker:
         return serving or prospects
 
     def _models_of(self, address: str) -> Collection[str]:
-        pod = self.fleet.find(address)
+        pod = self.pods.find(address)
         return () if pod is None or pod.page is None else pod.page.models
 
     def _needs(self, asked: Asked, key: LengthKey, now: float) -> Needs:

@@ -81,7 +81,7 @@ class PickerServer:
     async def check(self) -> None:
         """Tell health probes whether requests can be answered now."""
         await self._health.set(LIVENESS, _SERVING)
-        ready = _SERVING if self._picker.fleet.is_ready else _NOT_SERVING
+        ready = _SERVING if self._picker.pods.is_ready else _NOT_SERVING
         for name in _WHEN_READY:
             await self._health.set(name, ready)
 

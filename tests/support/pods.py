@@ -11,8 +11,8 @@ from aiohttp import web
 
 from orchestrator.api.dialects import SERVED
 from orchestrator.clock import LoopClock
-from orchestrator.picker.fleet import Fleet
 from orchestrator.picker.picker import EndpointPicker
+from orchestrator.picker.pods import Pods
 from orchestrator.picker.server import PickerServer
 from orchestrator.settings import Settings
 
@@ -99,15 +99,15 @@ class ServedPicker:
 
     def __init__(self, settings: Settings) -> None:
         clock = LoopClock(asyncio.get_running_loop())
-        self.fleet = Fleet(settings.picker, clock)
-        self.picker = EndpointPicker(settings, self.fleet, clock)
+        self.pods = Pods(settings.picker, clock)
+        self.picker = EndpointPicker(settings, self.pods, clock)
         self.server = PickerServer(self.picker, settings, DIALECTS, clock)
         self.port = 0
 
     async def poll(self) -> None:
         """Have every pod tell its metrics."""
-        for pod in self.fleet:
-            await self.fleet.poll(pod)
+        for pod in self.pods:
+            await self.pods.poll(pod)
         await self.server.check()
 
 
@@ -119,12 +119,12 @@ async def serve_picker(*addresses: str, **sections: Any) -> AsyncIterator[Served
     settings = await asyncio.to_thread(partial(Settings, picker=picker, **sections))
     served = ServedPicker(settings)
     for address in addresses:
-        served.fleet.add(address)
-    served.fleet.start()
+        served.pods.add(address)
+    served.pods.start()
     await served.poll()
     served.port = await served.server.start()
     try:
         yield served
     finally:
         await served.server.stop(0.0)
-        await served.fleet.close()
+        await served.pods.close()

@@ -19,9 +19,9 @@ from orchestrator.api.openai.errors import OPENAI
 from orchestrator.clock import instant
 from orchestrator.errors import DeadlineExceeded
 from orchestrator.picker.asked import read_asked
-from orchestrator.picker.fleet import Fleet
 from orchestrator.picker.picker import EndpointPicker, Picked
 from orchestrator.picker.pod import AnswerEnd
+from orchestrator.picker.pods import Pods
 from orchestrator.picker.vllm_page import VllmPage
 from orchestrator.settings import Settings
 
@@ -169,10 +169,10 @@ class ByPicker(Policy):
         settings = Settings(picker={"endpoints": tuple(addresses), **picker})
         self.clock = clock
         self.settings = settings
-        self.fleet = Fleet(settings.picker, clock)  # type: ignore[arg-type]
+        self.pods = Pods(settings.picker, clock)  # type: ignore[arg-type]
         for address in addresses:
-            self.fleet.add(address)
-        self.picker = EndpointPicker(settings, self.fleet, clock)  # type: ignore[arg-type]
+            self.pods.add(address)
+        self.picker = EndpointPicker(settings, self.pods, clock)  # type: ignore[arg-type]
         self.refused = 0
 
     def choose(self, request: Request, servers: list[Server]) -> Server | None:
@@ -195,7 +195,7 @@ class ByPicker(Policy):
 
     def poll(self, servers: list[Server]) -> None:
         for server in servers:
-            pod = self.fleet.find(server.address)
+            pod = self.pods.find(server.address)
             assert pod is not None
             pod.take_page(server.page(), self.clock.at, self.clock.at)
 

@@ -50,4 +50,4 @@ def test_more_deadlines_are_kept_than_by_round_robin_or_least_requests(
     assert picked > least_gain * least > turns
     # No length was stated, so nothing was certain to miss, and nothing was refused.
     assert picker.refused == 0
-    assert not any(pod.flights for pod in picker.fleet)
+    assert not any(pod.flights for pod in picker.pods)

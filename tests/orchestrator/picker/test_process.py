@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from orchestrator.picker.fleet import Fleet
+from orchestrator.picker.pods import Pods
 from orchestrator.settings.picker import PickerSettings
 from tests.orchestrator.conftest import MakeService, MakeWorker
 from tests.orchestrator.picker.test_stream import Envoy, named
@@ -36,7 +36,7 @@ async def test_a_real_orchestrator_as_a_pod(
     service = await make_service(await make_worker(), telemetry__vllm_metrics=True)
     address = service.url.removeprefix("http://")
     async with serve_picker(address) as served:
-        pod = served.fleet.find(address)
+        pod = served.pods.find(address)
         assert pod is not None and pod.page is not None and not pod.fault
         assert pod.page.models == {"fake"} and pod.page.kv_blocks > 0
         async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
@@ -120,36 +120,36 @@ async def test_a_pod_that_tells_nothing_says_why(change: dict[str, object], faul
         for name, value in change.items():
             setattr(pod, name, value)
         async with serve_picker(pod.address) as served:
-            (one,) = served.fleet
+            (one,) = served.pods
             assert fault in one.fault and one.is_reachable
-            assert served.fleet.is_ready  # failing open
+            assert served.pods.is_ready  # failing open
 
 
 async def test_a_pod_that_takes_no_connection_is_out_of_reach() -> None:
     async with FakePod().serve() as pod:
         pass
     async with serve_picker(pod.address, picker={"failure_mode": "closed"}) as served:
-        (one,) = served.fleet
+        (one,) = served.pods
         assert not one.is_reachable and "cannot connect" in one.fault
-        assert not served.fleet.is_ready
+        assert not served.pods.is_ready
 
 
 async def test_tidegates_own_page_goes_before_the_other_one() -> None:
     async with FakePod(num_requests_running=7).serve() as pod:
         pod.metrics_path = "/metrics/vllm"
         async with serve_picker(pod.address) as served:
-            (one,) = served.fleet
+            (one,) = served.pods
             assert one.page is not None and one.page.running == 7
 
 
 async def test_a_pod_that_is_named_no_more_gets_nothing_and_may_come_back() -> None:
-    fleet = Fleet(PickerSettings(), ManualClock())
+    pods = Pods(PickerSettings(), ManualClock())
     for address in ("10.0.0.1:80", "10.0.0.2:80"):
-        fleet.add(address)
-    fleet.retire("10.0.0.1:80")
-    assert [pod.address for pod in fleet] == ["10.0.0.2:80"]
-    assert fleet.idle("10.0.0.1:80") and not fleet.ready("10.0.0.1:80")
-    fleet.add("10.0.0.1:80")
-    assert len(list(fleet)) == 2
-    await fleet.remove("10.0.0.2:80")
-    assert fleet.addresses() == {"10.0.0.1:80": None}
+        pods.add(address)
+    pods.retire("10.0.0.1:80")
+    assert [pod.address for pod in pods] == ["10.0.0.2:80"]
+    assert pods.idle("10.0.0.1:80") and not pods.ready("10.0.0.1:80")
+    pods.add("10.0.0.1:80")
+    assert len(list(pods)) == 2
+    await pods.remove("10.0.0.2:80")
+    assert pods.addresses() == {"10.0.0.1:80": None}

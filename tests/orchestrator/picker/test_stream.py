@@ -128,7 +128,7 @@ class Rig:
         return Envoy(self.channel, mode, answer_mode)
 
     def flights(self) -> int:
-        return sum(len(pod.flights) for pod in self.served.fleet)
+        return sum(len(pod.flights) for pod in self.served.pods)
 
     async def tell_pace(self) -> None:
         """Have both pods show steps of 10 ms."""
@@ -388,7 +388,7 @@ async def test_failing_closed_refuses_a_body_over_the_bound_and_pods_without_met
         await stream.body(b"x" * 3000, end=False)
         status, _, body = await stream.refusal()
         assert status == 413 and body["error"]["code"] == "body_too_large"
-        for pod in one.served.fleet:
+        for pod in one.served.pods:
             pod.page_at = -100.0
         stream = one.open()
         await stream.head("/v1/models", end=True)
@@ -436,7 +436,7 @@ async def test_the_pod_that_answered_is_the_one_that_counts(one: Rig) -> None:
     served["x-gateway-destination-endpoint-served"] = one.busy.address
     await stream.call.write(message)
     await stream.get("response_headers")
-    busy, idle = (one.served.fleet.find(pod.address) for pod in (one.busy, one.idle))
+    busy, idle = (one.served.pods.find(pod.address) for pod in (one.busy, one.idle))
     assert busy is not None and idle is not None
     assert (len(busy.flights), len(idle.flights)) == (1, 0)
     await stream.hang_up()
@@ -473,8 +473,8 @@ async def test_health_is_what_the_protocol_says(one: Rig) -> None:
 
     for name in ("", "liveness", "readiness", SERVICE):
         assert await status(name) == health_pb2.HealthCheckResponse.SERVING
-    for pod in list(one.served.fleet):
-        one.served.fleet.retire(pod.address)
+    for pod in list(one.served.pods):
+        one.served.pods.retire(pod.address)
     await one.served.server.check()
     assert await status("liveness") == health_pb2.HealthCheckResponse.SERVING
     for name in ("", "readiness", SERVICE):

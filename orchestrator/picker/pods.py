@@ -28,7 +28,7 @@ class _NoPage(Exception):
         self.is_reachable = is_reachable
 
 
-class Fleet:
+class Pods:
     """All pods, by address. ``DiscoverySync`` adds and retires them, as an ``InstanceSet``."""
 
     def __init__(self, config: PickerSettings, clock: Clock) -> None:
