@@ -1,6 +1,6 @@
 """Writes the figures of the documents from the recorded bundles (PF-9).
 
-    python -m perf.figures            writes README.md, docs/performance.md and docs/batches.md anew
+    python -m perf.figures            writes the figures of DOCUMENTS anew
     python -m perf.figures --check    changes nothing; fails where they would change
 
 A document says what it wants to show in a comment, and has the result right below it::
@@ -36,7 +36,7 @@ from perf.report.bundle import Bundle, Figure, Machine
 from perf.report.recording import RESULTS, ROOT
 from perf.report.table import number
 
-DOCUMENTS: Final = ("README.md", "docs/performance.md", "docs/batches.md")
+DOCUMENTS: Final = ("README.md", "docs/performance.md", "docs/batches.md", "docs/fleet.md")
 BRIEF: Final = ("README.md",)
 """Documents that name their bundles in one line; the others say more of them."""
 MAX_CHANGED: Final = 0.05

@@ -132,6 +132,7 @@ TABLE: Final = (
         320,
         beside=True,
     ),
+    Entry("fleet-kills", "perf.chaos.fleet", "--kills 100", 1150, beside=True),
     Entry("chaos", "perf.chaos", "--engine synthetic-paced --clients 2", 200, beside=True),
     Entry(
         "chaos-torch", "perf.chaos", "--engine torch --clients 2 --seconds 120", 140, beside=True

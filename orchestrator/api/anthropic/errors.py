@@ -1,7 +1,7 @@
 """Errors as Anthropic spells them (https://docs.claude.com/en/api/errors)."""
 
 from orchestrator.api.http.context import Dialect
-from orchestrator.errors import RateLimited, TidegateError, Unavailable
+from orchestrator.errors import InvalidRequest, RateLimited, TidegateError, Unavailable
 from worker.protocol import Code
 
 OVERLOADED = 529
@@ -14,6 +14,11 @@ _TYPES = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
+
+
+class ThreadUnsupported(InvalidRequest):
+    """The conversation goes on in a thread that was never kept. Claude Code then sends all of it,
+    and no threads for the rest of its session."""
 
 
 def status_of(error: TidegateError) -> int:
@@ -30,13 +35,16 @@ def error_body(error: TidegateError, request_id: str) -> dict[str, object]:
     status = status_of(error)
     other = "invalid_request_error" if status < 499 else "api_error"
     message = f"{_overflow(error)}{error.message}"
+    details: dict[str, object] = dict(error.details)
+    if isinstance(error, ThreadUnsupported):
+        details["details"] = {"error_code": "thread_unsupported_request"}
     return {
         "type": "error",
         "error": {
             "type": _TYPES.get(status, other),
             "message": message,
             "code": error.code.value,
-            **error.details,
+            **details,
         },
         "request_id": request_id,
     }

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
+from orchestrator.api.anthropic.errors import ThreadUnsupported
 from orchestrator.api.anthropic.forms import stated_form
 from orchestrator.api.anthropic.tools import thinking_of, tool_use_of
 from orchestrator.api.anthropic.turns import Content, InputMessage, turns_of
@@ -61,6 +62,7 @@ class MessagesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=True
     inference_geo: Unused = NULL
     service_tier: Unused = NULL
     diagnostics: Unused = NULL
+    thread: Unused = NULL
     user_profile_id: Unused = NULL
     workspace_id: Unused = NULL
 
@@ -97,13 +99,27 @@ class CountTokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     output_format: Unused = NULL
     cache_control: Unused = NULL
     context_management: Unused = NULL
+    thread: Unused = NULL
     user_profile_id: Unused = NULL
     workspace_id: Unused = NULL
 
 
 def refuse_unsupported(body: MessagesRequest | CountTokensRequest) -> None:
     """Raise ``InvalidRequest`` for the first field that asks for what is not served."""
+    _require_whole_conversation(body.thread)
     refuse_unserved(body, _ONLY)
+
+
+def _require_whole_conversation(thread: msgspec.Raw) -> None:
+    """Raise ``ThreadUnsupported`` where the messages are only what is new in a conversation that
+    the server is to have kept. One that begins (``{"type": "create"}``) has all of its messages."""
+    stated = msgspec.json.decode(thread)
+    if isinstance(stated, dict) and stated.get("type") != "create":
+        raise ThreadUnsupported(
+            "conversations are not kept here between messages: send the whole conversation, "
+            "without thread",
+            field="thread",
+        )
 
 
 def chat_of(body: "MessagesRequest | CountTokensRequest") -> tuple[Prompt, ToolUse | None]:

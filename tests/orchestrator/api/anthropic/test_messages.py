@@ -318,3 +318,18 @@ async def test_who_leaves_frees_the_slot(service: Service, worker: FakeWorker) -
         response.close()
     await worker.until(lambda: bool(worker.cancels) and not worker.running)
     await service.until(lambda: service.outcomes() == ["aborted"])
+
+
+async def test_a_thread_that_was_never_kept_is_refused_so_that_all_of_it_is_sent(
+    service: Service,
+) -> None:
+    """Without the refusal the answer would be to the last message alone. The code is the one by
+    which Claude Code sends the whole conversation, then and later."""
+    goes_on = {"thread": {"type": "continue", "previous_message_id": "msg_1"}}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        body = HI | goes_on if path == "/v1/messages" else {"messages": HI["messages"]} | goes_on
+        status, error = await error_of(service, body, path)
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        assert error["details"] == {"error_code": "thread_unsupported_request"}
+    begins = await answer_of(service, HI | {"thread": {"type": "create"}})
+    assert begins["type"] == "message"
