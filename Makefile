@@ -26,7 +26,7 @@ help:
 	@echo 'make test-avx2     what computes on the CPU, as on one without AVX-512'
 	@echo 'make test-clients  other people'"'"'s clients and coding agents     LATEST=1: their newest releases'
 	@echo 'make lint          style and types'
-	@echo 'make record        records all that the documents show anew, from a clean commit; 75 minutes'
+	@echo 'make record        records all that the documents show anew, from a clean commit; an hour and three quarters'
 	@echo '                   ARGS=--dry-run, ARGS="--only quick swap-cpu"'
 	@echo 'make figures       writes the figures of README.md and docs from the recorded bundles'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'

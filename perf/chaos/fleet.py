@@ -38,7 +38,7 @@ SETTLE_S = LEASE_S + 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetWorld:
     """Processes that run, with the store that the orchestrators share."""
 
     world: World
@@ -46,7 +46,7 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running(spec: StackSpec, program: str) -> AsyncIterator[Fleet]:
+async def running(spec: StackSpec, program: str) -> AsyncIterator[FleetWorld]:
     """Run a store, two Tritons and the orchestrators."""
     with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as folder:
         async with store_server(program, Path(folder)) as store, tritons(spec, 2) as instances:
@@ -57,10 +57,10 @@ async def running(spec: StackSpec, program: str) -> AsyncIterator[Fleet]:
             }
             addresses = [[one.grpc_address for one in instances]] * ORCHESTRATORS
             async with orchestrating(addresses, env) as (orchestrators, _):
-                yield Fleet(World(instances, orchestrators, ()), store)
+                yield FleetWorld(World(instances, orchestrators, ()), store)
 
 
-def faults_of(fleet: Fleet, number: int) -> list[Fault]:
+def faults_of(fleet: FleetWorld, number: int) -> list[Fault]:
     """Faults of one orchestrator."""
     process = fleet.world.orchestrators[number]
 
@@ -79,7 +79,7 @@ def faults_of(fleet: Fleet, number: int) -> list[Fault]:
     ]
 
 
-def store_faults(fleet: Fleet) -> list[Fault]:
+def store_faults(fleet: FleetWorld) -> list[Fault]:
     """Faults of the store, which may cost nobody anything but durable work's patience."""
 
     async def restart(world: World) -> None:
@@ -101,7 +101,7 @@ def store_faults(fleet: Fleet) -> list[Fault]:
     ]
 
 
-def plan_of(fleet: Fleet, rng: random.Random, kills: int) -> list[Fault]:
+def plan_of(fleet: FleetWorld, rng: random.Random, kills: int) -> list[Fault]:
     """Faults in any order, with so many kills of orchestrators among them."""
     plan = store_faults(fleet)
     for number in range(ORCHESTRATORS):
@@ -113,7 +113,7 @@ def plan_of(fleet: Fleet, rng: random.Random, kills: int) -> list[Fault]:
 
 
 async def play(
-    fleet: Fleet, plan: Sequence[Fault], ledger: Ledger, *, seed: int, per_kind: int
+    fleet: FleetWorld, plan: Sequence[Fault], ledger: Ledger, *, seed: int, per_kind: int
 ) -> list[FaultRow]:
     """Let each fault happen, one after the other, under load."""
     rng, world = random.Random(seed), fleet.world

@@ -133,7 +133,7 @@ def test_a_call_that_must_be_made(scripted: LoadedEngine) -> None:
     """The script's, where it is one; else any that the grammar allows."""
     schema = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
     use = ToolUse((Tool("forecast", "", schema),), must_call=True)
-    forced = forced_calls(use, OutputFormat(CallFormat.HERMES), Rules({})).grammar
+    forced = forced_calls(use, OutputFormat(CallFormat.HERMES), Rules({})).usual
     asked = '<|user|>Call forecast {"city":"Oslo"}<|end|><|assistant|>'
     assert said(scripted, OFFER + asked, forced) == CALL
     other = said(scripted, OFFER + "<|user|>Say no.<|end|><|assistant|>", forced)
