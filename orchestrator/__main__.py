@@ -7,7 +7,7 @@ if __name__ == "__main__":
     # A wish to reload is held until it can be met, and does not end the process (``Reloads``).
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     # Until it serves, Ctrl-C ends it at once: a module that is cut short fails in its own way.
-    # Whoever starts it may have blocked the signal until here (tidegate/cli/serve.py).
+    # Whoever starts it may have blocked the signal until here (tidegate/cli/runtime.py).
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -54,7 +54,7 @@ async def serve(settings: Settings) -> int:
     shutdown = settings.shutdown
     loop.add_signal_handler(signal.SIGTERM, stop.put_nowait, shutdown.grace_s)
     loop.add_signal_handler(signal.SIGINT, stop.put_nowait, shutdown.interrupt_grace_s)
-    # Whoever starts it may have blocked the signal until here (tidegate/cli/picker.py).
+    # Whoever starts it may have blocked the signal until here (tidegate/cli/runtime.py).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     clock = LoopClock(loop)
     pods = Pods(settings.picker, clock)

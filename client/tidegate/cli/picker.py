@@ -1,13 +1,9 @@
 """``tidegate picker``: this process becomes an endpoint picker."""
 
-import os
-import signal
-import sys
-
 import click
 
 from tidegate.cli.arguments import PORT, Command, option
-from tidegate.cli.runtime import environment
+from tidegate.cli.runtime import become
 
 DESCRIPTION = """\
 Tell a gateway which pod gets a request, by deadline and predicted finish.
@@ -31,14 +27,4 @@ Inference Extension. docs/gateways.md shows both sides' configuration.
 def picker(endpoints: str | None, host: str | None, port: int | None) -> int:
     """Replace this process by the picker, whose exit status becomes its own; no return."""
     given = {"--endpoints": endpoints, "--host": host, "--port": port}
-    options = [
-        word for name, value in given.items() if value is not None for word in (name, str(value))
-    ]
-    # Ctrl-C waits until the picker can handle it (orchestrator/picker/__main__.py)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        # -P: not a folder named orchestrator that happens to be in the working directory.
-        command = [sys.executable, "-P", "-m", "orchestrator.picker", *options]
-        os.execve(sys.executable, command, environment())
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    become("orchestrator.picker", given)

@@ -6,8 +6,11 @@ folder is on the path of the command that starts them, and on ``PYTHONPATH`` of 
 """
 
 import os
+import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -27,3 +30,19 @@ def environment() -> dict[str, str]:
     """Environment for a process that imports the serving packages: ours with ``PYTHONPATH`` set."""
     path = [str(folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def become(module: str, given: Mapping[str, object]) -> NoReturn:
+    """Replace this process by ``python -m module``, whose exit status becomes its own. ``given``
+    are its options, None for those that are not stated."""
+    options = [
+        word for name, value in given.items() if value is not None for word in (name, str(value))
+    ]
+    # Ctrl-C waits until the module can handle it: its ``__main__`` unblocks the signal.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        # -P: not a folder of that name that happens to be in the working directory.
+        command = [sys.executable, "-P", "-m", module, *options]
+        os.execve(sys.executable, command, environment())
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,13 +1,9 @@
 """``tidegate serve``: this process becomes the orchestrator."""
 
-import os
-import signal
-import sys
-
 import click
 
 from tidegate.cli.arguments import CORS_HELP, PORT, Command, option
-from tidegate.cli.runtime import environment
+from tidegate.cli.runtime import become
 
 DESCRIPTION = """\
 Start the orchestrator alone, for Tritons that run elsewhere.
@@ -35,14 +31,4 @@ def serve(
         "--instances": instances_at,
         "--cors-origins": cors_origins,
     }
-    options = [
-        word for name, value in given.items() if value is not None for word in (name, str(value))
-    ]
-    # Ctrl-C waits until the orchestrator can handle it (orchestrator/__main__.py)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        # -P: not a folder named orchestrator that happens to be in the working directory.
-        command = [sys.executable, "-P", "-m", "orchestrator", *options]
-        os.execve(sys.executable, command, environment())
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    become("orchestrator", given)
