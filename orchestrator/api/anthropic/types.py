@@ -113,13 +113,20 @@ def refuse_unsupported(body: MessagesRequest | CountTokensRequest) -> None:
 def _require_whole_conversation(thread: msgspec.Raw) -> None:
     """Raise ``ThreadUnsupported`` where the messages are only what is new in a conversation that
     the server is to have kept. One that begins (``{"type": "create"}``) has all of its messages."""
-    stated = msgspec.json.decode(thread)
-    if isinstance(stated, dict) and stated.get("type") != "create":
+    try:
+        stated = msgspec.json.decode(thread, type=_Thread)
+    except msgspec.ValidationError:  # not an object: it names no conversation
+        return
+    if bytes(stated.type) != b'"create"':
         raise ThreadUnsupported(
             "conversations are not kept here between messages: send the whole conversation, "
             "without thread",
             field="thread",
         )
+
+
+class _Thread(msgspec.Struct):
+    type: msgspec.Raw = NULL
 
 
 def chat_of(body: "MessagesRequest | CountTokensRequest") -> tuple[Prompt, ToolUse | None]:

@@ -198,10 +198,10 @@ def decoded(decoder: "msgspec.json.Decoder[_E]", data: memoryview) -> _E:
         what = f"its server sent no event of its API: {error}"
         raise JobFailed(Code.ENGINE_ERROR, what) from None
     if bytes(event.error) != b"null":
-        said = error_text(msgspec.json.decode(event.error))
+        said = _message(bytes(event.error))
         is_full = "overloaded" in said.lower()  # text-generation-inference's word for a full queue
         code = Code.QUEUE_FULL if is_full else Code.ENGINE_ERROR
-        raise JobFailed(code, f"its server failed: {excerpt(said, 300)}")
+        raise JobFailed(code, f"its server failed: {said}")
     return event
 
 
@@ -219,7 +219,7 @@ def _message(body: bytes) -> str:
     """The message in an error's body for people, whatever its shape."""
     try:
         value = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return excerpt(body.decode(errors="replace").strip(), 200)
     return excerpt(error_text(value), 300)
 
