@@ -159,7 +159,7 @@ def test_a_texts_ids_go_to_the_device_by_way_of_page_locked_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A copy from any other memory has the engine's thread wait for all steps that are queued."""
-    on, sent = sampler(1), []
+    on, sent = sampler(1), list[object]()
 
     def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
         sent.append(array.tolist())
