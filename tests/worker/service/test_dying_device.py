@@ -1,7 +1,7 @@
 """A device that dies in every way: the worker leaves service, its jobs end once, its process ends.
 
-The device is simulated, and told by a file; from there on all is what runs on a GPU: probe, watch of
-the driver, engine, drain, the process's end.
+The device is simulated, and told by a file. From there on everything is as on a GPU: the probe, the
+watch of the driver, the engine, the drain, the process's end.
 """
 
 import os
@@ -33,7 +33,7 @@ HANGS_AFTER_S = 1.0
 
 
 class Dying:
-    """A worker over a device that fails as ``fail`` says, with a lane and jobs that run and wait."""
+    """A worker over a device that fails as ``fail`` says, with a lane and jobs."""
 
     def __init__(self, tokenizer: Tokenizer, file: Path) -> None:
         self.ended = threading.Event()
