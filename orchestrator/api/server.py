@@ -144,8 +144,8 @@ def build_app(
     app[catalog.CATALOGS] = catalog.catalogs(
         catalog.not_verified if control is None else control.verify_engine
     )
-    if orchestrator.fleet is not None:
-        app[FORWARDING] = Forwarding(orchestrator.fleet)
+    if orchestrator.shared_state is not None:
+        app[FORWARDING] = Forwarding(orchestrator.shared_state)
     app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)

@@ -9,6 +9,7 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from orchestrator.tasks.journal.terms import JournalTerms
 from orchestrator.telemetry.log import fields, service_log
 
 TIMEOUT_S = 2.0
@@ -31,14 +32,11 @@ class StateConfig:
     url: str = field(repr=False)
     """``redis://user:password@host:port/db``, ``rediss://`` with TLS, or ``unix://path``."""
     prefix: str
-    """What the names of all keys begin with: one for each fleet."""
+    """What the names of all keys begin with: one for all
+    orchestrators that share a state."""
     lease_s: float
     """Seconds after which an orchestrator that is not heard of is taken for dead."""
-    window_ms: float = 0.0
-    keep_results_s: float = 86_400.0
-    keep_s: float = 7 * 86_400.0
-    keys: tuple[bytes, ...] = ()
-    """Keys for prompts and texts: the first encrypts, all of them decrypt."""
+    terms: JournalTerms = field(default_factory=JournalTerms)
 
     @property
     def where(self) -> str:
@@ -48,7 +46,7 @@ class StateConfig:
 
 
 class Names:
-    """Names of keys. All have one hash tag, so that a cluster keeps a fleet on one node."""
+    """Names of keys. All have one hash tag, so that a cluster keeps them on one node."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = f"{{{prefix}}}:"

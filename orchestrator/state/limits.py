@@ -1,8 +1,8 @@
-"""Rate limits that hold for all orchestrators of a fleet together (OR-12, OR-18).
+"""Rate limits that hold for all orchestrators that share a state together (OR-12, OR-18).
 
-Each request that a limit applies to asks the store once, before it is queued: within the fleet a
-limit is exact. While the store is away, or slow, each orchestrator keeps the limits by itself, so
-that a fleet of *n* lets through at most *n* times as much.
+Each request that a limit applies to asks the store once, before it is queued: a limit
+is exact for all of them. While the store is away, or slow, each orchestrator keeps the limits by itself, so
+that *n* of them let through at most *n* times as much.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ PATIENCE_S = 0.5
 
 
 class SharedLimits:
-    """Takes requests from the fleet's limits, beside this orchestrator's own ``limiter``."""
+    """Takes requests from the limits of all orchestrators, beside this orchestrator's own ``limiter``."""
 
     def __init__(self, members: Members, names: Names, tag: str, limiter: Limiter) -> None:
         self._members = members

@@ -1,4 +1,4 @@
-"""The orchestrators of a fleet: each renews a lease, and sees who else does."""
+"""The orchestrators that share a state: each renews a lease, and sees who else does."""
 
 import asyncio
 import math
@@ -26,8 +26,7 @@ class Member(msgspec.Struct, frozen=True):
     url: str
     """Where the others reach it."""
     keys: str
-    """Digest of the keys that it takes: the same at all members of a fleet."""
-    since_unix: float
+    """Digest of the keys that it takes: the same at all members."""
     demands: dict[str, int] = {}
     """Jobs that it has on each instance, by address, or would send there."""
 
@@ -87,7 +86,7 @@ class Members:
 
     def start(self, url: str, keys: str) -> None:
         """Join under an address; ``keys`` is a digest of the keys that are taken here."""
-        self._me = Member(url, keys, self.store_time())
+        self._me = Member(url, keys)
         self._renewing = asyncio.create_task(self._renew_for_ever(), name="state lease")
 
     async def leave(self) -> None:
@@ -102,7 +101,7 @@ class Members:
                     await self._client.eval(scripts.LEAVE, 3, *keys, tag)
         except (TimeoutError, *connection.FAILURES) as error:
             service_log.warning(
-                "the fleet was not told that this orchestrator leaves: the others find out when "
+                "the other orchestrators were not told that this one leaves: they find out when "
                 "its lease is over",
                 extra=fields(error=connection.told(error)),
             )
@@ -159,8 +158,8 @@ class Members:
         strangers = [one.url for one in others if one.keys != self._me.keys]
         if strangers and not self._has_warned:
             service_log.warning(
-                "orchestrators that share a state take different keys: give all of a fleet the "
-                "same keys, and each fleet a TIDEGATE_STATE__PREFIX of its own",
+                "orchestrators that share a state take different keys: give all of them the "
+                "same keys, and those of another service a TIDEGATE_STATE__PREFIX of their own",
                 extra=fields(others=", ".join(strangers)),
             )
         self._has_warned = bool(strangers)

@@ -56,9 +56,9 @@ class SharedTasks:
         self.config = config
         self.tag = tag
         self.names = Names(config.prefix)
-        self.sealer = Sealer(config.keys)
+        self.sealer = Sealer(config.terms.keys)
         self.boot = this_boot()
-        self.window_ms = config.window_ms
+        self.window_ms = config.terms.window_ms
         self.next_n = 1
         self.unfinished: Sequence[UnfinishedTask] = ()
         self.skew_s = 0.0
@@ -198,7 +198,7 @@ class SharedWriter(GroupCommit):
         if name is None:
             pipe.echo(0)
             return
-        names, config, tag = self._names, self._tasks.config, self._tasks.tag
+        names, terms, tag = self._names, self._tasks.config.terms, self._tasks.tag
         accepted = end is not None and end.is_accepted
         stored = result = b""
         if end is not None and accepted:
@@ -217,8 +217,8 @@ class SharedWriter(GroupCommit):
             tag,
             stored,
             result,
-            max(_LEAST_MS, round(1000 * config.keep_s)),
-            max(_LEAST_MS, round(1000 * config.keep_results_s)),
+            max(_LEAST_MS, round(1000 * terms.keep_s)),
+            max(_LEAST_MS, round(1000 * terms.keep_results_s)),
             int(accepted),
         )
 

@@ -1,4 +1,4 @@
-"""One orchestrator as a member of a fleet: joins at the start, leaves at the end."""
+"""One orchestrator's part in what several share: it joins at the start and leaves at the end."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,7 +22,7 @@ from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics, Row
 
 
-class Fleet:
+class SharedState:
     """The parts of the shared state, and who has what."""
 
     def __init__(self, config: StateConfig, tag: str, unix: Callable[[], float]) -> None:
@@ -48,8 +48,8 @@ class Fleet:
         self.cordons = Cordons(self.members, self.tasks.names.cordons, registry)
 
     def watch(self, metrics: Metrics) -> None:
-        """Publish the fleet's metrics."""
-        metrics.watch(self, FLEET)
+        """Publish its metrics."""
+        metrics.watch(self, STATE)
 
     def start(
         self,
@@ -96,33 +96,33 @@ class Fleet:
         return None
 
 
-FLEET: tuple[Row[Fleet], ...] = (
+STATE: tuple[Row[SharedState], ...] = (
     Row(
         "gauge",
-        "fleet_members",
+        "state_members",
         "orchestrators",
         "Orchestrators that share the state and are alive, with this one, as far as it knows",
-        lambda fleet: fleet.members.alive,
+        lambda state: state.members.alive,
     ),
     Row(
         "gauge",
-        "fleet_failing",
+        "state_failing",
         "bool",
         "1 while the shared store cannot be used, and this orchestrator goes on alone",
-        lambda fleet: bool(fleet.members.fault),
+        lambda state: bool(state.members.fault),
     ),
     Row(
         "counter",
-        "fleet_taken",
+        "state_taken",
         "tasks",
         "Durable tasks of other orchestrators that were taken on here",
-        lambda fleet: fleet.taken,
+        lambda state: state.taken,
     ),
     Row(
         "counter",
-        "fleet_forwarded",
+        "state_forwarded",
         "requests",
         "Requests that were handed on to the orchestrator that has what they ask for",
-        lambda fleet: fleet.forwarded,
+        lambda state: state.forwarded,
     ),
 )
