@@ -190,6 +190,7 @@ def build(
     limiter = Limiter(_rate_limits(settings, keys), clock)
     if shared_state is not None:
         shared_state.share(registry, queue, limiter)
+        shared_state.items.add("session", sessions)
     slots, slot_fleet = _slots(
         common, registry, admission, limiter, tag, is_watching=make_lane is None
     )

@@ -114,6 +114,7 @@ class HealthBoard:
             described["state"] = {
                 "members": self.shared_state.members.alive,
                 "fault": self.shared_state.members.fault or None,
+                "strangers": list(self.shared_state.members.strangers),
             }
         body = msgspec.json.encode(described)
         # A service that can serve anybody is ready: taken out of rotation, it would serve nobody.

@@ -1,5 +1,6 @@
 """Connections to the shared store, and the names of its keys."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ from orchestrator.telemetry.log import fields, service_log
 
 TIMEOUT_S = 2.0
 """Longest wait for the store, in seconds, for one answer or one connection."""
+PATIENCE_S = 0.5
+"""Longest wait for the store, in seconds, where a request can do without it."""
 LEAST_VERSION = (6, 2)
 LAYOUT = b"1"
 """Version of the keys' layout. Orchestrators of different layouts must not share a prefix."""
@@ -53,6 +56,8 @@ class Names:
         self.layout = f"{self.prefix}layout"
         self.members = f"{self.prefix}members"
         self.cordons = f"{self.prefix}cordons"
+        self.room = f"{self.prefix}room"
+        """Written now and then, to see whether the store takes anything more."""
 
     def alive(self, tag: str) -> str:
         """There as long as the orchestrator of that tag is heard of."""
@@ -70,6 +75,10 @@ class Names:
 
     def result(self, task_id: str) -> str:
         return f"{self.prefix}result:{task_id}"
+
+    def item(self, digits: str) -> str:
+        """The copy of what a client keeps: a session, a response, a conversation."""
+        return f"{self.prefix}item:{digits}"
 
     def submission(self, key: str, idempotency_key: str | None) -> str:
         """The task of a client's own name for a submission."""
@@ -100,21 +109,32 @@ def _options() -> dict[str, Any]:
 def check(client: "redis.Redis", names: Names) -> None:
     """Check that the store can keep a promise, and claim the prefix for this layout. Raises
     ``StateError``, or one of ``FAILURES`` where it does not answer."""
-    server = client.info("server")
+    require_version(client.info("server"))
+    layout = client.get(names.layout)
+    if layout is None:  # a full store refuses even to write what is there
+        client.set(names.layout, LAYOUT, nx=True)
+        layout = client.get(names.layout)
+    require_layout(layout, names)
+    _warn_of_risks(client)
+
+
+def require_version(server: Mapping[str, Any]) -> None:
+    """Raise ``StateError`` for a store that is too old; ``server`` is what it says of itself."""
     version = str(server.get("valkey_version") or server["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
         raise StateError(
             f"the store is of version {version}, and {'.'.join(map(str, LEAST_VERSION))} is the "
             "least that will do: upgrade it"
         )
-    client.set(names.layout, LAYOUT, nx=True)
-    layout = client.get(names.layout)
-    if layout != LAYOUT:
+
+
+def require_layout(layout: bytes | None, names: Names) -> None:
+    """Raise ``StateError`` where orchestrators of another version use the same prefix."""
+    if layout not in (None, LAYOUT):
         raise StateError(
             f"what is under {names.prefix!r} has layout {layout!r}, and this Tidegate knows "
             f"{LAYOUT!r}: run orchestrators of one version, or set another TIDEGATE_STATE__PREFIX"
         )
-    _warn_of_risks(client)
 
 
 def _warn_of_risks(client: "redis.Redis") -> None:
@@ -141,6 +161,10 @@ def told(error: Exception) -> str:
         return "the store refuses this user or password (TIDEGATE_STATE__URL)"
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return "the store's memory is full"
+    if isinstance(error, redis.exceptions.ReadOnlyError):
+        return "the store is a replica, which takes no writes"
+    if "MISCONF" in str(error):
+        return "the store takes no writes, because it cannot write to its disk"
     if isinstance(error, redis.TimeoutError):
         return f"the store has not answered within {TIMEOUT_S:g} s"
     if isinstance(error, redis.ConnectionError | OSError):

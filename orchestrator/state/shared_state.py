@@ -12,6 +12,7 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.state import connection
 from orchestrator.state.connection import StateConfig
 from orchestrator.state.cordons import Cordons
+from orchestrator.state.items import SharedItems
 from orchestrator.state.limits import SharedLimits
 from orchestrator.state.members import Members
 from orchestrator.state.shares import SlotShares
@@ -29,6 +30,7 @@ class SharedState:
         self.config = config
         self.tasks = SharedTasks(config, tag)
         self.members = Members(config, self.tasks, unix)
+        self.items = SharedItems(self.members, self.tasks)
         self.forwarded = 0
         """How many requests were handed on to another member."""
         self.cordons: Cordons | None = None
@@ -68,31 +70,51 @@ class SharedState:
         """Leave. To be called once everything is written: others take on what is left."""
         if self._takeover is not None:
             self._takeover.close()
+        await self.items.close()
         await self.members.leave()
 
     async def holder_of(self, item_id: str) -> str | None:
-        """Address of the orchestrator that has what goes by an id; None if that is nobody, or this
-        one. Raises ``NotReady`` where it is about to be taken on by another."""
-        tag, task_id = tag_of(item_id), digits_of(item_id)
+        """Address of the orchestrator that has what goes by an id, this one where it has just
+        taken it on from a dead one; None if that is nobody, or this one in vain. Raises
+        ``NotReady`` where another is about to take it on, and what ``SharedItems.claim`` does."""
+        tag, digits = tag_of(item_id), digits_of(item_id)
         if not tag:
             return None
         owner: Any = None
         end: Any = None
+        kept_by: Any = None
         with suppress(*connection.FAILURES):  # else whoever made it may have it still
-            owner, end = await self.members.client.hmget(
-                self.tasks.names.task(task_id), ["owner", "end"]
-            )
+            async with self.members.client.pipeline(transaction=False) as pipe:
+                pipe.hmget(self.tasks.names.task(digits), ["owner", "end"])
+                pipe.hget(self.tasks.names.item(digits), "owner")
+                (owner, end), kept_by = await pipe.execute()
+        if kept_by is not None:
+            return self._url_of(kept_by.decode()) or await self._claimed(digits)
         if end is not None:
             return None  # whoever is asked finds it in the store
-        holder = tag if owner is None else owner.decode()
-        seen = self.members.others.get(holder)
-        if seen is not None and seen.is_alive:
-            return seen.member.url
-        if owner is not None:
+        url = self._url_of(tag if owner is None else owner.decode())
+        if url is None and owner is not None:
             raise NotReady(
                 "the orchestrator that has this task is gone, and another one takes it on: ask "
                 "again in a moment"
             )
+        return url
+
+    def is_of_dead(self, item_id: str) -> bool:
+        """Whether an id was made by an orchestrator that is not there any more."""
+        tag = tag_of(item_id)
+        return bool(tag) and tag != self.tasks.tag and self._url_of(tag) is None
+
+    def _url_of(self, tag: str) -> str | None:
+        """Address of another orchestrator; None where it is not alive."""
+        seen = self.members.others.get(tag)
+        return seen.member.url or None if seen is not None and seen.is_alive else None
+
+    async def _claimed(self, digits: str) -> str | None:
+        """This orchestrator's own address, once it has taken an item on."""
+        with suppress(*connection.FAILURES):
+            if await self.items.claim(digits):
+                return self.members.url
         return None
 
 
@@ -124,5 +146,35 @@ STATE: tuple[Row[SharedState], ...] = (
         "requests",
         "Requests that were handed on to the orchestrator that has what they ask for",
         lambda state: state.forwarded,
+    ),
+    Row(
+        "gauge",
+        "state_strangers",
+        "orchestrators",
+        "Orchestrators under the same prefix that take other keys, or name none of the same "
+        "instances",
+        lambda state: len(state.members.strangers),
+    ),
+    Row(
+        "counter",
+        "state_limits_alone",
+        "requests",
+        "Requests that were held to this orchestrator's own limits only, because the store did not "
+        "answer in time",
+        lambda state: 0 if state.limits is None else state.limits.alone,
+    ),
+    Row(
+        "gauge",
+        "state_items_waiting",
+        "items",
+        "Sessions, responses and conversations whose present state the store does not have yet",
+        lambda state: state.items.waiting,
+    ),
+    Row(
+        "counter",
+        "state_items_adopted",
+        "items",
+        "Sessions, responses and conversations of dead orchestrators that were taken on here",
+        lambda state: state.items.adopted,
     ),
 )

@@ -49,12 +49,18 @@ class Forwarding:
             await self._session.close()
 
     async def answer(self, request: web.Request, error: TidegateError) -> web.StreamResponse | None:
-        """The answer of whoever has what ``error`` says is unknown here; None where nobody has it.
-        Raises ``NotReady`` where it is about to be taken on, or its holder does not answer."""
+        """The answer of whoever has what ``error`` says is unknown here; None where nobody has it,
+        which ``error`` then says more of. Raises ``NotReady`` where it is about to be taken on, or
+        its holder does not answer; ``NoCapacity`` where there is no room for it."""
         if not error.item_id or FORWARDED_HEADER in request.headers:
             return None
         url = await self._shared_state.holder_of(error.item_id)
         if url is None:
+            if self._shared_state.is_of_dead(error.item_id):
+                error.message += (
+                    "; the orchestrator that made this id is gone, and nothing was kept of it: "
+                    "begin anew"
+                )
             return None
         self._shared_state.forwarded += 1
         return await self._forward(request, url)
