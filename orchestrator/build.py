@@ -190,6 +190,7 @@ def build(
     limiter = Limiter(_rate_limits(settings, keys), clock)
     if shared_state is not None:
         shared_state.share(registry, queue, limiter)
+        shared_state.learn(registry, foresight.forecaster.lengths)
         shared_state.items.add("session", sessions)
     slots, slot_fleet = _slots(
         common, registry, admission, limiter, tag, is_watching=make_lane is None
@@ -232,6 +233,7 @@ def build(
         metrics.watch(stages.batches, BATCHES)
     if shared_state is not None:
         shared_state.watch(metrics)
+        shared_state.follow(orchestrator.runs)
         health.shared_state = shared_state
     recovery = None
     if store is not None and durable is not None:

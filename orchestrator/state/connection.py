@@ -56,6 +56,9 @@ class Names:
         self.layout = f"{self.prefix}layout"
         self.members = f"{self.prefix}members"
         self.cordons = f"{self.prefix}cordons"
+        self.runs = f"{self.prefix}runs"
+        self.lengths = f"{self.prefix}lengths"
+        """Kinds of answers whose lengths are known, by when one last came."""
         self.room = f"{self.prefix}room"
         """Written now and then, to see whether the store takes anything more."""
 
@@ -79,6 +82,14 @@ class Names:
     def item(self, digits: str) -> str:
         """The copy of what a client keeps: a session, a response, a conversation."""
         return f"{self.prefix}item:{digits}"
+
+    def lengths_of(self, kind: bytes) -> bytes:
+        """What is known of the lengths of one kind of answer."""
+        return f"{self.prefix}length:".encode() + kind
+
+    def steps_of(self, address: str) -> str:
+        """What is known of an instance's steps."""
+        return f"{self.prefix}steps:{address}"
 
     def submission(self, key: str, idempotency_key: str | None) -> str:
         """The task of a client's own name for a submission."""

@@ -198,6 +198,15 @@ class Members:
             for call in self.on_lapsed:
                 call()
 
+    def is_of_others(self, tag: str) -> bool:
+        """Whether a dead member belonged to others that live: it took the keys that they take, and
+        not the ones that are taken here."""
+        assert self._me is not None
+        keys = self.others[tag].member.keys
+        return keys != self._me.keys and any(
+            seen.is_alive and seen.member.keys == keys for seen in self.others.values()
+        )
+
     def store_time(self) -> float:
         """Now, by the store's clock, in seconds since 1970."""
         return self._unix() + self._tasks.skew_s

@@ -217,3 +217,43 @@ redis.call('HSET', ARGV[1] .. 'running:' .. ARGV[3], ARGV[2], ARGV[6])
 return 0
 """
 """Give back tokens that a request did not use, and say how many requests run here now."""
+
+RUNS = """
+-- KEYS: runs. ARGV: tag, last id that is known, most entries, keep_ms, then news
+redis.call('PEXPIRE', KEYS[1], ARGV[4]) -- takes no memory
+for i = 5, #ARGV do
+  redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'by', ARGV[1], 'news', ARGV[i])
+end
+return redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 512)
+"""
+"""Tell of runs, and hear of all that was told since: entries with their ids."""
+
+LENGTHS = """
+-- KEYS: kinds, what is known of one. ARGV: kind, answers, kept, ended and cut by bin (JSON),
+-- half-life in answers, most kinds, keep_ms, stem of what is known of kinds
+local body = redis.call('GET', KEYS[2])
+local known = body and cjson.decode(body) or {answers = 0, ended = {}, cut = {}}
+local more = cjson.decode(ARGV[4])
+local factor = ARGV[3] * 0.5 ^ (ARGV[2] / ARGV[5])
+for _, what in ipairs({'ended', 'cut'}) do
+  local counts = {}
+  for bin, count in pairs(known[what]) do
+    if count * factor > 0.001 then counts[bin] = count * factor end
+  end
+  for bin, count in pairs(more[what]) do counts[bin] = (counts[bin] or 0) + count end
+  known[what] = counts
+end
+known.answers = known.answers + ARGV[2]
+body = cjson.encode(known)
+redis.call('SET', KEYS[2], body, 'PX', ARGV[7])
+redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[7])
+for _, old in ipairs(redis.call('ZRANGE', KEYS[1], 0, -ARGV[6] - 1)) do
+  redis.call('DEL', ARGV[8] .. old)
+  redis.call('ZREM', KEYS[1], old)
+end
+return body
+"""
+"""Add answers to what all orchestrators know of a kind, where those before them lose weight.
+Returns what is known then. Of the kinds without answers for the longest time, those beyond the
+bound are forgotten."""

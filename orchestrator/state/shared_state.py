@@ -8,17 +8,21 @@ from orchestrator.admission.rate_limits import Limiter
 from orchestrator.errors import NotReady
 from orchestrator.ids import digits_of, tag_of
 from orchestrator.instances.registry import Registry
+from orchestrator.prediction.answer_length import AnswerLengths
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.state import connection
 from orchestrator.state.connection import StateConfig
 from orchestrator.state.cordons import Cordons
 from orchestrator.state.items import SharedItems
+from orchestrator.state.learning import SharedLearning
 from orchestrator.state.limits import SharedLimits
 from orchestrator.state.members import Members
+from orchestrator.state.runs import SharedRuns
 from orchestrator.state.shares import SlotShares
 from orchestrator.state.takeover import Takeover
 from orchestrator.state.tasks import SharedTasks
 from orchestrator.tasks.journal.records import UnfinishedTask
+from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics, Row
 
@@ -36,6 +40,7 @@ class SharedState:
         self.cordons: Cordons | None = None
         self.limits: SharedLimits | None = None
         self._takeover: Takeover | None = None
+        self._learning: SharedLearning | None = None
 
     @property
     def taken(self) -> int:
@@ -48,6 +53,14 @@ class SharedState:
         self.limits = SharedLimits(self.members, self.tasks.names, self.tasks.tag, limiter)
         SlotShares(self.members, self.tasks.tag, registry, queue)
         self.cordons = Cordons(self.members, self.tasks.names.cordons, registry)
+
+    def learn(self, registry: Registry, lengths: AnswerLengths) -> None:
+        """Learn together with the others how long answers get, and what steps take."""
+        self._learning = SharedLearning(self.members, self.tasks.names, registry, lengths)
+
+    def follow(self, runs: Runs) -> None:
+        """Have runs of calls go on at the others, and theirs here."""
+        SharedRuns(self.members, self.tasks.names, self.tasks.tag, runs)
 
     def watch(self, metrics: Metrics) -> None:
         """Publish its metrics."""
@@ -70,6 +83,8 @@ class SharedState:
         """Leave. To be called once everything is written: others take on what is left."""
         if self._takeover is not None:
             self._takeover.close()
+        if self._learning is not None:
+            self._learning.close()
         await self.items.close()
         await self.members.leave()
 
