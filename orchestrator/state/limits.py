@@ -75,14 +75,15 @@ class SharedLimits:
 
     async def _ask(self, accounts: Sequence[SharedAccount], tokens: int) -> Any:
         """The store's answer; None where there is none in time."""
-        if self._members.fault or self._members.prompt_renewal <= self._failed_in:
+        members = self._members
+        if members.fault or not members.has_renewed or members.prompt_renewal <= self._failed_in:
             return None
         stated = [value for one in accounts for value in (one.name, *one.limits, one.running)]
         waiting = asyncio.timeout(PATIENCE_S)
         self._waiting.add(waiting)
         try:
             async with waiting:
-                return await self._members.client.eval(
+                return await members.client.eval(
                     scripts.TAKE, 0, self._prefix, self._tag, tokens, *stated
                 )
         except (TimeoutError, *connection.FAILURES):

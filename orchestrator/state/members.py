@@ -151,10 +151,13 @@ class Members:
             connection.require_version(await self._client.info("server"))
             self._is_checked = True
         self.renewals += 1
-        number, began, before = self.renewals, time.monotonic(), self._unix()
+        loop = asyncio.get_running_loop()
+        number, began, before = self.renewals, loop.time(), self._unix()
         async with self._client.pipeline(transaction=False) as pipe:
             self._ask(pipe)
-            counts = [part.ask(pipe) for part in self.parts]
+            # Not before it is known that the store may be used.
+            parts = self.parts if self.has_renewed and not self.fault else []
+            counts = [part.ask(pipe) for part in parts]
             (layout, renewed, cordons), *more = _divided(
                 await pipe.execute(raise_on_error=False), (3, *counts)
             )
@@ -163,9 +166,9 @@ class Members:
                 raise answer
         connection.require_layout(layout, self._names)  # else nothing was renewed
         self._take_in(renewed, cordons, (before + self._unix()) / 2)
-        for part, answers in zip(self.parts, more, strict=True):
+        for part, answers in zip(parts, more, strict=True):
             part.told(answers)
-        if time.monotonic() - began <= PATIENCE_S:
+        if loop.time() - began <= PATIENCE_S:
             self.prompt_renewal = number
 
     def _ask(self, pipe: Any) -> None:

@@ -1,5 +1,6 @@
 """Orchestrators that share a store, in front of the same worker."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -40,11 +41,13 @@ class Sharing:
         await service.until(lambda: bool(state_of(service).members.has_renewed))
         return service
 
-    async def loner(self, *workers: FakeWorker, **changes: object) -> Service:
-        """One that may never reach the store."""
+    async def loner(
+        self, *workers: FakeWorker, joins_with: str = "", **changes: object
+    ) -> Service:
+        """One that may never reach the store; ``joins_with`` is the digest of its keys."""
         values = {"state__url": self.store.url, "state__lease_s": LEASE_S}
         service = await self._make_service(*workers, **(values | changes))
-        service.parts.lifecycle.join(service.url, "")
+        service.parts.lifecycle.join(service.url, joins_with)
         return service
 
 
@@ -65,6 +68,19 @@ async def see_each_other(*services: Service) -> None:
     for service in services:
         members = state_of(service).members
         await service.until(lambda members=members: members.alive == len(services))  # type: ignore[misc]
+
+
+def is_dead(seer: Service, seen: Service) -> bool:
+    """Whether an orchestrator knows that another one is dead."""
+    found = state_of(seer).members.others.get(state_of(seen).tasks.tag)
+    return found is None or not found.is_alive
+
+
+async def until_in_store(store: StoreServer, task_id: str, field: str) -> None:
+    """Wait until the store has that of a task."""
+    async with store.client() as client:
+        while not await client.hexists("{tidegate}:task:" + task_id, field):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def freeze(service: Service) -> None:

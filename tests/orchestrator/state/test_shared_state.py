@@ -1,6 +1,5 @@
 """OR-18: several orchestrators as one. What one has accepted, all of them answer for."""
 
-import asyncio
 from collections import Counter
 from typing import Any
 
@@ -8,7 +7,13 @@ import aiohttp
 import pytest
 
 from tests.orchestrator.conftest import OPERATORS_KEY, read_events
-from tests.orchestrator.state.conftest import Sharing, freeze, see_each_other, state_of
+from tests.orchestrator.state.conftest import (
+    Sharing,
+    freeze,
+    see_each_other,
+    state_of,
+    until_in_store,
+)
 from tests.orchestrator.tasks.journal.conftest import (
     events_of,
     running,
@@ -195,9 +200,7 @@ async def test_a_store_that_lost_everything_gets_what_lives(
     async with sharing.store.client() as client:
         await client.flushall()
     await see_each_other(one, two)
-    async with sharing.store.client() as client:
-        while not await client.exists("{tidegate}:task:" + task_id):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until_in_store(sharing.store, task_id, "request")
     freeze(one)
     worker.plan = lambda job: speaking(two)
     await two.until(lambda: state_of(two).taken == 1)
