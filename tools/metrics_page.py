@@ -121,7 +121,7 @@ async def declared() -> list[Declared]:
     config = JournalConfig(Path(folder.name) / "journal.db")
     file = await asyncio.to_thread(open_journal, config)
     rng = random.Random(0)
-    shared = await asyncio.to_thread(make_shared_state, settings, rng, clock.unix)  # asks nobody yet
+    shared = await asyncio.to_thread(make_shared_state, settings, rng, clock.unix)  # asks nobody
     parts = build(settings, clock, rng, MemoryJournal(), file=file, shared_state=shared)
     build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
     await parts.lifecycle.close()

@@ -186,6 +186,8 @@ class _Node:
         """Answers that other orchestrators were not told of; None for a kind that is not shared."""
         self.told_answers = 0
         """How many answers of all orchestrators were known when they were last told."""
+        self.share = 1.0
+        """Share of the latest answers that came to this orchestrator."""
         self.weights = [1 / CHAINS] * CHAINS
         """Weights of the chains, if the node is of a model or a tenant."""
         self._mean_rank = 0.5
@@ -214,9 +216,11 @@ class _Node:
         """Replace what is known by what all orchestrators have learnt, ``told`` answers of this one
         among it, and by what they were not told of yet."""
         assert self.tally is not None
-        others = counts.answers - self.told_answers - told
+        others = max(0, counts.answers - self.told_answers - told)
         self.told_answers = counts.answers
-        if others <= 0:
+        if others or told:
+            self.share = told / (told + others)
+        if not others:
             return
         self.answers += others
         self.ended, self.reached = [0.0] * len(_EDGES), [0.0] * len(_EDGES)
@@ -255,8 +259,8 @@ class _Node:
         self._mean_rank += _RANK_SMOOTHING * (rank - self._mean_rank)
         if abs(self._mean_rank - 0.5) > _SURPRISE:
             self._scale(_KEPT_OF_OLD)
-            if self.tally is not None:
-                self.tally.kept *= _KEPT_OF_OLD
+            if self.tally is not None:  # others' answers may be like it still
+                self.tally.kept *= 1 - self.share * (1 - _KEPT_OF_OLD)
             self._mean_rank = 0.5
 
     def _scale(self, factor: float) -> None:

@@ -33,6 +33,9 @@ FLUSH_S = 0.05
 """How long a change waits for others, in seconds, before it is written."""
 RETRY_S = 1.0
 ITEMS_AT_A_TIME = 32
+MOST_NOTED = 65_536
+"""Most items that wait for the store while it is away. It forgets older ones by itself, with their
+retention."""
 CLOSE_WAIT_S = 2.0
 
 Copier = Callable[[], bytes]
@@ -161,6 +164,8 @@ class SharedItems:
         known = self._noted.get(name)
         if known is None or known.change < noted.change:
             self._noted[name] = noted
+            if len(self._noted) > MOST_NOTED:
+                del self._noted[next(iter(self._noted))]
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_all(), name="state items")
 
@@ -211,9 +216,7 @@ class SharedItems:
         elif copy is None:
             pipe.eval(scripts.DROP_ITEM, 1, key, self._tag)
         else:
-            pipe.eval(
-                scripts.KEEP_ITEM, 1, key, self._tag, keep_ms, one.kind, one.key, name, copy
-            )
+            pipe.eval(scripts.KEEP_ITEM, 1, key, self._tag, keep_ms, one.kind, one.key, name, copy)
 
     def _tell(self, error: Exception) -> None:
         if not self._is_failing:

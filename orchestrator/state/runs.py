@@ -60,7 +60,7 @@ class SharedRuns:
     def told(self, answers: Sequence[Any]) -> None:
         """Take in what others have told."""
         (entries,) = answers
-        if isinstance(entries, Exception):  # full: the others go without
+        if isinstance(entries, Exception):  # the others go without, as long as it is refused
             return
         del self._untold[: self._asked]
         for entry_id, (_, tag, _, body) in entries:

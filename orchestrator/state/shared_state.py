@@ -116,9 +116,11 @@ class SharedState:
         return url
 
     def is_of_dead(self, item_id: str) -> bool:
-        """Whether an id was made by an orchestrator that is not there any more."""
-        tag = tag_of(item_id)
-        return bool(tag) and tag != self.tasks.tag and self._url_of(tag) is None
+        """Whether an id was made by an orchestrator that is known not to be there any more."""
+        tag, members = tag_of(item_id), self.members
+        if not tag or tag == self.tasks.tag or members.fault or not members.has_renewed:
+            return False
+        return self._url_of(tag) is None
 
     def _url_of(self, tag: str) -> str | None:
         """Address of another orchestrator; None where it is not alive."""

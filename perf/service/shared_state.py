@@ -19,7 +19,6 @@ from pathlib import Path
 
 import aiohttp
 
-from perf.load.connection import HOST
 from perf.report.bundle import Figure
 from perf.report.command import Skip
 from perf.report.stats import median, percentile
@@ -179,8 +178,10 @@ async def _takeover(dying: OrchestratorProcess, other: OrchestratorProcess) -> f
         died = time.perf_counter()
         dying.kill()
         await dying.stop(0.0)
-        while (now := await _follow(http, other, task_id, last, tokens=1)) == last:
-            await asyncio.sleep(_PAUSE_S)
+        now = last
+        while now == last:
+            now = await _follow(http, other, task_id, last, tokens=1)
+            await asyncio.sleep(_PAUSE_S if now == last else 0.0)
         taken_s = time.perf_counter() - died
         async with http.post(f"{other.url}/v2/tasks/{task_id}/cancel"):
             pass

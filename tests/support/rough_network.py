@@ -27,7 +27,7 @@ class RoughNetwork:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def partition(self) -> None:
-        """Nothing gets through until ``heal``, in either direction: nobody is told, and what is sent
+        """Nothing gets through until ``heal``, either way: nobody is told, and what is sent
         meanwhile comes late."""
         self._passes.clear()
 

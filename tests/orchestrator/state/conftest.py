@@ -41,9 +41,7 @@ class Sharing:
         await service.until(lambda: bool(state_of(service).members.has_renewed))
         return service
 
-    async def loner(
-        self, *workers: FakeWorker, joins_with: str = "", **changes: object
-    ) -> Service:
+    async def loner(self, *workers: FakeWorker, joins_with: str = "", **changes: object) -> Service:
         """One that may never reach the store; ``joins_with`` is the digest of its keys."""
         values = {"state__url": self.store.url, "state__lease_s": LEASE_S}
         service = await self._make_service(*workers, **(values | changes))

@@ -38,9 +38,7 @@ def usual(service: Service) -> float:
     return service.parts.forecaster.lengths.curve(KEY).quantile(0.5, 0, 4096)
 
 
-async def test_lengths_of_answers_are_learnt_together(
-    sharing: Sharing, worker: FakeWorker
-) -> None:
+async def test_lengths_of_answers_are_learnt_together(sharing: Sharing, worker: FakeWorker) -> None:
     one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
     answered(one, 300.0, 150, seed=1)

@@ -134,9 +134,7 @@ async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
     await one.until(lambda: not here.cordoned)
 
 
-async def test_a_limit_holds_for_all_members_together(
-    sharing: Sharing, worker: FakeWorker
-) -> None:
+async def test_a_limit_holds_for_all_members_together(sharing: Sharing, worker: FakeWorker) -> None:
     limits = {"limits__each_key__requests_per_min": 5}
     one = await sharing.member(worker, **limits)
     two = await sharing.member(worker, **limits)
