@@ -161,13 +161,16 @@ class SharedItems:
                 self._note(_Noted(kind, key, Change.CHECK), name)
 
     def _note(self, noted: _Noted, name: str) -> None:
+        self._remember(noted, name)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_all(), name="state items")
+
+    def _remember(self, noted: _Noted, name: str) -> None:
         known = self._noted.get(name)
         if known is None or known.change < noted.change:
             self._noted[name] = noted
             if len(self._noted) > MOST_NOTED:
                 del self._noted[next(iter(self._noted))]
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write_all(), name="state items")
 
     async def _write_all(self) -> None:
         await asyncio.sleep(FLUSH_S)
@@ -180,6 +183,10 @@ class SharedItems:
                     continue
             except connection.FAILURES as error:
                 self._tell(error)
+            except Exception:  # a fault of ours; nothing is tried for ever
+                service_log.exception("items cannot be copied to the store; they are given up")
+                for name in some:
+                    self._noted.pop(name, None)
             await asyncio.sleep(RETRY_S)
 
     async def _write(self, noted: Mapping[str, _Noted]) -> None:
@@ -189,7 +196,7 @@ class SharedItems:
             if one.change is Change.WHOLE
         }
         for name in noted:
-            del self._noted[name]
+            self._noted.pop(name, None)
         try:
             copies = await asyncio.to_thread(_copied, copiers, self._sealer)
             async with self._members.client.pipeline(transaction=False) as pipe:
@@ -197,7 +204,8 @@ class SharedItems:
                     self._add(pipe, name, one, copies.get(name))
                 answers = await pipe.execute()
         except BaseException:
-            self._noted = {**noted, **self._noted}
+            for name, one in noted.items():
+                self._remember(one, name)
             raise
         for (name, one), answer in zip(noted.items(), answers, strict=True):
             if answer == 1:
