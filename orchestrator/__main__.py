@@ -42,7 +42,7 @@ from orchestrator.build import (
     journal_config,
     keys_digest,
     keys_of,
-    make_fleet,
+    make_shared_state,
 )
 from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.errors import InvalidRequest
@@ -113,8 +113,8 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
         # Task ids come from this generator. Knowing an id is enough to read its text, so ids must
         # not be guessable.
         rng, clock = random.SystemRandom(), LoopClock(loop)
-        fleet = make_fleet(settings, rng, clock.unix)
-        parts = build(settings, clock, rng, MemoryJournal(), file=file, fleet=fleet)
+        shared = make_shared_state(settings, rng, clock.unix)
+        parts = build(settings, clock, rng, MemoryJournal(), file=file, shared_state=shared)
         orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
         runner = build_runner(
             orchestrator,

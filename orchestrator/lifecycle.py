@@ -81,12 +81,12 @@ class Lifecycle:
         self._upkeep = asyncio.create_task(self._keep_up())
 
     def join(self, url: str, keys: str) -> None:
-        """Join the fleet that shares a state, if there is one, as the orchestrator at ``url``.
+        """Join the orchestrators that share a state, if this one does, as the one at ``url``.
         ``keys`` is a digest of the keys that it takes."""
-        fleet, durable = self._orchestrator.fleet, self._stages.durable
-        if fleet is not None and durable is not None and self._recovery is not None:
+        shared, durable = self._orchestrator.shared_state, self._stages.durable
+        if shared is not None and durable is not None and self._recovery is not None:
             durable.on_lost = self._let_go
-            fleet.start(url, keys, self._recovery.take_over, self._may_take_over)
+            shared.start(url, keys, self._recovery.take_over, self._may_take_over)
 
     def _may_take_over(self) -> bool:
         """Whether tasks of others would get anywhere here."""
@@ -202,8 +202,8 @@ class Lifecycle:
             await self._stages.batches.close()
         if self._stages.durable is not None:
             await self._stages.durable.close()
-        if self._orchestrator.fleet is not None:
-            await self._orchestrator.fleet.close()
+        if self._orchestrator.shared_state is not None:
+            await self._orchestrator.shared_state.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _keep_up(self) -> None:

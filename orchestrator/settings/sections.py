@@ -385,11 +385,11 @@ class StateSettings(Section):
     """What several orchestrators share, in a Redis or Valkey server (OR-18)."""
 
     url: SecretStr | None = None
-    """Store that all orchestrators of a fleet share: ``redis://user:password@host:port/db``,
+    """Store that several orchestrators share: ``redis://user:password@host:port/db``,
     ``rediss://…`` with TLS, or ``unix://path``; needs the extra ``fleet``. Unset: this orchestrator
     is alone. Durable tasks are kept there then, not in the journal's file."""
     prefix: str = Field(default="tidegate", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What all names in the store begin with; each fleet has its own."""
+    """What all names in the store begin with: one for all orchestrators that share a state."""
     advertise: str | None = Field(default=None, pattern=r"^https?://[^/\s?#@]+$")
     """Address at which the other orchestrators reach this one: ``http://host:port``. Unset: the one
     that it listens on, which must then not be a wildcard."""

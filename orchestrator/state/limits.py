@@ -1,32 +1,43 @@
-"""Rate limits that hold for all orchestrators of a fleet together (OR-12, OR-18).
+"""Rate limits that hold for all orchestrators that share a state together (OR-12, OR-18).
 
-Each request that a limit applies to asks the store once, before it is queued: within the fleet a
-limit is exact. While the store is away, or slow, each orchestrator keeps the limits by itself, so
-that a fleet of *n* lets through at most *n* times as much.
+Each request that a limit applies to asks the store once, before it is queued: a limit is exact for
+all of them. While the store is away, or slow, each orchestrator keeps the limits by itself, so that
+*n* of them let through at most *n* times as much. One request finds that out; the others go on
+alone at once, until a renewal of the lease was answered in time (``Members.prompt_renewal``).
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from orchestrator.admission.rate_limits import BUSY_RETRY_MS, Limiter, SharedAccount
 from orchestrator.errors import RateLimited
 from orchestrator.state import connection, scripts
-from orchestrator.state.connection import Names
+from orchestrator.state.connection import PATIENCE_S, Names
 from orchestrator.state.members import Members
 from orchestrator.tasks.task import Task
 
 FLUSH_S = 0.05
 """How long the store may believe that a request still runs that has ended, in seconds."""
 
-PATIENCE_S = 0.5
-"""Longest wait for the store, in seconds; a request that has deadlines does not wait for more."""
+
+class _Taken:
+    """Tokens that the store has taken for one request; 0 while it has not said so."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens = 0
 
 
 class SharedLimits:
-    """Takes requests from the fleet's limits, beside this orchestrator's own ``limiter``."""
+    """Takes requests from the limits of all orchestrators, beside this one's own ``limiter``."""
 
     def __init__(self, members: Members, names: Names, tag: str, limiter: Limiter) -> None:
+        self.alone = 0
+        """How many requests were held to this orchestrator's own limits only, because the store
+        did not answer in time."""
         self._members = members
         self._prefix = names.prefix
         self._tag = tag
@@ -34,21 +45,22 @@ class SharedLimits:
         self._unused: Counter[tuple[str, str]] = Counter()
         """Tokens to be given back, by key and account; 0 where only a request has ended."""
         self._flushing: asyncio.Task[None] | None = None
+        self._waiting: set[asyncio.Timeout] = set()
+        """Time limits of the requests that wait for the store."""
+        self._failed_in = -1
+        """The renewal of the lease after which the store last failed a request."""
 
     async def take(self, task: Task) -> None:
         """Take a task that is counted here already. Raises ``RateLimited``."""
         accounts = self._limiter.shared_accounts(task.job.key)
-        if not accounts or self._members.fault:
+        if not accounts:
             return
+        taken = _Taken()
+        task.on_end.append(lambda ended: self._ended(ended, accounts, taken.tokens))
         most = task.prompt_tokens + task.sampling.max_tokens
-        stated = [value for one in accounts for value in (one.name, *one.limits, one.running)]
-        task.on_end.append(lambda ended: self._ended(ended, accounts, most))
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                answer = await self._members.client.eval(
-                    scripts.TAKE, 0, self._prefix, self._tag, most, *stated
-                )
-        except (TimeoutError, *connection.FAILURES):
+        answer = await self._ask(accounts, most)
+        if answer is None:
+            self.alone += 1
             return
         found = [str(each, "utf-8") for each in answer]
         if found[:1] == ["refused"]:
@@ -57,12 +69,41 @@ class SharedLimits:
         for at in range(0, len(found), 3):
             kind, name, whole_s = found[at : at + 3]
             self._limiter.level(task.job.key, name, kind, float(whole_s))
+        taken.tokens = most
+        if task.ending is not None:  # while the store was asked
+            self._ended(task, accounts, most)
+
+    async def _ask(self, accounts: Sequence[SharedAccount], tokens: int) -> Any:
+        """The store's answer; None where there is none in time."""
+        members = self._members
+        if members.fault or not members.has_renewed or members.prompt_renewal <= self._failed_in:
+            return None
+        stated = [value for one in accounts for value in (one.name, *one.limits, one.running)]
+        waiting = asyncio.timeout(PATIENCE_S)
+        self._waiting.add(waiting)
+        try:
+            async with waiting:
+                return await members.client.eval(
+                    scripts.TAKE, 0, self._prefix, self._tag, tokens, *stated
+                )
+        except (TimeoutError, *connection.FAILURES):
+            self._failed(waiting)
+            return None
+        finally:
+            self._waiting.discard(waiting)
+
+    def _failed(self, waiting: asyncio.Timeout) -> None:
+        """Go on alone, and let those go on that wait as well."""
+        self._failed_in = self._members.renewals
+        now = asyncio.get_running_loop().time()
+        for each in self._waiting - {waiting}:
+            if not each.expired():
+                each.reschedule(now)
 
     def _ended(self, task: Task, accounts: Sequence[SharedAccount], taken: int) -> None:
-        was_taken = task.ending is not None and task.marks.queued
         used = task.prompt_tokens + task.completion_tokens if task.marks.dispatched else 0
         for one in accounts:
-            self._unused[task.job.key, one.name] += max(0, taken - used) if was_taken else 0
+            self._unused[task.job.key, one.name] += max(0, taken - used)
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush(), name="limits")
 
@@ -70,6 +111,8 @@ class SharedLimits:
         await asyncio.sleep(FLUSH_S)
         self._flushing = None
         unused, self._unused = self._unused, Counter()
+        if self._members.fault:
+            return  # the rates make up for it within a minute, and the next request says who runs
         try:
             async with self._members.client.pipeline(transaction=False) as pipe:
                 for (key, name), tokens in unused.items():
@@ -79,7 +122,7 @@ class SharedLimits:
                             pipe.eval(scripts.GIVE_BACK, 0, self._prefix, self._tag, *stated)
                 await pipe.execute()
         except connection.FAILURES:
-            return  # the rates make up for it within a minute, and the next request says who runs
+            return
 
 
 def _refusal(kind: str, account: SharedAccount, wait_s: float) -> RateLimited:

@@ -15,6 +15,7 @@ from perf.service import (
     promises,
     queued,
     relay,
+    shared_state,
     step,
     ttft,
 )
@@ -40,4 +41,5 @@ BENCHES: tuple[Bench, ...] = (
     queued.BENCH,
     admission.BENCH,
     journal.BENCH,
+    shared_state.BENCH,
 )

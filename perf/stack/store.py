@@ -24,8 +24,12 @@ class StoreServer:
         self._program = program
         self._folder = folder
         (self.port,) = free_ports(1)
-        self.url = f"redis://:{PASSWORD.replace(' ', '%20')}@{HOST}:{self.port}/0"
+        self.url = self.url_at(self.port)
         self._process: asyncio.subprocess.Process | None = None
+
+    def url_at(self, port: int, password: str = PASSWORD) -> str:
+        """The server as it is found at another port, or with another password."""
+        return f"redis://:{password.replace(' ', '%20')}@{HOST}:{port}/0"
 
     async def start(self) -> None:
         """Start the server, with what it had before, and wait until it answers."""

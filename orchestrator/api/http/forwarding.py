@@ -1,6 +1,6 @@
-"""Requests for what another orchestrator of the fleet has, handed on to it.
+"""Requests for what another orchestrator has, handed on to it.
 
-An id that is not known here may be known to another: the fleet is asked who has it, and that one
+An id that is not known here may be known to another: the shared state says who has it, and that one
 answers as if it had been asked itself, with the client's own headers and key. Whoever hangs up
 here, hangs up there.
 """
@@ -15,7 +15,7 @@ from orchestrator.api.http.context import CONTEXT
 from orchestrator.errors import NotReady, TidegateError
 
 if TYPE_CHECKING:  # its library is an extra
-    from orchestrator.state.fleet import Fleet
+    from orchestrator.state.shared_state import SharedState
 
 FORWARDED_HEADER = "x-tidegate-forwarded"
 """Marks a request that another orchestrator has handed on, which is not handed on again."""
@@ -40,8 +40,8 @@ _HOP_BY_HOP = frozenset(
 class Forwarding:
     """Hands requests on. Its connections are closed with the application."""
 
-    def __init__(self, fleet: "Fleet") -> None:
-        self._fleet = fleet
+    def __init__(self, shared_state: "SharedState") -> None:
+        self._shared_state = shared_state
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -49,14 +49,20 @@ class Forwarding:
             await self._session.close()
 
     async def answer(self, request: web.Request, error: TidegateError) -> web.StreamResponse | None:
-        """The answer of whoever has what ``error`` says is unknown here; None where nobody has it.
-        Raises ``NotReady`` where it is about to be taken on, or its holder does not answer."""
+        """The answer of whoever has what ``error`` says is unknown here; None where nobody has it,
+        which ``error`` then says more of. Raises ``NotReady`` where it is about to be taken on, or
+        its holder does not answer; ``NoCapacity`` where there is no room for it."""
         if not error.item_id or FORWARDED_HEADER in request.headers:
             return None
-        url = await self._fleet.holder_of(error.item_id)
+        url = await self._shared_state.holder_of(error.item_id)
         if url is None:
+            if self._shared_state.is_of_dead(error.item_id):
+                error.message += (
+                    "; the orchestrator that made this id is gone, and nothing was kept of it: "
+                    "begin anew"
+                )
             return None
-        self._fleet.forwarded += 1
+        self._shared_state.forwarded += 1
         return await self._forward(request, url)
 
     async def _forward(self, request: web.Request, url: str) -> web.StreamResponse:

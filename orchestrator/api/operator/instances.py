@@ -63,9 +63,9 @@ async def drain(request: web.Request) -> web.Response:
     grace_s = await read_grace_s(request, math.inf)
     registry, address = _named(request)
     instance = registry.cordon(address, grace_s)
-    fleet = request.app[ORCHESTRATOR].fleet
-    if fleet is not None and fleet.cordons is not None:
-        await fleet.cordons.cordoned(instance.address, grace_s)
+    shared = request.app[ORCHESTRATOR].shared_state
+    if shared is not None and shared.cordons is not None:
+        await shared.cordons.cordoned(instance.address, grace_s)
     return json_response(describe(instance, registry), status=202)
 
 
@@ -73,9 +73,9 @@ async def undrain(request: web.Request) -> web.Response:
     """Take an instance back into use. Idempotent."""
     registry, address = _named(request)
     instance = registry.uncordon(address)
-    fleet = request.app[ORCHESTRATOR].fleet
-    if fleet is not None and fleet.cordons is not None:
-        await fleet.cordons.uncordoned(instance.address)
+    shared = request.app[ORCHESTRATOR].shared_state
+    if shared is not None and shared.cordons is not None:
+        await shared.cordons.uncordoned(instance.address)
     return json_response(describe(instance, registry), status=202)
 
 
