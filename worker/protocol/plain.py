@@ -31,9 +31,7 @@ class UnsupportedParameter(ValueError):
     """A vLLM parameter has an unsupported value; the message says which one is supported."""
 
 
-def stated_parameters(
-    source: Mapping[str, Any], served: Collection[str] = ()
-) -> dict[str, Any]:
+def stated_parameters(source: Mapping[str, Any], served: Collection[str] = ()) -> dict[str, Any]:
     """Parameters in ``source`` that ask for something; those of ``NEUTRAL`` only where they are in
     ``served``. Raises ``UnsupportedParameter`` for another one of these."""
     stated: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from orchestrator.api.openai.echo import require_few_numbers, require_short_echo
 from orchestrator.api.openai.shapes import usage
 from orchestrator.api.openai.types import ParsedCompletion, tier_of
 from orchestrator.service import Orchestrator, Reading
-from orchestrator.tasks.job import Job, Prompt
+from orchestrator.tasks.job import Prompt
 from orchestrator.tasks.task import Listener, Task
 
 AT_ONCE = 2
