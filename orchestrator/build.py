@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
 from orchestrator.api.auth import Key, digest_of
 from orchestrator.api.config import ApiConfig
+from orchestrator.batches.claim import Claim, folder_of
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.metrics import BATCHES
 from orchestrator.batches.service import Batches
@@ -211,7 +211,7 @@ def build(
         swaps=swaps,
         demand=demand,
         durable=durable,
-        batches=None if file is None else _batches(settings, file, clock),
+        batches=_batches(settings, file, clock, fleet),
         slots=slots,
         fleet=fleet,
     )
@@ -510,6 +510,7 @@ def make_fleet(settings: Settings, rng: random.Random, unix: Callable[[], float]
     # Not before it is needed: the library is an extra.
     from orchestrator.state.connection import StateConfig
     from orchestrator.state.fleet import Fleet
+    from orchestrator.state.siblings import group_of
 
     config = StateConfig(
         state.url.get_secret_value(),
@@ -520,7 +521,10 @@ def make_fleet(settings: Settings, rng: random.Random, unix: Callable[[], float]
         keep_s=journal.keep_s,
         keys=() if journal.key is None else read_keys(journal.key.get_secret_value()),
     )
-    return Fleet(config, new_tag(rng), unix)
+    fleet = Fleet(config, new_tag(rng), unix)
+    if state.own_address is not None:
+        fleet.share_port(group_of(settings.host, settings.port), state.own_address)
+    return fleet
 
 
 def _lane_config(settings: Settings) -> LaneConfig:
@@ -536,11 +540,21 @@ def _lane_config(settings: Settings) -> LaneConfig:
     )
 
 
-def _batches(settings: Settings, file: JournalFile, clock: Clock) -> Batches:
-    """Batches, in a folder beside the journal, under the journal's locks and keys."""
+def _batches(
+    settings: Settings, file: JournalFile | None, clock: Clock, fleet: "Fleet | None"
+) -> Batches | None:
+    """Batches, in a folder beside the journal, under the journal's locks and keys; None without a
+    journal. Of processes that share a port one has them, and another once that one has ended."""
+    siblings = None if fleet is None else fleet.siblings
+    journal, claim = None if file is None else file.config, None
+    if fleet is not None and siblings is not None:
+        journal = journal or journal_config(settings)
+        claim = None if journal is None else Claim(journal, file, siblings.take_lead)
+    if journal is None:
+        return None
     bounds = settings.batches
     config = BatchConfig(
-        Path(f"{file.config.path}.batches"),
+        folder_of(journal.path),
         window=bounds.window,
         max_lines=bounds.max_lines,
         line_bytes=settings.http.max_body_bytes,
@@ -549,7 +563,10 @@ def _batches(settings: Settings, file: JournalFile, clock: Clock) -> Batches:
         keep_s=bounds.keep_s,
         attempts=settings.dispatch.attempts,
     )
-    return Batches(config, file.sealer, clock, file.boot)
+    if file is not None:
+        return Batches(config, file.sealer, clock, file.boot, claim)
+    assert fleet is not None
+    return Batches(config, fleet.tasks.sealer, clock, fleet.tasks.boot, claim)
 
 
 def _admission(settings: Settings) -> AdmissionConfig:

@@ -111,10 +111,7 @@ class HealthBoard:
         if self._durable is not None:
             described["journal"] = _describe_journal(self._durable)
         if self.fleet is not None:
-            described["fleet"] = {
-                "members": self.fleet.members.alive,
-                "fault": self.fleet.members.fault or None,
-            }
+            described["fleet"] = _describe_fleet(self.fleet)
         body = msgspec.json.encode(described)
         # A service that can serve anybody is ready: taken out of rotation, it would serve nobody.
         self.ready = PreparedResponse(200 if status in SERVES else 503, body)
@@ -163,6 +160,19 @@ def _describe_journal(durable: DurableTasks) -> dict[str, object]:
         "unwritten": durable.unwritten,
         "set_aside": durable.set_aside or None,
     }
+
+
+def _describe_fleet(fleet: "Fleet") -> dict[str, object]:
+    """The fleet as ``/health`` shows it. ``process``: which of the processes at this port answers,
+    and ``processes`` how many there are; the queue and the loads are those of this one."""
+    described: dict[str, object] = {
+        "members": fleet.members.alive,
+        "fault": fleet.members.fault or None,
+    }
+    if fleet.siblings is not None:
+        described["process"] = fleet.siblings.name
+        described["processes"] = 1 + len(fleet.siblings.urls())
+    return described
 
 
 def _describe(instance: Instance) -> dict[str, object]:

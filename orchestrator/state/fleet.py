@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.errors import NotReady
@@ -15,11 +15,19 @@ from orchestrator.state.cordons import Cordons
 from orchestrator.state.limits import SharedLimits
 from orchestrator.state.members import Members
 from orchestrator.state.shares import SlotShares
+from orchestrator.state.siblings import Siblings
 from orchestrator.state.takeover import Takeover
 from orchestrator.state.tasks import SharedTasks
 from orchestrator.tasks.journal.records import UnfinishedTask
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics, Row
+
+
+class Holder(NamedTuple):
+    """An orchestrator that has what somebody asks for: where it is reached, and its tag."""
+
+    url: str
+    tag: str
 
 
 class Fleet:
@@ -33,6 +41,8 @@ class Fleet:
         """How many requests were handed on to another member."""
         self.cordons: Cordons | None = None
         self.limits: SharedLimits | None = None
+        self.siblings: Siblings | None = None
+        """The processes that share this one's port; None where the port is its own."""
         self._takeover: Takeover | None = None
 
     @property
@@ -70,9 +80,18 @@ class Fleet:
             self._takeover.close()
         await self.members.leave()
 
-    async def holder_of(self, item_id: str) -> str | None:
-        """Address of the orchestrator that has what goes by an id; None if that is nobody, or this
-        one. Raises ``NotReady`` where it is about to be taken on by another."""
+    def share_port(self, group: str, name: str) -> None:
+        """Be one of several processes at a port (``Siblings``)."""
+        self.siblings = Siblings(self.members, group, name)
+
+    def is_of_member(self, item_id: str) -> bool:
+        """Whether an id was made by an orchestrator of the fleet that is known here."""
+        tag = tag_of(item_id)
+        return tag == self.tasks.tag or tag in self.members.others
+
+    async def holder_of(self, item_id: str) -> Holder | None:
+        """The orchestrator that has what goes by an id; None if that is nobody, or this one. Raises
+        ``NotReady`` where it is about to be taken on by another."""
         tag, task_id = tag_of(item_id), digits_of(item_id)
         if not tag:
             return None
@@ -87,7 +106,7 @@ class Fleet:
         holder = tag if owner is None else owner.decode()
         seen = self.members.others.get(holder)
         if seen is not None and seen.is_alive:
-            return seen.member.url
+            return Holder(seen.member.url, holder)
         if owner is not None:
             raise NotReady(
                 "the orchestrator that has this task is gone, and another one takes it on: ask "

@@ -30,6 +30,11 @@ class Member(msgspec.Struct, frozen=True):
     since_unix: float
     demands: dict[str, int] = {}
     """Jobs that it has on each instance, by address, or would send there."""
+    group: str = ""
+    """Name of the port that it shares with other processes; empty for one that has its own."""
+    leads_since: float = 0.0
+    """Since when it keeps the files and batches of its group, in seconds of the store's clock; 0:
+    it does not."""
 
 
 class Seen(NamedTuple):
@@ -60,6 +65,10 @@ class Members:
         seconds of the store's clock, None for no limit."""
         self.describe: Callable[[], dict[str, int]] = dict
         """Returns this orchestrator's ``demands``."""
+        self.group = ""
+        """This orchestrator's ``Member.group``."""
+        self.leads_since = 0.0
+        """This orchestrator's ``Member.leads_since``."""
         self._config = config
         self._tasks = tasks
         self._names = tasks.names
@@ -68,6 +77,11 @@ class Members:
         self._me: Member | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._has_warned = False
+
+    @property
+    def url(self) -> str:
+        """Where the others reach this orchestrator; empty before it has joined."""
+        return "" if self._me is None else self._me.url
 
     @property
     def client(self) -> "redis.asyncio.Redis":
@@ -87,7 +101,7 @@ class Members:
 
     def start(self, url: str, keys: str) -> None:
         """Join under an address; ``keys`` is a digest of the keys that are taken here."""
-        self._me = Member(url, keys, self.store_time())
+        self._me = Member(url, keys, self.store_time(), group=self.group)
         self._renewing = asyncio.create_task(self._renew_for_ever(), name="state lease")
 
     async def leave(self) -> None:
@@ -126,11 +140,13 @@ class Members:
         lease_ms = round(1000 * self._config.lease_s)
         assert self._me is not None
         self.renewals += 1
-        me = msgspec.json.encode(msgspec.structs.replace(self._me, demands=self.describe()))
+        me = msgspec.structs.replace(
+            self._me, demands=self.describe(), leads_since=self.leads_since
+        )
         before = self._unix()
         async with self._client.pipeline(transaction=False) as pipe:
             keys = (names.alive(tag), names.members)
-            pipe.eval(scripts.RENEW, 2, *keys, tag, me, lease_ms)
+            pipe.eval(scripts.RENEW, 2, *keys, tag, msgspec.json.encode(me), lease_ms)
             pipe.hgetall(names.cordons)
             (seconds, micros, *found), cordons = await pipe.execute()
         self.has_renewed = True

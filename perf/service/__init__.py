@@ -12,6 +12,7 @@ from perf.service import (
     paced,
     parsing,
     placement,
+    processes,
     promises,
     queued,
     relay,
@@ -40,4 +41,5 @@ BENCHES: tuple[Bench, ...] = (
     queued.BENCH,
     admission.BENCH,
     journal.BENCH,
+    processes.BENCH,
 )

@@ -91,7 +91,9 @@ class Finishes:
 
 
 def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, object]:
-    """Everything at this moment except ``Finishes``."""
+    """Everything at this moment except ``Finishes``. Where several ``processes`` share the port,
+    these are the figures of the one that is asked, but for what instances report of themselves."""
+    siblings = None if orchestrator.fleet is None else orchestrator.fleet.siblings
     now = orchestrator.clock.now()
     queue, metrics = orchestrator.queue, orchestrator.stages.settler.metrics
     registry = orchestrator.registry
@@ -99,6 +101,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
         "unix_ms": round(1000 * orchestrator.clock.unix()),
         "started_unix": orchestrator.started_unix,
         "status": health.status,
+        "processes": 1 if siblings is None else 1 + len(siblings.urls()),
         "models": sorted(orchestrator.models.by_name()),
         "live": orchestrator.live_tasks,
         "queue": {
