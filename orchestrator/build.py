@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
 from orchestrator.api.auth import Key, digest_of
 from orchestrator.api.config import ApiConfig
+from orchestrator.batches.claim import Claim, folder_of
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.metrics import BATCHES
 from orchestrator.batches.service import Batches
@@ -215,7 +215,7 @@ def build(
         swaps=swaps,
         demand=demand,
         durable=durable,
-        batches=None if file is None else _batches(settings, file, clock),
+        batches=_batches(settings, file, clock, shared_state),
         slots=slots,
         shared_state=shared_state,
     )
@@ -528,10 +528,14 @@ def make_shared_state(
     # Not before it is needed: the library is an extra.
     from orchestrator.state.connection import StateConfig
     from orchestrator.state.shared_state import SharedState
+    from orchestrator.state.siblings import group_of
 
     url, terms = state.url.get_secret_value(), _journal_terms(settings)
     config = StateConfig(url, state.prefix, state.lease_s, terms)
-    return SharedState(config, new_tag(rng), unix)
+    shared_state = SharedState(config, new_tag(rng), unix)
+    if state.own_address is not None:
+        shared_state.share_port(group_of(settings.host, settings.port), state.own_address)
+    return shared_state
 
 
 def _lane_config(settings: Settings) -> LaneConfig:
@@ -547,11 +551,21 @@ def _lane_config(settings: Settings) -> LaneConfig:
     )
 
 
-def _batches(settings: Settings, file: JournalFile, clock: Clock) -> Batches:
-    """Batches, in a folder beside the journal, under the journal's locks and keys."""
+def _batches(
+    settings: Settings, file: JournalFile | None, clock: Clock, shared_state: "SharedState | None"
+) -> Batches | None:
+    """Batches, in a folder beside the journal, under the journal's locks and keys; None without a
+    journal. Of processes that share a port one has them, and another once that one has ended."""
+    siblings = None if shared_state is None else shared_state.siblings
+    journal, claim = None if file is None else file.config, None
+    if siblings is not None:
+        journal = journal or journal_config(settings)
+        claim = None if journal is None else Claim(journal, file, siblings.take_lead)
+    if journal is None:
+        return None
     bounds = settings.batches
     config = BatchConfig(
-        Path(f"{file.config.path}.batches"),
+        folder_of(journal.path),
         window=bounds.window,
         max_lines=bounds.max_lines,
         line_bytes=settings.http.max_body_bytes,
@@ -560,7 +574,11 @@ def _batches(settings: Settings, file: JournalFile, clock: Clock) -> Batches:
         keep_s=bounds.keep_s,
         attempts=settings.dispatch.attempts,
     )
-    return Batches(config, file.sealer, clock, file.boot)
+    if file is not None:
+        return Batches(config, file.sealer, clock, file.boot, claim)
+    assert shared_state is not None
+    tasks = shared_state.tasks
+    return Batches(config, tasks.sealer, clock, tasks.boot, claim)
 
 
 def _admission(settings: Settings) -> AdmissionConfig:

@@ -111,11 +111,7 @@ class HealthBoard:
         if self._durable is not None:
             described["journal"] = _describe_journal(self._durable)
         if self.shared_state is not None:
-            described["state"] = {
-                "members": self.shared_state.members.alive,
-                "fault": self.shared_state.members.fault or None,
-                "strangers": list(self.shared_state.members.strangers),
-            }
+            described["state"] = _describe_state(self.shared_state)
         body = msgspec.json.encode(described)
         # A service that can serve anybody is ready: taken out of rotation, it would serve nobody.
         self.ready = PreparedResponse(200 if status in SERVES else 503, body)
@@ -164,6 +160,20 @@ def _describe_journal(durable: DurableTasks) -> dict[str, object]:
         "unwritten": durable.unwritten,
         "set_aside": durable.set_aside or None,
     }
+
+
+def _describe_state(state: "SharedState") -> dict[str, object]:
+    """The shared state as ``/health`` shows it. ``process``: which of the processes at this port
+    answers, and ``processes`` how many there are; the queue and the loads are those of this one."""
+    described: dict[str, object] = {
+        "members": state.members.alive,
+        "fault": state.members.fault or None,
+        "strangers": list(state.members.strangers),
+    }
+    if state.siblings is not None:
+        described["process"] = state.siblings.name
+        described["processes"] = 1 + len(state.siblings.urls())
+    return described
 
 
 def _describe(instance: Instance) -> dict[str, object]:

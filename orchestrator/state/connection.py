@@ -45,6 +45,8 @@ class StateConfig:
     def where(self) -> str:
         """The store's address, without its password, for messages."""
         parts = urlsplit(self.url)
+        if parts.scheme == "unix":
+            return f"unix://{parts.path}"
         return f"{parts.scheme}://{parts.hostname or ''}:{parts.port or 6379}{parts.path}"
 
 

@@ -30,6 +30,11 @@ class Member(msgspec.Struct, frozen=True):
     """Digest of the keys that it takes: the same at all members."""
     demands: dict[str, int] = {}
     """Jobs that it has on each instance, by address, or would send there."""
+    group: str = ""
+    """Name of the port that it shares with other processes; empty for one that has its own."""
+    leads_since: float = 0.0
+    """Since when it keeps the files and batches of its group, in seconds of the store's clock; 0:
+    it does not."""
 
 
 class Seen(NamedTuple):
@@ -78,6 +83,10 @@ class Members:
         seconds of the store's clock, None for no limit."""
         self.describe: Callable[[], dict[str, int]] = dict
         """Returns this orchestrator's ``demands``."""
+        self.group = ""
+        """This orchestrator's ``Member.group``."""
+        self.leads_since = 0.0
+        """This orchestrator's ``Member.leads_since``."""
         self._config = config
         self._tasks = tasks
         self._names = tasks.names
@@ -89,14 +98,14 @@ class Members:
         """Whether the store's version was found good enough since it was last away."""
 
     @property
+    def url(self) -> str:
+        """Where the others reach this orchestrator; empty before it has joined."""
+        return "" if self._me is None else self._me.url
+
+    @property
     def client(self) -> "redis.asyncio.Redis":
         """Connections for whoever asks the store on the event loop."""
         return self._client
-
-    @property
-    def url(self) -> str:
-        """Where the others reach this one; empty before ``start``."""
-        return "" if self._me is None else self._me.url
 
     @property
     def alive(self) -> int:
@@ -111,7 +120,7 @@ class Members:
 
     def start(self, url: str, keys: str) -> None:
         """Join under an address; ``keys`` is a digest of the keys that are taken here."""
-        self._me = Member(url, keys)
+        self._me = Member(url, keys, group=self.group)
         self._renewing = asyncio.create_task(self._renew_for_ever(), name="state lease")
 
     async def leave(self) -> None:
@@ -176,7 +185,9 @@ class Members:
         tag, names = self._tasks.tag, self._names
         lease_ms = round(1000 * self._config.lease_s)
         assert self._me is not None
-        self._me = msgspec.structs.replace(self._me, demands=self.describe())
+        self._me = msgspec.structs.replace(
+            self._me, demands=self.describe(), leads_since=self.leads_since
+        )
         me = msgspec.json.encode(self._me)
         keys = (names.layout, names.alive(tag), names.members)
         pipe.get(names.layout)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.errors import NotReady
@@ -19,12 +19,20 @@ from orchestrator.state.limits import SharedLimits
 from orchestrator.state.members import Members
 from orchestrator.state.runs import SharedRuns
 from orchestrator.state.shares import SlotShares
+from orchestrator.state.siblings import Siblings
 from orchestrator.state.takeover import Takeover
 from orchestrator.state.tasks import SharedTasks
 from orchestrator.tasks.journal.records import UnfinishedTask
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.task import Task
 from orchestrator.telemetry.metrics import Metrics, Row
+
+
+class Holder(NamedTuple):
+    """An orchestrator that has what somebody asks for: where it is reached, and its tag."""
+
+    url: str
+    tag: str
 
 
 class SharedState:
@@ -39,6 +47,8 @@ class SharedState:
         """How many requests were handed on to another member."""
         self.cordons: Cordons | None = None
         self.limits: SharedLimits | None = None
+        self.siblings: Siblings | None = None
+        """The processes that share this one's port; None where the port is its own."""
         self._takeover: Takeover | None = None
         self._learning: SharedLearning | None = None
 
@@ -88,10 +98,19 @@ class SharedState:
         await self.items.close()
         await self.members.leave()
 
-    async def holder_of(self, item_id: str) -> str | None:
-        """Address of the orchestrator that has what goes by an id, this one where it has just
-        taken it on from a dead one; None if that is nobody, or this one in vain. Raises
-        ``NotReady`` where another is about to take it on, and what ``SharedItems.claim`` does."""
+    def share_port(self, group: str, name: str) -> None:
+        """Be one of several processes at a port (``Siblings``)."""
+        self.siblings = Siblings(self.members, group, name)
+
+    def is_of_member(self, item_id: str) -> bool:
+        """Whether an id was made by an orchestrator that is known here."""
+        tag = tag_of(item_id)
+        return tag == self.tasks.tag or tag in self.members.others
+
+    async def holder_of(self, item_id: str) -> Holder | None:
+        """The orchestrator that has what goes by an id, this one where it has just taken it on
+        from a dead one; None if that is nobody, or this one in vain. Raises ``NotReady`` where
+        another is about to take it on, and what ``SharedItems.claim`` does."""
         tag, digits = tag_of(item_id), digits_of(item_id)
         if not tag:
             return None
@@ -104,34 +123,36 @@ class SharedState:
                 pipe.hget(self.tasks.names.item(digits), "owner")
                 (owner, end), kept_by = await pipe.execute()
         if kept_by is not None:
-            return self._url_of(kept_by.decode()) or await self._claimed(digits)
+            return self._alive(kept_by.decode()) or await self._claimed(digits)
         if end is not None:
             return None  # whoever is asked finds it in the store
-        url = self._url_of(tag if owner is None else owner.decode())
-        if url is None and owner is not None:
+        holder = self._alive(tag if owner is None else owner.decode())
+        if holder is None and owner is not None:
             raise NotReady(
                 "the orchestrator that has this task is gone, and another one takes it on: ask "
                 "again in a moment"
             )
-        return url
+        return holder
 
     def is_of_dead(self, item_id: str) -> bool:
         """Whether an id was made by an orchestrator that is known not to be there any more."""
         tag, members = tag_of(item_id), self.members
         if not tag or tag == self.tasks.tag or members.fault or not members.has_renewed:
             return False
-        return self._url_of(tag) is None
+        return self._alive(tag) is None
 
-    def _url_of(self, tag: str) -> str | None:
-        """Address of another orchestrator; None where it is not alive."""
+    def _alive(self, tag: str) -> Holder | None:
+        """Another orchestrator; None where it is not alive, or cannot be reached."""
         seen = self.members.others.get(tag)
-        return seen.member.url or None if seen is not None and seen.is_alive else None
+        if seen is None or not seen.is_alive or not seen.member.url:
+            return None
+        return Holder(seen.member.url, tag)
 
-    async def _claimed(self, digits: str) -> str | None:
-        """This orchestrator's own address, once it has taken an item on."""
+    async def _claimed(self, digits: str) -> Holder | None:
+        """This orchestrator itself, once it has taken an item on."""
         with suppress(*connection.FAILURES):
             if await self.items.claim(digits):
-                return self.members.url
+                return Holder(self.members.url, self.tasks.tag)
         return None
 
 

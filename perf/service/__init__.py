@@ -12,6 +12,7 @@ from perf.service import (
     paced,
     parsing,
     placement,
+    processes,
     promises,
     queued,
     relay,
@@ -42,4 +43,5 @@ BENCHES: tuple[Bench, ...] = (
     admission.BENCH,
     journal.BENCH,
     shared_state.BENCH,
+    processes.BENCH,
 )

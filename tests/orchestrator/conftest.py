@@ -23,6 +23,7 @@ from orchestrator.build import Components, build, journal_config, keys_of, make_
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings
 from orchestrator.tasks.journal.file import open_journal
+from orchestrator.tasks.journal.lock import JournalHeld
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.task import Stage, Task
 from pool.engines.verify import verify_engine
@@ -190,7 +191,12 @@ async def make_service() -> AsyncIterator[MakeService]:
         journal = MemoryJournal()
         loop = asyncio.get_running_loop()
         config = journal_config(settings)
-        file = None if config is None else await asyncio.to_thread(open_journal, config)
+        try:
+            file = None if config is None else await asyncio.to_thread(open_journal, config)
+        except JournalHeld:
+            if settings.state.own is None:  # else another process at its port has it
+                raise
+            file = None
         clock = LeapingClock(loop)
         rng = random.Random(7 + len(made))
         shared = await asyncio.to_thread(make_shared_state, settings, rng, clock.unix)
