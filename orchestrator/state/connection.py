@@ -123,7 +123,7 @@ def check(client: "redis.Redis", names: Names) -> None:
     """Check that the store can keep a promise, and claim the prefix for this layout. Raises
     ``StateError``, or one of ``FAILURES`` where it does not answer."""
     require_version(client.info("server"))
-    layout = client.get(names.layout)
+    layout: Any = client.get(names.layout)
     if layout is None:  # a full store refuses even to write what is there
         client.set(names.layout, LAYOUT, nx=True)
         layout = client.get(names.layout)

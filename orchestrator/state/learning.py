@@ -125,7 +125,8 @@ class SharedLearning:
         others = [kind for kind in latest if kind not in kinds]
         if others:
             names = [self._names.lengths_of(kind) for kind in others]
-            for kind, body in zip(others, await self._members.client.mget(names), strict=True):
+            bodies: Any = await self._members.client.mget(names)
+            for kind, body in zip(others, bodies, strict=True):
                 if body is not None:
                     self._learn(_link_of(kind), body)
 
@@ -163,7 +164,8 @@ class SharedLearning:
 
     async def _begin_with_others(self, young: Sequence[_Young]) -> None:
         names = [self._names.steps_of(one.instance.address) for one in young]
-        for one, body in zip(young, await self._members.client.mget(names), strict=True):
+        bodies: Any = await self._members.client.mget(names)
+        for one, body in zip(young, bodies, strict=True):
             learner = one.instance.step_learner
             if body is None or learner is None or _digest_of(one.instance) != one.digest:
                 continue
