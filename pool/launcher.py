@@ -259,26 +259,19 @@ class Launcher:
         self, port: int, taken: list[TritonPorts], logs: Path | None
     ) -> list[OrchestratorProcess]:
         spec, env = self.spec, self._environment(port)
-        if spec.processes == 1:
-            log = logs and logs / "orchestrator.log"
-            return [OrchestratorProcess(spec.host, port, env, log=log, warn=self._warn)]
         but = {port, *(one for each in taken for one in (each.http, each.grpc, each.metrics))}
+        shares = spec.processes > 1
+        own_ports = free_ports(spec.processes, spec.own_host, but) if shares else [0]
         made = []
-        for number, own_port in enumerate(free_ports(spec.processes, spec.own_host, but)):
-            name = f"orchestrator-{number}"
+        for number, own_port in enumerate(own_ports):
             if spec.advertise:
                 env = {**env, "TIDEGATE_STATE__ADVERTISE": f"{spec.advertise}:{own_port}"}
-            made.append(
-                OrchestratorProcess(
-                    spec.host,
-                    port,
-                    env,
-                    log=logs and logs / f"{name}.log",
-                    warn=self._warn,
-                    name=name,
-                    own=Address(spec.own_host, own_port),
-                )
-            )
+            name = f"orchestrator-{number}.log" if shares else "orchestrator.log"
+            log = logs and logs / name
+            each = OrchestratorProcess(spec.host, port, env, log=log, warn=self._warn)
+            if shares:
+                each.share_port(number, Address(spec.own_host, own_port))
+            made.append(each)
         return made
 
     def _environment(self, port: int) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Which of several processes has the folder of files and batches.
+"""Decides which of several processes has the folder of files and batches.
 
-It is whoever has the journal's locks. The kernel holds these for a process for as long as it lives,
-stopped or not (flock(2)), so that no two ever write there, and another one can go on as soon as it
-has ended.
+It is the one that has the journal's locks. The kernel holds these for a process for as long as it
+lives, stopped or not (flock(2)), so that no two ever write there, and another one can go on as soon
+as it has ended.
 """
 
 import asyncio

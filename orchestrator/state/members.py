@@ -86,9 +86,9 @@ class Members:
         self.describe: Callable[[], dict[str, int]] = dict
         """Returns this orchestrator's ``demands``."""
         self.group = ""
-        """This orchestrator's ``Member.group``."""
+        """The own ``Member.group``."""
         self.leads_since = 0.0
-        """This orchestrator's ``Member.leads_since``."""
+        """The own ``Member.leads_since``."""
         self._config = config
         self._tasks = tasks
         self._names = tasks.names

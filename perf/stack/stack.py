@@ -192,24 +192,19 @@ async def at_one_port(
             "TIDEGATE_TOKEN": "",
             "TIDEGATE_STATE__URL": store.url,
         }
-        processes = [
-            OrchestratorProcess(
-                HOST,
-                port,
-                env,
-                log=state_dir() / "perf" / f"orchestrator-{number}.log",
-                name=f"orchestrator-{number}",
-                own=Address(HOST, own_port),
-            )
-            for number, own_port in enumerate(own_ports)
-        ]
+        processes = []
+        for number, own_port in enumerate(own_ports):
+            log = state_dir() / "perf" / f"orchestrator-{number}.log"
+            process = OrchestratorProcess(HOST, port, env, log=log)
+            process.share_port(number, Address(HOST, own_port))
+            processes.append(process)
         try:
             await store.start()
             for each in processes:
                 await each.start()
             for each in processes:
                 await each.wait_ready(_READY_S)
-            pids = {each.name: each.pid for each in processes} | {store.name: store.pid}
+            pids = {store.name: store.pid, **{each.name: each.pid for each in processes}}
             yield port, {name: pid for name, pid in pids.items() if pid is not None}
         finally:
             for each in processes:

@@ -51,16 +51,13 @@ class OrchestratorProcess:
         warn: Callable[[str], None] = ignore,
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "orchestrator"),
         keeping: Keeping | None = None,
-        name: str = "orchestrator",
-        own: Address | None = None,
     ) -> None:
-        """``own``: where it listens by itself while it shares ``port`` with others."""
-        self.name = name
+        self.name = "orchestrator"
         self.host = host
         self.port = port
-        self.asked_at = Address(connect_host(own.host if own else host), own.port if own else port)
+        self.asked_at = self._public
         """Where it is asked how it is."""
-        self._env = env if own is None else {**env, OWN_ADDRESS: host_port(*own)}
+        self._env = env
         self._log_path = log
         self._log = log
         """Log file of this start's output; None for stderr."""
@@ -68,6 +65,13 @@ class OrchestratorProcess:
         self._command = command
         self._keeping = keeping or Keeping()
         self._process: UnitProcess | None = None
+
+    def share_port(self, number: int, own: Address) -> None:
+        """Be one of several at a port, each with a number and an address of its own. To be called
+        before it is started."""
+        self.name = f"{self.name}-{number}"
+        self.asked_at = Address(connect_host(own.host), own.port)
+        self._env = {**self._env, OWN_ADDRESS: host_port(*own)}
 
     @property
     def url(self) -> str:

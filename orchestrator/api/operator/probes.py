@@ -66,8 +66,7 @@ async def _exposition(request: web.Request, prefix: str = "") -> web.Response:
 
 
 async def _of_all(request: web.Request, page: bytes) -> bytes:
-    """This process's page of metrics with those of the other processes at this port, as far as they
-    answer."""
+    """A page of metrics with those of the other processes at this port, as far as they answer."""
     try:
         answers = await request.app[FORWARDING].of_siblings(request)
     except NotReady:

@@ -23,9 +23,7 @@ async def two_of(
     sharing: Sharing, worker: FakeWorker, **changes: object
 ) -> tuple[Service, Service]:
     one, two = [
-        await sharing.member(
-            worker, port=PORT, state__own_address=f"127.0.0.1:{number}", **changes
-        )
+        await sharing.member(worker, port=PORT, state__own_address=f"127.0.0.1:{number}", **changes)
         for number in (1, 2)
     ]
     await see_each_other(one, two)
