@@ -86,6 +86,8 @@ class Lifecycle:
         shared, durable = self._orchestrator.shared_state, self._stages.durable
         if shared is not None and durable is not None and self._recovery is not None:
             durable.on_lost = self._let_go
+            durable.on_outdone = self._orchestrator.store.forget
+            shared.members.on_lapsed.append(durable.check_owned)
             shared.start(url, keys, self._recovery.take_over, self._may_take_over)
 
     def _may_take_over(self) -> bool:
@@ -97,6 +99,7 @@ class Lifecycle:
         """End a task here that another orchestrator has taken on: it has no outcome here."""
         error = Draining("the task goes on at another orchestrator; ask again in a moment")
         self._orchestrator.end(task, failed(error), is_left=True)
+        self._orchestrator.store.forget(task)  # whoever asks for it here is to be sent there
 
     def refuse_new_work(self) -> None:
         """Answer every offer with 503 ``draining`` from now on (OR-14)."""

@@ -22,13 +22,17 @@ FLUSH_S = 0.05
 """How long the store may believe that a request still runs that has ended, in seconds."""
 
 
-class _Taken:
-    """Tokens that the store has taken for one request; 0 while it has not said so."""
+class _Asked:
+    """One request, as far as the store has taken it."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ("accounts", "taken", "tokens")
 
-    def __init__(self) -> None:
-        self.tokens = 0
+    def __init__(self, accounts: Sequence[SharedAccount], tokens: int) -> None:
+        """``tokens`` are the most that the request can come to."""
+        self.accounts = accounts
+        self.tokens = tokens
+        self.taken = 0
+        """Tokens that the store has taken; 0 while it has not said so."""
 
 
 class SharedLimits:
@@ -45,8 +49,11 @@ class SharedLimits:
         self._unused: Counter[tuple[str, str]] = Counter()
         """Tokens to be given back, by key and account; 0 where only a request has ended."""
         self._flushing: asyncio.Task[None] | None = None
-        self._waiting: set[asyncio.Timeout] = set()
-        """Time limits of the requests that wait for the store."""
+        self._asking: set[asyncio.Task[Any]] = set()
+        """Questions to the store. One that nobody waits for any more goes on, so that its answer
+        counts, and its connection is there for the next."""
+        self._gave_up = asyncio.Event()
+        """Set when a request has waited in vain: all that wait then go on."""
         self._failed_in = -1
         """The renewal of the lease after which the store last failed a request."""
 
@@ -55,50 +62,54 @@ class SharedLimits:
         accounts = self._limiter.shared_accounts(task.job.key)
         if not accounts:
             return
-        taken = _Taken()
-        task.on_end.append(lambda ended: self._ended(ended, accounts, taken.tokens))
-        most = task.prompt_tokens + task.sampling.max_tokens
-        answer = await self._ask(accounts, most)
+        asked = _Asked(accounts, task.prompt_tokens + task.sampling.max_tokens)
+        task.on_end.append(lambda ended: self._ended(ended, accounts, asked.taken))
+        answer = await self._ask(task, asked)
         if answer is None:
             self.alone += 1
-            return
-        found = [str(each, "utf-8") for each in answer]
-        if found[:1] == ["refused"]:
-            _, kind, name, wait_s = found
+        elif answer[:1] == ["refused"]:
+            _, kind, name, wait_s = answer
             raise _refusal(kind, next(one for one in accounts if one.name == name), float(wait_s))
-        for at in range(0, len(found), 3):
-            kind, name, whole_s = found[at : at + 3]
-            self._limiter.level(task.job.key, name, kind, float(whole_s))
-        taken.tokens = most
-        if task.ending is not None:  # while the store was asked
-            self._ended(task, accounts, most)
+        else:
+            for at in range(0, len(answer), 3):
+                kind, name, whole_s = answer[at : at + 3]
+                self._limiter.level(task.job.key, name, kind, float(whole_s))
 
-    async def _ask(self, accounts: Sequence[SharedAccount], tokens: int) -> Any:
+    async def _ask(self, task: Task, asked: _Asked) -> list[str] | None:
         """The store's answer; None where there is none in time."""
         members = self._members
         if members.fault or not members.has_renewed or members.prompt_renewal <= self._failed_in:
             return None
-        stated = [value for one in accounts for value in (one.name, *one.limits, one.running)]
-        waiting = asyncio.timeout(PATIENCE_S)
-        self._waiting.add(waiting)
+        asking = asyncio.create_task(self._question(task, asked), name="limits asked")
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        giving_up = asyncio.ensure_future(self._gave_up.wait())
         try:
-            async with waiting:
-                return await members.client.eval(
-                    scripts.TAKE, 0, self._prefix, self._tag, tokens, *stated
-                )
-        except (TimeoutError, *connection.FAILURES):
-            self._failed(waiting)
-            return None
+            either = (asking, giving_up)
+            await asyncio.wait(either, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._waiting.discard(waiting)
+            giving_up.cancel()
+        answer = asking.result() if asking.done() else None
+        if answer is None and members.prompt_renewal > self._failed_in:
+            self._failed_in = members.renewals
+            gave_up, self._gave_up = self._gave_up, asyncio.Event()
+            gave_up.set()
+        return answer
 
-    def _failed(self, waiting: asyncio.Timeout) -> None:
-        """Go on alone, and let those go on that wait as well."""
-        self._failed_in = self._members.renewals
-        now = asyncio.get_running_loop().time()
-        for each in self._waiting - {waiting}:
-            if not each.expired():
-                each.reschedule(now)
+    async def _question(self, task: Task, asked: _Asked) -> list[str] | None:
+        stated = [value for one in asked.accounts for value in (one.name, *one.limits, one.running)]
+        try:
+            found = await self._members.client.eval(
+                scripts.TAKE, 0, self._prefix, self._tag, asked.tokens, *stated
+            )
+        except connection.FAILURES:
+            return None
+        answer = [str(each, "utf-8") for each in found]
+        if answer[:1] != ["refused"]:
+            asked.taken = asked.tokens
+            if task.ending is not None:  # while the store was asked
+                self._ended(task, asked.accounts, asked.taken)
+        return answer
 
     def _ended(self, task: Task, accounts: Sequence[SharedAccount], taken: int) -> None:
         used = task.prompt_tokens + task.completion_tokens if task.marks.dispatched else 0

@@ -65,6 +65,8 @@ class Members:
         """Number of the last renewal that was answered within ``PATIENCE_S``."""
         self.has_renewed = False
         """Whether the store has answered once."""
+        self._renewed_at = math.inf
+        """When the last renewal began that was answered, on the machine's own clock."""
         self._back_at = -math.inf
         """When the store came back after it was away, on the machine's own clock."""
         self.on_seen: list[Callable[[], None]] = []
@@ -151,7 +153,7 @@ class Members:
             connection.require_version(await self._client.info("server"))
             self._is_checked = True
         self.renewals += 1
-        loop = asyncio.get_running_loop()
+        loop, machine = asyncio.get_running_loop(), time.monotonic()
         number, began, before = self.renewals, loop.time(), self._unix()
         async with self._client.pipeline(transaction=False) as pipe:
             self._ask(pipe)
@@ -165,7 +167,14 @@ class Members:
             if isinstance(answer, Exception):
                 raise answer
         connection.require_layout(layout, self._names)  # else nothing was renewed
+        # A renewal that came late to the store hides from the next one that there was a gap.
+        is_late = machine > self._renewed_at + self._config.lease_s
+        self._renewed_at = machine
         self._take_in(renewed, cordons, (before + self._unix()) / 2)
+        if is_late or (self.has_renewed and not renewed[2]):
+            for call in self.on_lapsed:
+                call()
+        self.has_renewed = True
         for part, answers in zip(parts, more, strict=True):
             part.told(answers)
         if loop.time() - began <= PATIENCE_S:
@@ -184,8 +193,7 @@ class Members:
         pipe.hgetall(names.cordons)
 
     def _take_in(self, renewed: Sequence[Any], cordons: dict[bytes, bytes], now: float) -> None:
-        seconds, micros, was_kept, *found = renewed
-        has_lapsed, self.has_renewed = self.has_renewed and not was_kept, True
+        seconds, micros, _, *found = renewed
         self._tasks.skew_s = int(seconds) + int(micros) / 1e6 - now
         self.others = {}
         for at in range(0, len(found), 3):
@@ -197,9 +205,6 @@ class Members:
             for address, ends in cordons.items()
         }
         self._look_for_strangers()
-        if has_lapsed:
-            for call in self.on_lapsed:
-                call()
 
     def is_of_others(self, tag: str) -> bool:
         """Whether a dead member belonged to others that live: it took the keys that they take, and

@@ -23,10 +23,10 @@ TOKENS = """
 local owner = redis.call('HGET', KEYS[1], 'owner')
 if not owner then return 0 end
 if owner ~= ARGV[1] then return 1 end
-redis.call('RPUSH', KEYS[2], ARGV[2])
+if ARGV[2] ~= '' then redis.call('RPUSH', KEYS[2], ARGV[2]) end
 return 0
 """
-"""Append tokens to a task. 1: another owner has it."""
+"""Append tokens, if there are any, to a task. 1: another owner has it."""
 
 END = """
 -- KEYS: task, tokens, held, submission, result

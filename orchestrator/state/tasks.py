@@ -203,9 +203,12 @@ class SharedWriter(GroupCommit):
             if known is None:
                 pipe.echo(0)
                 return
-            body = sealed_tokens(self._tasks.sealer, known.task_id, one.first, one.tokens)
+            body = b""
+            if one.tokens.texts:
+                blob = sealed_tokens(self._tasks.sealer, known.task_id, one.first, one.tokens)
+                body = _encode((one.first, blob))
             task, tokens = names.task(known.task_id), names.tokens(known.task_id)
-            pipe.eval(scripts.TOKENS, 2, task, tokens, tag, _encode((one.first, body)))
+            pipe.eval(scripts.TOKENS, 2, task, tokens, tag, body)
         else:
             self._add_end(pipe, self._tasks.by_number.get(one.n), one)
 

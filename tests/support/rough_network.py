@@ -41,11 +41,13 @@ class RoughNetwork:
         for transport in tuple(self._open):
             transport.abort()
 
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection until either end is gone."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry one connection, until either end is gone."""
+        carrying = asyncio.create_task(self._carry(reader, writer))
+        self._tasks.add(carrying)
+        carrying.add_done_callback(self._tasks.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         transports = {writer.transport}
         self._open |= transports
         try:
@@ -67,7 +69,6 @@ class RoughNetwork:
             for transport in transports:
                 transport.abort()
             self._open -= transports
-            self._tasks.discard(task)
 
     async def close(self) -> None:
         """End all connections."""

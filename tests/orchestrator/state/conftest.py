@@ -10,6 +10,7 @@ from orchestrator.state.shared_state import SharedState
 from perf.stack.store import StoreServer, store_program, store_server
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
+from tests.support.rough_network import RoughNetwork, rough_network
 
 LEASE_S = 0.5
 
@@ -28,12 +29,23 @@ async def store(program: str, tmp_path: Path) -> AsyncIterator[StoreServer]:
         yield server
 
 
+@pytest.fixture
+async def network(store: StoreServer) -> AsyncIterator[RoughNetwork]:
+    async with rough_network(store.port) as found:
+        yield found
+
+
 class Sharing:
     """Makes orchestrators that share one store."""
 
-    def __init__(self, make_service: MakeService, store: StoreServer) -> None:
+    def __init__(
+        self, make_service: MakeService, store: StoreServer, network: RoughNetwork
+    ) -> None:
         self._make_service = make_service
         self.store = store
+        self.network = network
+        """A network through which the store is found at ``far_url``."""
+        self.far_url = store.url_at(network.port)
 
     async def member(self, *workers: FakeWorker, **changes: object) -> Service:
         """One that has joined, with these settings beside the usual ones."""
@@ -50,8 +62,9 @@ class Sharing:
 
 
 @pytest.fixture
-def sharing(store: StoreServer, make_service: MakeService) -> Sharing:
-    return Sharing(make_service, store)
+def sharing(store: StoreServer, network: RoughNetwork, make_service: MakeService) -> Sharing:
+    """The network and the store outlive the orchestrators."""
+    return Sharing(make_service, store, network)
 
 
 def state_of(service: Service) -> SharedState:

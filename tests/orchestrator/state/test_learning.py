@@ -3,6 +3,7 @@ of them."""
 
 import random
 
+import msgspec
 import pytest
 
 from orchestrator.prediction import LengthKey
@@ -10,7 +11,6 @@ from orchestrator.state import learning
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.state.conftest import Sharing, see_each_other
 from tests.support.fake_worker import FakeWorker
-from worker.protocol import WorkerStats
 
 KEY = LengthKey("m", "t", 4096)
 
@@ -63,9 +63,9 @@ async def test_a_new_one_begins_with_what_is_known_of_an_instances_steps(
     for window in range(1, 200):
         rows = 1 + window % 8
         learner.observe(
-            WorkerStats(
+            msgspec.structs.replace(
+                worker.stats(),
                 running=rows,
-                waiting=0,
                 steps_total=10 * window,
                 tokens_total=10 * rows * window,
                 busy_ms_total=10 * window * 12.5,
@@ -84,7 +84,7 @@ async def test_a_new_one_begins_with_what_is_known_of_an_instances_steps(
 async def test_a_run_has_one_deadline_at_all_members(sharing: Sharing, worker: FakeWorker) -> None:
     one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
-    call = {"prompt": "hi", "max_tokens": 2, "session_id": "a trip"}
+    call = {"prompt": "hi", "max_tokens": 2, "session_id": "a-trip"}
     first = call | {"calls_left": 2, "deadline_ms": 60_000}
     async with one.http.post("/v2/tasks", json=first) as response:
         assert response.status == 202
