@@ -55,9 +55,11 @@ class DurableTasks:
         before."""
         self.lost = 0
         """How many those were; their outcome is told by the other orchestrator."""
+        self.on_outdone: Callable[[Task], None] = _ignore_task
+        """Called with each task that has ended here although another orchestrator had taken it on
+        before, which tells its end."""
         self.outdone = 0
-        """How many tasks that have ended here another orchestrator had taken on before: it tells
-        their end, and each is in the outcomes of both."""
+        """How many those were; each is in the outcomes of both."""
         self.boot = store.boot
         self._store = store
         self._clock = clock

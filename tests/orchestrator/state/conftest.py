@@ -99,5 +99,6 @@ def freeze(service: Service) -> None:
     nothing on."""
     shared = state_of(service)
     assert shared.members._renewing is not None and shared._takeover is not None
+    shared.members._renew = asyncio.Event().wait  # type: ignore[method-assign, assignment]
     shared.members._renewing.cancel()
     shared._takeover.close()

@@ -41,6 +41,7 @@ async def kill(victim: Service, seer: Service) -> None:
 async def thaw(service: Service) -> None:
     """Let a frozen orchestrator go on, as one that only stood still."""
     members = state_of(service).members
+    del members._renew
     members._renewing = asyncio.create_task(members._renew_for_ever())
     lapses: list[None] = []
     members.on_lapsed.append(lambda: lapses.append(None))
