@@ -72,11 +72,11 @@ class Change(IntEnum):
     """What the store has to hear of an item, the least first."""
 
     CHECK = 0
-    """Whether it is still held here."""
+    """Whether the item is still held here."""
     USE = 1
-    """It is kept for longer."""
+    """The item is kept for longer, because it was used."""
     WHOLE = 2
-    """It has become another, or is gone."""
+    """All of the item, which has changed or is gone."""
 
 
 class _Noted(NamedTuple):

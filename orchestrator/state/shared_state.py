@@ -149,7 +149,7 @@ class SharedState:
         return Holder(seen.member.url, tag)
 
     async def _claimed(self, digits: str) -> Holder | None:
-        """This orchestrator itself, once it has taken an item on."""
+        """Claim an item of a dead orchestrator; returns this one as its holder."""
         with suppress(*connection.FAILURES):
             if await self.items.claim(digits):
                 return Holder(self.members.url, self.tasks.tag)

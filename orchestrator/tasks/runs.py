@@ -63,7 +63,7 @@ class RunNews(msgspec.Struct, frozen=True, array_like=True):
     left_s: float = 0.0
     """Seconds until the run's deadline, when this was told."""
     unix_ms: int = 0
-    """The same deadline on the wall clock, for logs."""
+    """Deadline of the run on the wall clock, in ms since 1970, for logs."""
 
 
 class Runs:
