@@ -50,9 +50,6 @@ class DurableTasks:
         self.on_lost: Callable[[Task], None] = _ignore_task
         """Called with each task that another orchestrator has taken on, because this one had not
         been heard of for too long."""
-        self.on_outdone: Callable[[Task], None] = _ignore_task
-        """Called with each task that has ended here, and that another orchestrator had taken on
-        before."""
         self.lost = 0
         """How many those were; their outcome is told by the other orchestrator."""
         self.on_outdone: Callable[[Task], None] = _ignore_task
