@@ -78,9 +78,7 @@ class Dying:
 
 
 @pytest.fixture
-def dying(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Dying]:
+def dying(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
     monkeypatch.setattr(failure, "LAST_WORDS_S", 0.02)
     dying = Dying(tokenizer, tmp_path / "fault")
     yield dying
