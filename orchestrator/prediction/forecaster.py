@@ -52,6 +52,10 @@ PROMISED = 12.0
 PROMISE_SLACK_MS = 0.8 * PROMISED * LEAST_WAIT_MS
 """Ms of slack at which promised work is about as urgent as other work."""
 _SERVING_TTL_S = 0.25
+_HIGH_SIGMAS = 2.05
+"""Standard deviations from the middle to ``StepModel.high``, its 98 % quantile."""
+_PACE_SIGMAS = (-1.28, -0.52, 0.0, 0.52, 1.28)
+"""Five equally likely places of a normal distribution, in standard deviations."""
 _NO_CAP = 2**20
 
 
@@ -195,7 +199,8 @@ class Forecaster:
         if not task.is_promised or not found.chance:
             return found
         # Anything else is worth more: promised work runs as late as is safe.
-        long_ms = new * costs.prompt_ms + left[int(LONG * len(left))] * costs.token_ms * SURE
+        share = LONG if task.reserved_chance is None else task.reserved_chance
+        long_ms = new * costs.prompt_ms + left[int(share * len(left))] * costs.token_ms * SURE
         slack_ms = max(0.0, due.whole_ms - long_ms)
         return found._replace(log_urgency=PROMISED - slack_ms / LEAST_WAIT_MS)
 
@@ -318,6 +323,30 @@ class Forecaster:
         slow_ms = model.service_ms(Work(prompt_tokens, 0, long), more)
         slow_ms *= (model.high / model.mid) ** self._safety[job.model]
         return AfterLoad(max(usual_ms, now.min_start_ms), max(usual_ms, slow_ms, now.min_start_ms))
+
+    def service_times_ms(self, task: Task, *, crowded: bool = False) -> tuple[float, ...]:
+        """How long ``task`` takes once it has started: equally likely times in ms, rising.
+
+        They differ by the answer's length and by the pace. ``crowded``: as if about twice as many
+        jobs ran beside it as do now.
+        """
+        capacity = self.capacity_of(task.model)
+        if not capacity.models:
+            return (_FIRST_GUESS_MS,)
+        rows = capacity.rows
+        model = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid)
+        if crowded:
+            rows = min(model.slots, 2 * rows + 1)
+        first_ms = model.service_ms(Work(task.prompt_tokens, task.likely_cached), rows)
+        token_ms = model.step_ms(rows) * model.mid
+        lengths = self._left(task)
+        if task.job.on_deadline is OnDeadline.FIT:  # it ends in time once it has begun
+            lengths = (max(1.0, float(task.sampling.min_tokens)),)
+        spread = math.log(model.high / model.mid) / _HIGH_SIGMAS
+        paces = [math.exp(spread * sigmas) for sigmas in _PACE_SIGMAS]
+        return tuple(
+            sorted(pace * (first_ms + (n - 1) * token_ms) for n in lengths for pace in paces)
+        )
 
     def residual_ms(self, task: Task, now: float) -> tuple[float, ...]:
         """How long ``task`` will hold its place from ``now`` on, or once it has one: equally likely

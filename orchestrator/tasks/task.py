@@ -181,6 +181,7 @@ class Task:
         "prompt_tokens",
         "rank",
         "refusal_sample",
+        "reserved_chance",
         "sampling",
         "spans",
         "stage",
@@ -238,6 +239,9 @@ class Task:
         self.is_promised = False
         """Whether its deadline is one that we named as feasible, which is kept before others
         are."""
+        self.reserved_chance: float | None = None
+        """The chance with which its deadline was reserved (``prediction.quotes``); None if it was
+        not."""
         self.is_unread = False
         """Whether its client is behind with reading: others may have its slot until it reads
         again."""
