@@ -43,6 +43,7 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.prompt_kind import kind_of
+from orchestrator.tasks.run_lengths import RunWatch
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
@@ -153,6 +154,7 @@ class Orchestrator:
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
         self.runs = Runs(clock)
+        self.run_watch = RunWatch(clock)
         self.durable_default = config.durable_default
         self.isolate_tenants = config.isolate_tenants
         self.shared_state = stages.shared_state
@@ -340,6 +342,7 @@ class Orchestrator:
         stages.demand.needs(task)
         task.vocabulary = encoder.vocabulary
         await self._read_prompt(task, encoder, prompt, reading)
+        self.run_watch.begin(task)
         stages.admission.fit(task, encoder.card)
         if task.job.grammar is not None:
             await self._check_grammar(task, task.job.grammar, encoder.card)

@@ -184,7 +184,7 @@ class Forecaster:
     def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
         costs = self._costs_of(task.model, now)
         # Each of a run's calls gets an equal share of its time (``tasks.runs``).
-        share_ms = task.deadline.left_ms(now) / (1 + task.calls_left)
+        share_ms = task.share_ms(now)
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -share_ms / LEAST_WAIT_MS, 1.0)
         made = task.completion_tokens
@@ -377,7 +377,7 @@ class Forecaster:
         task.fitted_tokens = None
         if tokens is not None and tokens < task.sampling.max_tokens:
             task.fitted_tokens = tokens
-            most = tokens if task.calls_left else FIT_HEADROOM * tokens
+            most = tokens if task.job.calls_left else FIT_HEADROOM * tokens
             if most < task.sampling.max_tokens and self._is_measured(task.model):
                 task.sampling = msgspec.structs.replace(task.sampling, max_tokens=most)
 
@@ -389,7 +389,8 @@ class Forecaster:
         if not capacity.models:
             return None
         work = Work(task.prompt_tokens, task.likely_cached)
-        room_ms = FIT_SHARE * budget_ms / (1 + task.calls_left)
+        between_ms = min(task.between_calls_ms, budget_ms / 2)
+        room_ms = FIT_SHARE * (budget_ms - between_ms) / (1 + task.calls_left)
         fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
         return max(1, task.sampling.min_tokens, fits)
 
