@@ -15,7 +15,7 @@ this one on all. Nothing known means that nothing is to come.
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
@@ -25,7 +25,7 @@ from orchestrator.tasks.runs import RunName, run_names
 from orchestrator.tasks.task import Task
 
 MAX_CALLS: Final = 128
-"""Calls of a run that are told apart; a longer one is taken to go on as it did there."""
+"""Most calls of a run that are told apart; after as many no more are expected."""
 MAX_WATCHED: Final = 16_384
 MAX_KINDS: Final = 4096
 SAME_S: Final = 0.02
@@ -151,17 +151,18 @@ class _Watched:
     """Whether a call of it did not end well: then the run ended for that, if it did."""
 
 
-@dataclass(slots=True)
 class RunWatch:
     """Follows runs that nobody announces, and says of each call what is to come after it. To be
     used on the event loop."""
 
-    clock: Clock
-    lengths: RunLengths = field(default_factory=RunLengths)
-    _by_name: OrderedDict[RunName, _Watched] = field(default_factory=OrderedDict)
-    _due: list[tuple[float, int, _Watched]] = field(default_factory=list)
-    """Runs that may be under way, by when they are over for certain."""
-    _order: count[int] = field(default_factory=count)
+    def __init__(self, clock: Clock) -> None:
+        self.lengths = RunLengths()
+        self._clock = clock
+        self._by_name: OrderedDict[RunName, _Watched] = OrderedDict()
+        """Runs that may be under way, the least recently used first."""
+        self._due: list[tuple[float, int, _Watched]] = []
+        """Runs by when they are over for certain: a heap."""
+        self._order = count()
 
     def begin(self, task: Task) -> None:
         """Note a call whose prompt is read, and set what its share of the time must allow for.
@@ -211,10 +212,10 @@ class RunWatch:
         run.running -= 1
         run.is_cut = task.ending is None or task.ending.error is not None
         if not run.running:
-            run.ended_at = self.clock.now()
+            run.ended_at = self._clock.now()
 
     def _forget_past(self) -> None:
-        now = self.clock.now()
+        now = self._clock.now()
         while self._due and self._due[0][0] <= now:
             self._over(heappop(self._due)[2])
 

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from orchestrator.errors import QueueFull
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Api, Job
@@ -11,7 +12,6 @@ from orchestrator.tasks.prompt_kind import PromptKind
 from orchestrator.tasks.run_lengths import HALF_LIFE, MAX_CALLS, RunLengths, RunWatch
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import refused
-from orchestrator.errors import QueueFull
 from orchestrator.telemetry.trace_context import TraceContext
 from tests.support.clock import ManualClock
 from worker.protocol import FinishReason, Outcome, Sampling
@@ -71,7 +71,7 @@ def test_another_habit_is_learnt_anew_and_no_run_is_too_long() -> None:
         lengths.add(AGENT, 1, ended=True)
     assert lengths.to_come(AGENT, 1).calls < 1
     endless = learnt(*[10 * MAX_CALLS] * 30)
-    assert 0 < endless.to_come(AGENT, 10 * MAX_CALLS).calls < 2
+    assert endless.to_come(AGENT, 10 * MAX_CALLS).calls == 0
     assert endless.to_come(AGENT, 1).calls < MAX_CALLS
 
 
@@ -123,10 +123,10 @@ class Bench:
         for _ in range(calls):
             task = self.call("" if trace else name, due_at, trace=trace and name)
             seen.append(task.calls_left)
-            self.clock.leap(2)
+            self.clock.advance(2)
             self.end(task)
-            self.clock.leap(0.5)
-        self.clock.leap(62 - 2.5 * calls)
+            self.clock.advance(0.5)
+        self.clock.advance(62 - 2.5 * calls)
         return seen
 
 
@@ -148,9 +148,9 @@ def test_a_conversation_whose_turns_have_deadlines_of_their_own_is_no_run() -> N
     for _ in range(40):
         task = bench.call("s", bench.clock.now() + 10)
         assert not task.calls_left
-        bench.clock.leap(2)
+        bench.clock.advance(2)
         bench.end(task)
-        bench.clock.leap(5)
+        bench.clock.advance(5)
 
 
 def test_calls_side_by_side_are_one_step_of_a_run() -> None:
@@ -160,7 +160,7 @@ def test_calls_side_by_side_are_one_step_of_a_run() -> None:
         for task in [bench.call(f"s{number}", due_at) for _ in range(5)]:
             assert not task.calls_left
             bench.end(task)
-        bench.clock.leap(25)
+        bench.clock.advance(25)
 
 
 def test_who_says_how_many_are_to_come_or_states_no_deadline_is_not_second_guessed() -> None:
@@ -180,7 +180,7 @@ def test_a_run_that_failed_does_not_teach_that_runs_are_short() -> None:
     for _ in range(15):
         task = bench.call(f"failed {bench.clock.now()}", bench.clock.now() + 10)
         bench.end(task, refused(QueueFull("full")))
-        bench.clock.leap(12)
+        bench.clock.advance(12)
     assert bench.run(4)[0] == pytest.approx(3, abs=0.5)
 
 
@@ -191,5 +191,5 @@ def test_tenants_do_not_learn_from_each_other_for_long() -> None:
     for _ in range(30):
         due_at = bench.clock.now() + 10
         bench.end(bench.call(f"{due_at}", due_at, tenant="other"))
-        bench.clock.leap(12)
+        bench.clock.advance(12)
     assert bench.call("s", bench.clock.now() + 60, tenant="other").calls_left < 0.4
