@@ -50,7 +50,7 @@ class TaskOptions(SamplingOptions, total=False):
     logprobs: int
     response_format: Mapping[str, Any]
     structured_outputs: Mapping[str, Any]
-    on_deadline: Literal["error", "partial", "fit"]
+    on_deadline: Literal["error", "partial", "fit", "finish"]
     on_disconnect: Literal["cancel", "continue"]
     priority: Literal["interactive", "batch"]
     tenant: str

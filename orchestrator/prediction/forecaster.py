@@ -40,6 +40,8 @@ LATE_PROMPT = 0.1
 _FIRST_GUESS_MS = 1000.0
 FIT_SHARE = 0.94
 """Share of its time budget that a ``fit`` answer is told to fill; the rest is for new arrivals."""
+ENDS_IN_TIME = (OnDeadline.FIT, OnDeadline.FINISH)
+"""Manners of answers that end in time once they have begun, however long they would get."""
 FIT_HEADROOM = 4
 """How many times longer than it is told a ``fit`` answer may get, if the machine turns out to be
 faster than it was, or less busy: it ends at its deadline all the same. KV is reserved for that."""
@@ -192,7 +194,7 @@ class Forecaster:
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
         due = Due(share_ms, 1000 * (due_at - now))
         left = self._left(task)
-        if task.job.on_deadline is OnDeadline.FIT:  # as long as there is time for, whenever asked
+        if task.job.on_deadline in ENDS_IN_TIME:  # as long as there is time for, whenever asked
             most = max(1.0, (due.whole_ms - new * costs.prompt_ms) / costs.token_ms / SURE)
             left = tuple(min(tokens, most) for tokens in left)
         found = urgency(left, new, due, costs, wait_ms)
@@ -340,7 +342,7 @@ class Forecaster:
         first_ms = model.service_ms(Work(task.prompt_tokens, task.likely_cached), rows)
         token_ms = model.step_ms(rows) * model.mid
         lengths = self._left(task)
-        if task.job.on_deadline is OnDeadline.FIT:  # it ends in time once it has begun
+        if task.job.on_deadline in ENDS_IN_TIME:
             lengths = (max(1.0, float(task.sampling.min_tokens)),)
         spread = math.log(model.high / model.mid) / _HIGH_SIGMAS
         paces = [math.exp(spread * sigmas) for sigmas in _PACE_SIGMAS]

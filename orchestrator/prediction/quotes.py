@@ -23,13 +23,13 @@ import numpy as np
 
 from orchestrator.clock import Clock
 from orchestrator.prediction.feasibility import RESUBMIT_MS
-from orchestrator.prediction.forecaster import Forecaster
+from orchestrator.prediction.forecaster import ENDS_IN_TIME, Forecaster
 from orchestrator.prediction.promises import Promises, Reservation
 from orchestrator.prediction.reliability import ChanceBin, Reliability
 from orchestrator.prediction.start_times import StartTimes
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.task import Task
-from worker.protocol import OnDeadline, Outcome
+from worker.protocol import Outcome
 
 BROKEN: Final = {0.5: 0.5, 0.9: 0.1, 0.99: 0.005}
 """Share of reservations that may be broken, by their stated chance. At 99 % half of what is stated,
@@ -180,7 +180,7 @@ class Quotes:
             or now < self._next_at
             or task.deadline.is_default
             or task.is_promised
-            or task.job.on_deadline is OnDeadline.FIT
+            or task.job.on_deadline in ENDS_IN_TIME
         ):
             return
         self._next_at = now + _PAUSE_S
