@@ -322,9 +322,7 @@ def _foresight(common: _Common, registry: Registry) -> _Foresight:
     feasibility = Feasibility(
         forecaster, start_times, promises, clock, common.rng, _feasibility(settings)
     )
-    prediction = Prediction(
-        forecaster, start_times, promises, quotes, feasibility, Calibration()
-    )
+    prediction = Prediction(forecaster, start_times, promises, quotes, feasibility, Calibration())
     metrics.watch(feasibility.stats, refusals("", "requests"))
     metrics.watch(prediction.calibration, CALIBRATION)
     metrics.watch(quotes, QUOTES)

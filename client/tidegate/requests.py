@@ -74,9 +74,7 @@ Kind = Literal["messages", "prompt", "prompt_token_ids"]
 
 def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict[str, Any]:
     """Body of a submission whose deadline is in ``due_s`` seconds; None states no deadline."""
-    body: dict[str, Any] = {
-        key: value for key, value in options.items() if key not in _NOT_IN_BODY
-    }
+    body: dict[str, Any] = {key: value for key, value in options.items() if key not in _NOT_IN_BODY}
     if due_s is not None:
         body["deadline_ms"] = round(due_s * 1000)
     # A gap may well be a fraction of a millisecond, and nothing rounded to 0 is accepted.

@@ -16,8 +16,8 @@ from orchestrator.api.http.context import Dialect
 from orchestrator.api.kserve import metadata
 from orchestrator.api.kserve import routes as kserve
 from orchestrator.api.kserve.errors import KSERVE
-from orchestrator.api.native import routes as native
 from orchestrator.api.native import quotes, sessions, slots
+from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import batches, embeddings, files, similarity
 from orchestrator.api.openai import routes as openai

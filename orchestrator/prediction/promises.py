@@ -1,8 +1,8 @@
 """Deadlines that the service has promised, and what keeping them takes (DL-7, DL-16).
 
 A refusal as infeasible names the earliest deadline that is not, and a quote's deadline can be
-reserved (``quotes``). A share of the capacity is held for a while, for a client that comes back with
-that deadline.
+reserved (``quotes``). A share of the capacity is held for a while, for a client that comes back
+with that deadline.
 """
 
 import math
@@ -149,9 +149,7 @@ class Promises:
             return
         for unix_ms in range(stated, stated - _SLOP_MS, -1):
             if self._open.pop(unix_ms, None) is not None:
-                self._mark(
-                    task, lambda kept: self._forecaster.promise_ended(task.model, kept=kept)
-                )
+                self._mark(task, lambda kept: self._forecaster.promise_ended(task.model, kept=kept))
                 return
 
     def _mark(self, task: Task, learn: Learn) -> None:

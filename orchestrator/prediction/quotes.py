@@ -141,7 +141,9 @@ class Quotes:
         return self._reliability[self._pressure(task.model)].calibrated(raw)
 
     @staticmethod
-    def _raw_chance(times_ms: Sequence[float], waits_ms: Sequence[float], within_ms: float) -> float:
+    def _raw_chance(
+        times_ms: Sequence[float], waits_ms: Sequence[float], within_ms: float
+    ) -> float:
         return float((np.add.outer(waits_ms, times_ms) <= within_ms).mean())
 
     def _waits_ms(self, task: Task, now: float, within_ms: float) -> tuple[float, ...]:

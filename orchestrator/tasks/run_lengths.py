@@ -29,8 +29,8 @@ MAX_CALLS: Final = 128
 MAX_WATCHED: Final = 16_384
 MAX_KINDS: Final = 4096
 SAME_S: Final = 0.02
-"""Seconds by which the deadlines of a run's calls may differ: some clients state what is left. Calls
-that follow each other more closely than that, each with as long a deadline, are rare."""
+"""Seconds by which the deadlines of a run's calls may differ: some clients state what is left.
+Calls that follow each other more closely, each with as long a deadline, are rare."""
 HALF_LIFE: Final = 64
 """Runs after which a run has half its weight."""
 _LEANING: Final = 3.0

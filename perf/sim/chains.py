@@ -203,7 +203,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=75.0, help="of load per cell, the first 15 of which do not count")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=75.0,
+        help="of load per cell, the first 15 of which do not count",
+    )
     parser.add_argument("--loads", type=float, nargs="+", default=[0.6, 0.9, 1.2, 1.6])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--manners", nargs="+", choices=MANNERS, default=list(MANNERS))

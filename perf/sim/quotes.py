@@ -156,7 +156,9 @@ def main(argv: Sequence[str]) -> int:
     recording, console = begin(parser, args, "perf.sim.quotes", *argv), new_console()
     results: list[BenchResult] = []
     for load in args.loads:
-        with result(results, f"quotes-{load:g}x", f"quotes at {load:g} times the capacity") as found:
+        with result(
+            results, f"quotes-{load:g}x", f"quotes at {load:g} times the capacity"
+        ) as found:
             runs = [told_under(load, args.seconds, seed) for seed in range(1, args.seeds + 1)]
             found += figures_of(load, runs)
             show(load, found, console)

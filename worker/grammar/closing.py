@@ -1,4 +1,4 @@
-"""Brings a text to a whole end as its deadline nears (DL-23): what ``on_deadline: finish`` asks for.
+"""Brings a text to a whole end as its deadline nears (DL-23), for ``on_deadline: finish``.
 
 As a row's deadline comes near, by the pace of its own tokens, what may come next is narrowed:
 
@@ -53,7 +53,20 @@ _SENTENCE_END: Final = re.compile(
 """A mark, with closing quotes and brackets behind it. A number's dot is none, unless a space
 follows."""
 _CLOSERS: Final = re.compile(rb"[\"'\]}>)\s]+")
-_SIMPLE: Final = (b"0", b"1", b"null", b"true", b"false", b"[]", b"{}", b'""', b":", b",", b"a", b"-")
+_SIMPLE: Final = (
+    b"0",
+    b"1",
+    b"null",
+    b"true",
+    b"false",
+    b"[]",
+    b"{}",
+    b'""',
+    b":",
+    b",",
+    b"a",
+    b"-",
+)
 
 
 class ClosingTables:
@@ -103,7 +116,9 @@ class ClosingTables:
         """``text`` in the longest tokens that begin what is left of it; empty if there are none."""
         found: list[int] = []
         while text:
-            fitting = [(len(piece), token) for token, piece in self._pieces if text.startswith(piece)]
+            fitting = [
+                (len(piece), token) for token, piece in self._pieces if text.startswith(piece)
+            ]
             length, token = max(fitting, default=(0, 0))
             if not length:
                 return []
@@ -184,12 +199,14 @@ class Closing:
             if closing and left <= len(closing) + FORCED:
                 self._path = list(closing)
                 _allow_only(words, closing[0])
-        elif _SENTENCE_END.search(self._text, max(0, len(self._text) - 32)):
-            words[:] = end
-        elif self._text.endswith(_FENCE):
+        elif self._is_whole():
             words[:] = end
         elif left <= FORCED and self._tables.marks.any():
             words[:] = self._tables.marks
+
+    def _is_whole(self) -> bool:
+        tail = self._text[-32:]
+        return tail.endswith(_FENCE) or _SENTENCE_END.search(tail) is not None
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────
 

@@ -24,8 +24,8 @@ wait for each."""
 
 
 class Constraint:
-    """A grammar that a job's text must match, if there is any. Once it ``is_ready``, or in a later step, ``error``
-    says why the text cannot match it: the job must end then.
+    """A grammar that a job's text must match, if there is any. Once it ``is_ready``, or in a later
+    step, ``error`` says why the text cannot match it: the job must end then.
 
     A thread of the compiler makes it ready; from then on one thread at a time uses it.
     """

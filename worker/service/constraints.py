@@ -31,7 +31,8 @@ class Constraints:
         clock: Clock = time.monotonic,
     ) -> Constraint | None:
         """The constraint for ``grammar``, None without one; ``begun`` was generated under it
-        already. ``finish_by``, on ``clock``, is when the text must have come to a whole end. Raises ``InvalidCall``."""
+        already. ``finish_by``, on ``clock``, is when the text must have come to a whole end. Raises
+        ``InvalidCall``."""
         closing = None
         if finish_by is not None:
             if self._closings is None:

@@ -47,9 +47,7 @@ def quote(
     as_json: bool,
 ) -> int:
     if (prompt is None) is (prompt_tokens is None):
-        print(
-            "tidegate quote: name a prompt, or its length with --prompt-tokens", file=sys.stderr
-        )
+        print("tidegate quote: name a prompt, or its length with --prompt-tokens", file=sys.stderr)
         return 2
     with importing():
         from tidegate.cli import quoting

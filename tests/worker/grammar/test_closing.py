@@ -1,4 +1,4 @@
-"""Texts that come to a whole end as their deadline nears (DL-23), by the pace of their own tokens."""
+"""Texts that come to a whole end as their deadline nears (DL-23), by their own pace."""
 
 import json
 from collections.abc import Callable, Sequence
