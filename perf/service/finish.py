@@ -1,4 +1,4 @@
-"""Answers that are cut by their deadline: whole with ``finish``, beside ``partial``, and what it costs.
+"""Answers at their deadline: whole with ``finish``, beside ``partial``, and what that costs.
 
 Stories of some 170 tokens, and values of a schema, each asked for with deadlines from long before
 they could be done to long after, by a few clients at once on the demo engine. The same requests
