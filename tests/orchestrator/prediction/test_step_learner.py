@@ -102,6 +102,33 @@ def test_what_a_row_takes_outlasts_a_machine_that_stalls() -> None:
     assert errors[int(0.95 * len(errors))] < 0.5
 
 
+@pytest.mark.parametrize("memory", [0.3, 0.9])
+def test_what_a_row_takes_is_found_in_steps_that_scatter(memory: float) -> None:
+    """As on two cores that everything shares. With a curve that says that rows are free, or that
+    only they cost, as many or as few run as can: either loses what another number would keep."""
+    worker, rng, scatter = Steps(noise=0.0), random.Random(7), 0.0
+    learner, rows, wanted = StepLearner(64, 512), 5.0, 5
+    learner.observe(worker.run(4, 5, 0))
+    found = []
+    for window in range(3000):
+        if window % 150 == 0:
+            wanted = rng.choice([3, 10, 16, 20, 30, 40, 60, 64])
+        rows = min(64.0, max(1.0, rows + 0.08 * (wanted - rows) + rng.gauss(0, 1.5)))
+        scatter = memory * scatter + math.sqrt(1 - memory**2) * rng.gauss(0, 0.25)
+        stall = rng.uniform(1.5, 3.5) if rng.random() < 0.04 else 1.0
+        before = worker.busy
+        stats = worker.run(5, round(rows), max(0, round(rng.gauss(6, 6))))
+        worker.busy = before + (stats.busy_ms_total - before) * math.exp(scatter) * stall
+        learner.observe(msgspec.structs.replace(stats, busy_ms_total=worker.busy))
+        if window > 500:
+            model = learner.model
+            found.append((model.base_ms + 16 * model.row_ms) / (model.base_ms + 64 * model.row_ms))
+    found.sort()
+    exact = (12 + 16 * 0.5) / (12 + 64 * 0.5)
+    assert found[len(found) // 20] > 0.8 * exact
+    assert found[-len(found) // 20] < 1.25 * exact
+
+
 @pytest.mark.parametrize("factor", [10.0, 3.0, 0.2])
 def test_a_change_of_pace_shows_within_three_windows(factor: float) -> None:
     """Statistics come every 250 ms, so this is within a second."""
