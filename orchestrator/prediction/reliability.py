@@ -9,6 +9,9 @@ theirs.
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 EDGES: Final = (0.02, *(at / 10 for at in range(1, 10)), 0.98)
 """Chances at which the bins meet; the first and last are narrow, since much is nearly certain."""
@@ -56,7 +59,7 @@ class Reliability:
         return float(np.interp(chance, predicted, _rising(met, weights)))
 
 
-def _rising(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _rising(values: Floats, weights: Floats) -> Floats:
     """The rising sequence that is nearest to ``values`` by weighted squares (pool adjacent
     violators)."""
     pools: list[tuple[float, float, int]] = []

@@ -135,10 +135,11 @@ async def _measure(
                 "split": min(left_ms, one.deadline_ms / count),
                 "rest": left_ms / (1 + calls_left),
             }.get(manner, left_ms)
-            said: dict[str, Any] = {
-                "learnt": {"session_id": f"{one.agent} {one.at_s}"},
-                "calls": {"calls_left": calls_left},
-            }.get(manner, {})
+            said: dict[str, Any] = {}
+            if manner == "learnt":
+                said = {"session_id": f"{one.agent} {one.at_s}"}
+            elif manner == "calls":
+                said = {"calls_left": calls_left}
             if not await _call(parts.orchestrator, clock, call, budget_ms, **said):
                 break
             done += 1

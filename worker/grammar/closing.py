@@ -248,7 +248,7 @@ def shortest_end(matcher: "LLMatcher", closers: NDArray[np.int64], size: int) ->
     Greedy, not shortest for certain: what the grammar forces, else the first of ``closers`` that it
     allows, else any token. ``size`` is that of a mask in words.
     """
-    state, path = matcher.deep_copy(), []
+    state, path = matcher.deep_copy(), list[int]()
     words = np.empty(size, np.uint32)
     while len(path) < MAX_PATH:
         if state.is_accepting() or state.is_stopped():

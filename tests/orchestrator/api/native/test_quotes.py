@@ -14,11 +14,16 @@ PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0, step
 STATED = {"prompt": "x", "max_tokens": 100, "ignore_eos": True}
 
 
-@pytest.fixture
-def paced(service: Service) -> Service:
+def at_pace(service: Service) -> Service:
+    """A service whose instance has a known pace, and whose time stands still but for leaps."""
     service.hold_time()
     service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0, 64)
     return service
+
+
+@pytest.fixture
+def paced(service: Service) -> Service:
+    return at_pace(service)
 
 
 async def ask(
@@ -108,7 +113,7 @@ async def test_a_reservation_that_nobody_uses_is_void(paced: Service) -> None:
 async def test_another_tenant_has_no_use_of_a_reservation(
     worker: FakeWorker, make_service: MakeService
 ) -> None:
-    service = await make_service(worker)
+    service = at_pace(await make_service(worker))
     reservation = (await ask(service, accept=0.99, tenant="a"))["reservation"]
     assert await use(service, reservation, tenant="b") is None
     assert await use(service, reservation, tenant="a") == "0.99"
