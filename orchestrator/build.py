@@ -50,9 +50,10 @@ from orchestrator.placement.policy import Policy
 from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import AdmissionMode, Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Forecaster
-from orchestrator.prediction.metrics import CALIBRATION, refusals
+from orchestrator.prediction.metrics import CALIBRATION, QUOTES, refusals
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
+from orchestrator.prediction.quotes import Quotes
 from orchestrator.prediction.start_times import StartTimes
 from orchestrator.prompts import EncodingStage
 from orchestrator.queue.metrics import QUEUE
@@ -317,12 +318,14 @@ def _foresight(common: _Common, registry: Registry) -> _Foresight:
     in_flight = AttemptsInFlight()
     start_times = StartTimes(common.queue, forecaster, in_flight, clock)
     promises = Promises(forecaster, clock)
+    quotes = Quotes(common.queue, forecaster, start_times, promises, clock)
     feasibility = Feasibility(
         forecaster, start_times, promises, clock, common.rng, _feasibility(settings)
     )
-    prediction = Prediction(forecaster, start_times, promises, feasibility, Calibration())
+    prediction = Prediction(forecaster, start_times, promises, quotes, feasibility, Calibration())
     metrics.watch(feasibility.stats, refusals("", "requests"))
     metrics.watch(prediction.calibration, CALIBRATION)
+    metrics.watch(quotes, QUOTES)
     metrics.watch(placer, PLACEMENT)
     if placer.policy is not None:
         metrics.watch(placer.policy, POLICY)

@@ -31,6 +31,7 @@ from orchestrator.loading.demand import ModelDemand
 from orchestrator.loading.swaps import Swaps
 from orchestrator.prediction.feasibility import RefusalStats
 from orchestrator.prediction.prediction import Prediction
+from orchestrator.prediction.quotes import Quote
 from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, is_short, tokens_about
@@ -42,6 +43,7 @@ from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.prompt_kind import kind_of
+from orchestrator.tasks.run_lengths import RunWatch
 from orchestrator.tasks.runs import Runs
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
@@ -105,6 +107,13 @@ class Reading(NamedTuple):
     prefix_hashes: Sequence[bytes]
 
 
+class QuotedTask(NamedTuple):
+    """A task that was read and not offered, and what may be expected of it."""
+
+    task: Task
+    quote: Quote
+
+
 class QueueRoom(NamedTuple):
     """How many requests may wait in the queue (``bound``), and how many more fit now (``left``)."""
 
@@ -145,6 +154,7 @@ class Orchestrator:
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
         self.runs = Runs(clock)
+        self.run_watch = RunWatch(clock)
         self.durable_default = config.durable_default
         self.isolate_tenants = config.isolate_tenants
         self.shared_state = stages.shared_state
@@ -228,6 +238,7 @@ class Orchestrator:
             task.listen(listener)
         self.stages.dispatcher.enqueue(task)
         self.stages.demand.queued(task)
+        self.stages.prediction.quotes.offered(task)
         for call in self.on_offered:
             call(task)
 
@@ -330,6 +341,20 @@ class Orchestrator:
         task.model = encoder.card.model
         stages.demand.needs(task)
         task.vocabulary = encoder.vocabulary
+        await self._read_prompt(task, encoder, prompt, reading)
+        self.run_watch.begin(task)
+        stages.admission.fit(task, encoder.card)
+        if task.job.grammar is not None:
+            await self._check_grammar(task, task.job.grammar, encoder.card)
+        stages.limits.charge(task)
+        if self.shared_state is not None and self.shared_state.limits is not None:
+            await self.shared_state.limits.take(task)
+
+    async def _read_prompt(
+        self, task: Task, encoder: PromptEncoder, prompt: Prompt, reading: Reading | None = None
+    ) -> None:
+        """Note what is known of a task's prompt. Raises ``TidegateError``."""
+        registry = self.stages.registry
         if reading is not None and reading.encoder is encoder:
             task.token_ids, task.prefix_hashes = reading.token_ids, reading.prefix_hashes
         else:
@@ -344,19 +369,13 @@ class Orchestrator:
         task.block_tokens = encoder.card.block_tokens
         if (
             not task.prefix_hashes
-            and stages.registry.prefixes
+            and registry.prefixes
             and task.block_tokens
             and _may_be_cached(task.job)
         ):
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
-        cached_blocks = stages.registry.prefixes.longest(task.prefix_hashes).values()
+        cached_blocks = registry.prefixes.longest(task.prefix_hashes).values()
         task.likely_cached = task.prompt_tokens_in(max(cached_blocks, default=0))
-        stages.admission.fit(task, encoder.card)
-        if task.job.grammar is not None:
-            await self._check_grammar(task, task.job.grammar, encoder.card)
-        stages.limits.charge(task)
-        if self.shared_state is not None and self.shared_state.limits is not None:
-            await self.shared_state.limits.take(task)
 
     async def _check_grammar(self, task: Task, grammar: Grammar, card: ModelCard) -> None:
         check = self.grammars
@@ -388,6 +407,24 @@ class Orchestrator:
         due_at = min(task.deadline.at, task.parts.cut_at)
         part = Part.FIRST_TOKEN if due_at < task.deadline.at else ""
         return await self.stages.encoding.run(steps, size, due_at, part, task.job.tenant)
+
+    async def quote(self, job: Job, prompt: Prompt | None, prompt_tokens: int) -> QuotedTask:
+        """The chance that a request is in time, by deadline, if it is sent now. Without a
+        ``prompt`` it is one of ``prompt_tokens`` of which nothing is cached. Nothing is offered.
+        Raises ``TidegateError``."""
+        self.stages.admission.require_open()
+        with self.limits.counted(job.key):
+            encoder = self.models.resolve(job.model)
+            task = Task(self._new_id(), job)
+            task.model = encoder.card.model
+            task.cache_salt = job.tenant if self.isolate_tenants else ""
+            if prompt is not None:
+                await self._read_prompt(task, encoder, prompt)
+            else:
+                task.token_ids = range(prompt_tokens)  # only their number counts
+                task.prompt_tokens = prompt_tokens
+            self.stages.admission.fit(task, encoder.card)
+            return QuotedTask(task, self.stages.prediction.quotes.quote(task))
 
     async def tokenize(
         self, model: str, prompt: Prompt, deadline: Deadline, key: str, tenant: str

@@ -91,6 +91,8 @@ TABLE: Final = (
     Entry("swap-cpu", "perf.swap", "", 65),
     Entry("full-cpu", "perf.service", f"--only {_SERVICE}", 440),
     Entry("shared-state", "perf.service", "--only state", 150),
+    Entry("processes", "perf.service", "--only processes", 150),
+    Entry("finish", "perf.service", "--only finish", 240),
     Entry("engine-cpu", "perf.engine", "--only decode prefill mixed prefix resume", 340),
     Entry(
         "engines-cpu",
@@ -126,6 +128,8 @@ TABLE: Final = (
         picture="goodput-traces.png",
     ),
     Entry("sim-cells", "perf.sim", "--cells --rows 16 --seeds 2 --processes 1", 320, beside=True),
+    Entry("sim-quotes", "perf.sim.quotes", "", 200, beside=True),
+    Entry("sim-slowed", "perf.sim.slowed", "", 200, beside=True),
     Entry(
         "chaos-kills",
         "perf.chaos",

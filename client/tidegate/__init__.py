@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from tidegate.listings import Instance, InstanceSlot, ModelInfo, TaskLine, TaskList
+    from tidegate.quotes import Quote, QuotedChance, Reservation
     from tidegate.requests import Message, Prompt, TaskOptions
     from tidegate.results import (
         Budget,
@@ -101,6 +102,7 @@ _MODULES: Final = {
     "tidegate.client": {"Client"},
     "tidegate.deadlines": {"Deadline", "DeadlineScope", "deadline", "remaining"},
     "tidegate.listings": {"Instance", "InstanceSlot", "ModelInfo", "TaskLine", "TaskList"},
+    "tidegate.quotes": {"Quote", "QuotedChance", "Reservation"},
     "tidegate.requests": {"Message", "Prompt", "TaskOptions"},
     "tidegate.retries": {"Retries"},
     "tidegate.sessions": {"Session", "SessionInfo", "SessionList"},
@@ -168,7 +170,10 @@ __all__ = [
     "Prompt",
     "ProtocolError",
     "Queued",
+    "Quote",
+    "QuotedChance",
     "Recipe",
+    "Reservation",
     "Retries",
     "Session",
     "SessionInfo",

@@ -45,7 +45,7 @@ class ChatOptions(SamplingOptions, total=False):
     response_format: Mapping[str, Any]
     structured_outputs: Mapping[str, Any]
     chat_template_kwargs: Mapping[str, Any]
-    on_deadline: Literal["error", "partial", "fit"]
+    on_deadline: Literal["error", "partial", "fit", "finish"]
     priority: Literal["interactive", "batch"]
     tenant: str
     session_id: str

@@ -1,5 +1,6 @@
 """The asynchronous client of Tidegate's API."""
 
+import math
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
@@ -22,6 +23,7 @@ from tidegate.errors import ProtocolError, error_class
 from tidegate.following import Feed, Follower, owned
 from tidegate.listings import Instance, InstanceList, ModelInfo, ModelList, TaskList
 from tidegate.operating import Operating
+from tidegate.quotes import Quote, quote_body
 from tidegate.requests import Message, Prompt, TaskOptions, task_body
 from tidegate.results import (
     EVENT_TYPES,
@@ -134,6 +136,27 @@ class Client:
         """
         key = idempotency_key or uuid.uuid4().hex
         return await self._submit(_submission(prompt, options, key))
+
+    async def quote(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        prompt_tokens: int | None = None,
+        accept: float | None = None,
+        hold: Deadline = 5000.0,
+        **options: Unpack[TaskOptions],
+    ) -> Quote:
+        """Ask for the chance that a task would be in time, by deadline, without sending it.
+
+        ``prompt_tokens`` stands for a prompt of that length. ``accept``, one of 0.5, 0.9 and 0.99,
+        reserves the earliest deadline with that chance, and ``hold`` is for how long; pass the
+        quote's ``reservation`` to the call that uses it. Raises ``ApiError``.
+        """
+        stated = options.get("deadline")
+        deadline = due(None if stated is None else to_seconds(stated))
+        body = quote_body(prompt, prompt_tokens, accept, hold, options, deadline.in_s)
+        call = Call("POST", "/v2/quote", body=body, ends_at=deadline.at)
+        return await self._transport.call(call, Quote)
 
     async def status(self, task_id: str) -> TaskStatus:
         """Get a task as it stands. Raises ``NotFound``."""
@@ -257,12 +280,16 @@ def _is_last(task: Submitted, event: Event) -> bool:
 
 def _submission(prompt: Prompt, options: TaskOptions, key: str) -> Call:
     """Request that hands in a task, its deadline counted from now. Raises ``DeadlineExceeded``."""
-    stated = options.get("deadline")
-    deadline = due(None if stated is None else to_seconds(stated))
+    stated, reservation = options.get("deadline"), options.get("reservation")
+    headers, stated_s = {"Idempotency-Key": key}, None if stated is None else to_seconds(stated)
+    deadline = own = due(stated_s)
+    if reservation is not None:
+        headers["X-Deadline"] = str(reservation.deadline_unix_ms)
+        deadline = due(min(reservation.left_s, math.inf if stated_s is None else stated_s))
     return Call(
         "POST",
         "/v2/tasks",
-        body=task_body(prompt, options, deadline.in_s),
-        headers={"Idempotency-Key": key},
+        body=task_body(prompt, options, own.in_s),
+        headers=headers,
         ends_at=deadline.at,
     )

@@ -1,11 +1,14 @@
 """Options and prompts of a task, and how they are spelled on the wire."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tidegate.deadlines import Deadline, to_seconds
 
-_DEADLINE_OPTIONS = ("deadline", "first_token", "token_gap")
+if TYPE_CHECKING:
+    from tidegate.quotes import Reservation
+
+_NOT_IN_BODY = ("deadline", "first_token", "token_gap", "reservation")
 
 
 class Message(TypedDict):
@@ -36,7 +39,8 @@ class TaskOptions(SamplingOptions, total=False):
     ``first_token`` is a deadline for that alone; then one more token is due every ``token_gap``. A
     conversation's ``session_id`` keeps what was computed for it for ``idle_keep_s`` seconds.
     ``calls_left`` are calls still to come under the same deadline. A ``durable`` task outlives the
-    orchestrator; an ``idempotent`` one may get another text after that.
+    orchestrator; an ``idempotent`` one may get another text after that. A ``reservation`` of a
+    quote states the deadline that it holds.
     """
 
     model: str
@@ -46,7 +50,7 @@ class TaskOptions(SamplingOptions, total=False):
     logprobs: int
     response_format: Mapping[str, Any]
     structured_outputs: Mapping[str, Any]
-    on_deadline: Literal["error", "partial", "fit"]
+    on_deadline: Literal["error", "partial", "fit", "finish"]
     on_disconnect: Literal["cancel", "continue"]
     priority: Literal["interactive", "batch"]
     tenant: str
@@ -59,6 +63,7 @@ class TaskOptions(SamplingOptions, total=False):
     deadline: Deadline
     first_token: Deadline
     token_gap: Deadline
+    reservation: "Reservation | None"
 
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -69,9 +74,7 @@ Kind = Literal["messages", "prompt", "prompt_token_ids"]
 
 def task_body(prompt: Prompt, options: TaskOptions, due_s: float | None) -> dict[str, Any]:
     """Body of a submission whose deadline is in ``due_s`` seconds; None states no deadline."""
-    body: dict[str, Any] = {
-        key: value for key, value in options.items() if key not in _DEADLINE_OPTIONS
-    }
+    body: dict[str, Any] = {key: value for key, value in options.items() if key not in _NOT_IN_BODY}
     if due_s is not None:
         body["deadline_ms"] = round(due_s * 1000)
     # A gap may well be a fraction of a millisecond, and nothing rounded to 0 is accepted.

@@ -18,6 +18,7 @@ from tidegate.chats import ChatAnswer, ChatDelta, ChatMessage, ChatOptions
 from tidegate.client import DEFAULT_BASE_URL, Client
 from tidegate.deadlines import Deadline
 from tidegate.listings import Instance, ModelInfo, TaskList
+from tidegate.quotes import Quote
 from tidegate.requests import Prompt, TaskOptions
 from tidegate.results import Event, Generation, Submitted, TaskStatus
 from tidegate.retries import Retries
@@ -249,6 +250,22 @@ class SyncClient:
         """Hand in a task and return at once. Raises ``ApiError`` if refused (``Client.submit``)."""
         return self._loop.run(
             lambda: self._client.submit(prompt, idempotency_key=idempotency_key, **options)
+        )
+
+    def quote(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        prompt_tokens: int | None = None,
+        accept: float | None = None,
+        hold: Deadline = 5000.0,
+        **options: Unpack[TaskOptions],
+    ) -> Quote:
+        """Ask for the chance that a task would be in time, by deadline (``Client.quote``)."""
+        return self._loop.run(
+            lambda: self._client.quote(
+                prompt, prompt_tokens=prompt_tokens, accept=accept, hold=hold, **options
+            )
         )
 
     def status(self, task_id: str) -> TaskStatus:

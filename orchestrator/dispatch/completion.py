@@ -11,6 +11,7 @@ from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.metrics import DispatchMetrics
+from orchestrator.dispatch.rescue import Rescuer
 from orchestrator.dispatch.resume import ending_of_complete_text
 from orchestrator.dispatch.retry import RETRYABLE, Fate, Retrier, RetryAfter, RetryDenied
 from orchestrator.errors import TidegateError
@@ -47,6 +48,7 @@ class Completion:
         self._prediction = prediction
         self._retrier = retrier
         self._hedger = hedger
+        self._rescuer = Rescuer(registry, prediction.forecaster)
         self._clock = clock
 
     def ended(self, attempt: Attempt, end: End, *, is_current: bool) -> RetryAfter | None:
@@ -144,6 +146,16 @@ class Completion:
             left = self._prediction.forecaster.residual_ms(task, now)
             if left[len(left) // 2] <= 1000 * (ends[attempt.address] - now):
                 continue
+            retry = self._retrier.decide(task, attempt.address, now, elsewhere=True, planned=True)
+            if retry is not None:
+                attempt.withdraw()
+                yield attempt, retry
+
+    def leave_slow(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
+        """Withdraw attempts that will probably miss where they run, and not elsewhere."""
+        now = self._clock.now()
+        for attempt in self._rescuer.due(in_flight, now):
+            task = attempt.task
             retry = self._retrier.decide(task, attempt.address, now, elsewhere=True, planned=True)
             if retry is not None:
                 attempt.withdraw()

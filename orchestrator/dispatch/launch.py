@@ -101,9 +101,7 @@ class Launcher:
             session=_session(task.job),
             session_keep_ms=1000 * task.job.idle_keep_s,
             # More calls of its run are to come, within the same time.
-            share_ms=task.deadline.left_ms(now) / (1 + task.calls_left)
-            if task.calls_left
-            else None,
+            share_ms=task.share_ms(now) if task.calls_left else None,
             # A first token that is late already is no longer urgent.
             first_token_budget_ms=1000 * first_due_s if 0 < first_due_s < math.inf else None,
             token_gap_ms=1000 * parts.token_gap_s if parts.token_gap_s < math.inf else None,

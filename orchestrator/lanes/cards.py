@@ -16,6 +16,7 @@ from worker.protocol import Feature, ModelCard, SamplingDefaults
 ALWAYS_LACKING = frozenset(
     {
         Feature.EMBEDDINGS,
+        Feature.FINISH,
         Feature.GRAMMAR,
         Feature.KV_EVENTS,
         Feature.PROMPT_LOGPROBS,

@@ -2,13 +2,14 @@
 
 from orchestrator.tasks.job import Job
 from orchestrator.tasks.task import Task
-from worker.protocol import Feature, Sampling
+from worker.protocol import Feature, OnDeadline, Sampling
 from worker.protocol import features_of as sampling_features
 
 NOTHING: frozenset[Feature] = frozenset()
 
 FIELDS = {
     Feature.EMBEDDINGS: "input",
+    Feature.FINISH: "on_deadline",
     Feature.GRAMMAR: "grammar",
     Feature.IGNORE_EOS: "ignore_eos",
     Feature.LOGIT_BIAS: "logit_bias",
@@ -32,6 +33,8 @@ def features_of(job: Job, sampling: Sampling) -> frozenset[Feature]:
     needed = [*job.placement.capabilities, *sampling_features(sampling)]
     if job.embeds:
         needed.append(Feature.EMBEDDINGS)
+    if job.on_deadline is OnDeadline.FINISH:
+        needed.append(Feature.FINISH)
     if job.grammar is not None:
         needed.append(Feature.GRAMMAR)
     if job.sampling.seed is not None and sampling.temperature:

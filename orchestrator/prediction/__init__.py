@@ -9,6 +9,7 @@
 - ``forecaster``     these together, for a task: its times, and its place in the queue
 - ``releases``, ``start_times``  when what waits will start
 - ``promises``       deadlines that were named to clients, and what keeping them takes
+- ``quotes``, ``reliability``  the chance by deadline before a request is sent, and reservations
 - ``feasibility``    certain to miss? refuse, observe, sample
 - ``calibration``    whether chances mean what they say
 """

@@ -40,6 +40,8 @@ LATE_PROMPT = 0.1
 _FIRST_GUESS_MS = 1000.0
 FIT_SHARE = 0.94
 """Share of its time budget that a ``fit`` answer is told to fill; the rest is for new arrivals."""
+ENDS_IN_TIME = (OnDeadline.FIT, OnDeadline.FINISH)
+"""Manners of answers that end in time once they have begun, however long they would get."""
 FIT_HEADROOM = 4
 """How many times longer than it is told a ``fit`` answer may get, if the machine turns out to be
 faster than it was, or less busy: it ends at its deadline all the same. KV is reserved for that."""
@@ -52,6 +54,10 @@ PROMISED = 12.0
 PROMISE_SLACK_MS = 0.8 * PROMISED * LEAST_WAIT_MS
 """Ms of slack at which promised work is about as urgent as other work."""
 _SERVING_TTL_S = 0.25
+_HIGH_SIGMAS = 2.05
+"""Standard deviations from the middle to ``StepModel.high``, its 98 % quantile."""
+_PACE_SIGMAS = (-1.28, -0.52, 0.0, 0.52, 1.28)
+"""Five equally likely places of a normal distribution, in standard deviations."""
 _NO_CAP = 2**20
 
 
@@ -180,7 +186,7 @@ class Forecaster:
     def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
         costs = self._costs_of(task.model, now)
         # Each of a run's calls gets an equal share of its time (``tasks.runs``).
-        share_ms = task.deadline.left_ms(now) / (1 + task.calls_left)
+        share_ms = task.share_ms(now)
         if costs is None:  # nothing is known yet: by deadline
             return Urgency(1.0, -share_ms / LEAST_WAIT_MS, 1.0)
         made = task.completion_tokens
@@ -188,14 +194,15 @@ class Forecaster:
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
         due = Due(share_ms, 1000 * (due_at - now))
         left = self._left(task)
-        if task.job.on_deadline is OnDeadline.FIT:  # as long as there is time for, whenever asked
+        if task.job.on_deadline in ENDS_IN_TIME:  # as long as there is time for, whenever asked
             most = max(1.0, (due.whole_ms - new * costs.prompt_ms) / costs.token_ms / SURE)
             left = tuple(min(tokens, most) for tokens in left)
         found = urgency(left, new, due, costs, wait_ms)
         if not task.is_promised or not found.chance:
             return found
         # Anything else is worth more: promised work runs as late as is safe.
-        long_ms = new * costs.prompt_ms + left[int(LONG * len(left))] * costs.token_ms * SURE
+        share = LONG if task.reserved_chance is None else task.reserved_chance
+        long_ms = new * costs.prompt_ms + left[int(share * len(left))] * costs.token_ms * SURE
         slack_ms = max(0.0, due.whole_ms - long_ms)
         return found._replace(log_urgency=PROMISED - slack_ms / LEAST_WAIT_MS)
 
@@ -319,6 +326,30 @@ class Forecaster:
         slow_ms *= (model.high / model.mid) ** self._safety[job.model]
         return AfterLoad(max(usual_ms, now.min_start_ms), max(usual_ms, slow_ms, now.min_start_ms))
 
+    def service_times_ms(self, task: Task, *, crowded: bool = False) -> tuple[float, ...]:
+        """How long ``task`` takes once it has started: equally likely times in ms, rising.
+
+        They differ by the answer's length and by the pace. ``crowded``: as if about twice as many
+        jobs ran beside it as do now.
+        """
+        capacity = self.capacity_of(task.model)
+        if not capacity.models:
+            return (_FIRST_GUESS_MS,)
+        rows = capacity.rows
+        model = min(capacity.models, key=lambda m: m.step_ms(rows) * m.mid)
+        if crowded:
+            rows = min(model.slots, 2 * rows + 1)
+        first_ms = model.service_ms(Work(task.prompt_tokens, task.likely_cached), rows)
+        token_ms = model.step_ms(rows) * model.mid
+        lengths = self._left(task)
+        if task.job.on_deadline in ENDS_IN_TIME:
+            lengths = (max(1.0, float(task.sampling.min_tokens)),)
+        spread = math.log(model.high / model.mid) / _HIGH_SIGMAS
+        paces = [math.exp(spread * sigmas) for sigmas in _PACE_SIGMAS]
+        return tuple(
+            sorted(pace * (first_ms + (n - 1) * token_ms) for n in lengths for pace in paces)
+        )
+
     def residual_ms(self, task: Task, now: float) -> tuple[float, ...]:
         """How long ``task`` will hold its place from ``now`` on, or once it has one: equally likely
         times in ms.
@@ -348,7 +379,7 @@ class Forecaster:
         task.fitted_tokens = None
         if tokens is not None and tokens < task.sampling.max_tokens:
             task.fitted_tokens = tokens
-            most = tokens if task.calls_left else FIT_HEADROOM * tokens
+            most = tokens if task.job.calls_left else FIT_HEADROOM * tokens
             if most < task.sampling.max_tokens and self._is_measured(task.model):
                 task.sampling = msgspec.structs.replace(task.sampling, max_tokens=most)
 
@@ -360,7 +391,8 @@ class Forecaster:
         if not capacity.models:
             return None
         work = Work(task.prompt_tokens, task.likely_cached)
-        room_ms = FIT_SHARE * budget_ms / (1 + task.calls_left)
+        between_ms = min(task.between_calls_ms, budget_ms / 2)
+        room_ms = FIT_SHARE * (budget_ms - between_ms) / (1 + task.calls_left)
         fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
         return max(1, task.sampling.min_tokens, fits)
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from orchestrator.prediction.calibration import Calibration, ChanceTally
 from orchestrator.prediction.feasibility import RefusalCounts, RefusalKind
+from orchestrator.prediction.quotes import BROKEN, Quotes
+from orchestrator.prediction.reliability import EDGES, ChanceBin
 from orchestrator.telemetry.metrics import Row, Samples
 
 
@@ -11,6 +13,13 @@ def _by_bin(read: Callable[[ChanceTally], int]) -> Callable[[Calibration], Sampl
     return lambda calibration: (
         ((priority, str(percent)), read(tally))
         for (priority, percent), tally in calibration.tallies.items()
+    )
+
+
+def _of_quotes(read: Callable[[ChanceBin], int]) -> Callable[[Quotes], Samples]:
+    floors = [f"{100 * edge:g}" for edge in (0.0, *EDGES)]
+    return lambda quotes: (
+        ((pressure, floors[at]), read(found)) for pressure, at, found in quotes.bins()
     )
 
 
@@ -78,5 +87,47 @@ CALIBRATION: tuple[Row[Calibration], ...] = (
         "Requests met, by the chance that they had when they were sent, in percent",
         _by_bin(lambda tally: tally.met),
         ("class", "bin"),
+    ),
+)
+
+
+QUOTES: tuple[Row[Quotes], ...] = (
+    Row("counter", "quotes", "quotes", "Quotes made", lambda quotes: quotes.made),
+    Row(
+        "counter",
+        "reservations",
+        "reservations",
+        "Deadlines that were reserved, by the chance with which they are to be kept, in percent",
+        lambda quotes: [((f"{100 * chance:g}",), quotes.reserved[chance]) for chance in BROKEN],
+        ("chance",),
+    ),
+    Row(
+        "counter",
+        "reservations_ended",
+        "reservations",
+        "Reserved deadlines of requests that have ended, by chance in percent, kept or broken",
+        lambda quotes: [
+            ((f"{100 * chance:g}", result), quotes.ended[chance, kept])
+            for chance in BROKEN
+            for result, kept in (("kept", True), ("broken", False))
+        ],
+        ("chance", "result"),
+    ),
+    Row(
+        "counter",
+        "quoted_chance",
+        "requests",
+        "Requests by how busy the instances were and by the chance of being in time that was "
+        "predicted when they came, in percent; of some requests, and before it is corrected",
+        _of_quotes(lambda found: found.given),
+        ("pressure", "bin"),
+    ),
+    Row(
+        "counter",
+        "quoted_met",
+        "requests",
+        "Requests met of those in tidegate_quoted_chance_total",
+        _of_quotes(lambda found: found.met),
+        ("pressure", "bin"),
     ),
 )

@@ -6,6 +6,7 @@ from orchestrator.prediction.calibration import Calibration
 from orchestrator.prediction.feasibility import Feasibility
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.prediction.promises import Promises
+from orchestrator.prediction.quotes import Quotes
 from orchestrator.prediction.start_times import StartTimes
 
 
@@ -16,5 +17,6 @@ class Prediction:
     forecaster: Forecaster
     start_times: StartTimes
     promises: Promises
+    quotes: Quotes
     feasibility: Feasibility
     calibration: Calibration

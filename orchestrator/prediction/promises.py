@@ -1,13 +1,18 @@
-"""Deadlines that the service has named as feasible, and what keeping them takes (DL-7, DL-16).
+"""Deadlines that the service has promised, and what keeping them takes (DL-7, DL-16).
 
-A refusal as infeasible names the earliest deadline that is not. A share of the capacity is reserved
-for a while, for a client that comes back with that deadline.
+A refusal as infeasible names the earliest deadline that is not, and a quote's deadline can be
+reserved (``quotes``). A share of the capacity is held for a while, for a client that comes back
+with that deadline.
 """
 
+import math
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from orchestrator.clock import Clock
+from orchestrator.errors import RateLimited
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.tasks.task import Task
 from worker.protocol import Outcome
@@ -16,15 +21,48 @@ PROMISED_SHARE = 0.5
 """Share of the capacity that promises are made of."""
 CLAIM_S = 2.0
 """Seconds after which a promise that nobody came back for is void."""
+MAX_HELD = 32
+"""Most reservations that a tenant may hold unused at once."""
 _MAX_PROMISES = 4096
 _SLOP_MS = 16
 """Most ms by which a deadline that is stated as a time span comes out later."""
 _LOST = (Outcome.MISSED, Outcome.PARTIAL, Outcome.REFUSED)
 
+Learn = Callable[[bool], None]
+"""Called at the end of a promised task with whether the promise was kept; not where the task was
+cancelled, or failed."""
+
 
 class _Promise(NamedTuple):
     work_ms: float
     made_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A deadline that is held for one request of a tenant, which is no larger than the quoted
+    one."""
+
+    tenant: str
+    unix_ms: int
+    """The deadline, in epoch milliseconds."""
+    chance: float
+    """Chance with which it is to be kept."""
+    held_until: float
+    """When it is void unless it was used, in seconds of the clock."""
+    work_ms: float
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    learn: Learn
+
+    def fits(self, task: Task) -> bool:
+        """Whether a task asks for no more than was quoted."""
+        return (
+            task.model == self.model
+            and task.prompt_tokens <= self.prompt_tokens
+            and task.sampling.max_tokens <= self.max_tokens
+        )
 
 
 class Promises:
@@ -35,6 +73,10 @@ class Promises:
         self._clock = clock
         self._open: OrderedDict[int, _Promise] = OrderedDict()
         """Open promises, by the deadline that was named, in epoch milliseconds."""
+        self._held: dict[tuple[str, int], Reservation] = {}
+        """Unused reservations, by tenant and deadline in epoch milliseconds."""
+        self._next_void = math.inf
+        """When the first of these is void, in seconds of the clock."""
         self._claimed: dict[str, Task] = {}
 
     def wait_ms(self) -> float:
@@ -48,7 +90,9 @@ class Promises:
             if now < promise.made_at + CLAIM_S:
                 break
             del self._open[unix_ms]
+        self._void(now)
         work_ms = sum(promise.work_ms for promise in self._open.values())
+        work_ms += sum(reservation.work_ms for reservation in self._held.values())
         work_ms += sum(task.work_ms for task in self._claimed.values())
         ready = len(self._forecaster.capacity_of("").models)
         return work_ms / (PROMISED_SHARE * max(1, ready))
@@ -59,21 +103,72 @@ class Promises:
         while len(self._open) > _MAX_PROMISES:
             self._open.popitem(last=False)
 
+    def reserve(
+        self, task: Task, unix_ms: int, chance: float, hold_s: float, learn: Learn
+    ) -> Reservation:
+        """Hold what ``task`` needs by about that deadline for its tenant. Raises ``RateLimited``
+        where the tenant holds too many."""
+        now, tenant = self._clock.now(), task.job.tenant
+        self._void(now)
+        mine = [one for one in self._held.values() if one.tenant == tenant]
+        if len(mine) >= MAX_HELD or len(self._held) >= _MAX_PROMISES:
+            first = min((one.held_until for one in mine or self._held.values()), default=now)
+            raise RateLimited(
+                f"{len(mine)} reservations are held unused, and {MAX_HELD} are the most: use them, "
+                "or hold them for less time",
+                retry_after_ms=max(1.0, 1000 * (first - now)),
+            )
+        while (tenant, unix_ms) in self._held:
+            unix_ms += 1
+        reservation = Reservation(
+            tenant=tenant,
+            unix_ms=unix_ms,
+            chance=chance,
+            held_until=now + hold_s,
+            work_ms=task.work_ms,
+            model=task.model,
+            prompt_tokens=task.prompt_tokens,
+            max_tokens=task.sampling.max_tokens,
+            learn=learn,
+        )
+        self._held[tenant, unix_ms] = reservation
+        self._next_void = min(self._next_void, reservation.held_until)
+        return reservation
+
     def claim(self, task: Task) -> None:
-        """Mark ``task`` as promised if its deadline was named; a promise is good for one task."""
+        """Mark ``task`` as promised if its deadline was reserved or named; either is good for one
+        task."""
         stated = task.deadline.unix_ms
+        place = task.job.tenant, stated
+        self._void(self._clock.now())
+        reservation = self._held.get(place)
+        if reservation is not None and reservation.fits(task):
+            del self._held[place]
+            task.reserved_chance = reservation.chance
+            self._mark(task, reservation.learn)
+            return
         for unix_ms in range(stated, stated - _SLOP_MS, -1):
             if self._open.pop(unix_ms, None) is not None:
-                task.is_promised = True
-                self._claimed[task.id] = task
-                task.on_end.append(self._ended)
+                self._mark(task, lambda kept: self._forecaster.promise_ended(task.model, kept=kept))
                 return
 
-    def _ended(self, task: Task) -> None:
+    def _mark(self, task: Task, learn: Learn) -> None:
+        task.is_promised = True
+        self._claimed[task.id] = task
+        task.on_end.append(lambda ended: self._ended(ended, learn))
+
+    def _ended(self, task: Task, learn: Learn) -> None:
         self._claimed.pop(task.id, None)
         assert task.ending is not None
         outcome = task.ending.outcome
         # A task that never got into the queue came too late, or found it full: no safety cures
         # that.
         if task.marks.queued and (outcome is Outcome.MET or outcome in _LOST):
-            self._forecaster.promise_ended(task.model, kept=outcome is Outcome.MET)
+            learn(outcome is Outcome.MET)
+
+    def _void(self, now: float) -> None:
+        """Forget reservations that nobody came for."""
+        if now < self._next_void:
+            return
+        self._held = {place: one for place, one in self._held.items() if now < one.held_until}
+        self._next_void = min((one.held_until for one in self._held.values()), default=math.inf)

@@ -27,6 +27,8 @@ _LEAST_MS = 10.0
 _WINDOW = 48
 _PARTS = 4
 _MAX_RATIO = math.log(4.0)
+_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Quantiles that stand for a distribution: a fifth of it each."""
 
 
 class RunningJob(Protocol):
@@ -69,6 +71,13 @@ class StartTimes:
         if task.is_promised:  # kept, but no sooner than it has to be
             return max(min(plain_ms, latest_ms), latest_ms - PROMISE_SLACK_MS)
         return min(start_ms, max(latest_ms, _LEAST_MS)) if task in self._queue else start_ms
+
+    def likely_ms(self, task: Task) -> tuple[float, ...]:
+        """Equally likely times in ms from now until ``task`` starts, as any other task, rising."""
+        plain_ms, part = self._plain_start_ms(task)
+        if not plain_ms:
+            return (0.0,)
+        return tuple(plain_ms * math.exp(self._ratios[part].at(share)) for share in _SHARES)
 
     def room_ms(self, model: str) -> float:
         """Ms from now until the queue has room for one more task: one starts, or gives up."""

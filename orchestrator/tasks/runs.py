@@ -35,7 +35,7 @@ MAX_RUNS = 16_384
 MAX_CALLS_LEFT = 1000
 
 
-class _Name(NamedTuple):
+class RunName(NamedTuple):
     """Name of a run, which is its key's and tenant's own."""
 
     key: str
@@ -56,7 +56,7 @@ class _Run:
 class RunNews(msgspec.Struct, frozen=True, array_like=True):
     """What happened to a run at one orchestrator."""
 
-    names: tuple[_Name, ...]
+    names: tuple[RunName, ...]
     calls: int | None = None
     """Number of calls that have not ended well yet, as a call has stated it; None where one has
     ended well."""
@@ -74,7 +74,7 @@ class Runs:
         """Called with what others have to know of the runs here."""
         self._clock = clock
         self._max_runs = max_runs
-        self._by_key: dict[str, OrderedDict[_Name, _Run]] = {}
+        self._by_key: dict[str, OrderedDict[RunName, _Run]] = {}
         """Runs of each key, by each of their names, the least recently used first."""
         self._count = 0
 
@@ -84,7 +84,7 @@ class Runs:
     def join(self, job: Job) -> Job:
         """``job`` with what its run says of it: the calls to come, and a deadline if it has none.
         The caller must ``follow`` its task. Runs on the event loop, as everything here."""
-        names = _names_of(job)
+        names = run_names(job)
         run = self._find(names)
         if run is None:
             if job.calls_left and names:
@@ -109,11 +109,11 @@ class Runs:
 
     def follow(self, task: Task) -> None:
         """Count the task's call once it has ended well."""
-        if task.job.calls_left is not None and _names_of(task.job):
+        if task.job.calls_left is not None and run_names(task.job):
             task.on_end.append(self._ended)
 
     def _ended(self, task: Task) -> None:
-        names = _names_of(task.job)
+        names = run_names(task.job)
         run = self._find(names)
         assert task.ending is not None
         if run is None or task.ending.error is not None or run.counted == task.job.arrived:
@@ -122,7 +122,7 @@ class Runs:
         self._call_ended(names, run)
         self.on_news(RunNews(tuple(names)))
 
-    def _call_ended(self, names: Sequence[_Name], run: _Run) -> None:
+    def _call_ended(self, names: Sequence[RunName], run: _Run) -> None:
         run.calls -= 1
         if run.calls < 1:
             for name in names:
@@ -130,7 +130,7 @@ class Runs:
 
     # ── together with other orchestrators ────────────────────────────────────────────────────
 
-    def _tell(self, names: Sequence[_Name], run: _Run) -> None:
+    def _tell(self, names: Sequence[RunName], run: _Run) -> None:
         deadline = run.deadline
         left_s = deadline.at - self._clock.now()
         self.on_news(RunNews(tuple(names), run.calls, left_s, deadline.unix_ms))
@@ -149,7 +149,7 @@ class Runs:
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
-    def _find(self, names: Sequence[_Name]) -> _Run | None:
+    def _find(self, names: Sequence[RunName]) -> _Run | None:
         for name in names:
             run = self._of_key(name).get(name)
             if run is not None:
@@ -158,7 +158,7 @@ class Runs:
                 self._forget(name)
         return None
 
-    def _remember(self, names: Sequence[_Name], run: _Run) -> None:
+    def _remember(self, names: Sequence[RunName], run: _Run) -> None:
         for name in names:
             own = self._by_key.setdefault(name.key, OrderedDict())
             self._count += name not in own
@@ -169,10 +169,10 @@ class Runs:
             most = max(self._by_key.values(), key=len)
             self._forget(next(iter(most)))
 
-    def _of_key(self, name: _Name) -> OrderedDict[_Name, _Run]:
+    def _of_key(self, name: RunName) -> OrderedDict[RunName, _Run]:
         return self._by_key.get(name.key) or OrderedDict()
 
-    def _forget(self, name: _Name) -> None:
+    def _forget(self, name: RunName) -> None:
         own = self._of_key(name)
         if own.pop(name, None) is not None:
             self._count -= 1
@@ -184,10 +184,10 @@ def _ignore(news: RunNews) -> None:
     pass
 
 
-def _names_of(job: Job) -> list[_Name]:
+def run_names(job: Job) -> list[RunName]:
     names = []
     if job.session_id:
-        names.append(_Name(job.key, job.tenant, job.session_id, ""))
+        names.append(RunName(job.key, job.tenant, job.session_id, ""))
     if job.trace is not None:
-        names.append(_Name(job.key, job.tenant, "", job.trace.trace_id))
+        names.append(RunName(job.key, job.tenant, "", job.trace.trace_id))
     return names

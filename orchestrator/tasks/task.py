@@ -134,6 +134,7 @@ class Task:
         "attempt",
         "attempts",
         "begun_by_weights",
+        "between_calls_ms",
         "block_tokens",
         "cache_salt",
         "cached_tokens",
@@ -181,6 +182,7 @@ class Task:
         "prompt_tokens",
         "rank",
         "refusal_sample",
+        "reserved_chance",
         "sampling",
         "spans",
         "stage",
@@ -201,8 +203,11 @@ class Task:
         self.parts = job.parts
         self.late_part: Part | None = None
         """The first part of the answer that came too late (DL-14)."""
-        self.calls_left = job.calls_left or 0
-        """Calls to come that the time until its deadline must suffice for, too."""
+        self.calls_left: float = job.calls_left or 0
+        """Calls to come that the time until its deadline must suffice for, too: as its client says,
+        or as many as are to be expected (``run_lengths``)."""
+        self.between_calls_ms = 0.0
+        """Ms that are expected to pass between these calls, in all."""
         self.correlation_id = job.correlation_id
         self.stage = Stage.RECEIVED
         self.marks = Marks(job.arrived)
@@ -238,6 +243,9 @@ class Task:
         self.is_promised = False
         """Whether its deadline is one that we named as feasible, which is kept before others
         are."""
+        self.reserved_chance: float | None = None
+        """The chance with which its deadline was reserved (``prediction.quotes``); None if it was
+        not."""
         self.is_unread = False
         """Whether its client is behind with reading: others may have its slot until it reads
         again."""
@@ -402,6 +410,12 @@ class Task:
             self.late_part = Part.TOKEN_GAP
         for listener in self.listeners:
             listener.tokens(self, delta)
+
+    def share_ms(self, now: float) -> float:
+        """Ms that this call may take of what is left: an equal part with each that is to come, of
+        the time that does not pass between them; that is half of it at most."""
+        left_ms = self.deadline.left_ms(now)
+        return (left_ms - min(self.between_calls_ms, left_ms / 2)) / (1 + self.calls_left)
 
     def restore(self) -> None:
         """Make an earlier process's text the task's, as far as it was not made again; listeners

@@ -6,6 +6,7 @@ from perf.service import (
     cancel,
     deadline,
     emitter,
+    finish,
     health,
     journal,
     kinds,
@@ -44,4 +45,5 @@ BENCHES: tuple[Bench, ...] = (
     journal.BENCH,
     shared_state.BENCH,
     processes.BENCH,
+    finish.BENCH,
 )

@@ -1,10 +1,13 @@
 """Runs of several calls under one deadline, and what their clients may say of it.
 
-An agent makes four calls, one after the other, with a tool's time between them, and its user waits
-for the last. Between agents come requests of other kinds. A run is kept when its last answer is
-there in time; one whose call failed is over. The same runs at the same times, with each manner:
+An agent makes some calls, one after the other, with a tool's time between them, and its user waits
+for the last: a planner two to four, a coder five to ten. Between agents come requests of other
+kinds. A run is kept when its last answer is there in time; one whose call failed is over. The same
+runs at the same times, with each manner:
 
 - ``nothing``   every call states the run's deadline, and no more
+- ``learnt``    every call states the run's deadline and its session; the service learns how many
+  calls are usually to come
 - ``split``     every call has a quarter of it to itself
 - ``rest``      every call has an equal share of what is left of it
 - ``calls``     every call states the run's deadline, and how many calls are still to come
@@ -18,6 +21,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from orchestrator.errors import TidegateError
 from orchestrator.service import Orchestrator
@@ -28,13 +32,14 @@ from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from worker.protocol import Delta, Outcome
 
-CALLS = 4
+CALLS = {"planner": (2, 4), "coder": (5, 10)}
+"""Least and most calls of a run, by agent; any number between is as likely."""
 RUN_SHARE = 0.5
 """Share (0 to 1) of the work that runs make up."""
 TOOL_S = 0.2
 PATIENCE = (2.0, 4.0, 8.0)
 MARGIN_MS = 500.0
-MANNERS = ("nothing", "split", "rest", "calls")
+MANNERS = ("nothing", "learnt", "split", "rest", "calls")
 SCENARIO = Scenario(SPEED, open_share=1.0)
 _LINGER_S = 30.0
 
@@ -44,6 +49,7 @@ class AgentRun:
     """Run of an agent. ``calls`` state no deadline of their own; ``tools_s`` come after each."""
 
     at_s: float
+    agent: str
     calls: Sequence[SimArrival]
     tools_s: Sequence[float]
     deadline_ms: float
@@ -75,13 +81,14 @@ def draw_load(per_s: float, seconds: float, seed: int) -> Iterator[AgentRun | Si
     others = SCENARIO.arrivals((1 - RUN_SHARE) * per_s, seconds, seed)
     calls = SCENARIO.arrivals(1e6, seconds, seed + 1)
     runs: list[AgentRun | SimArrival] = []
-    at_s = 0.0
-    while (at_s := at_s + rng.expovariate(RUN_SHARE * per_s / CALLS)) < seconds:
-        own = [next(calls) for _ in range(CALLS)]
+    at_s, mean = 0.0, sum(map(sum, CALLS.values())) / 2 / len(CALLS)
+    while (at_s := at_s + rng.expovariate(RUN_SHARE * per_s / mean)) < seconds:
+        agent = rng.choice(tuple(CALLS))
+        own = [replace(next(calls), tenant=agent) for _ in range(rng.randint(*CALLS[agent]))]
         tools_s = [rng.expovariate(1 / TOOL_S) for _ in own]
         service_ms = sum(SPEED.service_ms(one.prompt_tokens, one.length) for one in own)
         deadline_ms = rng.choice(PATIENCE) * service_ms + 1000 * sum(tools_s[:-1]) + MARGIN_MS
-        runs.append(AgentRun(at_s, own, tools_s, deadline_ms))
+        runs.append(AgentRun(at_s, agent, own, tools_s, deadline_ms))
     yield from sorted([*runs, *others], key=lambda one: one.at_s)
 
 
@@ -91,7 +98,7 @@ def measure(
     fleet: Fleet,
     *,
     seed: int,
-    warm_s: float = 5.0,
+    warm_s: float = 15.0,
 ) -> KeptRuns:
     """Simulate one manner under one load; what comes in the first ``warm_s`` is not counted."""
     return run_quietly(
@@ -117,25 +124,29 @@ async def _measure(
     async def client(one: AgentRun | SimArrival) -> None:
         counts = one.at_s >= warm_s
         if isinstance(one, SimArrival):
-            met = await _call(parts.orchestrator, clock, one, one.deadline_ms, None)
+            met = await _call(parts.orchestrator, clock, one, one.deadline_ms)
             kept.others += counts
             kept.others_kept += counts and met
             return
-        ends_at, done = clock.now() + one.deadline_ms / 1000, 0
+        ends_at, done, count = clock.now() + one.deadline_ms / 1000, 0, len(one.calls)
         for call, tool_s in zip(one.calls, one.tools_s, strict=True):
-            left_ms, calls_left = 1000 * (ends_at - clock.now()), CALLS - 1 - done
+            left_ms, calls_left = 1000 * (ends_at - clock.now()), count - 1 - done
             budget_ms = {
-                "split": min(left_ms, one.deadline_ms / CALLS),
+                "split": min(left_ms, one.deadline_ms / count),
                 "rest": left_ms / (1 + calls_left),
             }.get(manner, left_ms)
-            stated = calls_left if manner == "calls" else None
-            if not await _call(parts.orchestrator, clock, call, budget_ms, stated):
+            said: dict[str, Any] = {}
+            if manner == "learnt":
+                said = {"session_id": f"{one.agent} {one.at_s}"}
+            elif manner == "calls":
+                said = {"calls_left": calls_left}
+            if not await _call(parts.orchestrator, clock, call, budget_ms, **said):
                 break
             done += 1
             await asyncio.sleep(tool_s)
         kept.runs += counts
-        kept.runs_kept += counts and done == CALLS
-        kept.wasted_calls += done if counts and done < CALLS else 0
+        kept.runs_kept += counts and done == count
+        kept.wasted_calls += done if counts and done < count else 0
 
     def spawn(one: AgentRun | SimArrival) -> None:
         task = asyncio.ensure_future(client(one))
@@ -157,13 +168,13 @@ async def _call(
     clock: VirtualClock,
     arrival: SimArrival,
     budget_ms: float,
-    calls_left: int | None,
+    **said: Any,
 ) -> bool:
-    """Make one call; returns whether its answer came in time."""
+    """Make one call, of which its client says so much; returns whether its answer came in time."""
     job, prompt = new_job(arrival, clock.now(), budget_ms)
     listener = _EndListener()
     try:
-        await orchestrator.submit(replace(job, calls_left=calls_left), prompt, [listener])
+        await orchestrator.submit(replace(job, **said), prompt, [listener])
     except TidegateError:
         return False
     await listener.is_over.wait()
@@ -193,7 +204,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="of load per cell")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=75.0,
+        help="of load per cell, the first 15 of which do not count",
+    )
     parser.add_argument("--loads", type=float, nargs="+", default=[0.6, 0.9, 1.2, 1.6])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--manners", nargs="+", choices=MANNERS, default=list(MANNERS))

@@ -99,6 +99,7 @@ def simulate(
     linger_s: float = 5.0,
     watch: Callable[[Orchestrator, float], None] | None = None,
     kept: int | None = None,
+    new_driver: "Callable[[Orchestrator, VirtualClock, bool], Driver] | None" = None,
 ) -> SimRun:
     """Run ``arrivals`` to their ends, or to ``linger_s`` after the last came; then what is left is
     ended.
@@ -106,6 +107,8 @@ def simulate(
     ``events`` happen at their times. ``watch`` is called every millisecond; what it raises, the
     simulation does. With ``kept``, nothing but its deadline stops the arrival of that number (-1:
     none is meant), and no other refusal is sampled.
+
+    ``new_driver`` submits the arrivals, by default just as they are.
 
     ``settings`` are names in capitals, as in the environment without ``TIDEGATE_``.
     """
@@ -118,7 +121,7 @@ def simulate(
         parts, workers = new_orchestrator(fleet, clock, settings, random.Random(seed))
         orchestrator = parts.orchestrator
         parts.lifecycle.start()
-        driver = _Driver(orchestrator, clock, states_deadline)
+        driver = (new_driver or Driver)(orchestrator, clock, states_deadline)
         if kept is not None:
             orchestrator.refusals.in_sample = lambda task: task.correlation_id == _KEPT
         for number, arrival in enumerate(arrivals):
@@ -199,22 +202,22 @@ def _parts(arrival: SimArrival, now: float) -> Parts:
     return Parts(first_at, arrival.token_gap_ms / 1000, cut_at=first_at)
 
 
-class _Driver:
+class Driver:
     """Submits arrivals when they are due."""
 
     def __init__(
         self, orchestrator: Orchestrator, clock: VirtualClock, states_deadline: bool
     ) -> None:
         self.results: list[SimResult] = []
-        self._orchestrator = orchestrator
-        self._clock = clock
+        self.orchestrator = orchestrator
+        self.clock = clock
         self._states_deadline = states_deadline
         self._submitting: set[object] = set()
 
     def arrive(self, arrival: SimArrival, name: str) -> None:
         result = SimResult(arrival)
         self.results.append(result)
-        task = asyncio.ensure_future(self._submit(arrival, result, name))
+        task = asyncio.ensure_future(self.submit(arrival, result, name))
         self._submitting.add(task)
         task.add_done_callback(self._submitting.discard)
 
@@ -222,20 +225,23 @@ class _Driver:
         """Whether ``count`` arrivals have come, and each has its end."""
         return len(self.results) == count and all(result.endings for result in self.results)
 
-    async def _submit(self, arrival: SimArrival, result: SimResult, name: str) -> None:
-        now = self._clock.now()
+    async def submit(self, arrival: SimArrival, result: SimResult, name: str) -> None:
+        """Submit one arrival; ``name`` is its correlation id."""
         budget_ms = arrival.deadline_ms if self._states_deadline else _FOREVER_MS
-        job, prompt = new_job(arrival, now, budget_ms)
-        job = replace(job, correlation_id=name)
+        job, prompt = new_job(arrival, self.clock.now(), budget_ms)
+        await self.offer(replace(job, correlation_id=name), prompt, result)
+
+    async def offer(self, job: Job, prompt: tuple[int, ...], result: SimResult) -> None:
+        """Offer a job to the orchestrator; a refusal is its result."""
         try:
-            await self._orchestrator.submit(job, prompt, [_ResultListener(result)])
+            await self.orchestrator.submit(job, prompt, [ResultListener(result)])
         except TidegateError as error:
             result.outcome, result.code = Outcome.REFUSED, error.code
-            result.ended_s = self._clock.now()
+            result.ended_s = self.clock.now()
             result.endings += 1
 
 
-class _ResultListener:
+class ResultListener:
     """Records a task's end."""
 
     def __init__(self, result: SimResult) -> None:

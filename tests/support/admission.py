@@ -21,6 +21,7 @@ from orchestrator.prediction.feasibility import Feasibility, FeasibilityConfig
 from orchestrator.prediction.forecaster import Capacity, Forecaster
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.prediction.promises import Promises
+from orchestrator.prediction.quotes import Quotes
 from orchestrator.prediction.start_times import StartTimes
 from orchestrator.queue.order import QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
@@ -96,7 +97,12 @@ class Rig:
             FeasibilityConfig(**{"sample": 0.0} | feasibility),
         )
         prediction = Prediction(
-            self.forecaster, start_times, promises, self.feasibility, Calibration()
+            self.forecaster,
+            start_times,
+            promises,
+            Quotes(self.queue, self.forecaster, start_times, promises, self.clock),
+            self.feasibility,
+            Calibration(),
         )
         config = AdmissionConfig(floor_ms=10.0, default_max_tokens=64)
         self.admission = Admission(site, self.queue, placer, prediction, self.clock, config)

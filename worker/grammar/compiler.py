@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from worker.grammar.closing import Closing
 from worker.grammar.constraint import Constraint
 from worker.log import model_log
 from worker.protocol import Grammar, InvalidGrammar
@@ -35,12 +36,14 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, "tidegate-grammars")
 
-    def constraint(self, grammar: Grammar, begun: Sequence[int] = ()) -> Constraint:
+    def constraint(
+        self, grammar: Grammar, begun: Sequence[int] = (), closing: Closing | None = None
+    ) -> Constraint:
         """A ``Constraint`` for a job whose tokens ``begun`` were generated elsewhere; ready at once
         where the grammar is known and nothing was begun. Raises ``InvalidGrammar`` for what is
         refused without compiling."""
         grammar.check()
-        constraint = Constraint()
+        constraint = Constraint(closing)
         with self._lock:
             known = self._kept.get(grammar)
             if known is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from numpy.typing import NDArray
 
+from worker.grammar.closing import Closing
 from worker.protocol.grammar_source import problem
 
 if TYPE_CHECKING:
@@ -23,13 +24,14 @@ wait for each."""
 
 
 class Constraint:
-    """A grammar that a job's text must match. Once it ``is_ready``, or in a later step, ``error``
-    says why the text cannot match it: the job must end then.
+    """A grammar that a job's text must match, if there is any. Once it ``is_ready``, or in a later
+    step, ``error`` says why the text cannot match it: the job must end then.
 
     A thread of the compiler makes it ready; from then on one thread at a time uses it.
     """
 
     __slots__ = (
+        "_closing",
         "_consumed",
         "_is_complete",
         "_lock",
@@ -41,7 +43,9 @@ class Constraint:
         "is_ready",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, closing: Closing | None = None) -> None:
+        """``closing`` brings the text to a whole end in time; None lets it be cut."""
+        self._closing = closing
         self.is_ready = False
         self.is_dropped = False
         """Whether the job is over, so that nobody waits for the grammar any more."""
@@ -53,6 +57,11 @@ class Constraint:
         """Whether the text is complete: only its end may follow, if that has not come already."""
         self._on_ready: Callable[[], None] | None = None
         self._lock = threading.Lock()
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether the text was made to end because its deadline was near."""
+        return self._closing is not None and self._closing.has_begun
 
     def when_ready(self, call: Callable[[], None]) -> None:
         """Have ``call`` called, on any thread, once this is compiled or has failed."""
@@ -79,6 +88,8 @@ class Constraint:
 
     def advance(self, generated: Sequence[int]) -> None:
         """Follow the job's text to the end of ``generated`` (all of its tokens), or back to it."""
+        if self._closing is not None:
+            self._closing.follow(generated)
         matcher, known = self._matcher, self._consumed
         if matcher is None or self.error or len(generated) == known:
             return
@@ -94,6 +105,11 @@ class Constraint:
     def fill(self, words: "NDArray[np.uint32]", end: "NDArray[np.uint32]") -> None:
         """Set a bit in ``words`` [vocabulary / 32] for each token that may come next; ``end`` has
         those of the end tokens."""
+        self._fill(words, end)
+        if self._closing is not None and not (self.error or self._is_complete):
+            self._closing.restrict(words, end, self._matcher)
+
+    def _fill(self, words: "NDArray[np.uint32]", end: "NDArray[np.uint32]") -> None:
         matcher = self._matcher
         if matcher is None or self.error:
             words[:] = 0xFFFFFFFF  # whatever is drawn is not used

@@ -18,6 +18,8 @@ class Feature(StrEnum):
     """A capability that requests and operators may expect of an engine, and some engines lack."""
 
     EMBEDDINGS = "embeddings"
+    FINISH = "finish"
+    """Can bring a text to a whole end as its deadline nears."""
     GRAMMAR = "grammar"
     IGNORE_EOS = "ignore_eos"
     KV_EVENTS = "kv_events"

@@ -48,6 +48,9 @@ class OnDeadline(StrEnum):
     PARTIAL = "partial"
     FIT = "fit"
     """Admission shrinks ``max_tokens`` to what the deadline allows; ``PARTIAL`` to a worker."""
+    FINISH = "finish"
+    """The worker brings the text to a whole end in time: a sentence's, or one that its grammar
+    allows (DL-23); ``PARTIAL`` where it does not get there."""
 
 
 class Code(StrEnum):

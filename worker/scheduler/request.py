@@ -102,7 +102,7 @@ def make_request(job: Job, *, submitted_at: float, own_seed: int) -> Request:
     ``limit_tokens`` is set by the scheduler, which knows the capacity.
     """
     sampling = job.sampling
-    ends_cleanly = job.on_deadline is OnDeadline.PARTIAL
+    ends_cleanly = job.on_deadline in (OnDeadline.PARTIAL, OnDeadline.FINISH)
     certain = sampling.max_tokens if sampling.length_is_stated else sampling.min_tokens
     return Request(
         job=job,

@@ -14,6 +14,7 @@ many pile up, the engine's thread waits here, so that it cannot run ahead of wha
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import msgspec
@@ -35,6 +36,7 @@ from worker.log import service_log
 from worker.protocol import (
     AbortCause,
     End,
+    FinishReason,
     ModelCard,
     SwapReport,
     WorkerStats,
@@ -277,7 +279,7 @@ class Emitter:
                         job_reply.prompt(event)
                     else:
                         del job_replies[event.job]
-                        job_reply.finished(event)
+                        job_reply.finished(_as_told(event))
                 except Exception:
                     service_log.exception("event could not be applied; cancelling its job")
                     self._engine.cancel(event.job, AbortCause.CANCEL)
@@ -356,6 +358,15 @@ class Emitter:
             ),
             stuck_ms=self.stuck_ms,
         )
+
+
+def _as_told(event: JobFinished) -> JobFinished:
+    """A job's end as its client is told: a text that was made to end in time has not stopped by
+    itself."""
+    constraint = event.job.constraint
+    if event.reason is FinishReason.STOP and constraint is not None and constraint.has_closed:
+        return replace(event, reason=FinishReason.LENGTH)
+    return event
 
 
 def _handed_back(job: Job) -> JobFinished:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from worker.core import Clock, Job
 from worker.errors import ContextOverflow, RequestError, Unauthenticated, WorkerDraining
 from worker.log import service_log
-from worker.protocol import InvalidSampling, excerpt
+from worker.protocol import InvalidSampling, OnDeadline, excerpt
 from worker.protocol.tensors import PARAM_TOKEN
 from worker.service.access import Secret
 from worker.service.call import Call, seconds
@@ -75,16 +75,23 @@ class PlainIntake:
         _check_length(request.prompt, serving)
         token_ids = tokenizer.encode(request.prompt)
         fits = request.sampling_for(len(token_ids), card)
+        due_at = received + request.budget_ms / 1000
+        finishes = request.on_deadline is OnDeadline.FINISH
         jobs = [
             Job(
                 token_ids=token_ids,
                 sampling=sampling,
-                deadline=received + request.budget_ms / 1000,
+                deadline=due_at,
                 on_deadline=request.on_deadline,
                 correlation_id=excerpt(call.request_id, 128),
                 first_token_by=received + seconds(request.first_token_ms),
                 token_gap_s=seconds(request.token_gap_ms),
-                constraint=serving.constraints.of(request.grammar, sampling),
+                constraint=serving.constraints.of(
+                    request.grammar,
+                    sampling,
+                    finish_by=due_at if finishes else None,
+                    clock=self._clock,
+                ),
             )
             for sampling in map(fits.for_choice, range(request.n))
         ]

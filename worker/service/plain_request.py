@@ -160,7 +160,9 @@ def parse_plain(
     want_cumulative = bool(call.flag(names.RETURN_CUMULATIVE_LOGPROB))
     stated = _read_stated(call)
     if stated.on_deadline is OnDeadline.FIT:
-        raise InvalidCall("on_deadline fit needs the orchestrator's forecast; here: error, partial")
+        raise InvalidCall(
+            "on_deadline fit needs the orchestrator's forecast; here: error, partial, finish"
+        )
     if not 1 <= stated.n <= MAX_CHOICES:
         raise InvalidCall(f"n must be 1 to {MAX_CHOICES}, got {excerpt(stated.n)}")
     if stated.best_of not in (None, stated.n):

@@ -3,9 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from worker.core import EngineService, EventSink, Job, JobFinished, StepUnderWay
+from worker.grammar.closing import ClosingTables
 from worker.loaded import LoadedEngine
-from worker.protocol import AbortCause, Code, FinishReason, KvReport, ModelCard, WorkerStats
+from worker.protocol import (
+    AbortCause,
+    Code,
+    Feature,
+    FinishReason,
+    KvReport,
+    ModelCard,
+    WorkerStats,
+)
 from worker.service.constraints import Constraints
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
@@ -30,12 +41,25 @@ class Serving:
     @classmethod
     def of(cls, loaded: LoadedEngine, settings: WorkerSettings, card: ModelCard) -> "Serving":
         """Serve ``loaded``; ``card`` is its card, completed with what only the service knows."""
-        constraints = Constraints(loaded.grammars)
+        closings = _closings(loaded)
+        if closings is None:
+            lacks = tuple(sorted({*card.lacks, Feature.FINISH}))
+            card = msgspec.structs.replace(card, lacks=lacks)
+        constraints = Constraints(loaded.grammars, closings)
         return cls(loaded.engine, loaded.tokenizer, card, constraints, settings, loaded.load_ms)
 
     @property
     def max_message_bytes(self) -> int:
         return MESSAGE_BYTES + BYTES_PER_TOKEN * self.card.context_tokens
+
+
+def _closings(loaded: LoadedEngine) -> ClosingTables | None:
+    """Tables by which texts are brought to a whole end; None where the engine takes no masks, or
+    nothing is known of what tokens say."""
+    pieces = loaded.tokenizer.pieces
+    if pieces is None or loaded.grammars is None or Feature.GRAMMAR in loaded.card.lacks:
+        return None
+    return ClosingTables(pieces.__getitem__, loaded.card.vocab_size)
 
 
 class NoEngine:

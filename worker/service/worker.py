@@ -37,6 +37,7 @@ from worker.protocol import (
     LaneError,
     LaneMessage,
     ModelCard,
+    OnDeadline,
     Open,
     Pause,
     Resume,
@@ -250,14 +251,20 @@ class Worker:
             raise InvalidCall(f"handle {message.handle} is in use on this lane")
         constraint: Constraint | None = None
         end: End | None = None
+        now = self._clock()
         serving = self.serving
         try:
             self._check(message, serving.card)
             text = begun_text(serving.tokenizer, message)
             end = end_of_complete(text, message, serving.card)
             if end is None:
+                finishes = message.on_deadline is OnDeadline.FINISH
                 constraint = serving.constraints.of(
-                    message.grammar, message.sampling, message.begun
+                    message.grammar,
+                    message.sampling,
+                    message.begun,
+                    finish_by=now + message.budget_ms / 1000 if finishes else None,
+                    clock=self._clock,
                 )
         except (RequestError, InvalidSampling) as error:
             end = refused(message.handle, len(message.token_ids), error)
@@ -266,7 +273,6 @@ class Worker:
             self._emitter.post(lambda: self._emitter.end(lane, only))
             self._emitter.post(responder.close)
             return
-        now = self._clock()
         job = Job(
             token_ids=message.token_ids,
             sampling=message.sampling,

@@ -96,6 +96,11 @@ class Tokenizer:
         """Largest id of any token, added ones included; -1 without any."""
         return max(self._hf.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    @property
+    def pieces(self) -> TokenPieces | None:
+        """The bytes of each token's text; None where a text is more than these joined."""
+        return None if self._texts is None else self._texts.pieces
+
     @cached_property
     def longest_token_bytes(self) -> int:
         """Most bytes of text that any token stands for."""

@@ -12,6 +12,7 @@ from tidegate.cli.operate import drain, reload, swap
 from tidegate.cli.picker import picker
 from tidegate.cli.plan import plan
 from tidegate.cli.pool import pool
+from tidegate.cli.quote import quote
 from tidegate.cli.serve import serve
 from tidegate.cli.slot import slot
 from tidegate.cli.talk import chat
@@ -78,6 +79,7 @@ for command in (
     bench,
     doctor,
     plan,
+    quote,
     drain,
     swap,
     reload,

@@ -40,6 +40,7 @@ _EXPOSED = ", ".join(
         "X-Deadline-Clamped-Ms",
         "X-Deadline-Exceeded-By-Ms",
         "X-Deadline-Missed-Part",
+        "X-Deadline-Reserved",
         "X-Deadline-Source",
         "X-Fitted-Max-Tokens",
         "x-tidegate-ignored",

@@ -115,6 +115,8 @@ def task_headers(task: Task, now: float) -> dict[str, str]:
     else:
         budget = ending.budget
     headers = {"X-Deadline-Budget": str(budget), **deadline_headers(task.deadline)}
+    if task.reserved_chance is not None:
+        headers["X-Deadline-Reserved"] = f"{task.reserved_chance:g}"
     if task.fitted_tokens is not None:
         headers["X-Fitted-Max-Tokens"] = str(task.fitted_tokens)
     if ending is not None and ending.missed_part is not None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from orchestrator.api.anthropic.batches import MessageBatchRequest
 from orchestrator.api.anthropic.types import CountTokensRequest, MessagesRequest
 from orchestrator.api.kserve.types import GenerateRequest, InferRequest
+from orchestrator.api.native.quotes import QuoteRequest
 from orchestrator.api.native.slot_types import SlotRequest
 from orchestrator.api.native.types import SessionRequest, TaskRequest
 from orchestrator.api.openai.batches import BatchRequest
@@ -118,6 +119,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/messages": Operation(MessagesRequest, _BOTH),
     "POST /v1/messages/count_tokens": Operation(CountTokensRequest),
     "POST /v2/tasks": Operation(TaskRequest, statuses=(202,)),
+    "POST /v2/quote": Operation(QuoteRequest),
     "GET /v2/tasks": Operation(parameters=("status", "limit")),
     "GET /v2/tasks/{task_id}": _PLAIN,
     "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),

@@ -1,0 +1,120 @@
+"""``POST /v2/quote``: the chance that a request is in time, by deadline, before it is sent."""
+
+from typing import NamedTuple
+
+from aiohttp import web
+
+from orchestrator.api.http.body import read_body
+from orchestrator.api.http.context import ORCHESTRATOR
+from orchestrator.api.http.decode import Reader
+from orchestrator.api.http.fields import read_job_of
+from orchestrator.api.http.responses import json_response
+from orchestrator.api.native.types import TaskRequest
+from orchestrator.errors import InvalidRequest
+from orchestrator.prediction.promises import Reservation
+from orchestrator.prediction.quotes import BROKEN, ChanceBy
+from orchestrator.sessions.store import is_session
+from orchestrator.tasks.job import Api, Job, Prompt
+
+MAX_HOLD_MS = 30_000.0
+_MAX_PROMPT_TOKENS = 2**31
+
+
+class QuoteRequest(TaskRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A submission to ``/v2/tasks`` that is not sent, or its outline: instead of a prompt it may
+    state only how long that is (``prompt_tokens``)."""
+
+    prompt_tokens: int | None = None
+    accept: float | None = None
+    """Chance with which a deadline is to be reserved; None reserves nothing."""
+    hold_ms: float = 5000.0
+    """How long a reservation is held for the request that uses it, in ms."""
+
+
+class _Asked(NamedTuple):
+    job: Job
+    prompt: Prompt | None
+    prompt_tokens: int
+    accept: float | None
+    hold_ms: float
+
+
+_reader = Reader(QuoteRequest)
+
+
+async def quote(request: web.Request) -> web.Response:
+    """Quote a request, and reserve a deadline for it if asked to."""
+    orchestrator = request.app[ORCHESTRATOR]
+    asked = await read_body(request, _reader, lambda body: _read(request, body))
+    task, found = await orchestrator.quote(asked.job, asked.prompt, asked.prompt_tokens)
+    unix_ms = 1000 * orchestrator.clock.unix()
+
+    def described(point: ChanceBy) -> dict[str, object]:
+        return {
+            "chance": round(point.chance, 3),
+            "within_ms": round(point.within_ms, 1),
+            "deadline_unix_ms": round(unix_ms + point.within_ms),
+        }
+
+    answer: dict[str, object] = {
+        "model": task.model,
+        "prompt_tokens": task.prompt_tokens,
+        "max_tokens": task.sampling.max_tokens,
+        "curve": [described(point) for point in found.curve],
+        "stated": None if found.stated is None else described(found.stated),
+        "earliest": [described(point) for point in found.earliest],
+        "reservation": None,
+    }
+    if asked.accept is not None:
+        offer = next(one for one in found.earliest if one.chance == asked.accept)
+        held = orchestrator.stages.prediction.quotes.reserve(task, offer, asked.hold_ms / 1000)
+        answer["reservation"] = _reservation(held, unix_ms, asked.hold_ms)
+    return json_response(answer)
+
+
+def routes() -> list[web.RouteDef]:
+    return [web.post("/v2/quote", quote)]
+
+
+def _reservation(held: Reservation, unix_ms: float, hold_ms: float) -> dict[str, object]:
+    return {
+        "chance": held.chance,
+        "within_ms": round(held.unix_ms - unix_ms, 1),
+        "deadline_unix_ms": held.unix_ms,
+        "headers": {"X-Deadline": str(held.unix_ms)},
+        "held_until_unix_ms": round(unix_ms + hold_ms),
+    }
+
+
+def _read(request: web.Request, body: QuoteRequest) -> _Asked:
+    """Raises ``InvalidRequest``."""
+    if body.accept is not None and body.accept not in BROKEN:
+        raise InvalidRequest(
+            f"accept must be one of {', '.join(map(str, BROKEN))}: the chance with which the "
+            "reserved deadline is to be kept",
+            field="accept",
+        )
+    if not 0 < body.hold_ms <= MAX_HOLD_MS:
+        raise InvalidRequest(
+            f"hold_ms must be milliseconds above 0, and at most {MAX_HOLD_MS:g}", field="hold_ms"
+        )
+    job = read_job_of(request, body, Api.NATIVE, keep=False)
+    if is_session(job.session_id):
+        raise InvalidRequest(
+            "a conversation of /v2/sessions cannot be quoted by its id: state its whole length as "
+            "prompt_tokens, without session_id",
+            field="session_id",
+        )
+    if body.prompt_tokens is None:
+        return _Asked(job, body.prompt_of(), 0, body.accept, body.hold_ms)
+    if any(each is not None for each in (body.prompt, body.messages, body.prompt_token_ids)):
+        raise InvalidRequest(
+            "expected a prompt or prompt_tokens, its length alone, and got both",
+            field="prompt_tokens",
+        )
+    if not 0 < body.prompt_tokens < _MAX_PROMPT_TOKENS:
+        raise InvalidRequest(
+            "prompt_tokens must be a whole number above 0: the prompt's length in tokens",
+            field="prompt_tokens",
+        )
+    return _Asked(job, None, body.prompt_tokens, body.accept, body.hold_ms)

@@ -1,0 +1,205 @@
+"""Quotes: the chance that a request is in time, by deadline, before it is sent.
+
+A quote says two things of a request that somebody thinks of sending:
+
+- the chance of being in time if it is sent now as any other request, by deadline. Known are the
+  likely waits (``start_times``), lengths and paces; what such chances really came to is learnt,
+  and corrects them (``reliability``);
+- the earliest deadlines that can be reserved, with a chance of 50, 90 and 99 %. A reserved deadline
+  is a promise (``promises``): its work goes before all that is not promised. How much time a level
+  takes is learnt from the reservations that were kept or broken, so that in the long run the stated
+  share is kept, whatever the load does (Gibbs and Candès 2021, eq. 2).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from orchestrator.clock import Clock
+from orchestrator.prediction.feasibility import RESUBMIT_MS
+from orchestrator.prediction.forecaster import ENDS_IN_TIME, Forecaster
+from orchestrator.prediction.promises import Promises, Reservation
+from orchestrator.prediction.reliability import ChanceBin, Reliability
+from orchestrator.prediction.start_times import StartTimes
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.tasks.task import Task
+from worker.protocol import Outcome
+
+BROKEN: Final = {0.5: 0.5, 0.9: 0.1, 0.99: 0.005}
+"""Share of reservations that may be broken, by their stated chance. At 99 % half of what is stated,
+for a client counts on that."""
+POINTS: Final = 9
+"""Deadlines for which a quote states the chance."""
+_STRETCH_STEP: Final = 0.08
+_LEAST_STRETCH, _MAX_STRETCH = math.log(0.5), math.log(8.0)
+_PAUSE_S: Final = 0.1
+"""Least seconds between two requests of which it is learnt whether their chance was right: one
+prediction takes a millisecond."""
+
+
+class Pressure(StrEnum):
+    """How busy a model's instances are when a chance is predicted. A prediction errs in another way
+    in each."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    QUEUED = "queued"
+
+
+class ChanceBy(NamedTuple):
+    """The chance of being in time with ``within_ms`` from now until the deadline."""
+
+    within_ms: float
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What may be expected of one request. Times are ms from now."""
+
+    curve: tuple[ChanceBy, ...]
+    """Chances if it is sent now without a reservation; deadlines and chances rise."""
+    stated: ChanceBy | None
+    """The chance by the deadline that the request itself states; None if it states none."""
+    earliest: tuple[ChanceBy, ...]
+    """The earliest deadlines that can be reserved, by chance."""
+
+
+class Quotes:
+    """Makes quotes and reservations, and learns from what becomes of them."""
+
+    def __init__(
+        self,
+        queue: TaskQueue[Task],
+        forecaster: Forecaster,
+        start_times: StartTimes,
+        promises: Promises,
+        clock: Clock,
+    ) -> None:
+        self.made = 0
+        """How many quotes were made."""
+        self.reserved: Counter[float] = Counter()
+        """Reservations made, by their chance."""
+        self.ended: Counter[tuple[float, bool]] = Counter()
+        """Reservations that were used and ended, by their chance and by whether they were kept."""
+        self._queue = queue
+        self._forecaster = forecaster
+        self._start_times = start_times
+        self._promises = promises
+        self._clock = clock
+        self._reliability = {pressure: Reliability() for pressure in Pressure}
+        self._stretch = dict.fromkeys(BROKEN, 0.0)
+        """Logarithm of the factor by which a level's time is longer than predicted."""
+        self._next_at = 0.0
+
+    def bins(self) -> list[tuple[Pressure, int, ChanceBin]]:
+        """Outcomes of predicted chances, by pressure and number of the bin (``reliability``)."""
+        return [
+            (pressure, at, found)
+            for pressure, of in self._reliability.items()
+            for at, found in enumerate(of.bins)
+        ]
+
+    def quote(self, task: Task) -> Quote:
+        """Quote ``task``, which is read and fitted to its model, and will not be sent. Its deadline
+        and plan are left as some other ones."""
+        self.made += 1
+        now = self._clock.now()
+        stated = None if task.deadline.is_default else task.deadline.left_ms(now)
+        times_ms = self._forecaster.service_times_ms(task)
+        middle_ms = times_ms[len(times_ms) // 2]
+        wait_ms = self._waits_ms(task, now, 2 * middle_ms)[-1]
+        grid = np.geomspace(0.6 * times_ms[0], 1.5 * (wait_ms + times_ms[-1]), POINTS)
+        curve, best = [], 0.0
+        for within_ms in grid.tolist():
+            best = max(best, self._chance(task, times_ms, now, within_ms))
+            curve.append(ChanceBy(within_ms, best))
+        of_stated = None
+        if stated is not None:
+            of_stated = ChanceBy(stated, self._chance(task, times_ms, now, stated))
+        return Quote(tuple(curve), of_stated, self._earliest(task))
+
+    def reserve(self, task: Task, offer: ChanceBy, hold_s: float) -> Reservation:
+        """Reserve what a task needs by a deadline of its quote, for a client that comes with it
+        within ``hold_s`` seconds. Raises ``RateLimited``."""
+        unix_ms = math.ceil(1000 * self._clock.unix() + offer.within_ms)
+        learn = partial(self._used, offer.chance)
+        reservation = self._promises.reserve(task, unix_ms, offer.chance, hold_s, learn)
+        self.reserved[offer.chance] += 1
+        return reservation
+
+    # ── predicting ───────────────────────────────────────────────────────────────────────────
+
+    def _chance(self, task: Task, times_ms: Sequence[float], now: float, within_ms: float) -> float:
+        raw = self._raw_chance(times_ms, self._waits_ms(task, now, within_ms), within_ms)
+        return self._reliability[self._pressure(task.model)].calibrated(raw)
+
+    @staticmethod
+    def _raw_chance(
+        times_ms: Sequence[float], waits_ms: Sequence[float], within_ms: float
+    ) -> float:
+        return float((np.add.outer(waits_ms, times_ms) <= within_ms).mean())
+
+    def _waits_ms(self, task: Task, now: float, within_ms: float) -> tuple[float, ...]:
+        """Equally likely waits with that much time: more time means a later place."""
+        task.deadline = replace(task.deadline, at=now + within_ms / 1000, is_default=False)
+        self._forecaster.plan(task, now)
+        return self._start_times.likely_ms(task)
+
+    def _earliest(self, task: Task) -> tuple[ChanceBy, ...]:
+        """The earliest deadlines that can be reserved: after all that is promised already."""
+        times_ms = self._forecaster.service_times_ms(task, crowded=True)
+        before_ms = self._promises.wait_ms()
+        least_ms = self._forecaster.capacity_of(task.model).min_start_ms
+        found, latest_ms = [], 0.0
+        for chance in BROKEN:
+            takes_ms = max(times_ms[min(len(times_ms) - 1, int(chance * len(times_ms)))], least_ms)
+            within_ms = (before_ms + takes_ms) * math.exp(self._stretch[chance]) + RESUBMIT_MS
+            latest_ms = max(latest_ms, within_ms)
+            found.append(ChanceBy(latest_ms, chance))
+        return tuple(found)
+
+    def _pressure(self, model: str) -> Pressure:
+        if self._queue:
+            return Pressure.QUEUED
+        capacity = self._forecaster.capacity_of(model)
+        return Pressure.IDLE if capacity.free >= capacity.slots else Pressure.BUSY
+
+    # ── learning ─────────────────────────────────────────────────────────────────────────────
+
+    def offered(self, task: Task) -> None:
+        """Predict whether ``task``, which was just let in, is in time, and learn from its end. Done
+        for some of those that state a deadline which can be missed, once quotes are asked for."""
+        now = self._clock.now()
+        if (
+            not self.made
+            or now < self._next_at
+            or task.deadline.is_default
+            or task.is_promised
+            or task.job.on_deadline in ENDS_IN_TIME
+        ):
+            return
+        self._next_at = now + _PAUSE_S
+        times_ms = self._forecaster.service_times_ms(task)
+        waits_ms = self._start_times.likely_ms(task) if task in self._queue else (0.0,)
+        chance = self._raw_chance(times_ms, waits_ms, task.deadline.left_ms(now))
+        of = self._reliability[self._pressure(task.model)]
+        task.on_end.append(lambda ended: _learn(of, chance, ended))
+
+    def _used(self, chance: float, kept: bool) -> None:
+        """Learn from a reservation that was used."""
+        self.ended[chance, kept] += 1
+        stretch = self._stretch[chance] + _STRETCH_STEP * ((not kept) - BROKEN[chance])
+        self._stretch[chance] = min(max(stretch, _LEAST_STRETCH), _MAX_STRETCH)
+
+
+def _learn(of: Reliability, chance: float, task: Task) -> None:
+    ending = task.ending
+    if ending is not None and ending.outcome not in (Outcome.ABORTED, Outcome.FAILED):
+        of.add(chance, met=ending.outcome is Outcome.MET)

@@ -1,0 +1,230 @@
+"""Learns how many calls runs have whose clients do not say so, and how long passes between them.
+
+Calls are of one run where they have the same ``session_id``, or the same trace, and state the same
+deadline: an agent hands its user's deadline from call to call. Of each run it is learnt, once it is
+over, after how many calls it ended, by tenant and by what all calls of an agent begin with (its
+instructions). A call's share of the time then allows for the calls that are still to be expected
+after it, and for what an agent does between them.
+
+How many are still to come is the mean of what is left, by the shares of runs that ended after each
+number of calls (Kaplan and Meier 1958: a run that was cut short tells that it had at least that
+many). What is known of few runs leans on what is known of more: a tenant's agent on the tenant,
+this one on all. Nothing known means that nothing is to come.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final, NamedTuple
+
+from orchestrator.clock import Clock
+from orchestrator.tasks.runs import RunName, run_names
+from orchestrator.tasks.task import Task
+
+MAX_CALLS: Final = 128
+"""Most calls of a run that are told apart; after as many no more are expected."""
+MAX_WATCHED: Final = 16_384
+MAX_KINDS: Final = 4096
+SAME_S: Final = 0.02
+"""Seconds by which the deadlines of a run's calls may differ: some clients state what is left.
+Calls that follow each other more closely, each with as long a deadline, are rare."""
+HALF_LIFE: Final = 64
+"""Runs after which a run has half its weight."""
+_LEANING: Final = 3.0
+"""Weight, in runs, of what is known of a wider kind."""
+_LEAST_ALIVE: Final = 0.02
+_FEWEST: Final = 0.1
+"""Fewer expected calls than this are none."""
+_KEPT: Final = 0.5 ** (1 / HALF_LIFE)
+_GRACE_S: Final = 1.0
+
+
+class CallsToCome(NamedTuple):
+    """What is to be expected after a call: how many more, and ms that pass between them in all."""
+
+    calls: float
+    between_ms: float
+
+
+NONE_TO_COME: Final = CallsToCome(0.0, 0.0)
+
+Kind = tuple[object, ...]
+
+
+class _Node:
+    """Runs of one kind."""
+
+    __slots__ = ("between_s", "ended", "gaps", "reached")
+
+    def __init__(self) -> None:
+        self.reached = [0.0] * (MAX_CALLS + 1)
+        """Weight of the runs that had a call of that number."""
+        self.ended = [0.0] * (MAX_CALLS + 1)
+        """Weight of those that ended after it."""
+        self.between_s = 0.0
+        """Seconds between calls, summed over ``gaps`` of them."""
+        self.gaps = 0.0
+
+    def add(self, calls: int, *, ended: bool) -> None:
+        """Count a run that had that many calls, or at least as many if it has not ``ended``."""
+        calls = min(calls, MAX_CALLS)
+        self.reached = [_KEPT * weight for weight in self.reached]
+        self.ended = [_KEPT * weight for weight in self.ended]
+        for number in range(1, calls + 1):
+            # Whether a run that was cut short would have gone on after its last call, nobody knows.
+            self.reached[number] += ended or number < calls
+        self.ended[calls] += ended
+
+    def add_gap(self, seconds: float) -> None:
+        self.between_s = _KEPT * self.between_s + seconds
+        self.gaps = _KEPT * self.gaps + 1
+
+
+class RunLengths:
+    """Statistics of runs by kind. A kind is a chain of names, the widest first."""
+
+    def __init__(self) -> None:
+        self._nodes: OrderedDict[Kind, _Node] = OrderedDict()
+        """The least recently used first."""
+
+    def add(self, kinds: Sequence[Kind], calls: int, *, ended: bool) -> None:
+        """Count a run of these kinds, with that many calls."""
+        for kind in kinds:
+            self._node(kind).add(calls, ended=ended)
+
+    def add_gap(self, kinds: Sequence[Kind], seconds: float) -> None:
+        """Count the time from the end of one call to the next."""
+        for kind in kinds:
+            self._node(kind).add_gap(seconds)
+
+    def to_come(self, kinds: Sequence[Kind], made: int) -> CallsToCome:
+        """What is to be expected after call number ``made`` of a run of these kinds."""
+        nodes = [self._nodes[kind] for kind in kinds if kind in self._nodes]
+        if not nodes:
+            return NONE_TO_COME
+        calls, alive = 0.0, 1.0
+        for number in range(min(made, MAX_CALLS), MAX_CALLS + 1):
+            alive *= 1 - _ends_after(nodes, number)
+            calls += alive
+            if alive < _LEAST_ALIVE:
+                break
+        if calls < _FEWEST:
+            return NONE_TO_COME
+        between_s = next((one.between_s / one.gaps for one in reversed(nodes) if one.gaps), 0.0)
+        return CallsToCome(calls, 1000 * between_s * calls)
+
+    def _node(self, kind: Kind) -> _Node:
+        node = self._nodes.get(kind)
+        if node is None:
+            node = self._nodes[kind] = _Node()
+            if len(self._nodes) > MAX_KINDS:
+                self._nodes.popitem(last=False)
+        self._nodes.move_to_end(kind)
+        return node
+
+
+def _ends_after(nodes: Sequence[_Node], number: int) -> float:
+    """Share of runs with that many calls that have no more: by each node, leaning on the wider one
+    before it."""
+    share = 1.0
+    for node in nodes:
+        reached, ended = node.reached[number], node.ended[number]
+        share = (ended + _LEANING * share) / (reached + _LEANING)
+    return share
+
+
+@dataclass(eq=False, slots=True)
+class _Watched:
+    """A run that is under way."""
+
+    names: Sequence[RunName]
+    due_at: float
+    kinds: tuple[Kind, ...]
+    calls: int = 0
+    running: int = 0
+    ended_at: float = math.inf
+    """When its latest call ended; infinite if none has."""
+    is_cut: bool = False
+    """Whether a call of it did not end well: then the run ended for that, if it did."""
+
+
+class RunWatch:
+    """Follows runs that nobody announces, and says of each call what is to come after it. To be
+    used on the event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.lengths = RunLengths()
+        self._clock = clock
+        self._by_name: OrderedDict[RunName, _Watched] = OrderedDict()
+        """Runs that may be under way, the least recently used first."""
+        self._due: list[tuple[float, int, _Watched]] = []
+        """Runs by when they are over for certain: a heap."""
+        self._order = count()
+
+    def begin(self, task: Task) -> None:
+        """Note a call whose prompt is read, and set what its share of the time must allow for.
+        Nothing is done for a call that says itself how many are to come, or states no deadline, or
+        has neither session nor trace."""
+        job = task.job
+        if job.calls_left is not None or job.deadline.is_default:
+            return
+        names = run_names(job)
+        if not names:
+            return
+        self._forget_past()
+        run = self._run_of(task, names)
+        if not run.running:  # one beside another is no further call
+            run.calls += 1
+            if run.ended_at < job.arrived:
+                self.lengths.add_gap(run.kinds, job.arrived - run.ended_at)
+        run.running += 1
+        task.calls_left, task.between_calls_ms = self.lengths.to_come(run.kinds, run.calls)
+        task.on_end.append(lambda ended: self._call_ended(run, ended))
+
+    def _run_of(self, task: Task, names: Sequence[RunName]) -> _Watched:
+        due_at = task.deadline.at
+        known = {self._by_name.get(name) for name in names} - {None}
+        for run in known:
+            assert run is not None
+            if abs(run.due_at - due_at) <= SAME_S:
+                self._name(run, names)
+                return run
+            self._over(run)
+        kind = task.job.key, task.job.tenant
+        kinds: tuple[Kind, ...] = ((), kind, (*kind, task.prompt_kind.instructions))
+        run = _Watched(names, due_at, kinds)
+        self._name(run, names)
+        heappush(self._due, (due_at + _GRACE_S, next(self._order), run))
+        return run
+
+    def _name(self, run: _Watched, names: Sequence[RunName]) -> None:
+        run.names = list(dict.fromkeys((*run.names, *names)))
+        for name in run.names:
+            self._by_name[name] = run
+            self._by_name.move_to_end(name)
+        while len(self._by_name) > MAX_WATCHED:
+            self._by_name.popitem(last=False)
+
+    def _call_ended(self, run: _Watched, task: Task) -> None:
+        run.running -= 1
+        run.is_cut = task.ending is None or task.ending.error is not None
+        if not run.running:
+            run.ended_at = self._clock.now()
+
+    def _forget_past(self) -> None:
+        now = self._clock.now()
+        while self._due and self._due[0][0] <= now:
+            self._over(heappop(self._due)[2])
+
+    def _over(self, run: _Watched) -> None:
+        """Learn from a run that has no more calls."""
+        if not run.calls:
+            return
+        self.lengths.add(run.kinds, run.calls, ended=not (run.is_cut or run.running))
+        run.calls = 0
+        for name in run.names:
+            if self._by_name.get(name) is run:
+                del self._by_name[name]

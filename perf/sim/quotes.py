@@ -1,0 +1,208 @@
+"""``python -m perf.sim.quotes``: what quotes said, beside what became of it, in virtual time.
+
+Half facts, half stories of which nobody says how long they will be (``perf.load.cells``), bursts
+among them, on one instance with 64 slots, from half of its capacity to twice as much. Every client
+asks for a quote. Then
+
+- six in ten send the request with the deadline that they had in mind: of those who were told 80 %,
+  were 80 % in time?
+- three in ten reserve the earliest deadline with 50, 90 or 99 %, and send the request with it;
+- one in ten has no such thing as a quote, and takes what others would take: that percentile of the
+  latest hundred answers' times.
+"""
+
+import random
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.prediction.quotes import BROKEN
+from orchestrator.service import Orchestrator
+from orchestrator.tasks.deadline import Deadline
+from perf.load.cells import mixes
+from perf.report.bundle import BenchResult, Figure
+from perf.report.command import begin, new_console, new_parser, result
+from perf.report.stats import percentile
+from perf.sim.arrivals import SimArrival
+from perf.sim.loop import VirtualClock
+from perf.sim.scenes import CAPACITY_PER_S, ENGINES, Drawn
+from perf.sim.simulate import Driver, SimResult, new_job, simulate
+
+LOADS: Final = (0.5, 1.0, 1.5, 2.0)
+DEADLINES_MS: Final = (300.0, 500.0, 800.0, 1200.0, 2000.0, 3000.0, 5000.0)
+BINS: Final = ((0.0, 0.1), (0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.9), (0.9, 1.01))
+WARM_S: Final = 20.0
+"""Seconds at the beginning whose requests do not count: nothing is learnt by then."""
+_RESERVE_SHARE, _GUESS_SHARE = 0.3, 0.1
+_HOLD_S: Final = 1.0
+_LATEST: Final = 100
+_SETTINGS: Final = {"QUEUE__MAX_WAITING": "-1"}
+
+
+class Told(NamedTuple):
+    """What a client was told, and what became of its request."""
+
+    how: str
+    """``quoted`` for a chance by the client's own deadline, ``reserved``, or ``guessed`` from
+    percentiles."""
+    chance: float
+    within_ms: float
+    result: SimResult
+
+
+class QuotingDriver(Driver):
+    """Submits arrivals as clients that ask for quotes do."""
+
+    def __init__(
+        self, orchestrator: Orchestrator, clock: VirtualClock, states_deadline: bool
+    ) -> None:
+        super().__init__(orchestrator, clock, states_deadline)
+        self.told: list[Told] = []
+        self._quotes = orchestrator.stages.prediction.quotes
+        self._rng = random.Random(7)
+        self._open: list[SimResult] = []
+        self._took_ms: deque[float] = deque([1000.0], maxlen=_LATEST)
+        """Times of the latest answers that were in time."""
+
+    async def submit(self, arrival: SimArrival, result: SimResult, name: str) -> None:
+        drawn, level = self._rng.random(), self._rng.choice(tuple(BROKEN))
+        job, prompt = new_job(arrival, self.clock.now(), arrival.deadline_ms)
+        unix_ms = 0
+        if drawn < _GUESS_SHARE:
+            told = Told("guessed", level, self._percentile_ms(100 * level), result)
+        else:
+            task, quote = await self.orchestrator.quote(job, prompt, 0)
+            if drawn < _GUESS_SHARE + _RESERVE_SHARE:
+                offer = next(one for one in quote.earliest if one.chance == level)
+                unix_ms = self._quotes.reserve(task, offer, _HOLD_S).unix_ms
+                told = Told("reserved", level, unix_ms - 1000 * self.clock.unix(), result)
+            else:
+                assert quote.stated is not None
+                told = Told("quoted", quote.stated.chance, arrival.deadline_ms, result)
+        self.told.append(told)
+        self._open.append(result)
+        result.arrival = replace(arrival, deadline_ms=told.within_ms)
+        deadline = Deadline(self.clock.now() + told.within_ms / 1000, unix_ms)
+        await self.offer(replace(job, deadline=deadline, correlation_id=name), prompt, result)
+
+    def _percentile_ms(self, q: float) -> float:
+        for one in self._open:
+            if one.met:
+                self._took_ms.append(1000 * (one.ended_s - one.arrival.at_s))
+        self._open = [one for one in self._open if not one.endings]
+        return percentile(list(self._took_ms), q)
+
+
+def told_under(load: float, seconds: float, seed: int) -> list[Told]:
+    """What clients were told at ``load`` times the capacity, after the first seconds."""
+    mix = next(one for one in mixes(load * CAPACITY_PER_S) if one.name == "capacity")
+    streams = tuple(replace(each, deadlines_ms=DEADLINES_MS) for each in mix.streams)
+    drivers: list[QuotingDriver] = []
+
+    def new_driver(
+        orchestrator: Orchestrator, clock: VirtualClock, states_deadline: bool
+    ) -> QuotingDriver:
+        drivers.append(QuotingDriver(orchestrator, clock, states_deadline))
+        return drivers[-1]
+
+    simulate(
+        Drawn(replace(mix, streams=streams)).arrivals(WARM_S + seconds, seed),
+        ENGINES["64"].fleet,
+        _SETTINGS,
+        seed=seed,
+        linger_s=10.0,
+        new_driver=new_driver,
+    )
+    return [one for one in drivers[0].told if one.result.arrival.at_s > WARM_S]
+
+
+def figures_of(load: float, runs: Sequence[Sequence[Told]]) -> list[Figure]:
+    """Figures of one load, over the seeds."""
+
+    def figure(key: str, label: str, samples: list[float], unit: str = "") -> Figure:
+        return Figure.of(f"{load:g}x.{key}", label, unit, samples, better="neither")
+
+    found = [
+        figure("error", "mean distance of stated from true chance", [_error(run) for run in runs])
+    ]
+    for low, high in BINS:
+        met = [_met_share(_in_bin(run, low, high)) for run in runs if _in_bin(run, low, high)]
+        if met:
+            label = f"met of those quoted {100 * low:.0f} to {min(100 * high, 100):.0f} %"
+            found.append(figure(f"quoted.{100 * low:.0f}", label, met))
+    for how in ("reserved", "guessed"):
+        for level in BROKEN:
+            name, of = f"{how}.{100 * level:g}", [_of(run, how, level) for run in runs]
+            found.append(
+                figure(name, f"met of those {how} with {100 * level:g} %", [*map(_met_share, of)])
+            )
+            within = [percentile([one.within_ms for one in each], 50) for each in of]
+            label = f"time until the deadline, {how} with {100 * level:g} %"
+            found.append(figure(f"{name}.within_ms", label, within, "ms"))
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("--loads", nargs="+", type=float, default=LOADS, metavar="TIMES")
+    parser.add_argument("--seconds", type=float, default=120.0, metavar="S")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N")
+    args = parser.parse_args(argv)
+    recording, console = begin(parser, args, "perf.sim.quotes", *argv), new_console()
+    results: list[BenchResult] = []
+    for load in args.loads:
+        with result(
+            results, f"quotes-{load:g}x", f"quotes at {load:g} times the capacity"
+        ) as found:
+            runs = [told_under(load, args.seconds, seed) for seed in range(1, args.seeds + 1)]
+            found += figures_of(load, runs)
+            show(load, found, console)
+        if results[-1].failed:
+            console.print(results[-1].failed, style="red")
+    recording.save(recording.bundle(results))
+    return 1 if any(one.failed for one in results) else 0
+
+
+def show(load: float, figures: Sequence[Figure], console: Console) -> None:
+    table = Table(title=f"{load:g} times the capacity", title_justify="left")
+    for name in ("figure", "median", "lowest", "highest"):
+        table.add_column(name, justify="left" if name == "figure" else "right")
+    for one in figures:
+        spelled = "{:.0f} ms" if one.unit else "{:.3f}"
+        row = (spelled.format(value) for value in (one.median, one.low, one.high))
+        table.add_row(one.label, *row)
+    console.print(table)
+
+
+def _of(run: Sequence[Told], how: str, level: float) -> list[Told]:
+    return [one for one in run if one.how == how and one.chance == level]
+
+
+def _in_bin(run: Sequence[Told], low: float, high: float) -> list[Told]:
+    return [one for one in run if one.how == "quoted" and low <= one.chance < high]
+
+
+def _met_share(told: Sequence[Told]) -> float:
+    return sum(one.result.met for one in told) / max(1, len(told))
+
+
+def _error(run: Sequence[Told]) -> float:
+    """Mean distance of the share that was met from the mean chance, over the bins, by the number of
+    requests in each (expected calibration error)."""
+    quoted = [one for one in run if one.how == "quoted"]
+    off = 0.0
+    for low, high in BINS:
+        told = _in_bin(run, low, high)
+        if told:
+            mean = sum(one.chance for one in told) / len(told)
+            off += len(told) * abs(_met_share(told) - mean)
+    return off / max(1, len(quoted))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

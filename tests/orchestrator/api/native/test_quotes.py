@@ -1,0 +1,175 @@
+"""``POST /v2/quote`` in front of an instance of a known pace: 10 ms a token for one."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.prediction import StepModel
+from orchestrator.prediction.forecaster import Capacity
+from orchestrator.prediction.promises import MAX_HELD
+from tests.orchestrator.conftest import MakeService, Service
+from tests.support.fake_worker import FakeWorker
+
+PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0, steps=1000)
+STATED = {"prompt": "x", "max_tokens": 100, "ignore_eos": True}
+
+
+def at_pace(service: Service) -> Service:
+    """A service whose instance has a known pace, and whose time stands still but for leaps."""
+    service.hold_time()
+    service.parts.forecaster.capacity_of = lambda model: Capacity((PACE,), 64, 64, 0.0, 64)
+    return service
+
+
+@pytest.fixture
+def paced(service: Service) -> Service:
+    return at_pace(service)
+
+
+async def ask(
+    service: Service, status: int = 200, headers: dict[str, str] | None = None, **body: Any
+) -> Any:
+    asked = STATED | body
+    asked = {name: value for name, value in asked.items() if value is not None}
+    async with service.http.post("/v2/quote", json=asked, headers=headers) as response:
+        answer = await response.json()
+        assert response.status == status, answer
+        return answer.get("error", answer)
+
+
+async def use(service: Service, reservation: Any, **body: Any) -> str | None:
+    """Send the request; returns the chance that its answer says it was reserved with."""
+    asked, headers = STATED | body, reservation["headers"]
+    async with service.http.post("/v1/completions", json=asked, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        await response.read()
+        return response.headers.get("X-Deadline-Reserved")
+
+
+async def test_a_quote_tells_the_chance_by_deadline_and_offers_nothing(
+    paced: Service, worker: FakeWorker
+) -> None:
+    answer = await ask(paced)
+    assert (answer["prompt_tokens"], answer["max_tokens"]) == (1, 100)
+    curve = answer["curve"]
+    assert [point["within_ms"] for point in curve] == sorted(p["within_ms"] for p in curve)
+    assert [point["chance"] for point in curve] == sorted(p["chance"] for p in curve)
+    assert curve[0]["chance"] < 0.1 and curve[-1]["chance"] > 0.9
+    assert curve[0]["within_ms"] < 1000 < curve[-1]["within_ms"]  # 100 tokens at 10 ms
+    now_ms = 1000 * paced.clock.unix()
+    assert curve[0]["deadline_unix_ms"] == pytest.approx(now_ms + curve[0]["within_ms"], abs=1)
+    assert answer["stated"] is answer["reservation"] is None
+    assert [one["chance"] for one in answer["earliest"]] == [0.5, 0.9, 0.99]
+    within = [one["within_ms"] for one in answer["earliest"]]
+    assert within == sorted(within) and within[0] > 900
+    assert worker.submits == [] and paced.outcomes() == []
+    assert paced.metric("tidegate_quotes_total") == 1
+    assert paced.orchestrator.live_tasks == 0
+
+
+@pytest.mark.parametrize(("deadline_ms", "least", "most"), [(200, 0, 0.1), (5000, 0.9, 1)])
+async def test_a_stated_deadline_has_its_own_chance(
+    paced: Service, deadline_ms: float, least: float, most: float
+) -> None:
+    stated = (await ask(paced, deadline_ms=deadline_ms))["stated"]
+    assert least <= stated["chance"] <= most
+    assert stated["within_ms"] == pytest.approx(deadline_ms)
+
+
+async def test_an_outline_is_quoted_as_a_prompt_of_its_length(paced: Service) -> None:
+    short = await ask(paced, prompt=None, prompt_tokens=1)
+    long = await ask(paced, prompt=None, prompt_tokens=400)
+    assert long["prompt_tokens"] == 400
+    for one, other in zip(short["earliest"], long["earliest"], strict=True):
+        assert other["within_ms"] > one["within_ms"] + 20
+
+
+async def test_a_reserved_deadline_is_kept_for_the_request_that_states_it(paced: Service) -> None:
+    reservation = (await ask(paced, accept=0.99))["reservation"]
+    assert reservation["chance"] == 0.99
+    promises = paced.orchestrator.stages.prediction.promises
+    assert promises.wait_ms() > 1000  # nothing else that is promised gets this time
+    assert await use(paced, reservation) == "0.99"
+    assert promises.wait_ms() == 0
+    assert await use(paced, reservation) is None  # it is good for one request
+    assert paced.outcomes() == ["met", "met"]
+    assert paced.metric("tidegate_reservations_total", chance="99") == 1
+    assert paced.metric("tidegate_reservations_ended_total", chance="99", result="kept") == 1
+
+
+async def test_a_larger_request_is_served_as_any_other(paced: Service) -> None:
+    reservation = (await ask(paced, accept=0.9))["reservation"]
+    assert await use(paced, reservation, max_tokens=101) is None
+    assert await use(paced, reservation, max_tokens=50) == "0.9"
+
+
+async def test_a_reservation_that_nobody_uses_is_void(paced: Service) -> None:
+    reservation = (await ask(paced, accept=0.9, hold_ms=200))["reservation"]
+    paced.leap(0.3)
+    assert paced.orchestrator.stages.prediction.promises.wait_ms() == 0
+    assert await use(paced, reservation) is None
+
+
+async def test_another_tenant_has_no_use_of_a_reservation(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = at_pace(await make_service(worker))
+    reservation = (await ask(service, accept=0.99, tenant="a"))["reservation"]
+    assert await use(service, reservation, tenant="b") is None
+    assert await use(service, reservation, tenant="a") == "0.99"
+
+
+async def test_reservations_wait_for_one_another_and_are_bounded(paced: Service) -> None:
+    within = []
+    for _ in range(MAX_HELD):
+        reservation = (await ask(paced, accept=0.5, hold_ms=1000))["reservation"]
+        within.append(reservation["within_ms"])
+    assert within == sorted(within) and within[-1] > 2 * within[0]
+    error = await ask(paced, 429, accept=0.5)
+    assert "32 reservations" in error["message"]
+    await ask(paced)  # a quote alone takes nothing
+    paced.leap(1.1)
+    assert (await ask(paced, accept=0.5))["reservation"]["within_ms"] == pytest.approx(within[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"accept": 0.8}, "accept"),
+        ({"accept": 0.9, "hold_ms": 0}, "hold_ms"),
+        ({"accept": 0.9, "hold_ms": 31_000}, "hold_ms"),
+        ({"prompt_tokens": 5}, "prompt_tokens"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": None, "prompt_tokens": 0}, "prompt_tokens"),
+        ({"prompt": None, "prompt_tokens": 10**9}, "prompt"),
+    ],
+)
+async def test_what_cannot_be_quoted_is_refused_by_name(
+    paced: Service, body: dict[str, Any], field: str
+) -> None:
+    error = await ask(paced, 400, **body)
+    assert field in error["message"]
+
+
+async def test_a_model_that_is_not_there_is_not_quoted(paced: Service) -> None:
+    error = await ask(paced, 404, model="nobody")
+    assert "nobody" in error["message"]
+
+
+async def test_a_service_that_goes_down_quotes_nothing(paced: Service) -> None:
+    paced.orchestrator.stages.admission.draining = True
+    await ask(paced, 503)
+    paced.orchestrator.stages.admission.draining = False
+
+
+async def test_chances_learn_from_what_became_of_requests(paced: Service) -> None:
+    """Only once quotes are asked for: a prediction takes a millisecond."""
+    body = STATED | {"deadline_ms": 1100}
+    for asks in (False, True):
+        if asks:
+            await ask(paced)
+        async with paced.http.post("/v1/completions", json=body) as response:
+            assert response.status == 200
+            await response.read()
+        bins = paced.orchestrator.stages.prediction.quotes.bins()
+        assert sum(found.given for _, _, found in bins) == asks

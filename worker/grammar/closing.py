@@ -1,0 +1,278 @@
+"""Brings a text to a whole end as its deadline nears (DL-23), for ``on_deadline: finish``.
+
+As a row's deadline comes near, by the pace of its own tokens, what may come next is narrowed:
+
+- without a grammar, the text ends with the first sentence that ends; with the last tokens one is
+  made to end. A fenced block of code is closed first.
+- with a grammar, the shortest way to a text that matches is looked for in time, and taken when no
+  more tokens than it needs are left.
+
+Used by the masks' thread; whichever engine takes masks can do this.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Words = NDArray[np.uint32]
+
+MARGIN: Final = 4
+"""Tokens that are kept for steps that take longer than usual, and for the way back."""
+FORCED: Final = 2
+"""Tokens with which a sentence is made to end: a mark, and the end token."""
+LEAST_WINDOW, MAX_WINDOW = 8, 48
+"""Bounds on the last tokens, a quarter of all, within which the next sentence's end ends a text."""
+MAX_PATH: Final = 256
+"""Most tokens of a way to a matching end that is looked for."""
+_LOOK_AHEAD: Final = 24
+"""Tokens more than the shortest way with which it is looked for anew after each token."""
+_LOOK_EVERY: Final = 16
+_CANDIDATES: Final = 4096
+_PACE_SMOOTHING: Final = 1 / 8
+_SPREADS: Final = 2.0
+"""Mean deviations that are added to the mean time of a token."""
+_MAX_GAP: Final = 4.0
+"""Times the usual pace beyond which a gap says nothing of it: the job was paused."""
+
+_FENCE: Final = b"```"
+_FENCE_END: Final = b"\n```"
+_MARKS: Final = (".", "!", "?", "。", "！", "？")
+_SENTENCE_END: Final = re.compile(
+    rb"(?:(?<!\d)\.|[!?]|\xe2\x80\xa6|\xe3\x80\x82|\xef\xbc\x81|\xef\xbc\x9f)"
+    rb"(?:[\"')\]*_]|\xe2\x80\x9d|\xe2\x80\x99|\xc2\xbb)*\s*\Z"
+    rb"|\d\.\s+\Z"
+)
+"""A mark, with closing quotes and brackets behind it. A number's dot is none, unless a space
+follows."""
+_CLOSERS: Final = re.compile(rb"[\"'\]}>)\s]+")
+_SIMPLE: Final = (
+    b"0",
+    b"1",
+    b"null",
+    b"true",
+    b"false",
+    b"[]",
+    b"{}",
+    b'""',
+    b":",
+    b",",
+    b"a",
+    b"-",
+)
+
+
+class ClosingTables:
+    """What of a vocabulary ends texts. Made once for a model, on first use."""
+
+    def __init__(self, piece_of: Callable[[int], bytes], vocab_size: int) -> None:
+        """``piece_of`` gives a token's bytes of text, none for special tokens."""
+        self.piece_of = piece_of
+        self._vocab_size = vocab_size
+
+    @cached_property
+    def marks(self) -> Words:
+        """Bits of the tokens that are a sentence's mark and nothing else [vocabulary / 32]."""
+        marks = {mark.encode() for mark in _MARKS}
+        return self._words(token for token, piece in self._pieces if piece in marks)
+
+    @cached_property
+    def fence_end(self) -> list[int]:
+        """Tokens that close a fenced block, as few as there are."""
+        return self._spelled(_FENCE_END)
+
+    @cached_property
+    def closers(self) -> NDArray[np.int64]:
+        """Tokens in the order in which they bring a structured text to its end: what closes most
+        first, then the shortest values, then single characters."""
+        ranked = []
+        for token, piece in self._pieces:
+            if _CLOSERS.fullmatch(piece) and not piece.isspace():
+                ranked.append((0, -len(piece.strip()), len(piece), token))
+            elif piece in _SIMPLE:
+                ranked.append((1, _SIMPLE.index(piece), 0, token))
+            elif len(piece) == 1 and 0x20 < piece[0] < 0x7F:
+                ranked.append((2, 0, 0, token))
+        return np.array([rank[-1] for rank in sorted(ranked)[:_CANDIDATES]], np.int64)
+
+    @cached_property
+    def _pieces(self) -> list[tuple[int, bytes]]:
+        return [(token, self.piece_of(token)) for token in range(self._vocab_size)]
+
+    def _words(self, tokens: Iterable[int]) -> Words:
+        words = np.zeros(-(-self._vocab_size // 32), np.uint32)
+        for token in tokens:
+            words[token // 32] |= np.uint32(1 << token % 32)
+        return words
+
+    def _spelled(self, text: bytes) -> list[int]:
+        """``text`` in the longest tokens that begin what is left of it; empty if there are none."""
+        found: list[int] = []
+        while text:
+            fitting = [
+                (len(piece), token) for token, piece in self._pieces if text.startswith(piece)
+            ]
+            length, token = max(fitting, default=(0, 0))
+            if not length:
+                return []
+            found.append(token)
+            text = text[length:]
+        return found
+
+
+class Closing:
+    """One text on its way to its deadline, which is on ``clock``."""
+
+    def __init__(
+        self,
+        tables: ClosingTables,
+        deadline: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.has_begun = False
+        """Whether what may come next has been narrowed."""
+        self._tables = tables
+        self._deadline = deadline
+        self._clock = clock
+        self._text = bytearray()
+        self._seen = 0
+        self._seen_at = 0.0
+        self._token_s = 0.0
+        """Usual time of a token; 0 until two have come."""
+        self._deviation_s = 0.0
+        self._path: list[int] | None = None
+        """The rest of the way that is taken, while it is."""
+        self._need = MAX_PATH // 8
+        """Tokens that the shortest way took when it was last looked for."""
+        self._looked_at = -MAX_PATH
+
+    def follow(self, generated: Sequence[int]) -> None:
+        """Note the text as it is, all of its tokens."""
+        made, now = len(generated), self._clock()
+        if made == self._seen:
+            return
+        if made < self._seen:  # a step was taken back
+            self._text = bytearray()
+            self._seen, self._path = 0, None
+        elif self._seen:
+            self._pace((now - self._seen_at) / (made - self._seen))
+        new = generated[self._seen : made]
+        if self._path is not None:
+            if list(new) == self._path[: len(new)]:
+                del self._path[: len(new)]
+            else:
+                self._path = None
+        for token in new:
+            self._text += self._tables.piece_of(token)
+        self._seen, self._seen_at = made, now
+
+    def restrict(self, words: Words, end: Words, matcher: "LLMatcher | None") -> None:
+        """Take tokens out of ``words`` that would keep the text from a whole end in time; ``end``
+        has the end tokens, ``matcher`` the grammar's state."""
+        if not self._token_s or not end.any():
+            return
+        left = (self._deadline - self._clock()) / (self._token_s + _SPREADS * self._deviation_s)
+        left -= MARGIN
+        if matcher is not None:
+            self._close_grammar(words, end, matcher, left)
+        else:
+            self._close_text(words, end, left)
+
+    # ── text ─────────────────────────────────────────────────────────────────────────────────
+
+    def _close_text(self, words: Words, end: Words, left: float) -> None:
+        window = min(max((self._seen + left) / 4, LEAST_WINDOW), MAX_WINDOW)
+        if left > window:
+            return
+        self.has_begun = True
+        if self._path:
+            _allow_only(words, self._path[0])
+        elif self._text.count(_FENCE) % 2:
+            closing = self._tables.fence_end
+            if closing and left <= len(closing) + FORCED:
+                self._path = list(closing)
+                _allow_only(words, closing[0])
+        elif self._is_whole():
+            words[:] = end
+        elif left <= FORCED and self._tables.marks.any():
+            words[:] = self._tables.marks
+
+    def _is_whole(self) -> bool:
+        tail = self._text[-32:]
+        return tail.endswith(_FENCE) or _SENTENCE_END.search(tail) is not None
+
+    # ── grammars ─────────────────────────────────────────────────────────────────────────────
+
+    def _close_grammar(self, words: Words, end: Words, matcher: "LLMatcher", left: float) -> None:
+        if self._path is None:
+            is_near = left <= self._need + _LOOK_AHEAD
+            if not is_near and self._seen < self._looked_at + _LOOK_EVERY:
+                return
+            if left > MAX_PATH + _LOOK_AHEAD:
+                return
+            self._looked_at = self._seen
+            path = shortest_end(matcher, self._tables.closers, len(words))
+            if path is None:
+                return
+            self._need = len(path)
+            if left > len(path) + FORCED:
+                return
+            self._path = path
+        self.has_begun = True
+        if self._path:
+            _allow_only(words, self._path[0])
+        elif (words & end).any():
+            words[:] = words & end
+
+    # ── pace ─────────────────────────────────────────────────────────────────────────────────
+
+    def _pace(self, token_s: float) -> None:
+        if not self._token_s:
+            self._token_s = token_s
+            return
+        off = min(token_s, _MAX_GAP * self._token_s) - self._token_s
+        self._token_s += _PACE_SMOOTHING * off
+        self._deviation_s += _PACE_SMOOTHING * (abs(off) - self._deviation_s)
+
+
+def shortest_end(matcher: "LLMatcher", closers: NDArray[np.int64], size: int) -> list[int] | None:
+    """A short way from a grammar's state to where it may end, in tokens; None if none is found.
+
+    Greedy, not shortest for certain: what the grammar forces, else the first of ``closers`` that it
+    allows, else any token. ``size`` is that of a mask in words.
+    """
+    state, path = matcher.deep_copy(), list[int]()
+    words = np.empty(size, np.uint32)
+    while len(path) < MAX_PATH:
+        if state.is_accepting() or state.is_stopped():
+            return path
+        forced = state.compute_ff_tokens()
+        if not forced:
+            state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if state.is_error():
+                return None
+            allowed = (words[closers // 32] >> (closers % 32).astype(np.uint32)) & 1
+            at = int(allowed.argmax()) if len(allowed) else 0
+            if len(allowed) and allowed[at]:
+                forced = [int(closers[at])]
+            else:
+                any_allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+                if not len(any_allowed):
+                    return None
+                forced = [int(any_allowed[0])]
+        if not state.consume_tokens(forced):
+            return None
+        path += forced
+    return None
+
+
+def _allow_only(words: Words, token: int) -> None:
+    words[:] = 0
+    words[token // 32] = np.uint32(1 << token % 32)
