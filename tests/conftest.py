@@ -25,9 +25,8 @@ MANY_MODULES = 50
 """A library of so many is worth to be kept out of the garbage collector's way."""
 
 STACK = "e2e stack"
-SLOTS = "e2e slots"
 ORACLE = "oracle"
-_SHARED = {STACK: r"\b(demo|paced): Stack", SLOTS: r"\bslots: Triton"}
+_SHARED = r"\b(demo|paced): Stack|\bslots: Triton"
 """Files that have this share Tritons."""
 _BESIDE = r"^\s*(from|import) .*transformers|^from tests\.support\.engines import"
 """Files that have this import transformers, which takes four seconds of a processor."""
@@ -48,7 +47,6 @@ FIRST = (
     "tests/e2e/test_wheel.py",
     "tests/e2e/test_pool.py",
     "tests/e2e/test_ports.py",
-    SLOTS,
     "tests/perf/test_service.py",
 )
 """The longest units of work: none of them is to begin when the other workers have nothing left."""
@@ -73,14 +71,10 @@ _MODULES = pytest.StashKey[int]()
 
 @cache
 def unit_of(file: str) -> str:
-    """What one worker runs as a whole: a file, or all files that share the Tritons ``demo`` and
-    ``paced``, or ``slots``, or transformers, so that each of them is started or imported once."""
+    """What one worker runs as a whole: a file, or all files that share the Tritons ``demo``,
+    ``paced`` and ``slots``, or transformers, so that each of them is started or imported once."""
     if file.startswith("tests/e2e/"):
-        text = (_ROOT / file).read_text()
-        for unit, pattern in _SHARED.items():
-            if re.search(pattern, text):
-                return unit
-        return file
+        return STACK if re.search(_SHARED, (_ROOT / file).read_text()) else file
     if not file.startswith("tests/worker/"):
         return file
     is_beside = re.search(_BESIDE, (_ROOT / file).read_text(), re.MULTILINE)
