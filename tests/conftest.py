@@ -28,8 +28,15 @@ STACK = "e2e stack"
 ORACLE = "oracle"
 _SHARED = r"\b(demo|paced): Stack|\bslots: Triton"
 """Files that have this share Tritons."""
-_BESIDE = r"^\s*(from|import) .*transformers|^from tests\.support\.engines import"
-"""Files that have this import transformers, which takes four seconds of a processor."""
+_BESIDE = "|".join(
+    (
+        r"^\s*(from|import) .*transformers",
+        r'importorskip\("transformers"',
+        r"^from tests\.support\.engines import",
+        r"^from perf\.engine import __main__",
+    )
+)
+"""Files that have one of these import transformers, which takes four seconds of a processor."""
 FIRST = (
     STACK,
     "tests/e2e/test_two_instances_fail.py",
@@ -40,7 +47,6 @@ FIRST = (
     "tests/worker/test_interpreted.py",
     ORACLE,
     "tests/worker/engine/test_deterministic.py",
-    "tests/perf/test_engine.py",
     "tests/perf/test_gpu.py",
     "tests/perf/test_sim_reported.py",
     "tests/e2e/test_resume.py",
@@ -75,7 +81,7 @@ def unit_of(file: str) -> str:
     ``paced`` and ``slots``, or transformers, so that each of them is started or imported once."""
     if file.startswith("tests/e2e/"):
         return STACK if re.search(_SHARED, (_ROOT / file).read_text()) else file
-    if not file.startswith("tests/worker/"):
+    if not file.startswith(("tests/perf/", "tests/worker/")):
         return file
     is_beside = re.search(_BESIDE, (_ROOT / file).read_text(), re.MULTILINE)
     return ORACLE if is_beside else file
