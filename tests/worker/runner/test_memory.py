@@ -303,7 +303,7 @@ def test_a_real_step_out_of_memory_gives_the_same_tokens(
     first."""
     dropped: list[ProcessMemory] = []
     # The real one walks through all that the suite has loaded.
-    monkeypatch.setattr(ProcessMemory, "drop_caches", dropped.append)
+    monkeypatch.setattr(ProcessMemory, "drop_caches", lambda meter: dropped.append(meter))
 
     def texts() -> list[list[int]]:
         settings = WorkerSettings(
