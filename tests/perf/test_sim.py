@@ -228,7 +228,7 @@ def test_dl6_fit_is_answered_where_error_would_miss(capacity: float) -> None:
     def run(on_deadline: OnDeadline) -> list[SimResult]:
         arrivals = [
             replace(arrival, on_deadline=on_deadline)
-            for arrival in tight.arrivals(0.3 * capacity, 18.0, SEED)
+            for arrival in tight.arrivals(0.3 * capacity, 30.0, SEED)
             if arrival.deadline_ms > 150.0  # a worker needs more than 100 to begin
         ]
         return after_warm_up(simulate(arrivals, FLEET, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED))
