@@ -64,11 +64,12 @@ demo: setup
 test: setup-dev
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
-# What computes, as on a CPU without AVX-512 and AMX. Left out is torch's own attention in bfloat16,
-# which looks at the CPU itself and fails where it is told of a lesser one.
+# What computes, as on a CPU without AVX-512 and AMX. Left out are torch's own attention in bfloat16,
+# which looks at the CPU itself and fails where it is told of a lesser one, and triton's kernels,
+# which are for GPUs.
 test-avx2: setup-dev
 	ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(BIN)/python -m pytest -n 2 \
-	  -k "not test_paged and not (test_reference and bfloat16)" \
+	  -k "not test_paged and not triton and not (test_reference and bfloat16)" \
 	  tests/worker/attention tests/worker/sampling tests/worker/engine/test_not_finite.py \
 	  tests/worker/engine/test_deterministic.py tests/worker/models/test_blocked.py \
 	  tests/worker/models/test_linear.py tests/worker/models/test_fused.py $(ARGS)

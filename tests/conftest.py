@@ -21,13 +21,22 @@ from tests.support.steady_loop import SteadyLoop
 BUDGET_CPU_S = 8.0
 """Of a processor, for one test and the processes that it ended; who takes more is named."""
 
+MANY_MODULES = 50
+"""A library of so many is worth to be kept out of the garbage collector's way."""
+
 STACK = "e2e stack"
-SLOTS = "e2e slots"
 ORACLE = "oracle"
-_SHARED = {STACK: r"\b(demo|paced): Stack", SLOTS: r"\bslots: Triton"}
+_SHARED = r"\b(demo|paced): Stack|\bslots: Triton"
 """Files that have this share Tritons."""
-_BESIDE = r"^\s*(from|import) .*transformers|^from tests\.support\.engines import"
-"""Files that have this import transformers, which takes four seconds of a processor."""
+_BESIDE = "|".join(
+    (
+        r"^\s*(from|import) .*transformers",
+        r'importorskip\("transformers"',
+        r"^from tests\.support\.engines import",
+        r"^from perf\.engine import __main__",
+    )
+)
+"""Files that have one of these import transformers, which takes four seconds of a processor."""
 FIRST = (
     STACK,
     "tests/e2e/test_two_instances_fail.py",
@@ -38,14 +47,12 @@ FIRST = (
     "tests/worker/test_interpreted.py",
     ORACLE,
     "tests/worker/engine/test_deterministic.py",
-    "tests/perf/test_engine.py",
     "tests/perf/test_gpu.py",
     "tests/perf/test_sim_reported.py",
     "tests/e2e/test_resume.py",
     "tests/e2e/test_wheel.py",
     "tests/e2e/test_pool.py",
     "tests/e2e/test_ports.py",
-    SLOTS,
     "tests/perf/test_service.py",
 )
 """The longest units of work: none of them is to begin when the other workers have nothing left."""
@@ -64,19 +71,17 @@ hypothesis.settings.load_profile("tidegate")
 _ROOT = Path(__file__).resolve().parents[1]
 _CPU = pytest.StashKey[float]()
 _CPU_S = "cpu_s"
+_MODULES = pytest.StashKey[int]()
+"""How many were imported when the garbage collector was last told to leave alone what there is."""
 
 
 @cache
 def unit_of(file: str) -> str:
-    """What one worker runs as a whole: a file, or all files that share the Tritons ``demo`` and
-    ``paced``, or ``slots``, or transformers, so that each of them is started or imported once."""
+    """What one worker runs as a whole: a file, or all files that share the Tritons ``demo``,
+    ``paced`` and ``slots``, or transformers, so that each of them is started or imported once."""
     if file.startswith("tests/e2e/"):
-        text = (_ROOT / file).read_text()
-        for unit, pattern in _SHARED.items():
-            if re.search(pattern, text):
-                return unit
-        return file
-    if not file.startswith("tests/worker/"):
+        return STACK if re.search(_SHARED, (_ROOT / file).read_text()) else file
+    if not file.startswith(("tests/perf/", "tests/worker/")):
         return file
     is_beside = re.search(_BESIDE, (_ROOT / file).read_text(), re.MULTILINE)
     return ORACLE if is_beside else file
@@ -110,13 +115,25 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Without the garbage collector: what is collected stays, and it would walk through all of it
+    again and again."""
+    gc.disable()
+    try:
+        _compile_a_share(session.config)
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def _compile_a_share(config: pytest.Config) -> None:
     """Where nothing is compiled yet, each worker compiles a share of the test modules first.
 
     With their assertions rewritten that takes ten seconds, and they would all do the same.
     """
-    worker = getattr(session.config, "workerinput", None)
-    if worker is None or sys.dont_write_bytecode or session.config.args != ["tests"]:
+    worker = getattr(config, "workerinput", None)
+    if worker is None or sys.dont_write_bytecode or config.args != ["tests"]:
         return
     modules = sorted(_ROOT.glob("tests/**/test_*.py"))
     for file in modules[int(worker["workerid"][2:]) :: worker["workercount"]]:
@@ -131,10 +148,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: places.get(unit_of(item.nodeid.partition("::")[0]), len(FIRST)))
 
 
-def pytest_collection_finish() -> None:
-    """What is loaded by now stays: no full collection of garbage needs to walk through it again."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    _keep_what_is_loaded(session.config)
+
+
+def _keep_what_is_loaded(config: pytest.Config) -> None:
+    """No full collection of garbage needs to walk through it again."""
     gc.collect()
     gc.freeze()
+    config.stash[_MODULES] = len(sys.modules)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Large libraries that a file's tests have imported stay as well."""
+    yield
+    is_last = nextitem is not None and nextitem.path != item.path
+    if is_last and len(sys.modules) >= item.config.stash[_MODULES] + MANY_MODULES:
+        _keep_what_is_loaded(item.config)
 
 
 def cpu_s() -> float:

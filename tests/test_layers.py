@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("catalog", "orchestrator", "pool", "worker", "client", "perf", "tools")
@@ -45,24 +46,42 @@ def test_each_upward_import_is_found(tmp_path: Path) -> None:
     assert broken.count(" -> ") == len(PLANTED), run.stdout
 
 
+class Class(NamedTuple):
+    """A class of a module, and how many arguments its constructor takes beside ``self``."""
+
+    name: str
+    place: str
+    arguments: int
+
+
 @cache
-def trees(package: str) -> dict[Path, ast.Module]:
-    """Every file of a package, parsed."""
-    files = sorted((ROOT / package).rglob("*.py"))
-    return {file: ast.parse(file.read_text("utf-8")) for file in files}
+def classes(package: str) -> list[Class]:
+    """No tree outlives its file: the garbage collector would walk through all of them for as long
+    as the process lives."""
+    found = []
+    for file in sorted((ROOT / package).rglob("*.py")):
+        text = file.read_text("utf-8")
+        if not re.search(r"^class ", text, re.M):
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef):
+                place = f"{file.relative_to(ROOT)}:{node.lineno}"
+                found.append(Class(node.name, place, arguments_of(node)))
+    return found
+
+
+def arguments_of(node: ast.ClassDef) -> int:
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            takes = each.args
+            return len([*takes.posonlyargs, *takes.args, *takes.kwonlyargs]) - 1
+    return 0
 
 
 def test_no_constructor_takes_more_than_seven_arguments() -> None:
     """What belongs together is handed over together: a frozen config, a group of collaborators."""
-    too_many = []
-    for file, tree in (each for package in PACKAGES for each in trees(package).items()):
-        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-        for node in (node for each in classes for node in each.body):
-            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                if len(arguments) > 1 + 7:
-                    too_many.append(f"{file.relative_to(ROOT)}:{node.lineno}")
-    assert not too_many
+    every = [each for package in PACKAGES for each in classes(package)]
+    assert not [each.place for each in every if each.arguments > 7]
 
 
 def test_a_public_class_has_its_name_to_itself_in_its_package() -> None:
@@ -70,8 +89,7 @@ def test_a_public_class_has_its_name_to_itself_in_its_package() -> None:
     own."""
     for package in PACKAGES:
         homes: dict[str, list[str]] = {}
-        for file, tree in trees(package).items():
-            for node in tree.body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    homes.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
-        assert not {name: files for name, files in homes.items() if len(files) > 1}
+        for each in classes(package):
+            if not each.name.startswith("_"):
+                homes.setdefault(each.name, []).append(each.place)
+        assert not {name: places for name, places in homes.items() if len(places) > 1}

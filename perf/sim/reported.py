@@ -22,7 +22,7 @@ from perf.load.workload import Sizes
 from perf.report.stats import percentile
 from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
 from perf.sim.arrivals import Scenario, SimArrival
-from perf.sim.loop import VirtualClock, VirtualLoop
+from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from perf.sim.worker import WorkerSpec
@@ -133,13 +133,11 @@ def measure(
 
     The load goes on for a while after what is counted: what is reported is of a load that goes on.
     """
-    loop = VirtualLoop()
-    try:
-        return loop.run_until_complete(
-            _measure(loop, list(arrivals), fleet, settings, random.Random(seed), warm_s, cool_s)
+    return run_quietly(
+        lambda loop: _measure(
+            loop, list(arrivals), fleet, settings, random.Random(seed), warm_s, cool_s
         )
-    finally:
-        loop.close()
+    )
 
 
 async def _measure(

@@ -2,8 +2,6 @@
 request."""
 
 import asyncio
-import gc
-import logging
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +20,7 @@ from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.task import Task
 from perf.sim.arrivals import VOCABULARY, SimArrival
 from perf.sim.lane import SimLane
-from perf.sim.loop import VirtualClock, VirtualLoop
+from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.worker import SimWorker, WorkerSpec
 from worker.protocol import Delta, ModelCard, Outcome, Sampling
 
@@ -34,7 +32,6 @@ _TOKENIZER = (
 _FOREVER_MS = 1.7e6
 _WATCH_EVERY_S = 0.001
 _LOOK_EVERY_S = 1.0
-_LOG = logging.getLogger("orchestrator")
 _KEPT = "kept"
 
 
@@ -114,9 +111,8 @@ def simulate(
     """
     arrivals = list(arrivals)
     end_s = (arrivals[-1].at_s if arrivals else 0.0) + linger_s
-    loop = VirtualLoop()
 
-    async def run() -> SimRun:
+    async def run(loop: VirtualLoop) -> SimRun:
         clock = VirtualClock(loop)
         parts, workers = new_orchestrator(fleet, clock, settings, random.Random(seed))
         orchestrator = parts.orchestrator
@@ -138,17 +134,7 @@ def simulate(
         await parts.lifecycle.close()
         return SimRun(driver.results, end_s - linger_s, orchestrator, workers)
 
-    was_enabled = gc.isenabled()
-    gc.disable()  # objects in cycles are few, and a run is short
-    level = _LOG.level
-    _LOG.setLevel(logging.ERROR)
-    try:
-        return loop.run_until_complete(run())
-    finally:
-        loop.close()
-        _LOG.setLevel(level)
-        if was_enabled:
-            gc.enable()
+    return run_quietly(run)
 
 
 def new_orchestrator(

@@ -1,5 +1,6 @@
-"""Real Tritons for the session: the demo model, and the paced synthetic engine for timing-free
-fault tests (a generation that lasts as long as a test wants)."""
+"""Real Tritons for all of these tests: the demo model, and the paced synthetic engine for
+timing-free fault tests (a generation that lasts as long as a test wants). They end with the last of
+them, and not with the session: idle Tritons take a share of the processor too."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,7 +76,7 @@ def _stack(triton: Triton, slow: Path | None = None) -> Iterator[Stack]:
         triton.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The demo model on the CPU."""
     folder = tmp_path_factory.mktemp("demo")
@@ -83,13 +84,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     yield from _stack(Triton(repository=write_slow_model(folder / "models", slow)), slow)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def paced() -> Iterator[Stack]:
     """The synthetic engine at 20 ms a step: long generations at no cost."""
     yield from _stack(Triton(engine="synthetic-paced"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def slots() -> Iterator[Triton]:
     """The slot model on the CPU, without a text model beside it."""
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")

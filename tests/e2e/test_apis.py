@@ -280,33 +280,34 @@ async def test_wk1_64_concurrent_streams_with_every_token_accounted_for(
     assert after - before == sum(counts)
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "word"),
-    [
-        (b"{", 400, "JSON"),
-        (b"\xff\xfe", 400, "UTF-8"),
-        (b'["a list"]', 400, "object"),
-        ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
-        ({"model": "demo", "prompt": "x", "temprature": 1}, 400, "temprature"),
-        ({"model": "demo"}, 400, "prompt"),
-        ({"model": "demo", "prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
-        ({"model": "demo", "prompt": "x", "max_tokens": 5000}, 400, "max_tokens"),
-        ({"model": "demo", "prompt": "word " * 4000}, 400, "context"),
-        ({"model": "demo", "prompt": "x", "temperature": "hot"}, 400, "temperature"),
-        ({"model": "demo", "prompt": "x", "deadline_ms": "soon"}, 400, "deadline_ms"),
-    ],
-)
+BAD: list[tuple[object, int, str]] = [
+    (b"{", 400, "JSON"),
+    (b"\xff\xfe", 400, "UTF-8"),
+    (b'["a list"]', 400, "object"),
+    ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
+    ({"model": "demo", "prompt": "x", "temprature": 1}, 400, "temprature"),
+    ({"model": "demo"}, 400, "prompt"),
+    ({"model": "demo", "prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+    ({"model": "demo", "prompt": "x", "max_tokens": 5000}, 400, "max_tokens"),
+    ({"model": "demo", "prompt": "word " * 4000}, 400, "context"),
+    ({"model": "demo", "prompt": "x", "temperature": "hot"}, 400, "temperature"),
+    ({"model": "demo", "prompt": "x", "deadline_ms": "soon"}, 400, "deadline_ms"),
+]
+"""Bodies with the status and a word that they are answered with."""
+
+
 async def test_bad_input_is_told_what_was_wrong_and_never_reaches_the_worker(
-    demo: Stack, http: aiohttp.ClientSession, body: object, status: int, word: str
+    demo: Stack, http: aiohttp.ClientSession
 ) -> None:
     jobs = "tidegate_worker_jobs_received_total"
     demo.assert_idle()
     before = demo.orchestrator.metric(jobs)
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    async with http.post("/v2/tasks", data=data, headers=headers) as response:
-        assert response.status == status, await response.text()
-        assert word in await response.text()
+    for body, status, word in BAD:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        async with http.post("/v2/tasks", data=data, headers=headers) as response:
+            assert response.status == status, await response.text()
+            assert word in await response.text()
     demo.assert_idle()
     assert demo.orchestrator.metric(jobs) == before
 

@@ -102,12 +102,15 @@ def environment(url: str) -> dict[str, str]:
     return os.environ | {"TIDEGATE_URL": url, "PYTHONPATH": str(CHECKOUT / "client")}
 
 
-@pytest.fixture
-def with_a_journal(demo: Stack, tmp_path: Path) -> Iterator[Orchestrator]:
-    yield from _started(Orchestrator(demo.triton.grpc, journal__path=tmp_path / "journal.db"))
+@pytest.fixture(scope="module")
+def with_a_journal(
+    demo: Stack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Orchestrator]:
+    journal = tmp_path_factory.mktemp("journal") / "journal.db"
+    yield from _started(Orchestrator(demo.triton.grpc, journal__path=journal))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def with_slots(slots: Triton) -> Iterator[Orchestrator]:
     yield from _started(Orchestrator(slots.grpc))
 

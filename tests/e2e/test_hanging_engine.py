@@ -2,6 +2,8 @@
 its streams go on elsewhere (OR-6, OR-11)."""
 
 import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -34,31 +36,50 @@ async def follow(http: aiohttp.ClientSession, slow: Path, fault: str) -> tuple[s
     return kind, tokens
 
 
-@pytest.mark.parametrize("fault", list(DeviceFault))
-async def test_or6_streams_of_a_device_that_dies_go_on_elsewhere(
-    tmp_path: Path, fault: DeviceFault
-) -> None:
-    slow = tmp_path / "slow"
+@dataclass
+class Pair:
+    """Two Tritons behind one orchestrator; the device of the one ``dies`` as ``slow`` says."""
+
+    dies: Triton
+    orchestrator: Orchestrator
+    slow: Path
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    slow = tmp_path_factory.mktemp("device") / "slow"
     dies = Triton(engine="synthetic-paced", synthetic__slow_file=slow, step_timeout_s=2)
     well = Triton(engine="synthetic-paced")
     try:
-        for triton in (dies, well):
-            triton.start()
+        well.start()
         orchestrator = Orchestrator(f"{dies.grpc},{well.grpc}")
         with running(orchestrator):
-            eventually(
-                lambda: orchestrator.metric("tidegate_instance_state", state="up") == 2,
-                "both instances to be up",
-            )
-            stub = ProcessId.of(dies.stub_pid)
-            assert stub is not None
-            said = f"{fault} {stub.pid}"
-            async with aiohttp.ClientSession(orchestrator.url) as http:
-                ends = await asyncio.gather(*(follow(http, slow, said) for _ in range(STREAMS)))
-            assert ends == [("end", 60)] * STREAMS
-            assert orchestrator.metric("tidegate_retries_total") > 0
-            eventually(lambda: not stub.is_running, "its process to end")
-            assert orchestrator.metric("tidegate_outcomes_total") == STREAMS
+            yield Pair(dies, orchestrator, slow)
     finally:
         dies.close()
         well.close()
+
+
+# Seen from here a device that is full or reports an Xid ends as one that is lost does: all four are
+# in tests/worker/service/test_dying_device.py.
+@pytest.mark.parametrize("fault", [DeviceFault.LOST, DeviceFault.HANGS])
+async def test_or6_streams_of_a_device_that_dies_go_on_elsewhere(
+    pair: Pair, fault: DeviceFault
+) -> None:
+    metric = pair.orchestrator.metric
+    retried, ended = metric("tidegate_retries_total"), metric("tidegate_outcomes_total")
+    with running(pair.dies):
+        await asyncio.to_thread(
+            eventually,
+            lambda: metric("tidegate_instance_state", state="up") == 2,
+            "both instances to be up",
+        )
+        stub = ProcessId.of(pair.dies.stub_pid)
+        assert stub is not None
+        said = f"{fault} {stub.pid}"
+        async with aiohttp.ClientSession(pair.orchestrator.url) as http:
+            ends = await asyncio.gather(*(follow(http, pair.slow, said) for _ in range(STREAMS)))
+        assert ends == [("end", 60)] * STREAMS
+        assert metric("tidegate_retries_total") > retried
+        await asyncio.to_thread(eventually, lambda: not stub.is_running, "its process to end")
+        assert metric("tidegate_outcomes_total") == ended + STREAMS

@@ -127,10 +127,10 @@ class Up:
         except OSError:
             return None
 
-    def end(self, signum: signal.Signals) -> None:
+    def end(self, signum: signal.Signals, model: str = "demo") -> None:
         """By a signal while a stream runs: nothing is left, and it says so."""
         regions = self.marked.regions()
-        with self.stream(max_tokens=1000) as response:
+        with self.stream(max_tokens=1000, model=model) as response:
             assert response.readline().startswith(b"data: ")
             self.process.send_signal(signum)
             assert self.process.wait() == 0
@@ -175,9 +175,7 @@ def test_a_checkout_and_a_model_may_lie_anywhere(tmp_path: Path, marks: list[Mar
     )
     marks.append(up.marked)
     assert up.generates("modèle ü")
-    up.process.send_signal(signal.SIGTERM)
-    assert up.process.wait() == 0
-    up.marked.wait_gone(up.regions)
+    up.end(signal.SIGTERM, "modèle ü")
 
 
 def test_a_killed_launcher_takes_everything_along(tmp_path: Path, marks: list[Marked]) -> None:
@@ -232,29 +230,23 @@ def test_what_is_killed_comes_back_until_ctrl_c(tmp_path: Path, marks: list[Mark
 def test_two_instances_serve_beside_each_other_until_the_terminal_goes(
     tmp_path: Path, marks: list[Marked]
 ) -> None:
-    up = Up(tmp_path, *PACED, "--instances", "2")
+    """On IPv6, where this machine has it."""
+    host, at = ("::1", "[::1]") if is_free("::1", 0) else ("127.0.0.1",) * 2
+    up = Up(tmp_path, *PACED, "--instances", "2", "--host", host, "--triton-host", host)
     marks.append(up.marked)
+    assert up.state["url"].startswith(f"http://{at}:")
     assert [each["name"] for each in up.state["instances"]] == ["triton-0", "triton-1"]
     assert up.generates()
     assert len(up.regions) == 2  # in which prompts and answers travel
     assert {Path("/dev/shm", name).stat().st_mode & 0o777 for name in up.regions} == {0o600}
-    assert_guarded(up)
+    assert_guarded(up, at)
     up.end(signal.SIGHUP)
 
 
-@pytest.mark.skipif(not is_free("::1", 0), reason="this machine has no IPv6")
-def test_it_serves_on_ipv6_until_sigterm(tmp_path: Path, marks: list[Marked]) -> None:
-    up = Up(tmp_path, *PACED, "--host", "::1", "--triton-host", "::1")
-    marks.append(up.marked)
-    assert up.state["url"].startswith("http://[::1]:")
-    assert up.generates()
-    up.end(signal.SIGTERM)
-
-
-def assert_guarded(up: Up) -> None:
+def assert_guarded(up: Up, host: str) -> None:
     """Both Tritons refuse a stranger's drain, and no local user can read what would let him."""
     for each in up.state["instances"]:
-        assert not asyncio.run(drains(f"127.0.0.1:{each['grpc_port']}"))
+        assert not asyncio.run(drains(f"{host}:{each['grpc_port']}"))
     environ = Path(f"/proc/{up.pid_of('orchestrator')}/environ").read_bytes().split(b"\0")
     (token,) = [each.partition(b"=")[2] for each in environ if each.startswith(LANE_TOKEN)]
     assert len(token) > 40

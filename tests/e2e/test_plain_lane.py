@@ -21,23 +21,14 @@ def entry(triton: Triton) -> str:
     return f"triton+grpc://{triton.grpc}/llm?tokenizer={DEMO_CHECKPOINT}&alias=demo&name=plain"
 
 
-def plain_orchestrator(triton: Triton) -> Iterator[Orchestrator]:
-    orchestrator = Orchestrator(entry(triton))
+@pytest.fixture(scope="module")
+def plain_demo(demo: Stack) -> Iterator[Orchestrator]:
+    orchestrator = Orchestrator(entry(demo.triton))
     orchestrator.start()
     try:
         yield orchestrator
     finally:
         assert orchestrator.stop() == 0
-
-
-@pytest.fixture(scope="module")
-def plain_demo(demo: Stack) -> Iterator[Orchestrator]:
-    yield from plain_orchestrator(demo.triton)
-
-
-@pytest.fixture(scope="module")
-def plain_paced(paced: Stack) -> Iterator[Orchestrator]:
-    yield from plain_orchestrator(paced.triton)
 
 
 async def complete(url: str, **more: object) -> tuple[int, dict[str, object]]:
@@ -76,27 +67,31 @@ async def test_an_sdk_streams_a_chat(demo: Stack, plain_demo: Orchestrator) -> N
 
 
 async def test_a_closed_stream_stops_the_workers_job(
-    paced: Stack, plain_paced: Orchestrator
+    demo: Stack, plain_demo: Orchestrator
 ) -> None:
     body = ASKED | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
-    async with aiohttp.ClientSession(plain_paced.url) as http:
-        response = await http.post("/v1/completions", json=body)
-        await response.content.readuntil(b"\n\n")
-        runs = paced.orchestrator.metric
-        await asyncio.to_thread(
-            eventually, lambda: runs("tidegate_worker_jobs", kind="running") == 1, "the job to run"
-        )
-        response.close()
-        await asyncio.to_thread(
-            eventually, lambda: runs("tidegate_worker_jobs") == 0, "the worker's job to stop"
-        )
+    with demo.slowed():
+        async with aiohttp.ClientSession(plain_demo.url) as http:
+            response = await http.post("/v1/completions", json=body)
+            await response.content.readuntil(b"\n\n")
+            runs = demo.orchestrator.metric
+            await asyncio.to_thread(
+                eventually,
+                lambda: runs("tidegate_worker_jobs", kind="running") == 1,
+                "the job to run",
+            )
+            response.close()
+            await asyncio.to_thread(
+                eventually, lambda: runs("tidegate_worker_jobs") == 0, "the worker's job to stop"
+            )
 
 
-async def test_deadlines_are_kept_both_ways(paced: Stack, plain_paced: Orchestrator) -> None:
+async def test_deadlines_are_kept_both_ways(demo: Stack, plain_demo: Orchestrator) -> None:
     more = {"max_tokens": 1500, "ignore_eos": True, "deadline_ms": 2500}
-    status, answer = await complete(plain_paced.url, **more)
-    assert status == 504
-    status, answer = await complete(plain_paced.url, on_deadline="partial", **more)
+    with demo.slowed():
+        status, answer = await complete(plain_demo.url, **more)
+        assert status == 504
+        status, answer = await complete(plain_demo.url, on_deadline="partial", **more)
     assert status == 200
     (choice,) = answer["choices"]  # type: ignore[misc]
     assert choice["finish_reason"] == "deadline"

@@ -9,13 +9,13 @@ PER_S = 46.0
 
 
 def kept_by(manner: str) -> KeptRuns:
-    load = list(draw_load(PER_S, 6.0, SEED))
+    load = list(draw_load(PER_S, 4.5, SEED))
     return measure(load, manner, FLEET, seed=SEED, warm_s=0.5)
 
 
 def test_runs_that_say_how_many_calls_are_to_come_are_kept_more_often() -> None:
     said, rest = kept_by("calls"), kept_by("rest")
-    assert said.runs == rest.runs >= 25
+    assert said.runs == rest.runs >= 18
     assert said.runs_kept > 1.1 * rest.runs_kept
     # Not at the others' cost alone.
     assert said.other_share > 0.9 * rest.other_share

@@ -84,8 +84,8 @@ def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None
 def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None:
     scenario = replace(SCENARIO, open_share=1.0)
     for load in (0.2, 0.4):
-        run = run_policy(OURS, scenario, FLEET, load * capacity, 12.0, SEED)
-        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 12.0, SEED)
+        run = run_policy(OURS, scenario, FLEET, load * capacity, 8.0, SEED)
+        plain = run_policy(UNPREDICTED, scenario, FLEET, load * capacity, 8.0, SEED)
         assert not [result for result in run.results if result.outcome is Outcome.REFUSED]
         ours, theirs = Summary.of(run, 0.0), Summary.of(plain, 0.0)
         assert ours.attainment >= theirs.attainment
@@ -96,13 +96,13 @@ def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None
 def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
     capacity: float, load: float, seeds: int
 ) -> None:
-    """The first 12 s: nothing is known of pace and lengths."""
+    """The first 8 s: nothing is known of pace and lengths."""
     scenario = replace(SCENARIO, open_share=1.0)
     ours, plain = (
         sum(
             result.met
             for seed in range(1, seeds + 1)
-            for result in run_policy(p, scenario, FLEET, load * capacity, 12.0, seed).results
+            for result in run_policy(p, scenario, FLEET, load * capacity, 8.0, seed).results
         )
         for p in (OURS, UNPREDICTED)
     )

@@ -19,8 +19,8 @@ SPEC = WorkerSpec(COST, SLOTS, kv_tokens=SLOTS * 2048)
 HALF_AN_HOUR_MS = 1_800_000.0
 
 
-def batch(at_s: float = 0.1, tenant: str = "a", tokens: int = 1500) -> SimArrival:
-    """Its length is stated: it is certain to keep its slot for half a minute."""
+def batch(at_s: float = 0.1, tenant: str = "a", tokens: int = 600) -> SimArrival:
+    """Its length is stated: it is certain to keep its slot for twelve seconds, at the least."""
     return SimArrival(at_s, 20, tokens, tokens, HALF_AN_HOUR_MS, tenant, Priority.BATCH)
 
 
@@ -54,7 +54,7 @@ def test_dl19_urgent_requests_overtake_batch_work_that_fills_every_slot(
 def test_dl19_long_work_makes_room_again_and_again() -> None:
     """Each job is paused far more often than the four times that a short one is."""
     few = Fleet(replace(SPEC, slots=2), count=1)
-    arrivals = [batch(), batch(), *(urgent(1.0 + 0.4 * i) for i in range(40))]
+    arrivals = [batch(tokens=1500), batch(tokens=1500), *(urgent(1.0 + 0.4 * i) for i in range(40))]
     ended = run(arrivals, few)
     assert {result.outcome for result in urgent_ones(ended)} == {Outcome.MET}
     assert sum(result.pauses for result in ended.results) == 40

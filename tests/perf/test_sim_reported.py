@@ -34,7 +34,7 @@ def overload() -> Reported:
 
 @pytest.fixture(scope="module")
 def light() -> Reported:
-    return reported_at(0.25, 84.0)
+    return reported_at(0.25, 60.0)
 
 
 def test_dl16_a_deadline_that_was_named_is_kept(overload: Reported, light: Reported) -> None:
@@ -70,10 +70,10 @@ def test_dl16_starts_are_foretold(overload: Reported) -> None:
 def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
     """Where lengths are stated each start is; where they are not, no one can tell, but the middle
     is right."""
-    arrivals = list(LONG.arrivals(1.6, 45.0, SEED))
+    arrivals = list(LONG.arrivals(1.6, 32.0, SEED))
     stated = [replace(arrival, length=arrival.max_tokens) for arrival in arrivals]
     reported = measure(stated, FEW_LONG, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED)
-    assert len(reported.starts) > 20
+    assert len(reported.starts) > 12
     assert median_factor(reported.starts) <= 1.5
     reported = measure(arrivals, FEW_LONG, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED)
     assert 1 / 1.6 <= median_ratio(reported.starts) <= 1.6
@@ -81,8 +81,8 @@ def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
 
 def test_dl16_a_full_queue_says_when_to_come_again() -> None:
     # Over several runs: of one, some thirty answers at one place in a random walk say little.
-    retries = [r for seed in (7, 11, 12) for r in reported_at(1.5, 18.0, 8, seed).retries]
-    assert len(retries) > 90
+    retries = [r for seed in (7, 11) for r in reported_at(1.5, 18.0, 8, seed).retries]
+    assert len(retries) > 60
     assert 1 / 1.5 <= median_ratio(retries) <= 1.5
 
 
@@ -98,9 +98,9 @@ def trace(seed: int) -> list[TraceRow]:
 def test_dl17_hardly_a_refusal_is_wrong() -> None:
     load = TraceLoad(trace(1), SPEED, is_poisson=True)
     arrivals = list(trace_arrivals(load, 1.8 * CAPACITY, 6.0, SEED))
-    reported = false_refusals(arrivals, ONE, {}, SEED, 5)
+    reported = false_refusals(arrivals, ONE, {}, SEED, 3)
     assert reported.unserved > 20
-    assert (reported.tried, reported.met) == (5, 0)
+    assert (reported.tried, reported.met) == (3, 0)
 
 
 def test_a_chance_that_was_given_is_kept_as_often() -> None:

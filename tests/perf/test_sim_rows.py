@@ -16,9 +16,9 @@ def met(cell: str, rows: int | None, seconds: float) -> float:
 @pytest.mark.parametrize(
     ("cell", "gain", "seconds"),
     [
-        ("twice", 1.15, 8.0),
-        ("capacity", 0.97, 8.0),
-        ("agents", 0.93, 4.0),  # whose prompts are long, and cached but for the last turn
+        ("twice", 1.15, 5.0),
+        ("capacity", 0.97, 5.0),
+        ("agents", 0.93, 3.0),  # whose prompts are long, and cached but for the last turn
     ],
 )
 def test_deciding_rows_meets_more_in_overload_and_no_less_at_capacity(

@@ -47,7 +47,7 @@ def eventually(
     give_up_at = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < give_up_at, what()
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def _all_pids() -> list[int]:

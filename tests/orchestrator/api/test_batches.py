@@ -17,6 +17,7 @@ import pytest
 from orchestrator.tasks.job import Priority
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
 from tests.orchestrator.tasks.journal.conftest import Restarts
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import anthropic, openai
 from worker.protocol import Pooling
@@ -221,7 +222,7 @@ async def test_expiry_and_cancellation_say_so_of_each_line(
     assert len(entries) == 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "said"),
     [
         ({"completion_window": "8d"}, "completion_window"),
@@ -386,7 +387,7 @@ async def test_message_batches_are_cancelled_and_their_deadline_may_be_stated(
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "said"),
     [
         ({"requests": []}, "at least one"),

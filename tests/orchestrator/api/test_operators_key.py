@@ -6,11 +6,11 @@ import signal
 from pathlib import Path
 
 import aiohttp
-import pytest
 
 from catalog.operator_key import access
 from tests.orchestrator.api.conftest import log_until, start_process
 from tests.orchestrator.conftest import OPERATOR, MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
 STRANGER = {"X-Tidegate-Admin": "1"}
@@ -41,7 +41,7 @@ async def test_a_stranger_on_this_machine_is_not_sent_the_lane_token(
     await listening.wait_closed()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("method", "path"),
     [
         ("GET", "/admin/drain"),

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from orchestrator.picker.__main__ import main
 from orchestrator.picker.pods import Pods
 from orchestrator.settings.picker import PickerSettings
 from tests.orchestrator.conftest import MakeService, MakeWorker
@@ -96,16 +97,12 @@ async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> No
         assert await process.wait() == 0, rest
 
 
-async def test_without_pods_the_command_says_what_to_name(tmp_path: Path) -> None:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "orchestrator.picker"),
-        stderr=asyncio.subprocess.PIPE,
-        env=kept | {"PYTHONPATH": str(Path(__file__).parents[3])},
-        cwd=tmp_path,
-    )
-    _, said = await process.communicate()
-    assert process.returncode == 2 and b"--endpoints ip:port" in said
+def test_without_pods_the_command_says_what_to_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([]) == 2
+    assert "--endpoints ip:port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tasks are kept for replay, bounded by count, age and bytes."""
 
-import gc
 import math
 import tracemalloc
 from contextlib import suppress
@@ -137,7 +136,6 @@ def test_the_weights_are_what_memory_says(top: int | None) -> None:
     transcript = task.record()
     tracemalloc.start()
     try:
-        gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         for i in range(tokens):
             lp = None
@@ -145,7 +143,6 @@ def test_the_weights_are_what_memory_says(top: int | None) -> None:
                 tops = [(int(f"9{i}{j}"), float(-j - i)) for j in range(top)]
                 lp = [TokenLogprob(float(-i), tops)]
             transcript.tokens(task, Delta(0, [int(f"1000{i}")], [f" tok{i:04}"], lp))
-        gc.collect()
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

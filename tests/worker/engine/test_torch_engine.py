@@ -64,17 +64,23 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
     assert got == text[30:]
 
 
+def company() -> list[Job]:
+    drawn = {"temperature": 0.8, "seed": 11, "top_p": 0.95}
+    lengths = [3, 40, 17, 1, 28, 9, 12, 33, 5, 20]
+    return [greedy(prompt(n, seed=n), 5 + n % 7, **(drawn if n % 2 else {})) for n in lengths]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: Path) -> list[list[int]]:
+    return [ids_of(job, run(build(tiny), [job])) for job in company()]
+
+
 @pytest.mark.parametrize("max_step_tokens", [8, 9, 16, 512])
-def test_tokens_do_not_depend_on_company_or_chunks(tiny: Path, max_step_tokens: int) -> None:
+def test_tokens_do_not_depend_on_company_or_chunks(
+    tiny: Path, alone: list[list[int]], max_step_tokens: int
+) -> None:
     """WK-3, greedy and drawn: alone, in a batch that comes and goes, in chunks of any size."""
-
-    def jobs() -> list[Job]:
-        drawn = {"temperature": 0.8, "seed": 11, "top_p": 0.95}
-        lengths = [3, 40, 17, 1, 28, 9, 12, 33, 5, 20]
-        return [greedy(prompt(n, seed=n), 5 + n % 7, **(drawn if n % 2 else {})) for n in lengths]
-
-    alone = [ids_of(job, run(build(tiny), [job])) for job in jobs()]
-    batch = jobs()
+    batch = company()
     events = run(build(tiny, max_step_tokens=max_step_tokens), batch)
     assert [ids_of(job, events) for job in batch] == alone
 

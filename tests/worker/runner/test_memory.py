@@ -299,7 +299,11 @@ def test_the_pool_is_sized_to_the_hard_limit(tiny: Path) -> None:
 def test_a_real_step_out_of_memory_gives_the_same_tokens(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Done in parts after its sampling had begun, penalties and seeds included."""
+    """Done in parts after its sampling had begun, penalties and seeds included; caches are dropped
+    first."""
+    dropped: list[ProcessMemory] = []
+    # The real one walks through all that the suite has loaded.
+    monkeypatch.setattr(ProcessMemory, "drop_caches", lambda meter: dropped.append(meter))
 
     def texts() -> list[list[int]]:
         settings = WorkerSettings(
@@ -323,6 +327,7 @@ def test_a_real_step_out_of_memory_gives_the_same_tokens(
         return [ids_of(job, events) for job in jobs]
 
     expected = texts()
+    assert not dropped
     from worker.sampling.sampler import Sampled
 
     real, calls = Sampled.read, []
@@ -336,6 +341,7 @@ def test_a_real_step_out_of_memory_gives_the_same_tokens(
     monkeypatch.setattr(Sampled, "read", read)
     with caplog.at_level(logging.WARNING):
         assert texts() == expected
+    assert dropped
     assert any("retrying in parts" in record.message for record in caplog.records)
 
 

@@ -65,10 +65,25 @@ class Models:
         return Checked(self.beside)
 
 
+class Meter:
+    def __init__(self, used: int, free: int) -> None:
+        self.used, self.free = used, free
+
+    def used_bytes(self) -> int:
+        return self.used
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def drop_caches(self) -> None: ...
+
+
 @pytest.fixture
 def models(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Models:
     models = Models(tokenizer)
     monkeypatch.setattr(swapping, "check", models.check)
+    # A real one walks through all that the suite has loaded: three seconds for each swap.
+    monkeypatch.setattr(swapping, "meter_of", lambda settings: Meter(0, 0))
     return models
 
 
@@ -405,19 +420,6 @@ def test_or2_the_model_that_is_served_is_loaded_anew_only_where_that_is_asked_fo
 def _settings(**changes: object) -> WorkerSettings:
     values: dict[str, object] = {"model_path": "/m", "device": "cpu"}
     return WorkerSettings(**nested(values | changes))
-
-
-class Meter:
-    def __init__(self, used: int, free: int) -> None:
-        self.used, self.free = used, free
-
-    def used_bytes(self) -> int:
-        return self.used
-
-    def free_bytes(self) -> int:
-        return self.free
-
-    def drop_caches(self) -> None: ...
 
 
 MIB = 2**20

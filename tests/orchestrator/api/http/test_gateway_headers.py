@@ -6,7 +6,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
@@ -115,46 +114,44 @@ async def test_dl20_a_later_call_of_a_run_has_the_runs(service: Service) -> None
     assert lefts[2] == pytest.approx(15)
 
 
-@pytest.mark.parametrize(
-    ("more", "headers", "expected"),
-    [
-        ({}, {}, Priority.INTERACTIVE),
-        ({"service_tier": "flex"}, {}, Priority.BATCH),
-        ({"service_tier": "priority"}, {"x-llm-d-inference-objective": "batch"}, "interactive"),
-        ({"service_tier": "auto"}, {}, "interactive"),
-        ({"service_tier": "default", "priority": "batch"}, {}, "batch"),
-        ({"priority": 0}, {"x-gateway-inference-objective": "batch"}, "interactive"),
-        ({"priority": -3}, {}, "interactive"),
-        ({"priority": 10}, {}, "batch"),
-        ({}, {"x-llm-d-inference-objective": "batch"}, "batch"),
-        ({}, {"x-gateway-inference-objective": "nightly"}, "batch"),
-        ({}, {"x-gateway-inference-objective": "critical"}, "interactive"),
-    ],
-)
+CLASSES: list[tuple[dict[str, Any], dict[str, str], str]] = [
+    ({}, {}, "interactive"),
+    ({"service_tier": "flex"}, {}, "batch"),
+    ({"service_tier": "priority"}, {"x-llm-d-inference-objective": "batch"}, "interactive"),
+    ({"service_tier": "auto"}, {}, "interactive"),
+    ({"service_tier": "default", "priority": "batch"}, {}, "batch"),
+    ({"priority": 0}, {"x-gateway-inference-objective": "batch"}, "interactive"),
+    ({"priority": -3}, {}, "interactive"),
+    ({"priority": 10}, {}, "batch"),
+    ({}, {"x-llm-d-inference-objective": "batch"}, "batch"),
+    ({}, {"x-gateway-inference-objective": "nightly"}, "batch"),
+    ({}, {"x-gateway-inference-objective": "critical"}, "interactive"),
+]
+"""What a body and a request's headers say beside the rest, and the class that is theirs."""
+
+
 async def test_dl20_service_tiers_priorities_and_objectives_are_classes(
-    make_service: MakeService,
-    worker: FakeWorker,
-    more: dict[str, Any],
-    headers: dict[str, str],
-    expected: str,
+    make_service: MakeService, worker: FakeWorker
 ) -> None:
     service = await make_service(worker, queue__batch_objectives="batch, nightly")
     tasks = offered(service)
-    tier = "flex" if expected == "batch" else "default"
-    for path, body in (("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSE)):
-        async with service.http.post(path, json=body | more, headers=headers) as response:
-            assert response.status == 200
-            answer = await response.json()
-        assert tasks[-1].job.priority == expected
-        if "service_tier" in more or path == "/v1/responses":
-            assert answer["service_tier"] == tier
-        else:
-            assert "service_tier" not in answer
-    body = CHAT | more | {"stream": True}
-    async with service.http.post("/v1/chat/completions", json=body, headers=headers) as response:
-        events = (await response.text()).split("\n\n")[:-2]
-    told = {json.loads(event[6:]).get("service_tier") for event in events}
-    assert told == ({tier} if "service_tier" in more else {None})
+    for more, headers, expected in CLASSES:
+        tier = "flex" if expected == "batch" else "default"
+        for path, body in (("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSE)):
+            async with service.http.post(path, json=body | more, headers=headers) as response:
+                assert response.status == 200
+                answer = await response.json()
+            assert tasks[-1].job.priority == expected, (more, headers)
+            if "service_tier" in more or path == "/v1/responses":
+                assert answer["service_tier"] == tier, (more, headers)
+            else:
+                assert "service_tier" not in answer
+        body = CHAT | more | {"stream": True}
+        path = "/v1/chat/completions"
+        async with service.http.post(path, json=body, headers=headers) as response:
+            events = (await response.text()).split("\n\n")[:-2]
+        told = {json.loads(event[6:]).get("service_tier") for event in events}
+        assert told == ({tier} if "service_tier" in more else {None}), (more, headers)
 
 
 @pytest.mark.parametrize(
