@@ -41,7 +41,7 @@ class ImageSource(msgspec.Struct, frozen=True, gc=False):
 class ImageBlock(msgspec.Struct, frozen=True, tag="image", tag_field="type", gc=False):
     """An image that the user shows."""
 
-    source: ImageSource = ImageSource()
+    source: ImageSource | None = None
     cache_control: Unused = NULL
 
 
@@ -207,7 +207,9 @@ def _asked(
     return [*results, said_by(role, joined)]
 
 
-def _image_of(source: ImageSource, where: str) -> Image:
+def _image_of(source: ImageSource | None, where: str) -> Image:
+    if source is None:
+        raise InvalidRequest(f"{where} is required: an image's data, as base64", field=where)
     if source.type == "url":
         return image_of_url(source.url, f"{where}.url")
     if source.type == "file":

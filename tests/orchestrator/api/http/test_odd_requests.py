@@ -279,7 +279,11 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         Refused("no tools"),
     ),
     (RESPONSES, item({"type": "computer_call"}), Refused("computer_call")),
-    (MESSAGES, said({"role": "user", "content": [{"type": "image"}]}), Refused("source.data is")),
+    (
+        MESSAGES,
+        said({"role": "user", "content": [{"type": "image"}]}),
+        Refused("source is required"),
+    ),
     (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, Refused("bash_20250124")),
     (MESSAGES, {"thinking": {"type": "sometimes"}}, Refused("thinking.type")),
     (MESSAGES, {"response_format": {"type": "json_object"}}, Refused("send output_config.format")),
