@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import io
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -45,17 +47,26 @@ async def ask(http: aiohttp.ClientSession, *files: bytes) -> tuple[int, dict[str
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": one}} for one in urls]
     said = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
     asked = {"model": "demo", "messages": said, "max_tokens": 16, "temperature": 0}
-    async with http.post("/v1/chat/completions", json=asked | {"ignore_eos": True}) as response:
+    body = io.BytesIO(json.dumps(asked | {"ignore_eos": True, "logprobs": True}).encode())
+    headers = {"Content-Type": "application/json"}
+    async with http.post("/v1/chat/completions", data=body, headers=headers) as response:
         return response.status, await response.json()
 
 
+def scores(answer: dict[str, Any]) -> list[float]:
+    """What each token of an answer was worth."""
+    return [round(one["logprob"], 3) for one in answer["choices"][0]["logprobs"]["content"]]
+
+
 async def test_answers_follow_from_what_images_show(http: aiohttp.ClientSession) -> None:
+    """The large one is sent to the worker in a message of two megabytes."""
     files = [picture(1), picture(2), picture(1), picture(3, 900, 700)]
     answers = await asyncio.gather(*(ask(http, file) for file in files), ask(http, *files[:2]))
     assert [status for status, _ in answers] == [200] * 5, answers
-    texts = [body["choices"][0]["message"]["content"] for _, body in answers]
+    worth = [scores(body) for _, body in answers]
     prompts = [body["usage"]["prompt_tokens"] for _, body in answers]
-    assert texts[0] == texts[2] and len(set(texts)) == 4
+    assert worth[0] == pytest.approx(worth[2], abs=2e-3)
+    assert len({each[0] for each in worth}) == 4
     # 15 tokens each, two around them; a large one is scaled down to 5 by 7.
     assert prompts[4] - prompts[0] == 15 + 2 and prompts[3] - prompts[0] == 35 - 15
 
