@@ -224,6 +224,7 @@ def build(
         settings.deadlines,
         isolate_tenants=_isolates_tenants(settings),
         durable_default=settings.journal.durable_by_default,
+        images=settings.images,
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
     orchestrator = Orchestrator(stages, service, metrics, clock, rng, tracing)

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.context_limit import usual_tokens
 from orchestrator.admission.grammars import GrammarCheck
+from orchestrator.admission.images import ImageGate, ImageLimits
 from orchestrator.admission.rate_limits import Limiter
 from orchestrator.batches.service import Batches
 from orchestrator.clock import Clock
@@ -35,11 +36,13 @@ from orchestrator.prediction.quotes import Quote
 from orchestrator.prompts import EncodingStage, Steps
 from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, is_short, tokens_about
+from orchestrator.prompts.turns import images_of
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.sessions.store import SessionStore
 from orchestrator.slots.service import Slots
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
 from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Job, OnDisconnect, Prompt
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.prompt_kind import kind_of
@@ -97,6 +100,7 @@ class ServiceConfig:
     """Whether tenants share no cached prefixes."""
     durable_default: bool = False
     """Whether tasks are durable that do not say."""
+    images: ImageLimits = field(default_factory=ImageLimits)
 
 
 class Reading(NamedTuple):
@@ -105,6 +109,7 @@ class Reading(NamedTuple):
     encoder: PromptEncoder
     token_ids: Sequence[int]
     prefix_hashes: Sequence[bytes]
+    images: Sequence[Image]
 
 
 class QuotedTask(NamedTuple):
@@ -164,6 +169,7 @@ class Orchestrator:
         self._live: dict[Task, None] = {}
         """Every task that has not ended, the oldest first; an ordered set."""
         self.grammars = GrammarCheck()
+        self.images = ImageGate(config.images)
 
     async def submit(self, job: Job, prompt: Prompt, listeners: Sequence[Listener] = ()) -> Task:
         """Offer a request. Returns once it is queued or sent; raises why it was refused.
@@ -200,7 +206,8 @@ class Orchestrator:
 
     def reading_of(self, task: Task) -> Reading:
         """How the model reads the prompt of a task that is prepared and not offered yet."""
-        return Reading(self.models.resolve(task.model), task.token_ids, task.prefix_hashes)
+        encoder = self.models.resolve(task.model)
+        return Reading(encoder, task.token_ids, task.prefix_hashes, task.images)
 
     def _take(self, job: Job) -> Task:
         """Make a new task, counted as offered; ``_admitting`` or ``end`` must end it."""
@@ -357,7 +364,10 @@ class Orchestrator:
         registry = self.stages.registry
         if reading is not None and reading.encoder is encoder:
             task.token_ids, task.prefix_hashes = reading.token_ids, reading.prefix_hashes
+            task.images = reading.images  # the same bytes, counted once
         else:
+            if images := images_of(prompt):
+                self._take_images(task, images)
             task.token_ids = await self._encode(task, encoder, prompt)
         if task.job.prompt_ends:
             prompt_end = encoder.tokens.end_of(task.token_ids).rstrip()
@@ -376,6 +386,17 @@ class Orchestrator:
             task.prefix_hashes = await self._prefix_hashes(task, encoder)
         cached_blocks = registry.prefixes.longest(task.prefix_hashes).values()
         task.likely_cached = task.prompt_tokens_in(max(cached_blocks, default=0))
+
+    def _take_images(self, task: Task, images: Sequence[Image]) -> None:
+        """Let a task have these images. Raises ``InvalidRequest`` or ``QueueFull``."""
+        self.images.check(images)
+        if task.job.durable:
+            raise InvalidRequest(
+                "a durable task has no images: the journal keeps a prompt's tokens only, and "
+                "without the images nobody could go on with it; send durable: false",
+                field="durable",
+            )
+        self.images.take(task, images)
 
     async def _check_grammar(self, task: Task, grammar: Grammar, card: ModelCard) -> None:
         check = self.grammars
@@ -397,10 +418,10 @@ class Orchestrator:
         return await self._in_steps(task, encoder.steps(prompt), bytes_of(prompt))
 
     async def _prefix_hashes(self, task: Task, encoder: PromptEncoder) -> Sequence[bytes]:
-        ids, salt = task.token_ids, task.cache_salt
+        ids, salt, images = task.token_ids, task.cache_salt, task.images
         if len(ids) <= INLINE_HASH_TOKENS:
-            return encoder.prefix_hashes(ids, salt)
-        return await self._in_steps(task, encoder.hashes_in_steps(ids, salt), 8 * len(ids))
+            return encoder.prefix_hashes(ids, salt, images)
+        return await self._in_steps(task, encoder.hashes_in_steps(ids, salt, images), 8 * len(ids))
 
     async def _in_steps(self, task: Task, steps: Steps[T], size: int) -> T:
         """Run prompt work on a thread, for as long as its result is of use to the task."""
@@ -450,6 +471,7 @@ class Orchestrator:
         self, model: str, prompt: Prompt, deadline: Deadline, tenant: str
     ) -> Sequence[int]:
         encoder = self.models.resolve(model)
+        self.images.check(images_of(prompt))
         if is_short(prompt):
             return encoder.encode(prompt)
         steps, size = encoder.steps(prompt), bytes_of(prompt)

@@ -61,6 +61,8 @@ class Job:
     """How many of the last ``token_ids`` belong to the answer: another worker generated them."""
     expected_tokens: int = 0
     """Tokens that nine in ten jobs like this do not exceed; 0 where that is unknown."""
+    images: Sequence[bytes] = ()
+    """Files of the prompt's images, in their order; ``token_ids`` have the places for them."""
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False

@@ -195,6 +195,9 @@ class WorkerSettings(EnvironmentSettings):
     """Whether to launch a step before the previous one is read, where the runner can (CUDA)."""
     pause: Annotated[bool, HIDDEN] = True
     """Whether jobs may be paused: they leave the batch and keep their KV until they are resumed."""
+    image_bytes: int = Field(default=32 * 2**20, ge=0)
+    """Most bytes of a prompt's images together, as files, where model and engine read images. 0: it
+    reads text only."""
     min_start_budget_ms: Annotated[float, HIDDEN] = Field(default=100.0, ge=0)
     """A generation that has less time than this left at its start is refused (DL-3)."""
     models: dict[str, LocalPath] = Field(default_factory=dict)

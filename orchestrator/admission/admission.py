@@ -64,7 +64,7 @@ class Admission:
         """Settle how much to generate, and with which sampling. Raises ``ContextOverflow`` or
         ``InvalidRequest``."""
         settle_sampling(task, card, self.config.default_max_tokens)
-        task.features = features_of(task.job, task.sampling)
+        task.features = features_of(task.job, task.sampling, has_images=bool(task.images))
 
     def finish(self, task: Task) -> None:
         """Check that the task can be placed, and that its deadline can be kept. Raises

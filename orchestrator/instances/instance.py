@@ -283,7 +283,7 @@ class Instance:
             has_grammars=bool(card.grammars),
             model_digest=card.model_digest,
             can_continue=card.can_continue,
-            lacks=frozenset(card.lacks),
+            lacks=frozenset(card.all_lacks),
             abort_ms=card.abort_ms,
             quantization=card.quantization,
             vram_bytes=card.vram_bytes,

@@ -101,4 +101,4 @@ def _origin(card: ModelCard) -> tuple[str, str, str]:
 
 
 def _preference(instance: Instance) -> tuple[bool, int]:
-    return instance.ready, 0 if instance.card is None else -len(instance.card.lacks)
+    return instance.ready, 0 if instance.card is None else -len(instance.card.all_lacks)

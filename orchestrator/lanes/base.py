@@ -104,6 +104,7 @@ class JobFields(TypedDict):
     session_keep_ms: NotRequired[float]
     share_ms: NotRequired[float | None]
     serving: NotRequired[int]
+    images: NotRequired[list[bytes]]
 
 
 class Lane(ABC):

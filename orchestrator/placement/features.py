@@ -12,6 +12,7 @@ FIELDS = {
     Feature.FINISH: "on_deadline",
     Feature.GRAMMAR: "grammar",
     Feature.IGNORE_EOS: "ignore_eos",
+    Feature.IMAGES: "messages",
     Feature.LOGIT_BIAS: "logit_bias",
     Feature.LOGPROBS: "logprobs",
     Feature.MIN_P: "min_p",
@@ -24,7 +25,7 @@ FIELDS = {
 """The request field that asks for a feature, for features that one field alone asks for."""
 
 
-def features_of(job: Job, sampling: Sampling) -> frozenset[Feature]:
+def features_of(job: Job, sampling: Sampling, *, has_images: bool = False) -> frozenset[Feature]:
     """Features that ``job`` needs. ``sampling`` is the job's as admission settled it.
 
     A conversation's kept KV and the news of a prefix cache are never needed: they spare work. Nor
@@ -37,6 +38,8 @@ def features_of(job: Job, sampling: Sampling) -> frozenset[Feature]:
         needed.append(Feature.FINISH)
     if job.grammar is not None:
         needed.append(Feature.GRAMMAR)
+    if has_images:
+        needed.append(Feature.IMAGES)
     if job.sampling.seed is not None and sampling.temperature:
         needed.append(Feature.SEED)
     if job.needs_ids or job.durable:  # what is written down is taken up again by its ids

@@ -23,16 +23,27 @@ from orchestrator.prompts.tokens import TokenTexts
 from orchestrator.prompts.turns import (
     Text,
     chars_of,
+    images_of,
     rewritten,
     texts_of,
     tools_of,
     turns_of,
     uses_tools,
+    with_end,
     with_short_ids,
     without_later_systems,
 )
-from orchestrator.tasks.job import Chat, Prompt
-from worker.protocol import ModelCard, block_hashes, excerpt, prefix_salt
+from orchestrator.tasks.image import Image
+from orchestrator.tasks.job import Chat, Message, Prompt
+from worker.protocol import (
+    ImageTokens,
+    ModelCard,
+    Vision,
+    block_hashes,
+    excerpt,
+    keyed_by_images,
+    prefix_salt,
+)
 
 # Steps have threads of their own: in the library's pool one long text would delay all others.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -110,6 +121,7 @@ class PromptEncoder:
                 self._template = ChatTemplate(card.chat_template)
             except BadTemplate as error:
                 self.chat_fault = f"the chat template of {card.model} cannot be read: {error}"
+        self._takes_parts_only = self._template is not None and self._leaves_out_strings()
 
     def reads_as(self, card: ModelCard) -> bool:
         """Whether prompts for ``card`` become the same tokens by the same means."""
@@ -148,6 +160,9 @@ class PromptEncoder:
     def steps(self, prompt: Prompt) -> Steps[Sequence[int]]:
         """Encode a text or a chat in steps. A prompt that does not fit the context ends them
         early."""
+        images = images_of(prompt)
+        if images:
+            self._require_vision(images)
         if isinstance(prompt, str):
             text, around = prompt, self._around
         else:
@@ -173,16 +188,25 @@ class PromptEncoder:
             ids += behind
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
-        return ids
+        return self._with_images(ids, images) if images else ids
 
-    def hashes_in_steps(self, token_ids: Sequence[int], cache_salt: str) -> Steps[Sequence[bytes]]:
+    def hashes_in_steps(
+        self, token_ids: Sequence[int], cache_salt: str, images: Sequence[Image] = ()
+    ) -> Steps[Sequence[bytes]]:
         """Run ``prefix_hashes`` as work for a thread."""
         yield False
-        return self.prefix_hashes(token_ids, cache_salt)
+        return self.prefix_hashes(token_ids, cache_salt, images)
 
-    def prefix_hashes(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[bytes]:
-        """Names of a prompt's full KV blocks, as this model's workers know them."""
+    def prefix_hashes(
+        self, token_ids: Sequence[int], cache_salt: str, images: Sequence[Image] = ()
+    ) -> Sequence[bytes]:
+        """Names of a prompt's full KV blocks, as this model's workers know them; ``images`` are the
+        prompt's."""
         salt = prefix_salt(self.card.hash_salt, cache_salt)
+        vision = self.card.vision
+        if images and vision is not None:
+            sizes = [ImageTokens(one.digest, _tokens_of(vision, one)) for one in images]
+            token_ids = keyed_by_images(token_ids, vision.token_id, sizes)
         return block_hashes(token_ids, self.card.block_tokens, salt)
 
     def without_added(self, ids: Sequence[int]) -> Sequence[int]:
@@ -283,10 +307,12 @@ class PromptEncoder:
             )
         if self._has_short_ids:
             chat = with_short_ids(chat)
-        turns = turns_of(chat.messages)
-        is_open = chat.messages[-1].is_open
+        messages = chat.messages
+        is_open = messages[-1].is_open
         if is_open:
-            turns[-1]["content"] = chat.messages[-1].content + _OPEN_END
+            messages = (*messages[:-1], with_end(messages[-1], _OPEN_END))
+        has_images = any(message.parts for message in messages)
+        turns = turns_of(messages, in_parts=has_images or self._takes_parts_only)
         try:
             text = self._template.render(
                 turns,
@@ -312,6 +338,61 @@ class PromptEncoder:
                 field="messages",
             ) from None
 
+    def _require_vision(self, images: Sequence[Image]) -> Vision:
+        """How the model reads images. Raises ``InvalidRequest`` where it does not read these."""
+        vision = self.card.vision
+        if vision is None:
+            raise InvalidRequest(
+                f"the model {self.card.model!r} reads text only, no images: leave them out, or ask "
+                "for a model that an instance with images serves (see lacks in /v2/instances)",
+                field="messages",
+            )
+        size = sum(len(image.data) for image in images)
+        if size > vision.max_bytes:
+            raise InvalidRequest(
+                f"the images have {size} bytes together, and the model's workers take "
+                f"{vision.max_bytes}: send fewer or smaller ones",
+                field="messages",
+            )
+        return vision
+
+    def _with_images(self, ids: Sequence[int], images: Sequence[Image]) -> Sequence[int]:
+        """A prompt's tokens with as many for each image as the model makes of it.
+
+        Raises ``InvalidRequest`` or ``ContextOverflow``.
+        """
+        vision = self._require_vision(images)
+        places = ids.count(vision.token_id)
+        if places != len(images):
+            raise InvalidRequest(
+                f"the chat template of {self.card.model!r} has {places} places for the "
+                f"{len(images)} images of these messages; send them in the user's turns",
+                field="messages",
+            )
+        counts = [_tokens_of(vision, image) for image in images]
+        total = len(ids) - places + sum(counts)
+        if total >= self.card.context_tokens:  # before so many are made
+            raise ContextOverflow.of_prompt(total, self.card.context_tokens, self.card.context_note)
+        left = iter(counts)
+        return [
+            token
+            for one in ids
+            for token in ([one] * next(left) if one == vision.token_id else (one,))
+        ]
+
+    def _leaves_out_strings(self) -> bool:
+        """Whether the template shows what a turn says only if that is a list of parts."""
+        assert self._template is not None
+        said = Message("user", "Tide?")
+        shown: list[bool] = []
+        for in_parts in (False, True):
+            try:
+                turns = turns_of([said], in_parts=in_parts)
+                shown.append(said.content in self._template.render(turns, self.card.special_tokens))
+            except Refused:
+                shown.append(False)
+        return shown == [False, True]
+
     def _checked_ids(self, ids: Sequence[int]) -> Sequence[int]:
         if not ids:
             raise InvalidRequest("the prompt is empty; it needs at least one token", field="prompt")
@@ -336,6 +417,16 @@ def vocabulary_of(card: ModelCard) -> bytes:
         msgspec.json.encode(card.special_tokens),
     )
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+def _tokens_of(vision: Vision, image: Image) -> int:
+    try:
+        return vision.tokens_of(image.width, image.height)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"an image of {image.width}x{image.height} pixels cannot be read: {error}",
+            field="messages",
+        ) from None
 
 
 def _with_roles_checked(chat: Chat) -> Chat:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.tasks.job import Chat, Message
+from orchestrator.tasks.image import Image, Part
+from orchestrator.tasks.job import Chat, Message, Prompt, said_by
 from orchestrator.tasks.tools import JsonObject, ToolCall
 
 _SHORT = 9
@@ -33,7 +34,10 @@ def texts_of(chat: Chat) -> Iterator[Text]:
     """Yield all texts of a chat."""
     for message in chat.messages:
         own = message.role == "assistant"
-        yield Text(message.content, own)
+        if message.parts:
+            yield from (Text(part, own) for part in message.parts if isinstance(part, str))
+        else:
+            yield Text(message.content, own)
         if message.calls or message.call_id:
             yield from map(Text, (message.reasoning, message.call_id, message.name), repeat(own))
             for call in message.calls:
@@ -61,9 +65,26 @@ def rewritten(chat: Chat, change: Change) -> Chat:
     return replace(chat, messages=messages, tools=tools)
 
 
-def turns_of(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """Messages in the form that templates take. Fields that a turn has no use for are absent."""
-    return [_turn(message) for message in messages]
+def images_of(prompt: Prompt) -> list[Image]:
+    """All images of a prompt, in the order in which the model reads them."""
+    messages = prompt.messages if isinstance(prompt, Chat) else prompt
+    if isinstance(messages, str) or not messages or not isinstance(messages[0], Message):
+        return []
+    return [image for turn in messages if turn.parts for image in turn.images]
+
+
+def turns_of(messages: Sequence[Message], *, in_parts: bool = False) -> list[dict[str, object]]:
+    """Messages in the form that templates take. Fields that a turn has no use for are absent.
+
+    ``in_parts``: the content of each is a list of parts, for templates that show images.
+    """
+    return [_turn(message, in_parts) for message in messages]
+
+
+def with_end(message: Message, end: str) -> Message:
+    """A copy of a message with more text behind what it says."""
+    parts = (*message.parts, end) if message.parts else ()
+    return msgspec.structs.replace(message, content=message.content + end, parts=parts)
 
 
 def with_short_ids(chat: Chat) -> Chat:
@@ -101,10 +122,17 @@ def without_later_systems(chat: Chat) -> Chat:
     for asks, group in groupby(messages[first:], lambda turn: turn.role in ("system", "user")):
         said = list(group)
         if asks:
-            content = "\n\n".join(message.content for message in said)
-            said = [msgspec.structs.replace(said[-1], role="user", content=content)]
+            joined = said_by("user", list(_between_lines(said)))
+            said = [msgspec.structs.replace(joined, is_open=said[-1].is_open)]
         turns += said
     return replace(chat, messages=tuple(turns))
+
+
+def _between_lines(messages: Sequence[Message]) -> Iterator[Part]:
+    for at, message in enumerate(messages):
+        if at:
+            yield "\n\n"
+        yield from message.parts or (message.content,)
 
 
 def tools_of(chat: Chat) -> list[JsonObject] | None:
@@ -130,8 +158,13 @@ def chars_of(chat: Chat, per_message: int) -> int:
     return chars
 
 
-def _turn(message: Message) -> dict[str, object]:
+def _turn(message: Message, in_parts: bool) -> dict[str, object]:
     turn: dict[str, object] = {"role": message.role, "content": message.content}
+    if in_parts:
+        turn["content"] = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+            for part in message.parts or (message.content,)
+        ]
     if message.calls:
         turn["tool_calls"] = [call.stated() for call in message.calls]
         if message.reasoning:
@@ -147,6 +180,12 @@ def _turn(message: Message) -> dict[str, object]:
 
 def _rewritten(message: Message, change: Change) -> Message:
     own = message.role == "assistant"
+    if message.parts:  # a user's, who calls no tools
+        said = said_by(
+            message.role,
+            [change(Text(part, own)) if isinstance(part, str) else part for part in message.parts],
+        )
+        return msgspec.structs.replace(said, is_open=message.is_open)
     content = change(Text(message.content, own))
     if not (message.calls or message.call_id):
         return Message(message.role, content, message.is_open)

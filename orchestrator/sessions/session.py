@@ -8,6 +8,7 @@ from sys import getsizeof
 import msgspec
 
 from orchestrator.errors import InvalidRequest
+from orchestrator.tasks.image import kept_bytes
 from orchestrator.tasks.job import Chat, Message, Prompt
 from orchestrator.tasks.task import Task
 
@@ -149,4 +150,6 @@ def bytes_of(history: History) -> int:
     if kind_of(history) is HistoryForm.TOKENS:
         return SESSION_BYTES + TOKEN_BYTES * len(history)
     messages = (message for message in history if isinstance(message, Message))
-    return SESSION_BYTES + sum(MESSAGE_BYTES + getsizeof(one.content) for one in messages)
+    return SESSION_BYTES + sum(
+        MESSAGE_BYTES + getsizeof(one.content) + kept_bytes(one.parts) for one in messages
+    )

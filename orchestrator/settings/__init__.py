@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from catalog.hosts import is_loopback, is_wildcard
 from catalog.paths import JOURNAL_BY_DEFAULT
+from orchestrator.admission.images import ImageLimits
 from orchestrator.instances.discovery.addresses import check_entry, is_source
 from orchestrator.lanes import name_of
 from orchestrator.sessions.config import SessionConfig
@@ -131,6 +132,7 @@ class Settings(BaseSettings):
     models: ModelSettings = ModelSettings()
     loading: LoadingSettings = LoadingSettings()
     structured_output: StructuredOutputSettings = StructuredOutputSettings()
+    images: ImageLimits = ImageLimits()
     tasks: TaskSettings = TaskSettings()
     responses: ResponseSettings = ResponseSettings()
     sessions: SessionConfig = SessionConfig()

@@ -1,7 +1,7 @@
 """The tables of the orchestrator's settings, most of them named after a package.
 
 Those that a package uses as they are stand in it: ``DeadlineConfig``, ``SessionConfig``,
-``Limits``, ``Retention``.
+``Limits``, ``ImageLimits``, ``Retention``.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """A client's request in a form that is the same from every dialect."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
+from orchestrator.tasks.image import Image, Part, text_in
 from orchestrator.tasks.tools import Tool, ToolCall
 from orchestrator.telemetry.trace_context import TraceContext
 from worker.protocol import Feature, Grammar, OnDeadline, Sampling
@@ -97,6 +98,19 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """Id of the call whose result this turn is; empty for any other turn."""
     name: str = ""
     """Name of the tool whose result this turn is."""
+    parts: tuple[Part, ...] = ()
+    """Text and images of this turn in their order, where it has images; ``content`` is then the
+    text alone."""
+
+    @property
+    def images(self) -> list[Image]:
+        return [part for part in self.parts if isinstance(part, Image)]
+
+
+def said_by(role: str, parts: Sequence[Part]) -> Message:
+    """A turn made of text and images."""
+    has_images = any(isinstance(part, Image) for part in parts)
+    return Message(role, text_in(parts), parts=tuple(parts) if has_images else ())
 
 
 TemplateArgument = bool | int | float | str | None

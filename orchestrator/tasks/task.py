@@ -18,6 +18,7 @@ from typing import Protocol
 from orchestrator.clock import Timer
 from orchestrator.tasks.deadline import NO_PARTS, Part
 from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Job, Priority
 from orchestrator.tasks.prompt_kind import ANY_KIND
 from orchestrator.tasks.time_spent import Phase, TimeSpent
@@ -154,6 +155,7 @@ class Task:
         "given_chance",
         "hedge",
         "id",
+        "images",
         "instance",
         "is_background",
         "is_promised",
@@ -222,6 +224,8 @@ class Task:
         self.sampling = job.sampling
         self.token_ids: Sequence[int] = ()
         """Token ids of the prompt; dropped when the task ends."""
+        self.images: Sequence[Image] = ()
+        """The prompt's images, for which ``token_ids`` have the places; dropped likewise."""
         self.prompt_tokens = 0
         self.prompt_kind = ANY_KIND
         self.cached_tokens = 0
@@ -465,6 +469,7 @@ class Task:
         self.stage = Stage.ENDED
         self.marks.ended = now
         self.token_ids = ()
+        self.images = ()
         self.prefix_hashes = ()
         if self.timer is not None:
             self.timer.cancel()

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.lazy import transformers
+from tests.support.pictures import IMAGE_TEMPLATE
 
 DEMO = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint"
 
@@ -112,3 +113,55 @@ def edit_config(path: Path, **changes: object) -> None:
     file = path / "config.json"
     settings = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+
+
+VISION = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+
+
+def make_vision_checkpoint(path: Path, model_type: str) -> Path:
+    """A model with random weights that reads images: ``llava``, 16 tokens for each image, or
+    ``qwen2_vl``, 4 to 40 tokens by its size, one for 8 by 8 pixels."""
+    torch.manual_seed(0)
+    ids = _save_image_tokenizer(path)
+    text = TINY | {"max_position_embeddings": 512}
+    if model_type == "llava":
+        tower = VISION | {"num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+        config = transformers.LlavaConfig(
+            vision_config={"model_type": "clip_vision_model", "projection_dim": 8, **tower},
+            text_config={"model_type": "llama", **text},
+            image_token_index=ids["<|image|>"],
+            vision_feature_layer=-1,
+        )
+        square = {"height": 32, "width": 32}
+        images = {"image_processor_type": "CLIPImageProcessor", "crop_size": square}
+        images |= {"size": {"shortest_edge": 32}}
+    else:
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+        tower = {"depth": 2, "embed_dim": 16, "hidden_size": 48, "num_heads": 2}
+        config = transformers.Qwen2VLConfig(
+            vision_config={"patch_size": 4, "mlp_ratio": 2, **tower},
+            text_config=text | {"rope_parameters": rope},
+            image_token_id=ids["<|image|>"],
+            video_token_id=ids["<|video|>"],
+            vision_start_token_id=ids["<|see|>"],
+            vision_end_token_id=ids["<|seen|>"],
+        )
+        images = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4}
+        images |= {"size": {"shortest_edge": 256, "longest_edge": 2560}}
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    _draw(dict(model.named_parameters()))
+    model.save_pretrained(path)
+    (path / "preprocessor_config.json").write_text(json.dumps(images))
+    return path
+
+
+def _save_image_tokenizer(path: Path) -> dict[str, int]:
+    """A token per byte, and those of images; returns the ids of all."""
+    _save_tokenizer(path)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|see|>", "<|image|>", "<|seen|>", "<|video|>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"chat_template": IMAGE_TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    return vocabulary

@@ -21,6 +21,7 @@ from orchestrator.lanes.lane import NO_JOB
 from tests.support.certificates import listen
 from tests.support.clock import LeapingClock
 from tests.support.fake_slots import FakeSlots, failure
+from tests.support.pictures import IMAGE_TEMPLATE
 from worker.protocol import (
     PROTOCOL_VERSION,
     Cancel,
@@ -46,6 +47,7 @@ from worker.protocol import (
     SwapPhase,
     SwapReport,
     TokenLogprob,
+    Vision,
     WorkerStats,
     decode_message,
     encode,
@@ -53,6 +55,8 @@ from worker.protocol import (
 from worker.protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME
 
 MODEL = "fake"
+IMAGE_ID = 264
+"""The token of an image, in a model that has ``eyes``."""
 SLOT_MODEL = "slot"
 CONTEXT = 512
 TEMPLATE = (
@@ -95,6 +99,19 @@ def make_card(**changes: object) -> ModelCard:
         "min_start_budget_ms": 0.0,
     }
     return ModelCard(**(values | changes))  # type: ignore[arg-type]
+
+
+def eyes(**changes: object) -> dict[str, object]:
+    """Changes to a card, so that its model reads images: a token for 8 by 8 pixels, 4 to 40."""
+    tokenizer = Tokenizer.from_buffer(tokenizer_json())
+    tokenizer.add_special_tokens(["<|see|>", "<|seen|>", "<|image|>"])
+    pixels = {"cell": 8, "least_pixels": 256, "most_pixels": 2560}
+    return {
+        "tokenizer_json": tokenizer.to_str().encode(),
+        "chat_template": IMAGE_TEMPLATE,
+        "vocab_size": IMAGE_ID + 1,
+        "vision": Vision("<|image|>", IMAGE_ID, max_bytes=100_000, **pixels),
+    } | changes
 
 
 @dataclass

@@ -12,6 +12,7 @@
 - ``blocks``    the chained hashes of KV blocks
 - ``excerpt``   how much of a client's words an error repeats
 - ``slot``      the state that the slot model reports
+- ``vision``    how a model reads images: their tokens in a prompt
 """
 
 from worker.protocol.blocks import block_hashes, hash_block, prefix_salt, root_hash
@@ -56,6 +57,7 @@ from worker.protocol.sampling import (
     stated_of,
     unstated_of,
 )
+from worker.protocol.vision import ImageTokens, Vision, keyed_by_images
 
 __all__ = [
     "MAX_GRAMMAR_BYTES",
@@ -74,6 +76,7 @@ __all__ = [
     "Frame",
     "Grammar",
     "GrammarKind",
+    "ImageTokens",
     "InvalidGrammar",
     "InvalidSampling",
     "KvReport",
@@ -96,6 +99,7 @@ __all__ = [
     "SwapPhase",
     "SwapReport",
     "TokenLogprob",
+    "Vision",
     "WorkerStats",
     "block_hashes",
     "brief",
@@ -106,6 +110,7 @@ __all__ = [
     "excerpt",
     "features_of",
     "hash_block",
+    "keyed_by_images",
     "prefix_salt",
     "read_logit_bias",
     "root_hash",

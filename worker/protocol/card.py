@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from worker.protocol.sampling import SamplingDefaults
+from worker.protocol.vision import Vision
 
 
 class Pooling(StrEnum):
@@ -22,6 +23,8 @@ class Feature(StrEnum):
     """Can bring a text to a whole end as its deadline nears."""
     GRAMMAR = "grammar"
     IGNORE_EOS = "ignore_eos"
+    IMAGES = "images"
+    """Reads the images of a chat."""
     KV_EVENTS = "kv_events"
     """Tells which KV blocks it holds, so that prompts find their prefix."""
     LOGIT_BIAS = "logit_bias"
@@ -121,6 +124,14 @@ class ModelCard(msgspec.Struct, frozen=True):
     process_id: str = ""
     """Random, made when the worker's process starts: seeing it again after a lane was lost shows
     that the process did not die. Empty where unknown."""
+    vision: Vision | None = None
+    """How the worker's model reads images; None where it, or its engine, reads text only."""
+
+    @property
+    def all_lacks(self) -> tuple[Feature, ...]:
+        """All features that the worker lacks, sorted: ``lacks``, and images where it reads none."""
+        blind = () if self.vision is not None else (Feature.IMAGES,)
+        return tuple(sorted({*self.lacks, *blind}))
 
     @property
     def context_note(self) -> str:

@@ -84,6 +84,10 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
 
     ``expected_tokens`` is a number of tokens that the job will hardly exceed, 0 where unknown: it
     decides how much others' prompts may slow the job down, and never ends it.
+
+    ``images`` are the prompt's, in their order, each a PNG, JPEG, GIF or WebP file. ``token_ids``
+    have the card's ``Vision.token_id`` for them, as often as ``Vision.tokens_of`` says. Only for
+    workers whose card has a ``vision``.
     """
 
     lane: str
@@ -107,6 +111,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     stop_after_tokens: int = 0
     serving: int = 0
     expected_tokens: int = 0
+    images: list[bytes] = []
 
     @property
     def begun(self) -> list[int]:

@@ -21,22 +21,27 @@ class TokenizerFiles(NamedTuple):
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
-    """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``.
+    """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``, or
+    ``chat_template.json``, where older models that read images have theirs.
 
     Only the first must exist. Raises ``UnreadableTokenizer``.
     """
     settings_file, template_file = path / "tokenizer_config.json", path / "chat_template.jinja"
+    older_file = path / "chat_template.json"
     file = path / "tokenizer.json"
     try:
         tokenizer_json = file.read_bytes()
         file = settings_file
         settings = json.loads(file.read_text("utf-8")) if file.exists() else {}
         file = template_file
-        template = (
-            file.read_text("utf-8")
-            if file.exists()
-            else _default_template(settings.get("chat_template"))
-        )
+        if file.exists():
+            template = file.read_text("utf-8")
+        else:
+            stated = settings.get("chat_template")
+            file = older_file
+            if not stated and file.exists():
+                stated = json.loads(file.read_text("utf-8"))["chat_template"]
+            template = _default_template(stated)
     except FileNotFoundError as error:
         raise UnreadableTokenizer(
             f"{error.filename} is missing; the checkpoint directory must hold tokenizer.json"

@@ -22,7 +22,8 @@ from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
 MESSAGE_BYTES = 2**20
-"""Most bytes of a lane message, besides ``BYTES_PER_TOKEN`` for each token of the context."""
+"""Most bytes of a lane message, besides ``BYTES_PER_TOKEN`` for each token of the context, and the
+images of a prompt."""
 BYTES_PER_TOKEN = 5
 
 
@@ -50,7 +51,9 @@ class Serving:
 
     @property
     def max_message_bytes(self) -> int:
-        return MESSAGE_BYTES + BYTES_PER_TOKEN * self.card.context_tokens
+        vision = self.card.vision
+        images = 0 if vision is None else vision.max_bytes
+        return MESSAGE_BYTES + BYTES_PER_TOKEN * self.card.context_tokens + images
 
 
 def _closings(loaded: LoadedEngine) -> ClosingTables | None:

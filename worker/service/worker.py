@@ -290,6 +290,7 @@ class Worker:
             pooling=serving.card.pooling if message.embeds else None,
             begun_tokens=message.begun_tokens,
             expected_tokens=message.expected_tokens,
+            images=message.images,
         )
         lane_job = LaneJob(lane, message.handle, job, text, responder)
         lane.jobs[message.handle] = lane_job
@@ -307,6 +308,8 @@ class Worker:
         checked_part(message).check(card.vocab_size)
         if message.embeds and card.pooling is None:
             raise InvalidCall("this worker has no model to make embeddings with")
+        if message.images and card.vision is None:
+            raise InvalidCall("this worker's model reads no images")
         ids = message.token_ids
         # Checked here, not only in the engine: block hashes cannot be made of other numbers.
         if ids and (min(ids) < 0 or max(ids) >= card.vocab_size):

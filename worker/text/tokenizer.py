@@ -91,6 +91,10 @@ class Tokenizer:
         token = self.special_tokens.get("eos_token")
         return None if token is None else self._hf.token_to_id(token)
 
+    def spelling_of(self, token_id: int) -> str:
+        """A token as the vocabulary has it; empty for an id of none."""
+        return self._hf.id_to_token(token_id) or ""
+
     @property
     def largest_id(self) -> int:
         """Largest id of any token, added ones included; -1 without any."""

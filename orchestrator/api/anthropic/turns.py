@@ -7,9 +7,11 @@ from typing import Literal
 import msgspec
 
 from orchestrator.api.http.fields import NULL, Unused
+from orchestrator.api.http.images import image_of_base64, image_of_url, refuse_file
 from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.job import Message
+from orchestrator.tasks.image import Image, Part
+from orchestrator.tasks.job import Message, said_by
 from orchestrator.tasks.tools import ToolCall
 
 _BETWEEN_TURNS = "\n\n"
@@ -24,6 +26,23 @@ class TextBlock(msgspec.Struct, frozen=True, tag="text", tag_field="type", gc=Fa
 
 
 Content = str | tuple[TextBlock, ...]
+
+
+class ImageSource(msgspec.Struct, frozen=True, gc=False):
+    """Where an image is: in ``data``, as base64. Its ``media_type`` is seen from the file."""
+
+    type: str = "base64"
+    data: str | None = None
+    media_type: Unused = NULL
+    url: str | None = None
+    file_id: Unused = NULL
+
+
+class ImageBlock(msgspec.Struct, frozen=True, tag="image", tag_field="type", gc=False):
+    """An image that the user shows."""
+
+    source: ImageSource | None = None
+    cache_control: Unused = NULL
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking", tag_field="type", gc=False):
@@ -57,12 +76,14 @@ class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result", tag_field=
     """The result of a call. Templates cannot mark a call as failed: its content must say so."""
 
     tool_use_id: str = ""
-    content: Content | None = ""
+    content: str | tuple[TextBlock | ImageBlock, ...] | None = ""
     is_error: bool | None = None
     cache_control: Unused = NULL
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = (
+    TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+)
 
 
 class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -132,7 +153,8 @@ def _said(group: Iterable[tuple[int, InputMessage]], names: dict[str, str]) -> M
                     names[block.id] = block.name
                     calls.append(read_call(block.id, block.name, block.input, f"{where}.input"))
                 case _:
-                    raise InvalidRequest(f"{where}: a tool_result is the user's", field=where)
+                    kind = block.__struct_config__.tag
+                    raise InvalidRequest(f"{where}: {kind} is the user's", field=where)
         texts.append(text)
     content = _BETWEEN_TURNS.join(texts)
     if not calls:
@@ -145,18 +167,21 @@ def _asked(
     role: str, group: Iterable[tuple[int, InputMessage]], names: dict[str, str]
 ) -> list[Message]:
     """The user's turn, preceded by the results of calls; or the system's turn."""
-    texts: list[str] = []
+    turns: list[list[Part]] = []
     results: list[Message] = []
     for at, message in group:
         if isinstance(message.content, str):
-            texts.append(message.content)
+            turns.append([message.content])
             continue
-        text, has_text = "", not message.content
+        parts: list[Part] = []
         for n, block in enumerate(message.content):
             where = f"messages[{at}].content[{n}]"
             if isinstance(block, TextBlock):
-                text += block.text
-                has_text = True
+                parts.append(block.text)
+            elif isinstance(block, ImageBlock):
+                if role != "user":
+                    raise InvalidRequest(f"{where}: image is the user's", field=where)
+                parts.append(_image_of(block.source, f"{where}.source"))
             elif not isinstance(block, ToolResultBlock):
                 kind = block.__struct_config__.tag
                 raise InvalidRequest(f"{where}: {kind} is the assistant's", field=where)
@@ -167,16 +192,42 @@ def _asked(
                 results.append(
                     Message(
                         "tool",
-                        _text_of(block.content),
+                        _result_of(block.content, f"{where}.content"),
                         call_id=call_id,
                         name=names.get(call_id, ""),
                     )
                 )
-        if has_text:
-            texts.append(text)
-    if not texts:
+        if parts or not message.content:
+            turns.append(parts)
+    if not turns:
         return results
-    return [*results, Message(role, _BETWEEN_TURNS.join(texts))]
+    joined = turns[0]
+    for parts in turns[1:]:
+        joined += [_BETWEEN_TURNS, *parts]
+    return [*results, said_by(role, joined)]
+
+
+def _image_of(source: ImageSource | None, where: str) -> Image:
+    if source is None:
+        raise InvalidRequest(f"{where} is required: an image's data, as base64", field=where)
+    if source.type == "url":
+        return image_of_url(source.url, f"{where}.url")
+    if source.type == "file":
+        raise refuse_file(where)
+    return image_of_base64(source.data, f"{where}.data")
+
+
+def _result_of(content: str | Sequence[TextBlock | ImageBlock] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [block.text for block in content if isinstance(block, TextBlock)]
+    if len(texts) < len(content):
+        raise InvalidRequest(
+            f"{where}: images in a tool's result are not served; send them as image blocks beside "
+            "the tool_result",
+            field=where,
+        )
+    return "".join(texts)
 
 
 def _text_of(content: Content | None) -> str:

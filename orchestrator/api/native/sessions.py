@@ -116,5 +116,11 @@ def _said(session: Session) -> dict[str, object]:
     kind = session.kind
     if kind is HistoryForm.CHAT:
         messages = [one for one in session.history if isinstance(one, Message)]
-        return {"messages": [{"role": one.role, "content": one.content} for one in messages]}
+        return {"messages": [_turn(one) for one in messages]}
     return {} if kind is None else {kind.value: session.history}
+
+
+def _turn(message: Message) -> dict[str, object]:
+    """A turn as it is shown: of its images, how many there are."""
+    turn: dict[str, object] = {"role": message.role, "content": message.content}
+    return turn | {"images": len(message.images)} if message.parts else turn

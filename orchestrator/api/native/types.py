@@ -6,9 +6,10 @@ from typing import Protocol
 import msgspec
 
 from orchestrator.api.http.grammars import GrammarRequest
+from orchestrator.api.http.images import image_of_url
 from orchestrator.errors import InvalidRequest
 from orchestrator.sessions.session import History
-from orchestrator.tasks.job import Message, OnDisconnect, Prompt
+from orchestrator.tasks.job import Message, OnDisconnect, Prompt, said_by
 
 
 class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -17,6 +18,8 @@ class TaskMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
 
     role: str
     content: str
+    images: list[str] = []
+    """Images before the text, each in a ``data:`` URL."""
 
 
 class TaskRequest(GrammarRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -91,8 +94,18 @@ def _prompt_of(body: _HasPrompt) -> History:
     if body.messages is not None:
         if not body.messages:
             raise InvalidRequest("messages is empty; it needs at least one", field="messages")
-        return tuple(Message(m.role, m.content) for m in body.messages)
+        return tuple(_turn(message, at) for at, message in enumerate(body.messages))
     return tuple(body.prompt_token_ids or ())
+
+
+def _turn(message: TaskMessage, at: int) -> Message:
+    if not message.images:
+        return Message(message.role, message.content)
+    where = f"messages[{at}].images"
+    if message.role != "user":
+        raise InvalidRequest(f"{where}: images are the user's", field=where)
+    images = [image_of_url(url, f"{where}[{n}]") for n, url in enumerate(message.images)]
+    return said_by(message.role, [*images, message.content])
 
 
 _PROMPTS = ("prompt", "messages", "prompt_token_ids")

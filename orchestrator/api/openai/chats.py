@@ -6,22 +6,35 @@ from typing import Literal, Protocol
 import msgspec
 
 from orchestrator.api.http.fields import NULL, Unused
+from orchestrator.api.http.images import image_of_url, refuse_file
 from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.job import Chat, Message
+from orchestrator.tasks.image import Image, Part
+from orchestrator.tasks.job import Chat, Message, said_by
 from orchestrator.tasks.tools import Tool
 from worker.protocol import excerpt
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
+_IMAGES = ("image_url", "input_image")
 _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 
 
+class ImageUrl(msgspec.Struct, frozen=True, gc=False):
+    """Where an image is: in a ``data:`` URL."""
+
+    url: str | None = None
+    detail: Unused = NULL
+    """Has no effect: a model sees all images in the resolution that it was made for."""
+
+
 class ContentPart(msgspec.Struct, frozen=True, gc=False):
-    """A part of a message, of any type; only text is served, whatever an SDK calls it."""
+    """A part of a message, of any type; text and images are served, whatever an SDK calls them."""
 
     type: str | None = None
     text: str | None = None
+    image_url: str | ImageUrl | None = None
+    file_id: str | None = None
     refusal: str | None = None
     thinking: str | None = None
     annotations: Unused = NULL
@@ -104,11 +117,19 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
     called tools in that turn, because then it continues from there. ``called`` maps the ids of
     calls so far to their names."""
     content = _text_of(message, f"messages[{at}].content")
+    parts = _parts_of(message.content, f"messages[{at}].content")
+    if parts and message.role != "user":
+        where = f"messages[{at}].content"
+        raise InvalidRequest(
+            f"{where}: images are the user's; send them in a message of role user", field=where
+        )
     if message.role in ("tool", "function"):
         return _result(message, content, f"messages[{at}].tool_call_id", called)
     calls = message.tool_calls or ()
     if message.function_call is not None:
         calls = (*calls, MessageToolCall(message.function_call, f"call_{at}"))
+    if parts and not calls:
+        return said_by("user", parts)
     if not calls:
         return Message("system" if message.role == "developer" else message.role, content)
     if message.role != "assistant":
@@ -132,6 +153,35 @@ def _message(message: ChatMessage, at: int, called: dict[str, str]) -> Message:
     )
 
 
+def _is_image(part: str | ContentPart) -> bool:
+    return isinstance(part, ContentPart) and part.type in _IMAGES
+
+
+def _parts_of(content: str | tuple[str | ContentPart, ...] | None, where: str) -> Sequence[Part]:
+    """The parts of a content that has images; empty for any other."""
+    if not isinstance(content, tuple) or not any(map(_is_image, content)):
+        return ()
+    parts: list[Part] = []
+    for n, part in enumerate(content):
+        at = f"{where}[{n}]"
+        if isinstance(part, str):
+            parts.append(part)
+        elif _is_image(part):
+            parts.append(_image_in(part, at))
+        else:
+            parts.append(_text_in(part, at))
+    return parts
+
+
+def _image_in(part: ContentPart, where: str) -> Image:
+    url = part.image_url
+    if url is None and part.file_id is not None:
+        raise refuse_file(f"{where}.file_id")
+    if isinstance(url, ImageUrl):
+        return image_of_url(url.url, f"{where}.image_url.url")
+    return image_of_url(url, f"{where}.image_url")
+
+
 def _result(message: ChatMessage, content: str, where: str, called: Mapping[str, str]) -> Message:
     """The result of a call: of the last call, if a function's result does not name one."""
     call_id = message.tool_call_id or ""
@@ -152,7 +202,7 @@ def _text_of(message: ChatMessage, where: str) -> str:
     if content is None:
         if message.role not in ("assistant", "tool", "function"):
             raise InvalidRequest(
-                f"{where} is required: a string, or a list of text parts", field=where
+                f"{where} is required: a string, or a list of text and image parts", field=where
             )
         return message.refusal or ""
     return "".join(
@@ -165,13 +215,13 @@ def _text_of(message: ChatMessage, where: str) -> str:
 
 def _text_in(part: ContentPart, where: str) -> str:
     kind = part.type or "text"
-    if kind in _THOUGHTS:
+    if kind in _THOUGHTS or kind in _IMAGES:
         return ""
     text = part.refusal if kind == "refusal" else part.text
     if kind not in _TEXTS:
         raise InvalidRequest(
-            f"{where}.type: the model reads text only, got {excerpt(kind, 64)!r}; expected one "
-            f"of: {', '.join(_TEXTS)}",
+            f"{where}.type: text and images are read, got {excerpt(kind, 64)!r}; expected one "
+            f"of: {', '.join((*_TEXTS, *_IMAGES))}",
             field=f"{where}.type",
         )
     if text is None:

@@ -16,6 +16,7 @@ async def capabilities(request: web.Request) -> web.Response:
     own."""
     orchestrator = request.app[ORCHESTRATOR]
     sessions, room = orchestrator.sessions.config, orchestrator.queue_room
+    images = orchestrator.images.limits
     return json_response(
         {
             "version": VERSION,
@@ -33,6 +34,9 @@ async def capabilities(request: web.Request) -> web.Response:
                 "max_deadline_ms": round(1000 * orchestrator.deadlines.max_s),
                 "max_idle_keep_s": sessions.max_idle_keep_s,
                 "queue": None if room is None else room.bound,
+                "images": images.max_count,
+                "image_bytes": images.max_bytes,
+                "image_pixels": images.max_pixels,
             },
         }
     )
@@ -41,7 +45,7 @@ async def capabilities(request: web.Request) -> web.Response:
 def _features(orchestrator: Orchestrator) -> list[str]:
     """The features that the engine of at least one ready instance has."""
     cards = [one.card for one in orchestrator.registry if one.ready and one.card is not None]
-    return [name for name in sorted(Feature) if any(name not in card.lacks for card in cards)]
+    return [name for name in sorted(Feature) if any(name not in card.all_lacks for card in cards)]
 
 
 def routes() -> list[web.RouteDef]:

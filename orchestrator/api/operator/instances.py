@@ -170,7 +170,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
         "vram_bytes": None if card is None else card.vram_bytes,
         "compute_capability": None if card is None else card.compute_capability,
         "device_mask": None if card is None else card.device_mask,
-        "lacks": None if card is None else list(card.lacks),
+        "lacks": None if card is None else list(card.all_lacks),
         "abort_ms": None if card is None else card.abort_ms,
         "context_tokens": None if card is None else card.context_tokens,
         "slots_total": None if card is None else card.max_running,

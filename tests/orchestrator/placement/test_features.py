@@ -177,7 +177,7 @@ async def test_what_engines_lack_is_listed(
     service = await make_service(worker)
     async with service.http.get("/v2/instances", headers=OPERATOR) as response:
         (listed,) = (await response.json())["instances"]
-    assert (listed["lacks"], listed["abort_ms"]) == (["seed"], 12.5)
+    assert (listed["lacks"], listed["abort_ms"]) == (["images", "seed"], 12.5)
     assert (listed["quantization"], listed["device_mask"]) == ("int8", 4)
     assert (listed["vram_bytes"], listed["compute_capability"]) == (0, "")
 

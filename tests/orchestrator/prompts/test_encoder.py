@@ -11,9 +11,10 @@ from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import TokenBound
 from orchestrator.prompts.encoder import STEP_CHARS, BadCard, PromptEncoder, vocabulary_of
 from orchestrator.prompts.kinds import is_short
-from orchestrator.tasks.job import Chat, Message
+from orchestrator.tasks.image import Image
+from orchestrator.tasks.job import Chat, Message, said_by
 from orchestrator.tasks.tools import ToolCall
-from tests.support.fake_worker import TEMPLATE, make_card
+from tests.support.fake_worker import TEMPLATE, eyes, make_card
 
 
 def encoder_of(*, special_in_prompts: bool = False, **changes: object) -> PromptEncoder:
@@ -52,6 +53,18 @@ def test_a_template_may_leave_no_room_to_go_on() -> None:
     encoder = encoder_of(chat_template="{{ messages[0].content }}")
     with pytest.raises(InvalidRequest, match="leaves out the last one"):
         encoder.encode((Message("user", "hi"), Message("assistant", "x", is_open=True)))
+
+
+def test_images_stay_in_their_places_where_turns_are_joined() -> None:
+    """For a template that refuses a system's turn after the beginning."""
+    late = "{% if messages|length > 1 %}{{ raise_exception('late') }}{% endif %}"
+    card = eyes()
+    encoder = encoder_of(**card | {"chat_template": late + str(card["chat_template"])})
+    image = Image.of(b"file", 16, 16)
+    chat = (said_by("user", [image, "a"]), Message("system", "b"), said_by("user", ["c", image]))
+    shown = "".join(map(encoder.tokens.token_text, encoder.encode(chat)))
+    seen = f"<|see|>{'<|image|>' * 4}<|seen|>"
+    assert shown == f"user:{seen}a\n\nb\n\nc{seen};assistant:"
 
 
 def test_a_long_prompt_comes_out_whole() -> None:

@@ -6,5 +6,6 @@ Slower than our engine: no paged KV, no shared prefixes, a copy of all keys and 
 - ``checkpoint``  the library's configuration and model, with errors of ours
 - ``decoder``     one forward pass, whatever the architecture calls its arguments
 - ``batches``     the texts of a step: in one batch, padded on the left, or each by itself
+- ``images``      images of prompts, decoded and prepared
 - ``backend``     queue, prompts in chunks, sampling
 """

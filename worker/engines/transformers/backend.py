@@ -2,8 +2,10 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from secrets import randbits
+from threading import Event
 
 import numpy as np
 import torch
@@ -13,9 +15,12 @@ from worker.core import Job
 from worker.engines.backend import BackendLoad, Produced, not_finite
 from worker.engines.transformers.batches import Texts
 from worker.engines.transformers.decoder import Cache, LibraryDecoder
+from worker.engines.transformers.images import ImageReader, Pixels
+from worker.errors import InvalidCall
 from worker.grammar.masks import MaskedRow, MaskMaker
 from worker.log import engine_log
 from worker.protocol import Code, FinishReason
+from worker.protocol.outcomes import RequestError
 from worker.runner.device_probe import DeviceProbe, probe_of
 from worker.sampling.sampler import NO_TOKEN, Sampler
 from worker.scheduler.request import Request, make_request
@@ -39,6 +44,16 @@ class _Text:
     handle: int
     request: Request
     cache: Cache
+    images: Future[Pixels] | None = None
+    """Images of the prompt, which a thread prepares; None once they were read, or without any."""
+    images_end: int = 0
+    """Number of tokens up to the last one of its images; they are read in one step."""
+    shift: int = 0
+    """What is added to its positions after its images."""
+
+    @property
+    def can_start(self) -> bool:
+        return self.images is None or self.images.done()
 
 
 class TransformersBackend:
@@ -51,13 +66,19 @@ class TransformersBackend:
         sampler: Sampler,
         limits: BackendLimits,
         probe: DeviceProbe | None = None,
+        images: ImageReader | None = None,
     ) -> None:
-        """``probe`` checks the device after each error; None: the default one for that device."""
+        """``probe`` checks the device after each error; None: the default one for that device.
+        ``images`` reads those of prompts; None for a model of text only."""
         self._decoder = decoder
         self._texts = texts
         self._sampler = sampler
         self._limits = limits
         self._probe = probe or probe_of(decoder.device)
+        self._images = images
+        self._preparing = ThreadPoolExecutor(1, "tidegate-images")
+        self._news = Event()
+        """Set when images are ready, and by ``interrupt``."""
         self._masks = MaskMaker(sampler.vocab_size, sampler.eos_token_ids)
         self._free_slots = list(range(limits.max_running))
         self._queued: deque[_Text] = deque()
@@ -71,11 +92,30 @@ class TransformersBackend:
         """See ``Backend``."""
         request = make_request(job, submitted_at=0.0, own_seed=randbits(64))
         request.limit_tokens = request.prompt_tokens + max_tokens
-        self._queued.append(_Text(handle, request, None))
+        text = _Text(handle, request, None)
+        if job.images:
+            self._prepare(text, job)
+        self._queued.append(text)
+
+    def _prepare(self, text: _Text, job: Job) -> None:
+        """Have a thread prepare a text's images. Raises ``InvalidCall``."""
+        if self._images is None:
+            raise InvalidCall("this worker's model reads no images")
+        # What was generated elsewhere may have that token too, and shows nothing.
+        own = len(job.token_ids) - job.begun_tokens
+        places = self._images.places_in(job.token_ids[:own])
+        if not places:
+            raise InvalidCall("the prompt has images, and no tokens for them")
+        text.images_end = places[-1] + 1
+        text.images = self._preparing.submit(self._images.read, job.images, len(places))
+        text.images.add_done_callback(lambda done: self._news.set())
 
     def abort(self, handles: Collection[int]) -> None:
         """See ``Backend``."""
         gone = frozenset(handles)
+        for text in self._queued:
+            if text.handle in gone and text.images is not None:
+                text.images.cancel()
         self._queued = deque(one for one in self._queued if one.handle not in gone)
         self._reading = deque(one for one in self._reading if one.handle not in gone)
         self._texts.leave(gone)
@@ -86,6 +126,7 @@ class TransformersBackend:
 
     def step(self, wait_s: float) -> Sequence[Produced]:
         """Read a chunk of one prompt, and draw a token for each text whose prompt has been read."""
+        self._await_images(wait_s)
         self._take_queued()
         handles, logits = self._decode()
         failed = [] if logits is not None or not handles else handles
@@ -96,6 +137,10 @@ class TransformersBackend:
             text = self._reading[0]
             try:
                 read = self._read(text)
+            except RequestError as error:
+                self.abort([text.handle])
+                end = FinishReason.ERROR
+                made.append(Produced(text.handle, end=end, code=error.code, message=str(error)))
             except Exception:
                 self._check_device()
                 engine_log.exception("a prompt could not be read")
@@ -109,7 +154,8 @@ class TransformersBackend:
         return made
 
     def interrupt(self) -> None:
-        """Do nothing, since ``step`` never waits."""
+        """See ``Backend``: ``step`` waits for nothing but images."""
+        self._news.set()
 
     def load(self) -> BackendLoad:
         """See ``Backend``."""
@@ -126,6 +172,7 @@ class TransformersBackend:
     def close(self) -> None:
         """See ``Backend``."""
         self.abort([*self._jobs, *(one.handle for one in self._queued)])
+        self._preparing.shutdown(wait=False, cancel_futures=True)
         self._masks.close()
         self._decoder.close()
 
@@ -134,13 +181,22 @@ class TransformersBackend:
         """Tokens that these texts can come to hold: in a batch each is as wide as the widest."""
         return len(texts) * max((one.request.limit_tokens for one in texts), default=0)
 
+    def _await_images(self, wait_s: float) -> None:
+        """Wait where there is nothing else to do than to prepare images."""
+        if self._jobs or not self._queued or any(one.can_start for one in self._queued):
+            return
+        self._news.wait(wait_s)
+        self._news.clear()
+
     def _take_queued(self) -> None:
-        while self._queued and self._free_slots:
-            text = self._queued[0]
+        """Take up texts in their order, but for those whose images are not ready."""
+        for text in [one for one in self._queued if one.can_start]:
+            if not self._free_slots:
+                return
             held = [*self._jobs.values(), text]
             if len(held) > 1 and self._reserved(held) > self._limits.pool_tokens:
                 return
-            self._queued.popleft()
+            self._queued.remove(text)
             text.request.slot = self._free_slots.pop()
             text.cache = self._decoder.new_cache()
             self._jobs[text.handle] = text
@@ -175,21 +231,39 @@ class TransformersBackend:
     def _read(self, text: _Text) -> Tensor | None:
         """Read the next chunk of a prompt; returns the logits after its last one, None before."""
         request = text.request
+        if text.images is not None:
+            return self._read_images(text, text.images.result())
         start = request.computed
         end = request.prompt_tokens
         if self._limits.chunk_tokens:
             end = min(end, start + self._limits.chunk_tokens)
         device = self._decoder.device
         ids = torch.tensor([request.tokens[start:end]], device=device)
-        positions = torch.arange(start, end, device=device)[None]
+        positions = torch.arange(start, end, device=device)[None] + text.shift
         logits, text.cache = self._decoder.run(ids, text.cache, positions)
-        self._prompt_tokens += end - start
+        return self._has_read(text, end, logits)
+
+    def _read_images(self, text: _Text, pixels: Pixels) -> Tensor | None:
+        """Read a prompt up to its last image in one step: some models see an image's tokens all
+        together or not at all."""
+        assert self._images is not None
+        end, text.images = text.images_end, None
+        ids = torch.tensor([text.request.tokens[:end]], device=self._decoder.device)
+        logits, text.cache, text.shift = self._decoder.run_images(
+            ids, text.cache, pixels, self._images.vision.token_id
+        )
+        return self._has_read(text, end, logits)
+
+    def _has_read(self, text: _Text, end: int, logits: Tensor) -> Tensor | None:
+        """Account for a prompt that is read up to ``end``; returns ``logits`` if that is all."""
+        request = text.request
+        self._prompt_tokens += end - request.computed
         request.computed = end
         if end < request.prompt_tokens:
             return None
         self._reading.popleft()
         self._sampler.begin(request.slot, request)
-        self._texts.join(text.handle, text.cache, end)
+        self._texts.join(text.handle, text.cache, end, text.shift)
         text.cache = None
         return logits
 

@@ -27,8 +27,9 @@ class Texts(Protocol):
     @property
     def handles(self) -> list[int]: ...
 
-    def join(self, handle: int, cache: Cache, length: int) -> None:
-        """Add a text whose prompt of ``length`` tokens is in a cache of its own."""
+    def join(self, handle: int, cache: Cache, length: int, shift: int = 0) -> None:
+        """Add a text whose prompt of ``length`` tokens is in a cache of its own. ``shift`` is added
+        to the positions of what follows."""
 
     def leave(self, handles: Collection[int]) -> None:
         """Remove texts; unknown ones are ignored. Their memory is free when this returns."""
@@ -42,14 +43,15 @@ class SeparateTexts:
 
     def __init__(self, decoder: LibraryDecoder) -> None:
         self._decoder = decoder
-        self._texts: dict[int, tuple[Cache, int]] = {}
+        self._texts: dict[int, tuple[Cache, int, int]] = {}
+        """Caches, lengths and shifts by handle."""
 
     @property
     def handles(self) -> list[int]:
         return list(self._texts)
 
-    def join(self, handle: int, cache: Cache, length: int) -> None:
-        self._texts[handle] = cache, length
+    def join(self, handle: int, cache: Cache, length: int, shift: int = 0) -> None:
+        self._texts[handle] = cache, length, shift
 
     def leave(self, handles: Collection[int]) -> None:
         for handle in handles:
@@ -58,12 +60,13 @@ class SeparateTexts:
     def step(self, ids: Sequence[int]) -> Tensor:
         rows = []
         device = self._decoder.device
-        for (handle, (cache, length)), token in zip(list(self._texts.items()), ids, strict=True):
-            positions = torch.tensor([[length]], device=device)
+        texts = list(self._texts.items())
+        for (handle, (cache, length, shift)), token in zip(texts, ids, strict=True):
+            positions = torch.tensor([[length + shift]], device=device)
             logits, cache = self._decoder.run(
                 torch.tensor([[token]], device=device), cache, positions
             )
-            self._texts[handle] = cache, length + 1
+            self._texts[handle] = cache, length + 1, shift
             rows.append(logits)
         return torch.cat(rows)
 
@@ -76,6 +79,7 @@ class PaddedBatch:
         self._cache: Cache = None
         self._handles: list[int] = []
         self._lengths: list[int] = []
+        self._shifts: list[int] = []
 
     @property
     def handles(self) -> list[int]:
@@ -86,7 +90,7 @@ class PaddedBatch:
         return max(self._lengths, default=0)
 
     @torch.inference_mode()
-    def join(self, handle: int, cache: Cache, length: int) -> None:
+    def join(self, handle: int, cache: Cache, length: int, shift: int = 0) -> None:
         if not self._handles:
             self._cache = cache
         else:
@@ -98,6 +102,7 @@ class PaddedBatch:
                 mine.values = torch.cat((_widened(mine.values, width), _widened(new.values, width)))
         self._handles.append(handle)
         self._lengths.append(length)
+        self._shifts.append(shift)
 
     @torch.inference_mode()
     def leave(self, handles: Collection[int]) -> None:
@@ -106,6 +111,7 @@ class PaddedBatch:
             return
         self._handles = [self._handles[row] for row in kept]
         self._lengths = [self._lengths[row] for row in kept]
+        self._shifts = [self._shifts[row] for row in kept]
         if not kept:
             self._cache = None
             return
@@ -120,11 +126,12 @@ class PaddedBatch:
     def step(self, ids: Sequence[int]) -> Tensor:
         device = self._decoder.device
         lengths = torch.tensor(self._lengths, device=device)
+        positions = lengths + torch.tensor(self._shifts, device=device)
         self._lengths = [length + 1 for length in self._lengths]
         columns = torch.arange(self._width, device=device)
         mask = (columns >= self._width - 1 - lengths[:, None]).long()
         logits, self._cache = self._decoder.run(
-            torch.tensor(ids, device=device)[:, None], self._cache, lengths[:, None], mask
+            torch.tensor(ids, device=device)[:, None], self._cache, positions[:, None], mask
         )
         return logits
 

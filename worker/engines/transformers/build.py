@@ -19,6 +19,7 @@ from worker.engines.transformers.backend import BackendLimits, TransformersBacke
 from worker.engines.transformers.batches import PaddedBatch, SeparateTexts, Texts
 from worker.engines.transformers.checkpoint import Facts, load_model, read_facts
 from worker.engines.transformers.decoder import LibraryDecoder, cache_bytes
+from worker.engines.transformers.images import open_images
 from worker.grammar.compiler import build_compiler
 from worker.loaded import LoadedEngine
 from worker.log import model_log
@@ -70,7 +71,7 @@ def _build(settings: WorkerSettings, clock: Clock) -> LoadedEngine:
     with timing.timed("cuda_init" if settings.device == "cuda" else "cpu_init"):
         device = open_device(settings.device)
     with timing.timed("model_load"):
-        model = load_model(settings, device, _dtype(settings, device))
+        model = load_model(settings, facts, device, _dtype(settings, device))
         weights = sum(each.nbytes for each in model.parameters())
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         if device.type == "cpu":
@@ -78,6 +79,7 @@ def _build(settings: WorkerSettings, clock: Clock) -> LoadedEngine:
     decoder = LibraryDecoder(model, device)
     with timing.timed("warm_up"):
         is_batched, token_bytes = _try_out(decoder, facts)
+        images = open_images(settings, decoder, tokenizer)
     pool_tokens = _pool_tokens(settings, facts, device, token_bytes)
     context = min(facts.context_tokens, pool_tokens)
     sampler = Sampler(
@@ -109,9 +111,10 @@ def _build(settings: WorkerSettings, clock: Clock) -> LoadedEngine:
         ),
         can_pause=False,
         lacks=lacks,
+        vision=None if images is None else images.vision,
     )
     engine = SteppedEngine(
-        TransformersBackend(decoder, texts, sampler, limits),
+        TransformersBackend(decoder, texts, sampler, limits, images=images),
         SteppedConfig(
             context_tokens=context,
             max_running=settings.max_running,
@@ -129,13 +132,14 @@ def _build(settings: WorkerSettings, clock: Clock) -> LoadedEngine:
     total_ms = timing.total_ms()
     model_log.info(
         "%s is ready on %s after %.2f s: %s by transformers %s, the last resort and slower than our"
-        " own engine: %s; %d tokens of keys and values, context %d; ms by phase: %s",
+        " own engine: %s, %s; %d tokens of keys and values, context %d; ms by phase: %s",
         card.model,
         card.device,
         total_ms / 1e3,
         facts.architecture,
         version_of("transformers"),
         "one batch of all texts" if is_batched else "one text after the other, prompts in one step",
+        "text only" if images is None else "text and images",
         pool_tokens,
         context,
         timing,

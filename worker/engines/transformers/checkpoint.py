@@ -17,6 +17,8 @@ from worker.settings import WorkerSettings
 
 _NO_CONTEXT: Final = 8192
 """Context in tokens for architectures whose configuration names none (they have no positions)."""
+_PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
+"""Files that say how images are prepared."""
 _CODE: Final = (
     "its repository brings code of its own, which would run here with all that this process may do;"
     " where you trust it, set TIDEGATE_WORKER__TRUST_REMOTE_CODE=true"
@@ -32,6 +34,9 @@ class Facts:
     context_tokens: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    reads_images: bool = False
+    """Whether the library has a class for it that reads images, and the folder what prepares
+    them."""
 
 
 def read_facts(settings: WorkerSettings) -> Facts:
@@ -69,13 +74,28 @@ def read_facts(settings: WorkerSettings) -> Facts:
         context_tokens=int(context or _NO_CONTEXT),
         bos_token_id=next(iter(bos), None),
         eos_token_ids=tuple([one for one in eos if 0 <= one < text.vocab_size]),
+        reads_images=_reads_images(path, config),
     )
 
 
-def load_model(settings: WorkerSettings, device: torch.device, dtype: torch.dtype | str) -> Any:
-    """The library's model, ready to compute. Raises ``CheckpointError``."""
-    from transformers import AutoModelForCausalLM
+def _reads_images(path: Path, config: Any) -> bool:
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+    return (
+        getattr(config, "vision_config", None) is not None
+        and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        and any((path / name).exists() for name in _PROCESSORS)
+    )
+
+
+def load_model(
+    settings: WorkerSettings, facts: Facts, device: torch.device, dtype: torch.dtype | str
+) -> Any:
+    """The library's model, ready to compute. Raises ``CheckpointError``."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    reads_images = facts.reads_images and settings.image_bytes
+    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
     path = settings.model_path
     asked = {
         "dtype": dtype,
@@ -84,7 +104,7 @@ def load_model(settings: WorkerSettings, device: torch.device, dtype: torch.dtyp
         "use_safetensors": True,
     }
     with _errors_of(path):
-        model: Any = AutoModelForCausalLM.from_pretrained(path, **asked)
+        model: Any = kind.from_pretrained(path, **asked)
         return model.to(device).eval()
 
 

@@ -15,6 +15,7 @@ from orchestrator.api.openai.responses.items import InputItem, turns_of
 from orchestrator.api.openai.responses.kept_items import KeptItem, items_of_input, page_of_items
 from orchestrator.api.openai.responses.types import read_metadata
 from orchestrator.errors import InvalidRequest, NotFound
+from orchestrator.tasks.job import Message
 
 _MAX_ITEMS_AT_ONCE = 20
 
@@ -125,7 +126,13 @@ def _new_items(items: Sequence[InputItem]) -> list[KeptItem]:
     """A client's items as they are kept. Raises ``InvalidRequest`` for what is not served."""
     if len(items) > _MAX_ITEMS_AT_ONCE:
         raise InvalidRequest(f"items must be at most {_MAX_ITEMS_AT_ONCE} at a time", field="items")
-    if turns_of(items, "items").has_references:
+    turns = turns_of(items, "items")
+    if any(isinstance(turn, Message) and turn.parts for turn in turns.turns):
+        raise InvalidRequest(
+            "items: a conversation keeps no images; send them in the input of a response",
+            field="items",
+        )
+    if turns.has_references:
         raise InvalidRequest(
             "items: item_reference is not served here; send the item itself", field="items"
         )

@@ -13,9 +13,11 @@ from msgspec import structs
 
 from orchestrator.api.http.fields import NULL, Unused
 from orchestrator.api.http.ignored import pass_over
+from orchestrator.api.http.images import image_of_url, refuse_file
 from orchestrator.api.http.tools import read_call
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.job import Message
+from orchestrator.tasks.image import Image
+from orchestrator.tasks.job import Message, said_by
 from orchestrator.tasks.tools import ToolCall
 from worker.protocol import excerpt
 
@@ -72,7 +74,16 @@ class SummaryText(msgspec.Struct, frozen=True, tag="summary_text", tag_field="ty
     text: str
 
 
-Part = InputText | OutputText | PlainText | Refusal | ReasoningText | SummaryText
+class InputImage(msgspec.Struct, frozen=True, tag="input_image", tag_field="type", gc=False):
+    """An image that the user shows, in a ``data:`` URL."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Unused = NULL
+    """Has no effect: a model sees all images in the resolution that it was made for."""
+
+
+Part = InputText | InputImage | OutputText | PlainText | Refusal | ReasoningText | SummaryText
 
 
 class InputItem(msgspec.Struct, frozen=True, gc=False):
@@ -162,7 +173,7 @@ class _Reader:
             case "message":
                 self.turns.append(_message(item, f"{self._field}[{at}]"))
             case "function_call_output":
-                self._result(item)
+                self._result(item, f"{self._field}[{at}].output")
             case "reasoning":
                 # Left out, as templates do with earlier turns, unless the model called tools then.
                 self._thought = text_of(item.content)
@@ -195,7 +206,13 @@ class _Reader:
         else:
             self.turns.append(Message("assistant", "", calls=calls, reasoning=self._thought))
 
-    def _result(self, item: InputItem) -> None:
+    def _result(self, item: InputItem, where: str) -> None:
+        if has_images(item.output):
+            raise InvalidRequest(
+                f"{where}: images in a tool's result are not served; send them in a message of role"
+                " user",
+                field=where,
+            )
         name = self._called.get(item.call_id, "")
         self.has_orphans = self.has_orphans or not name
         self.turns.append(Message("tool", text_of(item.output), call_id=item.call_id, name=name))
@@ -265,13 +282,43 @@ def _message(item: InputItem, where: str) -> Message:
         raise InvalidRequest(f"{field}: is required", field=field)
     if item.content is None:
         field = f"{where}.content"
-        raise InvalidRequest(f"{field} is required: a string, or a list of text parts", field=field)
+        raise InvalidRequest(
+            f"{field} is required: a string, or a list of text and image parts", field=field
+        )
     role = "system" if item.role == "developer" else item.role
-    return Message(role, text_of(item.content))
+    if not has_images(item.content):
+        return Message(role, text_of(item.content))
+    if role != "user":
+        field = f"{where}.content"
+        raise InvalidRequest(
+            f"{field}: images are the user's; send them in a message of role user", field=field
+        )
+    assert isinstance(item.content, tuple)
+    return said_by(
+        role,
+        [
+            _image_of(part, f"{where}.content[{n}]")
+            if isinstance(part, InputImage)
+            else text_of((part,))
+            for n, part in enumerate(item.content)
+        ],
+    )
+
+
+def _image_of(part: InputImage, where: str) -> Image:
+    if part.image_url is None and part.file_id is not None:
+        raise refuse_file(f"{where}.file_id")
+    return image_of_url(part.image_url, f"{where}.image_url")
+
+
+def has_images(content: str | tuple[Part, ...] | None) -> bool:
+    """Whether there are images in a message or a result."""
+    return isinstance(content, tuple) and any(isinstance(part, InputImage) for part in content)
 
 
 def text_of(content: str | tuple[Part, ...] | None) -> str:
     """All text of a message, a thought or a result."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join([part.refusal if isinstance(part, Refusal) else part.text for part in content])
+    texts = [part for part in content if not isinstance(part, InputImage)]
+    return "".join([part.refusal if isinstance(part, Refusal) else part.text for part in texts])

@@ -15,6 +15,8 @@ from orchestrator.tasks.job import Message
 _MAX_PER_PAGE = 100
 _ITEM_BYTES = 128
 """Bytes that keeping an item takes beside its texts."""
+_IMAGE = {"type": "input_image", "detail": "auto", "file_id": None, "image_url": None}
+"""An image in a list of items: that it was there, without the image itself."""
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -34,6 +36,8 @@ class KeptItem(msgspec.Struct, frozen=True, gc=False):
     role: Role | None = None
     call_id: str = ""
     name: str = ""
+    images: int = 0
+    """How many images a message has, beside its text."""
 
     def body(self) -> dict[str, object]:
         own: dict[str, object]
@@ -42,7 +46,7 @@ class KeptItem(msgspec.Struct, frozen=True, gc=False):
                 part: dict[str, object] = {"type": "input_text", "text": self.text}
                 if self.role == "assistant":
                     part |= {"type": "output_text", "annotations": [], "logprobs": []}
-                own = {"role": self.role, "content": [part]}
+                own = {"role": self.role, "content": [part, *[_IMAGE] * self.images]}
             case "function_call":
                 own = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
             case "function_call_output":
@@ -132,7 +136,8 @@ def _of_turn(turn: Message, name: str) -> Iterator[KeptItem]:
         yield KeptItem(f"rs_{name}", "reasoning", turn.reasoning)
     if turn.content or not turn.calls:
         role = msgspec.convert(turn.role, Role)
-        yield KeptItem(f"msg_{name}", "message", turn.content, role)
+        images = len(turn.images)
+        yield KeptItem(f"msg_{name}", "message", turn.content, role, images=images)
     for at, call in enumerate(turn.calls):
         arguments = msgspec.json.encode(call.arguments).decode()
         yield KeptItem(

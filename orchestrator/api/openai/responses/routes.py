@@ -242,6 +242,12 @@ async def _conversation(request: web.Request, asked: ParsedResponses) -> _Conver
         asked.turns,
         lambda task_id: store.answer(key, response_id(task_id)),
     )
+    if asked.conversation_id is not None and any(one.parts for one in history[len(earlier) :]):
+        raise InvalidRequest(
+            "input: a conversation keeps no images; leave conversation out, and go on with "
+            "previous_response_id",
+            field="input",
+        )
     messages = conversation(asked.instructions, history)
     if not messages:
         raise InvalidRequest("input is empty; it needs at least one message", field="input")

@@ -16,6 +16,7 @@ from orchestrator.api.openai.responses.replay import Pieces
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, NotFound
 from orchestrator.retention import ItemCall, Retention, ignore
+from orchestrator.tasks.image import kept_bytes
 from orchestrator.tasks.job import Message
 from worker.protocol import excerpt
 
@@ -208,9 +209,10 @@ def _kept_bytes(stored: Stored) -> int:
     calls = sum(
         _CALL_BYTES * (1 + call.chars) + getsizeof(call.id) for m in messages for call in m.calls
     )
+    images = sum(kept_bytes(m.parts) for m in messages if m.parts)
     lengths = sum(getsizeof(own.chars) for own in stored.pieces)
     own = _OWN_BYTES + len(stored.body) + _MESSAGE_BYTES * len(messages)
-    return own + texts + calls + lengths
+    return own + texts + images + calls + lengths
 
 
 def _no_such_response(name: str) -> NotFound:

@@ -103,9 +103,9 @@ IN_PLACES: list[tuple[str, object, int, str, str]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "required", "content"),
     (
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
         400,
-        "text only, got 'image_url'; expected one of: text",
+        "text and images are read, got 'input_audio'; expected one of: text",
         "type",
     ),
     (

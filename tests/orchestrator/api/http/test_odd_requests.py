@@ -247,7 +247,11 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (MESSAGES, {"context_management": {"edits": []}, "speed": "fast"}, "speed"),
     (RESPONSES, {"context_management": [{"type": "compaction"}]}, "context_management"),
     # another answer
-    (CHAT, said({"role": "user", "content": [{"type": "image_url"}]}), Refused("'image_url'")),
+    (
+        CHAT,
+        said({"role": "user", "content": [{"type": "image_url"}]}),
+        Refused("image_url is required"),
+    ),
     (CHAT, said({"role": "user", "content": [{"type": "input_audio"}]}), Refused("'input_audio'")),
     (CHAT, said({"role": "user", "contents": "x"}), Refused("messages[0].content is required")),
     (CHAT, {"response_format": {"type": "xml"}}, Refused("response_format: type 'xml'")),
@@ -275,7 +279,11 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         Refused("no tools"),
     ),
     (RESPONSES, item({"type": "computer_call"}), Refused("computer_call")),
-    (MESSAGES, said({"role": "user", "content": [{"type": "image"}]}), Refused("'image'")),
+    (
+        MESSAGES,
+        said({"role": "user", "content": [{"type": "image"}]}),
+        Refused("source is required"),
+    ),
     (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, Refused("bash_20250124")),
     (MESSAGES, {"thinking": {"type": "sometimes"}}, Refused("thinking.type")),
     (MESSAGES, {"response_format": {"type": "json_object"}}, Refused("send output_config.format")),

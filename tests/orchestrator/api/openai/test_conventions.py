@@ -98,7 +98,7 @@ async def test_an_earlier_turn_as_clients_send_it_back(
     ("content", "param", "word"),
     [
         (None, "messages[0].content", "is required"),
-        ([{"type": "image_url", "image_url": {"url": "x"}}], "messages[0].content", "image_url"),
+        ([{"type": "video_url", "video_url": {"url": "x"}}], "messages[0].content", "video_url"),
         ([{"type": "input_audio", "input_audio": {}}], "messages[0].content", "input_audio"),
     ],
 )

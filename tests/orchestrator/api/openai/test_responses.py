@@ -24,7 +24,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"content": "x"}]}, "input[0].role"),
     ({"input": [{"role": "tool", "content": "x"}]}, "assistant"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type: computer_call"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_text"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "image_url is"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"truncation": "some"}, "truncation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),

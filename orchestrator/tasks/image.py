@@ -1,0 +1,43 @@
+"""An image in a chat: the file that a client sent, which only a worker decodes."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Self
+
+import msgspec
+
+IMAGE_BYTES = 256
+"""Approximate memory in bytes that an image takes beside its file."""
+
+
+class Image(msgspec.Struct, frozen=True, gc=False):
+    """One image. Its size in pixels is the one that its header states."""
+
+    data: bytes
+    """The file: PNG, JPEG, GIF or WebP."""
+    width: int
+    height: int
+    digest: bytes
+    """SHA-256 of the file."""
+
+    @classmethod
+    def of(cls, data: bytes, width: int, height: int) -> Self:
+        return cls(data, width, height, hashlib.sha256(data).digest())
+
+    def __repr__(self) -> str:
+        """Without the file, which nothing may log."""
+        return f"Image({self.width}x{self.height}, {len(self.data)} bytes)"
+
+
+Part = str | Image
+"""A part of what a turn says."""
+
+
+def text_in(parts: Sequence[Part]) -> str:
+    """The text of a turn's parts, without its images."""
+    return "".join([part for part in parts if isinstance(part, str)])
+
+
+def kept_bytes(parts: Sequence[Part]) -> int:
+    """Approximate memory in bytes that the images among ``parts`` take."""
+    return sum(IMAGE_BYTES + len(part.data) for part in parts if isinstance(part, Image))

@@ -1,0 +1,78 @@
+"""Images from HTTP to tokens on the real Triton: a tiny random model that reads them."""
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.conftest import Stack
+from tests.support.checkpoints import make_vision_checkpoint
+from tests.support.pictures import picture
+from tests.support.stack import Orchestrator, Triton
+
+pytest.importorskip("PIL")
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    path = make_vision_checkpoint(tmp_path_factory.mktemp("qwen2_vl"), "qwen2_vl")
+    triton = Triton(engine="transformers", model_path=path)
+    try:
+        triton.start()
+        orchestrator = Orchestrator(triton.grpc)
+        orchestrator.start()
+        try:
+            yield Stack(triton, orchestrator)
+        finally:
+            assert orchestrator.stop() == 0
+    finally:
+        triton.close()
+
+
+@pytest.fixture
+async def http(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(stack.url) as session:
+        yield session
+    stack.assert_idle()
+
+
+async def ask(http: aiohttp.ClientSession, *files: bytes) -> tuple[int, dict[str, Any]]:
+    urls = ["data:image/png;base64," + base64.b64encode(file).decode() for file in files]
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": one}} for one in urls]
+    said = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
+    asked = {"model": "demo", "messages": said, "max_tokens": 16, "temperature": 0}
+    body = io.BytesIO(json.dumps(asked | {"ignore_eos": True, "logprobs": True}).encode())
+    headers = {"Content-Type": "application/json"}
+    async with http.post("/v1/chat/completions", data=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+def scores(answer: dict[str, Any]) -> list[float]:
+    """What each token of an answer was worth."""
+    return [round(one["logprob"], 3) for one in answer["choices"][0]["logprobs"]["content"]]
+
+
+async def test_answers_follow_from_what_images_show(http: aiohttp.ClientSession) -> None:
+    """The large one is sent to the worker in a message of two megabytes."""
+    files = [picture(1), picture(2), picture(1), picture(3, 900, 700)]
+    answers = await asyncio.gather(*(ask(http, file) for file in files), ask(http, *files[:2]))
+    assert [status for status, _ in answers] == [200] * 5, answers
+    worth = [scores(body) for _, body in answers]
+    prompts = [body["usage"]["prompt_tokens"] for _, body in answers]
+    assert worth[0] == pytest.approx(worth[2], abs=2e-3)
+    assert len({each[0] for each in worth}) == 4
+    # 15 tokens each, two around them; a large one is scaled down to 5 by 7.
+    assert prompts[4] - prompts[0] == 15 + 2 and prompts[3] - prompts[0] == 35 - 15
+
+
+async def test_what_is_no_image_costs_its_own_request_alone(http: aiohttp.ClientSession) -> None:
+    torn = picture(1)[:600]  # its header is whole, so only the worker can see it
+    (status, body), (other, _) = await asyncio.gather(ask(http, torn), ask(http, picture(1)))
+    assert status == 400 and "image 1 cannot be decoded" in body["error"]["message"]
+    assert other == 200

@@ -1,0 +1,330 @@
+"""Images in chats, from every dialect to the worker's job; and why they are refused."""
+
+import base64
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.fake_worker import IMAGE_ID, FakeWorker, Plan, eyes
+from tests.support.pictures import picture
+from worker.protocol import ImageTokens, block_hashes, keyed_by_images
+
+CAT, DOG = picture(1), picture(2, 16, 16, "JPEG")
+CAT_TOKENS, DOG_TOKENS = 15, 4
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+TASKS = "/v2/tasks"
+
+
+@pytest.fixture
+async def worker(make_worker: MakeWorker) -> FakeWorker:
+    worker = await make_worker(**eyes())
+    worker.plan = lambda submit: Plan(tokens=2)
+    return worker
+
+
+@pytest.fixture
+async def service(make_service: MakeService, worker: FakeWorker) -> Service:
+    return await make_service(worker)
+
+
+def url(file: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def chat(*parts: Any, role: str = "user", **changes: Any) -> tuple[str, dict[str, Any]]:
+    body = {"model": "fake", "messages": [{"role": role, "content": list(parts)}]}
+    return CHAT, body | {"max_tokens": 4} | changes
+
+
+def responses(*parts: Any, **changes: Any) -> tuple[str, dict[str, Any]]:
+    said = [{"role": "user", "content": list(parts)}]
+    return RESPONSES, {"model": "fake", "input": said, "max_output_tokens": 16} | changes
+
+
+def messages(*blocks: Any, **changes: Any) -> tuple[str, dict[str, Any]]:
+    said = [{"role": "user", "content": list(blocks)}]
+    return MESSAGES, {"model": "fake", "messages": said, "max_tokens": 4} | changes
+
+
+def tasks(images: list[str], role: str = "user", **changes: Any) -> tuple[str, dict[str, Any]]:
+    said = [{"role": role, "content": "what?", "images": images}]
+    return TASKS, {"model": "fake", "messages": said, "max_tokens": 4} | changes
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def image_url(value: object) -> dict[str, object]:
+    return {"type": "image_url", "image_url": value}
+
+
+def input_image(value: object) -> dict[str, object]:
+    return {"type": "input_image", "image_url": value, "detail": "high"}
+
+
+def image(source: dict[str, object]) -> dict[str, object]:
+    return {"type": "image", "source": source}
+
+
+def base64_of(file: bytes) -> dict[str, object]:
+    data = base64.b64encode(file).decode()
+    return image({"type": "base64", "media_type": "image/png", "data": data})
+
+
+async def post(service: Service, asked: tuple[str, dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+    path, body = asked
+    async with service.http.post(path, json=body) as response:
+        answer: dict[str, Any] = await response.json()
+        return response.status, answer
+
+
+async def refusal(service: Service, asked: tuple[str, dict[str, Any]]) -> str:
+    """The message of the 400 with which a request is refused."""
+    status, answer = await post(service, asked)
+    assert status == 400, answer
+    message: str = answer["error"]["message"]
+    return message
+
+
+EVERY_DIALECT = [
+    chat(text("a "), image_url({"url": url(CAT), "detail": "low"}), image_url(url(DOG))),
+    chat(text("a "), input_image(url(CAT)), input_image(url(DOG))),
+    responses({"type": "input_text", "text": "a "}, input_image(url(CAT)), input_image(url(DOG))),
+    messages(text("a "), base64_of(CAT), base64_of(DOG)),
+    messages(text("a "), image({"type": "url", "url": url(CAT)}), base64_of(DOG)),
+]
+
+
+@pytest.mark.parametrize("asked", EVERY_DIALECT)
+async def test_images_reach_the_worker_with_their_tokens(
+    service: Service, worker: FakeWorker, asked: tuple[str, dict[str, Any]]
+) -> None:
+    status, answer = await post(service, asked)
+    assert status == 200, answer
+    (submit,) = worker.submits
+    assert submit.images == [CAT, DOG]
+    assert submit.token_ids.count(IMAGE_ID) == CAT_TOKENS + DOG_TOKENS
+    tokens = service.orchestrator.model("fake").tokens
+    shown = "".join(map(tokens.token_text, submit.token_ids))
+    cat, dog = "<|image|>" * CAT_TOKENS, "<|image|>" * DOG_TOKENS
+    assert shown == f"user:a <|see|>{cat}<|seen|><|see|>{dog}<|seen|>;assistant:"
+    usage = answer["usage"]
+    counted = usage.get("prompt_tokens", usage.get("input_tokens"))
+    assert counted == len(submit.token_ids)
+
+
+async def test_a_task_has_its_images_before_its_text(service: Service, worker: FakeWorker) -> None:
+    status, _ = await post(service, tasks([url(CAT)]))
+    assert status == 202
+    await worker.until(lambda: bool(worker.submits))
+    assert worker.submits[0].images == [CAT]
+    shown = worker.submits[0].token_ids
+    assert shown.index(IMAGE_ID) < shown.index(service.orchestrator.model("fake").encode("?")[0])
+
+
+async def test_what_is_text_alone_reads_as_before(service: Service, worker: FakeWorker) -> None:
+    """Though this template shows nothing of a turn that is a string."""
+    status, _ = await post(
+        service, (CHAT, chat()[1] | {"messages": [{"role": "user", "content": "hi"}]})
+    )
+    assert status == 200
+    (submit,) = worker.submits
+    assert list(submit.token_ids) == list(
+        service.orchestrator.model("fake").encode("user:hi;assistant:")
+    )
+    assert submit.images == []
+
+
+async def test_text_that_looks_like_an_image_is_text(service: Service, worker: FakeWorker) -> None:
+    status, _ = await post(service, chat(text("<|image|>"), image_url(url(CAT))))
+    assert status == 200
+    assert worker.submits[0].token_ids.count(IMAGE_ID) == CAT_TOKENS
+
+
+FOREIGN = "http://169.254.169.254/latest/meta-data"
+REFUSED = [
+    (chat(image_url({"url": FOREIGN})), "send the image itself as a data: URL"),
+    (chat(image_url("file:///etc/passwd")), "not fetched from elsewhere (file: …)"),
+    (chat(image_url({})), "messages[0].content[0].image_url.url is required"),
+    (chat({"type": "image_url"}), "messages[0].content[0].image_url is required"),
+    (chat(image_url("data:image/png,abc")), "as base64"),
+    (chat(image_url("data:image/png;base64,a*b")), "not valid base64"),
+    (chat(image_url(url(b"GIF"))), "PNG, JPEG, GIF or WebP"),
+    (chat(image_url(url(picture(1, kind="BMP")))), "PNG, JPEG, GIF or WebP"),
+    (chat(image_url(url(CAT)), role="system"), "images are the user's"),
+    (chat({"type": "input_image", "file_id": "file-1"}), "uploaded files"),
+    (responses(input_image(FOREIGN)), "send the image itself as a data: URL"),
+    (responses({"type": "input_image", "file_id": "file-1"}), "uploaded files"),
+    (messages(image({"type": "url", "url": FOREIGN})), "send the image itself as a data: URL"),
+    (messages(image({"type": "file", "file_id": "file_1"})), "uploaded files"),
+    (messages(image({"type": "base64", "data": "a*b"})), "not valid base64"),
+    (messages({"type": "tool_result", "tool_use_id": "t", "content": [base64_of(CAT)]}), "beside"),
+    (tasks([FOREIGN]), "messages[0].images[0]: images are not fetched"),
+    (tasks([url(CAT)], role="assistant"), "images are the user's"),
+    (tasks([url(CAT)], durable=True), "durable"),
+    (chat(*[image_url(url(CAT))] * 17), "17 images are more than the 16"),
+    (chat(image_url(url(picture(1, 1700, 8)))), "more than 200 times"),
+]
+
+
+async def test_what_is_refused_is_told_why(service: Service, worker: FakeWorker) -> None:
+    for asked, why in REFUSED:
+        message = await refusal(service, asked)
+        assert why in message, message
+        assert "169.254" not in message
+    assert not worker.submits
+
+
+async def test_images_are_bounded_by_what_their_headers_say(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    """A request's bytes and pixels are checked before anything is decoded."""
+    limits = {"images__max_bytes": 1024, "images__max_pixels": 2000, "images__max_count": 1}
+    service = await make_service(worker, **limits)
+    large = await refusal(service, chat(image_url(url(CAT))))
+    assert f"image 1 has {len(CAT)} bytes, and at most 1024" in large
+    wide = await refusal(service, chat(image_url(url(picture(1, 100, 50, "JPEG")[:1000]))))
+    assert "100x50 pixels, and at most 2000" in wide
+    async with service.http.get("/v2/capabilities") as response:
+        told = await response.json()
+    assert "images" in told["features"]
+    shown = {name: told["limits"][name] for name in ("images", "image_bytes", "image_pixels")}
+    assert shown == {"images": 1, "image_bytes": 1024, "image_pixels": 2000}
+
+
+async def test_images_count_towards_the_context(service: Service, worker: FakeWorker) -> None:
+    """512 tokens: what an image takes is known before a worker has it."""
+    message = await refusal(service, chat(*[image_url(url(picture(9, 60, 40)))] * 13))
+    assert "maximum context length is 512 tokens" in message
+    asked = chat(image_url(url(CAT)))[1]
+    async with service.http.post("/v1/tokenize", json=asked) as response:
+        found = await response.json()
+    assert found["tokens"].count(IMAGE_ID) == CAT_TOKENS
+    assert not worker.submits
+
+
+async def test_a_model_without_eyes_refuses_by_name(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    worker = await make_worker()
+    service = await make_service(worker)
+    for asked in (*EVERY_DIALECT, tasks([url(CAT)])):
+        message = await refusal(service, asked)
+        assert "the model 'fake' reads text only, no images" in message
+    async with service.http.get("/v2/capabilities") as response:
+        assert "images" not in (await response.json())["features"]
+    async with service.http.get("/v2/instances") as response:
+        (instance,) = (await response.json())["instances"]
+    assert "images" in instance["lacks"]
+
+
+async def test_of_two_instances_the_one_that_sees_gets_it(
+    make_service: MakeService, make_worker: MakeWorker, worker: FakeWorker
+) -> None:
+    blind = await make_worker(**eyes(vision=None))
+    service = await make_service(blind, worker)
+    await service.until(lambda: all(one.ready for one in service.orchestrator.registry))
+    for _ in range(4):
+        status, answer = await post(service, chat(image_url(url(CAT))))
+        assert status == 200, answer
+    assert len(worker.submits) == 4 and not blind.submits
+
+
+async def test_a_session_goes_on_with_its_images(service: Service, worker: FakeWorker) -> None:
+    said = [{"role": "user", "content": "look", "images": [url(CAT)]}]
+    async with service.http.post("/v2/sessions", json={"messages": said}) as response:
+        assert response.status == 201, await response.text()
+        session = (await response.json())["session_id"]
+    more = {"session_id": session, "messages": [{"role": "user", "content": "again?"}]}
+    for _ in range(2):
+        async with service.http.post("/v2/tasks", json=more | {"max_tokens": 4}) as response:
+            assert response.status == 202, await response.text()
+        await service.until(lambda: service.orchestrator.live_tasks == 0)
+    assert [one.images for one in worker.submits] == [[CAT], [CAT]]
+    async with service.http.get(f"/v2/sessions/{session}") as response:
+        shown = await response.json()
+    assert shown["messages"][0] == {"role": "user", "content": "look", "images": 1}
+    assert shown["bytes"] > len(CAT)
+
+
+async def test_a_response_goes_on_with_its_images(service: Service, worker: FakeWorker) -> None:
+    _, first = await post(service, responses(input_image(url(CAT))))
+    asked = {"model": "fake", "input": "again?", "previous_response_id": first["id"]}
+    status, answer = await post(service, (RESPONSES, asked))
+    assert status == 200, answer
+    assert worker.submits[1].images == [CAT]
+    async with service.http.get(f"/v1/responses/{first['id']}/input_items") as response:
+        (item,) = (await response.json())["data"]
+    assert [part["type"] for part in item["content"]] == ["input_text", "input_image"]
+    async with service.http.post("/v1/conversations", json={}) as response:
+        conversation = (await response.json())["id"]
+    kept = await refusal(service, responses(input_image(url(CAT)), conversation=conversation))
+    assert "keeps no images" in kept
+
+
+async def test_a_durable_task_has_none(
+    make_service: MakeService, worker: FakeWorker, tmp_path: Path
+) -> None:
+    journal = {"journal__path": tmp_path / "journal.db", "journal__durable_by_default": True}
+    service = await make_service(worker, **journal)
+    assert "send durable: false" in await refusal(service, tasks([url(CAT)]))
+    status, _ = await post(service, tasks([url(CAT)], durable=False))
+    assert status == 202
+
+
+async def test_prefixes_are_found_by_what_images_show(
+    make_service: MakeService, make_worker: MakeWorker
+) -> None:
+    """A worker that has the cat's blocks is said to have nothing of the dog's, of equal size."""
+    worker = await make_worker(**eyes())
+    service = await make_service(worker)
+    cat, other = picture(1), picture(7)
+    asked = {seen: chat(image_url(url(seen)), text("x" * 40)) for seen in (cat, other)}
+    await post(service, asked[cat])
+    ids = worker.submits[0].token_ids
+    sizes = [ImageTokens(hashlib.sha256(cat).digest(), CAT_TOKENS)]
+    worker.cached = block_hashes(keyed_by_images(ids, IMAGE_ID, sizes), 16, b"")
+    service = await make_service(worker)
+    await service.until(lambda: bool(service.orchestrator.registry.prefixes))
+    likely = {}
+    for seen in (cat, other):
+        service.orchestrator.on_offered.append(
+            lambda task, seen=seen: likely.__setitem__(seen, task.likely_cached)
+        )
+        await post(service, asked[seen])
+        service.orchestrator.on_offered.clear()
+    assert likely[cat] > 32 > likely[other]
+
+
+async def test_images_of_all_requests_are_bounded_and_let_go(
+    make_service: MakeService, worker: FakeWorker
+) -> None:
+    service = await make_service(worker, images__all_bytes=len(CAT) + 100)
+    stall = Plan(tokens=4, stall_at=1)
+    worker.plan = lambda submit: stall
+    status, _ = await post(service, tasks([url(CAT)]))
+    assert status == 202
+    gate = service.orchestrator.images
+    assert gate.held_bytes == len(CAT)
+    status, answer = await post(service, chat(image_url(url(CAT))))
+    assert status == 429 and "images of" in answer["error"]["message"]
+    stall.release.set()
+    await service.until(lambda: service.orchestrator.live_tasks == 0)
+    assert gate.held_bytes == 0
+    assert (await post(service, chat(image_url(url(CAT)))))[0] == 200
+
+
+async def test_no_image_is_logged(
+    service: Service, worker: FakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        await post(service, chat(image_url(url(CAT))))
+        await post(service, chat(image_url(url(b"x" * 64))))
+    told = caplog.text + json.dumps([repr(one) for one in service.journal.records])
+    assert base64.b64encode(CAT).decode()[:64] not in told and repr(CAT[:40])[2:-1] not in told
