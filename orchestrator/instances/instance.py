@@ -101,6 +101,9 @@ class Instance:
         self.share: int | None = None
         """Most of our jobs that may have a slot there, where other orchestrators have the rest of
         them; None where all are ours to fill."""
+        self.is_ours = True
+        """Whether it is one of those to which we send what may go to several: where many
+        orchestrators share a state, an instance is for a few of them (``state.shares``)."""
         self.foreign_load = 0
         """Number of jobs on the worker that are not ours, by its last statistics."""
         self.slots_running = 0
@@ -247,6 +250,7 @@ class Instance:
             self.load,
             ready,
             self.is_up,
+            self.is_ours,
             self.limit,
             self.slots,
             jobs.most_rows,
@@ -275,6 +279,7 @@ class Instance:
             batch=jobs.batch,
             is_clearing=jobs.clearing > 0,
             is_up=self.is_up,
+            is_ours=self.is_ours,
             load=self.load,
             max_tokens=max_tokens,
             kv_free=0 if stats is None else stats.kv_blocks_free,

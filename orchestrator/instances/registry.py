@@ -241,6 +241,7 @@ class Registry:
             and i.encoder is not None
             and (not model or i.encoder.card.model == model)
         ]
+        serving = [each for each in serving if each[0].is_ours] or serving
         return Capacity(
             models=tuple(pace for _, pace, _ in serving),
             slots=sum(pace.slots for _, pace, _ in serving),

@@ -238,7 +238,11 @@ class Placer:
                 self._sets.clear()
             self._sets[key] = (names, now + FEASIBLE_TTL_S)
         current = self._candidates
-        return [current[name] for name in names if name in current]
+        found = [current[name] for name in names if name in current]
+        if requirements.constraint.mode is PlacementMode.PREFER:
+            return found
+        ours = [candidate for candidate in found if candidate.is_ours]
+        return ours if any(candidate.ready for candidate in ours) else found
 
     def _cached(self, task: Task) -> Mapping[str, int]:
         """Prompt tokens that need no prefill, by instance."""

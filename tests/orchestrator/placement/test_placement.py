@@ -284,6 +284,31 @@ def test_or7_the_feasible_set_is_kept_for_a_version_and_a_moment_only() -> None:
     assert chooser.could_start(task())
 
 
+def test_or18_in_a_large_fleet_others_instances_get_only_what_can_go_nowhere_else() -> None:
+    registry = FakeRegistry(
+        candidate("a", is_ours=False), candidate("b", load=3), candidate("c", is_ours=False)
+    )
+    chooser = placer(registry)
+
+    def chosen(**changes: object) -> str | None:
+        chooser.refresh()
+        choice = chooser.choose(task(**changes))
+        return None if choice is None else choice.name
+
+    assert chosen() == "b"
+    for mode, name, goes_to in (
+        (PlacementMode.PIN, "c", "c"),
+        (PlacementMode.PREFER, "c", "c"),
+        (PlacementMode.AVOID, "c", "b"),
+        (PlacementMode.AVOID, "b", "a"),
+    ):
+        assert chosen(placement=PlacementConstraint(mode, (name,))) == goes_to
+    registry.now["b"] = candidate("b", load=99)
+    assert chosen() is None and not chooser.could_start(task())  # it waits for one of ours
+    registry.now["b"] = candidate("b", ready=False)
+    assert chosen() == "a"
+
+
 def test_or7_a_pinned_task_and_one_too_long_are_known_to_be_impossible() -> None:
     registry = FakeRegistry(candidate("a", max_tokens=80), candidate("b", ready=False))
     chooser = placer(registry)

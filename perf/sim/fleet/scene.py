@@ -1,0 +1,147 @@
+"""What a fleet is put to: instances, a balancer, requests of a real service or like them."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.tasks.deadline import Deadline
+from perf.load.trace import TraceLoad, TraceRow, read_trace
+from perf.load.workload import Speed
+from perf.sim.fleet.instance import FleetRequest, InstanceKind
+from perf.sim.fleet.member import Expected
+from worker.runner.synthetic import StepCost
+
+KINDS = tuple(
+    InstanceKind(StepCost(factor * 6e-3, factor * 0.25e-3, factor * 20e-6), slots=8)
+    for factor in (1, 2, 4)
+)
+"""Three speeds: 8, 16 and 32 ms a step with every slot taken."""
+PATIENCE = {"tight": (1.5,), "even": (1.5, 3.0, 6.0)}
+"""Deadlines in multiples of what a request takes on an instance of the middle speed with every slot
+taken: all the same, or in equal parts of each."""
+SKEW = 3.0
+"""How many times the share of another orchestrator the first one gets of a skewed balancer."""
+TENANTS, FLOOD = 10, 10.0
+"""Other tenants beside the one that floods, and how many times as much as one of them it offers."""
+FLOODER = "flooder"
+_LENGTHS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FleetScene:
+    """One cell. ``load`` is a multiple of what all instances together can do."""
+
+    instances: int
+    members: int
+    load: float
+    arrivals: str = "poisson"
+    """``poisson``, or ``trace`` for the trace's own gaps between requests."""
+    deadlines: str = "even"
+    is_skewed: bool = False
+    has_flood: bool = False
+    """Whether one tenant offers ten times what each of ten others does."""
+    stale_s: float = 0.25
+    """Seconds between two reports of an instance: a lane's heartbeat."""
+    warm_s: float = 10.0
+    seconds: float = 20.0
+    cool_s: float = 5.0
+    """Seconds for which requests go on coming after those that count."""
+    bound: int = 100
+    """Most requests that wait at one orchestrator, as ``queue.max_waiting`` has it."""
+    kinds: tuple[InstanceKind, ...] = KINDS
+    """Kinds of instances, of which there are as many of each, in turn."""
+
+    @property
+    def key(self) -> str:
+        parts = [self.arrivals, self.deadlines]
+        parts += ["skewed"] * self.is_skewed + ["flood"] * self.has_flood
+        return f"{self.instances}x{self.members}.{'-'.join(parts)}.{self.load:g}x"
+
+    def __str__(self) -> str:
+        more = ", one door of three shares" * self.is_skewed + ", a flood" * self.has_flood
+        return (
+            f"{self.instances} instances, {self.members} orchestrators, load {self.load:g}, "
+            f"{self.arrivals}, {self.deadlines} deadlines{more}"
+        )
+
+    @property
+    def fleet(self) -> list[InstanceKind]:
+        """Kinds of all instances."""
+        return list(itertools.islice(itertools.cycle(self.kinds), self.instances))
+
+    @property
+    def middle(self) -> Speed:
+        """Times per token of an instance of the middle kind with every slot taken."""
+        kind = self.kinds[len(self.kinds) // 2]
+        return Speed(1000 * kind.cost.prompt_token_s, 1000 * kind.step_s(kind.slots))
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """The requests of a trace, with nothing divided: lengths are those that the service saw."""
+
+    rows: Sequence[TraceRow]
+
+    @classmethod
+    def of(cls, trace: Path) -> "FleetLoad":
+        """The load of a trace's file. Raises ``TraceError``."""
+        return cls(tuple(read_trace(trace)))
+
+    @property
+    def expected(self) -> Expected:
+        """Lengths of answers, equally likely."""
+        lengths = sorted(row.answer_tokens for row in self.rows)
+        middles = [(at + 0.5) / _LENGTHS for at in range(_LENGTHS)]
+        return Expected(tuple(float(lengths[int(at * len(lengths))]) for at in middles))
+
+    def capacity(self, kinds: Sequence[InstanceKind]) -> float:
+        """Requests per second that the instances can do with every slot taken."""
+        count = len(self.rows)
+        prompt = sum(row.prompt_tokens for row in self.rows) / count
+        answer = sum(row.answer_tokens for row in self.rows) / count
+        return sum(kind.per_s(prompt, answer) for kind in kinds)
+
+    def requests(self, scene: FleetScene, seed: int) -> Iterator[FleetRequest]:
+        """Requests in order of time, each with the door that the balancer has chosen for it."""
+        load = TraceLoad(
+            self.rows,
+            scene.middle,
+            is_poisson=scene.arrivals == "poisson",
+            patience=PATIENCE[scene.deadlines],
+            prompt_scale=1,
+            answer_scale=1,
+        )
+        rng = random.Random(f"{seed} doors")
+        tenants, shares = _tenants(scene)
+        doors = _doors(scene, rng)
+        per_s = scene.load * self.capacity(scene.fleet)
+        seconds = scene.warm_s + scene.seconds + scene.cool_s
+        for number, asked in enumerate(load.requests(per_s, seconds, seed)):
+            yield FleetRequest(
+                id=str(number),
+                number=number,
+                door=next(doors),
+                tenant=rng.choices(tenants, shares)[0],
+                arrived=asked.at_s,
+                deadline=Deadline(asked.at_s + asked.deadline_ms / 1000, 0),
+                prompt_tokens=asked.prompt_tokens,
+                length=asked.answer_tokens,
+            )
+
+
+def _tenants(scene: FleetScene) -> tuple[list[str], list[float]]:
+    others = [f"tenant-{number}" for number in range(TENANTS)]
+    if scene.has_flood:
+        return [FLOODER, *others], [FLOOD, *[1.0] * TENANTS]
+    return others, [1.0] * TENANTS
+
+
+def _doors(scene: FleetScene, rng: random.Random) -> Iterator[int]:
+    doors = range(scene.members)
+    if not scene.is_skewed:
+        yield from itertools.cycle(doors)
+    shares = [SKEW if door == 0 else 1.0 for door in doors]
+    while True:
+        yield rng.choices(doors, shares)[0]
