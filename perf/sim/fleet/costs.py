@@ -40,7 +40,7 @@ from worker.runner.synthetic import StepCost
 
 _SPEC = WorkerSpec(StepCost(10e-3, 0.5e-3, 0.1e-3), slots=8, kv_tokens=8 * 2048)
 _SETTINGS = {"QUEUE__MAX_WAITING": "-1", "DISPATCH__ROW_POLICY": "fixed"}
-_LONG = 4000
+_LONG = 3500
 """Tokens of an answer that nobody waits for here."""
 _SAMPLES, _CALLS = 20, 5
 _RENEWALS = 12
@@ -82,6 +82,7 @@ async def orchestrator_costs(loop: VirtualLoop, instances: int) -> tuple[Registr
     }
     times = {"submit": submits[-_SAMPLES:]} | {name: _times(of) for name, of in timed.items()}
     await parts.lifecycle.drain(0.0)
+    await parts.lifecycle.close()
     return registry, [
         Figure.of(f"{instances}.{name}_ms", f"{said[name]}, {instances} instances", "ms", times[name])
         for name in said
@@ -162,7 +163,7 @@ def measure(instances: Sequence[int], members: Sequence[int]) -> list[BenchResul
             registry, found = run_quietly(lambda loop, n=count: orchestrator_costs(loop, n))  # type: ignore[misc]
             registries.append(registry)
             figures += found
-        for others in members:
+        for others in members if registries else ():
             name = f"renewal-{count}x{others}"
             with result(results, name, f"a lease among {others} orchestrators") as figures:
                 figures += asyncio.run(renewal_costs(registries[0], count, others))

@@ -15,9 +15,9 @@ from worker.runner.synthetic import StepCost
 
 KINDS = tuple(
     InstanceKind(StepCost(factor * 6e-3, factor * 0.25e-3, factor * 20e-6), slots=8)
-    for factor in (1, 2, 4)
+    for factor in (1, 1.5, 2)
 )
-"""Three speeds: 8, 16 and 32 ms a step with every slot taken."""
+"""Three speeds: 8, 12 and 16 ms a step with every slot taken."""
 PATIENCE = {"tight": (1.5,), "even": (1.5, 3.0, 6.0)}
 """Deadlines in multiples of what a request takes on an instance of the middle speed with every slot
 taken: all the same, or in equal parts of each."""
