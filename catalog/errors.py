@@ -31,7 +31,7 @@ class ProvisionError(Exception):
 
 
 class MachineUnfit(ProvisionError):
-    """The machine lacks something that Triton needs."""
+    """The machine lacks a program, package or library that is needed here."""
 
 
 class EngineNotFound(ProvisionError, FileNotFoundError):

@@ -43,5 +43,11 @@ def journal_file(home: Path, host: str, port: int) -> Path:
     return home / "journal" / f"{_place(host, port)}.db"
 
 
+def store_dir(home: Path, host: str, port: int) -> Path:
+    """Folder of the store that the processes of the service at that address share, where the
+    launcher starts one for them."""
+    return home / "store" / _place(host, port)
+
+
 def _place(host: str, port: int) -> str:
     return f"{re.sub(r'[^A-Za-z0-9.-]', '_', host)}-{port}"

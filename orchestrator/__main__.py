@@ -42,15 +42,16 @@ from orchestrator.build import (
     journal_config,
     keys_digest,
     keys_of,
-    make_fleet,
+    make_shared_state,
 )
 from orchestrator.clock import LoopClock, process_age_s
 from orchestrator.errors import InvalidRequest
+from orchestrator.health import SERVES, HealthBoard
 from orchestrator.memory import return_large_blocks
 from orchestrator.reload import Reloader
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.tasks.journal.file import JournalFile, open_journal
-from orchestrator.tasks.journal.lock import JournalError
+from orchestrator.tasks.journal.lock import JournalError, JournalHeld
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log
@@ -58,6 +59,9 @@ from pool.engines.verify import verify_engine
 from worker.environment import guide_to
 
 CLOSE_CONNECTIONS_S = 0.5
+OPEN_WITHIN_S = 3.0
+"""Longest time that a process waits for its instances before it takes its part of a shared port's
+connections, in seconds: until it can serve them, the others do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,8 +117,8 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
         # Task ids come from this generator. Knowing an id is enough to read its text, so ids must
         # not be guessable.
         rng, clock = random.SystemRandom(), LoopClock(loop)
-        fleet = make_fleet(settings, rng, clock.unix)
-        parts = build(settings, clock, rng, MemoryJournal(), file=file, fleet=fleet)
+        shared = make_shared_state(settings, rng, clock.unix)
+        parts = build(settings, clock, rng, MemoryJournal(), file=file, shared_state=shared)
         orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
         runner = build_runner(
             orchestrator,
@@ -131,22 +135,25 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
         Reloads(loop, reloader, requests, had_terminal)
         await lifecycle.recover()
     await runner.setup()
-    site = web.TCPSite(runner, settings.host, settings.port, backlog=ACCEPTS_PER_PASS)
     health_port: HealthPort | None = None
-    port = settings.port
+    own = settings.state.own
+    host, port = own or (settings.host, settings.port)
     try:
-        await site.start()
-        widen_backlog(site._server)
+        await _listen(runner, host, port)
         if settings.health.port is not None:
-            port = settings.health.port
-            stalled_after_s = settings.health.stalled_after_s
+            host, port = settings.host, settings.health.port
             health_port = HealthPort(
-                parts.health, settings.host, port, stalled_after_s=stalled_after_s
+                parts.health,
+                host,
+                port,
+                stalled_after_s=settings.health.stalled_after_s,
+                is_shared=own is not None,
             )
     except OSError as error:
         await runner.cleanup()
-        return _cannot_listen(settings.host, port, error)
-    operators = key_file(state_dir(), settings.host, runner.addresses[0][1])
+        return _cannot_listen(host, port, error)
+    port = settings.port if own else runner.addresses[0][1]
+    operators = key_file(state_dir(), settings.host, port)
     _let_operate(runner.app, operators)
     reloader.follow(KEY_SETTINGS, lambda _: _let_operate(runner.app, operators))
     lifecycle.start()
@@ -162,6 +169,9 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
         health_port.start()
         where = fields(host=settings.host, port=health_port.port)
         service_log.info("listening for health checks", extra=where)
+    status = 0
+    if own is not None:
+        status = await _join_port(runner, settings, parts.health, requests)
     grace_s = await requests.get()
     service_log.info("stopping", extra=fields(live_tasks=orchestrator.live_tasks, grace_s=grace_s))
     second = asyncio.create_task(requests.get())
@@ -172,46 +182,81 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
         draining.cancel()
         await lifecycle.drain(0.0)
     await lifecycle.close()
-    with suppress(OSError):  # while nobody else can listen there
-        operators.unlink(missing_ok=True)
+    if own is None:
+        with suppress(OSError):  # while nobody else can listen there
+            operators.unlink(missing_ok=True)
     await runner.cleanup()
     if health_port is not None:  # until now it says "draining"
         await health_port.close()
     service_log.info("stopped")
+    return status
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int, *, is_shared: bool = False) -> None:
+    """Listen at an address; ``is_shared``: as one of several processes. Raises ``OSError``."""
+    site = web.TCPSite(runner, host, port, backlog=ACCEPTS_PER_PASS, reuse_port=is_shared)
+    await site.start()
+    widen_backlog(site._server)
+
+
+async def _join_port(
+    runner: web.AppRunner,
+    settings: Settings,
+    health: HealthBoard,
+    requests: "asyncio.Queue[float]",
+) -> int:
+    """Take a part of the connections to a port that other processes serve too, once work can be
+    taken. Returns the exit status; unless it is 0, a request to stop is put."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(OPEN_WITHIN_S):
+            while health.status not in SERVES and requests.empty():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    try:
+        await _listen(runner, settings.host, settings.port, is_shared=True)
+    except OSError as error:
+        requests.put_nowait(0.0)
+        return _cannot_listen(settings.host, settings.port, error)
+    where = fields(host=settings.host, port=settings.port)
+    service_log.info("listening, as one of several processes", extra=where)
     return 0
 
 
 def _advertised(settings: Settings, port: int) -> str:
-    """Where other orchestrators reach this one."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    """Where other orchestrators reach this one, which listens on ``port``."""
+    host = settings.host if settings.state.own is None else settings.state.own[0]
+    host = f"[{host}]" if ":" in host else host
     return settings.state.advertise or f"http://{host}:{port}"
 
 
 async def open_the_journal(settings: Settings, starting: AsyncExitStack) -> JournalFile | None:
     """Open the file that durable tasks are written to; None where there is no journal. Until
     ``starting`` is closed the port answers that the service is starting. Raises ``JournalError``
-    where a journal setting was stated explicitly, and ``OSError`` where the port is taken."""
+    where a journal setting was stated explicitly, or the file has tasks that would be left there,
+    and ``OSError`` where the port is taken."""
     config = journal_config(settings)
     if config is None:
         return None
+    own = settings.state.own
+    where = own or (settings.host, settings.port, settings.health.port)
     try:
-        await starting.enter_async_context(
-            saying_that_it_starts(settings.host, settings.port, settings.health.port)
-        )
+        await starting.enter_async_context(saying_that_it_starts(*where))
         file = await asyncio.to_thread(open_journal, config)
-        if settings.state.url is not None and file.unfinished:
-            file.close()
-            raise JournalError(
-                f"{config.path} has {len(file.unfinished)} durable tasks that have not ended, and "
-                "durable tasks are kept in the shared store now: start once without "
-                "TIDEGATE_STATE__URL until they have, or set another TIDEGATE_JOURNAL__PATH"
-            )
-        return file
     except JournalError as error:
+        if own is not None and isinstance(error, JournalHeld):
+            return None  # another process at this port has it, and files and batches with it
         if settings.journal.model_fields_set:
             raise
         service_log.warning("going on without a journal, durable tasks are refused: %s", error)
         return None
+    if settings.state.url is not None and file.unfinished:
+        file.close()
+        raise JournalError(
+            f"{config.path} has {len(file.unfinished)} durable tasks that have not ended, and "
+            "durable tasks are kept in the shared store now: start once without "
+            "TIDEGATE_STATE__URL and --processes until they have, or set another "
+            "TIDEGATE_JOURNAL__PATH"
+        )
+    return file
 
 
 def _let_operate(app: web.Application, path: Path) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
 from orchestrator.api.auth import Key, digest_of
 from orchestrator.api.config import ApiConfig
+from orchestrator.batches.claim import Claim, folder_of
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.metrics import BATCHES
 from orchestrator.batches.service import Batches
@@ -76,6 +76,8 @@ from orchestrator.tasks.journal.file_store import FileStore
 from orchestrator.tasks.journal.memory import Journal
 from orchestrator.tasks.journal.metrics import JOURNAL
 from orchestrator.tasks.journal.sealing import read_keys
+from orchestrator.tasks.journal.store import JournalStore
+from orchestrator.tasks.journal.terms import JournalTerms
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.store import TaskStore
@@ -84,7 +86,7 @@ from orchestrator.tasks.tracing import open_tracing
 from orchestrator.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from orchestrator.state.fleet import Fleet
+    from orchestrator.state.shared_state import SharedState
 
 ENCODING_THREADS = 2
 KEY_SETTINGS = ("token", "admin_token", "keys")
@@ -159,10 +161,10 @@ def build(
     *,
     make_lane: LaneMaker | None = None,
     file: JournalFile | None = None,
-    fleet: "Fleet | None" = None,
+    shared_state: "SharedState | None" = None,
 ) -> Components:
     """One orchestrator, not started yet. ``file`` is where durable tasks are written down, unless
-    they are in the store that a ``fleet`` shares."""
+    they are in the store of a ``shared_state``."""
     keys = keys_of(settings)
     queue: TaskQueue[Task] = TaskQueue(
         settings.queue.max_waiting, ORDERS[settings.queue.order], settings.queue.when_full
@@ -179,15 +181,17 @@ def build(
         registry, queue, foresight.placer, foresight.prediction, clock, _admission(settings)
     )
     dispatch = _dispatch(common, registry, foresight, settler)
-    tag = "" if fleet is None else fleet.tasks.tag
-    store = fleet.tasks if fleet is not None else None if file is None else FileStore(file)
+    tag = "" if shared_state is None else shared_state.tasks.tag
+    store = _durable_store(file, shared_state)
     durable = None if store is None else DurableTasks(store, clock)
     health = HealthBoard(registry, instances.models, queue, admission, durable)
     health.has_tenants = _has_tenants(settings)
     sessions = SessionStore(settings.sessions, clock, Ids(rng, tag))
     limiter = Limiter(_rate_limits(settings, keys), clock)
-    if fleet is not None:
-        fleet.share(registry, queue, limiter)
+    if shared_state is not None:
+        shared_state.share(registry, queue, limiter)
+        shared_state.learn(registry, foresight.forecaster.lengths)
+        shared_state.items.add("session", sessions)
     slots, slot_fleet = _slots(
         common, registry, admission, limiter, tag, is_watching=make_lane is None
     )
@@ -211,9 +215,9 @@ def build(
         swaps=swaps,
         demand=demand,
         durable=durable,
-        batches=None if file is None else _batches(settings, file, clock),
+        batches=_batches(settings, file, clock, shared_state),
         slots=slots,
-        fleet=fleet,
+        shared_state=shared_state,
     )
     service = ServiceConfig(
         settings.deadlines,
@@ -227,9 +231,10 @@ def build(
     metrics.watch(sessions, SESSIONS)
     if stages.batches is not None:
         metrics.watch(stages.batches, BATCHES)
-    if fleet is not None:
-        fleet.watch(metrics)
-        health.fleet = fleet
+    if shared_state is not None:
+        shared_state.watch(metrics)
+        shared_state.follow(orchestrator.runs)
+        health.shared_state = shared_state
     recovery = None
     if store is not None and durable is not None:
         metrics.watch(durable, JOURNAL)
@@ -489,11 +494,13 @@ def _follow(
 
 def journal_config(settings: Settings) -> JournalConfig | None:
     """Settings of the journal of durable tasks; None where none is configured."""
+    path = settings.journal.path
+    return None if path is None else JournalConfig(path, _journal_terms(settings))
+
+
+def _journal_terms(settings: Settings) -> JournalTerms:
     journal = settings.journal
-    if journal.path is None:
-        return None
-    return JournalConfig(
-        journal.path,
+    return JournalTerms(
         window_ms=journal.loss_window_ms,
         keep_results_s=journal.keep_results_s,
         keep_s=journal.keep_s,
@@ -501,26 +508,34 @@ def journal_config(settings: Settings) -> JournalConfig | None:
     )
 
 
-def make_fleet(settings: Settings, rng: random.Random, unix: Callable[[], float]) -> "Fleet | None":
-    """Make one orchestrator's part in a fleet; None where it is alone. Blocks, and asks the store
-    nothing yet."""
-    state, journal = settings.state, settings.journal
+def _durable_store(
+    file: JournalFile | None, shared_state: "SharedState | None"
+) -> JournalStore | None:
+    """What durable tasks are kept in; None where there can be none."""
+    if shared_state is not None:
+        return shared_state.tasks
+    return None if file is None else FileStore(file)
+
+
+def make_shared_state(
+    settings: Settings, rng: random.Random, unix: Callable[[], float]
+) -> "SharedState | None":
+    """Make one orchestrator's part in what several share; None where it is alone. Blocks, and asks
+    the store nothing yet."""
+    state = settings.state
     if state.url is None:
         return None
     # Not before it is needed: the library is an extra.
     from orchestrator.state.connection import StateConfig
-    from orchestrator.state.fleet import Fleet
+    from orchestrator.state.shared_state import SharedState
+    from orchestrator.state.siblings import group_of
 
-    config = StateConfig(
-        state.url.get_secret_value(),
-        state.prefix,
-        state.lease_s,
-        window_ms=journal.loss_window_ms,
-        keep_results_s=journal.keep_results_s,
-        keep_s=journal.keep_s,
-        keys=() if journal.key is None else read_keys(journal.key.get_secret_value()),
-    )
-    return Fleet(config, new_tag(rng), unix)
+    url, terms = state.url.get_secret_value(), _journal_terms(settings)
+    config = StateConfig(url, state.prefix, state.lease_s, terms)
+    shared_state = SharedState(config, new_tag(rng), unix)
+    if state.own_address is not None:
+        shared_state.share_port(group_of(settings.host, settings.port), state.own_address)
+    return shared_state
 
 
 def _lane_config(settings: Settings) -> LaneConfig:
@@ -536,11 +551,21 @@ def _lane_config(settings: Settings) -> LaneConfig:
     )
 
 
-def _batches(settings: Settings, file: JournalFile, clock: Clock) -> Batches:
-    """Batches, in a folder beside the journal, under the journal's locks and keys."""
+def _batches(
+    settings: Settings, file: JournalFile | None, clock: Clock, shared_state: "SharedState | None"
+) -> Batches | None:
+    """Batches, in a folder beside the journal, under the journal's locks and keys; None without a
+    journal. Of processes that share a port one has them, and another once that one has ended."""
+    siblings = None if shared_state is None else shared_state.siblings
+    journal, claim = None if file is None else file.config, None
+    if siblings is not None:
+        journal = journal or journal_config(settings)
+        claim = None if journal is None else Claim(journal, file, siblings.take_lead)
+    if journal is None:
+        return None
     bounds = settings.batches
     config = BatchConfig(
-        Path(f"{file.config.path}.batches"),
+        folder_of(journal.path),
         window=bounds.window,
         max_lines=bounds.max_lines,
         line_bytes=settings.http.max_body_bytes,
@@ -549,7 +574,11 @@ def _batches(settings: Settings, file: JournalFile, clock: Clock) -> Batches:
         keep_s=bounds.keep_s,
         attempts=settings.dispatch.attempts,
     )
-    return Batches(config, file.sealer, clock, file.boot)
+    if file is not None:
+        return Batches(config, file.sealer, clock, file.boot, claim)
+    assert shared_state is not None
+    tasks = shared_state.tasks
+    return Batches(config, tasks.sealer, clock, tasks.boot, claim)
 
 
 def _admission(settings: Settings) -> AdmissionConfig:

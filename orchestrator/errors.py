@@ -57,7 +57,7 @@ class TidegateError(Exception):
     code: ClassVar[Code] = Code.INTERNAL
     retryable: bool = False
     item_id: str = ""
-    """Id of what this orchestrator does not know; another of a fleet may (``api.http.forwarding``).
+    """Id of what this orchestrator does not know; another one may (``api.http.forwarding``).
     """
     due_at: float | None = None
     """Deadline that the refused task had, in seconds of the clock; it may come from the task's run.

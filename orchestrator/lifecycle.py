@@ -81,12 +81,14 @@ class Lifecycle:
         self._upkeep = asyncio.create_task(self._keep_up())
 
     def join(self, url: str, keys: str) -> None:
-        """Join the fleet that shares a state, if there is one, as the orchestrator at ``url``.
+        """Join the orchestrators that share a state, if this one does, as the one at ``url``.
         ``keys`` is a digest of the keys that it takes."""
-        fleet, durable = self._orchestrator.fleet, self._stages.durable
-        if fleet is not None and durable is not None and self._recovery is not None:
+        shared, durable = self._orchestrator.shared_state, self._stages.durable
+        if shared is not None and durable is not None and self._recovery is not None:
             durable.on_lost = self._let_go
-            fleet.start(url, keys, self._recovery.take_over, self._may_take_over)
+            durable.on_outdone = self._orchestrator.store.forget
+            shared.members.on_lapsed.append(durable.check_owned)
+            shared.start(url, keys, self._recovery.take_over, self._may_take_over)
 
     def _may_take_over(self) -> bool:
         """Whether tasks of others would get anywhere here."""
@@ -97,6 +99,7 @@ class Lifecycle:
         """End a task here that another orchestrator has taken on: it has no outcome here."""
         error = Draining("the task goes on at another orchestrator; ask again in a moment")
         self._orchestrator.end(task, failed(error), is_left=True)
+        self._orchestrator.store.forget(task)  # whoever asks for it here is to be sent there
 
     def refuse_new_work(self) -> None:
         """Answer every offer with 503 ``draining`` from now on (OR-14)."""
@@ -202,8 +205,8 @@ class Lifecycle:
             await self._stages.batches.close()
         if self._stages.durable is not None:
             await self._stages.durable.close()
-        if self._orchestrator.fleet is not None:
-            await self._orchestrator.fleet.close()
+        if self._orchestrator.shared_state is not None:
+            await self._orchestrator.shared_state.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _keep_up(self) -> None:

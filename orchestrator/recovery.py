@@ -64,7 +64,7 @@ class Recovery:
         return self._take_all_on(unfinished)
 
     def take_over(self, unfinished: Sequence[UnfinishedTask]) -> None:
-        """Take tasks on that another orchestrator of the fleet had, and left or died with."""
+        """Take tasks on that another orchestrator had, and left or died with."""
         for _ in self._take_all_on(unfinished):
             pass
 

@@ -40,6 +40,14 @@ class Keepable(Protocol):
 T = TypeVar("T", bound=Keepable)
 
 
+ItemCall = Callable[[str, str], None]
+"""Called with the key and name of an item that a client keeps here."""
+
+
+def ignore(key: str, name: str) -> None:
+    """Do nothing, where nobody wants to hear of an item."""
+
+
 def no_such(what: str, item_id: str) -> NotFound:
     """The answer for an unknown id, and for work that is not the caller's; ``what`` it is."""
     error = NotFound(f"there is no {what} {item_id[:64]!r}; ended ones are kept for a while only")

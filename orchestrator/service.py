@@ -53,7 +53,7 @@ from orchestrator.telemetry.narration import DISCONNECTED, TOO_SLOW, narrate
 from worker.protocol import AbortCause, Grammar, ModelCard
 
 if TYPE_CHECKING:
-    from orchestrator.state.fleet import Fleet
+    from orchestrator.state.shared_state import SharedState
     from orchestrator.tasks.spans import Tracing
 
 T = TypeVar("T")
@@ -82,8 +82,8 @@ class Stages:
     """The journal; None where no task can be durable."""
     batches: Batches | None = None
     """Batches, kept beside the journal; None without one."""
-    fleet: "Fleet | None" = None
-    """The orchestrators that this one shares a state with; None for one that is alone."""
+    shared_state: "SharedState | None" = None
+    """What this orchestrator shares with others; None for one that is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,9 @@ class Orchestrator:
         self.runs = Runs(clock)
         self.durable_default = config.durable_default
         self.isolate_tenants = config.isolate_tenants
-        self.fleet = stages.fleet
-        self.ids = Ids(rng, "" if stages.fleet is None else stages.fleet.tasks.tag)
+        self.shared_state = stages.shared_state
+        shared = stages.shared_state
+        self.ids = Ids(rng, "" if shared is None else shared.tasks.tag)
         self._rng = rng
         self._live: dict[Task, None] = {}
         """Every task that has not ended, the oldest first; an ordered set."""
@@ -354,8 +355,8 @@ class Orchestrator:
         if task.job.grammar is not None:
             await self._check_grammar(task, task.job.grammar, encoder.card)
         stages.limits.charge(task)
-        if self.fleet is not None and self.fleet.limits is not None:
-            await self.fleet.limits.take(task)
+        if self.shared_state is not None and self.shared_state.limits is not None:
+            await self.shared_state.limits.take(task)
 
     async def _check_grammar(self, task: Task, grammar: Grammar, card: ModelCard) -> None:
         check = self.grammars

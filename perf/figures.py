@@ -94,6 +94,10 @@ class Figures:
         self._is_old = is_old
         self.used: list[str] = []
 
+    def has(self, bundle: str) -> bool:
+        """Whether a bundle was recorded."""
+        return (self._results / f"{bundle}.json").is_file()
+
     def fig(self, bundle: str, key: str, scale: float = 1.0) -> str:
         """Median and spread of a figure, without the unit: ``1.60 (1.10 … 1.72)``."""
         figure = self._figure(bundle, key)
@@ -238,7 +242,7 @@ def rendered(
 
     def block(match: re.Match[str]) -> str:
         figures = Figures(results, is_old)
-        names = ("fig", "mid", "best", "names", "rows", "found", "raw")
+        names = ("has", "fig", "mid", "best", "names", "rows", "found", "raw")
         template = environment.from_string(match["template"])
         body = template.render({name: getattr(figures, name) for name in names}).strip("\n")
         told = figures.bundles_in_brief() if brief else "\n".join(figures.bundles())

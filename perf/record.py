@@ -90,6 +90,7 @@ TABLE: Final = (
     Entry("quick", "perf.service", "--quick", 100),
     Entry("swap-cpu", "perf.swap", "", 65),
     Entry("full-cpu", "perf.service", f"--only {_SERVICE}", 440),
+    Entry("shared-state", "perf.service", "--only state", 150),
     Entry("engine-cpu", "perf.engine", "--only decode prefill mixed prefix resume", 340),
     Entry(
         "engines-cpu",

@@ -15,11 +15,12 @@ from pool.spec import LaunchSpec
 
 EXIT_FAILED = 1
 EXIT_CUT_SHORT = 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = False) -> int:
-    """Serve until SIGINT, SIGTERM or SIGHUP; a second one cuts the end short.
+    """Serve until SIGINT, SIGTERM or SIGHUP; a second one cuts the end short. Where only
+    orchestrators are started SIGHUP has these read their settings anew, as it does with one alone.
 
     ``hint`` is shown once it serves (``console.open_view``). With ``follow_parent`` it also ends
     with the process that started this one. Returns 0 for an end that was asked for, 1 for any other
@@ -41,7 +42,7 @@ def run(spec: LaunchSpec, *, hint: str | None = None, follow_parent: bool = Fals
 async def _serve(spec: LaunchSpec, view: View) -> int:
     launcher = Launcher(spec, view)
     stop = asyncio.Event()
-    cut_short = False
+    cut_short, had_terminal = False, os.isatty(0)
 
     def on_signal() -> None:
         nonlocal cut_short
@@ -50,7 +51,15 @@ async def _serve(spec: LaunchSpec, view: View) -> int:
             launcher.kill()
         stop.set()
 
+    def on_hangup() -> None:
+        has_lost_terminal = had_terminal and not os.isatty(0)
+        if spec.instances_at is None or has_lost_terminal:
+            on_signal()
+        else:
+            launcher.reload()
+
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     for signum in _SIGNALS:
         loop.add_signal_handler(signum, on_signal)
     await launcher.run(stop)

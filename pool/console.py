@@ -17,8 +17,13 @@ from catalog.operator_key import access
 from orchestrator.telemetry.narration import LAUNCH, narrated
 from pool.spec import LaunchEvent, UnitEvent
 
-_DOING = {"orchestrator": "starting, then waiting for lanes"}
+_DOING = {"orchestrator": "starting, then waiting for lanes", "store": "starting, with what it had"}
 _LOADING = "starting the server and loading the model"
+
+
+def _doing(unit: str) -> str:
+    """What a unit does while it starts; those of a kind are numbered."""
+    return _DOING.get(unit.partition("-")[0], _LOADING)
 
 
 class View(Protocol):
@@ -70,10 +75,10 @@ class _LineView:
 
     def __call__(self, event: LaunchEvent) -> None:
         match event.kind:
-            case UnitEvent.FETCHING | UnitEvent.FOUND | UnitEvent.WARNED:
+            case UnitEvent.FETCHING | UnitEvent.FOUND | UnitEvent.SIZED | UnitEvent.WARNED:
                 self._say(f"{event.unit}: {event.text}")
             case UnitEvent.STARTING:
-                self._say(f"{event.unit}: {_DOING.get(event.unit, _LOADING)}")
+                self._say(f"{event.unit}: {_doing(event.unit)}")
             case UnitEvent.READY:
                 self._say(f"{event.unit}: {event.text}, ready after {event.seconds:.1f} s")
             case UnitEvent.LOST:
@@ -136,7 +141,7 @@ class _TerminalView(_LineView):
         if not self._live.is_started:
             super().__call__(event)
         elif event.kind is UnitEvent.STARTING:
-            self._rows[event.unit] = _Row(_DOING.get(event.unit, _LOADING))
+            self._rows[event.unit] = _Row(_doing(event.unit))
         elif event.kind is UnitEvent.READY:
             self._rows[event.unit].finish(event.text, event.seconds)
         else:

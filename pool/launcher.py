@@ -2,13 +2,16 @@
 together.
 
     launcher ─┬─ guardian ─ tritonserver ─ Python stub     one per instance, and one for its clips
-              └─ guardian ─ python -m orchestrator
+              ├─ guardian ─ python -m orchestrator         one, or several that share the port
+              └─ guardian ─ redis-server                   where several have no store yet
 
 Everything starts at once; the orchestrator's lanes connect when Triton is there. After that each
 half is restarted by itself when it is lost: a Triton keeps its ports, so lanes come back; the
-orchestrator keeps its port, so clients do. A Triton that keeps failing is given up by itself. A
-failure of the first start ends everything with the reason, as does an orchestrator, or the last
-Triton, that keeps failing.
+orchestrator keeps its port, so clients do. What keeps failing is given up by itself. A failure of
+the first start ends everything with the reason, as does the last orchestrator, or the last Triton,
+that keeps failing.
+
+``tidegate serve --processes N`` is the same without Tritons.
 """
 
 import asyncio
@@ -27,18 +30,20 @@ from typing import Any
 
 from catalog.atomic import write_atomically
 from catalog.errors import CatalogUnusable, GaveUp, StartFailed, StateFileUnusable
-from catalog.operator_key import key_file
-from catalog.paths import JOURNAL_BY_DEFAULT, journal_file, log_dir
+from catalog.operator_key import keep_key, key_file
+from catalog.paths import JOURNAL_BY_DEFAULT, journal_file, log_dir, store_dir
 from orchestrator.lanes.tls import SETTING, spell_tls
 from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from pool.engines.triton_fetch import ensure_triton
 from pool.engines.triton_provider import registered
 from pool.guard import PLAIN_TOKEN, require_guard
+from pool.preflight import cpu
 from pool.process.logs import require_writable
 from pool.process.ports import free_ports, is_free, require_free
 from pool.spec import PORT_STRIDE, SLOT_MODEL, LaunchEvent, LaunchSpec, UnitEvent
 from pool.supervise import Unit, supervise
-from pool.units.orchestrator import OrchestratorProcess
+from pool.units.orchestrator import Address, OrchestratorProcess
+from pool.units.store import StoreProcess
 from pool.units.triton import TritonInstance
 
 _PORT_ATTEMPTS = 5
@@ -57,9 +62,10 @@ class Launcher:
     ) -> None:
         self.spec = spec
         self.instances: list[TritonInstance] = []
-        self.orchestrator: OrchestratorProcess | None = None
+        self.orchestrators: list[OrchestratorProcess] = []
+        self.store: StoreProcess | None = None
         self._serving: set[str] = set()
-        """Names of the instances that have not been given up."""
+        """Names of the units that have not been given up."""
         self._emit = on_event
         self._rng = rng or random.Random()
         # An orchestrator elsewhere could not know a token that is made up here.
@@ -77,10 +83,20 @@ class Launcher:
         finally:
             await self._end()
 
+    def reload(self) -> None:
+        """Have all orchestrators read their settings anew."""
+        for each in self.orchestrators:
+            each.reload()
+
     def kill(self) -> None:
         """Cut the end short: SIGKILL to everything, now."""
         for unit in self._units:
             unit.kill()
+
+    @property
+    def orchestrator(self) -> OrchestratorProcess | None:
+        """The orchestrator, the first one of several; None if there is none."""
+        return self.orchestrators[0] if self.orchestrators else None
 
     @property
     def url(self) -> str:
@@ -91,19 +107,38 @@ class Launcher:
 
     @property
     def _units(self) -> list[Unit]:
-        return [*self.instances, *([self.orchestrator] if self.orchestrator else [])]
+        return [*self._workers, *([self.store] if self.store else [])]
+
+    @property
+    def _workers(self) -> list[TritonInstance | OrchestratorProcess]:
+        """All units but the store, which the others outlive at no time."""
+        return [*self.instances, *self.orchestrators]
 
     # ── the life of a run ────────────────────────────────────────────────────────────────────
 
     async def _serve(self) -> None:
-        install = await self._find_triton()
-        self._emit(LaunchEvent(UnitEvent.FOUND, "triton", install.description))
+        install = await self._find_triton() if self.spec.instances_at is None else None
+        if install is not None:
+            self._emit(LaunchEvent(UnitEvent.FOUND, "triton", install.description))
+        self._tell_cores()
         began = time.monotonic()
         await self._start_all(install)
         self._write_state()
         self._emit(LaunchEvent(UnitEvent.SERVING, "tidegate", self.url, time.monotonic() - began))
-        self._serving = {instance.name for instance in self.instances}
-        await _together(self._register(install), *(self._keep(unit) for unit in self._units))
+        self._serving = {unit.name for unit in self._units}
+        beside = [] if install is None else [self._register(install)]
+        await _together(*beside, *(self._keep(unit) for unit in self._units))
+
+    def _tell_cores(self) -> None:
+        """Say how many processes there are for this machine's cores, where that was chosen."""
+        count, cores = self.spec.processes, cpu.look().cores
+        if count > 1:
+            event = LaunchEvent(
+                UnitEvent.SIZED, "orchestrators", f"{count} processes on {cores:g} cores"
+            )
+            self._emit(event)
+        if count > max(1.0, cores):
+            self._warn("there are more orchestrator processes than cores: they add nothing")
 
     async def _register(self, install: TritonInstall) -> None:
         """Put the server into the catalog of engines, for placements and people to name it."""
@@ -118,12 +153,15 @@ class Launcher:
 
         return await ensure_triton(self.spec.triton, self.spec.home, fetching)
 
-    async def _start_all(self, install: TritonInstall) -> None:
-        """Start every unit at once; again with other ports if a chosen one was taken."""
+    async def _start_all(self, install: TritonInstall | None) -> None:
+        """Start every unit at once, behind the store; again with other ports if a chosen one was
+        taken."""
         for attempts_left in reversed(range(_PORT_ATTEMPTS)):
             self._make_units(install)
             try:
-                await _together(*(self._start(unit) for unit in self._units))
+                if self.store is not None:
+                    await self._start(self.store)
+                await _together(*(self._start(unit) for unit in self._workers))
                 return
             except StartFailed:
                 await self._stop_all(0.0)
@@ -135,7 +173,7 @@ class Launcher:
         began = time.monotonic()
         self._emit(LaunchEvent(UnitEvent.STARTING, unit.name))
         await unit.start()
-        if isinstance(unit, OrchestratorProcess):
+        if isinstance(unit, OrchestratorProcess) and self.spec.instances_at is None:
             for warning in await unit.wait_ready(self.spec.load_timeout_s):
                 self._warn(f"{warning}; plain prompts are served, chats are refused")
         self._emit(LaunchEvent(UnitEvent.READY, unit.name, unit.where, time.monotonic() - began))
@@ -153,7 +191,7 @@ class Launcher:
             await supervise(unit, restart, rng=self._rng, on_lost=on_lost, on_ready=on_ready)
         except GaveUp as error:
             self._serving.discard(unit.name)
-            if unit is self.orchestrator or not self._serving:
+            if self._was_last(unit):
                 raise GaveUp(
                     f"{error}\nNothing is left that serves, so everything was ended"
                 ) from None
@@ -164,21 +202,29 @@ class Launcher:
             )
             self._emit(LaunchEvent(UnitEvent.WARNED, unit.name, text))
 
+    def _was_last(self, unit: Unit) -> bool:
+        """Whether nothing can be served without a unit that was given up. Without a store
+        orchestrators go on, each for itself."""
+        alike = [each for each in self._units if type(each) is type(unit)]
+        return unit is not self.store and not any(each.name in self._serving for each in alike)
+
     async def _end(self) -> None:
         if self._units:
             began = time.monotonic()
             self._emit(LaunchEvent(UnitEvent.ENDING, "tidegate"))
             await self._stop_all(self.spec.drain_s)
-            self._remove_passing_journal()
+            self._remove_passing_state()
             self._emit(LaunchEvent(UnitEvent.ENDED, "tidegate", seconds=time.monotonic() - began))
         self._remove_state()
 
     async def _stop_all(self, drain_s: float) -> None:
-        await asyncio.gather(*(unit.stop(drain_s) for unit in self._units))
+        await asyncio.gather(*(unit.stop(drain_s) for unit in self._workers))
+        if self.store is not None:  # the orchestrators have written to it until now
+            await self.store.stop(drain_s)
 
     # ── what is started ──────────────────────────────────────────────────────────────────────
 
-    def _make_units(self, install: TritonInstall) -> None:
+    def _make_units(self, install: TritonInstall | None) -> None:
         spec = self.spec
         port = self._choose_port() if spec.serve else 0
         ports = self._choose_ports(port)
@@ -186,34 +232,72 @@ class Launcher:
         logs = None if spec.log_to_stderr else log_dir(spec.home, host, port or ports[0].grpc)
         if logs:
             require_writable(logs)
-        self.instances = [
-            self._make_instance(install, server, its_ports, logs)
-            for server, its_ports in zip(self._servers, ports, strict=True)
-        ]
+        self.instances = []
+        if install is not None:
+            self.instances = [
+                self._make_instance(install, server, its_ports, logs)
+                for server, its_ports in zip(self._servers, ports, strict=True)
+            ]
+        if spec.store:
+            folder = store_dir(spec.home, spec.host, port)
+            log = logs and logs / "store.log"
+            self.store = StoreProcess(spec.store, folder, log=log, warn=self._warn)
         if spec.serve:
-            # The key of an earlier run that was killed; within this run a key outlives restarts.
-            with contextlib.suppress(OSError):
-                key_file(spec.home, spec.host, port).unlink(missing_ok=True)
-            self.orchestrator = OrchestratorProcess(
-                spec.host,
-                port,
-                {
-                    "TIDEGATE_INSTANCES": ",".join(each.grpc_address for each in self.instances),
-                    "TIDEGATE_SHUTDOWN__GRACE_S": str(spec.drain_s),
-                    "TIDEGATE_LANES__TOKEN": self._lane_token,
-                    SETTING: spell_tls(spec.tls),
-                    "TIDEGATE_HOME": str(spec.home),
-                    JOURNAL_BY_DEFAULT: str(self._journal(port)),
-                },
-                log=logs and logs / "orchestrator.log",
-                warn=self._warn,
-            )
+            self._renew_key(port)
+            self.orchestrators = self._make_orchestrators(port, ports, logs)
+
+    def _renew_key(self, port: int) -> None:
+        """Remove the operators' key of an earlier run that was killed; within this run a key
+        outlives restarts. Several processes take up one that is made here."""
+        path = key_file(self.spec.home, self.spec.host, port)
+        with contextlib.suppress(OSError):  # the orchestrator says what it cannot do without it
+            path.unlink(missing_ok=True)
+            if self.spec.processes > 1:
+                keep_key(path)
+
+    def _make_orchestrators(
+        self, port: int, taken: list[TritonPorts], logs: Path | None
+    ) -> list[OrchestratorProcess]:
+        spec, env = self.spec, self._environment(port)
+        but = {port, *(one for each in taken for one in (each.http, each.grpc, each.metrics))}
+        shares = spec.processes > 1
+        own_ports = free_ports(spec.processes, spec.own_host, but) if shares else [0]
+        made = []
+        for number, own_port in enumerate(own_ports):
+            if spec.advertise:
+                env = {**env, "TIDEGATE_STATE__ADVERTISE": f"{spec.advertise}:{own_port}"}
+            name = f"orchestrator-{number}.log" if shares else "orchestrator.log"
+            log = logs and logs / name
+            each = OrchestratorProcess(spec.host, port, env, log=log, warn=self._warn)
+            if shares:
+                each.share_port(number, Address(spec.own_host, own_port))
+            made.append(each)
+        return made
+
+    def _environment(self, port: int) -> dict[str, str]:
+        """Variables of the orchestrators."""
+        spec = self.spec
+        env = {
+            "TIDEGATE_SHUTDOWN__GRACE_S": str(spec.drain_s),
+            "TIDEGATE_HOME": str(spec.home),
+            **({"TIDEGATE_STATE__URL": self.store.url} if self.store is not None else {}),
+        }
+        if spec.instances_at is not None:
+            return env | ({"TIDEGATE_INSTANCES": spec.instances_at} if spec.instances_at else {})
+        return env | {
+            "TIDEGATE_INSTANCES": ",".join(each.grpc_address for each in self.instances),
+            "TIDEGATE_LANES__TOKEN": self._lane_token,
+            SETTING: spell_tls(spec.tls),
+            JOURNAL_BY_DEFAULT: str(self._journal(port)),
+        }
 
     @property
     def _servers(self) -> list["_Server"]:
         """The servers to start. Each has a single model if an orchestrator is in front: two models
         in one Triton end together when the process of either crashes."""
         spec = self.spec
+        if spec.instances_at is not None:
+            return []
         kinds = [("triton", spec.models)]
         if spec.serve and SLOT_MODEL in spec.models and len(spec.models) > 1:
             text = tuple(model for model in spec.models if model != SLOT_MODEL)
@@ -245,10 +329,20 @@ class Launcher:
     def _journal(self, port: int) -> Path:
         return journal_file(self.spec.home, self.spec.host, port)
 
-    def _remove_passing_journal(self) -> None:
-        """Remove the journal of a port chosen for this run: nobody comes back for it there."""
-        if self.orchestrator is None or self.spec.port:
+    def _remove_passing_state(self) -> None:
+        """Remove what is kept for a port chosen for this run, where nobody comes back for it, and
+        the operators' key of several processes, each of which leaves it to the others."""
+        if self.orchestrator is None:
             return
+        if self.spec.processes > 1:
+            with contextlib.suppress(OSError):
+                key_file(self.spec.home, self.spec.host, self.orchestrator.port).unlink(
+                    missing_ok=True
+                )
+        if self.spec.port:
+            return
+        if self.store is not None:
+            self.store.forget()
         path = self._journal(self.orchestrator.port)
         for file in path.parent.glob(f"{path.name}*"):
             with contextlib.suppress(OSError):
@@ -260,6 +354,8 @@ class Launcher:
     def _require_guard(self) -> None:
         """Raise ``PortsUnguarded`` if others could reach a Triton that asks for no token."""
         spec = self.spec
+        if spec.instances_at is not None:
+            return
         require_guard(
             spec.triton_host,
             spec.models,
@@ -309,8 +405,8 @@ class Launcher:
             for each in self.instances
             for port in (each.ports.http, each.ports.grpc, each.ports.metrics)
         ]
-        if self.orchestrator is not None:
-            places.append((self.orchestrator.host, self.orchestrator.port))
+        for each in self.orchestrators:
+            places += [(each.host, each.port), each.asked_at]
         return all(is_free(host, port) for host, port in places)
 
     # ── the state file ───────────────────────────────────────────────────────────────────────
@@ -341,6 +437,8 @@ class Launcher:
             "url": self.url,
             "launcher_pid": os.getpid(),
             "orchestrator_pid": self.orchestrator.pid if self.orchestrator else None,
+            "orchestrator_pids": [each.pid for each in self.orchestrators],
+            "store_pid": self.store.pid if self.store else None,
             "instances": [each.describe() for each in self.instances],
         }
         try:

@@ -26,6 +26,18 @@ class LaunchSpec:
     """The orchestrator's port; 0 chooses a free one."""
     serve: bool = True
     """Whether to start an orchestrator; otherwise Triton only."""
+    processes: int = 1
+    """Orchestrator processes that share ``port`` and, above 1, a state."""
+    store: str = ""
+    """Program of a store for them, to be started too; empty where the settings name one that
+    runs."""
+    own_host: str = "127.0.0.1"
+    """Address at which each of several processes listens by itself."""
+    advertise: str = ""
+    """``http://host`` by which orchestrators elsewhere reach ``own_host``; empty: as it is."""
+    instances_at: str | None = None
+    """Addresses of instances that run already, comma-separated, empty for those that the settings
+    name; None: Tritons are started here."""
     instances: int = 1
     gpus: tuple[str, ...] = ()
     """CUDA devices, dealt out to the instances in turn; empty leaves the choice to the worker."""
@@ -46,7 +58,8 @@ class LaunchSpec:
     models: tuple[str, ...] = ("llm",)
     load_timeout_s: float = 300.0
     drain_s: float = 1.0
-    """Seconds that running work is given at the end, which takes at most 3.5 s more."""
+    """Seconds that running work is given at the end, which takes at most 3.5 s more, 6 s with a
+    store."""
     home: Path = field(default_factory=state_dir)
     log_to_stderr: bool = False
     """Whether to log to stderr instead of files in ``home``/logs/<host>-<port>."""
@@ -60,6 +73,7 @@ class UnitEvent(StrEnum):
 
     FETCHING = "fetching"
     FOUND = "found"
+    SIZED = "sized"
     STARTING = "starting"
     READY = "ready"
     LOST = "lost"
@@ -71,8 +85,8 @@ class UnitEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchEvent:
-    """One event. ``text``: what is fetched or was found, the address where it is reached, why it
-    was lost, or what the service goes on without.
+    """One event. ``text``: what is fetched or was found, how many there are, the address where it
+    is reached, why it was lost, or what the service goes on without.
 
     ``seconds`` is how long the step took; for ``LOST`` the pause before the next start.
     """

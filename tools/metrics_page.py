@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
 from orchestrator.api.server import build_app
-from orchestrator.build import build, make_fleet
+from orchestrator.build import build, make_shared_state
 from orchestrator.clock import LoopClock
 from orchestrator.settings import Settings
 from orchestrator.settings.sections import PlacementSettings, StateSettings, TelemetrySettings
@@ -121,8 +121,8 @@ async def declared() -> list[Declared]:
     config = JournalConfig(Path(folder.name) / "journal.db")
     file = await asyncio.to_thread(open_journal, config)
     rng = random.Random(0)
-    fleet = await asyncio.to_thread(make_fleet, settings, rng, clock.unix)  # asks nobody yet
-    parts = build(settings, clock, rng, MemoryJournal(), file=file, fleet=fleet)
+    shared = await asyncio.to_thread(make_shared_state, settings, rng, clock.unix)  # asks nobody
+    parts = build(settings, clock, rng, MemoryJournal(), file=file, shared_state=shared)
     build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
     await parts.lifecycle.close()
     await asyncio.to_thread(folder.cleanup)

@@ -120,8 +120,8 @@ class SyntheticSettings(Section):
     row_ms: Annotated[float, HIDDEN] = Field(default=0.0, ge=0)
     prompt_token_ms: Annotated[float, HIDDEN] = Field(default=0.0, ge=0)
     slow_file: Annotated[LocalPath | None, HIDDEN] = None
-    """While this file holds a number, ``synthetic-paced`` steps take that many times as long. With
-    ``lost`` and the id of a worker's process, that process has lost its device."""
+    """While this file holds a number, ``synthetic-paced`` steps take that many times as long. It
+    may have a worker's device fail as well (``worker.runner.simulated_device``)."""
     lengths: Annotated[Literal["cap", "prompt"], HIDDEN] = "cap"
     """Length of a synthetic answer: ``cap`` is ``max_tokens``, ``prompt`` the number that the first
     two ids of its prompt encode (``worker.runner.synthetic``)."""

@@ -59,7 +59,6 @@ from orchestrator.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
-    NotReady,
     TidegateError,
 )
 from orchestrator.health import HealthBoard
@@ -144,14 +143,17 @@ def build_app(
     app[catalog.CATALOGS] = catalog.catalogs(
         catalog.not_verified if control is None else control.verify_engine
     )
-    if orchestrator.fleet is not None:
-        app[FORWARDING] = Forwarding(orchestrator.fleet)
+    if orchestrator.shared_state is not None:
+        app[FORWARDING] = Forwarding(orchestrator.shared_state)
     app[openapi.DOCUMENT] = {}
     app[overview.OVERVIEW] = overview.Overview(orchestrator, health)
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     app[slot_routes.SLOT_SUBMISSIONS] = Submissions(orchestrator.slots.store)
     app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
     app[conversations.CONVERSATIONS] = ConversationStore(orchestrator.clock, config.responses)
+    if orchestrator.shared_state is not None:
+        orchestrator.shared_state.items.add("response", app[responses.RESPONSES])
+        orchestrator.shared_state.items.add("conversation", app[conversations.CONVERSATIONS])
     if orchestrator.stages.batches is not None:
         orchestrator.stages.batches.shop.server = BatchLines(
             app, app[AUTH], {edge.DIALECT: edge.entry for edge in (batches, message_batches)}
@@ -180,6 +182,10 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         if preflight is not None:
             return preflight
         _identify(request, context)
+        if FORWARDING in request.app:
+            answer = await request.app[FORWARDING].of_one(request)
+            if answer is not None:
+                return answer
         if not request.app[AUTH].has_several or context.key.is_admin or is_open_path(request.path):
             return await handler(request)
         with request.app[KEY_SHARES].counted(context.key.fingerprint):
@@ -189,8 +195,8 @@ async def _edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         if FORWARDING in request.app and error.item_id:
             try:
                 forwarded = await request.app[FORWARDING].answer(request, error)
-            except NotReady as not_ready:
-                failure = not_ready
+            except TidegateError as refusal:
+                failure = refusal
             else:
                 if forwarded is not None:
                     return forwarded

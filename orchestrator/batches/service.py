@@ -10,6 +10,7 @@ from itertools import islice
 
 import msgspec
 
+from orchestrator.batches.claim import Claim
 from orchestrator.batches.config import (
     MAX_BATCHES_PER_KEY,
     MAX_FILES_PER_KEY,
@@ -39,8 +40,18 @@ class Batches:
     """All files and batches. Everything happens on the event loop; ``shop.server`` is set before
     ``start``."""
 
-    def __init__(self, config: BatchConfig, sealer: Sealer, clock: Clock, boot: Boot) -> None:
+    def __init__(
+        self,
+        config: BatchConfig,
+        sealer: Sealer,
+        clock: Clock,
+        boot: Boot,
+        claim: Claim | None = None,
+    ) -> None:
+        """``claim`` is waited for before the folder is touched; without one it is this process's
+        from the start."""
         self.config = config
+        self._claim = claim
         self._runs: dict[str, Run] = {}
         self._over: dict[str, StoredBatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,6 +78,9 @@ class Batches:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        claim, self._claim = self._claim, None
+        if claim is not None:  # behind all that is still to be written
+            self.shop.thread.submit(claim.close)
         self.shop.thread.shutdown(wait=False)
 
     @property
@@ -93,6 +107,8 @@ class Batches:
         return counts
 
     async def _keep_up(self) -> None:
+        if self._claim is not None:
+            self.shop.folder.path = await self._claim.granted()
         while not self._is_open.is_set():
             try:
                 await self._open()

@@ -59,7 +59,7 @@ class Launcher:
                 self._prediction.forecaster,
             )
             forecaster.fit(task, self.limits.budget_ms(task, instance, now))
-            self._retrier.keep_transcript(task)
+            self._retrier.keep_transcript(task, choice.name)
             task.marks.dispatched = now
             if task.given_chance is None:
                 task.given_chance = forecaster.urgency(task, now).chance

@@ -2,11 +2,12 @@
 
 The prompt and what was generated so far are sent as the prompt. A worker's random numbers come from
 seed and position in the text, and its text stage decodes what it generates as the continuation of a
-prompt, so nothing is lost, repeated or drawn differently. If the client states no seed, the
-orchestrator draws one, so that every attempt has the same.
+prompt, so nothing is lost, repeated or drawn differently. If the client states no seed and the text
+could go on, the orchestrator draws one, so that every attempt has the same.
 
 Stop strings, penalties and half characters look back at what was generated: they need a worker that
-is told where that begins (``ModelCard.can_continue``).
+is told where that begins (``ModelCard.can_continue``). Engines that cannot be told draw differently
+when a text goes on, with a seed or without, and get none of ours.
 """
 
 import random

@@ -27,7 +27,6 @@ from enum import StrEnum
 
 from orchestrator.dispatch.resume import (
     can_resume,
-    is_resumable,
     needs_continue,
     remaining_request,
     with_seed,
@@ -113,11 +112,17 @@ class Retrier:
         self.granted: Counter[str] = Counter()
         self.denied: Counter[RetryDenied] = Counter()
 
-    def keep_transcript(self, task: Task) -> None:
-        """Keep what a task generates, if another instance could go on with it."""
-        task.sampling = with_seed(task.sampling, self._rng)
+    def keep_transcript(self, task: Task, address: str) -> None:
+        """Keep what a task generates at an instance, if another one could go on with it.
+
+        Sampled texts get a seed for that, unless the instance's draws do not follow from seed and
+        position anyway: some servers draw more slowly with one.
+        """
         may_go_on = len(self._registry.instances) > 1 or task.entry is not None
-        task.is_resumable = may_go_on and is_resumable(task.sampling)
+        card = self._registry.instances[address].card
+        if may_go_on and card is not None and card.can_continue:
+            task.sampling = with_seed(task.sampling, self._rng)
+        task.is_resumable = may_go_on and task.sampling.max_tokens > 0
         if task.is_resumable:
             task.record(keeps_logprobs=False)
 

@@ -4,6 +4,7 @@
 - ``step_learner``   fits it to a worker's totals
 - ``quantiles``      over a sliding window
 - ``answer_length``  how long answers get
+- ``tallies``        what several orchestrators tell each other of that
 - ``urgency``        what a deadline makes of that
 - ``forecaster``     these together, for a task: its times, and its place in the queue
 - ``releases``, ``start_times``  when what waits will start

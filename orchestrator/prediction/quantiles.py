@@ -53,6 +53,10 @@ class Quantiles:
         """How many values the quantiles rest on, including what is left of the prior."""
         return len(self._sorted)
 
+    def latest(self, count: int) -> tuple[float, ...]:
+        """The latest values, at most so many, in the order in which they came."""
+        return tuple(self._recent)[-count:]
+
     def at(self, share: float) -> float:
         """The value below which ``share`` of the window lies, interpolated linearly."""
         place = share * (len(self._sorted) - 1)

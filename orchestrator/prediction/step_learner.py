@@ -4,11 +4,17 @@
 Kalman filter whose coefficients drift (recursive least squares that forgets, without its wind-up
 when the load stays the same; Haykin, Adaptive Filter Theory, ch. 14). The ratios of finished jobs'
 actual to predicted times are kept in a window.
+
+Orchestrators in front of one instance see the same statistics, so what they know of its steps is
+not added up: a new one begins with what another has learnt from more of them (``StepsLearnt``).
 """
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from orchestrator.prediction.quantiles import Quantiles
 from orchestrator.prediction.step_model import LEAST_SHARE, Load, StepModel, Work
@@ -37,6 +43,8 @@ _SMOOTHING = 0.2
 _RATE_MS = 100.0
 """Least ms of steps over which a rate is taken: over less, tokens per second are noise."""
 _MAX_RATES = 256
+_TOLD_RATES, _TOLD_RATIOS = 16, 64
+"""How many of the latest rates and ratios another orchestrator is told of."""
 
 
 class _Totals(NamedTuple):
@@ -44,6 +52,22 @@ class _Totals(NamedTuple):
     busy_ms: float
     tokens: int
     prompt_tokens: int
+
+
+class StepsLearnt(msgspec.Struct, frozen=True, array_like=True):
+    """What a learner knows, for another that begins; see ``StepLearner`` for the parts."""
+
+    windows: int
+    coefficients: tuple[float, float, float]
+    units: tuple[float, float, float]
+    covariance: tuple[tuple[float, float, float], ...]
+    prompts_per_step: float
+    fastest_ms: float
+    bound_steps: int
+    steps_at_pace: int
+    rates: tuple[float, ...]
+    ratios: tuple[float, ...]
+    jobs: int
 
 
 class StepLearner:
@@ -67,7 +91,7 @@ class StepLearner:
         self._prompts_per_step = 0.0
         self._fitted = False
         self._odd = 0
-        self._windows = 0
+        self.windows = 0
         """Number of windows of steps that were fitted."""
         self._jumped, self._jumped_at = 0.0, -math.inf
         """The latest jump of the speed, as a log ratio, and the window that showed it."""
@@ -188,6 +212,40 @@ class StepLearner:
             self._jobs = min(self._jobs + 1, self._ratios.count)
             self._model = None
 
+    def learnt(self) -> StepsLearnt:
+        """What is known, for another orchestrator."""
+        first, second, third = self._covariance
+        return StepsLearnt(
+            windows=self.windows,
+            coefficients=_three(self._coefficients),
+            units=_three(self._units),
+            covariance=(_three(first), _three(second), _three(third)),
+            prompts_per_step=self._prompts_per_step,
+            fastest_ms=self._fastest_ms,
+            bound_steps=self._bound_steps,
+            steps_at_pace=self._steps_at_pace,
+            rates=tuple(self._rates)[-_TOLD_RATES:],
+            ratios=self._ratios.latest(_TOLD_RATIOS),
+            jobs=self._jobs,
+        )
+
+    def begin_with(self, known: StepsLearnt) -> None:
+        """Know what another orchestrator has learnt of the same instance, instead of what little
+        was learnt here."""
+        self.windows = known.windows
+        self._coefficients, self._units = list(known.coefficients), list(known.units)
+        self._covariance = [list(row) for row in known.covariance]
+        self._prompts_per_step = known.prompts_per_step
+        self._fastest_ms = min(self._fastest_ms, known.fastest_ms)
+        self._bound_steps, self._steps_at_pace = known.bound_steps, known.steps_at_pace
+        self._rates.extend(known.rates)
+        if known.ratios:
+            self._ratios = Quantiles(known.ratios)
+            self._jobs = min(known.jobs, self._ratios.count)
+        self._fitted, self._odd = True, 0
+        self._epoch += 1  # jobs under way were predicted by what is gone
+        self._model = None
+
     def _guess_from(self, features: list[float], step_ms: float) -> None:
         """Rescale the guess to the average step time before anybody listened."""
         predicted = sum(c * x for c, x in zip(self._coefficients, features, strict=True))
@@ -197,7 +255,7 @@ class StepLearner:
     def _fit(self, features: list[float], step_ms: float) -> None:
         """Do one step of the filter; what counts is the error as a share of the whole step."""
         self._model = None
-        self._windows += 1
+        self.windows += 1
         predicted = sum(c * x for c, x in zip(self._coefficients, features, strict=True))
         ratio = step_ms / predicted
         if not self._fitted:
@@ -236,10 +294,10 @@ class StepLearner:
         that does not fit.
         """
         is_back = abs(math.log(ratio) + self._jumped) < _OUTLIER
-        if self._windows - self._jumped_at <= _SETTLED_AFTER and not is_back:
+        if self.windows - self._jumped_at <= _SETTLED_AFTER and not is_back:
             self._rescale(ratio, features, step_ms)
             return
-        self._jumped, self._jumped_at = math.log(ratio), self._windows
+        self._jumped, self._jumped_at = math.log(ratio), self.windows
         self._coefficients = [c * ratio for c in self._coefficients]
         self._units = [unit * ratio for unit in self._units]
         for i in range(3):
@@ -257,6 +315,11 @@ class StepLearner:
         ]
         self._covariance = _identity(_MAX_VARIANCE)
         self._odd = 0
+
+
+def _three(values: Sequence[float]) -> tuple[float, float, float]:
+    first, second, third = values
+    return first, second, third
 
 
 def _identity(value: float) -> list[list[float]]:

@@ -1,7 +1,11 @@
 """One conversation: what was said so far, with which the next turn's prompt begins."""
 
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from sys import getsizeof
+
+import msgspec
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.tasks.job import Chat, Message, Prompt
@@ -86,6 +90,36 @@ class Session:
                 field=new.value,
             )
         return self.history + prompt  # type: ignore[operator]  # of one kind, as was checked
+
+
+class SessionCopy(msgspec.Struct, frozen=True, array_like=True):
+    """The copy of a session, by which another orchestrator has it. Of the three forms of a history
+    one is filled in."""
+
+    model: str
+    idle_keep_s: float
+    turns: int
+    created_unix_ms: int
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def history(self) -> History:
+        return self.text or self.ids or self.messages or ""
+
+
+def copier_of(session: Session) -> Callable[[], bytes]:
+    """Makes a copy of a session as it is now, on any thread."""
+    facts = (session.model, session.idle_keep_s, session.turns, session.created_unix_ms)
+    match session.history:
+        case str() as text:
+            copy = SessionCopy(*facts, text=text)
+        case history if session.kind is HistoryForm.TOKENS:
+            copy = SessionCopy(*facts, ids=history)  # type: ignore[arg-type]
+        case history:
+            copy = SessionCopy(*facts, messages=history)  # type: ignore[arg-type]
+    return partial(msgspec.msgpack.encode, copy)
 
 
 def kind_of(prompt: History) -> HistoryForm:

@@ -6,20 +6,25 @@ well. One that failed, was cancelled or missed its deadline leaves no trace, and
 """
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 
+import msgspec
+
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest, NoCapacity, NotFound, RateLimited, SessionBusy
 from orchestrator.ids import Ids
+from orchestrator.retention import ItemCall, ignore
 from orchestrator.sessions.config import SessionConfig
 from orchestrator.sessions.session import (
     History,
     HistoryForm,
     Session,
+    SessionCopy,
     bytes_of,
+    copier_of,
     kind_of,
     with_answer,
 )
@@ -78,6 +83,11 @@ class SessionStore:
         """Number of turns by what became of them: ``kept``, ``dropped``."""
         self.ended: Counter[str] = Counter()
         """Number of sessions by why they are gone: ``deleted``, ``expired``."""
+        self.keep_s = config.ttl_s
+        self.on_change: ItemCall = ignore
+        """Called with the key and id of a session that is new, has changed, or is gone."""
+        self.on_use: ItemCall = ignore
+        """Called with the key and id of a session that was used."""
         self._clock = clock
         self._ids = ids
         self._numbers: Counter[str] = Counter()
@@ -107,13 +117,17 @@ class SessionStore:
             )
         size = bytes_of(history)
         self._require_room(size, size)
-        self._numbers[key] += 1
-        session_id = f"{PREFIX}{self._ids.new()}"
-        session = Session(session_id, self._numbers[key], key, model, idle_keep_s)
+        session = self._add(f"{PREFIX}{self._ids.new()}", key, model, idle_keep_s)
         session.created_unix_ms = int(1000 * self._clock.unix())
-        self._sessions[session.id] = self._by_key[key][session.number] = session
         self._set_history(session, history)
-        self._touch(session)
+        self.on_change(key, session.id)
+        return session
+
+    def _add(self, session_id: str, key: str, model: str, idle_keep_s: float) -> Session:
+        self._numbers[key] += 1
+        session = Session(session_id, self._numbers[key], key, model, idle_keep_s)
+        session.used_at = self._clock.now()
+        self._sessions[session.id] = self._by_key[key][session.number] = session
         return session
 
     def get(self, session_id: str, key: str | None) -> Session:
@@ -180,6 +194,7 @@ class SessionStore:
         if session in self:  # else the session was deleted meanwhile
             self._set_history(session, history)
             session.turns += 1
+            self.on_change(session.key, session.id)
 
     def release(self, session: Session) -> None:
         """End a turn: the next one may come."""
@@ -223,12 +238,47 @@ class SessionStore:
     def _touch(self, session: Session) -> None:
         session.used_at = self._clock.now()
         self._sessions.move_to_end(session.id)
+        self.on_use(session.key, session.id)
+
+    # ── copies, for when this orchestrator dies ──────────────────────────────────────────────
+
+    def copier(self, key: str, name: str) -> Callable[[], bytes] | None:
+        """Makes a copy of a session as it is now; None where there is none any more."""
+        session = self._sessions.get(name)
+        return None if session is None else copier_of(session)
+
+    def adopt(self, key: str, name: str, copy: bytes) -> None:
+        """Continue a session of another orchestrator. Raises ``msgspec.DecodeError``, and
+        ``NoCapacity`` or ``InvalidRequest`` where it is too large."""
+        found = msgspec.msgpack.decode(copy, type=SessionCopy)
+        self.let_go(key, name)
+        size = bytes_of(found.history)
+        self._require_room(size, size)
+        session = self._add(name, key, found.model, found.idle_keep_s)
+        session.turns, session.created_unix_ms = found.turns, found.created_unix_ms
+        self._set_history(session, found.history)
+
+    def let_go(self, key: str, name: str) -> None:
+        """Forget a session that another orchestrator has now. A turn that runs leaves no trace."""
+        session = self._sessions.get(name)
+        if session is not None:
+            self._remove(session)
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Keys and ids of all sessions."""
+        return ((session.key, name) for name, session in self._sessions.items())
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     def _forget(self, session: Session, why: str) -> None:
+        self._remove(session)
+        self.ended[why] += 1
+        self.on_change(session.key, session.id)
+
+    def _remove(self, session: Session) -> None:
         del self._sessions[session.id]
         own = self._by_key[session.key]
         del own[session.number]
         if not own:
             del self._by_key[session.key]
         self.total_bytes -= session.bytes
-        self.ended[why] += 1

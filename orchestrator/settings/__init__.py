@@ -197,10 +197,17 @@ class Settings(BaseSettings):
             for name in ("durable_by_default", "loss_window_ms", "key"):
                 if getattr(self.journal, name):
                     raise ValueError(f"journal.{name}: needs {ENV_PREFIX}JOURNAL__PATH")
-        if self.state.url is not None and self.state.advertise is None and is_wildcard(self.host):
+        own = self.state.own
+        if own is not None and (self.state.url is None or not self.port):
+            raise ValueError(
+                "state.own_address: needs state.url and a port: processes that share a port share "
+                "a state"
+            )
+        listens = self.host if own is None else own[0]
+        if self.state.is_remote and self.state.advertise is None and is_wildcard(listens):
             raise ValueError(
                 "state.advertise: must be set where the orchestrator listens on all addresses "
-                f"({self.host}), so that others know where to reach it: http://host:port"
+                f"({listens}), so that others know where to reach it: http://host:port"
             )
         if self.health.port and self.health.port == self.port:
             raise ValueError("health.port: must not be port, which serves health checks anyway")

@@ -16,6 +16,7 @@ from pydantic_settings import NoDecode
 
 from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.admission.rate_limits import Limits
+from orchestrator.instances.discovery.addresses import check_address
 from orchestrator.lanes.tls import Tls, stated_tls
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode
@@ -385,14 +386,18 @@ class StateSettings(Section):
     """What several orchestrators share, in a Redis or Valkey server (OR-18)."""
 
     url: SecretStr | None = None
-    """Store that all orchestrators of a fleet share: ``redis://user:password@host:port/db``,
+    """Store that several orchestrators share: ``redis://user:password@host:port/db``,
     ``rediss://…`` with TLS, or ``unix://path``; needs the extra ``fleet``. Unset: this orchestrator
     is alone. Durable tasks are kept there then, not in the journal's file."""
     prefix: str = Field(default="tidegate", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What all names in the store begin with; each fleet has its own."""
+    """What all names in the store begin with: one for all orchestrators that share a state."""
     advertise: str | None = Field(default=None, pattern=r"^https?://[^/\s?#@]+$")
     """Address at which the other orchestrators reach this one: ``http://host:port``. Unset: the one
     that it listens on, which must then not be a wildcard."""
+    own_address: Annotated[str | None, HIDDEN] = None
+    """``host:port`` at which this process alone listens, while it shares ``port`` with others on
+    this machine (``SO_REUSEPORT``). Set for each process by ``--processes`` of ``tidegate up`` and
+    ``tidegate serve``. Unset: ``port`` is its own."""
     lease_s: float = Field(default=5.0, ge=0.5, le=60)
     """Time after which an orchestrator that is not heard of is taken for dead, and its durable
     tasks are taken on by the others."""
@@ -408,6 +413,26 @@ class StateSettings(Section):
         if find_spec("redis") is None:
             raise ValueError("needs the package redis, which is not installed: pip install redis")
         return value
+
+    @field_validator("own_address")
+    @classmethod
+    def _check_own_address(cls, value: str | None) -> str | None:
+        if value:
+            check_address(value)
+        return value or None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether orchestrators on other machines may use the store."""
+        return self.url is not None and not self.url.get_secret_value().startswith("unix:")
+
+    @property
+    def own(self) -> tuple[str, int] | None:
+        """Host and port of ``own_address``."""
+        if self.own_address is None:
+            return None
+        host, _, port = self.own_address.rpartition(":")
+        return host.strip("[]"), int(port)
 
 
 class JournalSettings(Section):

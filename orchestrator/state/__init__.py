@@ -1,7 +1,8 @@
 """What several orchestrators share, so that they serve as one (OR-18).
 
 Everything is in a Redis or Valkey server that exists already: who is there (``members``), durable
-tasks and who holds each (``tasks``), and whose tasks are to be taken on (``takeover``). The scripts
+tasks and who holds each (``tasks``), whose tasks are to be taken on (``takeover``), copies of what
+clients keep (``items``), limits, shares of slots, drains, runs, and what was learnt. The scripts
 that change it, each at once, are in ``scripts``; names and connections in ``connection``. Without
 ``TIDEGATE_STATE__URL`` nothing of this is loaded.
 

@@ -1,5 +1,6 @@
 """Connections to the shared store, and the names of its keys."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -9,10 +10,13 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from orchestrator.tasks.journal.terms import JournalTerms
 from orchestrator.telemetry.log import fields, service_log
 
 TIMEOUT_S = 2.0
 """Longest wait for the store, in seconds, for one answer or one connection."""
+PATIENCE_S = 0.5
+"""Longest wait for the store, in seconds, where a request can do without it."""
 LEAST_VERSION = (6, 2)
 LAYOUT = b"1"
 """Version of the keys' layout. Orchestrators of different layouts must not share a prefix."""
@@ -31,30 +35,34 @@ class StateConfig:
     url: str = field(repr=False)
     """``redis://user:password@host:port/db``, ``rediss://`` with TLS, or ``unix://path``."""
     prefix: str
-    """What the names of all keys begin with: one for each fleet."""
+    """What the names of all keys begin with: one for all
+    orchestrators that share a state."""
     lease_s: float
     """Seconds after which an orchestrator that is not heard of is taken for dead."""
-    window_ms: float = 0.0
-    keep_results_s: float = 86_400.0
-    keep_s: float = 7 * 86_400.0
-    keys: tuple[bytes, ...] = ()
-    """Keys for prompts and texts: the first encrypts, all of them decrypt."""
+    terms: JournalTerms = field(default_factory=JournalTerms)
 
     @property
     def where(self) -> str:
         """The store's address, without its password, for messages."""
         parts = urlsplit(self.url)
+        if parts.scheme == "unix":
+            return f"unix://{parts.path}"
         return f"{parts.scheme}://{parts.hostname or ''}:{parts.port or 6379}{parts.path}"
 
 
 class Names:
-    """Names of keys. All have one hash tag, so that a cluster keeps a fleet on one node."""
+    """Names of keys. All have one hash tag, so that a cluster keeps them on one node."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = f"{{{prefix}}}:"
         self.layout = f"{self.prefix}layout"
         self.members = f"{self.prefix}members"
         self.cordons = f"{self.prefix}cordons"
+        self.runs = f"{self.prefix}runs"
+        self.lengths = f"{self.prefix}lengths"
+        """Kinds of answers whose lengths are known, by when one last came."""
+        self.room = f"{self.prefix}room"
+        """Written now and then, to see whether the store takes anything more."""
 
     def alive(self, tag: str) -> str:
         """There as long as the orchestrator of that tag is heard of."""
@@ -72,6 +80,18 @@ class Names:
 
     def result(self, task_id: str) -> str:
         return f"{self.prefix}result:{task_id}"
+
+    def item(self, digits: str) -> str:
+        """The copy of what a client keeps: a session, a response, a conversation."""
+        return f"{self.prefix}item:{digits}"
+
+    def lengths_of(self, kind: bytes) -> bytes:
+        """What is known of the lengths of one kind of answer."""
+        return f"{self.prefix}length:".encode() + kind
+
+    def steps_of(self, address: str) -> str:
+        """What is known of an instance's steps."""
+        return f"{self.prefix}steps:{address}"
 
     def submission(self, key: str, idempotency_key: str | None) -> str:
         """The task of a client's own name for a submission."""
@@ -102,21 +122,32 @@ def _options() -> dict[str, Any]:
 def check(client: "redis.Redis", names: Names) -> None:
     """Check that the store can keep a promise, and claim the prefix for this layout. Raises
     ``StateError``, or one of ``FAILURES`` where it does not answer."""
-    server = client.info("server")
+    require_version(client.info("server"))
+    layout: Any = client.get(names.layout)
+    if layout is None:  # a full store refuses even to write what is there
+        client.set(names.layout, LAYOUT, nx=True)
+        layout = client.get(names.layout)
+    require_layout(layout, names)
+    _warn_of_risks(client)
+
+
+def require_version(server: Mapping[str, Any]) -> None:
+    """Raise ``StateError`` for a store that is too old; ``server`` is what it says of itself."""
     version = str(server.get("valkey_version") or server["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
         raise StateError(
             f"the store is of version {version}, and {'.'.join(map(str, LEAST_VERSION))} is the "
             "least that will do: upgrade it"
         )
-    client.set(names.layout, LAYOUT, nx=True)
-    layout = client.get(names.layout)
-    if layout != LAYOUT:
+
+
+def require_layout(layout: bytes | None, names: Names) -> None:
+    """Raise ``StateError`` where orchestrators of another version use the same prefix."""
+    if layout not in (None, LAYOUT):
         raise StateError(
             f"what is under {names.prefix!r} has layout {layout!r}, and this Tidegate knows "
             f"{LAYOUT!r}: run orchestrators of one version, or set another TIDEGATE_STATE__PREFIX"
         )
-    _warn_of_risks(client)
 
 
 def _warn_of_risks(client: "redis.Redis") -> None:
@@ -143,6 +174,10 @@ def told(error: Exception) -> str:
         return "the store refuses this user or password (TIDEGATE_STATE__URL)"
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return "the store's memory is full"
+    if isinstance(error, redis.exceptions.ReadOnlyError):
+        return "the store is a replica, which takes no writes"
+    if "MISCONF" in str(error):
+        return "the store takes no writes, because it cannot write to its disk"
     if isinstance(error, redis.TimeoutError):
         return f"the store has not answered within {TIMEOUT_S:g} s"
     if isinstance(error, redis.ConnectionError | OSError):

@@ -12,7 +12,7 @@ from orchestrator.telemetry.log import fields, service_log
 
 
 class Cordons:
-    """Tells the fleet of cordons that are set here, and sets those of others here too."""
+    """Tells the other orchestrators of cordons that are set here, and sets theirs here."""
 
     def __init__(self, members: Members, name: str, registry: Registry) -> None:
         """``name``: the store's key."""

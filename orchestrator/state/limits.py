@@ -1,32 +1,47 @@
-"""Rate limits that hold for all orchestrators of a fleet together (OR-12, OR-18).
+"""Rate limits that hold for all orchestrators that share a state together (OR-12, OR-18).
 
-Each request that a limit applies to asks the store once, before it is queued: within the fleet a
-limit is exact. While the store is away, or slow, each orchestrator keeps the limits by itself, so
-that a fleet of *n* lets through at most *n* times as much.
+Each request that a limit applies to asks the store once, before it is queued: a limit is exact for
+all of them. While the store is away, or slow, each orchestrator keeps the limits by itself, so that
+*n* of them let through at most *n* times as much. One request finds that out; the others go on
+alone at once, until a renewal of the lease was answered in time (``Members.prompt_renewal``).
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from orchestrator.admission.rate_limits import BUSY_RETRY_MS, Limiter, SharedAccount
 from orchestrator.errors import RateLimited
 from orchestrator.state import connection, scripts
-from orchestrator.state.connection import Names
+from orchestrator.state.connection import PATIENCE_S, Names
 from orchestrator.state.members import Members
 from orchestrator.tasks.task import Task
 
 FLUSH_S = 0.05
 """How long the store may believe that a request still runs that has ended, in seconds."""
 
-PATIENCE_S = 0.5
-"""Longest wait for the store, in seconds; a request that has deadlines does not wait for more."""
+
+class _Asked:
+    """One request, as far as the store has taken it."""
+
+    __slots__ = ("accounts", "taken", "tokens")
+
+    def __init__(self, accounts: Sequence[SharedAccount], tokens: int) -> None:
+        """``tokens`` are the most that the request can come to."""
+        self.accounts = accounts
+        self.tokens = tokens
+        self.taken = 0
+        """Tokens that the store has taken; 0 while it has not said so."""
 
 
 class SharedLimits:
-    """Takes requests from the fleet's limits, beside this orchestrator's own ``limiter``."""
+    """Takes requests from the limits of all orchestrators, beside this one's own ``limiter``."""
 
     def __init__(self, members: Members, names: Names, tag: str, limiter: Limiter) -> None:
+        self.alone = 0
+        """How many requests were held to this orchestrator's own limits only, because the store
+        did not answer in time."""
         self._members = members
         self._prefix = names.prefix
         self._tag = tag
@@ -34,35 +49,72 @@ class SharedLimits:
         self._unused: Counter[tuple[str, str]] = Counter()
         """Tokens to be given back, by key and account; 0 where only a request has ended."""
         self._flushing: asyncio.Task[None] | None = None
+        self._asking: set[asyncio.Task[Any]] = set()
+        """Questions to the store. One that nobody waits for any more goes on, so that its answer
+        counts, and its connection is there for the next."""
+        self._gave_up = asyncio.Event()
+        """Set when a request has waited in vain: all that wait then go on."""
+        self._failed_in = -1
+        """The renewal of the lease after which the store last failed a request."""
 
     async def take(self, task: Task) -> None:
         """Take a task that is counted here already. Raises ``RateLimited``."""
         accounts = self._limiter.shared_accounts(task.job.key)
-        if not accounts or self._members.fault:
+        if not accounts:
             return
-        most = task.prompt_tokens + task.sampling.max_tokens
-        stated = [value for one in accounts for value in (one.name, *one.limits, one.running)]
-        task.on_end.append(lambda ended: self._ended(ended, accounts, most))
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                answer = await self._members.client.eval(
-                    scripts.TAKE, 0, self._prefix, self._tag, most, *stated
-                )
-        except (TimeoutError, *connection.FAILURES):
-            return
-        found = [str(each, "utf-8") for each in answer]
-        if found[:1] == ["refused"]:
-            _, kind, name, wait_s = found
+        asked = _Asked(accounts, task.prompt_tokens + task.sampling.max_tokens)
+        task.on_end.append(lambda ended: self._ended(ended, accounts, asked.taken))
+        answer = await self._ask(task, asked)
+        if answer is None:
+            self.alone += 1
+        elif answer[:1] == ["refused"]:
+            _, kind, name, wait_s = answer
             raise _refusal(kind, next(one for one in accounts if one.name == name), float(wait_s))
-        for at in range(0, len(found), 3):
-            kind, name, whole_s = found[at : at + 3]
-            self._limiter.level(task.job.key, name, kind, float(whole_s))
+        else:
+            for at in range(0, len(answer), 3):
+                kind, name, whole_s = answer[at : at + 3]
+                self._limiter.level(task.job.key, name, kind, float(whole_s))
+
+    async def _ask(self, task: Task, asked: _Asked) -> list[str] | None:
+        """The store's answer; None where there is none in time."""
+        members = self._members
+        if members.fault or not members.has_renewed or members.prompt_renewal <= self._failed_in:
+            return None
+        asking = asyncio.create_task(self._question(task, asked), name="limits asked")
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        giving_up = asyncio.ensure_future(self._gave_up.wait())
+        try:
+            either = (asking, giving_up)
+            await asyncio.wait(either, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            giving_up.cancel()
+        answer = asking.result() if asking.done() else None
+        if answer is None and members.prompt_renewal > self._failed_in:
+            self._failed_in = members.renewals
+            gave_up, self._gave_up = self._gave_up, asyncio.Event()
+            gave_up.set()
+        return answer
+
+    async def _question(self, task: Task, asked: _Asked) -> list[str] | None:
+        stated = [value for one in asked.accounts for value in (one.name, *one.limits, one.running)]
+        try:
+            found = await self._members.client.eval(
+                scripts.TAKE, 0, self._prefix, self._tag, asked.tokens, *stated
+            )
+        except connection.FAILURES:
+            return None
+        answer = [str(each, "utf-8") for each in found]
+        if answer[:1] != ["refused"]:
+            asked.taken = asked.tokens
+            if task.ending is not None:  # while the store was asked
+                self._ended(task, asked.accounts, asked.taken)
+        return answer
 
     def _ended(self, task: Task, accounts: Sequence[SharedAccount], taken: int) -> None:
-        was_taken = task.ending is not None and task.marks.queued
         used = task.prompt_tokens + task.completion_tokens if task.marks.dispatched else 0
         for one in accounts:
-            self._unused[task.job.key, one.name] += max(0, taken - used) if was_taken else 0
+            self._unused[task.job.key, one.name] += max(0, taken - used)
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush(), name="limits")
 
@@ -70,6 +122,8 @@ class SharedLimits:
         await asyncio.sleep(FLUSH_S)
         self._flushing = None
         unused, self._unused = self._unused, Counter()
+        if self._members.fault:
+            return  # the rates make up for it within a minute, and the next request says who runs
         try:
             async with self._members.client.pipeline(transaction=False) as pipe:
                 for (key, name), tokens in unused.items():
@@ -79,7 +133,7 @@ class SharedLimits:
                             pipe.eval(scripts.GIVE_BACK, 0, self._prefix, self._tag, *stated)
                 await pipe.execute()
         except connection.FAILURES:
-            return  # the rates make up for it within a minute, and the next request says who runs
+            return
 
 
 def _refusal(kind: str, account: SharedAccount, wait_s: float) -> RateLimited:

@@ -1,16 +1,17 @@
-"""The orchestrators of a fleet: each renews a lease, and sees who else does."""
+"""The orchestrators that share a state: each renews a lease, and sees who else does."""
 
 import asyncio
 import math
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import redis.asyncio
 
 from orchestrator.state import connection, scripts
-from orchestrator.state.connection import StateConfig
+from orchestrator.state.connection import LAYOUT, PATIENCE_S, StateConfig
 from orchestrator.state.tasks import SharedTasks
 from orchestrator.telemetry.log import fields, service_log
 
@@ -26,10 +27,14 @@ class Member(msgspec.Struct, frozen=True):
     url: str
     """Where the others reach it."""
     keys: str
-    """Digest of the keys that it takes: the same at all members of a fleet."""
-    since_unix: float
+    """Digest of the keys that it takes: the same at all members."""
     demands: dict[str, int] = {}
     """Jobs that it has on each instance, by address, or would send there."""
+    group: str = ""
+    """Name of the port that it shares with other processes; empty for one that has its own."""
+    leads_since: float = 0.0
+    """Since when it keeps the files and batches of its group, in seconds of the store's clock; 0:
+    it does not."""
 
 
 class Seen(NamedTuple):
@@ -39,27 +44,51 @@ class Seen(NamedTuple):
     is_alive: bool
 
 
+class RenewalPart(Protocol):
+    """Something that is told and asked with each renewal, in the same round trip."""
+
+    def ask(self, pipe: Any) -> int:
+        """Add commands to the renewal's; returns how many."""
+
+    def told(self, answers: Sequence[Any]) -> None:
+        """Take the commands' answers in; one that failed has its exception."""
+
+
 class Members:
     """One orchestrator's lease, and the other members as it last saw them."""
 
     def __init__(self, config: StateConfig, tasks: SharedTasks, unix: Callable[[], float]) -> None:
         self.fault = ""
         """Why the store cannot be used; empty while all is well."""
+        self.strangers: tuple[str, ...] = ()
+        """Addresses of members that seem to belong to another service."""
         self.others: dict[str, Seen] = {}
         """The other members by tag, as the store last told."""
         self.renewals = 0
         """How many renewals have begun."""
+        self.prompt_renewal = 0
+        """Number of the last renewal that was answered within ``PATIENCE_S``."""
         self.has_renewed = False
         """Whether the store has answered once."""
+        self._renewed_at = math.inf
+        """When the last renewal began that was answered, on the machine's own clock."""
         self._back_at = -math.inf
         """When the store came back after it was away, on the machine's own clock."""
         self.on_seen: list[Callable[[], None]] = []
         """Called after each renewal, with what ``others`` has now."""
+        self.on_lapsed: list[Callable[[], None]] = []
+        """Called after a renewal that found that the lease had run out, or that the store had lost
+        it: what this orchestrator had there may be another's."""
+        self.parts: list[RenewalPart] = []
         self.cordons: dict[str, float | None] = {}
         """Instances that get no new work, by address: when their running work is to be gone, in
         seconds of the store's clock, None for no limit."""
         self.describe: Callable[[], dict[str, int]] = dict
         """Returns this orchestrator's ``demands``."""
+        self.group = ""
+        """The own ``Member.group``."""
+        self.leads_since = 0.0
+        """The own ``Member.leads_since``."""
         self._config = config
         self._tasks = tasks
         self._names = tasks.names
@@ -67,7 +96,13 @@ class Members:
         self._client = connection.connect_async(config)
         self._me: Member | None = None
         self._renewing: asyncio.Task[None] | None = None
-        self._has_warned = False
+        self._is_checked = False
+        """Whether the store's version was found good enough since it was last away."""
+
+    @property
+    def url(self) -> str:
+        """Where the others reach this orchestrator; empty before it has joined."""
+        return "" if self._me is None else self._me.url
 
     @property
     def client(self) -> "redis.asyncio.Redis":
@@ -87,7 +122,7 @@ class Members:
 
     def start(self, url: str, keys: str) -> None:
         """Join under an address; ``keys`` is a digest of the keys that are taken here."""
-        self._me = Member(url, keys, self.store_time())
+        self._me = Member(url, keys, group=self.group)
         self._renewing = asyncio.create_task(self._renew_for_ever(), name="state lease")
 
     async def leave(self) -> None:
@@ -102,7 +137,7 @@ class Members:
                     await self._client.eval(scripts.LEAVE, 3, *keys, tag)
         except (TimeoutError, *connection.FAILURES) as error:
             service_log.warning(
-                "the fleet was not told that this orchestrator leaves: the others find out when "
+                "the other orchestrators were not told that this one leaves: they find out when "
                 "its lease is over",
                 extra=fields(error=connection.told(error)),
             )
@@ -116,54 +151,106 @@ class Members:
                 for call in self.on_seen:
                     call()
             except connection.FAILURES as error:
+                self._is_checked = False
                 self._tell(connection.told(error))
             except Exception:
                 service_log.exception("the lease was not renewed; will retry")
             await asyncio.sleep(every_s)
 
     async def _renew(self) -> None:
+        if not self._is_checked:
+            connection.require_version(await self._client.info("server"))
+            self._is_checked = True
+        self.renewals += 1
+        loop, machine = asyncio.get_running_loop(), time.monotonic()
+        number, began, before = self.renewals, loop.time(), self._unix()
+        async with self._client.pipeline(transaction=False) as pipe:
+            self._ask(pipe)
+            # Not before it is known that the store may be used.
+            parts = self.parts if self.has_renewed and not self.fault else []
+            counts = [part.ask(pipe) for part in parts]
+            (layout, renewed, cordons), *more = _divided(
+                await pipe.execute(raise_on_error=False), (3, *counts)
+            )
+        for answer in (layout, renewed, cordons):
+            if isinstance(answer, Exception):
+                raise answer
+        connection.require_layout(layout, self._names)  # else nothing was renewed
+        # A renewal that came late to the store hides from the next one that there was a gap.
+        is_late = machine > self._renewed_at + self._config.lease_s
+        self._renewed_at = machine
+        self._take_in(renewed, cordons, (before + self._unix()) / 2)
+        if is_late or (self.has_renewed and not renewed[2]):
+            for call in self.on_lapsed:
+                call()
+        self.has_renewed = True
+        for part, answers in zip(parts, more, strict=True):
+            part.told(answers)
+        if loop.time() - began <= PATIENCE_S:
+            self.prompt_renewal = number
+
+    def _ask(self, pipe: Any) -> None:
+        """Add the commands with which the lease is renewed."""
         tag, names = self._tasks.tag, self._names
         lease_ms = round(1000 * self._config.lease_s)
         assert self._me is not None
-        self.renewals += 1
-        me = msgspec.json.encode(msgspec.structs.replace(self._me, demands=self.describe()))
-        before = self._unix()
-        async with self._client.pipeline(transaction=False) as pipe:
-            keys = (names.alive(tag), names.members)
-            pipe.eval(scripts.RENEW, 2, *keys, tag, me, lease_ms)
-            pipe.hgetall(names.cordons)
-            (seconds, micros, *found), cordons = await pipe.execute()
-        self.has_renewed = True
-        now = (before + self._unix()) / 2
+        self._me = msgspec.structs.replace(
+            self._me, demands=self.describe(), leads_since=self.leads_since
+        )
+        me = msgspec.json.encode(self._me)
+        keys = (names.layout, names.alive(tag), names.members)
+        pipe.get(names.layout)
+        pipe.eval(scripts.RENEW, 3, *keys, tag, me, lease_ms, LAYOUT)
+        pipe.hgetall(names.cordons)
+
+    def _take_in(self, renewed: Sequence[Any], cordons: dict[bytes, bytes], now: float) -> None:
+        seconds, micros, _, *found = renewed
         self._tasks.skew_s = int(seconds) + int(micros) / 1e6 - now
-        self.others = {
-            found[at].decode(): Seen(
-                msgspec.json.decode(found[at + 1], type=Member), bool(found[at + 2])
-            )
-            for at in range(0, len(found), 3)
-            if found[at].decode() != tag
-        }
+        self.others = {}
+        for at in range(0, len(found), 3):
+            tag, is_alive = found[at].decode(), bool(found[at + 2])
+            if tag != self._tasks.tag:
+                self.others[tag] = Seen(_read_member(found[at + 1]), is_alive)
         self.cordons = {
             address.decode(): msgspec.json.decode(ends, type=float | None)
             for address, ends in cordons.items()
         }
-        self._warn_of_strangers()
+        self._look_for_strangers()
+
+    def is_of_others(self, tag: str) -> bool:
+        """Whether a dead member belonged to others that live: it took the keys that they take, and
+        not the ones that are taken here."""
+        assert self._me is not None
+        keys = self.others[tag].member.keys
+        return keys != self._me.keys and any(
+            seen.is_alive and seen.member.keys == keys for seen in self.others.values()
+        )
 
     def store_time(self) -> float:
         """Now, by the store's clock, in seconds since 1970."""
         return self._unix() + self._tasks.skew_s
 
-    def _warn_of_strangers(self) -> None:
+    def _look_for_strangers(self) -> None:
+        """Find members that seem to belong to another service, and say so when there are some."""
         assert self._me is not None
-        others = [s.member for s in self.others.values() if s.is_alive]
-        strangers = [one.url for one in others if one.keys != self._me.keys]
-        if strangers and not self._has_warned:
+        mine = self._me.demands.keys()
+        others = [seen.member for seen in self.others.values() if seen.is_alive]
+        with_other_keys = [one.url for one in others if one.keys != self._me.keys]
+        elsewhere = [
+            one.url for one in others if mine and one.demands and not mine & one.demands.keys()
+        ]
+        strangers = tuple(sorted({*with_other_keys, *elsewhere}))
+        if strangers and strangers != self.strangers:
             service_log.warning(
-                "orchestrators that share a state take different keys: give all of a fleet the "
-                "same keys, and each fleet a TIDEGATE_STATE__PREFIX of its own",
-                extra=fields(others=", ".join(strangers)),
+                "orchestrators that share a state take different keys, or name none of the same "
+                "instances: give those of one service the same keys and instances, and each "
+                "service a TIDEGATE_STATE__PREFIX of its own",
+                extra=fields(
+                    other_keys=", ".join(with_other_keys) or None,
+                    other_instances=", ".join(elsewhere) or None,
+                ),
             )
-        self._has_warned = bool(strangers)
+        self.strangers = strangers
 
     def _tell(self, fault: str) -> None:
         if fault and not self.fault:
@@ -177,3 +264,17 @@ class Members:
             )
             self._back_at = time.monotonic()
         self.fault = fault
+
+
+def _divided(answers: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
+    """Answers by whoever asked for so many of them, in that order."""
+    left = iter(answers)
+    return [list(islice(left, count)) for count in counts]
+
+
+def _read_member(body: bytes) -> Member:
+    """A member from its description; one of another version may be described otherwise."""
+    try:
+        return msgspec.json.decode(body, type=Member)
+    except msgspec.DecodeError:
+        return Member("", "unknown")

@@ -1,5 +1,8 @@
 """Lua scripts: each changes the store at once, or not at all.
 
+A store whose memory is full refuses what a script writes first, if it takes memory, and nothing
+that it writes after that. So whatever must go on then begins with a write that takes none.
+
 A task has one owner, by whose tag every write of it is checked: an orchestrator that stood still
 for longer than its lease finds, when it goes on, that its tasks are another's, and writes nothing
 more.
@@ -20,10 +23,10 @@ TOKENS = """
 local owner = redis.call('HGET', KEYS[1], 'owner')
 if not owner then return 0 end
 if owner ~= ARGV[1] then return 1 end
-redis.call('RPUSH', KEYS[2], ARGV[2])
+if ARGV[2] ~= '' then redis.call('RPUSH', KEYS[2], ARGV[2]) end
 return 0
 """
-"""Append tokens to a task. 1: another owner has it."""
+"""Append tokens, if there are any, to a task. 1: another owner has it."""
 
 END = """
 -- KEYS: task, tokens, held, submission, result
@@ -50,12 +53,16 @@ return 0
 (accepted 0) leaves nothing."""
 
 RENEW = """
--- KEYS: alive, members. ARGV: tag, member, lease_ms
-redis.call('SET', KEYS[1], '1', 'PX', ARGV[3])
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+-- KEYS: layout, alive, members. ARGV: tag, member, lease_ms, the layout that is known
+local layout = redis.call('GET', KEYS[1])
+if layout and layout ~= ARGV[4] then return {} end
+local was_alive = redis.call('PEXPIRE', KEYS[2], ARGV[3]) -- takes no memory
+redis.call('SET', KEYS[2], '1', 'PX', ARGV[3])
+local is_new = redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
 local found = redis.call('TIME')
-local members = redis.call('HGETALL', KEYS[2])
-local stem = string.sub(KEYS[1], 1, -1 - #ARGV[1])
+found[3] = was_alive * (1 - is_new)
+local members = redis.call('HGETALL', KEYS[3])
+local stem = string.sub(KEYS[2], 1, -1 - #ARGV[1])
 for at = 1, #members, 2 do
   found[#found + 1] = members[at]
   found[#found + 1] = members[at + 1]
@@ -63,8 +70,9 @@ for at = 1, #members, 2 do
 end
 return found
 """
-"""Renew a lease. Returns the store's time (seconds, microseconds), then each member's tag, itself,
-and whether it is alive."""
+"""Renew a lease. Returns the store's time (seconds, microseconds), whether the lease had not run
+out, then each member's tag, itself, and whether it is alive. Nothing where another layout is
+used."""
 
 LEAVE = """
 -- KEYS: alive, held, members. ARGV: tag
@@ -92,12 +100,55 @@ return claimed
 """
 """Take some of a dead member's tasks over. Returns their ids; none once there are no more."""
 
+KEEP_ITEM = """
+-- KEYS: item. ARGV: owner, keep_ms, kind, key, name, copy
+local owner = redis.call('HGET', KEYS[1], 'owner')
+if owner and owner ~= ARGV[1] then return 1 end
+redis.call('HSET', KEYS[1], 'owner', owner or ARGV[1], 'kind', ARGV[3], 'key', ARGV[4],
+  'name', ARGV[5], 'copy', ARGV[6])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 0
+"""
+"""Keep the copy of an item. 1: another owner has it."""
+
+USE_ITEM = """
+-- KEYS: item. ARGV: owner, keep_ms (0: only look)
+local owner = redis.call('HGET', KEYS[1], 'owner')
+if not owner then return 2 end
+if owner ~= ARGV[1] then return 1 end
+if ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 0
+"""
+"""Keep the copy of an item for longer. 1: another owner has it; 2: there is none."""
+
+DROP_ITEM = """
+-- KEYS: item. ARGV: owner
+if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 0
+"""
+"""Remove the copy of an item, unless another owner has it."""
+
+CLAIM_ITEM = """
+-- KEYS: item. ARGV: new owner, stem of names of who is alive
+local owner = redis.call('HGET', KEYS[1], 'owner')
+if not owner then return {} end
+if owner ~= ARGV[1] then
+  if redis.call('EXISTS', ARGV[2] .. owner) == 1 then return {owner} end
+  redis.call('HDEL', KEYS[1], 'owner') -- takes no memory
+  redis.call('HSET', KEYS[1], 'owner', ARGV[1])
+end
+return redis.call('HMGET', KEYS[1], 'kind', 'key', 'name', 'copy')
+"""
+"""Take over an item of a dead owner. Returns its kind, key, name and copy; the owner where that
+lives; nothing where there is no such item."""
+
 TAKE = """
 -- ARGV: prefix, tag, tokens, then for each account: name, requests_per_min, tokens_per_min,
 -- concurrent, running here
 local at = redis.call('TIME')
 local now = at[1] + at[2] / 1e6
 local prefix, tag = ARGV[1], ARGV[2]
+redis.call('DEL', prefix .. 'nothing') -- takes no memory
 local function rate(kind, name) return prefix .. 'rate:' .. kind .. ':' .. name end
 local function paid_until(key) return math.max(now, tonumber(redis.call('GET', key) or '0')) end
 local function wait_s(key, per_min, count)
@@ -156,6 +207,7 @@ it is whole."""
 GIVE_BACK = """
 -- ARGV: prefix, tag, name, tokens_per_min, unused tokens, running here
 local key = ARGV[1] .. 'rate:tokens:' .. ARGV[3]
+redis.call('DEL', ARGV[1] .. 'nothing') -- takes no memory
 local paid = redis.call('GET', key)
 if paid and tonumber(ARGV[4]) > 0 then
   local left = string.format('%.6f', tonumber(paid) - ARGV[5] * 60 / ARGV[4])
@@ -165,3 +217,43 @@ redis.call('HSET', ARGV[1] .. 'running:' .. ARGV[3], ARGV[2], ARGV[6])
 return 0
 """
 """Give back tokens that a request did not use, and say how many requests run here now."""
+
+RUNS = """
+-- KEYS: runs. ARGV: tag, last id that is known, most entries, keep_ms, then news
+redis.call('PEXPIRE', KEYS[1], ARGV[4]) -- takes no memory
+for i = 5, #ARGV do
+  redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'by', ARGV[1], 'news', ARGV[i])
+end
+return redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 512)
+"""
+"""Tell of runs, and hear of all that was told since: entries with their ids."""
+
+LENGTHS = """
+-- KEYS: kinds, what is known of one. ARGV: kind, answers, kept, ended and cut by bin (JSON),
+-- half-life in answers, most kinds, keep_ms, stem of what is known of kinds
+local body = redis.call('GET', KEYS[2])
+local known = body and cjson.decode(body) or {answers = 0, ended = {}, cut = {}}
+local more = cjson.decode(ARGV[4])
+local factor = ARGV[3] * 0.5 ^ (ARGV[2] / ARGV[5])
+for _, what in ipairs({'ended', 'cut'}) do
+  local counts = {}
+  for bin, count in pairs(known[what]) do
+    if count * factor > 0.001 then counts[bin] = count * factor end
+  end
+  for bin, count in pairs(more[what]) do counts[bin] = (counts[bin] or 0) + count end
+  known[what] = counts
+end
+known.answers = known.answers + ARGV[2]
+body = cjson.encode(known)
+redis.call('SET', KEYS[2], body, 'PX', ARGV[7])
+redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[7])
+for _, old in ipairs(redis.call('ZRANGE', KEYS[1], 0, -ARGV[6] - 1)) do
+  redis.call('DEL', ARGV[8] .. old)
+  redis.call('ZREM', KEYS[1], old)
+end
+return body
+"""
+"""Add answers to what all orchestrators know of a kind, where those before them lose weight.
+Returns what is known then. Of the kinds without answers for the longest time, those beyond the
+bound are forgotten."""

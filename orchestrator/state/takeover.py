@@ -57,6 +57,7 @@ class Takeover:
     def _look(self) -> None:
         dead = {tag for tag, seen in self._members.others.items() if not seen.is_alive}
         due, self._were_dead = dead & self._were_dead, dead
+        due = {tag for tag in due if not self._members.is_of_others(tag)}
         is_alone = self._members.alive == 1
         if self._members.was_away_lately or not (self._may_take() or is_alone):
             return

@@ -56,9 +56,9 @@ class SharedTasks:
         self.config = config
         self.tag = tag
         self.names = Names(config.prefix)
-        self.sealer = Sealer(config.keys)
+        self.sealer = Sealer(config.terms.keys)
         self.boot = this_boot()
-        self.window_ms = config.window_ms
+        self.window_ms = config.terms.window_ms
         self.next_n = 1
         self.unfinished: Sequence[UnfinishedTask] = ()
         self.skew_s = 0.0
@@ -136,35 +136,51 @@ class SharedWriter(GroupCommit):
 
     def _write(self, operations: Sequence[Operation]) -> None:
         client = self._connection()
+        unsure = dict(self._unsure)
         with client.pipeline(transaction=False) as pipe:
             pipe.get(self._names.layout)
-            for name in self._unsure.values():
+            for name in unsure.values():
                 self._add_end(pipe, name, None)
             for one in operations:
                 self._add(pipe, one)
-            refused = set(self._unsure)
-            for one in operations:
                 if isinstance(one, Accept):
                     self._unsure[one.row.n] = self._tasks.by_number[one.row.n]
-                    refused.discard(one.row.n)
-            layout, *answers = pipe.execute()
-        self._unsure = {}
-        for n in refused:
+            if self._fault or not operations:  # what goes on may take no memory, and a task does
+                pipe.set(self._names.room, b"", px=_LEAST_MS)
+            layout, *answers = pipe.execute(raise_on_error=False)
+        self._note(operations, answers[len(unsure) : len(unsure) + len(operations)])
+        for answer in (layout, *answers):
+            if isinstance(answer, Exception):
+                raise answer
+        accepted = {one.row.n for one in operations if isinstance(one, Accept)}
+        for n in unsure.keys() - accepted:
             self._tasks.by_number.pop(n, None)
-        self._note(operations, answers[len(answers) - len(operations) :])
+        self._unsure = {}
         if layout is None:
             self._begin_anew(client)
 
-    def _note(self, operations: Sequence[Operation], answers: Sequence[int]) -> None:
+    def _note(self, operations: Sequence[Operation], answers: Sequence[Any]) -> None:
+        """Note what the store said of each operation. One that it refused has its exception."""
         for one, answer in zip(operations, answers, strict=True):
+            if isinstance(answer, Exception):
+                continue
             if isinstance(one, Accept):
                 if answer == 2:
                     self._batch.named_elsewhere.add(one.row.n)
-            elif answer == 1:
+                continue
+            if answer == 1:
                 self._batch.lost.add(one.n)
-        for one in operations:
             if isinstance(one, Ended):
                 self._tasks.by_number.pop(one.n, None)
+
+    def _promised(self, operations: Sequence[Operation]) -> list[Operation]:
+        """The operations that must be written sooner or later. A full store takes ends, which make
+        room, and refuses the rest."""
+        return [
+            one
+            for one in super()._promised(operations)
+            if not isinstance(one, Ended) or one.n in self._tasks.by_number
+        ]
 
     def _begin_anew(self, client: redis.Redis) -> None:
         """Write the live tasks into a store that was emptied; their tokens follow."""
@@ -187,9 +203,12 @@ class SharedWriter(GroupCommit):
             if known is None:
                 pipe.echo(0)
                 return
-            body = sealed_tokens(self._tasks.sealer, known.task_id, one.first, one.tokens)
+            body = b""
+            if one.tokens.texts:
+                blob = sealed_tokens(self._tasks.sealer, known.task_id, one.first, one.tokens)
+                body = _encode((one.first, blob))
             task, tokens = names.task(known.task_id), names.tokens(known.task_id)
-            pipe.eval(scripts.TOKENS, 2, task, tokens, tag, _encode((one.first, body)))
+            pipe.eval(scripts.TOKENS, 2, task, tokens, tag, body)
         else:
             self._add_end(pipe, self._tasks.by_number.get(one.n), one)
 
@@ -198,7 +217,7 @@ class SharedWriter(GroupCommit):
         if name is None:
             pipe.echo(0)
             return
-        names, config, tag = self._names, self._tasks.config, self._tasks.tag
+        names, terms, tag = self._names, self._tasks.config.terms, self._tasks.tag
         accepted = end is not None and end.is_accepted
         stored = result = b""
         if end is not None and accepted:
@@ -217,8 +236,8 @@ class SharedWriter(GroupCommit):
             tag,
             stored,
             result,
-            max(_LEAST_MS, round(1000 * config.keep_s)),
-            max(_LEAST_MS, round(1000 * config.keep_results_s)),
+            max(_LEAST_MS, round(1000 * terms.keep_s)),
+            max(_LEAST_MS, round(1000 * terms.keep_results_s)),
             int(accepted),
         )
 
@@ -230,7 +249,8 @@ class SharedWriter(GroupCommit):
         return self._client
 
     def _failed(self, error: Exception) -> str:
-        self._disconnect()
+        if not isinstance(error, redis.ResponseError):  # else it answers, and may take something
+            self._disconnect()
         return connection.told(error)
 
     def _tidy(self) -> None:

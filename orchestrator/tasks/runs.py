@@ -15,11 +15,16 @@ deadline or a number itself is taken at its word, and later ones go by that.
 The share of the time by which a call is ranked is the deadline assignment of equal slack (Kao and
 Garcia-Molina, 1993: *Deadline assignment in a distributed soft real-time system*), made anew
 whenever it is planned; the deadline that ends it is the run's.
+
+Orchestrators that share a state tell each other of their runs' calls (``on_news``, ``hear``).
 """
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.tasks.deadline import RUN, Deadline
@@ -48,10 +53,25 @@ class _Run:
     """When the call came that was counted last: its other choices are no further calls."""
 
 
+class RunNews(msgspec.Struct, frozen=True, array_like=True):
+    """What happened to a run at one orchestrator."""
+
+    names: tuple[_Name, ...]
+    calls: int | None = None
+    """Number of calls that have not ended well yet, as a call has stated it; None where one has
+    ended well."""
+    left_s: float = 0.0
+    """Seconds until the run's deadline, when this was told."""
+    unix_ms: int = 0
+    """Deadline of the run on the wall clock, in ms since 1970, for logs."""
+
+
 class Runs:
     """The runs that have calls to come. A run that is past its deadline is forgotten."""
 
     def __init__(self, clock: Clock, max_runs: int = MAX_RUNS) -> None:
+        self.on_news: Callable[[RunNews], None] = _ignore
+        """Called with what others have to know of the runs here."""
         self._clock = clock
         self._max_runs = max_runs
         self._by_key: dict[str, OrderedDict[_Name, _Run]] = {}
@@ -69,13 +89,17 @@ class Runs:
         if run is None:
             if job.calls_left and names:
                 stated = job.deadline.unbounded or job.deadline
-                self._remember(names, _Run(stated, 1 + job.calls_left))
+                run = _Run(stated, 1 + job.calls_left)
+                self._remember(names, run)
+                self._tell(names, run)
             return job
         if job.calls_left is not None:
             run.calls = 1 + job.calls_left
         if not job.deadline.is_default:
             run.deadline = job.deadline.unbounded or job.deadline
         self._remember(names, run)
+        if job.calls_left is not None or not job.deadline.is_default:
+            self._tell(names, run)
         deadline = job.deadline
         if deadline.is_default:
             bound, deadline = deadline, replace(run.deadline, source=RUN)
@@ -95,12 +119,37 @@ class Runs:
         if run is None or task.ending.error is not None or run.counted == task.job.arrived:
             return
         run.counted = task.job.arrived
+        self._call_ended(names, run)
+        self.on_news(RunNews(tuple(names)))
+
+    def _call_ended(self, names: Sequence[_Name], run: _Run) -> None:
         run.calls -= 1
         if run.calls < 1:
             for name in names:
                 self._forget(name)
 
-    def _find(self, names: list[_Name]) -> _Run | None:
+    # ── together with other orchestrators ────────────────────────────────────────────────────
+
+    def _tell(self, names: Sequence[_Name], run: _Run) -> None:
+        deadline = run.deadline
+        left_s = deadline.at - self._clock.now()
+        self.on_news(RunNews(tuple(names), run.calls, left_s, deadline.unix_ms))
+
+    def hear(self, news: RunNews) -> None:
+        """Take in what another orchestrator tells of a run."""
+        run = self._find(news.names)
+        if news.calls is not None:
+            deadline = Deadline(self._clock.now() + news.left_s, news.unix_ms)
+            if run is None:
+                run = _Run(deadline, news.calls)
+            run.calls, run.deadline = news.calls, deadline
+            self._remember(news.names, run)
+        elif run is not None:
+            self._call_ended(news.names, run)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _find(self, names: Sequence[_Name]) -> _Run | None:
         for name in names:
             run = self._of_key(name).get(name)
             if run is not None:
@@ -109,7 +158,7 @@ class Runs:
                 self._forget(name)
         return None
 
-    def _remember(self, names: list[_Name], run: _Run) -> None:
+    def _remember(self, names: Sequence[_Name], run: _Run) -> None:
         for name in names:
             own = self._by_key.setdefault(name.key, OrderedDict())
             self._count += name not in own
@@ -129,6 +178,10 @@ class Runs:
             self._count -= 1
             if not own:
                 del self._by_key[name.key]
+
+
+def _ignore(news: RunNews) -> None:
+    pass
 
 
 def _names_of(job: Job) -> list[_Name]:

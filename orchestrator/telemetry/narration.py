@@ -167,6 +167,9 @@ LAUNCH = {
     "found": Narration(
         Actor.LAUNCHER, Action.PREFLIGHT, "This machine has a Triton server that fits."
     ),
+    "sized": Narration(
+        Actor.LAUNCHER, Action.PREFLIGHT, "Several orchestrator processes are to share the port."
+    ),
     "starting": Narration(Actor.LAUNCHER, Action.SPAWN, "A unit of the service is starting."),
     "ready": Narration(
         Actor.LAUNCHER, Action.LOAD, "A unit of the service has loaded what it needs and serves."

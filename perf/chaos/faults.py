@@ -17,6 +17,7 @@ from perf.chaos.world import GRACE_S, READY_S, World, alive, server_of, stubs_of
 from pool.process.process import is_running
 from pool.units.orchestrator import OrchestratorProcess
 from pool.units.triton import TritonInstance
+from worker.runner.simulated_device import DeviceFault
 
 LONG_S = 4.0
 """Seconds for which a process stands still so that its peers give it up
@@ -26,6 +27,9 @@ SHORT_S = 0.7
 CUT_S = 5.0
 """Seconds for which the network loses everything, so that the other side is given up."""
 FULL_S = 3.0
+LEAVES_S = 20.0
+"""Seconds within which a worker whose device has failed must be out of service: the two that it has
+by itself, and what a machine takes that is busy with all the rest."""
 FLAPS = 2
 """How often lanes open and are shut again while tasks are being taken on: less often than a task is
 sent to an instance that does not finish it (``TIDEGATE_DISPATCH__ATTEMPTS``)."""
@@ -46,6 +50,12 @@ class Fault:
     no task may live through two such faults."""
 
 
+_DEVICE_FAULTS = {
+    DeviceFault.LOST: "dies",
+    DeviceFault.HANGS: "hangs",
+    DeviceFault.FULL: "has no memory left",
+    DeviceFault.XID: "is lost, as its driver reports",
+}
 _NOBODY_NOTICES = frozenset[str]()
 DIES = frozenset({"broken", "gone"})
 """Outcomes when an orchestrator dies: its responses break off, and its tasks are gone."""
@@ -168,18 +178,22 @@ def triton_faults(number: int) -> list[Fault]:
 def device_faults(number: int) -> list[Fault]:
     """Faults of one worker's device, which only the paced synthetic engine can fake."""
 
-    async def lose(world: World) -> None:
-        triton = world.tritons[number]
-        (stub,) = stubs_of(triton)
-        await asyncio.to_thread(world.fault_file.write_text, f"lost {stub}")
-        async with asyncio.timeout(READY_S):
-            while is_running(stub):  # noqa: ASYNC110 - it is no child of this process
-                await asyncio.sleep(0.05)
-        await triton.stop(0.0)
-        await triton.start()
+    def of(fault: DeviceFault) -> Fault:
+        async def befall(world: World) -> None:
+            triton = world.tritons[number]
+            (stub,) = stubs_of(triton)
+            await asyncio.to_thread(world.fault_file.write_text, f"{fault} {stub}")
+            await _out_of_service(world, number)
+            async with asyncio.timeout(READY_S):
+                while is_running(stub):  # noqa: ASYNC110 - it is no child of this process
+                    await asyncio.sleep(0.05)
+            await triton.stop(0.0)
+            await triton.start()
 
-    name = f"the device under worker {number} dies"
-    return [Fault(name, _NOBODY_NOTICES, lose, ends_worker=True)]
+        name = f"the device under worker {number} {_DEVICE_FAULTS[fault]}"
+        return Fault(name, _NOBODY_NOTICES, befall, ends_worker=True)
+
+    return [of(fault) for fault in DeviceFault]
 
 
 def disk_faults(number: int) -> list[Fault]:
@@ -247,6 +261,19 @@ async def until_whole(world: World) -> None:
                 if all(instance["ready"] for instance in instances):
                     break
                 await asyncio.sleep(0.1)
+
+
+async def _out_of_service(world: World, number: int) -> None:
+    """Wait until no orchestrator sends work to one Triton. Raises ``TimeoutError``."""
+    async with asyncio.timeout(LEAVES_S), aiohttp.ClientSession() as http:
+        for process, gate in zip(world.orchestrators, world.gates, strict=True):
+            while True:
+                async with http.get(f"{process.url}/v2/instances") as response:
+                    instances = (await response.json())["instances"]
+                (dying,) = [i for i in instances if i["address"] == gate.addresses[number]]
+                if not dying["ready"]:
+                    break
+                await asyncio.sleep(0.02)
 
 
 async def _restart_all(world: World) -> None:

@@ -20,6 +20,10 @@ GRACE_S = 5.0
 """Grace in seconds of a planned stop: less than some of the load takes, so that not everything may
 just end."""
 
+STEP_TIMEOUT_S = 8
+"""Seconds after which a paced step counts as hung; a sixth of that takes the worker out of service,
+about as soon as on a GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -105,6 +109,8 @@ async def running(spec: StackSpec, disks: Mapping[int, Path] | None = None) -> A
     with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as folder:
         file = Path(folder) / "fault"
         env = {"TIDEGATE_WORKER__SYNTHETIC__SLOW_FILE": str(file)}
+        if spec.engine == "synthetic-paced":
+            env["TIDEGATE_WORKER__STEP_TIMEOUT_S"] = str(STEP_TIMEOUT_S)
         async with tritons(replace(spec, more={**spec.more, **env}), 2) as instances:
             targets = [one.grpc_address for one in instances]
             async with (

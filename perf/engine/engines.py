@@ -28,7 +28,7 @@ class Child:
     def __init__(self, contestant: Contestant, device: str, scratch: Path) -> None:
         settings = {"device": device, "max_running": _MAX_RUNNING, "max_waiting": 64}
         settings |= dict(contestant.settings)
-        checkpoint = _gguf(scratch) if contestant.gguf else DEMO
+        checkpoint = _gguf(contestant, scratch) if contestant.gguf else DEMO
         self.name = contestant.name
         self._process = subprocess.Popen(
             [
@@ -148,15 +148,21 @@ def _started(contestant: Contestant, device: str, scratch: Path) -> Iterator[Chi
         child.close()
 
 
-def _gguf(scratch: Path) -> Path:
+def _gguf(contestant: Contestant, scratch: Path) -> Path:
+    """The demo model as a GGUF file, converted where the engine's packages are."""
     file = scratch / "demo.gguf"
     if not file.exists():
-        try:
-            from worker.engines.llamacpp.convert import convert
-
-            convert(DEMO, file, "f32")
-        except ImportError as error:
-            raise Skip(f"the demo model cannot be made a GGUF file here: {error}") from error
+        convert = [str(contestant.python), "-m", "worker.engines.llamacpp.convert"]
+        made = subprocess.run(
+            [*convert, str(DEMO), str(file), "--type", "f32"],
+            cwd=ROOT,
+            env=contestant.environment | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        if made.returncode:
+            said = made.stderr.strip().rpartition("\n")[2]
+            raise Skip(f"the demo model cannot be made a GGUF file here: {said}")
     return file
 
 

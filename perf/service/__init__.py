@@ -12,9 +12,11 @@ from perf.service import (
     paced,
     parsing,
     placement,
+    processes,
     promises,
     queued,
     relay,
+    shared_state,
     step,
     ttft,
 )
@@ -40,4 +42,6 @@ BENCHES: tuple[Bench, ...] = (
     queued.BENCH,
     admission.BENCH,
     journal.BENCH,
+    shared_state.BENCH,
+    processes.BENCH,
 )

@@ -286,4 +286,5 @@ def _card(fleet: Fleet) -> ModelCard:
         min_start_budget_ms=1000 * spec.min_start_s,
         max_step_tokens=spec.step_tokens,
         can_pause=True,
+        can_continue=True,
     )

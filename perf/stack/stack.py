@@ -1,6 +1,7 @@
 """Stacks for benchmarks: servers started on free loopback ports and ended with the benchmark."""
 
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from catalog.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
 from perf.load.connection import HOST
 from pool.engines.triton import TritonPorts, TritonSpec, find_triton
 from pool.process.ports import free_ports
-from pool.units.orchestrator import OrchestratorProcess
+from pool.units.orchestrator import Address, OrchestratorProcess
+from pool.units.store import StoreProcess, find_store
 from pool.units.triton import TritonInstance
 from worker.protocol.tensors import MODEL_NAME
 from worker.settings import EngineName
@@ -169,6 +171,45 @@ async def orchestrating(
         yield process
     finally:
         await process.stop(0.0)
+
+
+@asynccontextmanager
+async def at_one_port(
+    addresses: Sequence[str], count: int
+) -> AsyncIterator[tuple[int, dict[str, int]]]:
+    """Run ``count`` orchestrators at one port in front of ``addresses``, several over a store of
+    their own; gives the port, and the process ids by name. Raises ``ProvisionError``."""
+    if count == 1:
+        async with orchestrating(addresses, {}, "alone") as process:
+            assert process.pid is not None
+            yield process.port, {"orchestrator": process.pid}
+        return
+    port, *own_ports = free_ports(1 + count)
+    with tempfile.TemporaryDirectory(prefix="tidegate-perf-") as folder:
+        store = StoreProcess(find_store(), Path(folder), log=state_dir() / "perf" / "store.log")
+        env = {
+            "TIDEGATE_INSTANCES": ",".join(addresses),
+            "TIDEGATE_TOKEN": "",
+            "TIDEGATE_STATE__URL": store.url,
+        }
+        processes = []
+        for number, own_port in enumerate(own_ports):
+            log = state_dir() / "perf" / f"orchestrator-{number}.log"
+            process = OrchestratorProcess(HOST, port, env, log=log)
+            process.share_port(number, Address(HOST, own_port))
+            processes.append(process)
+        try:
+            await store.start()
+            for each in processes:
+                await each.start()
+            for each in processes:
+                await each.wait_ready(_READY_S)
+            pids = {store.name: store.pid, **{each.name: each.pid for each in processes}}
+            yield port, {name: pid for name, pid in pids.items() if pid is not None}
+        finally:
+            for each in processes:
+                await each.stop(0.0)
+            await store.stop(0.0)
 
 
 @asynccontextmanager

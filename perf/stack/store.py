@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,8 +9,10 @@ from pathlib import Path
 
 import redis.asyncio
 
+from catalog.errors import MachineUnfit
 from perf.load.connection import HOST
 from pool.process.ports import free_ports
+from pool.units.store import find_store
 
 PASSWORD = "open sesame"
 START_S = 30.0
@@ -24,8 +25,12 @@ class StoreServer:
         self._program = program
         self._folder = folder
         (self.port,) = free_ports(1)
-        self.url = f"redis://:{PASSWORD.replace(' ', '%20')}@{HOST}:{self.port}/0"
+        self.url = self.url_at(self.port)
         self._process: asyncio.subprocess.Process | None = None
+
+    def url_at(self, port: int, password: str = PASSWORD) -> str:
+        """The server as it is found at another port, or with another password."""
+        return f"redis://:{password.replace(' ', '%20')}@{HOST}:{port}/0"
 
     async def start(self) -> None:
         """Start the server, with what it had before, and wait until it answers."""
@@ -66,7 +71,10 @@ class StoreServer:
 
 def store_program() -> str | None:
     """The server's program; None where none is installed."""
-    return shutil.which("redis-server") or shutil.which("valkey-server")
+    try:
+        return find_store()
+    except MachineUnfit:
+        return None
 
 
 @asynccontextmanager

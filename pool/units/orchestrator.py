@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
@@ -15,10 +19,18 @@ from pool.process.ports import host_port
 from pool.process.process import UnitProcess, command_environment
 from pool.supervise import Keeping, first_of, missed_heartbeats
 
+OWN_ADDRESS = "TIDEGATE_STATE__OWN_ADDRESS"
 START_TIMEOUT_S = 30.0
 _STARTING = b'{"status":"starting"}'
 """Answer of an orchestrator that still reads its journal, which takes long for a large one."""
 _POLL_S = 0.03
+
+
+class Address(NamedTuple):
+    """Where a process is reached."""
+
+    host: str
+    port: int
 
 
 class OrchestratorProcess:
@@ -28,8 +40,6 @@ class OrchestratorProcess:
     dropped its jobs, and clients get a connection error that they can retry. Modules in the working
     directory are never imported (``-P``).
     """
-
-    name = "orchestrator"
 
     def __init__(
         self,
@@ -42,8 +52,11 @@ class OrchestratorProcess:
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "orchestrator"),
         keeping: Keeping | None = None,
     ) -> None:
+        self.name = "orchestrator"
         self.host = host
         self.port = port
+        self.asked_at = self._public
+        """Where it is asked how it is."""
         self._env = env
         self._log_path = log
         self._log = log
@@ -53,15 +66,22 @@ class OrchestratorProcess:
         self._keeping = keeping or Keeping()
         self._process: UnitProcess | None = None
 
+    def share_port(self, number: int, own: Address) -> None:
+        """Be one of several at a port, each with a number and an address of its own. To be called
+        before it is started."""
+        self.name = f"{self.name}-{number}"
+        self.asked_at = Address(connect_host(own.host), own.port)
+        self._env = {**self._env, OWN_ADDRESS: host_port(*own)}
+
     @property
     def url(self) -> str:
         """Base address for clients on this machine."""
-        return f"http://{host_port(self._connect_host, self.port)}"
+        return f"http://{host_port(*self._public)}"
 
     @property
     def where(self) -> str:
         """The place where it serves, such as ``HTTP on 127.0.0.1:8080``."""
-        return f"HTTP on {host_port(self._connect_host, self.port)}"
+        return f"HTTP on {host_port(*self._public)}"
 
     @property
     def pid(self) -> int | None:
@@ -80,6 +100,8 @@ class OrchestratorProcess:
             log=self._log,
         )
         await self._wait_for("/health/live", START_TIMEOUT_S)
+        if self.asked_at != self._public:  # it may open the shared port a moment later
+            await self._wait_for("/health/live", START_TIMEOUT_S, self._public)
 
     def attach(self, process: UnitProcess) -> None:
         """Take hold of a process that was started before; ``resume`` is to follow."""
@@ -113,28 +135,35 @@ class OrchestratorProcess:
             await process.kill()
         self._process = None
 
+    def reload(self) -> None:
+        """Have it read its settings anew, if it runs."""
+        if self._process is not None and self._process.running:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGHUP)
+
     def kill(self) -> None:
         """Send SIGKILL, now; ``stop`` waits for the end of it."""
         if self._process is not None:
             self._process.order(0.0)
 
     @property
-    def _connect_host(self) -> str:
-        return connect_host(self.host)
+    def _public(self) -> Address:
+        """Where clients on this machine reach it, or one that shares its port."""
+        return Address(connect_host(self.host), self.port)
 
     async def _process_end(self) -> str:
         assert self._process is not None, "start it first"
         return f"it ended with status {await self._process.wait()}"
 
     async def _is_live(self) -> bool:
-        return await http_status(self._connect_host, self.port, "/health/live") == 200
+        return await http_status(*self.asked_at, "/health/live") == 200
 
-    async def _wait_for(self, path: str, timeout_s: float) -> bytes:
+    async def _wait_for(self, path: str, timeout_s: float, address: Address | None = None) -> bytes:
         """Wait for the first 200 and return its body. Raises ``StartFailed``."""
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
         while True:
-            status, body = await get(self._connect_host, self.port, path)
+            status, body = await get(*(address or self.asked_at), path)
             if body == _STARTING:
                 await asyncio.sleep(_POLL_S)
                 deadline = time.monotonic() + timeout_s

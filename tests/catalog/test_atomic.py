@@ -44,6 +44,8 @@ def launcher_state(path: Path) -> None:
         spec = Spec()
         url = "http://" + "x" * 1000
         orchestrator = None
+        orchestrators = ()
+        store = None
         instances = ()
         _warn = staticmethod(warned.append)
 

@@ -19,10 +19,11 @@ from pydantic import BaseModel
 
 from orchestrator.api.operator.admin import Control
 from orchestrator.api.server import AUTH, build_runner
-from orchestrator.build import Components, build, journal_config, keys_of, make_fleet
+from orchestrator.build import Components, build, journal_config, keys_of, make_shared_state
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings
 from orchestrator.tasks.journal.file import open_journal
+from orchestrator.tasks.journal.lock import JournalHeld
 from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.task import Stage, Task
 from pool.engines.verify import verify_engine
@@ -190,11 +191,16 @@ async def make_service() -> AsyncIterator[MakeService]:
         journal = MemoryJournal()
         loop = asyncio.get_running_loop()
         config = journal_config(settings)
-        file = None if config is None else await asyncio.to_thread(open_journal, config)
+        try:
+            file = None if config is None else await asyncio.to_thread(open_journal, config)
+        except JournalHeld:
+            if settings.state.own is None:  # else another process at its port has it
+                raise
+            file = None
         clock = LeapingClock(loop)
         rng = random.Random(7 + len(made))
-        fleet = await asyncio.to_thread(make_fleet, settings, rng, clock.unix)
-        parts = build(settings, clock, rng, journal, file=file, fleet=fleet)
+        shared = await asyncio.to_thread(make_shared_state, settings, rng, clock.unix)
+        parts = build(settings, clock, rng, journal, file=file, shared_state=shared)
         runner = build_runner(
             parts.orchestrator,
             parts.health,

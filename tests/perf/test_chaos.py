@@ -1,12 +1,15 @@
 """What chaos is made of: lanes that can be shut, and what a round may cost."""
 
 import asyncio
+import random
 from collections import Counter
 from contextlib import suppress
 
+from perf.chaos.__main__ import Allowed, plan_of
 from perf.chaos.books import judge_rounds
 from perf.chaos.clients import Ledger
 from perf.chaos.gates import Gate
+from worker.runner.simulated_device import DeviceFault
 
 
 async def test_a_gate_breaks_what_is_open_and_lets_nobody_through_until_it_opens() -> None:
@@ -61,3 +64,12 @@ def test_what_a_death_has_broken_may_come_to_light_one_round_later_and_no_more()
         "2 pause: 1 plain requests came to instance_lost",
         "3 pause: 1 plain requests came to broken",
     ]
+
+
+def test_a_device_dies_in_every_way_where_it_is_a_simulated_one() -> None:
+    can = Allowed(has_network=False, disks={}, skipped=[])
+    paced, torch = (
+        {fault.name for fault in plan_of(random.Random(1), "the device under worker 1", can, name)}
+        for name in ("synthetic-paced", "torch")
+    )
+    assert len(paced) == len(DeviceFault) and not torch

@@ -19,7 +19,7 @@ def test_every_contestant_is_an_engine() -> None:
 def test_engines_are_measured_and_what_is_missing_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_gguf(scratch: Path) -> Path:
+    def no_gguf(contestant: Contestant, scratch: Path) -> Path:
         raise Skip("no gguf here")
 
     monkeypatch.setattr(engines, "_gguf", no_gguf)

@@ -147,6 +147,7 @@ class Executor:
             for row in reversed(rows):
                 self._scheduler.undo_launch(row)
             return self._failed(rows, error)
+        self._memory.computed()
         now = self._clock()
         duration_s = now - max(step.launched_at, self._collected_at)
         self._collected_at = now

@@ -1,7 +1,7 @@
 """Renders slots from recipe to clip, and predicts what there is time for (SL-1, SL-2)."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -54,8 +54,10 @@ class SlotPipeline:
         memory: MemoryGuard,
         device: torch.device,
         config: PipelineConfig,
+        check_device: Callable[[], None] | None = None,
     ) -> None:
-        """``times``: those of the first provider of each stage; others begin with its budget."""
+        """``times``: those of the first provider of each stage; others begin with its budget.
+        ``check_device``: see ``StageRunner``."""
         self.providers = providers
         self._config = config
         self.times: Mapping[Stage, Mapping[str, StageTimes]] = {
@@ -65,7 +67,9 @@ class SlotPipeline:
             }
             for stage, names in providers.names.items()
         }
-        self._runners = {stage: StageRunner(stage, memory, device, config.nice) for stage in Stage}
+        self._runners = {
+            stage: StageRunner(stage, memory, device, config.nice, check_device) for stage in Stage
+        }
 
     def close(self) -> None:
         """End the threads, then release the models."""
@@ -117,7 +121,8 @@ class SlotPipeline:
 
         ``shown`` gets the portrait when it is done, and frames of the video as it grows. With
         ``keep_on`` only the deadline ends it, not a prediction that it will be late.
-        Raises ``Unfinished`` with what there is. When it is cancelled, every stage has ended.
+        Raises ``Unfinished`` with what there is, and ``DeviceLost``. When it is cancelled, every
+        stage has ended.
         """
         begun = time.monotonic()
         clip = Clip(lease, plan)

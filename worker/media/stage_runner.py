@@ -78,10 +78,18 @@ class StageRunner:
     """Runs a provider of one stage for one slot at a time; others wait for their turn."""
 
     def __init__(
-        self, stage: Stage, memory: MemoryGuard, device: torch.device, nice: int = 0
+        self,
+        stage: Stage,
+        memory: MemoryGuard,
+        device: torch.device,
+        nice: int = 0,
+        check_device: Callable[[], None] | None = None,
     ) -> None:
+        """``check_device`` is called after a failure; raises ``DeviceLost`` where none of what
+        follows would end otherwise."""
         self.stage = stage
         self._memory = memory
+        self._check_device = check_device
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(
             1,
@@ -102,8 +110,8 @@ class StageRunner:
         """Run ``job.work`` on the stage's thread.
 
         When this raises or is cancelled, the work and all that it launched have ended: its buffers
-        may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``, and ``RequestError`` where
-        it is the recipe's fault.
+        may be used again. Raises ``SlotError``, ``MemoryLimitExceeded``, ``RequestError`` where it
+        is the recipe's fault, and ``DeviceLost``.
         """
         async with self.turn(deadline_at):
             return await self.run_in_turn(job, deadline_at)
@@ -194,14 +202,18 @@ class StageRunner:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     async def _settle(self, *, is_critical: bool) -> None:
-        """Wait, off the event loop, for queued work of the device on the slot's buffers."""
-        stream = self._stream
-        if stream is None:
+        """Wait, off the event loop, for queued work of the device on the slot's buffers. Raises
+        ``DeviceLost`` where a critical failure has ended the device's work for good."""
+        stream, check_device = self._stream, self._check_device if is_critical else None
+        if stream is None and check_device is None:
             return
 
         def settle() -> None:
-            stream.synchronize()
-            if is_critical:
-                torch.cuda.empty_cache()
+            if check_device is not None:
+                check_device()
+            if stream is not None:
+                stream.synchronize()
+                if is_critical:
+                    torch.cuda.empty_cache()
 
         await asyncio.get_running_loop().run_in_executor(self._thread, settle)

@@ -94,7 +94,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     grammars: str = ""
     """Name and version of what enforces grammars; empty where a ``Submit`` must have none."""
     can_continue: bool = False
-    """Whether the worker can continue another worker's text, by ``Submit.begun_tokens``."""
+    """Whether the worker can continue another worker's text, by ``Submit.begun_tokens``. What it
+    draws then follows from seed and position alone."""
     lacks: tuple[Feature, ...] = ()
     """Features that the worker lacks, sorted. A request that needs one is placed elsewhere or
     refused.

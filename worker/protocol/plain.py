@@ -1,6 +1,6 @@
 """Parameters of the plain contract: those of Triton's vLLM backend, name for name."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from worker.protocol import tensors as names
@@ -20,7 +20,8 @@ NEUTRAL: Mapping[str, object] = {
     "detokenize": True,
     "bad_words": [],
 }
-"""vLLM parameters that are accepted only at the value that changes nothing."""
+"""vLLM parameters that are accepted only at the value that changes nothing, where they are not
+served."""
 
 TRITONS_OWN = ("priority", "timeout", names.PARAM_TOKEN)
 """Request parameters for Triton itself, or checked earlier; ignored here."""
@@ -30,11 +31,12 @@ class UnsupportedParameter(ValueError):
     """A vLLM parameter has an unsupported value; the message says which one is supported."""
 
 
-def stated_parameters(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters in ``source`` that ask for something. Raises ``UnsupportedParameter``."""
+def stated_parameters(source: Mapping[str, Any], served: Collection[str] = ()) -> dict[str, Any]:
+    """Parameters in ``source`` that ask for something; those of ``NEUTRAL`` only where they are in
+    ``served``. Raises ``UnsupportedParameter`` for another one of these."""
     stated: dict[str, Any] = {}
     for name, value in source.items():
-        if name in NEUTRAL:
+        if name in NEUTRAL and name not in served:
             if value is not None and str(value).lower() not in _spellings(NEUTRAL[name]):
                 raise UnsupportedParameter(
                     f"{name}={excerpt(repr(value))} is not supported; "

@@ -130,6 +130,14 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
                 "stop_token_ids", f"must be token ids of the model's vocabulary, 0 to {end - 1}"
             )
 
+    def for_choice(self, index: int) -> "Sampling":
+        """Parameters of a request's choice: a stated seed is varied by its index, or all choices
+        would be equal."""
+        if not index or self.seed is None:
+            return self
+        seed = (self.seed + index + 2**63) % 2**64 - 2**63  # stays within 64 bits
+        return msgspec.structs.replace(self, seed=seed)
+
     @property
     def length_is_stated(self) -> bool:
         """Whether nothing but ``max_tokens`` ends the text."""

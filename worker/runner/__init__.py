@@ -6,4 +6,6 @@
 - ``forward``       packed tokens through the model
 - ``memory``, ``cgroup``, ``out_of_memory``  how much there is; steps that do not fit
 - ``device``, ``precision``, ``utilization``
+- ``device_probe``, ``xid_watch``  whether the device still works; ``simulated_device`` can be told
+  not to
 """

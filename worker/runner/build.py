@@ -24,6 +24,7 @@ from worker.runner.memory import (
     CudaMemory,
     MemoryMeter,
     ProcessMemory,
+    block_bytes,
     cpu_pool_bytes,
     cuda_pool_bytes,
     pool_bytes,
@@ -66,18 +67,11 @@ def build_torch_runner(
     with timing.timed("model_load"):
         model = load_model(settings.model_path, config, dtype, device, layout)
 
-    block_bytes = (
-        config.num_layers
-        * settings.kv.block_tokens
-        * 2
-        * config.num_kv_heads
-        * config.head_dim
-        * dtype.itemsize
-    )
+    bytes_each = block_bytes(config, settings.kv.block_tokens, dtype.itemsize)
     blocks_per_job = -(-config.context_tokens // settings.kv.block_tokens)
     wanted = settings.max_running * blocks_per_job
     guard = _open_guard(settings, device)
-    context_bytes = blocks_per_job * block_bytes
+    context_bytes = blocks_per_job * bytes_each
     step_bytes = 0
     if device.type == "cuda" and not settings.kv.blocks:
         with timing.timed("profile"):
@@ -85,14 +79,14 @@ def build_torch_runner(
             step_bytes = largest_step_bytes(model, config, device, tokens=tokens, rows=rows)
             torch.cuda.empty_cache()
     budget = _pool_bytes(settings, device, guard, context_bytes, step_bytes)
-    blocks = settings.kv.blocks or min(wanted, budget // block_bytes)
+    blocks = settings.kv.blocks or min(wanted, budget // bytes_each)
     if blocks < 1:
-        guard.check(block_bytes)
+        guard.check(bytes_each)
         raise MemoryError(
-            f"no memory is left on {device} for a KV block of {block_bytes} bytes; free some, or"
+            f"no memory is left on {device} for a KV block of {bytes_each} bytes; free some, or"
             " set TIDEGATE_WORKER__KV__BLOCKS to what it must hold all the same"
         )
-    guard.check(blocks * block_bytes)
+    guard.check(blocks * bytes_each)
     if blocks < blocks_per_job:
         model_log.warning(
             "the KV pool holds %d tokens, less than the model's context of %d: longer texts are"
@@ -100,7 +94,7 @@ def build_torch_runner(
             " TIDEGATE_WORKER__KV__BLOCKS=%d (%.2f GiB)",
             blocks * settings.kv.block_tokens,
             config.context_tokens,
-            blocks * block_bytes / GIB,
+            blocks * bytes_each / GIB,
             blocks_per_job,
             context_bytes / GIB,
         )

@@ -50,7 +50,7 @@ class DeviceProbe:
                 problems.append(f"{type(error).__name__}: {what}")
 
 
-def probe_of(device: "torch.device") -> DeviceProbe | None:
+def probe_of(device: "torch.device", timeout_s: float = PROBE_S) -> DeviceProbe | None:
     """The probe of a GPU; None for the CPU, which cannot be lost alone."""
     if device.type != "cuda":
         return None
@@ -60,4 +60,4 @@ def probe_of(device: "torch.device") -> DeviceProbe | None:
         torch.cuda.synchronize(device)
         torch.ones(8, device=device).sum().item()
 
-    return DeviceProbe(ask)
+    return DeviceProbe(ask, timeout_s)

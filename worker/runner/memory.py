@@ -9,11 +9,14 @@ import gc
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from worker.log import engine_log
 from worker.memory import LimitedMemory, MemoryGuard, MemoryLimits
 from worker.runner import cgroup
+
+if TYPE_CHECKING:
+    from worker.models.config import ModelConfig
 
 _STEP_SHARE: Final = 0.1
 """Share of what a limit leaves beside the weights that is kept for activations."""
@@ -85,6 +88,12 @@ class CudaMemory:
 
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def block_bytes(config: "ModelConfig", block_tokens: int, number_bytes: int) -> int:
+    """Bytes of one KV block: keys and values of all layers, in numbers of ``number_bytes``."""
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return block_tokens * per_token * number_bytes
 
 
 def cuda_pool_bytes(free: int, step_bytes: int) -> int:

@@ -7,13 +7,15 @@
       └─ the chunk of d                           out of memory
            └─ the first half of it                computed; the rest comes in later steps
 
-Only a request of which not even one token can be computed fails.
+Only a request of which not even one token can be computed fails, and another instance may have room
+for it. Where that befalls one after the other, and nothing else is computed, the device has no room
+left for anybody: memory has leaked, or another process has taken it.
 """
 
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from worker.errors import MemoryLimitExceeded
+from worker.errors import DeviceLost, MemoryLimitExceeded
 from worker.log import engine_log
 from worker.memory import MemoryGuard
 from worker.protocol import Code, FinishReason, PromptLogprobs, TokenLogprob
@@ -26,6 +28,10 @@ from worker.scheduler.request import Request
 _CHECK_EVERY_STEPS: Final = 32
 _GROW_AFTER_STEPS: Final = 64
 """Steps without trouble after which twice as many tokens are tried."""
+_FULL_AFTER: Final = 3
+"""How many requests in a row find no memory for one token until the device counts as lost."""
+_TRIED_IN_VAIN: Final = 8
+"""How many of a step's requests are tried where not one of them finds any: each try takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,8 @@ class StepMemory:
         self._clean_steps = 0
         self._excess: str | None = None
         """Message that the hard limit is exceeded, until a request has been failed for it."""
+        self._without_room = 0
+        """How many requests in a row found no memory for one token."""
 
     def is_over_limit(self) -> bool:
         """Whether the next ``execute`` fails a request for memory; measured every few calls."""
@@ -86,8 +94,13 @@ class StepMemory:
             left -= rows[-1].count
         return _plan_of(rows)
 
+    def computed(self) -> None:
+        """Note that there was memory for a step that was not computed by ``execute``."""
+        self._without_room = 0
+
     def execute(self, runner: Runner, plan: Plan) -> StepOutcome:
-        """Compute what fits. Raises whatever ``runner`` does that is not about memory."""
+        """Compute what fits. Raises whatever ``runner`` does that is not about memory, and
+        ``DeviceLost`` where requests one after the other find no memory for a single token."""
         failed: list[tuple[Request, EndReason]] = []
         if self._excess is not None or self.is_over_limit():
             plan = self._without_longest(plan, failed)
@@ -96,6 +109,7 @@ class StepMemory:
             return StepOutcome(plan, StepResult([]), failed)
         problem = _try(runner, plan)
         if isinstance(problem, StepResult):
+            self._without_room = 0
             self._grow()
             return StepOutcome(plan, problem, failed)
         self._clean_steps = 0
@@ -106,6 +120,8 @@ class StepMemory:
             problem,
         )
         done: list[_Done] = []
+        alone: list[str] = []
+        """What was said for each request of which not even one token fits."""
         # The whole plan is tried once more: there may be room now.
         waiting, fits = [plan], 1
         self._drop_caches()
@@ -124,8 +140,16 @@ class StepMemory:
             smaller = _split(part)
             waiting += smaller
             if not smaller:
+                alone.append(result)
                 failed.append((part.rows[0].request, _no_memory(result)))
                 engine_log.error("request failed: not even one token of it fits into memory")
+                if not done and len(alone) >= _TRIED_IN_VAIN:
+                    break
+        self._without_room = 0 if done else self._without_room + len(alone)
+        if self._without_room >= _FULL_AFTER:
+            raise DeviceLost(
+                f"{self._without_room} requests in a row found no memory for one token ({alone[0]})"
+            )
         self._most_tokens = fits
         return _joined(done, failed)
 
@@ -212,7 +236,7 @@ def _joined(done: list[_Done], failed: list[tuple[Request, EndReason]]) -> StepO
 def _no_memory(problem: str) -> EndReason:
     return EndReason(
         FinishReason.ERROR,
-        Code.ENGINE_ERROR,
+        Code.NO_CAPACITY,
         f"the worker ran out of memory ({problem}); try again later, with a shorter prompt, or"
         " elsewhere",
     )

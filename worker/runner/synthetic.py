@@ -9,16 +9,15 @@ token then comes last, as with a model; with ``ignore_eos`` there is none.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from worker.core import Clock
-from worker.errors import DeviceLost
 from worker.protocol import PromptLogprobs, TokenLogprob
 from worker.runner.base import BuiltRunner, Runner
+from worker.runner.device_probe import DeviceProbe
+from worker.runner.simulated_device import SimulatedDevice
 from worker.scheduler.plan import Plan, Row, StepResult
 from worker.scheduler.request import Request
 from worker.settings import WorkerSettings
@@ -27,9 +26,7 @@ _FREE_TOKENS_PER_STEP = 8
 """Tokens per row and step of the free runner: few enough for many small frames, as in real life."""
 
 CYCLE_WORDS = 64
-_SLOW_FILE_EVERY_S = 0.1
 _LENGTH_RADIX = 256
-_LOST = math.inf
 
 
 def length_ids(tokens: int) -> tuple[int, int]:
@@ -133,8 +130,7 @@ class PacedRunner:
 
     A step that starts late because the engine had nothing to do begins a new schedule; one that
     starts late because the engine was busy catches up, as long as it is less than a step behind.
-    ``slow_file`` may hold a factor for all steps, by which tests slow an engine down, or ``lost``
-    and a process id: in that process every step finds its device lost.
+    ``device`` may be told to be slow, or to fail.
     """
 
     def __init__(
@@ -143,15 +139,14 @@ class PacedRunner:
         cost: StepCost,
         *,
         end_id: int | None = None,
-        slow_file: Path | None = None,
+        device: SimulatedDevice | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._free = FreeRunner(cycle, tokens_per_step=1, end_id=end_id)
         self._cost = cost
-        self._slow_file = slow_file
-        self._factor = 1.0
-        self._look_at = -math.inf
+        self._device = device or SimulatedDevice()
+        self._probe = DeviceProbe(self._device.answer)
         self._clock = clock
         self._sleep = sleep
         self._last_due = -math.inf
@@ -159,12 +154,12 @@ class PacedRunner:
     def execute(self, plan: Plan) -> StepResult:
         result = self._free.execute(plan)
         now = self._clock()
-        if self._slow_file is not None and now >= self._look_at:
-            self._look_at = now + _SLOW_FILE_EVERY_S
-            self._factor = _read_factor(self._slow_file)
-        if self._factor == _LOST:
-            raise DeviceLost(f"{self._slow_file} has this process lose its device")
-        step_s = self._factor * self._cost.of(plan)
+        try:
+            factor = self._device.launch()
+        except Exception:
+            self._probe.check()
+            raise
+        step_s = factor * self._cost.of(plan)
         in_step = now < self._last_due + step_s
         due = (self._last_due if in_step else now) + step_s
         self._last_due = due
@@ -205,21 +200,11 @@ def build_synthetic_runner(
             settings.synthetic.row_ms / 1e3,
             settings.synthetic.prompt_token_ms / 1e3,
         )
-        runner = PacedRunner(
-            words, cost, end_id=end_id, slow_file=settings.synthetic.slow_file, clock=clock
-        )
+        device = SimulatedDevice(settings.synthetic.slow_file, clock)
+        runner = PacedRunner(words, cost, end_id=end_id, device=device, clock=clock)
     blocks_per_job = -(-context_tokens // settings.kv.block_tokens)
     blocks = settings.kv.blocks or settings.max_running * blocks_per_job
     return BuiltRunner(runner, blocks, "none", "none")
-
-
-def _read_factor(file: Path) -> float:
-    """The factor in ``file``; 1 without one, ``_LOST`` if this process must lose its device."""
-    try:
-        text = file.read_text()
-        return _LOST if text == f"lost {os.getpid()}" else float(text)
-    except (OSError, ValueError):
-        return 1.0
 
 
 def read_prompt(row: Row) -> PromptLogprobs | None:

@@ -1,6 +1,7 @@
 """Computes steps on a real model: plan → packed batch → hidden states → logits → tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,7 +107,8 @@ class TorchRunner:
         self._forward = None
         self._masks.close()
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # a lost device gives nothing back
+                torch.cuda.empty_cache()
 
     def _begin(self, slot: int, request: Request) -> None:
         """Prepare ``slot`` for ``request``, whose blocks are in the table already."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from worker.errors import DeviceLost
 from worker.log import engine_log
 from worker.runner.device_probe import DeviceProbe, probe_of
+from worker.runner.simulated_device import SimulatedDevice
 from worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class XidWatch:
 
 def gpu_fault_of(settings: WorkerSettings) -> Callable[[], str]:
     """A function that says why a loaded engine's GPU is lost; "" while it is not known to be."""
+    if settings.engine == "synthetic-paced" and settings.synthetic.slow_file is not None:
+        device = SimulatedDevice(settings.synthetic.slow_file)
+        simulated = XidWatch(device.next_xid, DeviceProbe(device.answer))
+        return lambda: simulated.fault
     if settings.computes_on_gpu:
         import torch
 

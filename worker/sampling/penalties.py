@@ -42,7 +42,7 @@ class Penalties:
     def begin(self, slot: int, request: Request) -> None:
         """Enter the text of ``request`` as it stands."""
         texts, marks = self._tables()
-        ids = torch.tensor(request.tokens, device=self._device)
+        ids = self._upload(np.array(request.tokens, np.int64))
         prompt = request.prompt_tokens - request.job.begun_tokens
         texts[slot, : len(ids)] = ids
         marks[slot] = 0
@@ -137,9 +137,9 @@ class Biases:
         self._grow(count)
         ids, values = zip(*biases, strict=True)
         self._ids[slot] = 0
-        self._ids[slot, :count] = torch.tensor(ids, device=self._device)
+        self._ids[slot, :count] = upload(np.array(ids, np.int64), self._device)
         self._values[slot] = 0
-        self._values[slot, :count] = torch.tensor(values, device=self._device)
+        self._values[slot, :count] = upload(np.array(values, np.float32), self._device)
         self._counts[slot] = count
 
     def add_(self, logits: Tensor, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> None:

@@ -74,22 +74,25 @@ class PlainIntake:
         )
         _check_length(request.prompt, serving)
         token_ids = tokenizer.encode(request.prompt)
-        sampling = request.sampling_for(len(token_ids), card)
-        job = Job(
-            token_ids=token_ids,
-            sampling=sampling,
-            deadline=received + request.budget_ms / 1000,
-            on_deadline=request.on_deadline,
-            correlation_id=excerpt(call.request_id, 128),
-            first_token_by=received + seconds(request.first_token_ms),
-            token_gap_s=seconds(request.token_gap_ms),
-            constraint=serving.constraints.of(request.grammar, sampling),
-        )
-        text = tokenizer.stream_for(sampling)
-        reply = PlainReply(request, job, text, call.responder, tokenizer)
-        self._emitter.job_replies[job] = reply
+        fits = request.sampling_for(len(token_ids), card)
+        jobs = [
+            Job(
+                token_ids=token_ids,
+                sampling=sampling,
+                deadline=received + request.budget_ms / 1000,
+                on_deadline=request.on_deadline,
+                correlation_id=excerpt(call.request_id, 128),
+                first_token_by=received + seconds(request.first_token_ms),
+                token_gap_s=seconds(request.token_gap_ms),
+                constraint=serving.constraints.of(request.grammar, sampling),
+            )
+            for sampling in map(fits.for_choice, range(request.n))
+        ]
+        reply = PlainReply(request, jobs, call.responder, tokenizer, serving.engine.cancel)
+        self._emitter.job_replies.update({choice.job: choice for choice in reply.choices})
         self._emitter.post(lambda: self._emitter.watch(reply))
-        serving.engine.submit(job)
+        for job in jobs:
+            serving.engine.submit(job)
 
 
 def _check_length(prompt: str, serving: Serving) -> None:

@@ -1,56 +1,132 @@
 """Answers a plain request, in deltas or one piece, by tensors of Triton's vLLM contract."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from worker.core import Job, JobFinished, JobPrompt, JobStarted, JobTokens
-from worker.protocol import Code, TokenLogprob
+from worker.protocol import AbortCause, Code, TokenLogprob
 from worker.protocol import tensors as names
 from worker.service.call import Responder, Tensors, strings
 from worker.service.plain_request import PlainRequest
 from worker.service.replies import as_shown
-from worker.text.text_stream import TextStream
 from worker.text.tokenizer import Tokenizer
 
 
 class PlainReply:
-    """A ``Reply`` and ``JobReply`` in one, as each plain request has its own response sender."""
+    """The ``Reply`` to a plain request, of ``n`` texts. An error of one ends the request."""
 
     def __init__(
         self,
         request: PlainRequest,
-        job: Job,
-        text: TextStream,
+        jobs: Sequence[Job],
         responder: Responder,
         tokenizer: Tokenizer,
+        cancel: Callable[[Job, AbortCause], None],
     ) -> None:
-        self.request = request
-        self.job = job
+        """``jobs``: one for each text. ``cancel`` stops those whose texts nobody can get."""
         self.responder = responder
-        self._text = text
-        self._tokenizer = tokenizer
-        self._stopped = False
-        self._finished: JobFinished | None = None
-        self._pieces = [request.prompt] if request.prepend_prompt else []
-        self._new_tokens = 0
-        self._cumulative = 0.0
-        self._logprobs: list[dict[str, dict[str, Any]]] | None = (
-            [] if request.logprobs and request.states_logprobs else None
-        )
+        self.choices = [PlainChoice(request, job, tokenizer, self) for job in jobs]
+        self._request = request
+        self._cancel = cancel
         self._ended = False
-
-    @property
-    def reply(self) -> "PlainReply":
-        return self
 
     @property
     def ended(self) -> bool:
         return self._ended
 
     def running_jobs(self) -> list[Job]:
-        return [] if self._ended else [self.job]
+        return [] if self._ended else self._unfinished()
+
+    def flush(self) -> None:
+        if self._ended:
+            return
+        ends = [choice.end for choice in self.choices]
+        failed = next((end for end in ends if end is not None and end.code is not None), None)
+        if failed is not None and failed.code is not None:
+            self._fail(failed.code, failed.message)
+        elif None not in ends:
+            self.responder.send(self._tensors(), final=True)
+            self._ended = True
+        elif self._request.stream and any(choice.new_tokens for choice in self.choices):
+            self.responder.send(self._tensors())
+
+    def close(self) -> None:
+        if not self._ended:
+            self._fail(Code.INTERNAL, "the answer could not be sent")
+
+    def _fail(self, code: Code, message: str) -> None:
+        self._ended = True
+        self.responder.fail(code, message)
+        for job in self._unfinished():
+            self._cancel(job, AbortCause.CANCEL)
+
+    def _unfinished(self) -> list[Job]:
+        return [choice.job for choice in self.choices if choice.end is None]
+
+    def _tensors(self) -> Tensors:
+        """One response with everything since the last one, which is cleared. All outputs but the
+        prompt's count have an element for each text."""
+        request, choices = self._request, self.choices
+        tensors: dict[str, Any] = {names.TEXT_OUTPUT: strings(*[c.take_text() for c in choices])}
+        if request.finish_reason:
+            tensors[names.FINISH_REASON] = strings(*[c.finish_reason for c in choices])
+        if request.cumulative_logprob:
+            sums = [c.cumulative_logprob for c in choices]
+            tensors[names.CUMULATIVE_LOGPROB] = np.array(sums, dtype=np.float32)
+        if request.logprobs:
+            tensors[names.LOGPROBS] = strings(*[json.dumps(c.take_logprobs()) for c in choices])
+        if request.num_input_tokens:
+            count = len(choices[0].job.token_ids)
+            tensors[names.NUM_INPUT_TOKENS] = np.array([count], dtype=np.uint32)
+        if request.num_output_tokens:
+            counts = [c.new_tokens for c in choices]
+            tensors[names.NUM_OUTPUT_TOKENS] = np.array(counts, dtype=np.uint32)
+        for choice in choices:
+            choice.new_tokens = 0
+        return tensors
+
+
+class PlainChoice:
+    """The ``JobReply`` of one of a plain request's texts."""
+
+    def __init__(
+        self, request: PlainRequest, job: Job, tokenizer: Tokenizer, reply: PlainReply
+    ) -> None:
+        self.job = job
+        self.reply = reply
+        self.end: JobFinished | None = None
+        self.new_tokens = 0
+        """Tokens that were not sent yet."""
+        self.cumulative_logprob = 0.0
+        self._text = tokenizer.stream_for(job.sampling)
+        self._tokenizer = tokenizer
+        self._stop_in_text = request.stop_in_text
+        self._stopped = False
+        self._pieces = [request.prompt] if request.prepend_prompt else []
+        self._logprobs: list[dict[str, dict[str, Any]]] | None = (
+            [] if request.logprobs and request.states_logprobs else None
+        )
+
+    @property
+    def finish_reason(self) -> str:
+        """vLLM's spelling: "None" while the text goes on."""
+        return "None" if self.end is None else self.end.reason.value
+
+    def take_text(self) -> str:
+        """The text since the last call."""
+        text = "".join(self._pieces)
+        self._pieces = []
+        return text
+
+    def take_logprobs(self) -> list[dict[str, dict[str, Any]]] | None:
+        """Log-probabilities of the tokens since the last call; None where none are asked for."""
+        taken = self._logprobs
+        if taken is not None:
+            self._logprobs = []
+        return taken
 
     def started(self, event: JobStarted) -> None:
         pass
@@ -65,10 +141,10 @@ class PlainReply:
         count = len(event.ids) if fed.stopped_at is None else fed.stopped_at + 1
         self._stopped = fed.stopped_at is not None
         self._pieces.extend(fed.texts[:count])
-        self._new_tokens += count
+        self.new_tokens += count
         if event.logprobs is not None:
             for token_id, logprob in zip(event.ids[:count], event.logprobs, strict=False):
-                self._cumulative += logprob.logprob
+                self.cumulative_logprob += logprob.logprob
                 if self._logprobs is not None:
                     self._logprobs.append(self._describe(token_id, logprob))
         return self._stopped
@@ -82,46 +158,14 @@ class PlainReply:
         if not self._stopped:
             tail, self._stopped = self._text.flush()
             self._pieces.append(tail)
-        self._finished = as_shown(event, self._stopped)
+        if self._stop_in_text:
+            self._pieces.append(self._stop_text())
+        self.end = as_shown(event, self._stopped)
 
-    def flush(self) -> None:
-        if self._ended:
-            return
-        end = self._finished
-        if end is None:
-            if self.request.stream and self._new_tokens:
-                self.responder.send(self._tensors("None"))
-            return
-        if end.code is None:
-            self.responder.send(self._tensors(end.reason.value), final=True)
-        else:
-            self.responder.fail(end.code, end.message)
-        self._ended = True
-
-    def close(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self.responder.fail(Code.INTERNAL, "the answer could not be sent")
-
-    def _tensors(self, finish_reason: str) -> Tensors:
-        """One response with everything since the last one, which is cleared."""
-        request = self.request
-        tensors: dict[str, Any] = {names.TEXT_OUTPUT: strings("".join(self._pieces))}
-        if request.finish_reason:
-            tensors[names.FINISH_REASON] = strings(finish_reason)
-        if request.cumulative_logprob:
-            tensors[names.CUMULATIVE_LOGPROB] = np.array([self._cumulative], dtype=np.float32)
-        if request.logprobs:
-            tensors[names.LOGPROBS] = strings(json.dumps(self._logprobs))
-        if request.num_input_tokens:
-            count = len(self.job.token_ids)
-            tensors[names.NUM_INPUT_TOKENS] = np.array([count], dtype=np.uint32)
-        if request.num_output_tokens:
-            tensors[names.NUM_OUTPUT_TOKENS] = np.array([self._new_tokens], dtype=np.uint32)
-        self._pieces, self._new_tokens = [], 0
-        if self._logprobs is not None:
-            self._logprobs = []
-        return tensors
+    def _stop_text(self) -> str:
+        """The stop string or token that ended the text; empty where neither did."""
+        ended_by = self._text.stop_token_id
+        return self._text.stop if ended_by is None else self._token_text(ended_by)
 
     def _describe(self, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, Any]]:
         """vLLM's form: token id → its logprob, rank and text; the chosen token's comes first.

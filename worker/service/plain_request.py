@@ -3,7 +3,8 @@
 Taken from its documentation and sample client: ``sampling_parameters`` is a JSON object whose
 numbers may be strings; without it the request's own parameters count. Prompt text is prepended
 to the output unless ``exclude_input_in_output``, which streaming always implies. Text, token
-counts and log-probabilities are deltas when streaming. The last data response carries FINAL.
+counts and log-probabilities are deltas when streaming. With ``n`` above 1 each output has an
+element for each text. The last data response carries FINAL.
 Unlike there, a stated ``max_tokens`` that the context cannot hold is an error, not a shorter
 answer (WK-8); vLLM's default of 16 means up to the context's end.
 """
@@ -34,6 +35,10 @@ from worker.service.call import Call
 from worker.service.plain_grammar import FIELDS as GRAMMAR_FIELDS
 from worker.service.plain_grammar import read_grammar
 
+MAX_CHOICES = 128
+"""Largest ``n``, as on the orchestrator's OpenAI routes."""
+_SERVED = ("n", "best_of", "include_stop_str_in_output")
+"""Parameters that count here, though not where an answer has one text."""
 _DEADLINES = (
     names.PARAM_DEADLINE_MS,
     names.PARAM_DEADLINE_UNIX_MS,
@@ -51,6 +56,10 @@ class PlainRequest:
     stream: bool
     prepend_prompt: bool
     sampling: Sampling
+    n: int
+    """Number of texts, each an element of the outputs."""
+    stop_in_text: bool
+    """Whether the stop string or token that ends a text is part of it."""
     grammar: Grammar | None
     states_max_tokens: bool
     states_logprobs: bool
@@ -90,6 +99,10 @@ class PlainRequest:
 class _Stated(msgspec.Struct, forbid_unknown_fields=True):
     """Fields that ``sampling_parameters`` may have. Types are lax: numbers may come as strings."""
 
+    n: int = 1
+    best_of: int | None = None
+    """Must be ``n`` where it is stated: every text is returned."""
+    include_stop_str_in_output: bool = False
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float | None = None
@@ -148,6 +161,10 @@ def parse_plain(
     stated = _read_stated(call)
     if stated.on_deadline is OnDeadline.FIT:
         raise InvalidCall("on_deadline fit needs the orchestrator's forecast; here: error, partial")
+    if not 1 <= stated.n <= MAX_CHOICES:
+        raise InvalidCall(f"n must be 1 to {MAX_CHOICES}, got {excerpt(stated.n)}")
+    if stated.best_of not in (None, stated.n):
+        raise InvalidCall(f"best_of must be n, which is {stated.n}, or left out")
     logprobs = stated.logprobs
     if logprobs is None and want_cumulative:
         logprobs = 0
@@ -173,6 +190,8 @@ def parse_plain(
         stream=stream,
         prepend_prompt=not (stream if exclude is None else exclude),
         sampling=sampling,
+        n=stated.n,
+        stop_in_text=stated.include_stop_str_in_output,
         grammar=read_grammar({name: getattr(stated, name) for name in GRAMMAR_FIELDS}),
         states_max_tokens=stated.max_tokens is not None,
         states_logprobs=stated.logprobs is not None,
@@ -207,7 +226,7 @@ def _read_stated(call: Call) -> _Stated:
 def _convert(source: Mapping[str, Any]) -> _Stated:
     """Parameters as typed fields, without those that change nothing."""
     try:
-        stated = stated_parameters(source)
+        stated = stated_parameters(source, _SERVED)
     except UnsupportedParameter as error:
         raise InvalidCall(str(error)) from None
     try:

@@ -7,6 +7,7 @@ when its work has ended in any other way.
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from worker.errors import MemoryLimitExceeded, RequestError, ResponderLost
+from worker.errors import DeviceLost, MemoryLimitExceeded, RequestError, ResponderLost
 from worker.media.buffers import BufferPool, Lease
 from worker.media.clip import Clip, Unfinished
 from worker.media.errors import OutOfTime, SlotCancelled, SlotError, StageFailed, StageTimeout
@@ -35,6 +36,8 @@ from worker.service.slot_state import AbortTimes, SlotReporter
 
 _POLL_S = 0.05
 """Seconds between checks whether a slot's client is gone."""
+LAST_WORDS_S = 0.5
+"""Seconds that answers have to leave through Triton before the process ends."""
 _LARGE = 2**20
 """Bytes of an answer from which copying it would delay other slots' clients."""
 
@@ -70,7 +73,11 @@ class SlotWorker:
         pool: BufferPool,
         settings: SlotSettings,
         reporter: SlotReporter,
+        die: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
+        """``die`` ends the process, whose device no other part of it can use again either."""
+        self._die = die
+        self._has_lost_device = False
         self._pipeline = pipeline
         self._pool = pool
         self._queue = SlotQueue(pool, settings.max_waiting)
@@ -117,6 +124,9 @@ class SlotWorker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _begin(self, asked: _Asked) -> None:
+        if self._has_lost_device:
+            asked.responder.fail(Code.DRAINING, "the worker has lost its device and ends")
+            return
         task = self._loop.create_task(self._serve(asked))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -143,12 +153,25 @@ class SlotWorker:
             code, message = Code.NO_CAPACITY, str(error)
         except MemoryLimitExceeded as error:
             code, message = Code.NO_CAPACITY, str(error)
+        except DeviceLost as error:
+            log.critical("%s: ending the process; its supervisor starts it again", error)
+            code, message = Code.INSTANCE_LOST, "the device was lost while it worked on this"
+            self._end_process()
         except Exception:
             log.exception("a slot failed")
             code, message = Code.INTERNAL, "the slot pipeline failed; its log says why"
         finally:
             watch.cancel()
         asked.responder.fail(code, message)
+
+    def _end_process(self) -> None:
+        """End the process once all that is under way has been answered: other instances go on."""
+        if self._has_lost_device:
+            return
+        self._has_lost_device = True
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+        self._loop.call_later(LAST_WORDS_S, self._die)
 
     async def _watch(self, asked: _Asked, slot: "asyncio.Task[None] | None") -> None:
         """Cancel a slot whose client gave up or is gone."""

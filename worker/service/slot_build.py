@@ -24,10 +24,14 @@ from worker.media.warm_up import warm_up
 from worker.memory import LimitedMemory, MemoryLimits
 from worker.protocol.clips.plan import SAMPLE_RATE
 from worker.runner.device import open_device
+from worker.runner.device_probe import probe_of
 from worker.runner.memory import CudaMemory
 from worker.service.slot import SlotWorker
 from worker.service.slot_state import SlotReporter
 
+_PROBE_S = 30.0
+"""Seconds after which a device that has not answered counts as lost: other stages may have queued
+seconds of work on it."""
 _LIMITS = "TIDEGATE_SLOT__MEMORY__SOFT_GIB", "TIDEGATE_SLOT__MEMORY__HARD_GIB"
 
 
@@ -65,7 +69,9 @@ def build_slots(settings: SlotSettings) -> SlotWorker:
     guard = slot_guard(meter, limits)
     guard.check(plan.bytes - meter.used_bytes(), "the residency plan")
     config = PipelineConfig(settings.size, settings.seconds, settings.buffer_s, settings.nice)
-    pipeline = SlotPipeline(providers, nominal_times(), guard, device, config)
+    probe = probe_of(device, _PROBE_S)
+    check_device = None if probe is None else probe.check
+    pipeline = SlotPipeline(providers, nominal_times(), guard, device, config, check_device)
     media_log.info("the slot pipeline is loaded in %.2f s", time.monotonic() - began)
     pool = BufferPool(sizes, slots, device)
     if settings.warm_up:

@@ -193,8 +193,8 @@ class Swapper:
             return
         self._drain(grace_s)
         self._retire()
-        self._unload(current)
         try:
+            self._unload(current)  # raises where the device is lost
             loaded = self._load(target)
         except Exception as error:
             why = f"{error}" or type(error).__name__

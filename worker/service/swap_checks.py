@@ -11,10 +11,10 @@ from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, parts_of
 from worker.environment import problem_of
 from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLimitExceeded
 from worker.memory import GIB
-from worker.models.config import read_config
+from worker.models.config import ModelConfig, read_config
 from worker.models.folder import model_name, why_unservable
 from worker.protocol import Loadable
-from worker.runner.memory import CudaMemory, MemoryMeter, ProcessMemory
+from worker.runner.memory import CudaMemory, MemoryMeter, ProcessMemory, block_bytes
 from worker.settings import RENAMED, WorkerSettings
 
 _OF_THE_PROCESS = frozenset(
@@ -32,7 +32,8 @@ _OF_THE_PROCESS = frozenset(
 )
 """Settings of the process, which no swap changes."""
 _LOADING_SHARE = 1.25
-"""Peak memory of a load, relative to its weights in the end, which are packed by layers."""
+"""Peak memory of a load, relative to its weights in the end, which are packed by layers. What it
+takes beside them is free again when the KV pool is allocated."""
 _SUFFIXES = (".safetensors", ".gguf")
 _PACKAGES = {"llamacpp": "xllamacpp", "transformers": "transformers", "vllm": "vllm"}
 
@@ -113,7 +114,7 @@ def file_bytes(path: Path) -> int:
 
 def meter_of(settings: WorkerSettings) -> MemoryMeter:
     """A meter of the memory that this worker's models take."""
-    return CudaMemory(0) if settings.device == "cuda" and _computes(settings) else ProcessMemory()
+    return CudaMemory(0) if settings.computes_on_gpu else ProcessMemory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,15 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
     Raises ``CheckpointError``, ``EngineMissing``, ``MemoryLimitExceeded``.
     """
     _check_files(target)
-    needed, freed = weight_bytes(target), weight_bytes(current)
+    weights, pool = weight_bytes(target), pool_bytes_of(target)
+    loading = int(weights * _LOADING_SHARE)
+    whole = max(loading, weights + pool)
+    # On the CPU a pool takes memory only as it fills.
+    peak = whole if target.computes_on_gpu else loading
     free, used = meter.free_bytes(), meter.used_bytes()
-    peak = int(needed * _LOADING_SHARE)
+    freed = weight_bytes(current)
+    if target.computes_on_gpu and current.computes_on_gpu:
+        freed = max(freed, used)  # its pool as well: torch holds nothing else there
     hard = round(target.memory.hard_gib * GIB)
     room = free + freed
     if hard:
@@ -142,11 +149,13 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
         raise MemoryLimitExceeded(
             f"{name_of(target)} needs about {peak / GIB:.2f} GiB to load, and {limit} leaves"
             f" {max(0, room) / GIB:.2f} GiB once {name_of(current)} is gone; raise the limit, take"
-            " a smaller model, or quantize it"
+            " a smaller model or fewer KV blocks, or quantize it"
         )
-    # A pool on CUDA is sized by free memory: beside another one it would be far too small.
-    is_sized = target.device == "cpu" or not _computes(target) or target.kv.blocks > 0
-    fits = is_sized and peak <= free and (not hard or used + peak <= hard)
+    # A pool without a stated size takes all that is free on a GPU: beside another one it would be
+    # far too small. What other engines' pools take is not known here.
+    is_sized = not target.computes_on_gpu or pool > 0
+    # The hard limit is for all of a pool, even where it has yet to fill.
+    fits = is_sized and peak <= free and (not hard or used + whole <= hard)
     return Checked(fits and target.swap_beside == "auto")
 
 
@@ -157,17 +166,34 @@ def weight_bytes(settings: WorkerSettings) -> int:
     stored = file_bytes(settings.model_path)
     if settings.engine != "torch":
         return stored
-    import torch
-
-    from worker.runner.precision import choose_dtype
-
     try:
         config = read_config(settings.model_path)
     except (OSError, ValueError):  # of the model that is to go: its files may be gone already
         return stored
-    kept = choose_dtype(settings, config, torch.device(settings.device))
     own = {"float32": 4}.get(config.dtype, 2)
-    return stored * kept.itemsize // own
+    return stored * _number_bytes(settings, config) // own
+
+
+def pool_bytes_of(settings: WorkerSettings) -> int:
+    """Bytes of the KV pool that the settings ask for; 0 where it is sized by what is free, or only
+    its engine knows."""
+    if settings.engine != "torch" or not settings.kv.blocks:
+        return 0
+    try:
+        config = read_config(settings.model_path)
+    except (OSError, ValueError):  # to be told by whoever loads it
+        return 0
+    number_bytes = _number_bytes(settings, config)
+    return settings.kv.blocks * block_bytes(config, settings.kv.block_tokens, number_bytes)
+
+
+def _number_bytes(settings: WorkerSettings, config: ModelConfig) -> int:
+    """Bytes of a number of the type in which our own engine computes."""
+    import torch
+
+    from worker.runner.precision import choose_dtype
+
+    return choose_dtype(settings, config, torch.device(settings.device)).itemsize
 
 
 def _check_files(target: WorkerSettings) -> None:

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+MAX_PROCESSES = 64
+"""Most orchestrator processes at one port."""
 MAX_INSTANCES = 128
 """Most Tritons on one machine."""
 
@@ -46,6 +48,9 @@ class Number(click.ParamType[float | int]):
         return number
 
 
+PROCESSES = Number(
+    "number", 1, MAX_PROCESSES, f"the number of processes is from 1 to {MAX_PROCESSES}"
+)
 PORT = Number("port", 0, 65535, "a port is from 0 to 65535")
 SHARE = Number("percent", 0, 99, "must be percent from 0 to 99")
 POSITIVE = Number("number", 1, math.inf, "must be at least 1")
@@ -192,6 +197,17 @@ def server_options(function: _F) -> _F:
         show_envvar=True,
         metavar="URL",
         help="the service",
+    )(function)
+
+
+def processes_option(function: _F) -> _F:
+    return option(
+        "--processes",
+        type=PROCESSES,
+        default=1,
+        metavar="N",
+        help="orchestrator processes that share the port, one for each core at most "
+        "(docs/fleet.md)",
     )(function)
 
 

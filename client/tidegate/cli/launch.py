@@ -6,7 +6,10 @@ Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worke
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -14,6 +17,7 @@ from catalog.errors import MachineUnfit, ProvisionError
 from catalog.models import ModelCatalog
 from catalog.paths import DEMO_CHECKPOINT, state_dir
 from orchestrator.lanes.tls import SETTING, Tls, stated_tls
+from orchestrator.settings import InvalidSettings, Settings, load_settings
 from pool import command
 from pool.artifacts.resolve import resolve_model
 from pool.console import curl_line
@@ -21,12 +25,15 @@ from pool.engines.environments import environment_if_made
 from pool.engines.triton import TritonPorts
 from pool.preflight.slot import check_slot
 from pool.spec import SLOT_MODEL, LaunchSpec
+from pool.units.store import find_store
 from tidegate.cli.options import LaunchOptions
 from worker.environment import unknown_variables
 from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
 from worker.settings import PREFIX, RENAMED, WorkerSettings
 
+EXIT_USAGE = 2
+LOOPBACK = "127.0.0.1"
 DEMO_MODEL_NAME = "demo"
 SCRIPTED_MODEL_NAME = "scripted"
 SCRIPTED_ENGINE = "synthetic-scripted"
@@ -48,10 +55,76 @@ _LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 
 
+class _Sharing(NamedTuple):
+    """How several processes share a state, as fields of ``LaunchSpec``."""
+
+    store: str = ""
+    own_host: str = LOOPBACK
+    advertise: str = ""
+
+
+def serve(
+    host: str | None,
+    port: int | None,
+    instances_at: str | None,
+    cors_origins: str | None,
+    processes: int,
+) -> int:
+    """Launch several orchestrators at one port, for Tritons that run elsewhere; returns the exit
+    status. What is None is as the settings have it."""
+    if cors_origins is not None:
+        os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins  # the orchestrators inherit it
+    stated = {"host": host, "port": port, "instances": instances_at}
+    try:
+        settings = load_settings(**{k: v for k, v in stated.items() if v is not None})
+        sharing = _sharing(settings)
+    except InvalidSettings as error:
+        print(f"Invalid settings:\n{error}", file=sys.stderr)
+        return EXIT_USAGE
+    except ProvisionError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        return command.EXIT_FAILED
+    spec = LaunchSpec(
+        host=settings.host,
+        port=settings.port,
+        processes=processes,
+        instances_at=instances_at or "",
+        drain_s=settings.shutdown.grace_s,
+        log_to_stderr=True,
+        **sharing._asdict(),
+    )
+    return command.run(spec)
+
+
+def _sharing(settings: Settings) -> _Sharing:
+    """The store that several processes share: the one of the settings, else one of their own.
+    Raises ``MachineUnfit`` where there can be none."""
+    state = settings.state
+    if state.url is None:
+        if find_spec("redis") is None:
+            raise MachineUnfit(
+                "several processes share a Redis or Valkey, and the package redis is not installed "
+                "here: pip install redis"
+            )
+        return _Sharing(find_store())
+    stated = urlsplit(state.advertise or "")
+    name = stated.netloc.removesuffix(f":{stated.port}")
+    return _Sharing(
+        own_host=settings.host if state.is_remote else LOOPBACK,
+        advertise=f"{stated.scheme}://{name}" if state.advertise else "",
+    )
+
+
 def run(args: LaunchOptions) -> int:
     """Launch Triton, and the orchestrator where that is asked for; returns the exit status."""
+    sharing = _Sharing()
     try:
         worker_env = _worker_env(args)
+        if args.processes > 1:
+            sharing = _sharing(load_settings(host=args.host, port=args.port))
+    except InvalidSettings as error:
+        print(f"Invalid settings:\n{error}", file=sys.stderr)
+        return EXIT_USAGE
     except ProvisionError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return command.EXIT_FAILED
@@ -78,6 +151,8 @@ def run(args: LaunchOptions) -> int:
         host=args.host,
         port=args.port,
         serve=args.serve,
+        processes=args.processes,
+        **sharing._asdict(),
         instances=args.instances,
         gpus=args.gpus,
         triton=args.triton,

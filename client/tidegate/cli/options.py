@@ -31,6 +31,7 @@ class LaunchOptions:
     follow_parent: bool
     host: str = "127.0.0.1"
     port: int = 0
+    processes: int = 1
     serve: bool = True
 
 

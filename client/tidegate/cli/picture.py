@@ -51,14 +51,18 @@ class Picture:
             "outcomes": {name: self._outcome(name) for name in _OUTCOMES},
             "offered": samples.total("tidegate_offered_total"),
             "tokens": samples.total("tidegate_tokens_generated_total"),
-            "attainment": samples.total("tidegate_attainment"),
-            "waste": samples.total("tidegate_waste"),
+            "attainment": self._attainment(),
+            "waste": self._waste(),
             "offered_per_s": samples.rate("tidegate_offered_total", self.before),
             "met_per_s": samples.rate("tidegate_outcomes_total", self.before, outcome="met"),
             "tokens_per_s": samples.rate("tidegate_tokens_generated_total", self.before),
             "ttft_p50_ms": samples.quantile("tidegate_ttft_ms", 0.5),
             "ttft_p99_ms": samples.quantile("tidegate_ttft_ms", 0.99),
-            "kv_blocks": samples.by("tidegate_kv_blocks", "kind"),
+            # Each process tells of all blocks.
+            "kv_blocks": {
+                kind: blocks / samples.processes
+                for kind, blocks in samples.by("tidegate_kv_blocks", "kind").items()
+            },
         }
 
     def render(self) -> RenderableType:
@@ -91,8 +95,8 @@ class Picture:
             ),
             (
                 "kept",
-                share(samples.total("tidegate_attainment")),
-                f"since it began; {share(samples.total('tidegate_waste'))} of tokens wasted",
+                share(self._attainment()),
+                f"since it began; {share(self._waste())} of tokens wasted",
             ),
             *self._last_minute(),
             (
@@ -123,9 +127,15 @@ class Picture:
 
     def _last_minute(self) -> list[tuple[str, str, str]]:
         """Line with the share met by class of urgency; none where no request ended."""
-        kept = self.samples.by("tidegate_class_attainment", "class", window=_WINDOW)
-        if not kept:
+        classes = self.samples.by("tidegate_class_attainment", "class", window=_WINDOW)
+        if not classes:
             return []
+        kept = {
+            name: self.samples.mean(
+                "tidegate_class_attainment", **{"class": name, "window": _WINDOW}
+            )
+            for name in classes
+        }
         each = " · ".join(f"{name} {share(value)}" for name, value in sorted(kept.items()))
         return [("", each, "in the last minute")]
 
@@ -166,6 +176,20 @@ class Picture:
         part = used / (used + free)
         filled = round(part * _BAR)
         return f"{'█' * filled}{'░' * (_BAR - filled)} {share(part)}"
+
+    def _attainment(self) -> float | None:
+        """Share of ended requests that were met, by all processes at the port."""
+        ended = self.samples.total("tidegate_outcomes_total")
+        return self._outcome("met") / ended if ended else self.samples.mean("tidegate_attainment")
+
+    def _waste(self) -> float | None:
+        """Share of tokens for requests not met, by all processes at the port."""
+        made = self.samples.by("tidegate_tokens_generated_total", "process")
+        shares = self.samples.by("tidegate_waste", "process")
+        if not sum(made.values()):
+            return self.samples.mean("tidegate_waste")
+        wasted = (share * made.get(process, 0.0) for process, share in shares.items())
+        return sum(wasted) / sum(made.values())
 
     def _outcome(self, name: str) -> float:
         return self.samples.total("tidegate_outcomes_total", outcome=name) or 0.0

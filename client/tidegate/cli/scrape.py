@@ -45,6 +45,17 @@ class Samples:
             sums[key] = sums.get(key, 0.0) + value
         return sums
 
+    def mean(self, name: str, **labels: str) -> float | None:
+        """Mean of all series with these labels; None where there is none. For a share that several
+        processes at one port tell, each of its own requests."""
+        found = [value for _, value in self._of(name, labels)]
+        return sum(found) / len(found) if found else None
+
+    @property
+    def processes(self) -> int:
+        """How many processes at one port the scrape tells of."""
+        return max(1, len(self.values.get("tidegate_attainment", ())))
+
     def rate(self, name: str, before: "Samples | None", **labels: str) -> float | None:
         """Growth per second since ``before``; None for the first look."""
         now, then = self.total(name, **labels), before and before.total(name, **labels)

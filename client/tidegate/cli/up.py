@@ -17,6 +17,7 @@ from tidegate.cli.arguments import (
     Instances,
     Words,
     option,
+    processes_option,
 )
 from tidegate.cli.interrupt import importing
 from tidegate.cli.options import LaunchOptions
@@ -216,6 +217,7 @@ def _triton_options(ports: tuple[int, int, int]) -> Callable[[_F], _F]:
 )
 @_listening
 @option("--cors-origins", metavar="ORIGIN,…", help=CORS_HELP)
+@processes_option
 @_worker_options
 @_triton_options(ports=(0, 0, 0))
 def up(cors_origins: str | None, **given: Any) -> int:

@@ -30,12 +30,23 @@ class HealthPort:
     The socket is bound here and stays open while a responder is replaced: checks wait meanwhile.
     """
 
-    def __init__(self, board: HealthBoard, host: str, port: int, *, stalled_after_s: float) -> None:
-        """Bind the socket. Raises ``OSError`` if the port cannot be listened on."""
+    def __init__(
+        self,
+        board: HealthBoard,
+        host: str,
+        port: int,
+        *,
+        stalled_after_s: float,
+        is_shared: bool = False,
+    ) -> None:
+        """Bind the socket; ``is_shared``: other processes listen there too. Raises ``OSError`` if
+        the port cannot be listened on."""
         self._board = board
         self._stalled_after_s = stalled_after_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self._listener = socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, reuse_port=is_shared
+        )
         self._runner: asyncio.Task[None] | None = None
         self.pid = 0
         """Process id of the responder; 0 while there is none."""

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR
 from orchestrator.api.http.finding import find_slots, find_tasks, status_of
+from orchestrator.api.http.forwarding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import Draining, NotFound
 from orchestrator.tasks.task import Task
@@ -18,17 +19,25 @@ async def cancel(request: web.Request) -> web.Response:
     slots = find_slots(request, name)
     for slot in slots:
         orchestrator.slots.cancel(slot)
+    state = orchestrator.shared_state
+    # An id leads to whoever has it; work of one correlation id may be in all processes of a port.
+    is_shared = state is not None and not state.is_of_member(name)
+    elsewhere = await told_by_siblings(request) if is_shared else []
     try:
         tasks = await cancel_tasks(request, name)
     except NotFound:
-        if not slots:
+        if not slots and not elsewhere:
             raise
         tasks = []
     stopped = [(task.id, status_of(task), task.correlation_id) for task in tasks]
     stopped += [(slot.id, "ended", slot.job.correlation_id) for slot in slots]
-    task_id, status, correlation_id = stopped[0]
-    answer = {"task_id": task_id, "status": status, "correlation_id": correlation_id}
-    return json_response(answer | {"task_ids": [each[0] for each in stopped]}, status=202)
+    answers = elsewhere
+    if stopped:
+        task_id, status, correlation_id = stopped[0]
+        answer = {"task_id": task_id, "status": status, "correlation_id": correlation_id}
+        answers = [answer | {"task_ids": [each[0] for each in stopped]}, *elsewhere]
+    ids = dict.fromkeys(task_id for answer in answers for task_id in answer["task_ids"])
+    return json_response(answers[0] | {"task_ids": list(ids)}, status=202)
 
 
 async def cancel_tasks(request: web.Request, name: str) -> Sequence[Task]:

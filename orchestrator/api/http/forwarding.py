@@ -1,13 +1,18 @@
-"""Requests for what another orchestrator of the fleet has, handed on to it.
+"""Requests for what another orchestrator has, handed on to it.
 
-An id that is not known here may be known to another: the fleet is asked who has it, and that one
+An id that is not known here may be known to another: the shared state says who has it, and that one
 answers as if it had been asked itself, with the client's own headers and key. Whoever hangs up
 here, hangs up there.
+
+Of processes that share a port (``state.siblings``) a client cannot choose one. So what one of them
+keeps for all is asked of that one, and what concerns all is asked of each.
 """
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
+import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
@@ -15,11 +20,17 @@ from orchestrator.api.http.context import CONTEXT
 from orchestrator.errors import NotReady, TidegateError
 
 if TYPE_CHECKING:  # its library is an extra
-    from orchestrator.state.fleet import Fleet
+    from orchestrator.state.shared_state import SharedState
 
 FORWARDED_HEADER = "x-tidegate-forwarded"
-"""Marks a request that another orchestrator has handed on, which is not handed on again."""
+"""Marks a request that another orchestrator has handed on, which is not handed on again. Its value
+is the tag of the orchestrator that it is for, or ``TO_ANY``."""
+TO_ANY = "1"
 CONNECT_S = 2.0
+SIBLING_S = 5.0
+"""Longest wait for an answer of another process at the same port, in seconds."""
+_LED = ("/v1/files", "/v1/batches", "/v1/messages/batches", "/v2/catalog")
+"""Paths below which one process answers for all of a port."""
 _HOP_BY_HOP = frozenset(
     (
         "connection",
@@ -37,11 +48,18 @@ _HOP_BY_HOP = frozenset(
 )
 
 
+class SiblingAnswer(NamedTuple):
+    """The answer of another process at the same port."""
+
+    status: int
+    body: bytes
+
+
 class Forwarding:
     """Hands requests on. Its connections are closed with the application."""
 
-    def __init__(self, fleet: "Fleet") -> None:
-        self._fleet = fleet
+    def __init__(self, shared_state: "SharedState") -> None:
+        self._shared_state = shared_state
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -49,20 +67,78 @@ class Forwarding:
             await self._session.close()
 
     async def answer(self, request: web.Request, error: TidegateError) -> web.StreamResponse | None:
-        """The answer of whoever has what ``error`` says is unknown here; None where nobody has it.
-        Raises ``NotReady`` where it is about to be taken on, or its holder does not answer."""
-        if not error.item_id or FORWARDED_HEADER in request.headers:
+        """The answer of whoever has what ``error`` says is unknown here; None where nobody has it,
+        which ``error`` then says more of. Raises ``NotReady`` where it is about to be taken on, or
+        its holder does not answer; ``NoCapacity`` where there is no room for it."""
+        if not error.item_id:
             return None
-        url = await self._fleet.holder_of(error.item_id)
-        if url is None:
+        if asked_for := request.headers.get(FORWARDED_HEADER):
+            if asked_for not in (TO_ANY, self._shared_state.tasks.tag):  # it was at this address
+                raise NotReady(
+                    "the orchestrator that had this is gone, and another may take it on: ask again "
+                    "in a moment"
+                )
             return None
-        self._fleet.forwarded += 1
-        return await self._forward(request, url)
+        holder = await self._shared_state.holder_of(error.item_id)
+        if holder is None:
+            if self._shared_state.is_of_dead(error.item_id):
+                error.message += (
+                    "; the orchestrator that made this id is gone, and nothing was kept of it: "
+                    "begin anew"
+                )
+            return None
+        self._shared_state.forwarded += 1
+        return await self._forward(request, holder.url, holder.tag)
 
-    async def _forward(self, request: web.Request, url: str) -> web.StreamResponse:
-        headers = _end_to_end(request.headers)
-        headers[FORWARDED_HEADER] = "1"
-        headers.setdefault("X-Correlation-Id", request[CONTEXT].correlation_id)
+    async def of_one(self, request: web.Request) -> web.StreamResponse | None:
+        """The answer of the process that answers such a request for all of a port; None where this
+        one is to answer. Raises ``NotReady`` where that one breaks off."""
+        siblings = self._shared_state.siblings
+        if siblings is None or FORWARDED_HEADER in request.headers:
+            return None
+        url: str | None = None
+        if _is_led(request.path):
+            url = siblings.lead()
+        elif request.method == "POST" and (name := request.headers.get("Idempotency-Key")):
+            url = siblings.keeper_of(name)
+        if not url:
+            return None
+        try:
+            return await self._forward(request, url, TO_ANY)
+        except NotReady as not_ready:
+            if isinstance(not_ready.__cause__, aiohttp.ClientConnectorError):
+                return None  # it is gone, with what it had
+            raise
+
+    async def of_siblings(self, request: web.Request) -> list[SiblingAnswer]:
+        """The answers of the other processes at this port to the same request; none to one that
+        another has handed on. Those that are gone are left out: whoever takes their place begins
+        anew. Raises ``NotReady`` where one does not answer."""
+        siblings = self._shared_state.siblings
+        if siblings is None or FORWARDED_HEADER in request.headers:
+            return []
+        asked = [self._ask(request, url) for url in siblings.urls()]
+        return [answer for answer in await asyncio.gather(*asked) if answer is not None]
+
+    async def _ask(self, request: web.Request, url: str) -> SiblingAnswer | None:
+        headers = _handed_on(request, TO_ANY)
+        headers.popall("Accept-Encoding", None)
+        data, target = request[CONTEXT].body, f"{url}{request.raw_path}"
+        try:
+            async with (
+                asyncio.timeout(SIBLING_S),
+                self._client().request(request.method, target, headers=headers, data=data) as reply,
+            ):
+                return SiblingAnswer(reply.status, await reply.read())
+        except aiohttp.ClientConnectorError:
+            return None
+        except (aiohttp.ClientError, TimeoutError) as failure:
+            raise NotReady(
+                "not all processes at this port have answered; send it again in a moment"
+            ) from failure
+
+    async def _forward(self, request: web.Request, url: str, tag: str) -> web.StreamResponse:
+        headers = _handed_on(request, tag)
         body = request[CONTEXT].body
         data = body if body is not None else request.content if request.can_read_body else None
         try:
@@ -102,6 +178,30 @@ class Forwarding:
 
 
 FORWARDING = web.AppKey("forwarding", Forwarding)
+
+
+async def told_by_siblings(request: web.Request) -> list[Any]:
+    """What the other processes at this port answer to the same request, decoded from JSON; those
+    that have no such thing are left out. Raises ``NotReady`` where one does not answer, or
+    refuses."""
+    if FORWARDING not in request.app:
+        return []
+    answers = await request.app[FORWARDING].of_siblings(request)
+    if any(answer.status >= 400 and answer.status != 404 for answer in answers):
+        raise NotReady("not all processes at this port have done it; send it again in a moment")
+    return [msgspec.json.decode(answer.body) for answer in answers if answer.status < 400]
+
+
+def _is_led(path: str) -> bool:
+    return any(path == led or path.startswith(f"{led}/") for led in _LED)
+
+
+def _handed_on(request: web.Request, tag: str) -> "CIMultiDict[str]":
+    """Headers of a request as they are handed on to the orchestrator of that tag."""
+    headers = _end_to_end(request.headers)
+    headers[FORWARDED_HEADER] = tag
+    headers.setdefault("X-Correlation-Id", request[CONTEXT].correlation_id)
+    return headers
 
 
 def _end_to_end(headers: "CIMultiDict[str] | aiohttp.typedefs.LooseHeaders") -> "CIMultiDict[str]":

@@ -1,12 +1,14 @@
 """``GET /v2/tasks``: running and ended tasks, without any text that was asked or answered."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from aiohttp import web
 
 from orchestrator.api.http.answer_ids import answer_id
 from orchestrator.api.http.context import CONTEXT, ORCHESTRATOR
 from orchestrator.api.http.finding import status_of
+from orchestrator.api.http.forwarding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest
 from orchestrator.service import Orchestrator
@@ -36,10 +38,29 @@ async def listing(request: web.Request) -> web.Response:
             continue
         if one.job.key != key.fingerprint and not key.is_admin:
             continue
-        if len(found) == limit:
-            return json_response({"tasks": found, "has_more": True})
+        if len(found) > limit:
+            break
         found.append(_line(one, now) if isinstance(one, Task) else _slot_line(one, now))
-    return json_response({"tasks": found, "has_more": False})
+    return await listed(request, "tasks", found, limit)
+
+
+async def listed(
+    request: web.Request, name: str, found: Sequence[dict[str, Any]], limit: int
+) -> web.Response:
+    """The answer with a list under ``name``: the first ``limit`` of what was ``found`` here and by
+    the other processes at this port."""
+    told = await told_by_siblings(request)
+    lines = [*found, *(line for answer in told for line in answer[name])]
+    if told:
+        lines.sort(key=_place)
+    has_more = len(lines) > limit or any(answer["has_more"] for answer in told)
+    return json_response({name: lines[:limit], "has_more": has_more})
+
+
+def _place(line: dict[str, Any]) -> tuple[bool, float]:
+    """Sort key of a list's line: work that goes on, then what has ended, each the newest first."""
+    has_ended = line["outcome"] is not None
+    return has_ended, line["age_ms"] - (line["took_ms"] if has_ended else 0.0)
 
 
 def _newest_first(orchestrator: Orchestrator) -> Iterator[Task | Slot]:

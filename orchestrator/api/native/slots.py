@@ -15,7 +15,7 @@ from orchestrator.api.http.files import send_file
 from orchestrator.api.http.responses import deadline_headers, json_response
 from orchestrator.api.native.errors import error_object
 from orchestrator.api.native.events import read_last_event_id
-from orchestrator.api.native.listing import STATUSES, read_limit
+from orchestrator.api.native.listing import STATUSES, listed, read_limit
 from orchestrator.api.native.routes import read_idempotency_key
 from orchestrator.api.native.slot_events import SlotEvents, described, ended, outputs_of
 from orchestrator.api.native.slot_types import SlotRequest
@@ -94,10 +94,10 @@ async def listing(request: web.Request) -> web.Response:
             continue
         if slot.job.key != key.fingerprint and not key.is_admin:
             continue
-        if len(found) == limit:
-            return json_response({"slots": found, "has_more": True})
+        if len(found) > limit:
+            break
         found.append(described(slot, now))
-    return json_response({"slots": found, "has_more": False})
+    return await listed(request, "slots", found, limit)
 
 
 async def events(request: web.Request) -> web.StreamResponse:

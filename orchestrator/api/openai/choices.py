@@ -9,13 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
-
 from orchestrator.api.openai.echo import require_few_numbers, require_short_echo
 from orchestrator.api.openai.shapes import usage
 from orchestrator.api.openai.types import ParsedCompletion, tier_of
 from orchestrator.service import Orchestrator, Reading
-from orchestrator.tasks.job import Job, Prompt
+from orchestrator.tasks.job import Prompt
 from orchestrator.tasks.task import Listener, Task
 
 AT_ONCE = 2
@@ -76,7 +74,8 @@ class Choices:
                 if draw == 0:
                     task = self._read_ahead.popleft()
                 else:
-                    job = _job_of(self.request.job, draw)
+                    asked = self.request.job
+                    job = replace(asked, sampling=asked.sampling.for_choice(draw))
                     task = await self._orchestrator.prepare(job, prompt, reading)
                 self._listeners.append(listener)
                 self.tasks.append(task)
@@ -166,13 +165,3 @@ def _end_some(end: Callable[[Task], None], tasks: list[Task]) -> None:
         end(tasks.pop())
     if tasks:
         asyncio.get_running_loop().call_soon(_end_some, end, tasks)
-
-
-def _job_of(job: Job, draw: int) -> Job:
-    """The job of a prompt's ``draw``-th choice. A stated seed is varied, or all choices would be
-    equal."""
-    seed = job.sampling.seed
-    if not draw or seed is None:
-        return job
-    seed = (seed + draw + 2**63) % 2**64 - 2**63  # stays within 64 bits
-    return replace(job, sampling=msgspec.structs.replace(job.sampling, seed=seed))

@@ -1,12 +1,15 @@
-"""``/admin``: control of the process itself, for operators (OR-14)."""
+"""``/admin``: control of the process itself, for operators (OR-14); of all processes where several
+share the port."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
 from orchestrator.api.auth import Authenticator, Key
 from orchestrator.api.http.context import ORCHESTRATOR
+from orchestrator.api.http.forwarding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.catalog import VerifyEngine
 from orchestrator.api.operator.types import read_grace_s
@@ -31,6 +34,8 @@ class Control:
 
 
 CONTROL = web.AppKey("control", Control)
+_STATUSES = ("serving", "draining", "drained")
+_DURATION = "graceful_shutdown_duration_ms"
 
 
 async def drain(request: web.Request) -> web.Response:
@@ -38,26 +43,42 @@ async def drain(request: web.Request) -> web.Response:
     control = request.app[CONTROL]
     grace_s = await read_grace_s(request, control.reloader.settings.shutdown.grace_s)
     control.lifecycle.begin_drain(grace_s)
-    return json_response(_describe(request), status=202)
+    return json_response(await _described(request), status=202)
 
 
 async def undrain(request: web.Request) -> web.Response:
     """Take new work again. Idempotent."""
     request.app[CONTROL].lifecycle.undrain()
-    return json_response(_describe(request))
+    return json_response(await _described(request))
 
 
 async def state(request: web.Request) -> web.Response:
     """Show how far a drain is."""
-    return json_response(_describe(request))
+    return json_response(await _described(request))
 
 
 async def reload(request: web.Request) -> web.Response:
     """Read settings and keys again; names those that cannot change while it runs."""
-    return json_response((await request.app[CONTROL].reloader.reload()).described())
+    mine = (await request.app[CONTROL].reloader.reload()).described()
+    told = [mine, *await told_by_siblings(request)]
+    return json_response({key: sorted({name for one in told for name in one[key]}) for key in mine})
 
 
-def _describe(request: web.Request) -> dict[str, object]:
+async def _described(request: web.Request) -> dict[str, object]:
+    """How far the drain of all processes at this port is."""
+    return _together([_describe(request), *await told_by_siblings(request)])
+
+
+def _together(drains: Sequence[dict[str, Any]]) -> dict[str, object]:
+    """Several processes' drains as one, which is as far as the last of them."""
+    return {
+        "status": min((one["status"] for one in drains), key=_STATUSES.index),
+        **{key: sum(one[key] for one in drains) for key in ("live_tasks", "queued_tasks")},
+        _DURATION: max(one[_DURATION] for one in drains),
+    }
+
+
+def _describe(request: web.Request) -> dict[str, Any]:
     lifecycle = request.app[CONTROL].lifecycle
     orchestrator = request.app[ORCHESTRATOR]
     draining = orchestrator.stages.admission.draining
@@ -66,7 +87,7 @@ def _describe(request: web.Request) -> dict[str, object]:
         "status": status,
         "live_tasks": orchestrator.live_tasks,
         "queued_tasks": len(orchestrator.queue),
-        "graceful_shutdown_duration_ms": round(lifecycle.drain_ms, 1),
+        _DURATION: round(lifecycle.drain_ms, 1),
     }
 
 

@@ -1,10 +1,13 @@
 """``/v2/instances``: list instances, and take one out of use and back (OR-2)."""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 from aiohttp import web
 
 from orchestrator.api.http.context import ORCHESTRATOR
+from orchestrator.api.http.forwarding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.operator.types import read_grace_s, read_registration, read_reload, read_swap
 from orchestrator.instances.discovery import DiscoverySync
@@ -22,10 +25,13 @@ DISCOVERY = web.AppKey("discovery", DiscoverySync)
 async def listing(request: web.Request) -> web.Response:
     """List the current state of every instance, and what is wrong with a source of them."""
     orchestrator = request.app[ORCHESTRATOR]
+    described = [_described(orchestrator, instance) for instance in orchestrator.registry]
+    for told in await told_by_siblings(request):
+        _add_up(described, told["instances"])
     return json_response(
         {
             "snapshot_version": orchestrator.registry.snapshot_version,
-            "instances": [_described(orchestrator, instance) for instance in orchestrator.registry],
+            "instances": described,
             "sources": [
                 {"source": source, "error": reason}
                 for source, reason in request.app[DISCOVERY].errors.items()
@@ -37,7 +43,9 @@ async def listing(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """Show the current state of one instance."""
     orchestrator, (registry, address) = request.app[ORCHESTRATOR], _named(request)
-    return json_response(_described(orchestrator, registry.named(address)))
+    described = _described(orchestrator, registry.named(address))
+    _add_up([described], await told_by_siblings(request))
+    return json_response(described)
 
 
 async def register(request: web.Request) -> web.Response:
@@ -46,6 +54,7 @@ async def register(request: web.Request) -> web.Response:
     discovery = request.app[DISCOVERY]
     done = discovery.registered.register(asked.address, asked.ttl_s)
     await discovery.read(discovery.registered)
+    await told_by_siblings(request)
     answer = {"address": done.address, "ttl_s": done.ttl_s, "registered": True}
     return json_response(answer, status=201 if done.is_new else 200)
 
@@ -55,6 +64,7 @@ async def deregister(request: web.Request) -> web.Response:
     address, discovery = request.match_info["address"], request.app[DISCOVERY]
     was_there = discovery.registered.deregister(address)
     await discovery.read(discovery.registered)
+    await told_by_siblings(request)
     return json_response({"address": address, "registered": False, "was_registered": was_there})
 
 
@@ -63,9 +73,9 @@ async def drain(request: web.Request) -> web.Response:
     grace_s = await read_grace_s(request, math.inf)
     registry, address = _named(request)
     instance = registry.cordon(address, grace_s)
-    fleet = request.app[ORCHESTRATOR].fleet
-    if fleet is not None and fleet.cordons is not None:
-        await fleet.cordons.cordoned(instance.address, grace_s)
+    shared = request.app[ORCHESTRATOR].shared_state
+    if shared is not None and shared.cordons is not None:
+        await shared.cordons.cordoned(instance.address, grace_s)
     return json_response(describe(instance, registry), status=202)
 
 
@@ -73,9 +83,9 @@ async def undrain(request: web.Request) -> web.Response:
     """Take an instance back into use. Idempotent."""
     registry, address = _named(request)
     instance = registry.uncordon(address)
-    fleet = request.app[ORCHESTRATOR].fleet
-    if fleet is not None and fleet.cordons is not None:
-        await fleet.cordons.uncordoned(instance.address)
+    shared = request.app[ORCHESTRATOR].shared_state
+    if shared is not None and shared.cordons is not None:
+        await shared.cordons.uncordoned(instance.address)
     return json_response(describe(instance, registry), status=202)
 
 
@@ -173,13 +183,22 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
     }
 
 
-def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, object]:
+def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, Any]:
     """An instance with its slot model, and its latest swap."""
     return {
         **describe(instance, orchestrator.registry),
         "slot": describe_slot(orchestrator.slots.fleet, instance.address),
         "swap": _latest_swap(orchestrator.stages.swaps, instance),
     }
+
+
+def _add_up(described: list[dict[str, Any]], elsewhere: Iterable[dict[str, Any]]) -> None:
+    """Add what other processes at this port have on instances to what this one has."""
+    by_address = {one["address"]: one for one in described}
+    for other in elsewhere:
+        if (mine := by_address.get(other["address"])) is not None:
+            for name in ("jobs", "load"):
+                mine[name] += other[name]
 
 
 def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:

@@ -1,12 +1,16 @@
 """``/health`` and ``/metrics``: answers prepared in advance (LB-4, OR-13)."""
 
+import asyncio
+
 from aiohttp import web
 
 from orchestrator.api.config import CONFIG
 from orchestrator.api.http.context import CONTEXT, HEALTH, ORCHESTRATOR
+from orchestrator.api.http.forwarding import FORWARDING
 from orchestrator.api.operator.vllm_metrics import VLLM_PREFIX
-from orchestrator.errors import NotFound
+from orchestrator.errors import NotFound, NotReady
 from orchestrator.health import PreparedResponse
+from orchestrator.telemetry.merging import labelled, merged
 
 
 def _answer(probe: PreparedResponse) -> web.Response:
@@ -35,7 +39,8 @@ async def overall(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Show all metrics, for Prometheus."""
+    """Show all metrics, for Prometheus: of all processes where several share the port, each under
+    its label ``process``."""
     return await _exposition(request)
 
 
@@ -54,7 +59,21 @@ async def _exposition(request: web.Request, prefix: str = "") -> web.Response:
     body, content_type = await request.app[ORCHESTRATOR].metrics.exposition(
         accept, tenants=request[CONTEXT].key.sees_tenants, prefix=prefix
     )
+    state = request.app[ORCHESTRATOR].shared_state
+    if state is not None and state.siblings is not None:
+        body = await _of_all(request, labelled(body, "process", state.siblings.name))
     return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+async def _of_all(request: web.Request, page: bytes) -> bytes:
+    """A page of metrics with those of the other processes at this port, as far as they answer."""
+    try:
+        answers = await request.app[FORWARDING].of_siblings(request)
+    except NotReady:
+        return page
+    pages = [page, *(answer.body for answer in answers if answer.status == 200)]
+    await asyncio.sleep(0)
+    return merged(pages) if len(pages) > 1 else page
 
 
 def routes() -> list[web.RouteDef]:

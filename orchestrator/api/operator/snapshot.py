@@ -91,7 +91,10 @@ class Finishes:
 
 
 def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, object]:
-    """Everything at this moment except ``Finishes``."""
+    """Everything at this moment except ``Finishes``. Where several ``processes`` share the port,
+    these are the figures of the one that is asked, but for what instances report of themselves."""
+    state = orchestrator.shared_state
+    siblings = None if state is None else state.siblings
     now = orchestrator.clock.now()
     queue, metrics = orchestrator.queue, orchestrator.stages.settler.metrics
     registry = orchestrator.registry
@@ -99,6 +102,7 @@ def snapshot(orchestrator: Orchestrator, health: HealthBoard) -> dict[str, objec
         "unix_ms": round(1000 * orchestrator.clock.unix()),
         "started_unix": orchestrator.started_unix,
         "status": health.status,
+        "processes": 1 if siblings is None else 1 + len(siblings.urls()),
         "models": sorted(orchestrator.models.by_name()),
         "live": orchestrator.live_tasks,
         "queue": {

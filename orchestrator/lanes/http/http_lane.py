@@ -194,7 +194,7 @@ def decoded(decoder: "msgspec.json.Decoder[_E]", data: memoryview) -> _E:
     """Decode one event. Raises ``JobFailed`` for an error, or data that is no such event."""
     try:
         event = decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = f"its server sent no event of its API: {error}"
         raise JobFailed(Code.ENGINE_ERROR, what) from None
     if bytes(event.error) != b"null":

@@ -15,8 +15,14 @@ from orchestrator.clock import Clock
 from orchestrator.errors import Draining, JournalUnavailable, TidegateError
 from orchestrator.tasks.journal.entries import Entry, new_entry
 from orchestrator.tasks.journal.look_ups import Found
-from orchestrator.tasks.journal.operations import Accept, Batch, Ended
-from orchestrator.tasks.journal.records import UnfinishedTask, request_of, result_of, row_of
+from orchestrator.tasks.journal.operations import Accept, Batch, Ended, Tokens
+from orchestrator.tasks.journal.records import (
+    StoredTokens,
+    UnfinishedTask,
+    request_of,
+    result_of,
+    row_of,
+)
 from orchestrator.tasks.journal.store import JournalStore
 from orchestrator.tasks.task import Task
 
@@ -46,9 +52,11 @@ class DurableTasks:
         been heard of for too long."""
         self.lost = 0
         """How many those were; their outcome is told by the other orchestrator."""
+        self.on_outdone: Callable[[Task], None] = _ignore_task
+        """Called with each task that has ended here although another orchestrator had taken it on
+        before, which tells its end."""
         self.outdone = 0
-        """How many tasks that have ended here another orchestrator had taken on before: it tells
-        their end, and each is in the outcomes of both."""
+        """How many those were; each is in the outcomes of both."""
         self.boot = store.boot
         self._store = store
         self._clock = clock
@@ -196,6 +204,12 @@ class DurableTasks:
     def _forget_name(self, name: tuple[str, str], entry: Entry) -> None:
         if self._by_name.get(name) is entry:
             del self._by_name[name]
+
+    def check_owned(self) -> None:
+        """Find out whether another orchestrator has taken live tasks on meanwhile; ``on_lost`` is
+        called for each of them."""
+        for entry in self._live.values():
+            self._writer.put(Tokens(entry.n, entry.tokens, StoredTokens(b"", [])))
 
     def flush(self) -> None:
         """Hand new tokens of running tasks to the writer; to be called about every 250 ms."""
@@ -357,6 +371,7 @@ class DurableTasks:
         elif ending is not None:
             ending.is_left = True
             self.outdone += 1
+            self.on_outdone(ending.task)
             ending.recorded()
 
     def _set_fault(self, fault: str) -> None:

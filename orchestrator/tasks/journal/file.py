@@ -8,7 +8,7 @@ import errno
 import os
 import sqlite3
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from orchestrator.tasks.journal.resealing import check_keys, count_foreign
 from orchestrator.tasks.journal.schema import VERSION, migrate, version_of
 from orchestrator.tasks.journal.sealed import read_request, read_tokens
 from orchestrator.tasks.journal.sealing import Sealer, WrongKey
+from orchestrator.tasks.journal.terms import JournalTerms
 from orchestrator.telemetry.log import fields, service_log
 
 LOCK_WAIT_S = 1.0
@@ -39,15 +40,10 @@ _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 @dataclass(frozen=True, slots=True)
 class JournalConfig:
-    """Settings of the journal."""
+    """Settings of the journal's file."""
 
     path: Path
-    window_ms: float = 0.0
-    """How much may be lost with the process, in ms; 0: a task is on the disk before its 202."""
-    keep_results_s: float = 86_400.0
-    keep_s: float = 7 * 86_400.0
-    keys: tuple[bytes, ...] = ()
-    """Keys for prompts and texts: the first encrypts, all of them decrypt."""
+    terms: JournalTerms = field(default_factory=JournalTerms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ def open_journal(config: JournalConfig) -> JournalFile:
     """Lock the file, created if missing, and read the unfinished tasks. Blocks. Raises
     ``JournalError``."""
     try:
-        sealer = Sealer(config.keys)
+        sealer = Sealer(config.terms.keys)
     except ValueError as error:
         raise JournalError(str(error)) from None
     try:

@@ -13,7 +13,7 @@ class FileStore:
 
     def __init__(self, file: JournalFile) -> None:
         self.boot = file.boot
-        self.window_ms = file.config.window_ms
+        self.window_ms = file.config.terms.window_ms
         self.next_n = file.next_n
         self.unfinished = file.unfinished
         self._file = file

@@ -153,7 +153,7 @@ class GroupCommit(ABC):
             self._unwritten = []
         except self.failures as error:
             batch.fault = self._failed(error)
-            self._unwritten = [*kept, *self._promised(operations)]
+            self._unwritten = self._promised([*kept, *operations])
         except Exception as error:  # a fault of ours
             service_log.exception("the journal failed; what cannot be written is given up")
             batch.fault = self._failed(error)

@@ -21,6 +21,10 @@ class JournalError(Exception):
     """The journal cannot be opened; the message says why, and what to do."""
 
 
+class JournalHeld(JournalError):
+    """Another process has the journal."""
+
+
 class JournalLock:
     """Both locks. Used by one thread at a time; every method may raise ``OSError``."""
 
@@ -117,7 +121,7 @@ def _lock(file: int, path: Path, holder: str) -> None:
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise
-        raise JournalError(
+        raise JournalHeld(
             f"{path} belongs to another orchestrator that still lives (process {holder or '?'}); "
             "end it first, or set another TIDEGATE_JOURNAL__PATH: each needs one of its own"
         ) from None

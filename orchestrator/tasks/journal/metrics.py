@@ -30,7 +30,7 @@ JOURNAL: tuple[Row[DurableTasks], ...] = (
         "counter",
         "journal_lost",
         "tasks",
-        "Tasks that another orchestrator of the fleet has taken on while this one stood still; "
+        "Tasks that another orchestrator has taken on while this one stood still; "
         "those that had ended here too (ended) are in the outcomes of both",
         lambda durable: [(("live",), durable.lost), (("ended",), durable.outdone)],
         ("stage",),

@@ -43,7 +43,8 @@ class JournalWriter(GroupCommit):
     ) -> None:
         """``live`` returns the tasks that have not ended, with which a new file begins."""
         config = file.config
-        super().__init__(str(config.path), config.window_ms, on_batch=on_batch, on_fault=on_fault)
+        window_ms = config.terms.window_ms
+        super().__init__(str(config.path), window_ms, on_batch=on_batch, on_fault=on_fault)
         self._file = file
         self._config = config
         self._ages = AgeClock(unix, file.boot)
@@ -147,7 +148,8 @@ class JournalWriter(GroupCommit):
         try:
             db = self._open()
             now = self._ages.now()
-            old_result, old = now - self._config.keep_results_s, now - self._config.keep_s
+            terms = self._config.terms
+            old_result, old = now - terms.keep_results_s, now - terms.keep_s
             removed = remove_old(db, old_result, old)
             if not self._resealing.is_over:
                 self._resealing.step(db)

@@ -71,7 +71,7 @@ async def gateway(folder: Path, mode: str, **picker: Any) -> AsyncIterator[Gatew
             http = await stack.enter_async_context(aiohttp.ClientSession())
             await _ready(http, admin, folder)
             yield Gateway(f"http://127.0.0.1:{listen}", busy, idle, served, http)
-            assert not any(pod.flights for pod in served.fleet)
+            assert not any(pod.flights for pod in served.pods)
             await _no_complaint(http, admin)
         finally:
             process.terminate()
@@ -158,9 +158,9 @@ async def test_a_client_that_hangs_up_counts_for_nobody(tmp_path: Path) -> None:
         asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
         async with one.http.post(f"{one.url}{CHAT}", json=asked) as response:
             assert await response.content.readline()
-            assert sum(len(pod.flights) for pod in one.served.fleet) == 1
+            assert sum(len(pod.flights) for pod in one.served.pods) == 1
             response.close()
         async with asyncio.timeout(10):
-            while any(pod.flights for pod in one.served.fleet):  # noqa: ASYNC110 - no event
+            while any(pod.flights for pod in one.served.pods):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
         one.idle.may_end.set()

@@ -571,7 +571,7 @@ async def test_or10_a_sampled_text_without_a_seed_goes_on_with_one_of_ours(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     """So its draws are the same, and those of others are not."""
-    service, first, second = await two(make_worker, make_service)
+    service, first, second = await two(make_worker, make_service, card={"can_continue": True})
     first.plan = lambda submit: Plan(speak=speak, die_at=7)
     second.plan = lambda submit: Plan(speak=speak)
     for _ in range(2):
@@ -580,6 +580,27 @@ async def test_or10_a_sampled_text_without_a_seed_goes_on_with_one_of_ours(
     seeds = [submit.sampling.seed for submit in first.submits]
     assert None not in seeds and len(set(seeds)) == len(seeds)
     assert {submit.sampling.seed for submit in second.submits} >= set(seeds)
+
+
+async def test_or10_no_seed_is_made_up_where_draws_do_not_follow_from_it(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    """Some engines draw more slowly with one. The text goes on all the same, with other draws."""
+    service, first, second = await two(make_worker, make_service)
+    first.plan = lambda submit: Plan(speak=speak, die_at=7)
+    second.plan = lambda submit: Plan(speak=speak)
+    assert text_of(await run(service, SAMPLED)) == EXPECTED
+    sent = [*first.submits, *second.submits]
+    assert [submit.sampling.seed for submit in sent] == [None, None]
+
+
+async def test_or10_no_seed_is_made_up_where_a_text_can_go_nowhere(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    worker = await make_worker(can_continue=True)
+    service = await make_service(worker)
+    assert kinds_of(await run(service, SAMPLED))[-1] == "end"
+    assert worker.submits[0].sampling.seed is None
 
 
 async def test_or10_a_text_that_may_lack_only_its_end_is_asked_for_elsewhere(

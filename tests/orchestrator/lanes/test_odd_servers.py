@@ -6,12 +6,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from orchestrator.lanes import Lane
 from orchestrator.lanes.http import vllm
+from orchestrator.lanes.http.http_lane import ServerEvent, decoded
 from orchestrator.lanes.http.vllm import VllmLane
+from orchestrator.lanes.lane_job import JobFailed
 from orchestrator.lanes.text_only import PromptText
 from tests.support.lanes import GREEDY, News, lane_to, submit
 from tests.support.other_servers import (
@@ -51,6 +54,15 @@ async def run(lane: Lane, sampling: Sampling = GREEDY, budget_ms: float = 60_000
     submit(lane, job, sampling, budget_ms=budget_ms)
     await job.until(lambda: job.is_over)
     return job
+
+
+@pytest.mark.parametrize("error", ["1e999", '{"message": 1e999}', "[" * 900 + "]" * 900])
+def test_an_error_that_cannot_be_read_is_told_as_it_came(error: str) -> None:
+    event = memoryview(f'{{"error": {error}}}'.encode())
+    with pytest.raises(JobFailed) as failed:
+        decoded(msgspec.json.Decoder(ServerEvent), event)
+    assert failed.value.code is Code.ENGINE_ERROR
+    assert error[:20] in str(failed.value)
 
 
 def in_two_parts(kind: type[HttpServer]) -> HttpServer:

@@ -1,13 +1,16 @@
 """Orchestrators that share a store, in front of the same worker."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from orchestrator.state.shared_state import SharedState
 from perf.stack.store import StoreServer, store_program, store_server
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
+from tests.support.rough_network import RoughNetwork, rough_network
 
 LEASE_S = 0.5
 
@@ -26,42 +29,76 @@ async def store(program: str, tmp_path: Path) -> AsyncIterator[StoreServer]:
         yield server
 
 
-class FleetOf:
-    """Makes members of one fleet."""
+@pytest.fixture
+async def network(store: StoreServer) -> AsyncIterator[RoughNetwork]:
+    async with rough_network(store.port) as found:
+        yield found
 
-    def __init__(self, make_service: MakeService, store: StoreServer) -> None:
+
+class Sharing:
+    """Makes orchestrators that share one store."""
+
+    def __init__(
+        self, make_service: MakeService, store: StoreServer, network: RoughNetwork
+    ) -> None:
         self._make_service = make_service
         self.store = store
+        self.network = network
+        """A network through which the store is found at ``far_url``."""
+        self.far_url = store.url_at(network.port)
 
     async def member(self, *workers: FakeWorker, **changes: object) -> Service:
+        """One that has joined, with these settings beside the usual ones."""
+        service = await self.loner(*workers, **changes)
+        await service.until(lambda: bool(state_of(service).members.has_renewed))
+        return service
+
+    async def loner(self, *workers: FakeWorker, joins_with: str = "", **changes: object) -> Service:
+        """One that may never reach the store; ``joins_with`` is the digest of its keys."""
         values = {"state__url": self.store.url, "state__lease_s": LEASE_S}
         service = await self._make_service(*workers, **(values | changes))
-        service.parts.lifecycle.join(service.url, "")
-        fleet = service.orchestrator.fleet
-        assert fleet is not None
-        await service.until(lambda: bool(fleet.members.has_renewed))
+        service.parts.lifecycle.join(service.url, joins_with)
         return service
 
 
 @pytest.fixture
-def fleet_of(store: StoreServer, make_service: MakeService) -> FleetOf:
-    return FleetOf(make_service, store)
+def sharing(store: StoreServer, network: RoughNetwork, make_service: MakeService) -> Sharing:
+    """The network and the store outlive the orchestrators."""
+    return Sharing(make_service, store, network)
+
+
+def state_of(service: Service) -> SharedState:
+    """What an orchestrator shares."""
+    shared = service.orchestrator.shared_state
+    assert shared is not None
+    return shared
 
 
 async def see_each_other(*services: Service) -> None:
     """Wait until each has seen all others."""
     for service in services:
-        fleet = service.orchestrator.fleet
-        assert fleet is not None
-        await service.until(lambda fleet=fleet: fleet.members.alive == len(services))  # type: ignore[misc]
+        members = state_of(service).members
+        await service.until(lambda members=members: members.alive == len(services))  # type: ignore[misc]
+
+
+def is_dead(seer: Service, seen: Service) -> bool:
+    """Whether an orchestrator knows that another one is dead."""
+    found = state_of(seer).members.others.get(state_of(seen).tasks.tag)
+    return found is None or not found.is_alive
+
+
+async def until_in_store(store: StoreServer, task_id: str, field: str) -> None:
+    """Wait until the store has that of a task."""
+    async with store.client() as client:
+        while not await client.hexists("{tidegate}:task:" + task_id, field):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def freeze(service: Service) -> None:
-    """A member as the others see one that was killed: its lease is not renewed, and it writes
-    nothing any more."""
-    fleet, durable = service.orchestrator.fleet, service.orchestrator.stages.durable
-    assert fleet is not None and durable is not None
-    renewing = fleet.members._renewing
-    assert renewing is not None
-    renewing.cancel()
-    fleet._takeover.close()  # type: ignore[union-attr]
+    """An orchestrator as the others see one that was killed: it renews no lease any more, and takes
+    nothing on."""
+    shared = state_of(service)
+    assert shared.members._renewing is not None and shared._takeover is not None
+    shared.members._renew = asyncio.Event().wait  # type: ignore[method-assign, assignment]
+    shared.members._renewing.cancel()
+    shared._takeover.close()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.engine import EOS, FakeClock, FakeRunner, config, end_of, ids_of
-from tests.support.fake_device import FakeDevice, continuation
+from tests.support.fake_device import FakeDevice, LaunchedFake, continuation
 from worker.core import (
     Event,
     Job,
@@ -21,6 +21,7 @@ from worker.core import (
 from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import AbortCause, Code, FinishReason, OnDeadline, Sampling
 from worker.scheduler.block_pool import BlockPool
+from worker.scheduler.plan import Plan
 from worker.scheduler.scheduler import Scheduler
 
 BLOCK_TOKENS = 4
@@ -310,6 +311,26 @@ def test_a_launch_that_fails_is_done_over() -> None:
     events += bench.finish()
     assert ids_of(job, events) == continuation([9] * 3, 6, ignore_eos=True)
     assert bench.device.most_uncollected == 2, "overlap did not come back"
+
+
+def test_steps_that_are_launched_ahead_show_that_there_is_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests that find none now and then are no sign of a device that is full."""
+    bench, large = Bench(), list[Job]()
+    launch = bench.device.launch
+
+    def launch_what_fits(plan: Plan) -> LaunchedFake:
+        if any(row.request.job in large for row in plan.rows):
+            bench.device.run_all()
+            raise MemoryError("out of memory")
+        return launch(plan)
+
+    monkeypatch.setattr(bench.device, "launch", launch_what_fits)
+    for _ in range(4):
+        large.append(bench.submit([9]))
+        assert end_of(large[-1], bench.finish()).code is Code.NO_CAPACITY
+        assert end_of(bench.submit([9, 10]), bench.finish()).code is None
 
 
 def test_a_step_that_fails_once_costs_nobody_a_token() -> None:

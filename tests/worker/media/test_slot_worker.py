@@ -12,6 +12,7 @@ import pytest
 from tests.support.clock import MovedClock
 from tests.support.triton_calls import FakeResponder
 from tests.worker.media.fakes import CPU, SIZES, Rig
+from worker.errors import DeviceLost
 from worker.media.buffers import BufferPool
 from worker.media.memory import CountedMemory, Resident, slot_guard
 from worker.media.settings import SlotSettings
@@ -20,6 +21,7 @@ from worker.memory import MemoryLimits
 from worker.protocol import Code
 from worker.protocol.clips.budgets import Stage, StageBudget
 from worker.protocol.slot import SlotState
+from worker.service import slot
 from worker.service.call import Call, strings
 from worker.service.slot import SlotWorker
 from worker.service.slot_answers import Outputs
@@ -37,7 +39,10 @@ class Served:
         settings = SlotSettings(device="cpu", size=64, seconds=5, buffer_s=0.1, slots=1)
         guard = slot_guard(CountedMemory(lambda: 7), MemoryLimits(hard_bytes=100))
         reporter = SlotReporter(settings, self.rig.pipeline.times, guard, [Resident("a model", 5)])
-        self.worker = SlotWorker(self.rig.pipeline, self.pool, settings, reporter)
+        self.ended = threading.Event()
+        self.worker = SlotWorker(
+            self.rig.pipeline, self.pool, settings, reporter, die=self.ended.set
+        )
         self.worker.start()
 
     def ask(self, recipe: dict[str, Any] | None = None, **parameters: Any) -> FakeResponder:
@@ -175,6 +180,35 @@ def test_what_a_broken_stage_left_is_not_there_for_the_next_slot(served: Served)
     after = served.ask()
     after.wait_final()
     assert events(after)[-1]["event"] == "result"
+
+
+def test_a_lost_device_ends_the_process_once_every_slot_was_answered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each slot that came would fail within a moment, and the worker draw all of them."""
+    monkeypatch.setattr(slot, "LAST_WORDS_S", 0.02)
+
+    def lost() -> None:
+        raise DeviceLost("the device computes nothing any more")
+
+    for runner in served.rig.pipeline._runners.values():
+        runner._check_device = lost
+    waiting = threading.Event()
+
+    def break_down(step: Step) -> None:
+        assert waiting.wait(60)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    served.rig.fakes[Stage.VIDEO].hook = break_down
+    broken, other = served.ask(), served.ask()
+    waiting.set()
+    for responder, code in ((broken, Code.INSTANCE_LOST), (other, Code.CANCELLED)):
+        responder.wait_final()
+        assert responder.error is not None and responder.error[0] is code
+    assert served.ended.wait(60)
+    late = served.ask()
+    late.wait_final()
+    assert late.error is not None and late.error[0] is Code.DRAINING
 
 
 def test_a_cancelled_slot_is_encoded_no_further(

@@ -470,6 +470,22 @@ def test_a_closed_runner_holds_nothing(tiny: Path) -> None:
     assert runner._forward is None and runner._graphs is None and runner._state is None
 
 
+def test_a_runner_whose_device_is_lost_can_be_closed(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call fails then, also one that gives memory back."""
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    runner = build(tiny, cuda_like=True).executor.runner
+    assert isinstance(runner, CudaRunner)
+    monkeypatch.setattr(torch.cuda, "empty_cache", fail)
+    runner._device, runner._probe = torch.device("cuda"), DeviceProbe(fail, timeout_s=60.0)
+    runner.close()
+    assert runner._forward is None and runner._state is None
+
+
 class FakeEvent:
     now_ms = 0.0
 

@@ -14,7 +14,7 @@ from tests.support.engine import Bench, end_of, ids_of
 from worker.core import Job, JobFinished
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine
-from worker.errors import MemoryLimitExceeded
+from worker.errors import DeviceLost, MemoryLimitExceeded
 from worker.memory import GIB, MemoryLimits
 from worker.protocol import Code, FinishReason, Sampling
 from worker.runner.memory import (
@@ -168,7 +168,7 @@ def test_only_the_request_that_cannot_be_computed_fails(caplog: pytest.LogCaptur
     bench.runner.during = during
     events += bench.finish()
     end = end_of(jobs[2], events)
-    assert (end.reason, end.code) == (FinishReason.ERROR, Code.ENGINE_ERROR)
+    assert (end.reason, end.code) == (FinishReason.ERROR, Code.NO_CAPACITY)
     assert "ran out of memory" in end.message and "2 GiB" in end.message
     others = [job for job in jobs if job is not jobs[2]]
     assert all(ids_of(job, events) == [7] * 8 for job in others)
@@ -177,6 +177,36 @@ def test_only_the_request_that_cannot_be_computed_fails(caplog: pytest.LogCaptur
     bench.runner.during = lambda plan: None
     after = bench.submit()
     assert end_of(after, bench.finish()).completion_tokens == 8
+
+
+def test_a_device_without_room_for_anybody_is_lost_and_no_request_is_blamed() -> None:
+    bench = Bench(max_running=32, max_waiting=32, max_step_tokens=64)
+    for _ in range(20):
+        bench.submit(prompt=1)
+    bench.step()
+    bench.runner.during = room = Room(0)
+    with pytest.raises(DeviceLost, match=r"in a row found no memory .*CUDA out of memory"):
+        bench.step()
+    assert room.tried.count(1) == 8, "not each of the twenty is tried"
+
+
+def test_requests_that_come_one_by_one_show_it_as_well_unless_another_has_room() -> None:
+    bench = Bench()
+    bench.runner.during = full = Room(0)
+    for _ in range(3):
+        for _ in range(2):
+            job = bench.submit(prompt=1)
+            assert end_of(job, bench.finish()).code is Code.NO_CAPACITY, "elsewhere there may be"
+        bench.runner.during = lambda plan: None
+        bench.submit(prompt=1)
+        bench.finish()
+        bench.runner.during = full
+    for _ in range(2):
+        bench.submit(prompt=1)
+        bench.finish()
+    bench.submit(prompt=1)
+    with pytest.raises(DeviceLost, match="3 requests in a row"):
+        bench.step()
 
 
 def test_caches_are_dropped_before_a_step_is_tried_again() -> None:
@@ -224,7 +254,7 @@ def test_a_hard_limit_costs_the_longest_request_and_no_other() -> None:
         events += bench.step()
     meter.used = 1
     events += bench.finish()
-    assert end_of(jobs[1], events).code is Code.ENGINE_ERROR
+    assert end_of(jobs[1], events).code is Code.NO_CAPACITY
     assert "hard limit" in end_of(jobs[1], events).message
     assert all(len(ids_of(job, events)) == 40 for job in (jobs[0], jobs[2]))
     assert bench.is_clean

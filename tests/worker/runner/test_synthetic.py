@@ -8,6 +8,7 @@ from tests.support.engine import EOS, Bench, FakeClock, end_of, ids_of
 from worker.core import JobTokens
 from worker.engine.engine import Engine, EngineConfig
 from worker.protocol import AbortCause, FinishReason
+from worker.runner.simulated_device import SimulatedDevice
 from worker.runner.synthetic import FreeRunner, PacedRunner, StepCost, length_ids
 
 CYCLE = [10, 11, 12]
@@ -78,7 +79,8 @@ def test_a_step_takes_longer_with_rows_and_prompts(tmp_path: Path) -> None:
     step_time = StepCost(0.02, row_s=0.001, prompt_token_s=0.0001)
     bench = Bench(prefix_cache=False)
     bench.clock = clock
-    with_runner(bench, PacedRunner(CYCLE, step_time, slow_file=slow, clock=clock, sleep=sleep))
+    device = SimulatedDevice(slow, clock)
+    with_runner(bench, PacedRunner(CYCLE, step_time, device=device, clock=clock, sleep=sleep))
 
     def step_ms() -> float:
         before = clock.now

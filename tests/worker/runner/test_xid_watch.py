@@ -1,7 +1,10 @@
 """What the driver says of a GPU; NVIDIA's library is played by a module of the same surface."""
 
+import os
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
 
@@ -10,7 +13,8 @@ import torch
 
 from worker.runner import xid_watch
 from worker.runner.device_probe import DeviceProbe
-from worker.runner.xid_watch import XidWatch, watch_gpu
+from worker.runner.xid_watch import XidWatch, gpu_fault_of, watch_gpu
+from worker.settings import SyntheticSettings, WorkerSettings
 
 DOUBLE_BIT_ERROR = 48
 OF_A_PROGRAM = 31
@@ -94,6 +98,20 @@ def test_another_programs_fault_is_only_told(
     nvml.events.put(NvmlError(999))  # the driver tells no more
     watch._thread.join(60)
     assert not watch.fault and "Xid 31; the GPU computes as before" in caplog.text
+
+
+def test_a_simulated_gpu_is_watched_by_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "fault"
+    file.write_text(f"xid {os.getpid()}")
+    settings = WorkerSettings(
+        model_path=Path("unused"),
+        engine="synthetic-paced",
+        synthetic=SyntheticSettings(slow_file=file),
+    )
+    fault, ends_at = gpu_fault_of(settings), time.monotonic() + 60
+    while not fault() and time.monotonic() < ends_at:
+        time.sleep(0.01)
+    assert "Xid 79" in fault()
 
 
 def test_without_the_package_or_for_a_part_of_a_gpu_nothing_is_watched(

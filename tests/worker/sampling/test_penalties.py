@@ -9,6 +9,7 @@ import torch
 from tests.support.lazy import transformers
 from worker.core import Job
 from worker.protocol import Sampling
+from worker.sampling import penalties
 from worker.sampling.sampler import Sampler
 from worker.scheduler.request import Request, make_request
 
@@ -152,3 +153,19 @@ def test_tables_are_not_made_before_they_are_needed() -> None:
     assert on._penalties._texts is None
     on.begin(1, request_of([1], presence_penalty=1.0))
     assert on._penalties._texts is not None
+
+
+def test_a_texts_ids_go_to_the_device_by_way_of_page_locked_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy from any other memory has the engine's thread wait for all steps that are queued."""
+    on, sent = sampler(1), list[object]()
+
+    def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        sent.append(array.tolist())
+        return torch.from_numpy(array)
+
+    monkeypatch.setattr(penalties, "upload", upload)
+    monkeypatch.setattr(torch, "tensor", lambda *_, **__: pytest.fail("a pageable copy"))
+    on.begin(0, request_of([4, 9], presence_penalty=1.0, logit_bias=((5, 1.5), (7, -2.0))))
+    assert sent == [[4, 9], [5, 7], [1.5, -2.0]]

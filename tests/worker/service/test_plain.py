@@ -146,6 +146,72 @@ def test_a_stop_string_may_end_with_the_last_token_allowed(harness: Harness) -> 
     assert "".join(texts(responder)).endswith("c")
 
 
+def test_the_stop_string_or_token_may_stay_in_the_text(harness: Harness) -> None:
+    kept = {"include_stop_str_in_output": True, "stop": "X"}
+    job, responder = ask(harness, stream=True, sampling_parameters=json.dumps(kept))
+    harness.speak(job, "cdXef")
+    responder.wait_final()
+    assert "".join(texts(responder)) == "cdX"
+    (token,) = harness.tokenizer.encode("e")
+    kept = {"include_stop_str_in_output": "true", "stop_token_ids": [token]}
+    job, responder = ask(harness, stream=True, sampling_parameters=json.dumps(kept))
+    harness.speak(job, "cde")
+    harness.finish(job, FinishReason.STOP)
+    responder.wait_final()
+    assert "".join(texts(responder)) == "cde"
+
+
+def ask_for_two(harness: Harness, **inputs: object) -> tuple[list[Job], FakeResponder]:
+    responder = FakeResponder()
+    asked = json.dumps({"n": 2, "seed": 7, "max_tokens": 9})
+    harness.service.accept(plain_call("ab", responder, sampling_parameters=asked, **inputs))
+    return harness.engine.wait_submitted(2), responder
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_texts_are_elements_of_the_outputs(harness: Harness, stream: bool) -> None:
+    (one, other), responder = ask_for_two(
+        harness,
+        stream=stream,
+        exclude_input_in_output=True,
+        return_finish_reason=True,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        return_cumulative_logprob=True,
+    )
+    assert (one.sampling.seed, other.sampling.seed) == (7, 8)
+    harness.speak(one, "cd")
+    harness.finish(one, FinishReason.STOP)
+    harness.speak(other, "efg")
+    harness.finish(other, FinishReason.LENGTH)
+    responder.wait_final()
+    by_text = [[t[names.TEXT_OUTPUT][at].decode() for t in responder.sent] for at in (0, 1)]
+    assert ["".join(pieces) for pieces in by_text] == ["cd", "efg"]
+    last = responder.sent[-1]
+    assert last[names.FINISH_REASON].tolist() == [b"stop", b"length"]
+    assert last[names.NUM_INPUT_TOKENS].tolist() == [2]
+    counts = sum(t[names.NUM_OUTPUT_TOKENS] for t in responder.sent)
+    assert counts.tolist() == [2, 3]
+    assert last[names.CUMULATIVE_LOGPROB].shape == (2,)
+    assert stream or len(responder.sent) == 1
+
+
+def test_an_error_of_one_text_ends_the_request_and_stops_the_others(harness: Harness) -> None:
+    (one, other), responder = ask_for_two(harness)
+    harness.finish(one, FinishReason.ERROR, Code.ENGINE_ERROR)
+    responder.wait_final()
+    assert responder.error is not None and responder.error[0] is Code.ENGINE_ERROR
+    assert harness.engine.wait_cancelled(1) == [(other, AbortCause.CANCEL)]
+
+
+def test_a_client_that_is_gone_stops_all_of_its_texts(harness: Harness) -> None:
+    jobs, responder = ask_for_two(harness)
+    responder.cancelled = True
+    cancelled = harness.engine.wait_cancelled(2)
+    assert cancelled[:2] == [(job, AbortCause.DISCONNECT) for job in jobs]
+    responder.wait_final()
+
+
 def test_a_client_that_is_gone_stops_its_job(harness: Harness) -> None:
     job, responder = ask(harness, stream=True)
     responder.cancelled = True
@@ -162,7 +228,8 @@ def test_bad_requests_never_reach_the_engine(harness: Harness) -> None:
         ({"sampling_parameters": '{"max_tokens": 0}'}, "max_tokens"),
         ({"sampling_parameters": '{"max_tokens": "many"}'}, "max_tokens"),
         ({"sampling_parameters": '{"temprature": 1}'}, "temprature"),
-        ({"sampling_parameters": '{"n": 2}'}, "n=2"),
+        ({"sampling_parameters": '{"n": 0}'}, "n must be 1 to 128"),
+        ({"sampling_parameters": '{"n": 2, "best_of": 3}'}, "best_of must be n"),
         ({"stream": True, "exclude_input_in_output": False}, "streaming"),
         ({"sampling_parameters": '{"deadline_ms": "soon"}'}, "deadline_ms"),
     ):

@@ -211,6 +211,24 @@ def test_wk7_where_neither_can_be_loaded_the_process_ends(harness: Harness, mode
     assert "cannot be loaded again" in report.error
 
 
+def test_wk7_where_the_device_is_lost_meanwhile_the_process_ends(
+    harness: Harness, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would stay without a model, and draining, for ever."""
+
+    class Lost(Meter):
+        def drop_caches(self) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(swapping, "meter_of", lambda settings: Lost(0, 0))
+    models.beside, models.broken = False, {"second", "first"}
+    ended = threading.Event()
+    harness.service._swapper._die = ended.set
+    report = outcome(swap(harness, "second"))
+    assert ended.wait(60)
+    assert report.phase is SwapPhase.FAILED and "illegal memory access" in report.error
+
+
 def test_wk7_a_drain_that_does_not_end_is_given_up(
     harness: Harness, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,6 +449,39 @@ def test_wk7_both_are_held_only_where_memory_allows(
     else:
         with pytest.raises(MemoryLimitExceeded, match="new needs about"):
             swap_checks.check(target, current, meter)
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "changes", "expected"),
+    [
+        (1000, {"kv__blocks": 10}, True),
+        (300, {"kv__blocks": 10}, False),
+        (1000, {}, False),
+        (1000, {"kv__blocks": 10, "engine": "vllm"}, False),
+        (1000, {"kv__blocks": 10, "memory__hard_gib": 1.0}, False),
+        (10, {"kv__blocks": 10}, False),
+        (10, {"kv__blocks": 30}, MemoryLimitExceeded),
+    ],
+)
+def test_wk7_on_a_gpu_the_new_pool_needs_room_and_the_old_one_makes_some(
+    monkeypatch: pytest.MonkeyPatch, free_mib: int, changes: dict[str, object], expected: object
+) -> None:
+    """The new one's weights take 100 MiB, and each of its blocks 30; 800 MiB are in use, of which
+    the old one's weights are 80."""
+    sizes = {"old": 80 * MIB, "new": 100 * MIB}
+    monkeypatch.setattr(swap_checks, "weight_bytes", lambda of: sizes[of.model_path.name])
+    monkeypatch.setattr(swap_checks, "_check_files", lambda settings: None)
+    monkeypatch.setattr(swap_checks, "read_config", lambda path: None)
+    monkeypatch.setattr(swap_checks, "_number_bytes", lambda settings, config: 2)
+    monkeypatch.setattr(swap_checks, "block_bytes", lambda config, tokens, each: 30 * MIB)
+    target = _settings(model_path="/new", device="cuda", **changes)
+    current = _settings(model_path="/old", device="cuda")
+    meter = Meter(800 * MIB, free_mib * MIB)
+    if expected is MemoryLimitExceeded:
+        with pytest.raises(MemoryLimitExceeded, match=r"needs about 0\.98 GiB .* leaves 0\.79 GiB"):
+            swap_checks.check(target, current, meter)
+    else:
+        assert swap_checks.check(target, current, meter).fits_beside is expected
 
 
 def test_wk7_a_swap_changes_what_it_names_and_nothing_else() -> None:

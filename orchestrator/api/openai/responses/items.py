@@ -239,10 +239,12 @@ def _resolved(
             seen.add(turn.task_id)
             answer = answer_of(turn.task_id)
             if answer is None:
-                raise InvalidRequest(
+                error = InvalidRequest(
                     f"input: item {excerpt(turn.item_id, 64)!r} is not kept here; send it itself",
                     field="input",
                 )
+                error.item_id = turn.task_id
+                raise error
             messages.append(answer)
     return tuple(messages)
 

@@ -5,10 +5,11 @@ keep by keeping more.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from orchestrator.clock import Clock
-from orchestrator.retention import Retention
+from orchestrator.retention import ItemCall, Retention, ignore
 
 T = TypeVar("T")
 
@@ -24,6 +25,8 @@ class OwnedStore(Generic[T]):
     """Items by key and name, within the bounds of a ``Retention``."""
 
     def __init__(self, clock: Clock, retention: Retention) -> None:
+        self.on_change: ItemCall = ignore
+        """Called with the key and name of an item that was put here, or dropped."""
         self._clock = clock
         self._retention = retention
         self._by_key: dict[str, OrderedDict[str, _Kept[T]]] = {}
@@ -47,7 +50,12 @@ class OwnedStore(Generic[T]):
     def put(self, key: str, name: str, item: T, size: int) -> None:
         """Keep an item of ``size`` bytes as the latest, in place of one of the same name. One that
         is larger than all of the room is not kept."""
-        self.drop(key, name)
+        self.adopt(key, name, item, size)
+        self.on_change(key, name)
+
+    def adopt(self, key: str, name: str, item: T, size: int) -> None:
+        """Keep an item as ``put`` does, without a call for it."""
+        self.let_go(key, name)
         bounds = self._retention
         if size > bounds.keep_bytes:
             return
@@ -61,6 +69,16 @@ class OwnedStore(Generic[T]):
             most = max(self._bytes, key=self._bytes.__getitem__)
             self.drop(most, next(iter(self._by_key[most])))
 
+    def touch(self, key: str, name: str) -> None:
+        """Keep an item that is kept as if it had just been put here."""
+        own = self._by_key[key]
+        own[name] = own[name]._replace(since=self._clock.now())
+        own.move_to_end(name)
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Keys and names of all items."""
+        return ((key, name) for key, own in self._by_key.items() for name in own)
+
     def get(self, key: str, name: str) -> T | None:
         """The key's item of that name, if it is kept."""
         self._prune(key)
@@ -69,6 +87,12 @@ class OwnedStore(Generic[T]):
 
     def drop(self, key: str, name: str) -> None:
         """Forget an item. Idempotent."""
+        if name in self._by_key.get(key, ()):
+            self.let_go(key, name)
+            self.on_change(key, name)
+
+    def let_go(self, key: str, name: str) -> None:
+        """Forget an item as ``drop`` does, without a call for it."""
         own = self._by_key.get(key)
         if own is None or name not in own:
             return

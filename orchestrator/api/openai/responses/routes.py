@@ -275,7 +275,8 @@ async def _kept_turns(store: ConversationStore, key: str, name: str) -> tuple[Me
     try:
         items = store.get(key, name).items
     except NotFound as error:
-        raise NotFound(error.message, field="conversation") from None
+        error.field = "conversation"
+        raise
     if len(items) <= _MAX_ITEMS_INLINE:
         return turns_of_kept(items.values())
     return await asyncio.to_thread(turns_of_kept, tuple(items.values()))
@@ -289,12 +290,14 @@ def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message,
     try:
         return store.get(key, name).messages
     except NotFound:
-        raise InvalidRequest(
+        error = InvalidRequest(
             f"Previous response with id {excerpt(name, 64)!r} not found: responses are kept for a "
             "while only, and not with store: false; send the conversation as input",
             field="previous_response_id",
             details={"code": "previous_response_not_found"},
-        ) from None
+        )
+        error.item_id = name
+        raise error from None
 
 
 async def _replay(request: web.Request, after: int) -> web.StreamResponse:

@@ -1,15 +1,21 @@
 """Responses that clients may fetch again, or continue from: the latest, within bounds."""
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from sys import getsizeof
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from orchestrator.api.http.event_stream import EventStream
+from orchestrator.api.openai.errors import error_body
 from orchestrator.api.openai.responses.owned import OwnedStore
 from orchestrator.api.openai.responses.replay import Pieces
 from orchestrator.clock import Clock
-from orchestrator.errors import NotFound
-from orchestrator.retention import Retention
+from orchestrator.errors import InstanceLost, NotFound
+from orchestrator.retention import ItemCall, Retention, ignore
 from orchestrator.tasks.job import Message
 from worker.protocol import excerpt
 
@@ -58,12 +64,27 @@ class Stored(NamedTuple):
         return (*self.history, *self.answer)
 
 
+class StoredCopy(msgspec.Struct, frozen=True, array_like=True):
+    """The copy of a response, by which another orchestrator has it."""
+
+    body: bytes
+    history: tuple[Message, ...]
+    answer: tuple[Message, ...]
+    pieces: tuple[tuple[int, bytes], ...]
+
+
 class ResponseStore:
     """Responses by key and id."""
 
     def __init__(self, clock: Clock, retention: Retention) -> None:
+        self.keep_s = retention.keep_s
+        self.on_change: ItemCall = ignore
+        """Called with the key and name of a response that has begun, has ended, or is gone."""
+        self.on_use: ItemCall = ignore
+        """Never called: a response is not kept for longer because somebody reads it."""
         self._running: dict[tuple[str, str], RunningResponse] = {}
         self._ended: OwnedStore[Stored] = OwnedStore(clock, retention)
+        self._ended.on_change = lambda key, name: self.on_change(key, name)
 
     def __len__(self) -> int:
         return len(self._ended)
@@ -80,6 +101,7 @@ class ResponseStore:
     def begin(self, key: str, name: str, running: RunningResponse) -> None:
         """Let a background response be fetched until it ends; ``put`` must follow."""
         self._running[key, name] = running
+        self.on_change(key, name)
 
     def put(self, key: str, name: str, stored: Stored) -> None:
         """Keep a response that has just ended. One that is larger than all of the room is not
@@ -129,6 +151,48 @@ class ResponseStore:
         else:
             running.cancel()
         self._ended.drop(key, name)
+
+    # ── copies, for when this orchestrator dies ──────────────────────────────────────────────
+
+    def copier(self, key: str, name: str) -> Callable[[], bytes] | None:
+        """Makes a copy of a response as it is now; None where it is not kept here any more."""
+        running = self._running.get((key, name))
+        if running is not None:
+            return partial(_copied, Stored(running.body(), running.history))
+        stored = self._ended.get(key, name)
+        return None if stored is None else partial(_copied, stored)
+
+    def adopt(self, key: str, name: str, copy: bytes) -> None:
+        """Keep a response of another orchestrator. Raises ``msgspec.DecodeError``."""
+        found = msgspec.msgpack.decode(copy, type=StoredCopy)
+        pieces = tuple(Pieces(skipped, array("I", chars)) for skipped, chars in found.pieces)
+        stored = _broken_off(Stored(found.body, found.history, found.answer, pieces))
+        self._ended.adopt(key, name, stored, _kept_bytes(stored))
+
+    def let_go(self, key: str, name: str) -> None:
+        """Forget a response that another orchestrator has now."""
+        self._ended.let_go(key, name)
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Keys and names of all responses."""
+        return chain(self._running, self._ended.names())
+
+
+def _copied(stored: Stored) -> bytes:
+    pieces = tuple((own.skipped, own.chars.tobytes()) for own in stored.pieces)
+    copy = StoredCopy(stored.body, stored.history, stored.answer, pieces)
+    return msgspec.msgpack.encode(copy)
+
+
+def _broken_off(stored: Stored) -> Stored:
+    """A response as it is without the orchestrator that made it: one that had not ended has
+    failed."""
+    body: dict[str, Any] = msgspec.json.decode(stored.body)
+    if body["status"] not in ("queued", "in_progress"):
+        return stored
+    error = InstanceLost("the orchestrator that made this response is gone; create it again")
+    body |= {"status": "failed", "error": error_body(error)["error"], "output": []}
+    return Stored(msgspec.json.encode(body), stored.history)
 
 
 def _kept_bytes(stored: Stored) -> int:

@@ -18,6 +18,7 @@ from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.records import COLUMNS, StoredTokens, pack_ids
 from orchestrator.tasks.journal.schema import MIGRATIONS, VERSION, migrate, version_of
 from orchestrator.tasks.journal.sealing import Sealer
+from orchestrator.tasks.journal.terms import JournalTerms
 from tests.orchestrator.tasks.journal.test_prefixes import accept
 
 KEY = bytes(range(32))
@@ -168,12 +169,12 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_only_its_key_opens_an_encrypted_one(path: Path) -> None:
-    open_journal(JournalConfig(path, keys=(KEY,))).close()
+    open_journal(JournalConfig(path, JournalTerms(keys=(KEY,)))).close()
     with pytest.raises(JournalError, match="lacks a key that the journal was encrypted with"):
-        open_journal(JournalConfig(path, keys=(bytes(32),)))
+        open_journal(JournalConfig(path, JournalTerms(keys=(bytes(32),))))
     with pytest.raises(JournalError, match="encrypted; set TIDEGATE_JOURNAL__KEY"):
         open_journal(JournalConfig(path))
-    open_journal(JournalConfig(path, keys=(KEY,))).close()
+    open_journal(JournalConfig(path, JournalTerms(keys=(KEY,)))).close()
 
 
 def put_task(
@@ -193,7 +194,7 @@ def put_task(
 @pytest.mark.parametrize("table", ["requests", "tokens"])
 def test_a_record_that_cannot_be_opened_costs_its_own_task_only(path: Path, table: str) -> None:
     """One that was damaged, or is another's: the key is right, and the service starts."""
-    config = JournalConfig(path, keys=(KEY,))
+    config = JournalConfig(path, JournalTerms(keys=(KEY,)))
     opened = open_journal(config)
     with closing(connect(config)) as db:
         for n in (1, 2):
@@ -230,7 +231,7 @@ def test_half_a_token_id_costs_its_own_task_only(path: Path, table: str) -> None
 
 def test_a_plain_one_may_be_encrypted_from_now_on(path: Path) -> None:
     open_journal(JournalConfig(path)).close()
-    open_journal(JournalConfig(path, keys=(KEY,))).close()
+    open_journal(JournalConfig(path, JournalTerms(keys=(KEY,)))).close()
     with pytest.raises(JournalError):
         open_journal(JournalConfig(path))
 

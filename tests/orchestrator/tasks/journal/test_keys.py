@@ -16,6 +16,7 @@ from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.operations import Tokens
 from orchestrator.tasks.journal.records import StoredTokens, pack_ids, unpack_ids
 from orchestrator.tasks.journal.sealing import Sealer, WrongKey
+from orchestrator.tasks.journal.terms import JournalTerms
 from orchestrator.tasks.journal.writer import JournalWriter
 from tests.orchestrator.conftest import Service
 from tests.orchestrator.tasks.journal.conftest import Restarts, status_of, task_of
@@ -34,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened_with(path: Path, *keys: bytes) -> JournalFile:
-    return open_journal(JournalConfig(path, keys=keys))
+    return open_journal(JournalConfig(path, JournalTerms(keys=keys)))
 
 
 def writer_of(opened: JournalFile) -> JournalWriter:

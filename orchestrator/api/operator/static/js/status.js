@@ -19,13 +19,15 @@ const NOTICES = {
 export class Status extends EventTarget {
   // "ready" and so on; `change` is fired with each new one.
   state = "waiting";
+  // How many processes share the port; the page's figures are those of one of them.
+  processes = 1;
   #timer = 0;
 
   // `feed` knows as long as it is heard; only then nothing is asked.
   constructor(feed) {
     super();
     this.feed = feed;
-    feed.addEventListener("change", () => this.#set(feed.latest.status));
+    feed.addEventListener("change", () => this.#set(feed.latest.status, feed.latest.processes));
   }
 
   start() {
@@ -43,10 +45,11 @@ export class Status extends EventTarget {
     if (!document.hidden) this.#timer = setTimeout(() => this.#look(), EVERY_MS);
   }
 
-  #set(state) {
-    if (state === this.state) return;
+  #set(state, processes = this.processes) {
+    if (state === this.state && processes === this.processes) return;
     this.state = state;
-    draw(state);
+    this.processes = processes;
+    draw(state, processes);
     this.dispatchEvent(new Event("change"));
   }
 }
@@ -61,10 +64,11 @@ async function ask() {
   }
 }
 
-function draw(state) {
+function draw(state, processes) {
   const status = document.getElementById("status");
   status.dataset.state = state;
-  status.textContent = WORDS[state] ?? state;
+  const whose = processes > 1 ? ` (figures of one of ${processes} processes)` : "";
+  status.textContent = (WORDS[state] ?? state) + whose;
   const notice = document.getElementById("notice");
   notice.textContent = NOTICES[state] ?? "";
   notice.hidden = !(state in NOTICES);

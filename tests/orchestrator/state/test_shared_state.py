@@ -1,6 +1,5 @@
 """OR-18: several orchestrators as one. What one has accepted, all of them answer for."""
 
-import asyncio
 from collections import Counter
 from typing import Any
 
@@ -8,7 +7,13 @@ import aiohttp
 import pytest
 
 from tests.orchestrator.conftest import OPERATORS_KEY, read_events
-from tests.orchestrator.state.conftest import FleetOf, freeze, see_each_other
+from tests.orchestrator.state.conftest import (
+    Sharing,
+    freeze,
+    see_each_other,
+    state_of,
+    until_in_store,
+)
 from tests.orchestrator.tasks.journal.conftest import (
     events_of,
     running,
@@ -21,9 +26,9 @@ from tests.support.fake_worker import FakeWorker, Plan
 
 
 async def test_a_task_is_asked_for_and_cancelled_at_any_member(
-    fleet_of: FleetOf, worker: FakeWorker
+    sharing: Sharing, worker: FakeWorker
 ) -> None:
-    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
     worker.plan = lambda job: Plan(stall_at=1)
     for durable in (True, False):
@@ -42,14 +47,14 @@ async def test_a_task_is_asked_for_and_cancelled_at_any_member(
 
 
 async def test_a_task_ends_at_another_member_when_its_own_dies(
-    fleet_of: FleetOf, worker: FakeWorker
+    sharing: Sharing, worker: FakeWorker
 ) -> None:
-    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
     task_id = await running(one, worker)
     freeze(one)
     worker.plan = lambda job: speaking(two, shift=0)
-    await two.until(lambda: two.orchestrator.fleet.taken == 1)  # type: ignore[union-attr]
+    await two.until(lambda: state_of(two).taken == 1)
     events = await events_of(two, task_id, after="3")
     assert [event.id for event in events][:2] == ["4", "5"]
     assert events[-1].event == "end"
@@ -57,10 +62,10 @@ async def test_a_task_ends_at_another_member_when_its_own_dies(
 
 
 async def test_a_member_that_stood_still_lets_go_of_what_others_took_on(
-    fleet_of: FleetOf, worker: FakeWorker
+    sharing: Sharing, worker: FakeWorker
 ) -> None:
     """No task has two ends: what the first one still writes is refused by the store."""
-    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
     plans = [Plan(stall_at=4), Plan(stall_at=6)]
     worker.plan = lambda job: plans[min(len(worker.submits), 2) - 1]
@@ -68,7 +73,7 @@ async def test_a_member_that_stood_still_lets_go_of_what_others_took_on(
     await one.until_tokens(4)
     async with one.http.get(f"/v2/tasks/{task_id}/events") as stream:
         freeze(one)
-        await two.until(lambda: two.orchestrator.fleet.taken == 1)  # type: ignore[union-attr]
+        await two.until(lambda: state_of(two).taken == 1)
         plans[0].release.set()
         durable = one.orchestrator.stages.durable
         assert durable is not None
@@ -81,9 +86,9 @@ async def test_a_member_that_stood_still_lets_go_of_what_others_took_on(
 
 
 async def test_a_submission_has_one_task_whichever_member_it_comes_to(
-    fleet_of: FleetOf, worker: FakeWorker
+    sharing: Sharing, worker: FakeWorker
 ) -> None:
-    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
     held = Plan(stall_at=1)
     worker.plan = lambda job: held
@@ -100,8 +105,8 @@ async def test_a_submission_has_one_task_whichever_member_it_comes_to(
     assert len(worker.submits) == 1
 
 
-async def test_a_session_goes_on_at_any_member(fleet_of: FleetOf, worker: FakeWorker) -> None:
-    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+async def test_a_session_goes_on_at_any_member(sharing: Sharing, worker: FakeWorker) -> None:
+    one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
     async with one.http.post("/v2/sessions", json={}) as response:
         session_id = (await response.json())["session_id"]
@@ -113,9 +118,9 @@ async def test_a_session_goes_on_at_any_member(fleet_of: FleetOf, worker: FakeWo
 
 
 async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
-    fleet_of: FleetOf, worker: FakeWorker
+    sharing: Sharing, worker: FakeWorker
 ) -> None:
-    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
     headers = {"Authorization": f"Bearer {OPERATORS_KEY}"}
     at = f"/v2/instances/{worker.address}"
@@ -129,12 +134,10 @@ async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
     await one.until(lambda: not here.cordoned)
 
 
-async def test_a_limit_holds_for_all_members_together(
-    fleet_of: FleetOf, worker: FakeWorker
-) -> None:
+async def test_a_limit_holds_for_all_members_together(sharing: Sharing, worker: FakeWorker) -> None:
     limits = {"limits__each_key__requests_per_min": 5}
-    one = await fleet_of.member(worker, **limits)
-    two = await fleet_of.member(worker, **limits)
+    one = await sharing.member(worker, **limits)
+    two = await sharing.member(worker, **limits)
     await see_each_other(one, two)
     statuses = Counter(
         [(await submit(service, durable=False))[0] for _ in range(6) for service in (one, two)]
@@ -143,11 +146,11 @@ async def test_a_limit_holds_for_all_members_together(
 
 
 async def test_requests_in_progress_are_counted_for_all_members_together(
-    fleet_of: FleetOf, worker: FakeWorker
+    sharing: Sharing, worker: FakeWorker
 ) -> None:
     limits = {"limits__each_key__concurrent": 3}
-    one = await fleet_of.member(worker, **limits)
-    two = await fleet_of.member(worker, **limits)
+    one = await sharing.member(worker, **limits)
+    two = await sharing.member(worker, **limits)
     await see_each_other(one, two)
     held = Plan(stall_at=1)
     worker.plan = lambda job: held
@@ -156,20 +159,21 @@ async def test_requests_in_progress_are_counted_for_all_members_together(
     held.release.set()
     await one.until(lambda: not one.orchestrator.live_tasks)
     await two.until(lambda: not two.orchestrator.live_tasks)
-    limits_of = two.orchestrator.fleet.limits  # type: ignore[union-attr]
-    await two.until(lambda: limits_of._flushing is None)  # type: ignore[union-attr]
+    counting = state_of(two).limits
+    assert counting is not None
+    await two.until(lambda: counting._flushing is None)
     assert (await submit(two, durable=False))[0] == 202
 
 
-async def test_the_store_may_go_and_come_back(fleet_of: FleetOf, worker: FakeWorker) -> None:
+async def test_the_store_may_go_and_come_back(sharing: Sharing, worker: FakeWorker) -> None:
     """Without it only durable work is refused; what was promised before ends all the same."""
-    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
     held = Plan(stall_at=2)
     worker.plan = lambda job: held
     task_id = await task_of(one)
     await one.until_tokens(2)
-    await fleet_of.store.kill()
+    await sharing.store.kill()
     durable = one.orchestrator.stages.durable
     assert durable is not None
     await one.until(lambda: bool(durable.fault))
@@ -178,7 +182,7 @@ async def test_the_store_may_go_and_come_back(fleet_of: FleetOf, worker: FakeWor
     assert (await submit(one, durable=False))[0] == 202
     held.release.set()
     assert (await events_of(one, task_id))[-1].event == "end"
-    await fleet_of.store.start()
+    await sharing.store.start()
     await one.until(lambda: not durable.fault and not durable.unwritten)
     await see_each_other(one, two)
     assert (await status_of(two, task_id))["outcome"] == "met"
@@ -186,18 +190,16 @@ async def test_the_store_may_go_and_come_back(fleet_of: FleetOf, worker: FakeWor
 
 
 async def test_a_store_that_lost_everything_gets_what_lives(
-    fleet_of: FleetOf, worker: FakeWorker
+    sharing: Sharing, worker: FakeWorker
 ) -> None:
-    one, two = await fleet_of.member(worker), await fleet_of.member(worker)
+    one, two = await sharing.member(worker), await sharing.member(worker)
     await see_each_other(one, two)
     task_id = await running(one, worker)
-    async with fleet_of.store.client() as client:
+    async with sharing.store.client() as client:
         await client.flushall()
     await see_each_other(one, two)
-    async with fleet_of.store.client() as client:
-        while not await client.exists("{tidegate}:task:" + task_id):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until_in_store(sharing.store, task_id, "request")
     freeze(one)
     worker.plan = lambda job: speaking(two)
-    await two.until(lambda: two.orchestrator.fleet.taken == 1)  # type: ignore[union-attr]
+    await two.until(lambda: state_of(two).taken == 1)
     assert (await events_of(two, task_id))[-1].event == "end"

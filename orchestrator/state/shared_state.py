@@ -1,0 +1,218 @@
+"""One orchestrator's part in what several share: it joins at the start and leaves at the end."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from orchestrator.admission.rate_limits import Limiter
+from orchestrator.errors import NotReady
+from orchestrator.ids import digits_of, tag_of
+from orchestrator.instances.registry import Registry
+from orchestrator.prediction.answer_length import AnswerLengths
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.state import connection
+from orchestrator.state.connection import StateConfig
+from orchestrator.state.cordons import Cordons
+from orchestrator.state.items import SharedItems
+from orchestrator.state.learning import SharedLearning
+from orchestrator.state.limits import SharedLimits
+from orchestrator.state.members import Members
+from orchestrator.state.runs import SharedRuns
+from orchestrator.state.shares import SlotShares
+from orchestrator.state.siblings import Siblings
+from orchestrator.state.takeover import Takeover
+from orchestrator.state.tasks import SharedTasks
+from orchestrator.tasks.journal.records import UnfinishedTask
+from orchestrator.tasks.runs import Runs
+from orchestrator.tasks.task import Task
+from orchestrator.telemetry.metrics import Metrics, Row
+
+
+class Holder(NamedTuple):
+    """An orchestrator that has what somebody asks for: where it is reached, and its tag."""
+
+    url: str
+    tag: str
+
+
+class SharedState:
+    """The parts of the shared state, and who has what."""
+
+    def __init__(self, config: StateConfig, tag: str, unix: Callable[[], float]) -> None:
+        self.config = config
+        self.tasks = SharedTasks(config, tag)
+        self.members = Members(config, self.tasks, unix)
+        self.items = SharedItems(self.members, self.tasks)
+        self.forwarded = 0
+        """How many requests were handed on to another member."""
+        self.cordons: Cordons | None = None
+        self.limits: SharedLimits | None = None
+        self.siblings: Siblings | None = None
+        """The processes that share this one's port; None where the port is its own."""
+        self._takeover: Takeover | None = None
+        self._learning: SharedLearning | None = None
+
+    @property
+    def taken(self) -> int:
+        """How many durable tasks of other processes were taken on."""
+        return 0 if self._takeover is None else self._takeover.taken
+
+    def share(self, registry: Registry, queue: TaskQueue[Task], limiter: Limiter) -> None:
+        """Share the instances' slots and cordons, and keys' limits, with the others from the start
+        on."""
+        self.limits = SharedLimits(self.members, self.tasks.names, self.tasks.tag, limiter)
+        SlotShares(self.members, self.tasks.tag, registry, queue)
+        self.cordons = Cordons(self.members, self.tasks.names.cordons, registry)
+
+    def learn(self, registry: Registry, lengths: AnswerLengths) -> None:
+        """Learn together with the others how long answers get, and what steps take."""
+        self._learning = SharedLearning(self.members, self.tasks.names, registry, lengths)
+
+    def follow(self, runs: Runs) -> None:
+        """Have runs of calls go on at the others, and theirs here."""
+        SharedRuns(self.members, self.tasks.names, self.tasks.tag, runs)
+
+    def watch(self, metrics: Metrics) -> None:
+        """Publish its metrics."""
+        metrics.watch(self, STATE)
+
+    def start(
+        self,
+        url: str,
+        keys: str,
+        take_on: Callable[[Sequence[UnfinishedTask]], None],
+        may_take: Callable[[], bool],
+    ) -> None:
+        """Join under ``url``; ``take_on`` is given tasks of others whose end this process has to
+        bring about, whenever it ``may_take`` any. ``keys`` is a digest of the keys that are taken
+        here."""
+        self._takeover = Takeover(self.members, self.tasks, take_on, may_take)
+        self.members.start(url, keys)
+
+    async def close(self) -> None:
+        """Leave. To be called once everything is written: others take on what is left."""
+        if self._takeover is not None:
+            self._takeover.close()
+        if self._learning is not None:
+            self._learning.close()
+        await self.items.close()
+        await self.members.leave()
+
+    def share_port(self, group: str, name: str) -> None:
+        """Be one of several processes at a port (``Siblings``)."""
+        self.siblings = Siblings(self.members, group, name)
+
+    def is_of_member(self, item_id: str) -> bool:
+        """Whether an id was made by an orchestrator that is known here."""
+        tag = tag_of(item_id)
+        return tag == self.tasks.tag or tag in self.members.others
+
+    async def holder_of(self, item_id: str) -> Holder | None:
+        """The orchestrator that has what goes by an id, this one where it has just taken it on
+        from a dead one; None if that is nobody, or this one in vain. Raises ``NotReady`` where
+        another is about to take it on, and what ``SharedItems.claim`` does."""
+        tag, digits = tag_of(item_id), digits_of(item_id)
+        if not tag:
+            return None
+        owner: Any = None
+        end: Any = None
+        kept_by: Any = None
+        with suppress(*connection.FAILURES):  # else whoever made it may have it still
+            async with self.members.client.pipeline(transaction=False) as pipe:
+                pipe.hmget(self.tasks.names.task(digits), ["owner", "end"])
+                pipe.hget(self.tasks.names.item(digits), "owner")
+                (owner, end), kept_by = await pipe.execute()
+        if kept_by is not None:
+            return self._alive(kept_by.decode()) or await self._claimed(digits)
+        if end is not None:
+            return None  # whoever is asked finds it in the store
+        holder = self._alive(tag if owner is None else owner.decode())
+        if holder is None and owner is not None:
+            raise NotReady(
+                "the orchestrator that has this task is gone, and another one takes it on: ask "
+                "again in a moment"
+            )
+        return holder
+
+    def is_of_dead(self, item_id: str) -> bool:
+        """Whether an id was made by an orchestrator that is known not to be there any more."""
+        tag, members = tag_of(item_id), self.members
+        if not tag or tag == self.tasks.tag or members.fault or not members.has_renewed:
+            return False
+        return self._alive(tag) is None
+
+    def _alive(self, tag: str) -> Holder | None:
+        """Another orchestrator; None where it is not alive, or cannot be reached."""
+        seen = self.members.others.get(tag)
+        if seen is None or not seen.is_alive or not seen.member.url:
+            return None
+        return Holder(seen.member.url, tag)
+
+    async def _claimed(self, digits: str) -> Holder | None:
+        """Claim an item of a dead orchestrator; returns this one as its holder."""
+        with suppress(*connection.FAILURES):
+            if await self.items.claim(digits):
+                return Holder(self.members.url, self.tasks.tag)
+        return None
+
+
+STATE: tuple[Row[SharedState], ...] = (
+    Row(
+        "gauge",
+        "state_members",
+        "orchestrators",
+        "Orchestrators that share the state and are alive, with this one, as far as it knows",
+        lambda state: state.members.alive,
+    ),
+    Row(
+        "gauge",
+        "state_failing",
+        "bool",
+        "1 while the shared store cannot be used, and this orchestrator goes on alone",
+        lambda state: bool(state.members.fault),
+    ),
+    Row(
+        "counter",
+        "state_taken",
+        "tasks",
+        "Durable tasks of other orchestrators that were taken on here",
+        lambda state: state.taken,
+    ),
+    Row(
+        "counter",
+        "state_forwarded",
+        "requests",
+        "Requests that were handed on to the orchestrator that has what they ask for",
+        lambda state: state.forwarded,
+    ),
+    Row(
+        "gauge",
+        "state_strangers",
+        "orchestrators",
+        "Orchestrators under the same prefix that take other keys, or name none of the same "
+        "instances",
+        lambda state: len(state.members.strangers),
+    ),
+    Row(
+        "counter",
+        "state_limits_alone",
+        "requests",
+        "Requests that were held to this orchestrator's own limits only, because the store did not "
+        "answer in time",
+        lambda state: 0 if state.limits is None else state.limits.alone,
+    ),
+    Row(
+        "gauge",
+        "state_items_waiting",
+        "items",
+        "Sessions, responses and conversations whose present state the store does not have yet",
+        lambda state: state.items.waiting,
+    ),
+    Row(
+        "counter",
+        "state_items_adopted",
+        "items",
+        "Sessions, responses and conversations of dead orchestrators that were taken on here",
+        lambda state: state.items.adopted,
+    ),
+)

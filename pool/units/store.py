@@ -1,0 +1,157 @@
+"""Runs the Redis or Valkey that the orchestrators of one launch share, for them alone.
+
+It listens on a Unix socket that only this user may open, and on no port. What it is told is on the
+disk before it answers, so that durable tasks outlive all processes and are there at the next
+launch.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from catalog.errors import MachineUnfit, StartFailed
+from pool.process.guardian import SHARED_MEMORY
+from pool.process.logs import ignore, tail, usable_log
+from pool.process.process import UnitProcess, command_environment
+from pool.supervise import Keeping, first_of, missed_heartbeats
+
+PROGRAMS = ("redis-server", "valkey-server")
+START_TIMEOUT_S = 60.0
+"""Longest time that the store may take to read what it had before, in seconds."""
+STOP_S = 1.5
+"""Seconds from SIGTERM to SIGKILL."""
+_ANSWER_S = 2.0
+_POLL_S = 0.02
+
+
+def find_store() -> str:
+    """The program of a store on this machine. Raises ``MachineUnfit`` where there is none."""
+    for name in PROGRAMS:
+        if found := shutil.which(name):
+            return found
+    raise MachineUnfit(
+        "several processes share a Redis or Valkey (6.2 or later), and neither redis-server nor "
+        "valkey-server is installed here: apt-get install redis-server, or name one that runs with "
+        "TIDEGATE_STATE__URL"
+    )
+
+
+class StoreProcess:
+    """One store under supervision (``supervise.Unit``). It is started again with what it had, at
+    the same socket."""
+
+    name = "store"
+
+    def __init__(
+        self,
+        program: str,
+        folder: Path,
+        *,
+        log: Path | None = None,
+        warn: Callable[[str], None] = ignore,
+        keeping: Keeping | None = None,
+    ) -> None:
+        """``folder`` keeps the data; it is made for this user alone."""
+        self._program = program
+        self._folder = folder
+        self._log_path = log
+        self._log = log
+        """Log file of this start's output; None for stderr."""
+        self._warn = warn
+        self._keeping = keeping or Keeping()
+        self._process: UnitProcess | None = None
+        # A socket's path has 107 bytes at most, which a state folder's may exceed; and its guardian
+        # removes what is left there, even of a launcher that was killed.
+        self._socket = SHARED_MEMORY / f"tidegate_{secrets.token_hex(6)}_store"
+
+    @property
+    def url(self) -> str:
+        """``TIDEGATE_STATE__URL`` of its orchestrators."""
+        return f"unix://{self._socket}"
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the process; None if there is none."""
+        return self._process.pid if self._process else None
+
+    @property
+    def where(self) -> str:
+        """The place where its data is kept, for a person."""
+        return f"data in {self._folder}"
+
+    async def start(self) -> None:
+        """Start it and wait until it answers. Raises ``StartFailed`` with its last log lines."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.chmod(0o700)
+        except OSError as error:
+            raise StartFailed(
+                f"{self.name}: cannot use {self._folder}: {error.strerror}"
+            ) from error
+        self._log = usable_log(self._log_path, self._warn)
+        self._process = await self._keeping.start_process(
+            self.name,
+            self._command(),
+            env=command_environment({}),
+            log=self._log,
+            shm_prefix=self._socket.name,
+        )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not await self._answers():
+            if not self._process.running:
+                raise self._failure(f"ended with status {await self._process.wait()}")
+            if time.monotonic() > deadline:
+                raise self._failure(f"did not answer within {START_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(_POLL_S)
+
+    async def lost(self) -> str:
+        """Wait until it ends or hangs; returns which, in a few words."""
+        return await first_of(self._process_end(), missed_heartbeats(self._answers, self._keeping))
+
+    async def stop(self, drain_s: float) -> None:
+        """End it: what it has taken is on the disk."""
+        process, self._process = self._process, None
+        if process is not None:
+            await (process.end(STOP_S) if drain_s > 0 else process.kill())
+
+    def kill(self) -> None:
+        """Send SIGKILL, now; ``stop`` waits for the end of it."""
+        if self._process is not None:
+            self._process.order(0.0)
+
+    def forget(self) -> None:
+        """Remove the data of a store that has ended, and that nobody comes back to."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _command(self) -> list[str]:
+        return [
+            self._program,
+            *("--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "600"),
+            *("--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always"),
+            *("--save", "", "--maxmemory-policy", "noeviction", "--daemonize", "no"),
+        ]
+
+    async def _answers(self) -> bool:
+        """Whether it takes requests: not while it still reads its data."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                reader, writer = await asyncio.open_unix_connection(self._socket)
+                try:
+                    writer.write(b"PING\r\n")
+                    return await reader.readline() == b"+PONG\r\n"
+                finally:
+                    writer.close()
+        return False
+
+    async def _process_end(self) -> str:
+        assert self._process is not None, "start it first"
+        return f"it ended with status {await self._process.wait()}"
+
+    def _failure(self, what: str) -> StartFailed:
+        if self._log is None:
+            return StartFailed(f"{self.name}: {what}; its log above says why")
+        return StartFailed(f"{self.name}: {what}:\n{tail(self._log)}\nThe whole log: {self._log}")

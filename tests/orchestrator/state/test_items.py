@@ -1,0 +1,164 @@
+"""OR-18: what clients keep outlives the orchestrator that had it: sessions, responses,
+conversations."""
+
+import asyncio
+from typing import Any
+
+from tests.orchestrator.conftest import Service
+from tests.orchestrator.state.conftest import Sharing, freeze, is_dead, see_each_other, state_of
+from tests.orchestrator.tasks.journal.conftest import submit
+from tests.support.fake_worker import FakeWorker, Plan
+from worker.protocol import FinishReason
+
+HI: dict[str, Any] = {"model": "fake", "input": "hi", "max_output_tokens": 4}
+WELL = Plan(tokens=2, reason=FinishReason.STOP)
+
+
+async def ask(service: Service, method: str, path: str, **body: object) -> tuple[int, Any]:
+    json = body or None if method != "GET" else None
+    async with service.http.request(method, path, json=json) as response:
+        return response.status, await response.json()
+
+
+async def copied(service: Service) -> None:
+    """All that changed is in the store."""
+    await service.until(lambda: not state_of(service).items.waiting)
+
+
+async def two_of(sharing: Sharing, worker: FakeWorker) -> tuple[Service, Service]:
+    worker.plan = lambda job: WELL
+    one, two = await sharing.member(worker), await sharing.member(worker)
+    await see_each_other(one, two)
+    return one, two
+
+
+async def kill(victim: Service, seer: Service) -> None:
+    """End an orchestrator without a word, and wait until another knows."""
+    freeze(victim)
+    await seer.until(lambda: is_dead(seer, victim))
+
+
+async def thaw(service: Service) -> None:
+    """Let a frozen orchestrator go on, as one that only stood still."""
+    members = state_of(service).members
+    del members._renew
+    members._renewing = asyncio.create_task(members._renew_for_ever())
+    lapses: list[None] = []
+    members.on_lapsed.append(lambda: lapses.append(None))
+    await service.until(lambda: bool(lapses))
+
+
+async def test_a_conversation_goes_on_at_any_member(sharing: Sharing, worker: FakeWorker) -> None:
+    """By the last response's id, or by its own; whoever has it is asked while it lives."""
+    one, two = await two_of(sharing, worker)
+    _, first = await ask(one, "POST", "/v1/responses", **HI)
+    _, held = await ask(one, "POST", "/v1/conversations", metadata={"a": "b"})
+    ways = {"previous_response_id": first["id"], "conversation": held["id"]}
+    for way, name in ways.items():
+        status, answer = await ask(two, "POST", "/v1/responses", **HI, **{way: name})
+        assert status == 200, answer
+    status, items = await ask(two, "GET", f"/v1/conversations/{held['id']}/items")
+    assert status == 200 and len(items["data"]) == 2
+    assert state_of(two).items.adopted == 0
+
+
+async def test_what_is_kept_is_there_when_its_holder_has_died(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one, two = await two_of(sharing, worker)
+    _, response = await ask(one, "POST", "/v1/responses", **HI)
+    _, gone = await ask(one, "POST", "/v1/responses", **HI)
+    _, held = await ask(one, "POST", "/v1/conversations", metadata={"a": "b"})
+    await ask(one, "POST", "/v1/responses", **HI, conversation=held["id"])
+    _, session = await ask(one, "POST", "/v2/sessions", model="fake")
+    await submit(one, session_id=session["session_id"], durable=False)
+    await one.until(lambda: not one.orchestrator.live_tasks)
+    assert (await ask(one, "DELETE", f"/v1/responses/{gone['id']}"))[0] == 200
+    await copied(one)
+    await kill(one, two)
+
+    assert await ask(two, "GET", f"/v1/responses/{response['id']}") == (200, response)
+    assert (await ask(two, "GET", f"/v1/responses/{gone['id']}"))[0] == 404
+    status, again = await ask(
+        two, "POST", "/v1/responses", **HI, previous_response_id=response["id"]
+    )
+    assert status == 200 and again["usage"]["input_tokens"] > response["usage"]["input_tokens"]
+    status, items = await ask(two, "GET", f"/v1/conversations/{held['id']}/items")
+    assert status == 200 and len(items["data"]) == 2
+    assert (await ask(two, "GET", f"/v1/conversations/{held['id']}"))[1] == held
+    status, found = await ask(two, "GET", f"/v2/sessions/{session['session_id']}")
+    assert (status, found["turns"]) == (200, 1)
+    status, _ = await submit(two, session_id=session["session_id"], durable=False)
+    assert status == 202
+    await two.until(lambda: not two.orchestrator.live_tasks)
+    assert state_of(two).items.adopted == 3
+
+    # The next one to die leaves all of it to the next.
+    await copied(two)
+    three = await sharing.member(worker)
+    await kill(two, three)
+    status, found = await ask(three, "GET", f"/v2/sessions/{session['session_id']}")
+    assert (status, found["turns"]) == (200, 2)
+    assert (await ask(three, "GET", f"/v1/responses/{response['id']}"))[0] == 200
+
+
+async def test_a_background_response_fails_with_its_orchestrator(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    """Whoever polls for its end hears of one."""
+    one, two = await two_of(sharing, worker)
+    held = Plan(stall_at=1)
+    worker.plan = lambda job: held
+    _, begun = await ask(one, "POST", "/v1/responses", **HI, background=True)
+    assert begun["status"] in ("queued", "in_progress")
+    await copied(one)
+    await kill(one, two)
+    status, found = await ask(two, "GET", f"/v1/responses/{begun['id']}")
+    assert (status, found["status"]) == (200, "failed")
+    assert "create it again" in found["error"]["message"]
+    held.release.set()
+
+
+async def test_who_stood_still_lets_go_of_what_another_has_now(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one, two = await two_of(sharing, worker)
+    _, held = await ask(one, "POST", "/v1/conversations", metadata={"a": "b"})
+    _, kept = await ask(one, "POST", "/v1/conversations", metadata={"c": "d"})
+    await copied(one)
+    await kill(one, two)
+    at = f"/v1/conversations/{held['id']}"
+    assert (await ask(two, "POST", at, metadata={"e": "f"}))[0] == 200
+    await thaw(one)
+    await copied(one)
+    await see_each_other(one, two)
+    assert (await ask(one, "GET", at))[1]["metadata"] == {"e": "f"}
+    assert state_of(one).forwarded == 1
+    status, found = await ask(two, "GET", f"/v1/conversations/{kept['id']}")
+    assert (status, found["metadata"]) == (200, {"c": "d"})
+    assert state_of(two).items.adopted == 1
+
+
+async def test_an_emptied_store_gets_what_is_kept(sharing: Sharing, worker: FakeWorker) -> None:
+    one, two = await two_of(sharing, worker)
+    _, response = await ask(one, "POST", "/v1/responses", **HI)
+    await copied(one)
+    async with sharing.store.client() as client:
+        await client.flushall()
+        while not await client.keys("*:item:*"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await see_each_other(one, two)
+    await kill(one, two)
+    assert (await ask(two, "GET", f"/v1/responses/{response['id']}"))[0] == 200
+
+
+async def test_what_nobody_has_any_more_is_named(sharing: Sharing, worker: FakeWorker) -> None:
+    """A session that the store never had, for instance because it was away."""
+    one, two = await two_of(sharing, worker)
+    _, session = await ask(one, "POST", "/v2/sessions", model="fake")
+    await copied(one)
+    async with sharing.store.client() as client:
+        await client.delete(*await client.keys("*:item:*"))
+    await kill(one, two)
+    status, answer = await submit(two, session_id=session["session_id"], durable=False)
+    assert status == 404 and "begin anew" in answer["error"]["message"]

@@ -1,0 +1,161 @@
+"""OR-18: processes that share a port. Whatever is asked of one of them, all of them answer for."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open
+from prometheus_client.parser import text_string_to_metric_families as read_plain
+
+from orchestrator.api.http.forwarding import FORWARDED_HEADER
+from tests.orchestrator.conftest import OPERATOR, Service
+from tests.orchestrator.state.conftest import Sharing, see_each_other
+from tests.orchestrator.tasks.journal.conftest import task_of
+from tests.support.fake_worker import FakeWorker, Plan
+
+PORT = 4711
+"""The port that they say they share: each listens on one of its own here."""
+
+
+async def two_of(
+    sharing: Sharing, worker: FakeWorker, **changes: object
+) -> tuple[Service, Service]:
+    one, two = [
+        await sharing.member(worker, port=PORT, state__own_address=f"127.0.0.1:{number}", **changes)
+        for number in (1, 2)
+    ]
+    await see_each_other(one, two)
+    return one, two
+
+
+async def asked(service: Service, method: str, path: str, **options: Any) -> tuple[int, Any]:
+    async with service.http.request(method, path, **options) as response:
+        return response.status, await response.json()
+
+
+async def test_what_an_operator_says_to_one_process_all_have_heard(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one, two = await two_of(sharing, worker)
+    worker.plan = lambda job: Plan(stall_at=1)
+    await task_of(one, durable=False)
+    await task_of(two, durable=False)
+    _, instances = await asked(one, "GET", "/v2/instances")
+    assert [each["jobs"] for each in instances["instances"]] == [2]
+    for service in (one, two):
+        settings = service.parts.reloader.settings
+        queue = settings.queue.model_copy(update={"max_waiting": 7})
+        changed = settings.model_copy(update={"queue": queue})
+        service.parts.reloader.load = lambda changed=changed: changed  # type: ignore[misc]
+    _, reloaded = await asked(one, "POST", "/admin/reload", headers=OPERATOR)
+    assert reloaded == {"changed": ["queue.max_waiting"], "needs_restart": []}
+    assert [each.orchestrator.queue.bound for each in (one, two)] == [7, 7]
+    there = {"address": "127.0.0.1:9", "ttl_s": 60}
+    status, _ = await asked(two, "POST", "/v2/instances", json=there, headers=OPERATOR)
+    assert status == 201
+    assert all("127.0.0.1:9" in each.orchestrator.registry.instances for each in (one, two))
+    status, state = await asked(
+        two, "POST", "/admin/drain", json={"grace_ms": 60_000}, headers=OPERATOR
+    )
+    assert (status, state["status"], state["live_tasks"]) == (202, "draining", 2)
+    assert [each.parts.health.status for each in (one, two)] == ["draining", "draining"]
+    status, state = await asked(one, "POST", "/admin/undrain", headers=OPERATOR)
+    assert (status, state["status"]) == (200, "serving")
+    assert two.parts.health.status == "ready"
+
+
+async def test_work_of_all_processes_is_listed_and_cancelled_by_its_correlation_id(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one, two = await two_of(sharing, worker)
+    worker.plan = lambda job: Plan(stall_at=1)
+    ids = [
+        (await asked(each, "POST", "/v2/tasks", json=body, headers={"X-Correlation-Id": "plan-9"}))[
+            1
+        ]["task_id"]
+        for each, body in ((one, {"prompt": "a"}), (two, {"prompt": "b"}))
+    ]
+    _, listed = await asked(one, "GET", "/v2/tasks")
+    assert [each["task_id"] for each in listed["tasks"]] == ids[::-1]  # the newest first
+    _, listed = await asked(two, "GET", "/v2/tasks?limit=1")
+    assert [each["task_id"] for each in listed["tasks"]] == ids[1:] and listed["has_more"]
+    status, answer = await asked(two, "POST", "/v2/tasks/plan-9/cancel")
+    assert status == 202 and sorted(answer["task_ids"]) == sorted(ids)
+    await one.until(lambda: not one.orchestrator.live_tasks and not two.orchestrator.live_tasks)
+    status, _ = await asked(two, "POST", "/v2/tasks/nothing-of-the-kind/cancel")
+    assert status == 404
+
+
+async def test_tries_of_one_submission_meet_whichever_process_they_come_to(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one, two = await two_of(sharing, worker)
+    for key in ("order-1", "order-2", "order-3", "order-4"):
+        first, again = [await task_of(each, key, durable=False) for each in (one, two)]
+        assert first == again
+    assert len(worker.submits) == 4
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+async def test_one_page_has_the_metrics_of_all_processes(
+    sharing: Sharing, worker: FakeWorker, accept: str
+) -> None:
+    one, two = await two_of(sharing, worker)
+    async with one.http.get("/metrics", headers={"Accept": accept}) as response:
+        page = await response.text()
+    families = list((read_open if accept else read_plain)(page))
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names)
+    members = {
+        sample.labels["process"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "tidegate_state_members"
+    }
+    assert members == {"127.0.0.1:1": 2, "127.0.0.1:2": 2}
+    async with two.http.get("/metrics", headers={FORWARDED_HEADER: "1"}) as response:
+        assert 'process="127.0.0.1:1"' not in await response.text()
+
+
+async def test_files_and_batches_are_in_one_process_and_then_in_another(
+    sharing: Sharing, worker: FakeWorker, tmp_path: Path
+) -> None:
+    one, two = await two_of(sharing, worker, journal__path=tmp_path / "journal")
+    lead = one.orchestrator.shared_state.siblings.lead  # type: ignore[union-attr]
+    await one.until(lambda: lead() == "")
+    await two.until(lambda: bool(two.orchestrator.shared_state.siblings.lead()))  # type: ignore[union-attr]
+    line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": '
+    line += b'"fake", "prompt": "hi", "max_tokens": 2}}\n'
+    form = aiohttp.FormData({"purpose": "batch"})
+    form.add_field("file", line, filename="requests.jsonl")
+    status, file = await asked(two, "POST", "/v1/files", data=form)
+    assert status == 200, file
+    body = {
+        "input_file_id": file["id"],
+        "endpoint": "/v1/completions",
+        "completion_window": "1h",
+    }
+    _, batch = await asked(two, "POST", "/v1/batches", json=body)
+    at = f"/v1/batches/{batch['id']}"
+    while (await asked(two, "GET", at))[1]["status"] != "completed":  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    batches = one.orchestrator.stages.batches
+    assert batches is not None and two.orchestrator.stages.batches is not None
+    await batches.close()  # as the kernel does it for a process that is killed
+    own = two.orchestrator.shared_state.siblings  # type: ignore[union-attr]
+    await two.until(lambda: own.lead() == "")  # type: ignore[union-attr]
+    assert (await asked(two, "GET", at))[1]["request_counts"]["completed"] == 1
+
+
+async def test_what_is_asked_of_a_process_in_whose_place_another_is_may_be_taken_on(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one = await sharing.member(worker)
+    state = one.orchestrator.shared_state
+    assert state is not None
+    path = f"/v2/tasks/{state.tasks.tag}{24 * '0'}"
+    for tag, expected in (("0badcafe", 503), (state.tasks.tag, 404)):
+        status, answer = await asked(one, "GET", path, headers={FORWARDED_HEADER: tag})
+        assert status == expected, answer
