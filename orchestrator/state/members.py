@@ -226,6 +226,21 @@ class Members:
             seen.is_alive and seen.member.keys == keys for seen in self.others.values()
         )
 
+    async def find(self, tag: str) -> Seen | None:
+        """Another member as it was last seen; one that was not seen yet, because it has just
+        joined, as the store has it. None where nobody else goes by that tag, or the store does not
+        answer."""
+        if tag in self.others or tag == self._tasks.tag:
+            return self.others.get(tag)
+        try:
+            async with self._client.pipeline(transaction=False) as pipe:
+                pipe.hget(self._names.members, tag)
+                pipe.exists(self._names.alive(tag))
+                member, is_alive = await pipe.execute()
+        except connection.FAILURES:
+            return None
+        return None if member is None else Seen(_read_member(member), bool(is_alive))
+
     def store_time(self) -> float:
         """Now, by the store's clock, in seconds since 1970."""
         return self._unix() + self._tasks.skew_s

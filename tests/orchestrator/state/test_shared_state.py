@@ -46,6 +46,17 @@ async def test_a_task_is_asked_for_and_cancelled_at_any_member(
         await one.until(lambda: not one.orchestrator.live_tasks)
 
 
+async def test_what_a_member_has_that_has_just_joined_is_found(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one, two = await sharing.member(worker), await sharing.member(worker)
+    await see_each_other(one, two)
+    worker.plan = lambda job: Plan(stall_at=1)
+    task_id = await task_of(one, durable=False)
+    state_of(two).members.others.clear()  # as before the next renewal of the lease
+    assert (await status_of(two, task_id))["task_id"] == task_id
+
+
 async def test_a_task_ends_at_another_member_when_its_own_dies(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
