@@ -85,6 +85,10 @@ class Names:
         """The copy of what a client keeps: a session, a response, a conversation."""
         return f"{self.prefix}item:{digits}"
 
+    def demands_of(self, address: str) -> str:
+        """What each orchestrator that says so has on an instance, or would send there."""
+        return f"{self.prefix}demands:{address}"
+
     def lengths_of(self, kind: bytes) -> bytes:
         """What is known of the lengths of one kind of answer."""
         return f"{self.prefix}length:".encode() + kind

@@ -17,7 +17,8 @@ from orchestrator.telemetry.log import fields, service_log
 
 RENEWALS_PER_LEASE = 5
 RENEW_S = 0.25
-"""Longest time between two renewals, in seconds, after which all know what each one has to do."""
+"""Longest time between two renewals, in seconds, after which each knows what the others have to
+do."""
 CLOSE_WAIT_S = 1.0
 
 
@@ -28,8 +29,8 @@ class Member(msgspec.Struct, frozen=True):
     """Where the others reach it."""
     keys: str
     """Digest of the keys that it takes: the same at all members."""
-    demands: dict[str, int] = {}
-    """Jobs that it has on each instance, by address, or would send there."""
+    instances: list[int] = []
+    """Numbers that stand for some of its instances (``shares.sample_of``)."""
     group: str = ""
     """Name of the port that it shares with other processes; empty for one that has its own."""
     leads_since: float = 0.0
@@ -83,8 +84,8 @@ class Members:
         self.cordons: dict[str, float | None] = {}
         """Instances that get no new work, by address: when their running work is to be gone, in
         seconds of the store's clock, None for no limit."""
-        self.describe: Callable[[], dict[str, int]] = dict
-        """Returns this orchestrator's ``demands``."""
+        self.describe: Callable[[], list[int]] = list
+        """Returns the own ``Member.instances``."""
         self.group = ""
         """The own ``Member.group``."""
         self.leads_since = 0.0
@@ -195,7 +196,7 @@ class Members:
         lease_ms = round(1000 * self._config.lease_s)
         assert self._me is not None
         self._me = msgspec.structs.replace(
-            self._me, demands=self.describe(), leads_since=self.leads_since
+            self._me, instances=self.describe(), leads_since=self.leads_since
         )
         me = msgspec.json.encode(self._me)
         keys = (names.layout, names.alive(tag), names.members)
@@ -248,11 +249,11 @@ class Members:
     def _look_for_strangers(self) -> None:
         """Find members that seem to belong to another service, and say so when there are some."""
         assert self._me is not None
-        mine = self._me.demands.keys()
+        mine = set(self._me.instances)
         others = [seen.member for seen in self.others.values() if seen.is_alive]
         with_other_keys = [one.url for one in others if one.keys != self._me.keys]
         elsewhere = [
-            one.url for one in others if mine and one.demands and not mine & one.demands.keys()
+            one.url for one in others if mine and one.instances and mine.isdisjoint(one.instances)
         ]
         strangers = tuple(sorted({*with_other_keys, *elsewhere}))
         if strangers and strangers != self.strangers:

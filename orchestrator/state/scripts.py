@@ -257,3 +257,36 @@ return body
 """Add answers to what all orchestrators know of a kind, where those before them lose weight.
 Returns what is known then. Of the kinds without answers for the longest time, those beyond the
 bound are forgotten."""
+
+DEMANDS = """
+-- KEYS: demands of each instance. ARGV: tag, stem of names of who is alive, keep_ms, then for each
+-- instance: this one's demand, empty for none
+local is_alive = {[ARGV[1]] = true}
+local function lives(tag)
+  if is_alive[tag] == nil then is_alive[tag] = redis.call('EXISTS', ARGV[2] .. tag) == 1 end
+  return is_alive[tag]
+end
+local found = {}
+for at, key in ipairs(KEYS) do
+  redis.call('PEXPIRE', key, ARGV[3]) -- takes no memory
+  local demand = ARGV[at + 3]
+  if demand == '' then
+    redis.call('HDEL', key, ARGV[1])
+  else
+    redis.call('HSET', key, ARGV[1], demand)
+    redis.call('PEXPIRE', key, ARGV[3])
+    local told, all = {}, redis.call('HGETALL', key)
+    for each = 1, #all, 2 do
+      if lives(all[each]) then
+        told[all[each]] = tonumber(all[each + 1])
+      else
+        redis.call('HDEL', key, all[each])
+      end
+    end
+    found[#found + 1] = told
+  end
+end
+return cjson.encode(found)
+"""
+"""Tell of demands on instances, and hear of all orchestrators' that are alive: for each instance of
+which this one has a demand, in the order of the keys, demands by tag (JSON)."""

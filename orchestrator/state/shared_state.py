@@ -61,7 +61,7 @@ class SharedState:
         """Share the instances' slots and cordons, and keys' limits, with the others from the start
         on."""
         self.limits = SharedLimits(self.members, self.tasks.names, self.tasks.tag, limiter)
-        SlotShares(self.members, self.tasks.tag, registry, queue)
+        SlotShares(self.members, self.tasks, registry, queue)
         self.cordons = Cordons(self.members, self.tasks.names.cordons, registry)
 
     def learn(self, registry: Registry, lengths: AnswerLengths) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.orchestrator.conftest import OPERATORS_KEY, read_events
+from tests.orchestrator.conftest import OPERATORS_KEY, Service, read_events
 from tests.orchestrator.state.conftest import (
     Sharing,
     freeze,
@@ -143,6 +143,28 @@ async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
         assert response.status == 202
     (here,) = one.orchestrator.registry
     await one.until(lambda: not here.cordoned)
+
+
+async def test_slots_of_a_member_that_died_go_to_those_that_live(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one, two, three = [await sharing.member(worker) for _ in range(3)]
+    await see_each_other(one, two, three)
+    slots = next(iter(one.orchestrator.registry)).concurrency.slots
+
+    def shares(*services: Service) -> list[int | None]:
+        return [next(iter(service.orchestrator.registry)).share for service in services]
+
+    worker.plan = lambda job: Plan(stall_at=1)
+    for _ in range(slots // 2):
+        await task_of(one, durable=False)
+    await one.until(lambda: (shares(one)[0] or 0) > slots // 2)
+    await one.until(lambda: sum(share or 0 for share in shares(one, two, three)) == slots)
+    freeze(one)
+    await two.until(lambda: shares(two, three) == [slots // 2] * 2)
+    async with sharing.store.client() as client:
+        told = await client.hgetall("{tidegate}:demands:" + worker.address)
+    assert {tag.decode() for tag in told} == {state_of(each).tasks.tag for each in (two, three)}
 
 
 async def test_a_limit_holds_for_all_members_together(sharing: Sharing, worker: FakeWorker) -> None:
