@@ -57,6 +57,8 @@ class Names:
         self.prefix = f"{{{prefix}}}:"
         self.layout = f"{self.prefix}layout"
         self.members = f"{self.prefix}members"
+        self.changed = f"{self.prefix}changed"
+        """Stands for the latest change of a member."""
         self.cordons = f"{self.prefix}cordons"
         self.runs = f"{self.prefix}runs"
         self.lengths = f"{self.prefix}lengths"

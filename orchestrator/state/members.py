@@ -96,6 +96,8 @@ class Members:
         self._unix = unix
         self._client = connection.connect_async(config)
         self._me: Member | None = None
+        self._change = b""
+        """Stands for the latest change of a member that ``others`` has; empty to be told of all."""
         self._renewing: asyncio.Task[None] | None = None
         self._is_checked = False
         """Whether the store's version was found good enough since it was last away."""
@@ -199,19 +201,25 @@ class Members:
             self._me, instances=self.describe(), leads_since=self.leads_since
         )
         me = msgspec.json.encode(self._me)
-        keys = (names.layout, names.alive(tag), names.members)
+        keys = (names.layout, names.alive(tag), names.members, names.changed)
         pipe.get(names.layout)
-        pipe.eval(scripts.RENEW, 3, *keys, tag, me, lease_ms, LAYOUT)
+        pipe.eval(scripts.RENEW, 4, *keys, tag, me, lease_ms, LAYOUT, self._change)
         pipe.hgetall(names.cordons)
 
     def _take_in(self, renewed: Sequence[Any], cordons: dict[bytes, bytes], now: float) -> None:
-        seconds, micros, _, *found = renewed
+        seconds, micros, _, change, *found = renewed
         self._tasks.skew_s = int(seconds) + int(micros) / 1e6 - now
-        self.others = {}
+        known, self.others, self._change = self.others, {}, change
         for at in range(0, len(found), 3):
-            tag, is_alive = found[at].decode(), bool(found[at + 2])
-            if tag != self._tasks.tag:
-                self.others[tag] = Seen(_read_member(found[at + 1]), is_alive)
+            tag, body, is_alive = found[at].decode(), found[at + 1], bool(found[at + 2])
+            if tag == self._tasks.tag:
+                continue
+            if body:
+                self.others[tag] = Seen(_read_member(body), is_alive)
+            elif tag in known:
+                self.others[tag] = Seen(known[tag].member, is_alive)
+            else:
+                self._change = b""
         self.cordons = {
             address.decode(): msgspec.json.decode(ends, type=float | None)
             for address, ends in cordons.items()

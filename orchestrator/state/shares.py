@@ -16,8 +16,8 @@ Demands are in the store by instance, and a member asks for those of its own ins
 
     4/s · I · f · (110 + 15 · f) bytes
 
-to and from the store: 2.7 MB/s for 1,000 instances and 100 members (f = 4), and 4 · M² · 250 bytes
-per second for what members say of themselves, 10 MB/s there.
+to and from the store, 2.7 MB/s for 1,000 instances and 100 members (f = 4); and that all members
+see who lives takes 4/s · M² · 24 bytes, 1 MB/s there.
 """
 
 import math

@@ -4,8 +4,10 @@ from collections import Counter
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
+from orchestrator.state.members import Member
 from tests.orchestrator.conftest import OPERATORS_KEY, Service, read_events
 from tests.orchestrator.state.conftest import (
     Sharing,
@@ -55,6 +57,28 @@ async def test_what_a_member_has_that_has_just_joined_is_found(
     task_id = await task_of(one, durable=False)
     state_of(two).members.others.clear()  # as before the next renewal of the lease
     assert (await status_of(two, task_id))["task_id"] == task_id
+
+
+async def test_members_hear_of_each_other_again_only_when_one_has_changed(
+    sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await sharing.member(worker), await sharing.member(worker)
+    tag, at_one, at_two = state_of(one).tasks.tag, state_of(one).members, state_of(two).members
+    await two.until(lambda: tag in at_two.others and bool(at_two.others[tag].member.instances))
+    await one.until(lambda: any(seen.member.instances for seen in at_one.others.values()))
+    read = Counter[str]()
+
+    def counted(body: bytes) -> Member:
+        read["members"] += 1
+        return msgspec.json.decode(body, type=Member)
+
+    monkeypatch.setattr("orchestrator.state.members._read_member", counted)
+    for changes in (0, 1):
+        renewals = at_two.renewals
+        await two.until(lambda before=renewals: at_two.renewals > before + 3)  # type: ignore[misc]
+        assert read["members"] == 2 * changes
+        assert at_two.others[tag].member.leads_since == 5.0 * changes
+        at_one.leads_since = 5.0
 
 
 async def test_a_task_ends_at_another_member_when_its_own_dies(
