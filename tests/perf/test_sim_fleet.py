@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.placement import Demand, Requirements, place
+from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Priority
 from perf.goodput.policies import FIXED_ROWS
 from perf.load.workload import Sizes
 from perf.sim.arrivals import SimArrival
 from perf.sim.fleet.instance import FleetRequest, InstanceKind, SteppedInstance
-from perf.sim.fleet.member import Expected
+from perf.sim.fleet.member import Expected, Hands, Post, Reports, SimMember
 from perf.sim.fleet.report import FleetFigures, jain, max_min
 from perf.sim.fleet.scene import FleetScene
-from perf.sim.fleet.sharing import SHARINGS, exclusive_shares
+from perf.sim.fleet.sharing import OURS, SHARINGS, Sharing
 from perf.sim.fleet.world import VirtualFleet
 from perf.sim.simulate import Fleet, simulate
 from perf.sim.worker import WorkerSpec
@@ -27,16 +29,17 @@ from worker.runner.synthetic import StepCost
 COST = StepCost(6.4e-3, 0.635e-3, 0.44e-3)
 KIND = InstanceKind(COST, slots=8)
 PROMPTS, ANSWERS = Sizes(48, 0.8, 8, 256), Sizes(24, 0.7, 4, 96)
-SCENE = FleetScene(
-    12, 4, 1.3, warm_s=1.0, seconds=2.0, cool_s=0.5, bound=8, kinds=(KIND, replace(KIND, slots=4))
-)
+KINDS = (KIND, replace(KIND, slots=4))
+SCENE = FleetScene("", 12, 6, 1.3, warm_s=1.0, seconds=2.0, cool_s=0.5, bound=8, kinds=KINDS)
 
 
 @dataclass(frozen=True)
 class Made:
-    """Requests that are drawn; ``per_s`` of them a second for one instance of ``KIND``."""
+    """Requests that are drawn; ``per_s`` of them a second for one instance of ``KIND``. The
+    balancer knows the first ``doors`` orchestrators."""
 
     per_s: float = 20.0
+    doors: int = 6
 
     @property
     def expected(self) -> Expected:
@@ -51,7 +54,7 @@ class Made:
             prompt, length = PROMPTS.draw(rng), ANSWERS.draw(rng)
             service_s = COST.prompt_token_s * prompt + KIND.step_s(8) * length
             due = at_s + 0.25 + rng.choice((1.5, 3.0, 6.0)) * service_s
-            tenant, door = rng.choice("abc"), rng.randrange(scene.members)
+            tenant, door = rng.choice("abc"), rng.randrange(min(self.doors, scene.members))
             yield FleetRequest(
                 str(number), number, door, tenant, at_s, Deadline(due, 0), prompt, length
             )
@@ -83,11 +86,15 @@ def test_rows_share_steps_and_prompts_hold_all_of_them_up() -> None:
     instance.check_integrity()
 
 
+def small(name: str) -> Sharing:
+    """A way to share, for a fleet as small as ``SCENE``."""
+    sharing = SHARINGS[name]
+    return replace(sharing, subset=6) if sharing.subset else sharing
+
+
 @pytest.mark.parametrize("name", SHARINGS)
 def test_every_request_has_one_end_and_nothing_is_left(name: str) -> None:
-    sharing = SHARINGS[name]
-    if sharing.subset:
-        sharing = replace(sharing, subset=6)
+    sharing = small(name)
     world = VirtualFleet(SCENE, sharing, Made(), 1)
     run = world.run()
     asked = list(Made().requests(SCENE, 1))
@@ -105,7 +112,8 @@ def test_every_request_has_one_end_and_nothing_is_left(name: str) -> None:
         member.queue.check_integrity()
         assert not (member.queue or member.own)
     figures = FleetFigures.of(run)
-    assert figures.found_full == 0 or not sharing.is_one_queue
+    assert figures.found_full == 0 or not sharing.is_omniscient
+    assert all((member.sees is not None) == bool(sharing.subset) for member in world.members)
     assert 0 < figures.met < 1 and 0.9 < figures.fair_tenants <= 1
 
 
@@ -142,15 +150,31 @@ def test_one_instance_keeps_as_many_deadlines_as_on_the_real_scheduler(load: flo
     assert one.met == pytest.approx(real, abs=0.06)
 
 
-@given(
-    st.integers(1, 300),
-    st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 500), min_size=1),
-)
-def test_exclusive_shares_add_up(slots: int, demands: dict[str, int]) -> None:
-    shares = exclusive_shares(slots, demands)
-    assert sum(shares.values()) == slots and min(shares.values()) >= 0
-    fair = slots // len(demands)
-    assert all(shares[tag] >= min(count, fair) for tag, count in demands.items())
+def test_one_queue_for_all_evens_out_what_comes_to_one_door() -> None:
+    scene = replace(SCENE, load=0.8)
+    met = [
+        FleetFigures.of(VirtualFleet(scene, small(name), Made(doors=1), 1).run()).met
+        for name in (OURS, "shared-queue")
+    ]
+    assert met[1] > met[0] + 0.05
+
+
+@given(st.lists(st.integers(0, 7), min_size=2, max_size=24), st.integers(), st.integers(1, 400))
+def test_the_choice_is_the_same_when_equal_instances_count_once(
+    loads: list[int], seed: int, prompt: int
+) -> None:
+    kinds = [(KIND, InstanceKind(StepCost(4e-3, 1e-3, 1e-4), slots=8))[at % 2] for at in range(24)]
+    reports = Reports(kinds[: len(loads)], Made().expected)
+    for number, load in enumerate(loads):
+        reports.told(number, load)
+    hands = Hands(lambda *_: None, lambda _: None)
+    post = Post(0, None, TaskQueue(-1), servers=1.0)
+    member = SimMember(post, reports, SHARINGS["free"], hands, random.Random(seed))
+    able = random.Random(seed).sample(range(len(loads)), len(loads))
+    demand = Demand(Requirements("sim", b"sim"), prompt, reports.expected.usual)
+    chosen = place(demand, [reports.candidate(at, loads[at], 8) for at in able])
+    assert chosen is not None
+    assert reports.name(member._choose(request(1, prompt, 1), able)) == chosen.name
 
 
 def test_fairness_of_equals_and_of_what_was_offered() -> None:

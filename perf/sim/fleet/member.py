@@ -46,6 +46,9 @@ class Reports:
     def __init__(self, kinds: Sequence[InstanceKind], expected: Expected) -> None:
         self.kinds = kinds
         self.slots = [kind.slots for kind in kinds]
+        by_kind = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+        self.kind_numbers = [by_kind[kind] for kind in kinds]
+        """Which kind each instance is of."""
         self.loads = [0] * len(kinds)
         self.open = dict.fromkeys(range(len(kinds)))
         """Numbers of the instances that have room by their last report."""
@@ -81,8 +84,8 @@ class Reports:
 
     @staticmethod
     def name(number: int) -> str:
-        """The instance's address."""
-        return f"10.{number // 250}.0.{number % 250}:8001"
+        """The instance's address. Addresses have the order of their numbers."""
+        return f"instance-{number:06}:8001"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +98,18 @@ class Hands:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A member's place in the fleet. ``sees`` are the numbers of its instances, None for all;
-    ``bound`` is how many requests may wait there."""
+    """A member's place in the fleet: the numbers of its instances, None for all, and the queue from
+    which it takes requests."""
 
     number: int
     sees: Sequence[int] | None
-    bound: int
+    queue: TaskQueue[FleetRequest]
+    servers: float = 0.0
+    """How many instances' slots are for that queue; 0 where the member's shares say it."""
 
 
-@dataclass(slots=True)
-class _Planned:
+@dataclass(frozen=True, slots=True)
+class Planned:
     """What ranks are made of, as of the last plan of all that waits."""
 
     at: float
@@ -121,19 +126,20 @@ class SimMember:
     ) -> None:
         self.number = post.number
         self.sees = post.sees
-        self.queue: TaskQueue[FleetRequest] = TaskQueue(post.bound)
+        self.queue = post.queue
         self.own: dict[int, int] = {}
         """Jobs that it has there, by instance."""
         self.news: dict[int, int] = {}
         """Jobs sent less jobs that came back, since the instance's last report."""
         self.shares = [1] * len(reports.kinds)
         """Its share of each instance's slots."""
+        self._servers = post.servers
         self._reports = reports
         self._sharing = sharing
         self._hands = hands
         self._rng = rng
         self._kinds = {reports.kinds[each] for each in self.seen}
-        self._planned = self._plan_at(0.0)
+        self.planned = self._plan_at(0.0)
 
     @property
     def seen(self) -> Sequence[int]:
@@ -165,7 +171,7 @@ class SimMember:
 
     def replan(self, now: float) -> None:
         """Rank all that waits anew (``dispatch.replan``)."""
-        self._planned = self._plan_at(now)
+        self.planned = self._plan_at(now)
         waiting = self.queue.tasks()
         for request in waiting:
             self._plan(request, now)
@@ -187,8 +193,15 @@ class SimMember:
 
     # ── the choice ───────────────────────────────────────────────────────────────────────────
 
+    def has_room_at(self, number: int) -> bool:
+        """Whether an instance would take one more job, as far as is known here."""
+        load = self._reports.loads[number] + self.news.get(number, 0)
+        if load >= self._reports.slots[number]:
+            return False
+        return not self._sharing.has_shares or self.own.get(number, 0) < self.shares[number]
+
     def _with_room(self) -> list[int]:
-        """Numbers of the instances that would take one more job, as far as is known here."""
+        """Numbers of all instances of which ``has_room_at`` is true."""
         reports, news = self._reports, self.news
         loads, slots = reports.loads, reports.slots
         if self.sees is None:
@@ -202,24 +215,37 @@ class SimMember:
         return found
 
     def _choose(self, request: FleetRequest, able: list[int]) -> int:
-        sample = self._sharing.sample
-        if sample and len(able) > sample:
-            able = self._rng.sample(able, sample)
+        choices = self._sharing.choices
+        if choices and len(able) > choices:
+            able = self._rng.sample(able, choices)
+        # Instances that look the same differ by their addresses only: the first one stands for all.
+        first: dict[tuple[int, int, int], int] = {}
+        kinds = self._reports.kind_numbers
+        for number in able:
+            load, limit = self._view(number)
+            look = (kinds[number], load, limit)
+            if number < first.get(look, len(kinds)):
+                first[look] = number
+        candidates = [
+            self._reports.candidate(number, load, limit)
+            for (_, load, limit), number in first.items()
+        ]
         demand = Demand(_NEEDS, request.prompt_tokens, self._reports.expected.usual)
-        chosen = place(demand, [self._candidate(number) for number in able])
+        chosen = place(demand, candidates)
         assert chosen is not None, "all of them have room"
         return self._reports.numbers[chosen.name]
 
-    def _candidate(self, number: int) -> Candidate:
-        """An instance as it looks from here (``Instance.candidate``)."""
+    def _view(self, number: int) -> tuple[int, int]:
+        """How many jobs an instance has, and how many it may have, as it looks from here (as
+        ``Instance.load`` and ``Instance.limit``)."""
         reports = self._reports
         load, limit = reports.loads[number] + self.news.get(number, 0), reports.slots[number]
         if self._sharing.has_shares:
             limit = min(limit, load - self.own.get(number, 0) + self.shares[number])
-        return reports.candidate(number, load, limit)
+        return load, limit
 
     def _note(self, number: int, change: int) -> None:
-        if self._sharing.is_one_queue:  # which all that happens is known to at once
+        if self._sharing.is_omniscient:
             self._reports.told(number, self._reports.loads[number] + change)
             return
         count = self.news.get(number, 0) + change
@@ -230,7 +256,7 @@ class SimMember:
 
     # ── ranks ────────────────────────────────────────────────────────────────────────────────
 
-    def _plan_at(self, now: float) -> _Planned:
+    def _plan_at(self, now: float) -> Planned:
         """How busy the instances are, and how long a request waits (``Forecaster``)."""
         loads, seen = self._reports.loads, self.seen
         rows = 1 + math.ceil(sum([loads[number] for number in seen]) / len(seen))
@@ -238,16 +264,24 @@ class SimMember:
         rows = min(rows, fastest.slots)
         token_ms = 1000 * fastest.step_s(rows)
         waiting_ms = sum(one.work_ms for one in self.queue.tasks() if not one.is_background)
-        return _Planned(
+        servers = self._servers or len(seen) * self._part
+        return Planned(
             at=now,
-            wait_ms=max(LEAST_WAIT_MS, WAIT_PER_DRAIN * waiting_ms / len(seen)),
+            wait_ms=max(LEAST_WAIT_MS, WAIT_PER_DRAIN * waiting_ms / servers),
             costs=Costs(1000 * fastest.cost.prompt_token_s, token_ms, token_ms / rows),
             least_s=LEAST_SHARE * fastest.step_s(1),
         )
 
+    @property
+    def _part(self) -> float:
+        """The part of its instances' slots that is this member's (``Capacity.part``)."""
+        slots, shares = self._reports.slots, self.shares
+        of = [(min(shares[number], slots[number]), slots[number]) for number in self.seen]
+        return sum(own for own, _ in of) / sum(all_slots for _, all_slots in of)
+
     def _plan(self, request: FleetRequest, now: float) -> None:
         """Set what the queue orders by (``Forecaster.plan``)."""
-        planned, due = self._planned, Due(request.deadline.left_ms(now))
+        planned, due = self.planned, Due(request.deadline.left_ms(now))
         lengths = self._reports.expected.lengths
         found = urgency(lengths, request.prompt_tokens, due, planned.costs, planned.wait_ms)
         request.work_ms = found.work_ms

@@ -18,34 +18,29 @@ K = TypeVar("K", int, str)
 
 
 class FleetFigures(msgspec.Struct, frozen=True):
-    """Figures of one run. Shares are 0 to 1; NaN where a cell has nothing of the kind."""
+    """Figures of one run. Shares are 0 to 1; NaN where a run has nothing of the kind."""
 
-    offered: int
     met: float
     """Share of the requests whose deadline was kept."""
-    met_per_s: float
     waste: float
     """Share of all tokens made that were of answers which came too late."""
     wait_p99_ms: float
     """Of those that got a slot: from the arrival to the slot, wherever they waited."""
-    refused: float
     found_full: float
     """Share of what was sent that found no slot free there: another had counted on it too."""
     fair_doors: float
     """Jain's index of the orchestrators' shares of kept deadlines."""
     first_door: float
-    """Share of kept deadlines at the first orchestrator, which a skewed balancer gives more."""
+    """Share of kept deadlines at the first orchestrator, which an uneven balancer gives more."""
     fair_tenants: float
     """Jain's index of what tenants were met of what is theirs by max-min fairness."""
     other_tenants: float
     """Share of kept deadlines of the tenants beside the one that floods."""
-    store_per_s: float
-    """Commands to the store per second."""
 
     @classmethod
     def of(cls, run: FleetRun) -> "FleetFigures":
         """Figures of the requests that count."""
-        scene, counted = run.scene, run.counted
+        counted = run.counted
         met = [request for request in counted if request.is_met]
         made = sum(request.made for request in counted)
         kept = sum(request.made for request in met)
@@ -53,20 +48,15 @@ class FleetFigures(msgspec.Struct, frozen=True):
         doors = _met_by((request.door, request.is_met) for request in counted)
         tenants = _met_by((request.tenant, request.is_met) for request in counted)
         others = [request.is_met for request in counted if request.tenant != FLOODER]
-        members = 1 if run.sharing.is_one_queue else scene.members
         return cls(
-            offered=len(counted),
             met=len(met) / len(counted),
-            met_per_s=len(met) / scene.seconds,
             waste=1 - kept / made if made else 0.0,
             wait_p99_ms=percentile(waits, 99) if waits else math.nan,
-            refused=sum(request.is_refused for request in counted) / len(counted),
             found_full=run.found_full / max(1, run.sent),
             fair_doors=jain([kept / offered for kept, offered in doors.values()]),
             first_door=doors[0][0] / doors[0][1] if 0 in doors else math.nan,
             fair_tenants=_tenants_fairness(list(tenants.values())),
             other_tenants=sum(others) / max(1, len(others)),
-            store_per_s=run.sharing.store_commands(members, len(counted) / scene.seconds),
         )
 
 
@@ -102,18 +92,15 @@ def _tenants_fairness(tenants: Sequence[tuple[int, int]]) -> float:
     return jain([met / share for (met, _), share in zip(tenants, fair, strict=True) if share])
 
 
-_FIGURES: tuple[tuple[str, str, Better], ...] = (
-    ("met", "", "higher"),
-    ("met_per_s", "requests/s", "higher"),
-    ("waste", "", "lower"),
-    ("wait_p99_ms", "ms", "lower"),
-    ("refused", "", "neither"),
-    ("found_full", "", "lower"),
-    ("fair_doors", "", "higher"),
-    ("first_door", "", "higher"),
-    ("fair_tenants", "", "higher"),
-    ("other_tenants", "", "higher"),
-    ("store_per_s", "commands/s", "lower"),
+_FIGURES: tuple[tuple[str, str, str, Better], ...] = (
+    ("met", "deadlines kept", "", "higher"),
+    ("waste", "tokens of answers that came too late", "", "lower"),
+    ("wait_p99_ms", "wait for a slot, p99", "ms", "lower"),
+    ("found_full", "sent where no slot was free", "", "lower"),
+    ("fair_doors", "fairness between orchestrators", "", "higher"),
+    ("first_door", "deadlines kept at the first orchestrator", "", "higher"),
+    ("fair_tenants", "fairness between tenants", "", "higher"),
+    ("other_tenants", "deadlines kept of tenants that do not flood", "", "higher"),
 )
 
 
@@ -125,21 +112,21 @@ class FleetCell:
     sharing: Sharing
     runs: tuple[FleetFigures, ...]
 
-    def values(self, name: str) -> list[float]:
-        """Values of one field of ``FleetFigures``, seed by seed."""
-        return [getattr(run, name) for run in self.runs]
-
     def median(self, name: str) -> float:
-        return median(self.values(name))
+        """Median of one field of ``FleetFigures``."""
+        return median(self._values(name))
 
     def figures(self) -> list[Figure]:
         return [
             Figure.of(
-                f"{self.scene.key}.{self.sharing.name}.{name}",
-                f"{self.sharing.label}, {self.scene}: {name.replace('_', ' ')}",
+                f"{self.scene.name}.{self.sharing.name}.{name}",
+                f"{self.sharing.label}, {self.scene}: {label}",
                 unit,
-                self.values(name),
+                self._values(name),
                 better=better,
             )
-            for name, unit, better in _FIGURES
+            for name, label, unit, better in _FIGURES
         ]
+
+    def _values(self, name: str) -> list[float]:
+        return [getattr(run, name) for run in self.runs]

@@ -1,4 +1,4 @@
-"""What a fleet is put to: instances, a balancer, requests of a real service or like them."""
+"""What a fleet is put to: instances, a balancer, the requests of a real service."""
 
 import itertools
 import random
@@ -18,11 +18,11 @@ KINDS = tuple(
     for factor in (1, 1.5, 2)
 )
 """Three speeds: 8, 12 and 16 ms a step with every slot taken."""
-PATIENCE = {"tight": (1.5,), "even": (1.5, 3.0, 6.0)}
-"""Deadlines in multiples of what a request takes on an instance of the middle speed with every slot
-taken: all the same, or in equal parts of each."""
+PATIENCE = (1.5, 3.0, 6.0)
+"""Deadlines, in equal parts of each, in multiples of what a request takes on an instance of the
+middle speed with every slot taken."""
 SKEW = 3.0
-"""How many times the share of another orchestrator the first one gets of a skewed balancer."""
+"""How many times the share of another orchestrator the first one gets of an uneven balancer."""
 TENANTS, FLOOD = 10, 10.0
 """Other tenants beside the one that floods, and how many times as much as one of them it offers."""
 FLOODER = "flooder"
@@ -31,39 +31,31 @@ _LENGTHS = 16
 
 @dataclass(frozen=True, slots=True)
 class FleetScene:
-    """One cell. ``load`` is a multiple of what all instances together can do."""
+    """One load. ``load`` is a multiple of what all instances together can do."""
 
+    name: str
     instances: int
     members: int
     load: float
-    arrivals: str = "poisson"
-    """``poisson``, or ``trace`` for the trace's own gaps between requests."""
-    deadlines: str = "even"
-    is_skewed: bool = False
-    has_flood: bool = False
-    """Whether one tenant offers ten times what each of ten others does."""
+    is_uneven: bool = False
+    """Whether the balancer gives one orchestrator three times as much as another, and one tenant
+    offers ten times what each of ten others does."""
     stale_s: float = 0.25
     """Seconds between two reports of an instance: a lane's heartbeat."""
-    warm_s: float = 10.0
-    seconds: float = 20.0
-    cool_s: float = 5.0
+    warm_s: float = 8.0
+    seconds: float = 10.0
+    cool_s: float = 4.0
     """Seconds for which requests go on coming after those that count."""
     bound: int = 100
     """Most requests that wait at one orchestrator, as ``queue.max_waiting`` has it."""
     kinds: tuple[InstanceKind, ...] = KINDS
     """Kinds of instances, of which there are as many of each, in turn."""
 
-    @property
-    def key(self) -> str:
-        parts = [self.arrivals, self.deadlines]
-        parts += ["skewed"] * self.is_skewed + ["flood"] * self.has_flood
-        return f"{self.instances}x{self.members}.{'-'.join(parts)}.{self.load:g}x"
-
     def __str__(self) -> str:
-        more = ", one door of three shares" * self.is_skewed + ", a flood" * self.has_flood
+        uneven = ", one door and one tenant with more than the others" * self.is_uneven
         return (
-            f"{self.instances} instances, {self.members} orchestrators, load {self.load:g}, "
-            f"{self.arrivals}, {self.deadlines} deadlines{more}"
+            f"{self.name}: {self.instances} instances, {self.members} orchestrators, load "
+            f"{self.load:g}, reports every {1000 * self.stale_s:g} ms{uneven}"
         )
 
     @property
@@ -76,6 +68,17 @@ class FleetScene:
         """Times per token of an instance of the middle kind with every slot taken."""
         kind = self.kinds[len(self.kinds) // 2]
         return Speed(1000 * kind.cost.prompt_token_s, 1000 * kind.step_s(kind.slots))
+
+
+def scenes(instances: int, members: int) -> dict[str, FleetScene]:
+    """All scenes by name: a load that fits, the same with reports four times as old, and more than
+    fits, which is uneven as well."""
+    found = (
+        FleetScene("fits", instances, members, 0.9),
+        FleetScene("stale", instances, members, 0.9, stale_s=1.0),
+        FleetScene("uneven", instances, members, 1.2, is_uneven=True),
+    )
+    return {scene.name: scene for scene in found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +111,13 @@ class FleetLoad:
         load = TraceLoad(
             self.rows,
             scene.middle,
-            is_poisson=scene.arrivals == "poisson",
-            patience=PATIENCE[scene.deadlines],
+            is_poisson=True,
+            patience=PATIENCE,
             prompt_scale=1,
             answer_scale=1,
         )
         rng = random.Random(f"{seed} doors")
-        tenants, shares = _tenants(scene)
+        tenants, weights = _tenants(scene)
         doors = _doors(scene, rng)
         per_s = scene.load * self.capacity(scene.fleet)
         seconds = scene.warm_s + scene.seconds + scene.cool_s
@@ -123,7 +126,7 @@ class FleetLoad:
                 id=str(number),
                 number=number,
                 door=next(doors),
-                tenant=rng.choices(tenants, shares)[0],
+                tenant=rng.choices(tenants, weights)[0],
                 arrived=asked.at_s,
                 deadline=Deadline(asked.at_s + asked.deadline_ms / 1000, 0),
                 prompt_tokens=asked.prompt_tokens,
@@ -133,15 +136,15 @@ class FleetLoad:
 
 def _tenants(scene: FleetScene) -> tuple[list[str], list[float]]:
     others = [f"tenant-{number}" for number in range(TENANTS)]
-    if scene.has_flood:
+    if scene.is_uneven:
         return [FLOODER, *others], [FLOOD, *[1.0] * TENANTS]
     return others, [1.0] * TENANTS
 
 
 def _doors(scene: FleetScene, rng: random.Random) -> Iterator[int]:
     doors = range(scene.members)
-    if not scene.is_skewed:
+    if not scene.is_uneven:
         yield from itertools.cycle(doors)
-    shares = [SKEW if door == 0 else 1.0 for door in doors]
+    weights = [SKEW if door == 0 else 1.0 for door in doors]
     while True:
-        yield rng.choices(doors, shares)[0]
+        yield rng.choices(doors, weights)[0]

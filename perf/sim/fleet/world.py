@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
 
-from orchestrator.state.shares import front_of
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.state.members import RENEW_S
+from orchestrator.state.shares import front_of, shares_of
 from perf.sim.fleet.instance import FleetRequest, SteppedInstance
 from perf.sim.fleet.member import Expected, Hands, Post, Reports, SimMember
 from perf.sim.fleet.scene import FleetScene
-from perf.sim.fleet.sharing import RENEW_S, Sharing, divided, preference
+from perf.sim.fleet.sharing import Sharing
 
 PLAN_S = 0.25
 """Seconds after which an orchestrator ranks all that waits anew."""
@@ -74,55 +76,57 @@ class VirtualFleet:
 
     def _new_members(self) -> list[SimMember]:
         scene, sharing = self._scene, self._sharing
-        count = 1 if sharing.is_one_queue else scene.members
+        count = 1 if sharing.is_omniscient else scene.members
         sees = self._subsets(count) if sharing.subset else [None] * count
-        bound = scene.bound * scene.members // count
         hands = Hands(self._send, self._refuse)
         return [
-            SimMember(
-                Post(number, sees[number], bound),
-                self._reports,
-                sharing,
-                hands,
-                random.Random(self._rng.random()),
-            )
-            for number in range(count)
+            SimMember(post, self._reports, sharing, hands, random.Random(self._rng.random()))
+            for post in self._posts(sees)
         ]
+
+    def _posts(self, sees: list[list[int] | None]) -> Iterator[Post]:
+        scene, sharing = self._scene, self._sharing
+        whole = scene.bound * scene.members
+        if sharing.has_shared_queue:
+            queue: TaskQueue[FleetRequest] = TaskQueue(whole)
+            for number, seen in enumerate(sees):
+                yield Post(number, seen, queue, scene.instances)
+            return
+        # Without shares each knows at least how many they are.
+        servers = 0.0 if sharing.has_shares else scene.instances / len(sees)
+        for number, seen in enumerate(sees):
+            yield Post(number, seen, TaskQueue(whole // len(sees)), servers)
 
     def _subsets(self, members: int) -> list[list[int] | None]:
         """Numbers of the instances that each member is bound to; None for all of them."""
         count, each = self._scene.instances, self._sharing.subset
-        tags = [_tag(number) for number in range(members)]
-        found: dict[str, list[int]] = {tag: [] for tag in tags}
+        found: dict[str, list[int]] = {_tag(number): [] for number in range(members)}
         for number in range(count):
-            for tag in front_of(self._reports.name(number), tags, count, each):
+            for tag in front_of(self._reports.name(number), found.keys(), count, each):
                 found[tag].append(number)
         return [numbers if 0 < len(numbers) < count else None for numbers in found.values()]
 
     def _members_in_front(self) -> list[dict[str, SimMember]]:
-        """Members in front of each instance by tag, in the order in which it prefers them."""
-        tags: list[dict[str, SimMember]] = [{} for _ in self.instances]
-        if self._sharing.has_shares:
-            for member in self.members:
-                for number in member.seen:
-                    tags[number][_tag(member.number)] = member
-        return [
-            {tag: each[tag] for tag in preference(str(number), list(each))}
-            for number, each in enumerate(tags)
-        ]
+        """Members in front of each instance, by tag."""
+        fronts: list[dict[str, SimMember]] = [{} for _ in self.instances]
+        for member in self.members:
+            for number in member.seen:
+                fronts[number][_tag(member.number)] = member
+        return fronts
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> FleetRun:
         """Run until every request has its end."""
         self._arrive_next()
-        if not self._sharing.is_one_queue:
+        if not self._sharing.is_omniscient:
             for instance in self.instances:
                 at_s = self._rng.random() * self._scene.stale_s
                 self._at(at_s, self._report, instance)
             if self._sharing.has_shares:
                 self._at(0.0, self._renew)
-        for member in self.members:
+        planners = self.members[:1] if self._sharing.has_shared_queue else self.members
+        for member in planners:
             self._at(self._rng.random() * PLAN_S, self._replan, member)
         was_enabled = gc.isenabled()
         gc.disable()  # objects in cycles are few, and a run is short
@@ -159,11 +163,15 @@ class VirtualFleet:
         member = self.members[request.door % len(self.members)]
         request.member = member.number
         self._at(request.deadline.at, self._deadline_passed, request)
+        was_empty = not member.queue
         member.arrive(request, self.now)
+        # While others waited already, nobody had room.
+        if self._sharing.has_shared_queue and was_empty and member.queue:
+            self._pump(self.members)
         self._arrive_next()
 
     def _send(self, member: SimMember, request: FleetRequest, number: int) -> None:
-        request.instance = number
+        request.instance, request.member = number, member.number
         self.result.sent += 1
         self._touched[number].add(member.number)
         if self._sharing.delay_s:
@@ -225,20 +233,22 @@ class VirtualFleet:
             self.members[each].news.pop(number, None)
         self._touched[number].clear()
         if instance.load < instance.kind.slots:
-            self._pump_all(number)
+            front = self._fronts[number].values()
+            self._pump([member for member in front if member.queue and member.has_room_at(number)])
         if not self._is_done:
             self._at(self.now + self._scene.stale_s, self._report, instance)
 
-    def _pump_all(self, number: int | None = None) -> None:
-        """Have whoever has requests waiting, and sees the instance, look; in any order."""
-        waiting = [member for member in self.members if member.queue]
-        self._rng.shuffle(waiting)
-        for member in waiting:
-            if number is None or member.sees is None or number in member.sees:
+    def _pump(self, members: list[SimMember]) -> None:
+        """Have members send what they have room for, in any order."""
+        for member in self._rng.sample(members, len(members)):
+            if member.queue:
                 member.pump(self.now)
 
     def _replan(self, member: SimMember) -> None:
         member.replan(self.now)
+        if self._sharing.has_shared_queue:
+            for other in self.members:
+                other.planned = member.planned
         if not self._is_done:
             self._at(self.now + PLAN_S, self._replan, member)
 
@@ -251,9 +261,9 @@ class VirtualFleet:
                 tag: member.own.get(number, 0) + waits[member.number]
                 for tag, member in front.items()
             }
-            for tag, share in divided(self._sharing, instance.kind.slots, demands).items():
+            for tag, share in shares_of(instance.kind.slots, demands).items():
                 front[tag].shares[number] = share
-        self._pump_all()
+        self._pump(self.members)
         if not self._is_done:
             self._at(self.now + RENEW_S, self._renew)
 
