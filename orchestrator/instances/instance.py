@@ -197,6 +197,12 @@ class Instance:
         return most if self.share is None else min(most, self.foreign_load + self.share)
 
     @property
+    def own_slots(self) -> int:
+        """Number of the slots there that are ours to fill."""
+        slots = self.concurrency.slots
+        return slots if self.share is None else min(slots, self.share)
+
+    @property
     def slots(self) -> int:
         """Most jobs to run there at once, within our share."""
         return self._ours(self.concurrency.slots)

@@ -242,6 +242,7 @@ class Registry:
             and (not model or i.encoder.card.model == model)
         ]
         serving = [each for each in serving if each[0].is_ours] or serving
+        all_slots = sum(i.concurrency.slots for i, *_ in serving)
         return Capacity(
             models=tuple(pace for _, pace, _ in serving),
             slots=sum(pace.slots for _, pace, _ in serving),
@@ -251,6 +252,7 @@ class Registry:
                 (max(card.min_start_budget_ms, card.abort_ms) for *_, card in serving), default=0.0
             ),
             places=sum(i.limit - i.load for i, *_ in serving),
+            part=sum(i.own_slots for i, *_ in serving) / all_slots if all_slots else 1.0,
         )
 
     def most_places(self, model: str) -> int:

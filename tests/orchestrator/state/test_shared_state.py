@@ -184,6 +184,8 @@ async def test_slots_of_a_member_that_died_go_to_those_that_live(
         await task_of(one, durable=False)
     await one.until(lambda: (shares(one)[0] or 0) > slots // 2)
     await one.until(lambda: sum(share or 0 for share in shares(one, two, three)) == slots)
+    part = one.orchestrator.registry.capacity("fake").part
+    assert part == pytest.approx((shares(one)[0] or 0) / slots)
     freeze(one)
     await two.until(lambda: shares(two, three) == [slots // 2] * 2)
     async with sharing.store.client() as client:
