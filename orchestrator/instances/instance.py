@@ -251,7 +251,7 @@ class Instance:
         """
         ready = is_admitted and self.ready
         learner, jobs = self.step_learner, self.concurrency
-        step = None if learner is None or not learner.is_measured else self.pace
+        model = None if learner is None or not learner.is_measured else learner.model
         key = (
             self.load,
             ready,
@@ -263,7 +263,7 @@ class Instance:
             jobs.batch,
             jobs.clearing > 0,
             self.stats,
-            step,
+            model,
         )
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
@@ -289,7 +289,7 @@ class Instance:
             load=self.load,
             max_tokens=max_tokens,
             kv_free=0 if stats is None else stats.kv_blocks_free,
-            step=None if step is None else step.under(jobs.outstanding_work(self.load)),
+            step=None if model is None else self.pace.under(jobs.outstanding_work(self.load)),
             device=card.device,
             has_grammars=bool(card.grammars),
             model_digest=card.model_digest,
