@@ -100,7 +100,7 @@ class Placer:
             self._sets.clear()
             self._others = {}
         if self._others and now < self._others_until:
-            ours = self._candidates.keys() - self._others.keys()
+            ours = [name for name in self._candidates if name not in self._others]
             self._candidates = self._others | {name: registry.candidate(name) for name in ours}
             return
         self._candidates = {candidate.name: candidate for candidate in registry.candidates()}
