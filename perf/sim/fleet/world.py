@@ -77,7 +77,9 @@ class VirtualFleet:
     def _new_members(self) -> list[SimMember]:
         scene, sharing = self._scene, self._sharing
         count = 1 if sharing.is_omniscient else scene.members
-        sees = self._subsets(count) if sharing.subset else [None] * count
+        sees: list[list[int] | None] = [None] * count
+        if sharing.subset:
+            sees = self._subsets(count)
         hands = Hands(self._send, self._refuse)
         return [
             SimMember(post, self._reports, sharing, hands, random.Random(self._rng.random()))
