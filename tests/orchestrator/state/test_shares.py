@@ -219,6 +219,7 @@ def test_or18_members_tell_no_more_than_is_said(members: int, instances: int) ->
     """As the module says: 110 bytes for each instance and each member that it is for, a part of
     which is the script, and 15 bytes more for each that answers there."""
     fleet = Fleet(members, instances)
+    fleet.renew()
     for number in range(instances):
         for one in fleet.at(number):
             give_jobs(one, 100 * one.is_ours)
