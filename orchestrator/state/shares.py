@@ -172,10 +172,11 @@ class SlotShares:
             if len(alive) > 1 and instance.card is not None:
                 share = 1
                 if front is not None:
-                    # Who has just come, and has not told yet, asks for nothing so far.
+                    # Whom it is for, and who has not told yet, asks for nothing so far. Of others
+                    # only those count that have jobs there.
                     demands = dict.fromkeys((*front, self._tag), 0)
                     told = self._told.get(instance.address, {})
-                    demands |= {tag: count for tag, count in told.items() if tag in alive}
+                    demands |= {tag: count for tag, count in told.items() if count and tag in alive}
                     share = shares_of(instance.concurrency.slots, demands)[self._tag]
             is_ours = front is not None or instance.card is None
             if instance.is_ours is not is_ours:
