@@ -153,7 +153,7 @@ class SlotShares:
     def _demands(self) -> dict[str, int]:
         """Jobs that this orchestrator has on each instance, or would send there; instances that are
         not for it and have none of its jobs are left out."""
-        queued = Counter(task.model for task in self._queue)
+        queued = Counter(task.model for task in self._queue.tasks())
         demands = {}
         for one in self._registry:
             jobs = one.lane_load - one.concurrency.paused
