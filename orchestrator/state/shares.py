@@ -53,10 +53,15 @@ Programming*, 6.4)."""
 
 
 def front_of(
-    address: str, tags: Collection[str], instances: int, each: int = INSTANCES_EACH
+    address: str,
+    tags: Collection[str],
+    instances: int,
+    each: int = INSTANCES_EACH,
+    least: int = MEMBERS_EACH,
 ) -> Collection[str]:
-    """Members, of ``tags``, that an instance is for, where so many instances serve its model."""
-    most = max(MEMBERS_EACH, math.ceil(each * len(tags) / instances))
+    """Members, of ``tags``, that an instance is for, where so many instances serve its model: so
+    many that each member has about ``each`` instances, and no fewer than ``least``."""
+    most = max(least, math.ceil(each * len(tags) / instances))
     if len(tags) <= most:
         return tags
     own = _number_of(address)

@@ -43,14 +43,14 @@ SHARINGS = {
         Sharing("free", "all instances, whatever looks free"),
         Sharing("two", "all instances, the better of two at random", choices=2),
         Sharing("shares", "all instances, shares of their slots", has_shares=True),
-        Sharing(
-            "subset-16", "16 instances each, shares of their slots", has_shares=True, subset=16
-        ),
-        Sharing(
-            OURS,
-            f"{INSTANCES_EACH} instances each, shares of their slots",
-            has_shares=True,
-            subset=INSTANCES_EACH,
+        *(
+            Sharing(
+                f"subset-{subset}",
+                f"{subset} instances each, shares of their slots",
+                has_shares=True,
+                subset=subset,
+            )
+            for subset in (100, INSTANCES_EACH, 20)
         ),
         Sharing(
             "shared-queue",

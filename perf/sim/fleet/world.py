@@ -104,7 +104,7 @@ class VirtualFleet:
         count, each = self._scene.instances, self._sharing.subset
         found: dict[str, list[int]] = {_tag(number): [] for number in range(members)}
         for number in range(count):
-            for tag in front_of(self._reports.name(number), found.keys(), count, each):
+            for tag in front_of(self._reports.name(number), found.keys(), count, each, least=1):
                 found[tag].append(number)
         return [numbers if 0 < len(numbers) < count else None for numbers in found.values()]
 
