@@ -53,8 +53,8 @@ return 0
 (accepted 0) leaves nothing."""
 
 RENEW = """
--- KEYS: layout, alive, members, their latest change. ARGV: tag, member, lease_ms, the layout that is
--- known, the change that is known
+-- KEYS: layout, alive, members, their latest change
+-- ARGV: tag, member, lease_ms, the layout that is known, the change that is known
 local layout = redis.call('GET', KEYS[1])
 if layout and layout ~= ARGV[4] then return {} end
 local was_alive = redis.call('PEXPIRE', KEYS[2], ARGV[3]) -- takes no memory

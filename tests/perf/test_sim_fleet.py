@@ -159,22 +159,32 @@ def test_one_queue_for_all_evens_out_what_comes_to_one_door() -> None:
     assert met[1] > met[0] + 0.05
 
 
-@given(st.lists(st.integers(0, 7), min_size=2, max_size=24), st.integers(), st.integers(1, 400))
-def test_the_choice_is_the_same_when_equal_instances_count_once(
-    loads: list[int], seed: int, prompt: int
+@pytest.mark.parametrize("name", ["free", "shares"])
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(-2, 2)), min_size=1, max_size=24),
+    st.integers(1, 400),
+)
+def test_the_choice_is_the_same_when_instances_that_look_alike_count_once(
+    name: str, seen: list[tuple[int, int]], prompt: int
 ) -> None:
     kinds = [(KIND, InstanceKind(StepCost(4e-3, 1e-3, 1e-4), slots=8))[at % 2] for at in range(24)]
-    reports = Reports(kinds[: len(loads)], Made().expected)
-    for number, load in enumerate(loads):
-        reports.told(number, load)
+    reports = Reports(kinds[: len(seen)], Made().expected)
     hands = Hands(lambda *_: None, lambda _: None)
     post = Post(0, None, TaskQueue(-1), servers=1.0)
-    member = SimMember(post, reports, SHARINGS["free"], hands, random.Random(seed))
-    able = random.Random(seed).sample(range(len(loads)), len(loads))
-    demand = Demand(Requirements("sim", b"sim"), prompt, reports.expected.usual)
-    chosen = place(demand, [reports.candidate(at, loads[at], 8) for at in able])
-    assert chosen is not None
-    assert reports.name(member._choose(request(1, prompt, 1), able)) == chosen.name
+    member = SimMember(post, reports, SHARINGS[name], hands, random.Random(1))
+    for number, (load, news) in enumerate(seen):
+        reports.told(number, load)
+        if news and load + news >= 0:
+            member.news[number] = news
+        member.own[number], member.shares[number] = load // 2, 1 + number % 4
+    room = [number for number in range(len(seen)) if member.has_room_at(number)]
+    able = member._able()
+    assert set(able) <= set(room) and bool(able) == bool(room)
+    if room:
+        demand = Demand(Requirements("sim", b"sim"), prompt, reports.expected.usual)
+        best = place(demand, [member._candidate(number) for number in room])
+        assert best is not None
+        assert member._choose(request(1, prompt, 1), able) == reports.numbers[best.name]
 
 
 def test_fairness_of_equals_and_of_what_was_offered() -> None:

@@ -63,9 +63,7 @@ def run_cells(
 
 def show(cells: Sequence[FleetCell], console: Console) -> None:
     """Print a table for each scene, the loser first."""
-    columns = (
-        "sharing,kept %,waste %,wait p99 ms,found full %,doors,first door %,tenants,others %"
-    )
+    columns = "sharing,kept %,waste %,wait p99 ms,found full %,doors,first door %,tenants,others %"
     for scene in dict.fromkeys(cell.scene for cell in cells):
         table = Table(title=str(scene), title_justify="left")
         for column in columns.split(","):

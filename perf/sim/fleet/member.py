@@ -6,9 +6,11 @@ there or got back since (as ``Instance.load``).
 
 import math
 import random
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from orchestrator.instances.candidate import Candidate
 from orchestrator.placement import Demand, Requirements, place
@@ -21,6 +23,8 @@ from perf.sim.fleet.sharing import Sharing
 
 WAIT_PER_DRAIN = 2.0
 """Expected wait over the time in which the waiting work could be done, as the forecaster has it."""
+_DRAWS = 5
+"""Instances that are drawn for each that is wanted, before all are looked at."""
 _MODEL, _VOCABULARY = "sim", b"sim"
 _NEEDS = Requirements(_MODEL, _VOCABULARY)
 
@@ -50,19 +54,24 @@ class Reports:
         self.kind_numbers = [by_kind[kind] for kind in kinds]
         """Which kind each instance is of."""
         self.loads = [0] * len(kinds)
-        self.open = dict.fromkeys(range(len(kinds)))
-        """Numbers of the instances that have room by their last report."""
+        self.with_room: dict[tuple[int, int], list[int]] = {}
+        """Numbers of the instances that have room by their last report, in rising order, by kind
+        and load."""
+        for number, kind_number in enumerate(self.kind_numbers):
+            self.with_room.setdefault((kind_number, 0), []).append(number)
         self.expected = expected
         self.numbers = {self.name(number): number for number in range(len(kinds))}
         self._made: list[dict[tuple[int, int], Candidate]] = [{} for _ in kinds]
 
     def told(self, number: int, load: int) -> None:
         """Take in a report."""
+        kind, before, slots = self.kind_numbers[number], self.loads[number], self.slots[number]
         self.loads[number] = load
-        if load < self.slots[number]:
-            self.open[number] = None
-        else:
-            self.open.pop(number, None)
+        if before < slots:
+            numbers = self.with_room[kind, before]
+            del numbers[bisect_left(numbers, number)]
+        if load < slots:
+            insort(self.with_room.setdefault((kind, load), []), number)
 
     def candidate(self, number: int, load: int, limit: int) -> Candidate:
         """An instance with so many jobs, which takes ``limit`` of them before they wait here."""
@@ -151,7 +160,7 @@ class SimMember:
     def arrive(self, request: FleetRequest, now: float) -> None:
         """Take a request: it starts at once, waits, or is refused."""
         self._plan(request, now)
-        if self.queue.full and not self._with_room():
+        if self.queue.full and not self._able():
             leaves = self.queue.giving_way(request)
             if leaves is None:
                 self._hands.refuse(request)
@@ -183,7 +192,7 @@ class SimMember:
         queue = self.queue
         for request in queue.expired(now):
             self._hands.refuse(request)
-        while queue and (able := self._with_room()):
+        while queue and (able := self._able()):
             request = next(queue.leaving())
             chosen = self._choose(request, able)
             queue.take(request)
@@ -200,49 +209,54 @@ class SimMember:
             return False
         return not self._sharing.has_shares or self.own.get(number, 0) < self.shares[number]
 
-    def _with_room(self) -> list[int]:
-        """Numbers of all instances of which ``has_room_at`` is true."""
+    def _able(self) -> list[int]:
+        """Numbers of instances with room, among which the choice is. Of those that look the same,
+        and differ by their addresses only, the first stands for all."""
+        if self._sharing.choices:
+            return self._drawn()
         reports, news = self._reports, self.news
-        loads, slots = reports.loads, reports.slots
-        if self.sees is None:
-            found = [at for at in reports.open if at not in news]
-            found += [at for at, count in news.items() if loads[at] + count < slots[at]]
-        else:
-            found = [at for at in self.sees if loads[at] + news.get(at, 0) < slots[at]]
-        if self._sharing.has_shares:
-            own, shares = self.own, self.shares
-            found = [at for at in found if own.get(at, 0) < shares[at]]
-        return found
+        if self.sees is None and not self._sharing.has_shares:
+            found = [number for number in news if self.has_room_at(number)]
+            for alike in reports.with_room.values():
+                found += islice((number for number in alike if number not in news), 1)
+            return found
+        loads, kinds, shares = reports.loads, reports.kind_numbers, self.shares
+        sent, own = news.get, self.own.get
+        room = [number for number in self.seen if self.has_room_at(number)]
+        first = {
+            (kinds[at], loads[at] + sent(at, 0), shares[at] - own(at, 0)): at
+            for at in reversed(room)
+        }
+        return list(first.values())
+
+    def _drawn(self) -> list[int]:
+        """Numbers of so many instances with room, at random, as there are to be ``choices``."""
+        if not self.news and not any(self._reports.with_room.values()):
+            return []
+        rng, choices, seen = self._rng, self._sharing.choices, self.seen
+        found: set[int] = set()
+        for _ in range(_DRAWS * choices):
+            number = seen[int(rng.random() * len(seen))]
+            if self.has_room_at(number):
+                found.add(number)
+                if len(found) == choices:
+                    return list(found)
+        room = [number for number in seen if self.has_room_at(number)]
+        return rng.sample(room, min(choices, len(room)))
 
     def _choose(self, request: FleetRequest, able: list[int]) -> int:
-        choices = self._sharing.choices
-        if choices and len(able) > choices:
-            able = self._rng.sample(able, choices)
-        # Instances that look the same differ by their addresses only: the first one stands for all.
-        first: dict[tuple[int, int, int], int] = {}
-        kinds = self._reports.kind_numbers
-        for number in able:
-            load, limit = self._view(number)
-            look = (kinds[number], load, limit)
-            if number < first.get(look, len(kinds)):
-                first[look] = number
-        candidates = [
-            self._reports.candidate(number, load, limit)
-            for (_, load, limit), number in first.items()
-        ]
         demand = Demand(_NEEDS, request.prompt_tokens, self._reports.expected.usual)
-        chosen = place(demand, candidates)
+        chosen = place(demand, [self._candidate(number) for number in able])
         assert chosen is not None, "all of them have room"
         return self._reports.numbers[chosen.name]
 
-    def _view(self, number: int) -> tuple[int, int]:
-        """How many jobs an instance has, and how many it may have, as it looks from here (as
-        ``Instance.load`` and ``Instance.limit``)."""
+    def _candidate(self, number: int) -> Candidate:
+        """An instance as it looks from here (as ``Instance.candidate``)."""
         reports = self._reports
         load, limit = reports.loads[number] + self.news.get(number, 0), reports.slots[number]
         if self._sharing.has_shares:
             limit = min(limit, load - self.own.get(number, 0) + self.shares[number])
-        return load, limit
+        return reports.candidate(number, load, limit)
 
     def _note(self, number: int, change: int) -> None:
         if self._sharing.is_omniscient:

@@ -43,8 +43,8 @@ class FleetScene:
     stale_s: float = 0.25
     """Seconds between two reports of an instance: a lane's heartbeat."""
     warm_s: float = 8.0
-    seconds: float = 10.0
-    cool_s: float = 4.0
+    seconds: float = 8.0
+    cool_s: float = 2.0
     """Seconds for which requests go on coming after those that count."""
     bound: int = 100
     """Most requests that wait at one orchestrator, as ``queue.max_waiting`` has it."""
