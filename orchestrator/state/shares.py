@@ -1,10 +1,11 @@
 """Each orchestrator's share of an instance's slots, so that no two count on the same free one.
 
 With each renewal of its lease a member says how many jobs it has on each instance or would send
-there, and hears what the others have said. All who tell of an instance divide its slots by the same
-rule: max-min fairness (Bertsekas and Gallager, *Data Networks*, 6.5.2), and what nobody asks for in
-equal parts, so that an idle member can begin at once. A burst at one member has to wait for a
-renewal until it gets more than that.
+there now, and hears what the others have said. All who tell of an instance divide its slots by the
+same rule: what is asked for in proportion, so that a request has the same chance at each member,
+and what nobody asks for in equal parts, so that an idle member can begin at once. A burst at one
+member has to wait for a renewal until it gets more than that. Batch work and work without a chance
+of being in time ask for nothing while they wait: they get what is left.
 
 What members see of an instance is a moment old, so that many of them would send to the same free
 slot. In a large fleet each instance is therefore for a few members only, found by rendezvous
@@ -35,6 +36,7 @@ from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.state import scripts
 from orchestrator.state.members import Members
 from orchestrator.state.tasks import SharedTasks
+from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 
 INSTANCES_EACH, MEMBERS_EACH = 40, 4
@@ -82,17 +84,17 @@ def _number_of(name: str) -> int:
 def shares_of(slots: int, demands: Mapping[str, int]) -> dict[str, int]:
     """Divide ``slots`` among members by what each asks for. The shares add up to ``slots``, but
     that nobody has less than one."""
-    left, given = slots, dict.fromkeys(sorted(demands), 0)
-    wanting = {tag for tag, count in demands.items() if count > 0}
-    while left > 0 and wanting:
-        part = max(1, left // len(wanting))
-        for tag in sorted(wanting, key=lambda tag: (demands[tag], tag)):
-            more = min(part, demands[tag] - given[tag], left)
-            given[tag] += more
-            left -= more
-        wanting = {tag for tag in wanting if given[tag] < demands[tag]}
-    for at, tag in enumerate(given):
-        given[tag] += left // len(given) + (at < left % len(given))
+    given = dict.fromkeys(sorted(demands), 0)
+    asked = sum(demands.values())
+    for tag in given:
+        given[tag] = demands[tag] * slots // max(slots, asked)
+    left = slots - sum(given.values())
+    if asked > slots:  # to the largest remainders
+        for tag in sorted(given, key=lambda tag: -(demands[tag] * slots % asked))[:left]:
+            given[tag] += 1
+    else:
+        for at, tag in enumerate(given):
+            given[tag] += left // len(given) + (at < left % len(given))
     return {tag: max(1, count) for tag, count in given.items()}
 
 
@@ -156,9 +158,13 @@ class SlotShares:
             self._written.difference_update(gone)
 
     def _demands(self) -> dict[str, int]:
-        """Jobs that this orchestrator has on each instance, or would send there; instances that are
-        not for it and have none of its jobs are left out."""
-        queued = Counter(task.model for task in self._queue.tasks())
+        """Jobs that this orchestrator has on each instance, or would send there now; instances that
+        are not for it and have none of its jobs are left out."""
+        queued = Counter(
+            task.model
+            for task in self._queue.tasks()
+            if task.priority is Priority.INTERACTIVE and not task.is_background
+        )
         demands = {}
         for one in self._registry:
             jobs = one.lane_load - one.concurrency.paused

@@ -42,8 +42,8 @@ class FleetScene:
     offers ten times what each of ten others does."""
     stale_s: float = 0.25
     """Seconds between two reports of an instance: a lane's heartbeat."""
-    warm_s: float = 8.0
-    seconds: float = 8.0
+    warm_s: float = 6.0
+    seconds: float = 6.0
     cool_s: float = 2.0
     """Seconds for which requests go on coming after those that count."""
     bound: int = 100
@@ -76,7 +76,7 @@ def scenes(instances: int, members: int) -> dict[str, FleetScene]:
     found = (
         FleetScene("fits", instances, members, 0.9),
         FleetScene("stale", instances, members, 0.9, stale_s=1.0),
-        FleetScene("uneven", instances, members, 1.2, is_uneven=True),
+        FleetScene("uneven", instances, members, 2.0, is_uneven=True),
     )
     return {scene.name: scene for scene in found}
 

@@ -256,7 +256,7 @@ class VirtualFleet:
 
     def _renew(self) -> None:
         """All orchestrators learn what each has and wants, and divide the slots by it."""
-        waits = [len(member.queue) for member in self.members]
+        waits = [len(member.queue) - member.queue.background for member in self.members]
         for instance, front in zip(self.instances, self._fronts, strict=True):
             number = instance.number
             demands = {
