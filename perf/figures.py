@@ -57,14 +57,22 @@ SOURCES: Final = {
         "orchestrator/prediction",
         "orchestrator/queue",
         "worker/scheduler",
-        "perf/sim",
+        "perf/sim/*.py",
+        "perf/sim/rivals",
+    ),
+    "perf.sim.fleet": (
+        "orchestrator/placement",
+        "orchestrator/prediction",
+        "orchestrator/queue",
+        "orchestrator/state/shares.py",
+        "perf/sim/fleet",
     ),
     "perf.slot": ("worker/media", "orchestrator/slots", "model_repository/slot", "perf/slot"),
     "perf.swap": ("orchestrator/loading", "worker/service", "worker/engine", "perf/swap"),
     "perf.chaos": (*_SERVICE, "worker/service", "worker/engine", "perf/chaos"),
     "perf.attack": ("orchestrator/api", "orchestrator/admission", "perf/attack"),
 }
-"""The code that the figures of each benchmark are about."""
+"""The code that the figures of each benchmark, or of a part of it, are about."""
 NAMES: Final = {
     "no-prediction": "Tidegate by earliest deadline",
     "edf": "earliest deadline first",
@@ -257,7 +265,7 @@ def is_old(commit: str, command: str) -> bool:
     Raises ``LookupError`` where git does not know: no checkout, or one without its history.
     """
     module = command.split()[2].rpartition(".__main__")[0] or command.split()[2]
-    paths = SOURCES[".".join(module.split(".")[:2])]
+    paths = SOURCES.get(module) or SOURCES[".".join(module.split(".")[:2])]
     return _share_changed(commit, paths) > MAX_CHANGED
 
 

@@ -142,6 +142,7 @@ TABLE: Final = (
     Entry(
         "chaos-torch", "perf.chaos", "--engine torch --clients 2 --seconds 120", 140, beside=True
     ),
+    Entry("sim-fleet", "perf.sim.fleet", f"--trace {_CONVERSATION}", 660, beside=True),
     Entry("gpu-h100", "perf.engine.gpu", "", 300, on_gpu=True),
 )
 """Entries in the order in which they run."""

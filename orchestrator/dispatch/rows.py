@@ -97,7 +97,8 @@ class RowControl:
         serving: defaultdict[str, list[Instance]] = defaultdict(list)
         for instance in self._registry:
             learner = instance.step_learner
-            if instance.ready and instance.card and learner is not None and learner.is_measured:
+            is_measured = learner is not None and learner.is_measured
+            if instance.ready and instance.is_ours and instance.card and is_measured:
                 serving[instance.card.model].append(instance)
         is_changed = False
         for model, instances in serving.items():

@@ -64,6 +64,8 @@ class Candidate:
     """The entries of this machine's catalogs that it runs."""
     is_up: bool = True
     """Whether its jobs go on, though it may take no new ones."""
+    is_ours: bool = True
+    """Whether it is one of those to which this orchestrator sends what may go to several."""
 
     @property
     def free(self) -> int:

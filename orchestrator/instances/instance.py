@@ -101,6 +101,9 @@ class Instance:
         self.share: int | None = None
         """Most of our jobs that may have a slot there, where other orchestrators have the rest of
         them; None where all are ours to fill."""
+        self.is_ours = True
+        """Whether it is one of those to which we send what may go to several: where many
+        orchestrators share a state, an instance is for a few of them (``state.shares``)."""
         self.foreign_load = 0
         """Number of jobs on the worker that are not ours, by its last statistics."""
         self.slots_running = 0
@@ -194,6 +197,12 @@ class Instance:
         return most if self.share is None else min(most, self.foreign_load + self.share)
 
     @property
+    def own_slots(self) -> int:
+        """Number of the slots there that are ours to fill."""
+        slots = self.concurrency.slots
+        return slots if self.share is None else min(slots, self.share)
+
+    @property
     def slots(self) -> int:
         """Most jobs to run there at once, within our share."""
         return self._ours(self.concurrency.slots)
@@ -242,18 +251,19 @@ class Instance:
         """
         ready = is_admitted and self.ready
         learner, jobs = self.step_learner, self.concurrency
-        step = None if learner is None or not learner.is_measured else self.pace
+        model = None if learner is None or not learner.is_measured else learner.model
         key = (
             self.load,
             ready,
             self.is_up,
+            self.is_ours,
             self.limit,
             self.slots,
             jobs.most_rows,
             jobs.batch,
             jobs.clearing > 0,
             self.stats,
-            step,
+            model,
         )
         if self._candidate is not None and now < self._candidate_until:
             known, candidate = self._candidate
@@ -275,10 +285,11 @@ class Instance:
             batch=jobs.batch,
             is_clearing=jobs.clearing > 0,
             is_up=self.is_up,
+            is_ours=self.is_ours,
             load=self.load,
             max_tokens=max_tokens,
             kv_free=0 if stats is None else stats.kv_blocks_free,
-            step=None if step is None else step.under(jobs.outstanding_work(self.load)),
+            step=None if model is None else self.pace.under(jobs.outstanding_work(self.load)),
             device=card.device,
             has_grammars=bool(card.grammars),
             model_digest=card.model_digest,

@@ -4,7 +4,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from orchestrator.clock import Clock
 from orchestrator.instances.candidate import UNLIMITED, Candidate
@@ -21,6 +21,9 @@ from orchestrator.telemetry.narration import PLACED, PLACED_BY_PREFIX, PLACED_BY
 from worker.protocol import Feature
 
 FEASIBLE_TTL_S = 1.0
+OTHERS_TTL_S = 0.25
+"""How long instances that are for other orchestrators (``state.shares``) are taken to be as they
+were read: of hundreds of them, hardly any gets a task from here."""
 _MAX_SETS = 1024
 
 
@@ -43,6 +46,15 @@ class Choice:
     name: str
     cached_tokens: int
     finish_ms: float
+
+
+class _Feasible(NamedTuple):
+    """Names of the instances that could ever take tasks of some requirements, and of those among
+    them that are for this orchestrator."""
+
+    names: list[str]
+    ours: list[str]
+    until: float
 
 
 class Placer:
@@ -72,16 +84,28 @@ class Placer:
         self._clock = clock
         self._output_tokens_of = output_tokens_of
         self._candidates: dict[str, Candidate] = {}
+        self._others: dict[str, Candidate] = {}
+        """Candidates that are for other orchestrators, as of when they were last read."""
+        self._others_until = 0.0
         self._token_limits: list[int] = []
         self._version = -1
-        self._sets: dict[tuple[Requirements, int], tuple[list[str], float]] = {}
+        self._sets: dict[tuple[Requirements, int], _Feasible] = {}
 
     def refresh(self) -> None:
-        """Read the registry's instances again."""
-        self._candidates = {candidate.name: candidate for candidate in self._registry.candidates()}
-        if self._version != self._registry.snapshot_version:
-            self._version = self._registry.snapshot_version
+        """Read the registry's instances again; those that are for other orchestrators only where
+        that is ``OTHERS_TTL_S`` ago."""
+        registry, now = self._registry, self._clock.now()
+        if self._version != registry.snapshot_version:
+            self._version = registry.snapshot_version
             self._sets.clear()
+            self._others = {}
+        if self._others and now < self._others_until:
+            ours = [name for name in self._candidates if name not in self._others]
+            self._candidates = self._others | {name: registry.candidate(name) for name in ours}
+            return
+        self._candidates = {candidate.name: candidate for candidate in registry.candidates()}
+        self._others = {name: c for name, c in self._candidates.items() if not c.is_ours}
+        self._others_until = now + OTHERS_TTL_S
         self._token_limits = sorted({c.max_tokens for c in self._candidates.values()})
 
     @property
@@ -182,14 +206,18 @@ class Placer:
         Avoids instances where it failed before, as long as others are ready for it.
         """
         if task.paused_on:
-            keeper = self._candidates.get(task.paused_on)
+            keeper = self._read(task.paused_on)
             return Choice(keeper.name, 0, 0.0) if keeper and _takes(keeper, task) else None
         requirements = self.requirements(task)
         able: Sequence[Candidate] = [c for c in self._feasible(requirements) if c.ready]
         if task.failed_on:
             able = [c for c in able if c.name not in task.failed_on] or able
         left_ms = task.deadline.left_ms(self._clock.now())
-        able = [c for c in able if _takes(c, task) and c.stops_within(left_ms)]
+        if task.is_background or task.priority is Priority.BATCH:
+            able = [c for c in able if _takes(c, task)]
+        else:  # the same, without two calls for each of maybe hundreds
+            able = [c for c in able if c.has_room]
+        able = [c for c in able if c.stops_within(left_ms)]
         if not able:
             return None
         demand = self._demand(task)
@@ -197,7 +225,7 @@ class Placer:
         if self.policy is not None:
             able = self._filter(self.policy, demand, able, cached, self._facts(task))
         chosen = place(demand, able, cached)
-        if chosen is None:
+        if chosen is None or not _takes(self._read(chosen.name) or chosen, task):
             return None
         return Choice(chosen.name, cached.get(chosen.name, 0), finish_ms(demand, chosen, cached))
 
@@ -223,22 +251,36 @@ class Placer:
                 model_entry=self._candidates[choice.name].provenance.model_entry or None,
                 engine_entry=self._candidates[choice.name].provenance.engine_entry or None,
             )
-        candidate = self._candidates[choice.name] = self._registry.candidate(choice.name)
+        candidate = self._update(choice.name)
         if Feature.KV_EVENTS not in candidate.lacks:  # otherwise unknown what it keeps
             self.affinity.record(tenant, session, choice.name, now)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
+    def _read(self, name: str) -> Candidate | None:
+        """A candidate as of the last ``refresh``; as it is now if it is for other orchestrators."""
+        return self._update(name) if name in self._others else self._candidates.get(name)
+
+    def _update(self, name: str) -> Candidate:
+        candidate = self._candidates[name] = self._registry.candidate(name)
+        if name in self._others:
+            self._others[name] = candidate
+        return candidate
+
     def _feasible(self, requirements: Requirements) -> Sequence[Candidate]:
         key, now = (requirements, self._version), self._clock.now()
-        names, until = self._sets.get(key, ([], 0.0))
-        if until <= now:
-            names = [c.name for c in feasible(requirements, self._candidates.values())]
+        known, current = self._sets.get(key), self._candidates
+        if known is None or known.until <= now:
+            names = [c.name for c in feasible(requirements, current.values())]
+            ours = [name for name in names if current[name].is_ours]
             if len(self._sets) >= _MAX_SETS:
                 self._sets.clear()
-            self._sets[key] = (names, now + FEASIBLE_TTL_S)
-        current = self._candidates
-        return [current[name] for name in names if name in current]
+            known = self._sets[key] = _Feasible(names, ours, now + FEASIBLE_TTL_S)
+        if requirements.constraint.mode is not PlacementMode.PREFER:
+            found = [current[name] for name in known.ours if name in current]
+            if any(candidate.ready for candidate in found):
+                return found
+        return [current[name] for name in known.names if name in current]
 
     def _cached(self, task: Task) -> Mapping[str, int]:
         """Prompt tokens that need no prefill, by instance."""

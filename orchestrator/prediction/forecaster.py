@@ -72,6 +72,8 @@ class Capacity:
     """Least ms that must be left for a worker to start a job (DL-3)."""
     places: int = 0
     """Jobs that may be sent before more wait here; negative if more have been sent."""
+    part: float = 1.0
+    """The part of all slots that is ours to fill, where other orchestrators have the rest."""
 
     @property
     def rows(self) -> int:
@@ -147,7 +149,8 @@ class Forecaster:
                 work_ms[task.model] += task.work_ms
         self._wait_ms.clear()
         for model, total_ms in work_ms.items():
-            instances = max(1, len(self.capacity_of(model).models))
+            capacity = self.capacity_of(model)
+            instances = max(1, len(capacity.models)) * capacity.part
             self._wait_ms[model] = max(LEAST_WAIT_MS, _WAIT_PER_DRAIN * total_ms / instances)
 
     def plan(self, task: Task, now: float) -> None:

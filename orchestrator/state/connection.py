@@ -57,6 +57,8 @@ class Names:
         self.prefix = f"{{{prefix}}}:"
         self.layout = f"{self.prefix}layout"
         self.members = f"{self.prefix}members"
+        self.changed = f"{self.prefix}changed"
+        """Stands for the latest change of a member."""
         self.cordons = f"{self.prefix}cordons"
         self.runs = f"{self.prefix}runs"
         self.lengths = f"{self.prefix}lengths"
@@ -84,6 +86,10 @@ class Names:
     def item(self, digits: str) -> str:
         """The copy of what a client keeps: a session, a response, a conversation."""
         return f"{self.prefix}item:{digits}"
+
+    def demands_of(self, address: str) -> str:
+        """What each orchestrator that says so has on an instance, or would send there."""
+        return f"{self.prefix}demands:{address}"
 
     def lengths_of(self, kind: bytes) -> bytes:
         """What is known of the lengths of one kind of answer."""

@@ -17,7 +17,8 @@ from orchestrator.telemetry.log import fields, service_log
 
 RENEWALS_PER_LEASE = 5
 RENEW_S = 0.25
-"""Longest time between two renewals, in seconds, after which all know what each one has to do."""
+"""Longest time between two renewals, in seconds, after which each knows what the others have to
+do."""
 CLOSE_WAIT_S = 1.0
 
 
@@ -28,8 +29,8 @@ class Member(msgspec.Struct, frozen=True):
     """Where the others reach it."""
     keys: str
     """Digest of the keys that it takes: the same at all members."""
-    demands: dict[str, int] = {}
-    """Jobs that it has on each instance, by address, or would send there."""
+    instances: list[int] = []
+    """Numbers that stand for some of its instances (``shares.sample_of``)."""
     group: str = ""
     """Name of the port that it shares with other processes; empty for one that has its own."""
     leads_since: float = 0.0
@@ -83,8 +84,8 @@ class Members:
         self.cordons: dict[str, float | None] = {}
         """Instances that get no new work, by address: when their running work is to be gone, in
         seconds of the store's clock, None for no limit."""
-        self.describe: Callable[[], dict[str, int]] = dict
-        """Returns this orchestrator's ``demands``."""
+        self.describe: Callable[[], list[int]] = list
+        """Returns the own ``Member.instances``."""
         self.group = ""
         """The own ``Member.group``."""
         self.leads_since = 0.0
@@ -95,6 +96,8 @@ class Members:
         self._unix = unix
         self._client = connection.connect_async(config)
         self._me: Member | None = None
+        self._change = b""
+        """Stands for the latest change of a member that ``others`` has; empty to be told of all."""
         self._renewing: asyncio.Task[None] | None = None
         self._is_checked = False
         """Whether the store's version was found good enough since it was last away."""
@@ -195,22 +198,28 @@ class Members:
         lease_ms = round(1000 * self._config.lease_s)
         assert self._me is not None
         self._me = msgspec.structs.replace(
-            self._me, demands=self.describe(), leads_since=self.leads_since
+            self._me, instances=self.describe(), leads_since=self.leads_since
         )
         me = msgspec.json.encode(self._me)
-        keys = (names.layout, names.alive(tag), names.members)
+        keys = (names.layout, names.alive(tag), names.members, names.changed)
         pipe.get(names.layout)
-        pipe.eval(scripts.RENEW, 3, *keys, tag, me, lease_ms, LAYOUT)
+        pipe.eval(scripts.RENEW, 4, *keys, tag, me, lease_ms, LAYOUT, self._change)
         pipe.hgetall(names.cordons)
 
     def _take_in(self, renewed: Sequence[Any], cordons: dict[bytes, bytes], now: float) -> None:
-        seconds, micros, _, *found = renewed
+        seconds, micros, _, change, *found = renewed
         self._tasks.skew_s = int(seconds) + int(micros) / 1e6 - now
-        self.others = {}
+        known, self.others, self._change = self.others, {}, change
         for at in range(0, len(found), 3):
-            tag, is_alive = found[at].decode(), bool(found[at + 2])
-            if tag != self._tasks.tag:
-                self.others[tag] = Seen(_read_member(found[at + 1]), is_alive)
+            tag, body, is_alive = found[at].decode(), found[at + 1], bool(found[at + 2])
+            if tag == self._tasks.tag:
+                continue
+            if body:
+                self.others[tag] = Seen(_read_member(body), is_alive)
+            elif tag in known:
+                self.others[tag] = Seen(known[tag].member, is_alive)
+            else:
+                self._change = b""
         self.cordons = {
             address.decode(): msgspec.json.decode(ends, type=float | None)
             for address, ends in cordons.items()
@@ -226,6 +235,21 @@ class Members:
             seen.is_alive and seen.member.keys == keys for seen in self.others.values()
         )
 
+    async def find(self, tag: str) -> Seen | None:
+        """Another member as it was last seen; one that was not seen yet, because it has just
+        joined, as the store has it. None where nobody else goes by that tag, or the store does not
+        answer."""
+        if tag in self.others or tag == self._tasks.tag:
+            return self.others.get(tag)
+        try:
+            async with self._client.pipeline(transaction=False) as pipe:
+                pipe.hget(self._names.members, tag)
+                pipe.exists(self._names.alive(tag))
+                member, is_alive = await pipe.execute()
+        except connection.FAILURES:
+            return None
+        return None if member is None else Seen(_read_member(member), bool(is_alive))
+
     def store_time(self) -> float:
         """Now, by the store's clock, in seconds since 1970."""
         return self._unix() + self._tasks.skew_s
@@ -233,11 +257,11 @@ class Members:
     def _look_for_strangers(self) -> None:
         """Find members that seem to belong to another service, and say so when there are some."""
         assert self._me is not None
-        mine = self._me.demands.keys()
+        mine = set(self._me.instances)
         others = [seen.member for seen in self.others.values() if seen.is_alive]
         with_other_keys = [one.url for one in others if one.keys != self._me.keys]
         elsewhere = [
-            one.url for one in others if mine and one.demands and not mine & one.demands.keys()
+            one.url for one in others if mine and one.instances and mine.isdisjoint(one.instances)
         ]
         strangers = tuple(sorted({*with_other_keys, *elsewhere}))
         if strangers and strangers != self.strangers:

@@ -53,26 +53,37 @@ return 0
 (accepted 0) leaves nothing."""
 
 RENEW = """
--- KEYS: layout, alive, members. ARGV: tag, member, lease_ms, the layout that is known
+-- KEYS: layout, alive, members, their latest change
+-- ARGV: tag, member, lease_ms, the layout that is known, the change that is known
 local layout = redis.call('GET', KEYS[1])
 if layout and layout ~= ARGV[4] then return {} end
 local was_alive = redis.call('PEXPIRE', KEYS[2], ARGV[3]) -- takes no memory
 redis.call('SET', KEYS[2], '1', 'PX', ARGV[3])
-local is_new = redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
+local was = redis.call('HGET', KEYS[3], ARGV[1])
 local found = redis.call('TIME')
-found[3] = was_alive * (1 - is_new)
-local members = redis.call('HGETALL', KEYS[3])
+local changed = redis.call('GET', KEYS[4])
+if was ~= ARGV[2] or not changed then
+  changed = found[1] .. '.' .. found[2] .. ' ' .. ARGV[1]
+  redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
+  redis.call('SET', KEYS[4], changed)
+end
+found[3] = was and was_alive or 0
+found[4] = changed
+local is_known = changed == ARGV[5]
+local tags = redis.call('HKEYS', KEYS[3])
+local members = is_known and {} or redis.call('HMGET', KEYS[3], unpack(tags))
 local stem = string.sub(KEYS[2], 1, -1 - #ARGV[1])
-for at = 1, #members, 2 do
-  found[#found + 1] = members[at]
-  found[#found + 1] = members[at + 1]
-  found[#found + 1] = redis.call('EXISTS', stem .. members[at])
+for at, tag in ipairs(tags) do
+  found[#found + 1] = tag
+  found[#found + 1] = members[at] or ''
+  found[#found + 1] = redis.call('EXISTS', stem .. tag)
 end
 return found
 """
 """Renew a lease. Returns the store's time (seconds, microseconds), whether the lease had not run
-out, then each member's tag, itself, and whether it is alive. Nothing where another layout is
-used."""
+out, what stands for the latest change of a member, then each member's tag, itself, and whether it
+is alive. Members are left out, as empty, where the caller knows that change. Nothing where another
+layout is used."""
 
 LEAVE = """
 -- KEYS: alive, held, members. ARGV: tag
@@ -257,3 +268,36 @@ return body
 """Add answers to what all orchestrators know of a kind, where those before them lose weight.
 Returns what is known then. Of the kinds without answers for the longest time, those beyond the
 bound are forgotten."""
+
+DEMANDS = """
+-- KEYS: demands of each instance. ARGV: tag, stem of names of who is alive, keep_ms, then for each
+-- instance: this one's demand, empty for none
+local is_alive = {[ARGV[1]] = true}
+local function lives(tag)
+  if is_alive[tag] == nil then is_alive[tag] = redis.call('EXISTS', ARGV[2] .. tag) == 1 end
+  return is_alive[tag]
+end
+local found = {}
+for at, key in ipairs(KEYS) do
+  redis.call('PEXPIRE', key, ARGV[3]) -- takes no memory
+  local demand = ARGV[at + 3]
+  if demand == '' then
+    redis.call('HDEL', key, ARGV[1])
+  else
+    redis.call('HSET', key, ARGV[1], demand)
+    redis.call('PEXPIRE', key, ARGV[3])
+    local told, all = {}, redis.call('HGETALL', key)
+    for each = 1, #all, 2 do
+      if lives(all[each]) then
+        told[all[each]] = tonumber(all[each + 1])
+      else
+        redis.call('HDEL', key, all[each])
+      end
+    end
+    found[#found + 1] = told
+  end
+end
+return cjson.encode(found)
+"""
+"""Tell of demands on instances, and hear of all orchestrators' that are alive: for each instance of
+which this one has a demand, in the order of the keys, demands by tag (JSON)."""

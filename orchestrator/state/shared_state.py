@@ -61,7 +61,7 @@ class SharedState:
         """Share the instances' slots and cordons, and keys' limits, with the others from the start
         on."""
         self.limits = SharedLimits(self.members, self.tasks.names, self.tasks.tag, limiter)
-        SlotShares(self.members, self.tasks.tag, registry, queue)
+        SlotShares(self.members, self.tasks, registry, queue)
         self.cordons = Cordons(self.members, self.tasks.names.cordons, registry)
 
     def learn(self, registry: Registry, lengths: AnswerLengths) -> None:
@@ -123,10 +123,10 @@ class SharedState:
                 pipe.hget(self.tasks.names.item(digits), "owner")
                 (owner, end), kept_by = await pipe.execute()
         if kept_by is not None:
-            return self._alive(kept_by.decode()) or await self._claimed(digits)
+            return await self._reached(kept_by.decode()) or await self._claimed(digits)
         if end is not None:
             return None  # whoever is asked finds it in the store
-        holder = self._alive(tag if owner is None else owner.decode())
+        holder = await self._reached(tag if owner is None else owner.decode())
         if holder is None and owner is not None:
             raise NotReady(
                 "the orchestrator that has this task is gone, and another one takes it on: ask "
@@ -139,11 +139,12 @@ class SharedState:
         tag, members = tag_of(item_id), self.members
         if not tag or tag == self.tasks.tag or members.fault or not members.has_renewed:
             return False
-        return self._alive(tag) is None
+        seen = members.others.get(tag)
+        return seen is None or not seen.is_alive
 
-    def _alive(self, tag: str) -> Holder | None:
+    async def _reached(self, tag: str) -> Holder | None:
         """Another orchestrator; None where it is not alive, or cannot be reached."""
-        seen = self.members.others.get(tag)
+        seen = await self.members.find(tag)
         if seen is None or not seen.is_alive or not seen.member.url:
             return None
         return Holder(seen.member.url, tag)

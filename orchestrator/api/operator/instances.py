@@ -193,12 +193,14 @@ def _described(orchestrator: Orchestrator, instance: Instance) -> dict[str, Any]
 
 
 def _add_up(described: list[dict[str, Any]], elsewhere: Iterable[dict[str, Any]]) -> None:
-    """Add what other processes at this port have on instances to what this one has."""
+    """Add the jobs that other processes at this port have on instances to those of this one.
+
+    ``load`` has them already: the worker's statistics count everybody's jobs.
+    """
     by_address = {one["address"]: one for one in described}
     for other in elsewhere:
         if (mine := by_address.get(other["address"])) is not None:
-            for name in ("jobs", "load"):
-                mine[name] += other[name]
+            mine["jobs"] += other["jobs"]
 
 
 def _latest_swap(swaps: Swaps, instance: Instance) -> dict[str, object] | None:

@@ -1,10 +1,14 @@
-"""DL-16: deadlines that are named to clients are as safe as it takes."""
+"""What tasks will take, beside what has been learnt of lengths and steps."""
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from orchestrator.prediction.forecaster import Capacity, Forecaster
+from orchestrator.prediction.step_model import StepModel
 
 NOTHING = Capacity((), 0, 0, 0.0)
 
@@ -20,3 +24,15 @@ def test_dl16_named_deadlines_are_as_safe_as_it_takes(needed: float) -> None:
         forecaster.promise_ended("m", kept=kept[-1])
     assert 0.9 <= sum(kept) / len(kept) < 0.97
     assert abs(forecaster._safety["m"] - needed) < 0.4
+
+
+def test_or18_work_waits_longer_where_others_fill_most_of_the_slots() -> None:
+    pace = StepModel(16, 512, 9.5, 0.5, 0.1)
+    alone = Capacity((pace,) * 4, slots=64, free=0, min_start_ms=0.0)
+    waiting: Any = [SimpleNamespace(model="m", work_ms=1000.0, is_background=False)]
+    found = []
+    for capacity in (alone, replace(alone, part=0.25)):
+        forecaster = Forecaster(lambda model, of=capacity: of, drops_infeasible=True)  # type: ignore[misc]
+        forecaster.begin_plans(waiting, 0.0)
+        found.append(forecaster._wait_ms["m"])
+    assert found[1] == 4 * found[0]

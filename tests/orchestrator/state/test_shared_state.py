@@ -4,9 +4,11 @@ from collections import Counter
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
-from tests.orchestrator.conftest import OPERATORS_KEY, read_events
+from orchestrator.state.members import Member
+from tests.orchestrator.conftest import OPERATORS_KEY, Service, read_events
 from tests.orchestrator.state.conftest import (
     Sharing,
     freeze,
@@ -44,6 +46,39 @@ async def test_a_task_is_asked_for_and_cancelled_at_any_member(
             rest = [event async for event in read_events(stream)]
         assert rest[-1].event == "error" and "cancelled" in rest[-1].data
         await one.until(lambda: not one.orchestrator.live_tasks)
+
+
+async def test_what_a_member_has_that_has_just_joined_is_found(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one, two = await sharing.member(worker), await sharing.member(worker)
+    await see_each_other(one, two)
+    worker.plan = lambda job: Plan(stall_at=1)
+    task_id = await task_of(one, durable=False)
+    state_of(two).members.others.clear()  # as before the next renewal of the lease
+    assert (await status_of(two, task_id))["task_id"] == task_id
+
+
+async def test_members_hear_of_each_other_again_only_when_one_has_changed(
+    sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await sharing.member(worker), await sharing.member(worker)
+    tag, at_one, at_two = state_of(one).tasks.tag, state_of(one).members, state_of(two).members
+    await two.until(lambda: tag in at_two.others and bool(at_two.others[tag].member.instances))
+    await one.until(lambda: any(seen.member.instances for seen in at_one.others.values()))
+    read = Counter[str]()
+
+    def counted(body: bytes) -> Member:
+        read["members"] += 1
+        return msgspec.json.decode(body, type=Member)
+
+    monkeypatch.setattr("orchestrator.state.members._read_member", counted)
+    for changes in (0, 1):
+        renewals = at_two.renewals
+        await two.until(lambda before=renewals: at_two.renewals > before + 3)  # type: ignore[misc]
+        assert read["members"] == 2 * changes
+        assert at_two.others[tag].member.leads_since == 5.0 * changes
+        at_one.leads_since = 5.0
 
 
 async def test_a_task_ends_at_another_member_when_its_own_dies(
@@ -132,6 +167,30 @@ async def test_an_instance_that_is_drained_at_one_member_is_drained_at_all(
         assert response.status == 202
     (here,) = one.orchestrator.registry
     await one.until(lambda: not here.cordoned)
+
+
+async def test_slots_of_a_member_that_died_go_to_those_that_live(
+    sharing: Sharing, worker: FakeWorker
+) -> None:
+    one, two, three = [await sharing.member(worker) for _ in range(3)]
+    await see_each_other(one, two, three)
+    slots = next(iter(one.orchestrator.registry)).concurrency.slots
+
+    def shares(*services: Service) -> list[int | None]:
+        return [next(iter(service.orchestrator.registry)).share for service in services]
+
+    worker.plan = lambda job: Plan(stall_at=1)
+    for _ in range(slots // 2):
+        await task_of(one, durable=False)
+    await one.until(lambda: (shares(one)[0] or 0) > slots // 2)
+    await one.until(lambda: sum(share or 0 for share in shares(one, two, three)) == slots)
+    part = one.orchestrator.registry.capacity("fake").part
+    assert part == pytest.approx((shares(one)[0] or 0) / slots)
+    freeze(one)
+    await two.until(lambda: shares(two, three) == [slots // 2] * 2)
+    async with sharing.store.client() as client:
+        told = await client.hgetall("{tidegate}:demands:" + worker.address)
+    assert {tag.decode() for tag in told} == {state_of(each).tasks.tag for each in (two, three)}
 
 
 async def test_a_limit_holds_for_all_members_together(sharing: Sharing, worker: FakeWorker) -> None:

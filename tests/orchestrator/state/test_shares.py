@@ -1,10 +1,32 @@
 """Slots are divided by what members ask for, and never given twice."""
 
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
 import pytest
+import redis.exceptions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.state.shares import shares_of
+from orchestrator.instances.instance import Instance
+from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.state.connection import Names
+from orchestrator.state.members import Member, Members, Seen
+from orchestrator.state.scripts import DEMANDS
+from orchestrator.state.shares import (
+    INSTANCES_AT_ONCE,
+    INSTANCES_EACH,
+    MEMBERS_EACH,
+    SlotShares,
+    front_of,
+    sample_of,
+    shares_of,
+)
+
+SLOTS = 8
 
 
 @pytest.mark.parametrize(
@@ -12,7 +34,8 @@ from orchestrator.state.shares import shares_of
     [
         (8, {"a": 0, "b": 0}, {"a": 4, "b": 4}),
         (8, {"a": 100, "b": 0}, {"a": 8, "b": 1}),
-        (8, {"a": 100, "b": 2}, {"a": 6, "b": 2}),
+        (8, {"a": 100, "b": 2}, {"a": 8, "b": 1}),
+        (8, {"a": 30, "b": 10}, {"a": 6, "b": 2}),
         (8, {"a": 3, "b": 1}, {"a": 5, "b": 3}),
         (8, {"a": 9, "b": 9, "c": 9}, {"a": 3, "b": 3, "c": 2}),
     ],
@@ -29,6 +52,228 @@ def test_no_slot_is_given_twice_and_none_is_kept_back(slots: int, demands: dict[
     shares = shares_of(slots, demands)
     assert shares.keys() == demands.keys() and min(shares.values()) >= 1
     assert slots <= sum(shares.values()) < slots + len(demands)
-    fair = slots // len(demands)
-    assert all(shares[tag] >= min(count, fair) for tag, count in demands.items())
+    whole = max(slots, sum(demands.values()))
+    assert all(shares[tag] >= count * slots // whole for tag, count in demands.items())
     assert shares == shares_of(slots, dict(reversed(demands.items())))
+
+
+# ── large fleets ─────────────────────────────────────────────────────────────────────────────
+
+
+def tags_of(count: int) -> list[str]:
+    return [f"{7 * number:08x}" for number in range(count)]
+
+
+def addresses_of(count: int) -> list[str]:
+    return [f"triton-{number}.triton:8001" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("members", "instances", "each"),
+    [
+        (MEMBERS_EACH, 1000, MEMBERS_EACH),
+        (8, 4, 8),
+        (10, INSTANCES_EACH, 10),
+        (20, 4 * INSTANCES_EACH, 5),
+        (100, 1000, 4),
+    ],
+)
+def test_an_instance_is_for_few_members_and_a_member_has_enough_instances(
+    members: int, instances: int, each: int
+) -> None:
+    tags = tags_of(members)
+    fronts = [front_of(address, tags, instances) for address in addresses_of(instances)]
+    assert {len(set(front)) for front in fronts} == {each}
+    counts = Counter(tag for front in fronts for tag in front)
+    mean = instances * each / members
+    assert mean >= min(INSTANCES_EACH, instances)
+    assert all(mean / 2 <= counts[tag] <= 2 * mean for tag in tags)
+
+
+def test_few_instances_change_hands_when_a_member_goes() -> None:
+    tags = tags_of(100)
+    for address in addresses_of(1000):
+        before, after = (set(front_of(address, of, 1000)) for of in (tags, tags[1:]))
+        assert before - {tags[0]} <= after and len(after - before) == (tags[0] in before)
+
+
+class Store:
+    """What ``scripts.DEMANDS`` does at a store, among members that are all alive."""
+
+    def __init__(self) -> None:
+        self.demands: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        self.commands: list[int] = []
+        """How many instances each command told of."""
+        self.size = 0
+        """Bytes that commands and answers took, without their scripts."""
+        self.answers: list[bytes | Exception] = []
+        """Answers of the renewal under way."""
+        self.is_full = False
+
+    def eval(self, script: str, count: int, *words: str | int) -> None:
+        keys, (tag, _, _, *told) = words[:count], words[count:]
+        if self.is_full:
+            self.answers.append(redis.exceptions.OutOfMemoryError())
+            return
+        found = []
+        for key, demand in zip(keys, told, strict=True):
+            of = self.demands[str(key)]
+            if demand == "":
+                of.pop(str(tag), None)
+            else:
+                of[str(tag)] = int(demand)
+                found.append(of)
+        self.commands.append(count)
+        answer = msgspec.json.encode(found)
+        self.size += sum(len(f"${len(str(word))}__{word}__") for word in words) + len(answer)
+        self.answers.append(answer)
+
+    def of(self, address: str) -> dict[str, int]:
+        return self.demands[Names("t").demands_of(address)]
+
+
+class Fleet:
+    """Members in front of the same instances."""
+
+    def __init__(self, members: int, instances: int, models: int = 1) -> None:
+        self.store = Store()
+        self.members: dict[str, Any] = {}
+        self.registries: dict[str, Registry] = {}
+        for tag in tags_of(members):
+            one = SimpleNamespace(others={}, on_seen=[], parts=[])
+            self.members[tag], self.registries[tag] = one, Registry(instances, models)
+            tasks: Any = SimpleNamespace(tag=tag, names=Names("t"))
+            SlotShares(cast(Members, one), tasks, cast(Any, self.registries[tag]), TaskQueue(-1))
+
+    def renew(self) -> None:
+        """Renew the lease of one member after the other."""
+        seen = {tag: Seen(Member("", ""), True) for tag in self.members}
+        for tag, one in self.members.items():
+            one.others = {other: seen[other] for other in seen if other != tag}
+            self.store.answers.clear()
+            (part,) = one.parts
+            assert part.ask(self.store) == len(self.store.answers)
+            part.told(self.store.answers)
+            for call in one.on_seen:
+                call()
+
+    def at(self, number: int) -> list[Instance]:
+        """An instance as each of the members has it."""
+        return [registry.instances[number] for registry in self.registries.values()]
+
+
+class Registry:
+    """Instances without lanes."""
+
+    def __init__(self, instances: int, models: int) -> None:
+        self.changes: list[bool] = []
+        self.instances = []
+        for number, address in enumerate(addresses_of(instances)):
+            one = Instance(address)
+            card = SimpleNamespace(model=f"model-{number % models}")
+            one.encoder = SimpleNamespace(card=card)  # type: ignore[assignment]
+            one.concurrency.set_max_running(SLOTS)
+            self.instances.append(one)
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self.instances)
+
+    def changed(self, *, topology: bool = True) -> None:
+        self.changes.append(topology)
+
+
+def give_jobs(instance: Instance, count: int) -> None:
+    lane: Any = SimpleNamespace(load=count)
+    instance.lanes[:] = [lane]
+
+
+def test_or18_however_many_members_there_are_shares_add_up_to_the_slots() -> None:
+    """In front of an instance; of the others each may send one job that can go nowhere else."""
+    fleet = Fleet(20, 200)
+    for _ in range(2):
+        fleet.renew()
+    for registry in fleet.registries.values():
+        assert registry.changes == [True]
+    for number in range(200):
+        ours = [one for one in fleet.at(number) if one.is_ours]
+        assert len(ours) == MEMBERS_EACH
+        give_jobs(ours[0], number % SLOTS)
+        give_jobs(ours[1], 1)
+    for _ in range(2):
+        fleet.renew()
+    for number in range(200):
+        ours = [one for one in fleet.at(number) if one.is_ours]
+        shares = [one.share or 0 for one in ours]
+        assert min(shares) >= 1 and SLOTS <= sum(shares) < SLOTS + MEMBERS_EACH
+        assert shares[0] >= number % SLOTS
+        assert {one.share for one in fleet.at(number) if not one.is_ours} == {1}
+
+
+def test_or18_a_model_of_few_instances_is_for_all_members() -> None:
+    fleet = Fleet(20, 20, models=10)
+    fleet.renew()
+    assert all(one.is_ours for registry in fleet.registries.values() for one in registry)
+
+
+@pytest.mark.parametrize(("members", "instances"), [(4, 300), (20, 200), (40, 200)])
+def test_or18_members_tell_no_more_than_is_said(members: int, instances: int) -> None:
+    """As the module says: 110 bytes for each instance and each member that it is for, a part of
+    which is the script, and 15 bytes more for each that answers there."""
+    fleet = Fleet(members, instances)
+    fleet.renew()
+    for number in range(instances):
+        for one in fleet.at(number):
+            give_jobs(one, 100 * one.is_ours)
+    fleet.renew()
+    fleet.store.size, fleet.store.commands = 0, []
+    fleet.renew()
+    each = len(front_of("triton-0.triton:8001", tags_of(members), instances))
+    scripts_size = len(fleet.store.commands) * len(DEMANDS)
+    assert fleet.store.size + scripts_size <= instances * each * (110 + 15 * each)
+    assert max(fleet.store.commands) <= INSTANCES_AT_ONCE
+
+
+def test_or18_what_is_demanded_no_more_is_taken_back() -> None:
+    fleet = Fleet(8, 200)
+    fleet.renew()
+    tag, other = next(
+        (tag, one)
+        for tag, registry in fleet.registries.items()
+        for one in registry
+        if not one.is_ours
+    )
+    give_jobs(other, 2)
+    fleet.renew()
+    assert fleet.store.of(other.address)[tag] == 2
+    assert len(fleet.store.of(other.address)) == MEMBERS_EACH + 1
+    give_jobs(other, 0)
+    fleet.renew()
+    assert tag not in fleet.store.of(other.address)
+
+
+def test_or18_shares_stay_while_the_store_refuses_demands() -> None:
+    fleet = Fleet(2, 1)
+    give_jobs(fleet.at(0)[0], SLOTS)
+    for _ in range(2):
+        fleet.renew()
+    before = [one.share for one in fleet.at(0)]
+    assert before == [SLOTS, 1]
+    fleet.store.is_full = True
+    give_jobs(fleet.at(0)[0], 0)
+    give_jobs(fleet.at(0)[1], SLOTS)
+    fleet.renew()
+    assert [one.share for one in fleet.at(0)] == before
+    fleet.store.is_full = False
+    for _ in range(2):
+        fleet.renew()
+    assert [one.share for one in fleet.at(0)] == before[::-1]
+
+
+def test_or18_a_sample_tells_whether_members_have_instances_in_common() -> None:
+    addresses = addresses_of(1000)
+    whole = sample_of(addresses)
+    assert whole == sample_of(addresses[::-1]) and len(whole) < 10
+    assert set(whole) & set(sample_of(addresses[:700]))
+    assert not set(sample_of(addresses[:500])) & set(sample_of(addresses[500:]))
+    assert set(sample_of(addresses[:3])) & set(sample_of(addresses[2:5]))
+    assert sample_of([]) == []
