@@ -119,6 +119,12 @@ class ModelCard(msgspec.Struct, frozen=True):
     process_id: str = ""
     """Random, made when the worker's process starts: seeing it again after a lane was lost shows
     that the process did not die. Empty where unknown."""
+    engine_reason: str = ""
+    """Why this engine was chosen; empty where the worker's settings name it."""
+    deterministic: bool = False
+    """Whether equal prompts, parameters and seeds give equal tokens, whatever runs beside them."""
+    tensor_parallel: int = 1
+    """GPUs over which its weights are split."""
 
     @property
     def context_note(self) -> str:
