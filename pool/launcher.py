@@ -312,8 +312,10 @@ class Launcher:
         self, install: TritonInstall, server: "_Server", ports: TritonPorts, logs: Path | None
     ) -> TritonInstance:
         spec, name = self.spec, server.name
-        gpus = spec.gpus
-        gpu = {"CUDA_VISIBLE_DEVICES": gpus[server.index % len(gpus)]} if gpus else {}
+        each = spec.gpus_each
+        groups = [spec.gpus[at : at + each] for at in range(0, len(spec.gpus), each)]
+        group = ",".join(groups[server.index % len(groups)]) if groups else ""
+        gpu = {"CUDA_VISIBLE_DEVICES": group} if group else {}
         served = TritonSpec(
             spec.model_repository,
             server.models,

@@ -54,6 +54,8 @@ _GIVEN_ELSEWHERE = {
     "legacy_stub": "nothing: the Triton that is found says so",
 }
 """Settings of a worker that the pool sets, each with the place where it is given instead."""
+_ON_ONE_GPU = frozenset({"torch", "transformers"})
+"""Engines that use one GPU, however many they are given."""
 MAX_INSTANCES = 256
 """Most instances of one pool, which is one machine: as many as an orchestrator registers."""
 _MAX_MISTAKES = 20
@@ -175,7 +177,7 @@ class InstanceSettings(_Strict):
     """``demo``, a registered name, a checkpoint folder or a .gguf file."""
     model_name: str = ""
     """The model's name for clients."""
-    engine: str = "torch"
+    engine: str = "auto"
     devices: Devices = "cpu"
     """``"cpu"``, or the GPUs that each instance gets in turn: ``[0, 1]`` one each, ``["0,1",
     "2,3"]`` two each. Numbers, or UUIDs of GPUs and MIG devices."""
@@ -219,6 +221,15 @@ class InstanceSettings(_Strict):
     @classmethod
     def _check_settings(cls, value: dict[str, Scalar]) -> dict[str, Scalar]:
         return _checked(value, WorkerSettings, RENAMED, "a worker setting", _GIVEN_ELSEWHERE)
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> "InstanceSettings":
+        if self.engine in _ON_ONE_GPU and any(len(group) > 1 for group in self.groups):
+            raise ValueError(
+                f"the engine {self.engine} computes on one GPU: name them one by one, as"
+                " devices = [0, 1], or take the engine vllm"
+            )
+        return self
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:

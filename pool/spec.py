@@ -41,6 +41,8 @@ class LaunchSpec:
     instances: int = 1
     gpus: tuple[str, ...] = ()
     """CUDA devices, dealt out to the instances in turn; empty leaves the choice to the worker."""
+    gpus_each: int = 1
+    """How many of ``gpus`` each instance gets; it divides their number."""
     triton: Path | None = None
     """A server to use rather than the first that is found."""
     triton_host: str = "127.0.0.1"

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, NoDecode, SettingsError
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsError
 
 from worker.encoding import readable
 
@@ -236,3 +236,11 @@ def read_environment(kind: type[S], what: str, renamed: Mapping[str, str]) -> S:
     if lines or settings is None:
         raise ValueError(f"{what} are invalid: " + "; ".join(lines))
     return settings
+
+
+def with_variables(kind: type[S], variables: Mapping[str, str]) -> S:
+    """Settings of a process that is started with ``variables`` over this one's environment. Raises
+    ``ValueError``."""
+    stated = EnvSettingsSource(kind)
+    stated.env_vars = {name.lower(): value for name, value in variables.items()}
+    return kind(**stated())

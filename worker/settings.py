@@ -45,6 +45,7 @@ RENAMED: Final[Mapping[str, str]] = {
 """Names that settings had before, and those of today."""
 
 EngineName = Literal[
+    "auto",
     "torch",
     "vllm",
     "llamacpp",
@@ -147,19 +148,25 @@ class WorkerSettings(EnvironmentSettings):
     pooling: Literal["auto", "mean", "last"] = "auto"
     """How an embedding is made: by the ``mean`` of a prompt's last hidden states, or the ``last``
     token's. ``auto``: as the checkpoint's ``1_Pooling/config.json`` says, else ``last``."""
-    engine: EngineName = "torch"
-    """``torch`` is our own; ``vllm``, ``llamacpp`` and ``transformers`` are third-party engines,
-    each an optional extra (``worker.engines``). ``synthetic-…`` makes up tokens without a model,
-    for benchmarks and tests only; ``synthetic-scripted`` gives the answers of ``script``."""
+    engine: EngineName = "auto"
+    """``auto``: on CUDA ``vllm``, where it is installed, has the model's architecture, and no other
+    setting asks for what only Tidegate's own engine does; ``llamacpp`` for a GGUF file; else
+    ``torch``, which is Tidegate's own (docs/engines.md). ``vllm``, ``llamacpp`` and
+    ``transformers`` are third-party engines, each an optional extra. ``synthetic-…`` makes up
+    tokens without a model, for benchmarks and tests only; ``synthetic-scripted`` gives the answers
+    of ``script``."""
     script: LocalPath | None = None
     """TOML file with the answers of ``synthetic-scripted`` (docs/clients.md); unset: it calls and
     says what prompts tell it to."""
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Settings of a third-party engine by its own names, as ``name=value`` pairs with blanks
     between them or as a JSON object. The engine checks names and values."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs over which the model's weights are split, the first ones that the worker sees; ``vllm``
+    only. ``tidegate pool`` sets it where an instance has a group of GPUs."""
     trust_remote_code: bool = False
-    """Whether ``transformers`` runs the code that comes with a checkpoint, with all the rights of
-    this process."""
+    """Whether ``transformers`` and ``vllm`` run the code that comes with a checkpoint, with all the
+    rights of this process."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"

@@ -29,13 +29,16 @@ SECTIONS: Final = {
     "engine": 200.0,
     "long": 100.0,
     "loader": 130.0,
+    "swap": 90.0,
     "copies": 30.0,
     "vllm": 240.0,
+    "adapter": 300.0,
     "lost": 60.0,
 }
 """Sections with the most seconds that each may take, when all of the budget is left."""
 BUDGET_S: Final = 560.0
 _GRACE_S: Final = 5.0
+_SCRATCH_BYTES: Final = 20 * 10**9
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -67,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     except DirtyTree as error:
         parser.error(str(error))
     started = time.monotonic()
-    scratch = Path(options.scratch or tempfile.mkdtemp(prefix="tidegate-gpu-"))
+    scratch = Path(options.scratch or tempfile.mkdtemp(prefix="tidegate-gpu-", dir=_roomy()))
     scratch.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     complete = True
@@ -90,6 +93,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if complete else 1
 
 
+def _roomy() -> Path | None:
+    """Where checkpoints are written fastest: ``/dev/shm`` if they fit, else None for the usual
+    folder."""
+    shm = Path("/dev/shm")
+    return shm if shm.is_dir() and shutil.disk_usage(shm).free > _SCRATCH_BYTES else None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="perf.engine.gpu", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -100,7 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--allow-dirty", action="store_true", help="though the checkout has changes"
     )
-    parser.add_argument("--scratch", help="directory for checkpoints, kept; 17 GB")
+    parser.add_argument(
+        "--scratch", help="directory for checkpoints, kept; 17 GB (else in /dev/shm if they fit)"
+    )
     parser.add_argument("--section", choices=tuple(SECTIONS), help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--limit-s", type=float, help=argparse.SUPPRESS)
@@ -163,7 +175,16 @@ def _run_section(options: argparse.Namespace) -> None:
         }
         on_kernels[options.section](report, device, tiny=options.tiny)
         return
-    from perf.engine import gpu_copies, gpu_draws, gpu_long, gpu_lost, gpu_parts, gpu_vllm
+    from perf.engine import (
+        gpu_adapter,
+        gpu_copies,
+        gpu_draws,
+        gpu_long,
+        gpu_lost,
+        gpu_parts,
+        gpu_swap,
+        gpu_vllm,
+    )
 
     run = {
         "draws": gpu_draws.draws,
@@ -172,8 +193,10 @@ def _run_section(options: argparse.Namespace) -> None:
         "tokens": gpu_parts.tokens,
         "loader": gpu_parts.loader,
         "engine": gpu_parts.engine,
+        "swap": gpu_swap.swap,
         "copies": gpu_copies.copies,
         "vllm": gpu_vllm.vllm,
+        "adapter": gpu_adapter.adapter,
     }[options.section]
     run(report, device, scratch, tiny=options.tiny)
 

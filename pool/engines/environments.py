@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,16 @@ from typing import Final
 import msgspec
 
 from catalog.atomic import sync_folder, sync_tree, write_atomically
-from catalog.engine_entry import EngineEntry, EnvironmentVars, PreparedEngine
+from catalog.engine_entry import ComputeMode, EngineEntry, EnvironmentVars, PreparedEngine
 from catalog.engines import MANIFEST, EngineCatalog, now_ms
-from catalog.errors import FetchFailed
+from catalog.errors import CatalogUnusable, FetchFailed
 from pool.engines.recipes import ENGINES, Recipe
 from pool.engines.system_packages import require_tools
 from pool.process.logs import fresh_log, tail
 from pool.process.process import GuardedProcess, command_environment
+from worker.engine_choice import choose_engine
+from worker.environment import with_variables
+from worker.settings import WorkerSettings
 
 _OURS: Final = "zz-tidegate.pth"
 """Name of the path file that is read last, so that the packages it names are found last."""
@@ -174,6 +177,33 @@ def environment_if_made(name: str, home: Path, device: str = "") -> EnvironmentV
     its = [entry for entry in EngineCatalog(home).entries() if entry.engine == name]
     fitting = [entry for entry in its if entry.compute_mode == device]
     return prepared((fitting or its)[-1]).environment if its else {}
+
+
+def environment_for(variables: Mapping[str, str], home: Path) -> EnvironmentVars:
+    """Variables that run a worker's engine in the environment that was made for it.
+
+    ``variables`` are the worker's ``TIDEGATE_WORKER__…``; where they leave the engine open, it is
+    the one that the worker will choose. Empty as for ``environment_if_made``, and where the
+    settings are invalid. Raises ``CatalogUnusable``.
+    """
+    try:
+        settings = with_variables(WorkerSettings, variables)
+    except ValueError:
+        return {}  # the worker will say what is wrong
+    engine = settings.engine
+    if engine == "auto":
+        engine = choose_engine(settings, _packages_of("vllm", "cuda", home)).name
+    return environment_if_made(engine, home, settings.device)
+
+
+def _packages_of(engine: str, mode: ComputeMode, home: Path) -> Path | None:
+    """The packages of the newest environment that was made for an engine; None without one."""
+    try:
+        entries = EngineCatalog(home).entries()
+    except CatalogUnusable:
+        return None
+    its = [one for one in entries if (one.engine, one.compute_mode) == (engine, mode)]
+    return site_packages(Path(its[-1].binary).parents[1]) if its else None
 
 
 def _variables(folder: Path) -> EnvironmentVars:

@@ -9,7 +9,7 @@ from catalog.errors import PortInUse, StartFailed
 from catalog.hosts import connect_host
 from catalog.paths import MODEL_REPOSITORY
 from pool.artifacts.resolve import resolve_model
-from pool.engines.environments import environment_if_made
+from pool.engines.environments import environment_for
 from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import InstanceRecord, PoolHome
@@ -21,10 +21,13 @@ from pool.process.ports import free_ports, host_port, is_free
 from pool.process.process import UnitProcess
 from pool.supervise import Keeping, first_of
 from pool.units.triton import TritonInstance
+from worker.engine_choice import is_gguf
 
 _PORT_ATTEMPTS = 5
 _DEMO = "demo"
 LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
+_ENGINE = "TIDEGATE_WORKER__ENGINE"
+_TENSOR_PARALLEL = "TIDEGATE_WORKER__TENSOR_PARALLEL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +180,9 @@ class PoolTriton:
         if self._wish.model == _DEMO:
             env["TIDEGATE_WORKER__MODEL_NAME"] = _DEMO
         env |= self._wish.settings
-        engine = self._wish.settings.get("TIDEGATE_WORKER__ENGINE", "")
-        device = "cuda" if self._wish.on_gpu else "cpu"
-        env |= await asyncio.to_thread(environment_if_made, engine, self._host.state_dir, device)
+        if len(self._group) > 1 and self._is_split(env.get(_ENGINE, "auto"), model):
+            env.setdefault(_TENSOR_PARALLEL, str(len(self._group)))
+        env |= await asyncio.to_thread(environment_for, env, self._host.state_dir)
         if self._group:
             try:
                 visible = await self._host.gpus.ledger.visible(self._group)
@@ -188,6 +191,12 @@ class PoolTriton:
             return env | {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         # Not part of the digest: how many share the memory is no reason to start an instance anew.
         return env | {"TIDEGATE_WORKER__INSTANCES": str(max(1, self._host.sharing()))}
+
+    @staticmethod
+    def _is_split(engine: str, model: Path) -> bool:
+        """Whether vLLM is to split the model over a group of GPUs. llama.cpp spreads models by
+        itself."""
+        return engine == "vllm" or (engine == "auto" and not is_gguf(model))
 
     def _choose_ports(self) -> TritonPorts:
         """The next start's ports: fixed or kept ones, otherwise free ones. Raises ``PortInUse``."""

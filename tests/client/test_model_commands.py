@@ -130,6 +130,23 @@ def test_up_runs_a_gguf_model_by_the_engine_that_reads_it(
         assert spec.worker_env["TIDEGATE_WORKER__MODEL_PATH"].endswith("tiny.gguf")
 
 
+def test_up_deals_out_gpus_by_groups(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched: list[LaunchSpec] = []
+
+    def launch(spec: LaunchSpec, **_: object) -> int:
+        launched.append(spec)
+        return 0
+
+    monkeypatch.setattr(command, "run", launch)
+    assert main(["up", "--tensor-parallel", "2", "--gpus", "0,1,2,3", "--instances", "2"]) == 0
+    assert launched[0].worker_env["TIDEGATE_WORKER__TENSOR_PARALLEL"] == "2"
+    assert (launched[0].gpus, launched[0].gpus_each) == (("0", "1", "2", "3"), 2)
+    assert main(["up", "--tensor-parallel", "2", "--gpus", "0,1,2"]) == 1
+    assert "names 3 GPUs, and each instance takes 2" in capsys.readouterr().err
+
+
 def test_up_gives_the_answers_of_a_script(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,6 +70,10 @@ NOT_RUN = {
     "curl -N http://127.0.0.1:8080/v1/completions": "to what the compose file serves",
     "prometheus ": "Prometheus is not installed; tests/observability reads its files",
     "pip install ": "changes the environment that runs this",
+    "nvidia-smi ": "needs an NVIDIA driver",
+    "sudo nvidia-ctk ": "sets up a Docker engine",
+    "python -m perf.engine.gpu ": "needs a GPU; tests/perf/test_gpu.py runs it on toy sizes",
+    "python -m pytest -m cuda ": "needs a GPU",
 }
 """What nothing here runs or parses, by how it begins, and why."""
 

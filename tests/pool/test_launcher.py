@@ -261,6 +261,14 @@ async def test_clips_have_a_triton_of_their_own_behind_an_orchestrator() -> None
     assert [each._spec.models for each in alone.instances] == [("llm", "slot")] * 2
 
 
+async def test_each_instance_gets_as_many_gpus_as_it_splits_its_model_over() -> None:
+    spec = LaunchSpec(instances=3, gpus=("0", "1", "2", "3"), gpus_each=2, log_to_stderr=True)
+    launcher = Launcher(spec, lambda event: None)
+    launcher._make_units(find_triton(None, state_dir()))
+    given = [(each._spec.env or {})["CUDA_VISIBLE_DEVICES"] for each in launcher.instances]
+    assert given == ["0,1", "2,3", "0,1"]
+
+
 async def test_a_stop_while_it_starts(launch: Launch) -> None:
     launched = launch()
     await launched.until(UnitEvent.STARTING)

@@ -56,7 +56,7 @@ def test_every_key_of_the_file_is_documented() -> None:
         (ONE + "devices = []\n", r"p:4: instances\[0\].devices: "),
         (ONE + 'devices = [0, "0"]\n', "named twice"),
         (ONE + "devices = [true]\n", "got True"),
-        (ONE + 'engine = "tensorflow"\n', "expected one of torch, "),
+        (ONE + 'engine = "tensorflow"\n', "expected one of auto, torch, "),
         (ONE + "settings = { max_runing = 1 }\n", r"p:4: .*did you mean max_running\?"),
         (ONE + "settings = { max_running = 0 }\n", "max_running: .*equal to 1, got 0"),
         (
@@ -151,13 +151,19 @@ def test_instances_take_devices_in_turn_and_can_go_to_the_others() -> None:
     assert found["a-0"].settings["TIDEGATE_WORKER__DEVICE"] == "cuda"
 
 
+def test_an_engine_on_one_gpu_is_given_no_group() -> None:
+    with pytest.raises(PoolFileInvalid, match=r"torch computes on one GPU: name them one by one"):
+        instances(ONE + 'engine = "torch"\ndevices = ["0,1"]\n')
+    assert instances(ONE + 'engine = "vllm"\ndevices = ["0,1"]\n')["a"].groups == (("0", "1"),)
+
+
 def test_settings_and_ports_are_given_to_each() -> None:
     more = "count = 2\nmemory_gib = 3\nports = { grpc = 9001 }\nsettings = { overlap = false }\n"
     found = instances(ONE + more)
     assert [wish.ports.grpc for wish in found.values()] == [9001, 9011]
     assert [wish.ports.http for wish in found.values()] == [0, 0]
     assert found["a-1"].settings == {
-        "TIDEGATE_WORKER__ENGINE": "torch",
+        "TIDEGATE_WORKER__ENGINE": "auto",
         "TIDEGATE_WORKER__DEVICE": "cpu",
         "TIDEGATE_WORKER__OVERLAP": "false",
         "TIDEGATE_WORKER__MEMORY__HARD_GIB": "3.0",
@@ -174,7 +180,7 @@ def test_settings_in_tables_and_with_dots_are_the_same() -> None:
     )
     for text in spelled:
         assert instances(ONE + text)["a"].settings == {
-            "TIDEGATE_WORKER__ENGINE": "torch",
+            "TIDEGATE_WORKER__ENGINE": "auto",
             "TIDEGATE_WORKER__DEVICE": "cpu",
             "TIDEGATE_WORKER__DTYPE": "float32",
             "TIDEGATE_WORKER__KV__BLOCKS": "4",

@@ -30,6 +30,12 @@ class FakeBackend:
     jobs: dict[int, tuple[Job, int]] = field(default_factory=dict)
     given: dict[int, int] = field(default_factory=dict)
     going: set[int] = field(default_factory=set)
+    paused: dict[int, tuple[Job, int]] = field(default_factory=dict)
+    stuck: set[int] = field(default_factory=set)
+    """Handles whose memory is not freed."""
+    has_failed: bool = False
+    is_busy: bool = False
+    """Whether no job can be paused now."""
     order: list[Job] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     steps: int = 0
@@ -49,8 +55,22 @@ class FakeBackend:
 
     def abort(self, handles: Collection[int]) -> None:
         for handle in handles:
+            self.paused.pop(handle, None)
             if self.jobs.pop(handle, None) and not self.frees_at_once:
                 self.going.add(handle)
+
+    def holds(self, handle: int) -> bool:
+        return handle in self.stuck
+
+    def pause(self, handle: int) -> bool:
+        if not self.is_busy:
+            self.paused[handle] = self.jobs.pop(handle)
+        return not self.is_busy
+
+    def resume(self, handle: int) -> None:
+        if handle in self.paused:
+            self.jobs[handle] = self.paused.pop(handle)
+        assert len(self.jobs) + len(self.going) <= self.most, "more jobs than max_running"
 
     def step(self, wait_s: float) -> Sequence[Produced]:
         self.waits.append(wait_s)
@@ -98,7 +118,9 @@ class FakeBackend:
 class SteppedBench:
     """A ``SteppedEngine`` that is stepped by hand."""
 
-    def __init__(self, *, frees_at_once: bool = False, **changes: object) -> None:
+    def __init__(
+        self, *, frees_at_once: bool = False, can_pause: bool = True, **changes: object
+    ) -> None:
         self.clock = FakeClock()
         values: dict[str, object] = {
             "context_tokens": 64,
@@ -111,7 +133,8 @@ class SteppedBench:
         }
         config = SteppedConfig(**(values | changes))  # type: ignore[arg-type]
         self.backend = FakeBackend(self.clock, most=config.max_running, frees_at_once=frees_at_once)
-        self.engine = SteppedEngine(self.backend, config, clock=self.clock)
+        pausing = self.backend if can_pause else None
+        self.engine = SteppedEngine(self.backend, config, pausing=pausing, clock=self.clock)
 
     def submit(
         self,

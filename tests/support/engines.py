@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.support.checkpoints import DEMO
 from tests.support.triton_calls import FakeResponder, lane_call
+from tests.support.vllm_on_cuda import is_interpreted, run_as_on_cuda
 from worker.engines import load_engine
 from worker.environment import nested
 from worker.loaded import LoadedEngine
@@ -102,6 +103,8 @@ class Served:
             "drain_hold_s": 0.1,
         } | dict(case.settings)
         settings = WorkerSettings(**nested(values))
+        if case.name == "vllm" and is_interpreted():
+            run_as_on_cuda(settings)
         self.loaded: LoadedEngine = load_engine(settings)
         self.card = self.loaded.card
         self.worker = Worker(self.loaded, settings)

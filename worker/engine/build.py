@@ -40,6 +40,8 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
     Raises ``DeviceUnavailable``, ``CheckpointError``, ``TokenizerError``, ``ValueError`` for
     settings that do not fit each other, each with what to do about it.
     """
+    if settings.engine == "auto":  # called directly, not by ``load_engine``, which chooses
+        settings = settings.model_copy(update={"engine": "torch"})
     _check(settings)
     timing = LoadTiming()
     path = settings.model_path

@@ -123,4 +123,5 @@ def model_card(
         vram_bytes=facts.vram_bytes,
         compute_capability=facts.compute_capability,
         device_mask=facts.device_mask,
+        deterministic=settings.deterministic and settings.engine == "torch",
     )

@@ -1,31 +1,34 @@
-"""Facts about an engine's GPU, for its card."""
+"""Facts about an engine's GPUs, for its card."""
 
 import os
 from typing import NamedTuple
 
 
 class DeviceFacts(NamedTuple):
-    """Facts about a GPU; see the fields of ``ModelCard`` that have these names."""
+    """Facts about GPUs; see the fields of ``ModelCard`` that have these names."""
 
     vram_bytes: int = 0
     compute_capability: str = ""
     device_mask: int = 0
 
 
-def device_facts(device: str) -> DeviceFacts:
-    """Facts about the process's current GPU for ``cuda…``; zeros and "" for any other device."""
+def device_facts(device: str, count: int = 1) -> DeviceFacts:
+    """Facts about the process's current GPU for ``cuda…``, and about those after it where
+    ``count`` are used together; zeros and "" for any other device."""
     if not device.startswith("cuda"):
         return DeviceFacts()
     import torch  # engines without a GPU may do without it
 
     if not torch.cuda.is_available():
         return DeviceFacts()
-    index = torch.cuda.current_device()
-    major, minor = torch.cuda.get_device_capability(index)
+    first = torch.cuda.current_device()
+    used = range(first, first + count)
+    major, minor = min(torch.cuda.get_device_capability(index) for index in used)
+    masks = [mask_of(index, os.environ.get("CUDA_VISIBLE_DEVICES")) for index in used]
     return DeviceFacts(
-        vram_bytes=torch.cuda.get_device_properties(index).total_memory,
+        vram_bytes=sum(torch.cuda.get_device_properties(index).total_memory for index in used),
         compute_capability=f"{major}.{minor}",
-        device_mask=mask_of(index, os.environ.get("CUDA_VISIBLE_DEVICES")),
+        device_mask=sum(masks) if all(masks) else 0,
     )
 
 

@@ -9,23 +9,37 @@ an optional extra.
 """
 
 import time
+from dataclasses import replace
 from importlib import import_module
 
+import msgspec
+
 from worker.core import Clock
+from worker.engine_choice import choose_engine
 from worker.loaded import LoadedEngine
-from worker.settings import WorkerSettings
+from worker.log import model_log
+from worker.settings import WorkerSettings, variable
 
 _OTHERS = frozenset({"llamacpp", "transformers", "vllm"})
 
 
 def load_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> LoadedEngine:
-    """Load the model that ``settings`` name into the engine that they name.
+    """Load the model that ``settings`` name into the engine that they name, or that fits them.
 
-    Raises what ``worker.engine.build.build_engine`` raises, and ``EngineMissing`` for an engine
-    whose packages are not installed.
+    Raises what ``worker.engine.build.build_engine`` raises, ``EngineMissing`` for an engine whose
+    packages are not installed, and ``ValueError`` for more GPUs than the engine can use.
     """
-    where = f"worker.engines.{settings.engine}" if settings.engine in _OTHERS else "worker.engine"
+    choice = choose_engine(settings)
+    name, why = choice.name, choice.why
+    if why:
+        model_log.info("engine %s was chosen: %s", name, why)
+    if settings.tensor_parallel > 1 and name != "vllm":
+        raise ValueError(
+            f"{variable('tensor_parallel')}={settings.tensor_parallel}: the engine {name} does not"
+            " split a model over GPUs; set TIDEGATE_WORKER__ENGINE=vllm, or leave it out"
+        )
+    where = f"worker.engines.{name}" if name in _OTHERS else "worker.engine"
     builder = import_module(f"{where}.build")
-    loaded = builder.build_engine(settings, clock)
+    loaded = builder.build_engine(settings.model_copy(update={"engine": name}), clock)
     assert isinstance(loaded, LoadedEngine)
-    return loaded
+    return replace(loaded, card=msgspec.structs.replace(loaded.card, engine_reason=why))

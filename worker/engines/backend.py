@@ -65,7 +65,11 @@ class Backend(Protocol):
 
     def abort(self, handles: Collection[int]) -> None:
         """Give jobs up. They produce nothing from here on; their blocks are free at the latest when
-        the next ``step`` returns. Unknown handles are ignored."""
+        the next ``step`` returns, unless ``holds`` says otherwise. Unknown handles are ignored."""
+
+    def holds(self, handle: int) -> bool:
+        """Whether the memory of a job that was given up is not free yet, a step after ``abort`` or
+        later."""
 
     def step(self, wait_s: float) -> Sequence[Produced]:
         """Do at most one engine step, and return what it produced.
@@ -77,6 +81,11 @@ class Backend(Protocol):
     def interrupt(self) -> None:
         """Any thread: have a ``step`` that waits return soon, since there is news, or the next one
         if none waits. May do nothing where ``step`` computes by itself."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Any thread: whether it can compute no more although no ``step`` has said so, such as when
+        a process of its own has ended."""
 
     def load(self) -> BackendLoad:
         """How full the backend is; asked several times a step."""

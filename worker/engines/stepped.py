@@ -5,15 +5,16 @@
     any thread      submit ─▶ inbox      cancel ─▶ plain flags of the job     (interrupt)
                                 │                    │                           │
     engine thread   ┌───────────▼────────────────────▼───────────────────────────▼──────┐
-                    │ take commands → expire → admit → backend.step → apply             │ ─▶ sink
+                    │ take commands → expire → pause → admit → backend.step → apply     │ ─▶ sink
                     └──────────────────────── at most one step ─────────────────────────┘
 
     waiting ──admit──▶ running ──the backend's own end──────────▶ ended
-       │                  └──abort──▶ leaving ──the next step──────▶ ended
+       │               │  ▲ └──abort──▶ leaving ──the next step────▶ ended
+       │               └▶ paused ──abort, deadline─────────────────▶ ended
        └──────────────────────abort, deadline──────────────────────▶ ended
 
 A job that leaves keeps its place until its blocks are free, which with some backends is when the
-next step returns; its end is not published before.
+next step returns, or later; its end is not published before, for ``LONGEST_LEAVE_S`` at most.
 """
 
 import itertools
@@ -25,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from traceback import extract_tb
-from typing import Final
+from typing import Final, NamedTuple
 
 from worker.core import (
     Clock,
@@ -41,6 +42,7 @@ from worker.core import (
 from worker.engine.expiry import ExpiryCheck
 from worker.engines.backend import Backend, BackendLoad, Produced
 from worker.engines.needs import lacking
+from worker.engines.pausing import BackendPauses, PausingBackend
 from worker.engines.stats import NO_LOAD, BackendTotals, snapshot
 from worker.errors import DeviceLost, RequestError
 from worker.log import engine_log
@@ -65,11 +67,20 @@ from worker.scheduler.step_time import StepTime
 MAX_WAIT_S: Final = 0.1
 """Longest time in seconds that a backend may wait for work, unless a deadline is nearer."""
 LEAST_WAIT_S: Final = 0.001
+LONGEST_LEAVE_S: Final = 0.25
+"""Seconds after which a job that was given up ends although a backend still holds its memory."""
 STATS_AGE_S: Final = 0.02
 _ANY_TOKEN: Final = 2**31
 NOT_TAKEN: Final = refused(
     Code.ENGINE_ERROR, "the engine could not take up this request; the worker's log says why"
 )
+
+
+class _Leave(NamedTuple):
+    """Why a job leaves, and since when, on the clock."""
+
+    why: EndReason
+    since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +118,8 @@ class SteppedEngine:
     """An ``EngineService`` over any ``Backend``, on which it starts jobs, least slack first.
 
     ``start`` runs it on a thread of its own; tests call ``step`` instead. ``kv_reports`` tells what
-    entered and left a backend's prefix cache since the last call. Jobs cannot be paused: ``pause``
-    is ignored, and the card must not say ``can_pause``.
+    entered and left a backend's prefix cache since the last call. ``pausing`` is the backend once
+    more where it can pause jobs; without it the card must not say ``can_pause``.
     """
 
     def __init__(
@@ -117,6 +128,7 @@ class SteppedEngine:
         config: SteppedConfig,
         *,
         kv_reports: Callable[[], list[KvReport]] = list,
+        pausing: PausingBackend | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._backend = backend
@@ -129,8 +141,9 @@ class SteppedEngine:
         self._handles = itertools.count(1)
         self._waiting: list[Request] = []  # least slack first
         self._running: dict[int, Request] = {}
-        self._leaving: dict[Request, EndReason] = {}
-        """Jobs given up that may still be in the backend's memory, with their end reasons."""
+        self._leaving: dict[Request, _Leave] = {}
+        """Jobs given up that may still be in the backend's memory."""
+        self._pauses = BackendPauses(pausing)
         self._step_time = StepTime()
         self._expiry = ExpiryCheck(clock, self._step_time, int(not config.frees_at_once))
         self._entered_at: float | None = None
@@ -194,10 +207,20 @@ class SteppedEngine:
         self._tell()
 
     def pause(self, job: Job) -> None:
-        """Do nothing: this engine's jobs cannot be paused."""
+        """Pause a job after the step under way. Idempotent; ignored where jobs cannot be paused."""
+        self._request_pause(job, True)
 
     def resume(self, job: Job) -> None:
-        """Do nothing: this engine's jobs cannot be paused."""
+        """Let a paused job go on, before any that waits to start. Idempotent."""
+        self._request_pause(job, False)
+
+    def _request_pause(self, job: Job, wanted: bool) -> None:
+        with self._wake:
+            if not self._pauses.can_pause or job.pause_requested == wanted:
+                return
+            job.pause_requested = wanted
+            self._pauses.ask()
+        self._tell()
 
     def stats(self) -> WorkerStats:
         """The state after a step: at most ``STATS_AGE_S`` old while there is work, and never older
@@ -210,8 +233,8 @@ class SteppedEngine:
 
     @property
     def has_failed(self) -> bool:
-        """See ``EngineService``."""
-        return self._has_failed
+        """See ``EngineService``; also when the backend has failed while there was no work."""
+        return self._has_failed or self._backend.has_failed
 
     @property
     def step_under_way(self) -> StepUnderWay | None:
@@ -263,14 +286,16 @@ class SteppedEngine:
         """Sleep until there is something to do; False when it is time to stop."""
         with self._wake:
             if not self._running and not self._leaving:
-                patience_s = self._patience_s() if self._waiting else None
+                has_deadlines = self._waiting or self._pauses.paused
+                patience_s = self._patience_s() if has_deadlines else None
                 self._wake.wait_for(lambda: self._news or self._stopping, patience_s)
             return not self._stopping
 
     @property
     def has_work(self) -> bool:
         """Whether any job has not ended yet."""
-        return bool(self._inbox or self._waiting or self._running or self._leaving)
+        held = self._waiting or self._running or self._leaving or self._pauses.paused
+        return bool(self._inbox or held)
 
     def step(self) -> list[Event]:
         """Do at most one step; returns the events not yet published, in order for each job."""
@@ -279,11 +304,17 @@ class SteppedEngine:
         self._take_commands(now)
         self._take_compiled()
         self._end_expired(now)
+        slots = self._config.max_running - len(self._leaving)
+        if moved := self._pauses.settle(self._running, self._waiting, slots):
+            self._stats_due = True
+            self._events += moved
         self._admit(now)
         if self._sink is not None:  # starts and ends need not wait for a step of others
             self._publish(self._take_events())
         if self._running or self._leaving:
             self._compute()
+        else:
+            self._step_began = None
         if self._stats_due or now >= self._stats_at + STATS_AGE_S:
             self._stats_at = now
             self._stats = self._snapshot()
@@ -302,6 +333,7 @@ class SteppedEngine:
                 self._told(request, ABORTED[job.abort])
                 continue
             held = len(self._running) + len(self._leaving) + len(self._waiting)
+            held += len(self._pauses.paused)
             refusal = lacking(job, self._lacks) or self._limits.refusal(request, held, now)
             if refusal is not None:
                 self._told(request, refusal)
@@ -314,6 +346,8 @@ class SteppedEngine:
             request.least_tokens = min(request.least_tokens, room)
             request.latest_start = latest_start(request, self._step_time)
             insort(self._waiting, request, key=_queue_order)
+            if job.pause_requested:
+                self._pauses.ask()
             self._stats_due = True
 
     def _take_compiled(self) -> None:
@@ -326,8 +360,8 @@ class SteppedEngine:
                     self._drop(request, grammar_failed(constraint.error))
 
     def _end_expired(self, now: float) -> None:
-        running = list(self._running.values())
-        expired = self._expiry.expired(running, now, self._next_prompt_tokens)
+        begun = [*self._running.values(), *self._pauses.paused.values()]
+        expired = self._expiry.expired(begun, now, self._next_prompt_tokens)
         if expired:
             self._give_up({one: self._expiry.end_reason(one, now) for one in expired})
         if not self._waiting:
@@ -345,7 +379,7 @@ class SteppedEngine:
         return min(tokens, self._config.max_step_tokens)
 
     def _admit(self, now: float) -> None:
-        for request in [one for one in self._waiting if not one.compiling]:
+        for request in [one for one in self._waiting if not (one.compiling or one.held_back)]:
             if len(self._running) + len(self._leaving) >= self._config.max_running:
                 return
             job, handle = request.job, next(self._handles)
@@ -378,10 +412,11 @@ class SteppedEngine:
             self._step_began = self._clock()
             self._prompt_tokens_seen = self._backend.load().prompt_tokens_total
         rows = len(self._running)
-        produced = self._backend.step(self._patience_s() if rows else 0.0)
+        wait_s = LEAST_WAIT_S if any(map(self._is_held, self._leaving)) else 0.0
+        produced = self._backend.step(self._patience_s() if rows else wait_s)
         now = self._clock()
-        while self._leaving:
-            self._told(*self._leaving.popitem())
+        for request in [one for one in self._leaving if not self._is_held(one)]:
+            self._told(request, self._leaving.pop(request).why)
         if any(one.ids or one.end or one.prompt for one in produced):
             self._measure(now - self._step_began, rows, produced)
             self._step_began = now
@@ -392,12 +427,18 @@ class SteppedEngine:
         if not self._running:
             self._step_began = None
 
+    def _is_held(self, request: Request) -> bool:
+        """Whether the memory of a job that leaves is not free yet, and may be waited for."""
+        has_time = self._clock() < self._leaving[request].since + LONGEST_LEAVE_S
+        return has_time and self._backend.holds(request.slot)
+
     def _patience_s(self) -> float:
         """Seconds until the next deadline, ``LEAST_WAIT_S`` to ``MAX_WAIT_S``."""
         now = self._clock()
         slow_s = self._step_time.slow_step_s(0)
         nearest = now + MAX_WAIT_S
-        for request in itertools.chain(self._running.values(), self._waiting):
+        held = self._running.values(), self._pauses.paused.values(), self._waiting
+        for request in itertools.chain(*held):
             early_s = slow_s if request.ends_cleanly else 0.0
             nearest = min(nearest, request.deadline - early_s)
         return max(LEAST_WAIT_S, nearest - now)
@@ -467,11 +508,12 @@ class SteppedEngine:
         """Have the backend drop running jobs; they end now or when its next step returns."""
         self._backend.abort([request.slot for request in ends])
         for request, why in ends.items():
-            del self._running[request.slot]
-            if self._config.frees_at_once:
+            is_paused = self._pauses.paused.pop(request.slot, None) is not None
+            self._running.pop(request.slot, None)
+            if is_paused or self._config.frees_at_once:
                 self._told(request, why)
             else:
-                self._leaving[request] = why
+                self._leaving[request] = _Leave(why, self._clock())
 
     def _drop(self, request: Request, why: EndReason) -> None:
         """End a waiting job."""
@@ -498,11 +540,13 @@ class SteppedEngine:
             self._inbox.clear()
         if not self._has_failed:
             self._close()
-        held = [*self._running.values(), *self._waiting, *inbox]
+        paused = self._pauses.paused
+        held = [*self._running.values(), *paused.values(), *self._waiting, *inbox]
         why = {one: loss_of(one.job) if self._has_failed else DRAINED for one in held}
-        for request, end in (self._leaving | why).items():
+        why |= {one: leave.why for one, leave in self._leaving.items()}
+        for request, end in why.items():
             self._told(request, end)
-        for jobs in (self._running, self._waiting, self._leaving):
+        for jobs in (self._running, paused, self._waiting, self._leaving):
             jobs.clear()
         self._stats = self._snapshot(NO_LOAD)
         self._publish(self._take_events())
@@ -511,8 +555,8 @@ class SteppedEngine:
 
     def _close(self) -> None:
         try:
-            if self._running:
-                self._backend.abort(list(self._running))
+            if begun := [*self._running, *self._pauses.paused]:
+                self._backend.abort(begun)
             self._backend.close()
         except Exception:
             engine_log.exception("the engine could not be closed; its process must end")

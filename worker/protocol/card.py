@@ -126,6 +126,12 @@ class ModelCard(msgspec.Struct, frozen=True):
     that the process did not die. Empty where unknown."""
     vision: Vision | None = None
     """How the worker's model reads images; None where it, or its engine, reads text only."""
+    engine_reason: str = ""
+    """Why this engine was chosen; empty where the worker's settings name it."""
+    deterministic: bool = False
+    """Whether equal prompts, parameters and seeds give equal tokens, whatever runs beside them."""
+    tensor_parallel: int = 1
+    """GPUs over which its weights are split."""
 
     @property
     def all_lacks(self) -> tuple[Feature, ...]:

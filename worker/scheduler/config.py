@@ -42,8 +42,14 @@ class SchedulerConfig:
 
     def most_pauses(self, generated: int) -> int:
         """Most pauses in all of a request that has ``generated`` tokens; more are ignored."""
-        return self.max_pauses + generated // _TOKENS_PER_PAUSE if self.max_pauses else 0
+        return most_pauses(generated, self.max_pauses) if self.max_pauses else 0
 
     def blocks_for(self, tokens: int) -> int:
         """Number of blocks that hold ``tokens``."""
         return -(-tokens // self.block_tokens)
+
+
+def most_pauses(generated: int, least: int = MAX_PAUSES) -> int:
+    """Most pauses in all of a request that has ``generated`` tokens, of which several earn one
+    more."""
+    return least + generated // _TOKENS_PER_PAUSE

@@ -24,6 +24,7 @@ from dataclasses import replace
 import msgspec
 
 from worker.core import Clock
+from worker.engine_choice import chosen
 from worker.errors import InvalidCall, RequestError, ResponderLost, WorkerDraining
 from worker.loaded import EngineLoader, LoadedEngine
 from worker.log import service_log
@@ -182,7 +183,8 @@ class Swapper:
             is_beside = check(target, current, meter_of(target)).fits_beside
         if is_beside:
             self._report = msgspec.structs.replace(self._report, beside=True)
-            loaded = self._load(target, nicely=target.engine == current.engine)
+            is_alike = chosen(target).engine == chosen(current).engine
+            loaded = self._load(target, nicely=is_alike)
             try:
                 self._drain(grace_s)
             except SwapFailed:

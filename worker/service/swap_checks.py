@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from worker.engine_choice import chosen
 from worker.engines.llamacpp.gguf_file import GgufFile, find_gguf, parts_of
 from worker.environment import problem_of
 from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLimitExceeded
@@ -129,7 +130,11 @@ def check(target: WorkerSettings, current: WorkerSettings, meter: MemoryMeter) -
 
     Raises ``CheckpointError``, ``EngineMissing``, ``MemoryLimitExceeded``.
     """
+    target, current = chosen(target), chosen(current)
     _check_files(target)
+    if target.tensor_parallel > 1:
+        # Processes of vLLM's take the memory, one on each GPU: what fits there only it can say.
+        return Checked(fits_beside=False)
     weights, pool = weight_bytes(target), pool_bytes_of(target)
     loading = int(weights * _LOADING_SHARE)
     whole = max(loading, weights + pool)

@@ -5,7 +5,7 @@ Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worke
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from orchestrator.settings import InvalidSettings, Settings, load_settings
 from pool import command
 from pool.artifacts.resolve import resolve_model
 from pool.console import curl_line
-from pool.engines.environments import environment_if_made
+from pool.engines.environments import environment_for
 from pool.engines.triton import TritonPorts
 from pool.preflight.slot import check_slot
 from pool.spec import SLOT_MODEL, LaunchSpec
@@ -49,6 +49,7 @@ _MODEL_PATH = "TIDEGATE_WORKER__MODEL_PATH"
 _MODEL_NAME = "TIDEGATE_WORKER__MODEL_NAME"
 _DEVICE = "TIDEGATE_WORKER__DEVICE"
 _ENGINE = "TIDEGATE_WORKER__ENGINE"
+_TENSOR_PARALLEL = "TIDEGATE_WORKER__TENSOR_PARALLEL"
 _SCRIPT = "TIDEGATE_WORKER__SCRIPT"
 _SLOT = "TIDEGATE_SLOT__"
 _LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
@@ -135,18 +136,13 @@ def run(args: LaunchOptions) -> int:
     try:
         lane_token = _lane_token(worker_env)
         tls = _tls()
+        gpus_each = _gpus_each(args.gpus, worker_env)
         slot_env = _slot_env(worker_env.get(_DEVICE, "cuda")) if args.slot else {}
     except (ValueError, MachineUnfit) as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return command.EXIT_FAILED
     spec = LaunchSpec(
-        worker_env={
-            **worker_env,
-            **slot_env,
-            **environment_if_made(
-                worker_env.get(_ENGINE, ""), state_dir(), worker_env.get(_DEVICE, "")
-            ),
-        },
+        worker_env={**worker_env, **slot_env, **environment_for(worker_env, state_dir())},
         models=_models(args),
         host=args.host,
         port=args.port,
@@ -155,6 +151,7 @@ def run(args: LaunchOptions) -> int:
         **sharing._asdict(),
         instances=args.instances,
         gpus=args.gpus,
+        gpus_each=gpus_each,
         triton=args.triton,
         triton_host=args.triton_host,
         triton_open=args.triton_open,
@@ -232,6 +229,18 @@ def _lane_token(worker_env: dict[str, str]) -> str:
     return ours or workers
 
 
+def _gpus_each(gpus: Sequence[str], worker_env: Mapping[str, str]) -> int:
+    """GPUs that each instance gets. Raises ``ValueError`` where ``gpus`` cannot be dealt out so."""
+    stated = worker_env.get(_TENSOR_PARALLEL, "")
+    each = int(stated) if stated.isdigit() and int(stated) else 1  # else the worker refuses it
+    if len(gpus) % each:
+        raise ValueError(
+            f"--gpus names {len(gpus)} GPUs, and each instance takes {each} (--tensor-parallel"
+            f" {each}): name a multiple of {each}"
+        )
+    return each
+
+
 def _tls() -> Tls | None:
     """TLS of Triton's gRPC port, None without. Raises ``ValueError`` that names the variable."""
     try:
@@ -256,6 +265,7 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
         _MODEL_NAME: args.model_name,
         _DEVICE: args.device,
         _ENGINE: args.engine,
+        _TENSOR_PARALLEL: args.tensor_parallel,
     }
     env |= {key: str(value) for key, value in asked.items() if value}
     if args.model and not args.model.exists():  # what there is counts before what is registered
@@ -264,8 +274,8 @@ def _worker_env(args: LaunchOptions) -> dict[str, str]:
             env[_MODEL_PATH] = str(resolve_model(registered.id, state_dir()))
             env.setdefault(_MODEL_NAME, registered.name)
     env = _with_script(env, args.model)
-    if _is_gguf(env.get(_MODEL_PATH, "")):
-        env.setdefault(_ENGINE, "llamacpp")  # no other reads them
+    if _is_gguf(env.get(_MODEL_PATH, "")) and env.get(_ENGINE, "auto") == "auto":
+        env[_ENGINE] = "llamacpp"  # no other reads them
     if _MODEL_PATH not in env:
         env[_MODEL_PATH] = str(DEMO_CHECKPOINT)
         env.setdefault(_MODEL_NAME, DEMO_MODEL_NAME)

@@ -16,6 +16,7 @@ class LaunchOptions:
     engine: str | None
     instances: int
     gpus: tuple[str, ...]
+    tensor_parallel: int | None
     slot: bool
     no_llm: bool
     triton: Path | None

@@ -11,6 +11,7 @@ from tidegate.cli import runtime
 from tidegate.cli.arguments import (
     CORS_HELP,
     PORT,
+    POSITIVE,
     SECONDS,
     Choice,
     Command,
@@ -24,7 +25,7 @@ from tidegate.cli.options import LaunchOptions
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _ENGINES = [
-    *("torch", "vllm", "llamacpp", "transformers"),
+    *("auto", "torch", "vllm", "llamacpp", "transformers"),
     *("synthetic-free", "synthetic-paced", "synthetic-scripted"),
 ]
 
@@ -115,7 +116,8 @@ def _worker_options(function: _F) -> _F:
             "--engine",
             {
                 "type": Choice(_ENGINES),
-                "help": "llamacpp runs .gguf files; synthetic: made-up tokens (torch)",
+                "help": "auto: vllm on CUDA where it is installed and has the model, llamacpp for"
+                " .gguf files, else torch; synthetic: made-up tokens (auto)",
             },
         ),
         ("--instances", {"type": Instances(), "default": 1, "help": "Tritons to run"}),
@@ -126,6 +128,14 @@ def _worker_options(function: _F) -> _F:
                 "default": (),
                 "metavar": "ID,…",
                 "help": "CUDA devices, dealt out to the instances in turn (all to each)",
+            },
+        ),
+        (
+            "--tensor-parallel",
+            {
+                "type": POSITIVE,
+                "metavar": "N",
+                "help": "GPUs over which each instance splits the model; vllm only (1)",
             },
         ),
         (

@@ -172,13 +172,22 @@ async def test_what_engines_lack_is_listed(
     make_worker: MakeWorker, make_service: MakeService
 ) -> None:
     worker = await make_worker(
-        lacks=(Feature.SEED,), abort_ms=12.5, quantization="int8", device_mask=4
+        lacks=(Feature.SEED,),
+        abort_ms=12.5,
+        quantization="int8",
+        device_mask=6,
+        tensor_parallel=2,
+        engine_reason="it fits",
+        deterministic=True,
     )
     service = await make_service(worker)
     async with service.http.get("/v2/instances", headers=OPERATOR) as response:
         (listed,) = (await response.json())["instances"]
     assert (listed["lacks"], listed["abort_ms"]) == (["images", "seed"], 12.5)
-    assert (listed["quantization"], listed["device_mask"]) == ("int8", 4)
+    assert (listed["quantization"], listed["device_mask"]) == ("int8", 6)
+    assert (listed["tensor_parallel"], listed["engine_reason"]) == (2, "it fits")
+    promises = listed["can_pause"], listed["can_continue"], listed["deterministic"]
+    assert promises == (worker.card.can_pause, worker.card.can_continue, True)
     assert (listed["vram_bytes"], listed["compute_capability"]) == (0, "")
 
 

@@ -15,6 +15,7 @@ from catalog.errors import EngineUnknown, FetchFailed, MachineUnfit
 from pool.engines import environments
 from pool.engines.environments import (
     EnvironmentProvider,
+    environment_for,
     environment_if_made,
     prepared,
     site_packages,
@@ -22,6 +23,7 @@ from pool.engines.environments import (
 from pool.engines.recipes import PINS, Recipe, recipe_of
 from pool.engines.toolchain import Tool, Toolchain
 from pool.engines.verify import verify_engine
+from tests.support.fake_vllm import checkpoint, install
 
 BARE = Toolchain((), "", {}, "", 0, 0)
 TINY = Recipe(
@@ -209,3 +211,16 @@ def test_of_several_environments_an_instance_gets_the_newest_for_its_device(tmp_
         made = environment_if_made("vllm", tmp_path, device)
         assert made["VIRTUAL_ENV"] == folders[expected]
     assert environment_if_made("torch", tmp_path, "cpu") == {}
+    # Where the engine is left open, the environment is that of the engine that will be chosen.
+    install(site_packages(tmp_path / "engines" / "vllm-cuda"))
+    model = {"TIDEGATE_WORKER__MODEL_PATH": str(checkpoint(tmp_path / "m", "LlamaForCausalLM"))}
+    assert environment_for(model, tmp_path)["VIRTUAL_ENV"] == folders["cuda"]
+    other = {"TIDEGATE_WORKER__MODEL_PATH": str(checkpoint(tmp_path / "n", "NewForCausalLM"))}
+    for variables in (
+        other,
+        model | {"TIDEGATE_WORKER__DEVICE": "cpu"},
+        model | {"TIDEGATE_WORKER__DEVICE": "tpu"},
+    ):
+        assert environment_for(variables, tmp_path) == {}
+    named = model | {"TIDEGATE_WORKER__DEVICE": "cpu", "TIDEGATE_WORKER__ENGINE": "vllm"}
+    assert environment_for(named, tmp_path)["VIRTUAL_ENV"] == folders["cpu"]

@@ -15,5 +15,21 @@ def test_a_gpu_is_named_by_its_place_in_its_host(
     assert mask_of(index, visible) == mask
 
 
+def test_several_gpus_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    class Properties:
+        total_memory = 5
+
+    capabilities = [(9, 0), (8, 9), (7, 0)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties())
+    for visible, mask in (("3,1,0", 0b1010), ("GPU-12ab,1", 0)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert device_facts("cuda:0,1", 2) == DeviceFacts(10, "8.9", mask)
+
+
 def test_without_a_gpu_there_is_nothing_to_tell() -> None:
     assert device_facts("cpu") == DeviceFacts(0, "", 0)

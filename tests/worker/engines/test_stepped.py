@@ -9,8 +9,9 @@ import pytest
 from tests.support.backend import SteppedBench
 from tests.support.engine import EOS, end_of, ids_of, was_started
 from tests.worker.engine.test_engine_thread import Collector
-from worker.core import Job, JobFinished, JobPrompt, JobTokens
+from worker.core import Job, JobFinished, JobPaused, JobPrompt, JobResumed, JobTokens
 from worker.engines.backend import Produced
+from worker.engines.stepped import LONGEST_LEAVE_S
 from worker.grammar.constraint import Constraint
 from worker.protocol import (
     AbortCause,
@@ -23,6 +24,7 @@ from worker.protocol import (
     Sampling,
     TokenLogprob,
 )
+from worker.scheduler.config import MAX_PAUSES
 
 
 def warm(bench: SteppedBench, tokens: int = 56) -> None:
@@ -325,6 +327,119 @@ def test_a_prompt_is_read_and_nothing_generated() -> None:
     assert ids_of(job, events) == []
     end = end_of(job, events)
     assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 0)
+
+
+def test_a_paused_job_leaves_its_slot_and_goes_on_with_its_next_token() -> None:
+    bench = SteppedBench(max_running=1)
+    long = bench.submit(max_tokens=6)
+    events = bench.step(2)
+    short = bench.submit(max_tokens=2)
+    bench.engine.pause(long)
+    events += bench.step(4)
+    assert JobPaused(long) in events and JobResumed(long) not in events
+    assert ids_of(short, events) == [7, 7] and len(ids_of(long, events)) == 2
+    bench.engine.resume(long)
+    events += bench.finish()
+    assert ids_of(long, events) == [7] * 6
+    assert sum(was_started(long, [event]) for event in events) == 1, "it started once"
+    assert end_of(long, events).code is None
+
+
+def test_a_paused_job_is_ended_by_its_deadline_and_by_a_cancel_without_a_step() -> None:
+    bench = SteppedBench()
+    late, unwanted = bench.submit(left_s=1.0), bench.submit()
+    bench.step()
+    for job in (late, unwanted):
+        bench.engine.pause(job)
+    bench.step()
+    steps = bench.backend.steps
+    bench.engine.cancel(unwanted, AbortCause.CANCEL)
+    assert end_of(unwanted, bench.step()).code is Code.CANCELLED
+    bench.clock.now += 1.0
+    assert end_of(late, bench.step()).code is Code.DEADLINE_EXCEEDED
+    assert bench.backend.steps == steps and not bench.backend.paused
+    assert not bench.engine.has_work
+
+
+def test_a_pause_waits_for_the_step_under_way_and_may_be_taken_back() -> None:
+    bench = SteppedBench()
+    first, second, waiting = bench.submit(), bench.submit(), bench.submit()
+    bench.engine.pause(waiting)
+    bench.backend.is_busy = True
+    events = bench.step()
+    assert JobPaused(waiting) in events and not was_started(waiting, events)
+    for job in (first, second):
+        bench.engine.pause(job)
+    events = bench.step()
+    bench.engine.resume(first)
+    bench.backend.is_busy = False
+    events += bench.step()
+    assert JobPaused(second) in events and JobPaused(first) not in events
+    for job in (second, waiting):
+        bench.engine.resume(job)
+    assert end_of(waiting, bench.finish()).code is None
+
+
+def test_pauses_are_ignored_where_the_backend_cannot_and_where_they_are_too_many() -> None:
+    bench = SteppedBench(can_pause=False)
+    job = bench.submit(max_tokens=3)
+    bench.engine.pause(job)
+    assert end_of(job, bench.finish()).completion_tokens == 3
+    bench = SteppedBench()
+    job = bench.submit(max_tokens=12)
+    events = bench.step()
+    for _ in range(2 * MAX_PAUSES):
+        bench.engine.pause(job)
+        events += bench.step()
+        bench.engine.resume(job)
+        events += bench.step()
+    events += bench.finish()
+    assert events.count(JobPaused(job)) == events.count(JobResumed(job)) == MAX_PAUSES
+    assert len(ids_of(job, events)) == 12
+
+
+def test_a_job_ends_when_the_backend_has_let_go_of_its_memory_or_too_late() -> None:
+    bench = SteppedBench(max_running=1)
+    first = bench.submit(max_tokens=20)
+    bench.step()
+    second = bench.submit(max_tokens=2)
+    bench.backend.stuck = {1, 2}
+    bench.engine.cancel(first, AbortCause.CANCEL)
+    events = bench.step(3)
+    assert not any(isinstance(event, JobFinished) for event in events)
+    assert not was_started(second, events), "its slot is still taken"
+    bench.backend.stuck = {2}
+    events += bench.finish()
+    assert end_of(first, events).code is Code.CANCELLED and end_of(second, events).code is None
+    stuck = bench.submit(max_tokens=20)
+    bench.step()
+    bench.backend.stuck = {3}
+    bench.engine.cancel(stuck, AbortCause.CANCEL)
+    assert not any(isinstance(event, JobFinished) for event in bench.step())
+    bench.clock.now += LONGEST_LEAVE_S
+    assert end_of(stuck, bench.step()).code is Code.CANCELLED
+
+
+def test_a_backend_that_fails_while_there_is_no_work_is_found_out() -> None:
+    bench = SteppedBench()
+    assert not bench.engine.has_failed
+    bench.backend.has_failed = True
+    assert bench.engine.has_failed
+
+
+def test_time_in_which_every_job_is_paused_is_no_step() -> None:
+    bench = SteppedBench()
+    warm(bench)
+    job = bench.submit()
+    bench.step()
+    before = bench.engine.stats()
+    bench.engine.pause(job)
+    bench.step()
+    bench.clock.now += 50.0
+    bench.engine.resume(job)
+    bench.finish()
+    after = bench.engine.stats()
+    assert after.busy_ms_total - before.busy_ms_total < 1000
 
 
 def test_statistics_add_up() -> None:

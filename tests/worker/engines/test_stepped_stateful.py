@@ -8,7 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from tests.support.backend import SteppedBench
 from tests.support.engine import EOS
-from worker.core import Event, Job, JobFinished, JobStarted
+from worker.core import Event, Job, JobFinished, JobPaused, JobResumed, JobStarted
 from worker.engines.backend import Produced
 from worker.protocol import AbortCause, FinishReason, OnDeadline
 
@@ -24,6 +24,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.bench.engine.connect(self.take)
         self.submitted: list[Job] = []
         self.started: set[Job] = set()
+        self.paused: set[Job] = set()
         self.ended: set[Job] = set()
         self.has_failed = False
 
@@ -35,7 +36,13 @@ class AnyOrder(RuleBasedStateMachine):
                 self.started.add(event.job)
             elif isinstance(event, JobFinished):
                 self.ended.add(event.job)
+            elif isinstance(event, JobPaused):
+                assert event.job not in self.paused
+                self.paused.add(event.job)
+            elif isinstance(event, JobResumed):
+                self.paused.remove(event.job)
             else:
+                assert event.job not in self.paused, "a paused job spoke"
                 assert event.job in self.started
 
     @rule(
@@ -76,6 +83,20 @@ class AnyOrder(RuleBasedStateMachine):
         self.bench.backend.during = lambda: self.bench.engine.cancel(job, cause)
         self.step()
         self.bench.backend.during = lambda: None
+
+    @rule(job=jobs)
+    def pause(self, job: Job) -> None:
+        self.bench.engine.pause(job)
+
+    @rule(job=jobs)
+    def resume(self, job: Job) -> None:
+        self.bench.engine.resume(job)
+
+    @rule(is_busy=st.booleans())
+    def step_while_none_can_be_paused(self, is_busy: bool) -> None:
+        self.bench.backend.is_busy = is_busy
+        self.step()
+        self.bench.backend.is_busy = False
 
     @rule(seconds=st.floats(0.0, 1.0))
     def time_passes(self, seconds: float) -> None:
@@ -128,11 +149,13 @@ class AnyOrder(RuleBasedStateMachine):
         assert stats.tokens_total >= 0 and stats.running <= self.bench.backend.most
         if not self.bench.engine.has_work:
             assert self.ended == set(self.submitted)
-            assert held == 0
+            assert held == 0 and not self.bench.backend.paused
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):
             self.bench.backend.answer = None
+            for job in self.submitted:
+                self.bench.engine.resume(job)
             for _ in range(1000):
                 if not self.bench.engine.has_work:
                     break

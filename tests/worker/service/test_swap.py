@@ -460,6 +460,7 @@ def test_wk7_both_are_held_only_where_memory_allows(
         (300, {"kv__blocks": 10}, False),
         (1000, {}, False),
         (1000, {"kv__blocks": 10, "engine": "vllm"}, False),
+        (10, {"kv__blocks": 30, "engine": "vllm", "tensor_parallel": 2}, False),
         (1000, {"kv__blocks": 10, "memory__hard_gib": 1.0}, False),
         (10, {"kv__blocks": 10}, False),
         (10, {"kv__blocks": 30}, MemoryLimitExceeded),

@@ -127,6 +127,15 @@ class LlamaBackend:
             gone = set(handles)
             self._waiting = deque(one for one in self._waiting if one[0] not in gone)
 
+    def holds(self, handle: int) -> bool:
+        """See ``Backend``."""
+        return False
+
+    @property
+    def has_failed(self) -> bool:
+        """See ``Backend``."""
+        return False
+
     @torch.inference_mode()
     def step(self, wait_s: float) -> Sequence[Produced]:
         """See ``Backend``."""

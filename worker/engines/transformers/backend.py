@@ -124,6 +124,15 @@ class TransformersBackend:
             text.cache = None
             self._free_slots.append(text.request.slot)
 
+    def holds(self, handle: int) -> bool:
+        """See ``Backend``."""
+        return False
+
+    @property
+    def has_failed(self) -> bool:
+        """See ``Backend``."""
+        return False
+
     def step(self, wait_s: float) -> Sequence[Produced]:
         """Read a chunk of one prompt, and draw a token for each text whose prompt has been read."""
         self._await_images(wait_s)

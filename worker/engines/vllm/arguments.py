@@ -28,8 +28,12 @@ _OURS: Final = frozenset(
 
 def check_settings(settings: WorkerSettings) -> None:
     """Raise ``ValueError`` for settings of our own engine that vLLM cannot honour."""
+    on_cpu = settings.device == "cpu"
     refused = {
-        "deterministic": (settings.deterministic, "its sums depend on what else is in a step"),
+        "deterministic": (
+            settings.deterministic and on_cpu,
+            "on the CPU its sums depend on what else is in a step",
+        ),
         "kv.disk_path": (settings.kv.disk_path is not None, "it has KV connectors of its own"),
         "quantize": (
             settings.quantize != "none",
@@ -61,6 +65,10 @@ def defaults(settings: WorkerSettings) -> dict[str, str]:
     }
     if settings.dtype != "auto":
         found["dtype"] = settings.dtype
+    if settings.tensor_parallel > 1:
+        found["tensor_parallel_size"] = str(settings.tensor_parallel)
+    if settings.trust_remote_code:
+        found["trust_remote_code"] = "true"
     if "block_tokens" in settings.kv.model_fields_set:
         found["block_size"] = str(settings.kv.block_tokens)
     if settings.kv.blocks:
@@ -108,6 +116,11 @@ def engine_config(settings: WorkerSettings) -> Any:
 def check_names(stated: Mapping[str, str], known: Mapping[str, list[str]]) -> None:
     """Raise ``ValueError`` for names that vLLM does not have, or that are not the operator's."""
     for name in stated:
+        if name == "tensor_parallel_size":
+            raise ValueError(
+                f"TIDEGATE_WORKER__ENGINE_ARGS: for {name} set {variable('tensor_parallel')}, which"
+                " the worker has to know itself"
+            )
         if name in _OURS:
             raise ValueError(
                 f"TIDEGATE_WORKER__ENGINE_ARGS: {name} is Tidegate's to set; leave it out"

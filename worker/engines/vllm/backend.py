@@ -14,6 +14,7 @@ from typing import Any
 from worker.core import Job
 from worker.engines.backend import BackendLoad, Produced
 from worker.engines.vllm.grammar import EndMask, GrammarMasks
+from worker.engines.vllm.held import HeldRequests
 from worker.engines.vllm.prefix_cache import PrefixReports
 from worker.engines.vllm.requests import make_request
 from worker.engines.vllm.results import produced
@@ -37,6 +38,11 @@ class CoreParts:
     eos_token_ids: tuple[int, ...]
     ends: EndMask
     vocab_size: int
+    can_continue: bool
+    """Whether a request's draws and penalties are the same wherever it was begun."""
+    can_pause: bool
+    has_kv_connector: bool
+    """Whether something else may keep the blocks of a request that was given up."""
     has_failed: threading.Event
     """Set by vLLM when one of its processes ends."""
     prepare_thread: Callable[[], None]
@@ -44,13 +50,17 @@ class CoreParts:
 
 
 class VllmBackend:
-    """A ``Backend``. Aborted jobs are freed when ``abort`` returns."""
+    """A ``PausingBackend``. Aborted jobs are freed when ``abort`` returns, unless a KV connector
+    keeps their blocks (``holds``)."""
 
     def __init__(self, parts: CoreParts) -> None:
         self._core = core = parts.core
         self._parts = parts
         self._jobs: dict[str, Job] = {}
         self._constrained: set[str] = set()
+        self._held = HeldRequests(core.scheduler)
+        self._fences: dict[int, int] = {}
+        """The latest step that may still write to blocks of a job that was given up, by handle."""
         self._wake = threading.Event()
         self._closed = False
         self._is_prepared = False
@@ -70,6 +80,7 @@ class VllmBackend:
             parts.hasher,
             self._core.vllm_config,
             parts.ends,
+            continues=parts.can_continue,
         )
         self._core.add_request(request)
         self._jobs[request.request_id] = job
@@ -82,9 +93,27 @@ class VllmBackend:
             self._forget(name)
         if known:
             self._core.abort_requests(known)
+        if self._core.scheduler.defer_block_free:
+            step = self._core.scheduler.sched_step_seq
+            self._fences.update((int(name), step) for name in known)
+
+    def holds(self, handle: int) -> bool:
+        scheduler = self._core.scheduler
+        if str(handle) in scheduler.requests:
+            return True
+        if scheduler.processed_step_seq < self._fences.get(handle, 0):
+            return True
+        self._fences.pop(handle, None)
+        return False
+
+    def pause(self, handle: int) -> bool:
+        return self._held.hold(str(handle))
+
+    def resume(self, handle: int) -> None:
+        self._held.release(str(handle))
 
     def step(self, wait_s: float) -> Sequence[Produced]:
-        if self._parts.has_failed.is_set():
+        if self.has_failed:
             raise EngineCoreDead("a process of vLLM's has ended; its log says why")
         core = self._core
         if not self._is_prepared:
@@ -97,6 +126,9 @@ class VllmBackend:
         outputs, executed = core.step_fn()
         core.post_step(executed)
         if not outputs:
+            if self._parts.has_kv_connector and not core.scheduler.has_unfinished_requests():
+                self._wake.wait(wait_s)  # for what the connector has to finish
+                self._wake.clear()
             return []
         made = []
         for output in outputs[0].outputs:
@@ -104,6 +136,10 @@ class VllmBackend:
             if job is not None:
                 made.append(self._read(output, job))
         return made
+
+    @property
+    def has_failed(self) -> bool:
+        return self._parts.has_failed.is_set()
 
     def interrupt(self) -> None:
         self._wake.set()
@@ -161,3 +197,4 @@ class VllmBackend:
     def _forget(self, name: str) -> None:
         del self._jobs[name]
         self._constrained.discard(name)
+        self._held.forget(name)

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from worker.core import Clock
-from worker.engines.stepped import SteppedConfig, SteppedEngine
+from worker.engines.stepped import LONGEST_LEAVE_S, SteppedConfig, SteppedEngine
 from worker.engines.vllm.arguments import check_settings, engine_config
 from worker.engines.vllm.backend import VllmBackend
 from worker.engines.vllm.card import end_tokens, lacking, max_running, model_card, with_own_end
@@ -94,6 +94,9 @@ def _build(
         own_context_tokens=own_context,
         grammars=grammar_version() if grammars is not None else "",
         lacks=lacks,
+        can_pause=settings.pause and parts.can_pause,
+        can_continue=parts.can_continue,
+        abort_ms=LONGEST_LEAVE_S * 1e3 if parts.has_kv_connector else 0.0,
     )
     stepped = SteppedConfig(
         context_tokens=card.context_tokens,
@@ -105,12 +108,16 @@ def _build(
         full_context_tokens=card.full_context_tokens,
         max_step_tokens=card.max_step_tokens,
         lacks=lacks,
-        frees_at_once=True,
+        frees_at_once=not parts.has_kv_connector,
     )
     backend = VllmBackend(parts)
     reports = parts.reports
     engine = SteppedEngine(
-        backend, stepped, kv_reports=list if reports is None else reports.take, clock=clock
+        backend,
+        stepped,
+        kv_reports=list if reports is None else reports.take,
+        pausing=backend if card.can_pause else None,
+        clock=clock,
     )
     total_ms = timing.total_ms()
     model_log.info(

@@ -1,7 +1,6 @@
 """Makes the model card of a vLLM engine."""
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,11 +61,15 @@ def model_card(
     own_context_tokens: int,
     grammars: str,
     lacks: tuple[Feature, ...],
+    can_pause: bool,
+    can_continue: bool,
+    abort_ms: float,
 ) -> ModelCard:
     """Make the card. ``config`` is vLLM's, as changed when the model was loaded."""
     model = config.model_config
-    device = "cpu" if settings.device == "cpu" else "cuda:0"
-    facts = device_facts(device)
+    gpus = config.parallel_config.world_size
+    device = settings.device if settings.device == "cpu" else f"cuda:{_numbers(gpus)}"
+    facts = device_facts(device, gpus)
     quantization = model.quantization
     return ModelCard(
         model=settings.model_name or model_name(settings.model_path),
@@ -81,24 +84,32 @@ def model_card(
         hash_salt=bytes.fromhex(model_digest),
         engine=settings.engine,
         engine_version=f"{version_of('tidegate')}, {library_version()}",
-        engine_digest=engine_digest(settings.engine_args, model),
+        engine_digest=engine_digest(settings, model),
         model_digest=model_digest,
         device=device,
         max_running=max_running(settings, config),
         max_waiting=settings.max_waiting,
         min_start_budget_ms=settings.min_start_budget_ms,
         max_step_tokens=config.scheduler_config.max_num_batched_tokens,
-        can_pause=False,
+        can_pause=can_pause,
         full_context_tokens=max(own_context_tokens, model.max_model_len),
         sampling_defaults=sampling_defaults(settings),
         grammars=grammars,
-        can_continue=False,
+        can_continue=can_continue,
         lacks=lacks,
+        abort_ms=abort_ms,
         quantization="none" if quantization is None else str(quantization),
         vram_bytes=facts.vram_bytes,
         compute_capability=facts.compute_capability,
         device_mask=facts.device_mask,
+        deterministic=settings.deterministic,
+        tensor_parallel=config.parallel_config.tensor_parallel_size,
     )
+
+
+def _numbers(count: int) -> str:
+    """The first ``count`` GPUs that this process sees, such as ``0,1``."""
+    return ",".join(map(str, range(count)))
 
 
 def max_running(settings: WorkerSettings, config: Any) -> int:
@@ -106,9 +117,11 @@ def max_running(settings: WorkerSettings, config: Any) -> int:
     return min(settings.max_running, int(config.scheduler_config.max_num_seqs))
 
 
-def engine_digest(stated: Mapping[str, str], model: Any) -> str:
+def engine_digest(settings: WorkerSettings, model: Any) -> str:
     """Hex SHA-256 over the code, versions and settings that decide which tokens come out."""
-    facts = (library_version(), version_of("torch"), str(model.dtype), sorted(stated.items()))
+    stated = sorted(settings.engine_args.items())
+    sums = settings.deterministic, settings.tensor_parallel
+    facts = (library_version(), version_of("torch"), str(model.dtype), stated, sums)
     digest = hashlib.sha256(repr(facts).encode())
     for code in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(code.name.encode() + b"\0" + code.read_bytes())

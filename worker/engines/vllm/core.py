@@ -4,11 +4,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
+
 from worker.engines.vllm.backend import CoreParts
 from worker.engines.vllm.grammar import end_mask
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
 from worker.errors import BrokenCheckpoint
 from worker.log import model_log
+from worker.memory import GIB
 from worker.runner.memory import ProcessMemory
 from worker.settings import WorkerSettings
 
@@ -17,14 +20,44 @@ _CPU_SHARE: Final = 0.25
 _CPU_SHARE_ONE: Final = 0.5
 _BYTES: Final = 2
 """Bytes of a number in the KV cache, float16 or bfloat16."""
+_GPU_SPARE_SHARE: Final = 0.03
+"""Share of a GPU's free memory that is left free, as by our own engine."""
+_STATED: Final = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes"})
+"""vLLM's arguments for its memory, which win where the operator gives one."""
 
 
 def bound_memory(settings: WorkerSettings, config: Any) -> None:
-    """On the CPU, limit the KV cache to what ``max_running`` whole contexts can use, and to a share
-    of the free memory. vLLM itself takes a share of all memory."""
+    """Limit what vLLM takes to what is free. By itself it takes a share of all memory, or stops."""
+    if _STATED.isdisjoint(settings.engine_args):
+        bound = _bound_cpu if settings.device == "cpu" else _bound_gpu
+        bound(settings, config)
+
+
+def _bound_gpu(settings: WorkerSettings, config: Any) -> None:
+    """Lower vLLM's share of each GPU to ``memory.hard_gib``, and where it uses one GPU, to the
+    memory that is free there."""
+    cache, gpus = config.cache_config, config.parallel_config.world_size
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    # Asking how much is free opens a GPU, and of several each is for a process of its own.
+    free = total if gpus > 1 else torch.cuda.mem_get_info()[0]
+    cache.gpu_memory_utilization = gpu_share(
+        cache.gpu_memory_utilization, total, free, settings.memory.hard_gib / gpus
+    )
+
+
+def gpu_share(usual: float, total: int, free: int, hard_gib: float) -> float:
+    """Share (0 to 1) of a GPU's ``total`` bytes to take, ``usual`` or less. ``hard_gib`` is the
+    most GiB; 0 for no such limit."""
+    limits = [usual, free * (1 - _GPU_SPARE_SHARE) / total]
+    if hard_gib:
+        limits.append(hard_gib * GIB / total)
+    return min(limits)
+
+
+def _bound_cpu(settings: WorkerSettings, config: Any) -> None:
+    """Limit the KV cache to what ``max_running`` whole contexts can use, and to a share of the free
+    memory."""
     cache, model = config.cache_config, config.model_config
-    if settings.device != "cpu" or cache.kv_cache_memory_bytes is not None:
-        return
     if cache.num_gpu_blocks_override is not None:
         return
     parallel = config.parallel_config
@@ -38,7 +71,7 @@ def bound_memory(settings: WorkerSettings, config: Any) -> None:
     )
     context = model.max_model_len if model.max_model_len > 0 else 2**17
     rounded = -(-context // cache.block_size) * cache.block_size + cache.block_size
-    free = ProcessMemory().free_bytes() // settings.instances
+    free = ProcessMemory().free_bytes() // settings.instances // parallel.world_size
     most = max(int(_CPU_SHARE * free), min(int(_CPU_SHARE_ONE * free), token_bytes * rounded))
     cache.kv_cache_memory_bytes = min(most, token_bytes * rounded * settings.max_running)
 
@@ -83,6 +116,12 @@ def start_core(
         eos_token_ids=eos_token_ids,
         ends=end_mask(vocab_size, eos_token_ids),
         vocab_size=vocab_size,
+        # Only the second model runner draws by seed, position and token, and knows where an answer
+        # begins; with guesses ahead draws depend on what was guessed, too.
+        can_continue=config.use_v2_model_runner and config.speculative_config is None,
+        # A connector may be about to hand the blocks on that a pause gives up.
+        can_pause=config.kv_transfer_config is None,
+        has_kv_connector=config.kv_transfer_config is not None,
         has_failed=has_failed,
         prepare_thread=prepare_thread,
     )

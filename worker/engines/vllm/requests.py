@@ -24,9 +24,14 @@ _NO_DEADLINE: Final = 2**53
 """Priority of a job without a deadline, after every one with a deadline."""
 
 
-def sampling_values(job: Job, max_tokens: int, eos_token_ids: Collection[int]) -> dict[str, Any]:
+def sampling_values(
+    job: Job, max_tokens: int, eos_token_ids: Collection[int], begun: int = 0
+) -> dict[str, Any]:
     """Arguments of ``SamplingParams`` except its temperature. End tokens become stop tokens, so
-    that vLLM needs no tokenizer; stop strings are looked for outside. Raises ``InvalidCall``."""
+    that vLLM needs no tokenizer; stop strings are looked for outside. Raises ``InvalidCall``.
+
+    vLLM counts ``begun`` tokens, which were generated before, among those of the answer.
+    """
     asked = job.sampling
     ends = dict.fromkeys([*asked.stop_token_ids, *([] if asked.ignore_eos else eos_token_ids)])
     # A grammar may allow only the end of the text, which ``min_tokens`` must not bar then.
@@ -39,8 +44,8 @@ def sampling_values(job: Job, max_tokens: int, eos_token_ids: Collection[int]) -
             f" {own} among them"
         )
     return {
-        "max_tokens": max_tokens,
-        "min_tokens": least,
+        "max_tokens": max_tokens + begun,
+        "min_tokens": least + begun if least else 0,
         "top_p": asked.top_p,
         "top_k": max(0, asked.top_k),
         "min_p": asked.min_p,
@@ -76,14 +81,22 @@ def make_request(
     hasher: Callable[[Any], list[Any]] | None,
     config: Any,
     ends: EndMask,
+    *,
+    continues: bool,
 ) -> Any:
-    """A ``Request`` for vLLM's scheduler. Raises ``InvalidCall`` for what this vLLM refuses."""
+    """A ``Request`` for vLLM's scheduler. Raises ``InvalidCall`` for what this vLLM refuses.
+
+    Where it ``continues`` texts, what another worker generated of the answer is put into the
+    request as if it had been generated here: it counts for penalties and ``min_tokens``.
+    """
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.request import Request
     from vllm.v1.structured_output.request import StructuredOutputRequest
 
     temperature = job.sampling.temperature
-    values = sampling_values(job, max_tokens, eos_token_ids)
+    begun = job.begun_tokens if continues else 0
+    prompt = list(job.token_ids)[: len(job.token_ids) - begun]
+    values = sampling_values(job, max_tokens, eos_token_ids, begun)
     try:
         params = SamplingParams(**values, temperature=min(temperature, _HOTTEST))
         params.temperature = max(params.temperature, temperature)
@@ -94,13 +107,15 @@ def make_request(
         raise InvalidCall(f"vLLM does not take these parameters: {error}") from error
     request = Request(
         request_id=str(handle),
-        prompt_token_ids=list(job.token_ids),
+        prompt_token_ids=prompt,
         sampling_params=params,
         pooling_params=None,
         cache_salt=job.cache_salt or None,
         priority=priority_of(job.deadline),
         block_hasher=hasher,
     )
+    if begun:
+        request.append_output_token_ids(list(job.token_ids)[-begun:])
     if job.constraint is not None:
         # The grammar was compiled by our compiler: every engine has the same grammars.
         structured = StructuredOutputRequest(StructuredOutputsParams(json_object=True))

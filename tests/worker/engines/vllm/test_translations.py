@@ -14,13 +14,16 @@ from worker.core import Job
 from worker.engines.vllm.arguments import check_names, check_settings, command_line, defaults
 from worker.engines.vllm.build import build_engine
 from worker.engines.vllm.card import lacking
+from worker.engines.vllm.core import gpu_share
 from worker.engines.vllm.grammar import GrammarState, end_mask
+from worker.engines.vllm.library import process_count
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
 from worker.engines.vllm.requests import MAX_STOP_TOKENS, priority_of, sampling_values
 from worker.engines.vllm.results import token_logprobs
 from worker.environment import nested
 from worker.errors import EngineMissing, InvalidCall
 from worker.grammar.constraint import Constraint
+from worker.memory import GIB
 from worker.protocol import Feature, KvReport, Sampling
 from worker.protocol.blocks import block_hashes, prefix_salt
 from worker.protocol.sampling import MAX_LOGIT_BIASES
@@ -34,7 +37,8 @@ FLAGS = {
 
 
 def settings(**values: Any) -> WorkerSettings:
-    return WorkerSettings(model_path=Path("/m"), engine="vllm", device="cpu", **nested(values))
+    stated = {"model_path": Path("/m"), "engine": "vllm", "device": "cpu"} | values
+    return WorkerSettings(**nested(stated))
 
 
 def values_of(**asked: Any) -> dict[str, Any]:
@@ -133,6 +137,8 @@ def test_unknown_and_reserved_engine_args_are_refused_by_name() -> None:
         check_names({"max_num_seq": "8"}, FLAGS)
     with pytest.raises(ValueError, match="model is Tidegate's to set"):
         check_names({"model": "x"}, FLAGS)
+    with pytest.raises(ValueError, match="set TIDEGATE_WORKER__TENSOR_PARALLEL"):
+        check_names({"tensor_parallel_size": "2"}, {"tensor_parallel_size": []})
 
 
 def test_settings_that_would_mean_nothing_are_refused() -> None:
@@ -140,6 +146,33 @@ def test_settings_that_would_mean_nothing_are_refused() -> None:
         with pytest.raises(ValueError, match=f"TIDEGATE_WORKER__{name.upper()} is not for"):
             check_settings(settings(**{name: value}))
     check_settings(settings())
+    check_settings(settings(device="cuda", deterministic=True))
+
+
+def test_several_gpus_and_a_checkpoints_own_code_are_vllms_arguments() -> None:
+    found = defaults(settings(tensor_parallel=2, trust_remote_code=True))
+    assert (found["tensor_parallel_size"], found["trust_remote_code"]) == ("2", "true")
+    assert {"tensor_parallel_size", "trust_remote_code"}.isdisjoint(defaults(settings()))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "stages", "count"), [(1, None, 1), (2, None, 2), (2, "3", 6), (1, "many", 1)]
+)
+def test_vllm_has_a_process_for_each_gpu_of_each_stage(
+    tensor: int, stages: str | None, count: int
+) -> None:
+    stated = {} if stages is None else {"pipeline_parallel_size": stages}
+    assert process_count(settings(tensor_parallel=tensor, engine_args=stated)) == count
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "hard_gib", "share"),
+    [(80, 0, 0.9), (40, 0, 0.485), (80, 20, 0.25), (8, 20, 0.097)],
+)
+def test_a_gpu_is_taken_as_far_as_it_is_free_and_as_the_operator_says(
+    free_gib: int, hard_gib: float, share: float
+) -> None:
+    assert gpu_share(0.9, 80 * GIB, free_gib * GIB, hard_gib) == pytest.approx(share)
 
 
 def test_the_workers_limits_are_vllms_unless_it_is_told_otherwise() -> None:

@@ -1,0 +1,248 @@
+"""Pauses, and texts that others began, on the real vLLM.
+
+With its first model runner, which CPUs have, and in ``test_as_on_cuda`` with its second one.
+"""
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tests.support.checkpoints import DEMO
+from tests.support.engine import end_of, ids_of
+from tests.support.vllm_on_cuda import is_interpreted, run_as_on_cuda
+from worker.core import Event, Job, JobPaused, JobResumed
+from worker.engines import load_engine
+from worker.engines.stepped import SteppedEngine
+from worker.engines.vllm.backend import VllmBackend
+from worker.environment import nested
+from worker.loaded import LoadedEngine
+from worker.protocol import AbortCause, Code, Grammar, GrammarKind, Sampling
+from worker.settings import WorkerSettings
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # of others' packages
+    pytest.mark.timeout(600),
+]
+
+FAR = 1e12
+SAMPLED = {"temperature": 1.5, "top_k": 2, "seed": 11, "ignore_eos": True}
+LOOKING_BACK = SAMPLED | {"frequency_penalty": 0.6, "repetition_penalty": 1.2}
+MIN_TOKENS = {"temperature": 0.0, "min_tokens": 18}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "ignore_eos": True},
+    "sampled": SAMPLED,
+    "penalties": LOOKING_BACK,
+    "min_tokens": MIN_TOKENS,
+}
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LoadedEngine]:
+    if find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed here: make test-engines")
+    values = {
+        "model_path": DEMO,
+        "engine": "vllm",
+        "device": "cpu",
+        "dtype": "float32",
+        "max_running": 3,
+        "max_waiting": 16,
+        "engine_args": {"enforce_eager": "true"},
+    }
+    settings = WorkerSettings(**nested(values))
+    if is_interpreted():
+        run_as_on_cuda(settings)
+    loaded = load_engine(settings)
+    yield loaded
+    loaded.engine.stop()
+
+
+@pytest.fixture
+def engine(loaded: LoadedEngine) -> Iterator[SteppedEngine]:
+    """An engine that has nothing left at the end of a test."""
+    engine = loaded.engine
+    assert isinstance(engine, SteppedEngine) and isinstance(engine._backend, VllmBackend)
+    yield engine
+    core = engine._backend._core
+    run(engine, [job(loaded)])  # tells the runner of what has ended
+    assert not core.scheduler.requests and not engine._backend._held._held
+    assert (engine.stats().kv_blocks_used, engine.stats().running) == (0, 0)
+
+
+def job(loaded: LoadedEngine, text: str = "What is a tide?", **asked: Any) -> Job:
+    stated = {"max_tokens": TOKENS, "temperature": 0.0} | asked
+    return Job(loaded.tokenizer.encode(text), Sampling(**stated), FAR)
+
+
+def run(
+    engine: SteppedEngine, jobs: list[Job], look: Callable[[list[Event]], None] = len
+) -> list[Event]:
+    """Submit jobs and step until nothing is left; ``look`` sees all events so far before each."""
+    for each in jobs:
+        engine.submit(each)
+    events: list[Event] = []
+    give_up_at = time.monotonic() + 60
+    while engine.has_work:
+        look(events)
+        events += engine.step()
+        assert time.monotonic() < give_up_at
+    return events
+
+
+def pausing(engine: SteppedEngine, job: Job, *places: int) -> Callable[[list[Event]], None]:
+    """Pauses a job once it has so many tokens, and resumes it a step after it was."""
+    left = list(places)
+
+    def look(events: list[Event]) -> None:
+        if events.count(JobPaused(job)) > events.count(JobResumed(job)):
+            engine.resume(job)
+        elif left and len(ids_of(job, events)) >= left[0]:
+            del left[0]
+            engine.pause(job)
+
+    return look
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_paused_text_goes_on_with_the_same_tokens(
+    engine: SteppedEngine, loaded: LoadedEngine, kind: str
+) -> None:
+    assert loaded.card.can_pause
+    alone = job(loaded, **KINDS[kind])
+    expected = ids_of(alone, run(engine, [alone]))
+    paused = job(loaded, **KINDS[kind])
+    others = [job(loaded, text, max_tokens=30) for text in ("hello", "Tide and time")]
+
+    events = run(engine, [paused, *others], pausing(engine, paused, 3, 11))
+    assert events.count(JobPaused(paused)) == events.count(JobResumed(paused)) == 2
+    assert ids_of(paused, events) == expected
+    assert end_of(paused, events).code is None
+
+
+def test_a_paused_text_holds_neither_slot_nor_blocks(
+    engine: SteppedEngine, loaded: LoadedEngine
+) -> None:
+    jobs = [job(loaded, max_tokens=40, ignore_eos=True) for _ in range(3)]
+    for each in jobs:
+        engine.submit(each)
+    events: list[Event] = []
+    while any(len(ids_of(each, events)) < 4 for each in jobs):
+        events += engine.step()
+    for each in jobs:
+        engine.pause(each)
+    while any(JobPaused(each) not in events for each in jobs):
+        events += engine.step()
+    assert (engine.stats().kv_blocks_used, engine.stats().running) == (0, 0)
+    short = job(loaded, "hello", max_tokens=5, ignore_eos=True)
+    engine.submit(short)
+    while len(ids_of(short, events)) < 5:
+        events += engine.step()
+    told = {each: len(ids_of(each, events)) for each in jobs}
+    assert max(told.values()) < 40
+    engine.cancel(jobs[0], AbortCause.CANCEL)
+    for each in jobs[1:]:
+        engine.resume(each)
+    events += run(engine, [])
+    assert end_of(jobs[0], events).code is Code.CANCELLED
+    assert len(ids_of(jobs[0], events)) == told[jobs[0]]
+    assert len(ids_of(jobs[1], events)) == len(ids_of(jobs[2], events)) == 40
+
+
+def test_a_grammar_is_kept_to_over_a_pause(engine: SteppedEngine, loaded: LoadedEngine) -> None:
+    assert loaded.grammars is not None
+    bound = job(loaded, max_tokens=40)
+    bound.constraint = loaded.grammars.constraint(Grammar(GrammarKind.REGEX, "[0-9]{4}-[0-9]{2}"))
+
+    events = run(engine, [bound], pausing(engine, bound, 3))
+    assert JobResumed(bound) in events and end_of(bound, events).code is None
+    tokenizer = Tokenizer.from_str(loaded.card.tokenizer_json.decode())
+    assert re.fullmatch("[0-9]{4}-[0-9]{2}", tokenizer.decode(ids_of(bound, events)))
+
+
+def test_in_any_order_every_text_is_whole_and_ends_once(
+    engine: SteppedEngine, loaded: LoadedEngine
+) -> None:
+    kinds = [*KINDS.values(), KINDS["greedy"], KINDS["sampled"]]
+    texts = ["hello", "What is a tide?", "The deadline", "Tide and time", "Once", "A b c d e f"]
+    expected = []
+    for text, kind in zip(texts, kinds, strict=True):
+        one = job(loaded, text, **kind)
+        expected.append(ids_of(one, run(engine, [one])))
+    for seed in range(4):
+        rng = random.Random(seed)
+        jobs = [job(loaded, text, **kind) for text, kind in zip(texts, kinds, strict=True)]
+        unwanted = rng.choice(jobs)
+
+        def look(events: list[Event], jobs: list[Job] = jobs, rng: random.Random = rng) -> None:
+            one = rng.choice(jobs)
+            rng.choice([engine.pause, engine.resume, engine.resume])(one)
+            if len(ids_of(unwanted, events)) > 5:  # noqa: B023 - called in this round only
+                engine.cancel(unwanted, AbortCause.CANCEL)  # noqa: B023
+
+        events = run(engine, jobs, look)
+        for one, whole in zip(jobs, expected, strict=True):
+            made, end = ids_of(one, events), end_of(one, events)
+            assert made == whole[: len(made)]
+            assert end.code is None or one is unwanted
+            assert end.code is not None or made == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_another_worker_began_goes_on_exactly(
+    engine: SteppedEngine, loaded: LoadedEngine, kind: str
+) -> None:
+    assert loaded.card.can_continue is is_interpreted(), "it is the second runner that can"
+    if not loaded.card.can_continue:
+        pytest.skip("the first model runner keeps the state of its draws: its card says so")
+    alone = job(loaded, **KINDS[kind])
+    whole = ids_of(alone, run(engine, [alone]))
+    for begun in (1, 7, len(whole) - 1):
+        asked = KINDS[kind] | {"max_tokens": TOKENS - begun}
+        if "min_tokens" in asked:
+            asked["min_tokens"] = max(0, asked["min_tokens"] - begun)
+        rest = job(loaded, **asked)
+        rest.token_ids = [*rest.token_ids, *whole[:begun]]
+        rest.begun_tokens = begun
+        events = run(engine, [rest, job(loaded, "hello")])
+        assert ids_of(rest, events) == whole[begun:]
+        assert end_of(rest, events).completion_tokens == len(whole) - begun
+
+
+def test_draws_are_a_function_of_seed_position_and_token() -> None:
+    """Of vLLM's second sampler itself, whatever else is in the batch (WK-3)."""
+    if not is_interpreted():
+        pytest.skip("its kernels need a GPU or triton's interpreter: test_as_on_cuda")
+    import torch
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    def drawn(logits: Any, seeds: list[int], places: list[int]) -> list[int]:
+        rows = len(seeds)
+        made = gumbel_sample(
+            torch.as_tensor(logits, dtype=torch.float32),
+            torch.arange(rows, dtype=torch.int32),
+            torch.ones(rows),
+            torch.tensor(seeds, dtype=torch.int64),
+            torch.tensor(places, dtype=torch.int64),
+            apply_temperature=False,
+            is_drafting=False,
+        )
+        return list(made.tolist())
+
+    logits = np.random.default_rng(5).normal(size=(6, 2500))
+    seeds, places = [3, -(2**63), 3, 2**63 - 1, 7, 3], [0, 5, 9, 5, 123_456, 0]
+    together = drawn(logits, seeds, places)
+    for row in (5, 0, 3, 1, 4, 2):
+        assert drawn(logits[row : row + 1], seeds[row : row + 1], places[row : row + 1]) == [
+            together[row]
+        ]
+    flat = np.zeros((1, 2500))
+    assert len({drawn(flat, [3], [place])[0] for place in range(20)}) > 15
+    assert len({drawn(flat, [seed], [0])[0] for seed in range(20)}) > 15

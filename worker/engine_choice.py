@@ -1,0 +1,131 @@
+"""Chooses the engine where the settings leave it open (``TIDEGATE_WORKER__ENGINE=auto``).
+
+Imports no engine: the pool and the launcher use it as well, to start a worker on the packages of
+the engine that it will choose.
+"""
+
+import ast
+import json
+import sys
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Final
+
+from worker.settings import EngineName, WorkerSettings, variable
+
+_REGISTRY: Final = "vllm/model_executor/models/registry.py"
+"""vLLM's file with the architectures that it runs."""
+_TABLES: Final = frozenset({"_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS"})
+"""Tables in that file, of models that generate text; their keys are architectures."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """An engine, and why it was chosen; ``why`` is empty where the settings name it."""
+
+    name: EngineName
+    why: str = ""
+
+
+def choose_engine(settings: WorkerSettings, packages: Path | None = None) -> EngineChoice:
+    """The engine that the settings name, or else the one that fits them.
+
+    ``packages`` is the folder of packages in which vLLM is looked for; None for those of this
+    process. A look-up that fails chooses Tidegate's own engine.
+    """
+    if settings.engine != "auto":
+        return EngineChoice(settings.engine)
+    if is_gguf(settings.model_path):
+        return EngineChoice("llamacpp", "the model is a GGUF file")
+    if settings.tensor_parallel > 1:
+        return EngineChoice("vllm", f"{variable('tensor_parallel')} asks for several GPUs")
+    if settings.device == "cpu":
+        return EngineChoice("torch", "on the CPU it is the default")
+    if asked := _only_ours(settings):
+        return EngineChoice("torch", f"{asked} asks for what only Tidegate's own engine does")
+    return _vllm_or_ours(settings.model_path, packages)
+
+
+def chosen(settings: WorkerSettings) -> WorkerSettings:
+    """The settings with the engine that is chosen for them in this process."""
+    return settings.model_copy(update={"engine": choose_engine(settings).name})
+
+
+def is_gguf(model: Path) -> bool:
+    """Whether a model's path is a GGUF file, or a folder that has one and no checkpoint."""
+    if model.suffix == ".gguf":
+        return True
+    return not (model / "config.json").exists() and any(model.glob("*.gguf"))
+
+
+def vllm_for_cuda(packages: Path | None) -> Distribution | None:
+    """The installed vLLM, None where there is none or only a build for the CPU."""
+    path = sys.path if packages is None else [str(packages)]
+    found = next(iter(distributions(name="vllm", path=path)), None)
+    return None if found is None or "cpu" in found.version else found
+
+
+def architectures_of(registry: Path) -> frozenset[str]:
+    """Names of the architectures in vLLM's registry, which is read, not imported: importing it
+    takes torch and seconds. Empty where the file is not as it was."""
+    try:
+        tree = ast.parse(registry.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    names = set[str]()
+    for node in tree.body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=table)], value=ast.Dict(keys=keys))
+                | ast.AnnAssign(target=ast.Name(id=table), value=ast.Dict(keys=keys))
+            ) if table in _TABLES:
+                stated = [key.value for key in keys if isinstance(key, ast.Constant)]
+                names.update(key for key in stated if isinstance(key, str))
+    return frozenset(names)
+
+
+def _vllm_or_ours(model: Path, packages: Path | None) -> EngineChoice:
+    vllm = vllm_for_cuda(packages)
+    if vllm is None:
+        return EngineChoice(
+            "torch",
+            "vLLM for CUDA is not among the packages that this worker was started with"
+            " (tidegate engines ensure vllm --device cuda installs it)",
+        )
+    known = architectures_of(Path(str(vllm.locate_file(_REGISTRY))))
+    if not known:
+        return EngineChoice("torch", f"the list of models of vllm {vllm.version} cannot be read")
+    stated = _architectures(model)
+    if not stated:
+        return EngineChoice("torch", f"{model / 'config.json'} names no architecture")
+    if not known.intersection(stated):
+        return EngineChoice("torch", f"vllm {vllm.version} has no {', '.join(stated)}")
+    return EngineChoice("vllm", f"vllm {vllm.version} is installed and has {', '.join(stated)}")
+
+
+def _only_ours(settings: WorkerSettings) -> str:
+    """What asks for something that only Tidegate's own engine does; empty where nothing does."""
+    asked = {
+        "deterministic": settings.deterministic,
+        "kv.disk_path": settings.kv.disk_path is not None,
+        "pooling": settings.pooling != "auto",
+        "quantize": settings.quantize != "none",
+        "attention": settings.attention != "auto",
+    }
+    name = next((name for name, is_asked in asked.items() if is_asked), "")
+    if name:
+        return variable(name)
+    pooling = settings.model_path / "1_Pooling" / "config.json"
+    return f"{pooling} (a model for embeddings)" if pooling.is_file() else ""
+
+
+def _architectures(model: Path) -> tuple[str, ...]:
+    try:
+        stated = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ()
+    listed = stated.get("architectures") if isinstance(stated, dict) else None
+    if not isinstance(listed, list):
+        return ()
+    return tuple(name for name in listed if isinstance(name, str))
