@@ -70,6 +70,9 @@ NOT_RUN = {
     "curl -N http://127.0.0.1:8080/v1/completions": "to what the compose file serves",
     "prometheus ": "Prometheus is not installed; tests/observability reads its files",
     "pip install ": "changes the environment that runs this",
+    "python -m tools.conformance": "loads a server for minutes; tests/tools tests it",
+    "deadline-conformance ": "the same, from the wheel of its own",
+    "pytest -p deadline_conformance": "the same, as a plugin",
 }
 """What nothing here runs or parses, by how it begins, and why."""
 
