@@ -9,10 +9,12 @@ from typing import Final
 from .pace import Trial
 from .rules import Finding, Verdict
 
-_FREED: Final = 0.25
+_FREED: Final = 0.1
 """Largest share of what a busy server costs the second set that it may cost after the hang-up."""
 _LONG: Final = 6
 """Times that a long answer is longer than a short one."""
+_HELD: Final = 2
+"""Long answers for each stream of the capacity."""
 _TOLD_APART: Final = 2.0
 """Times the tolerance by which a busy server must differ from an idle one."""
 
@@ -34,7 +36,7 @@ async def check(trial: Trial) -> list[Finding]:
 
 
 async def _start_s(trial: Trial) -> float:
-    """Seconds until each of the long streams has its first text."""
+    """Seconds until the long streams have begun."""
     await trial.settle(trial.effort.patience_s)
     began = trial.wire.clock()
     async with _held(trial):
@@ -45,17 +47,17 @@ async def _start_s(trial: Trial) -> float:
 
 @asynccontextmanager
 async def _held(trial: Trial, begun_s: float | None = None) -> AsyncIterator[None]:
-    """Run long answers during the body, one on each stream of the capacity; their clients hang up
-    at its end. With ``begun_s`` they are not streamed, and are sure to have begun after so many
-    seconds."""
-    count, patience_s = trial.pace.streams, trial.effort.patience_s
+    """Run long answers during the body, two for each stream of the capacity, half of which have
+    begun at least; their clients hang up at its end. With ``begun_s`` they are not streamed, and
+    as many are sure to have begun after so many seconds."""
+    count, patience_s = _HELD * trial.pace.streams, trial.effort.patience_s
     trial.wire.budget.need(count)
     tokens = min(trial.pace.longest, _LONG * trial.pace.short)
     is_stream = begun_s is None
     running = [trial.wire.begin(tokens, patience_s, stream=is_stream) for _ in range(count)]
     try:
         if begun_s is None:
-            for each in running:
+            for each in running[: trial.pace.streams]:
                 await each.answer.started.wait()
         else:
             await asyncio.sleep(begun_s)
@@ -79,8 +81,8 @@ def _judged(rule: str, trial: Trial, idle_s: float, busy_s: float, after_s: floa
     figures = {"idle_s": idle_s, "busy_s": busy_s, "after_s": after_s, "tolerance_s": tolerance_s}
     if held_s < _TOLD_APART * tolerance_s:
         said = (
-            f"beside {trial.pace.streams} long answers the second set took {busy_s:.3g} s, on an"
-            f" idle server {idle_s:.3g}: too alike to tell"
+            f"beside {_HELD * trial.pace.streams} long answers the second set took {busy_s:.3g} s,"
+            f" on an idle server {idle_s:.3g}: too alike to tell"
         )
         return Finding(rule, Verdict.UNMEASURED, said, figures)
     is_free = lost_s <= max(tolerance_s, _FREED * held_s)

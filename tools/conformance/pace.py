@@ -15,7 +15,10 @@ _LONE_TOKENS: Final = 32
 _FEWEST, _MOST = 16, 128
 """Tokens of a short answer."""
 _WORTH: Final = 1.15
-"""More streams are taken for as long as each doubling makes at least so many times the tokens."""
+"""More streams are taken for as long as a doubling, or the next one, makes at least so many times
+the tokens: one wave alone may have met a busy moment."""
+_VAIN: Final = 2
+"""Doublings in vain after which the capacity is known."""
 _SLACK_S: Final = 0.1
 _FAR_S: Final = 120.0
 """A deadline that an answer of some tokens meets anywhere."""
@@ -217,8 +220,8 @@ class _Capacity(NamedTuple):
 async def _capacity(wire: Wire, effort: Effort, short: int) -> _Capacity:
     """Double the streams for as long as that makes more tokens per second."""
     best: _Capacity | None = None
-    count = 1
-    while count <= effort.most_streams:
+    count, in_vain = 1, 0
+    while count <= effort.most_streams and in_vain < _VAIN:
         wire.budget.need(count)
         began = wire.clock()
         answers = await together(wire.begin(short, effort.patience_s) for _ in range(count))
@@ -227,14 +230,15 @@ async def _capacity(wire: Wire, effort: Effort, short: int) -> _Capacity:
             if best is not None:
                 break
             raise Unusable(f"a streamed chat of {short} tokens: {answers[0].outcome()}")
-        if best is not None and rate < _WORTH * best.tokens_per_s:
-            break
-        best = _Capacity(
-            streams=count,
-            tokens_per_s=rate,
-            answer_s=statistics.median(answer.end_s for answer in answers),
-            busy_gap_s=statistics.median(answer.longest_gap_s for answer in answers),
-        )
+        in_vain += 1
+        if best is None or rate >= _WORTH * best.tokens_per_s:
+            in_vain = 0
+            best = _Capacity(
+                streams=count,
+                tokens_per_s=rate,
+                answer_s=statistics.median(answer.end_s for answer in answers),
+                busy_gap_s=statistics.median(answer.longest_gap_s for answer in answers),
+            )
         count *= 2
     assert best is not None, "one stream at least was measured"
     return best

@@ -71,7 +71,7 @@ RULES: Final = (
     Rule(
         "clock.date",
         "Answers have a Date header, by a clock that agrees with the client's.",
-        "the header, less the client's clock in the middle of the round trip",
+        "the header, less the client's clock in the middle of the round trip, the shortest of some",
         "2 s and the round trip",
         "RFC 9110 (6.6.1) asks for it; it has whole seconds; where clocks differ an absolute"
         " deadline means something else to each side",
@@ -141,7 +141,7 @@ RULES: Final = (
         "What a stream held serves others once its client has hung up.",
         "the time that a set of short streams takes right after a set of long ones was hung up,"
         " less the time on an idle server",
-        "a quarter of what the same set takes longer beside the long ones, or 100 ms and three gaps"
+        "a tenth of what the same set takes longer beside the long ones, or 100 ms and three gaps"
         " under load, whichever is more",
         "seen from outside alone; what has not been freed would cost as much as beside them",
     ),
