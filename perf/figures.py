@@ -36,7 +36,13 @@ from perf.report.bundle import Bundle, Figure, Machine
 from perf.report.recording import RESULTS, ROOT
 from perf.report.table import number
 
-DOCUMENTS: Final = ("README.md", "docs/performance.md", "docs/batches.md", "docs/fleet.md")
+DOCUMENTS: Final = (
+    "README.md",
+    "docs/performance.md",
+    "docs/batches.md",
+    "docs/fleet.md",
+    "docs/conformance.md",
+)
 BRIEF: Final = ("README.md",)
 """Documents that name their bundles in one line; the others say more of them."""
 MAX_CHANGED: Final = 0.05
