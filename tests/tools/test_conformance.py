@@ -20,6 +20,7 @@ from tools.conformance.budget import Effort, Unusable
 from tools.conformance.report import FAILED, PASSED, UNKNOWN, Report
 from tools.conformance.rules import GROUPS, RULES, Finding, Verdict, chosen, table
 from tools.conformance.run import CHECKS, examine
+from tools.conformance.stillness import Stillness
 from tools.conformance.target import BadTarget, Saying, Target, read_field, read_saying
 from tools.conformance.wire import Answer
 
@@ -159,6 +160,22 @@ def test_each_rule_has_a_breaker() -> None:
         rule.id for rule in RULES
     }
     assert set(CHECKS) == set(GROUPS)
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_no_server_is_blamed_for_a_client_that_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def stands_still(self: Stillness) -> None:
+        self.worst_s = 1.0
+
+    monkeypatch.setattr(Stillness, "watch", stands_still)
+    async with serving(Manner(heeds=False)) as server:
+        report = await examine(target_of(server), SMALL, ["expiry"])
+    assert broken(report) == {"expiry.past", "expiry.unreadable"}, report.text()
+    late = next(finding for finding in report.findings if finding.rule == "expiry.stream")
+    assert late.verdict is Verdict.UNMEASURED
+    assert "this client itself stood still for 1.00 s" in late.said
 
 
 @pytest.mark.usefixtures("hurried")
@@ -403,7 +420,7 @@ def server() -> Iterator[DeadlineServer]:
 
 
 def test_each_rule_is_a_test_of_pytest(pytester: pytest.Pytester, server: DeadlineServer) -> None:
-    arguments = ["-p", "tools.conformance.plugin", "-p", "no:schemathesis"]
+    arguments = ["-p", "tools.conformance.plugin", "-p", "no:schemathesis", "-p", "no:asyncio"]
     given = ["--conformance-model", MODEL, "--conformance-only", "errors", "--conformance-only"]
     asked = [*arguments, "--conformance-url", server.url, *given, "drain"]
     asked += ["--conformance-streams", "2"]

@@ -9,6 +9,7 @@ Black box: HTTP alone, nothing of the server's own. In the order of the data:
 - ``pace``          how fast the server is, which every time in a run is made of
 - ``error_shapes``, ``clocks``, ``expiry``, ``partial``, ``hang_up``, ``overload``, ``retries``,
   ``drain``         the measurements, a group of rules each
+- ``stillness``     how long the client itself was late
 - ``report``        findings as text and JSON
 - ``run``           all of it
 - ``command``       ``deadline-conformance``, here ``python -m tools.conformance``

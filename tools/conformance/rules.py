@@ -28,6 +28,8 @@ class Rule:
     measured: str
     tolerance: str
     why: str
+    is_timed: bool = False
+    """Whether it cannot be told to be broken where this client stood still meanwhile."""
 
     @property
     def group(self) -> str:
@@ -83,6 +85,7 @@ RULES: Final = (
         " ends",
         "1 s, and that of expiry.stream",
         "Date has whole seconds",
+        is_timed=True,
     ),
     Rule(
         "clock.past",
@@ -98,6 +101,7 @@ RULES: Final = (
         " is an end",
         _STEP,
         _STEP_WHY,
+        is_timed=True,
     ),
     Rule(
         "expiry.whole",
@@ -105,6 +109,7 @@ RULES: Final = (
         "as expiry.stream, without streaming",
         _STEP,
         _STEP_WHY,
+        is_timed=True,
     ),
     Rule(
         "expiry.told",
@@ -135,6 +140,7 @@ RULES: Final = (
         " not",
         _STEP,
         _STEP_WHY,
+        is_timed=True,
     ),
     Rule(
         "hangup.stream",
@@ -144,6 +150,7 @@ RULES: Final = (
         "a tenth of what the same set takes longer beside the long ones, or 100 ms and three gaps"
         " under load, whichever is more",
         "seen from outside alone; what has not been freed would cost as much as beside them",
+        is_timed=True,
     ),
     Rule(
         "hangup.whole",
@@ -151,6 +158,7 @@ RULES: Final = (
         "as hangup.stream, where the long answers are not streamed",
         "as hangup.stream",
         "many clients ask without streaming, and their timeouts are hang-ups",
+        is_timed=True,
     ),
     Rule(
         "overload.met",
@@ -159,6 +167,7 @@ RULES: Final = (
         " requests of the first such time do not count",
         "25 %",
         "half could be met at best; half of that leaves room for any order of service but collapse",
+        is_timed=True,
     ),
     Rule(
         "overload.early",
@@ -166,6 +175,7 @@ RULES: Final = (
         "share, of requests not met, that had an error by half of their deadline",
         "50 %",
         "who hears early can go elsewhere; a prediction may err",
+        is_timed=True,
     ),
     Rule(
         "overload.waste",
@@ -173,6 +183,7 @@ RULES: Final = (
         "share of received tokens that belonged to requests not met",
         "50 %",
         "at twice the capacity that is what serving at random would waste",
+        is_timed=True,
     ),
     Rule(
         "overload.ends",
@@ -180,6 +191,7 @@ RULES: Final = (
         "share of requests that had ended, in whatever way, by the deadline and the tolerance",
         "100 ms and three gaps under load; 95 % of requests",
         "this client is busy then as well",
+        is_timed=True,
     ),
     Rule(
         "overload.recovers",
@@ -187,6 +199,7 @@ RULES: Final = (
         "time until a lone request has its first token about as fast as before",
         "one deadline of the overload",
         "nothing of it can be worth anything any more",
+        is_timed=True,
     ),
     Rule(
         "retry.said",

@@ -10,9 +10,10 @@ import aiohttp
 
 from . import VERSION, clocks, drain, error_shapes, expiry, hang_up, overload, partial, retries
 from .budget import Budget, Effort, Spent, Unusable
-from .pace import Trial, look, measure
+from .pace import Pace, Trial, look, measure
 from .report import Report
 from .rules import Finding, Rule, Verdict, chosen
+from .stillness import Stillness, watched
 from .target import Target
 from .wire import Wire
 
@@ -80,14 +81,27 @@ async def _checked(
     """Findings for ``rules`` of one group; whatever stops the measurement is the reason that they
     could not be measured."""
     try:
-        async with asyncio.timeout(trial.wire.budget.left_s):
+        async with watched() as stillness, asyncio.timeout(trial.wire.budget.left_s):
             found = {finding.rule: finding for finding in await check(trial)}
-            return [found[rule.id] for rule in rules]
+        return [_fair(rule, found[rule.id], stillness, trial.pace) for rule in rules]
     except TimeoutError:
         reason = str(trial.wire.budget.out_of_time())
     except (Spent, Unusable) as error:
         reason = str(error)
     return [Finding(rule.id, Verdict.UNMEASURED, reason) for rule in rules]
+
+
+def _fair(rule: Rule, finding: Finding, stillness: Stillness, pace: Pace) -> Finding:
+    """Take nothing for broken that this client may have delayed itself."""
+    if not rule.is_timed or stillness.worst_s <= pace.tolerance_s:
+        return finding
+    if finding.verdict is not Verdict.FAIL:
+        return finding
+    said = (
+        f"{finding.said}; but this client itself stood still for {stillness.worst_s:.2f} s"
+        " meanwhile: run it on a machine that does nothing else"
+    )
+    return Finding(rule.id, Verdict.UNMEASURED, said, finding.figures)
 
 
 async def _server(http: aiohttp.ClientSession, target: Target) -> str:
