@@ -42,6 +42,7 @@ DOCUMENTS: Final = (
     "docs/batches.md",
     "docs/fleet.md",
     "docs/gpu.md",
+    "docs/conformance.md",
 )
 BRIEF: Final = ("README.md",)
 """Documents that name their bundles in one line; the others say more of them."""

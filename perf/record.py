@@ -102,7 +102,8 @@ TABLE: Final = (
         engine="llamacpp",
     ),
     Entry("slot", "perf.slot", "", 240),
-    Entry("peers", "perf.peers", "--rates 12 20 --seconds 10", 530),
+    Entry("peers", "perf.peers", "--only goodput speed relay --rates 12 20 --seconds 10", 530),
+    Entry("conformance", "perf.peers", "--only conformance", 420, engine="llamacpp"),
     Entry(
         "goodput-real",
         "perf.goodput",
@@ -165,7 +166,8 @@ def show_plan(entries: Sequence[Entry], console: Console) -> None:
         console.print(f"{said} {entry.arguments}".rstrip(), markup=False, soft_wrap=True)
     console.print(
         f"{len(entries)} bundles, about {seconds_of(entries) / 60:.0f} minutes on two cores; what"
-        " they are compared with (vLLM, vllm-router, llama.cpp) is installed first where it is not"
+        " they are compared with (vLLM, vllm-router, llama.cpp, LiteLLM) is installed first where"
+        " it is not"
     )
 
 

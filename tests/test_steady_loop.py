@@ -15,6 +15,7 @@ from tests.support.steady_loop import (
     SteadyLoop,
     SteadySelector,
     advance,
+    hurry,
 )
 
 
@@ -44,6 +45,15 @@ async def test_a_process_that_is_stopped_while_it_waits_loses_a_slice_at_most() 
     assert await stopper.wait() == 0
     lost = (time.monotonic() - real) - (loop.time() - began)
     assert lost >= 0.5 - SLICE_S - 0.001
+
+
+async def test_a_test_has_what_it_waits_for_sooner() -> None:
+    real, loop = time.monotonic(), asyncio.get_running_loop()
+    hurry(10)
+    began = loop.time()
+    await asyncio.sleep(3.0)
+    assert loop.time() - began >= 2.9
+    assert time.monotonic() - real < 2.9
 
 
 async def test_a_test_lets_time_pass_at_once() -> None:

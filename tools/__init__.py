@@ -1,1 +1,4 @@
-"""What writes documents and data of this checkout; in no wheel, and nothing that runs needs it."""
+"""Programs that write documents and data of this checkout, or test servers from outside.
+
+In Tidegate's wheel is none of them, and nothing that runs needs them.
+"""

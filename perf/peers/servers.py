@@ -1,7 +1,8 @@
-"""The servers that take turns: ours as a user would start it, vLLM, and vllm-router over a mock.
+"""The servers: ours as a user would start it, vLLM, llama.cpp's, LiteLLM, vllm-router over a mock.
 
-All stay up for the whole run, and only one has anything to do at a time. What the others take of
-the machine meanwhile is measured (``Served.cpu_s``), to show that it is next to nothing.
+Those that take turns stay up for the whole run, and only one has anything to do at a time. What the
+others take of the machine meanwhile is measured (``Served.cpu_s``), to show that it is next to
+nothing.
 """
 
 import asyncio
@@ -14,10 +15,11 @@ from typing import Final
 
 from catalog.errors import StartFailed
 from catalog.paths import state_dir
+from perf.engine.contestants import Contestant
 from perf.load.connection import HOST
 from perf.load.cpu import process_cpu_s
 from perf.load.open_loop import OpenLoopPlan, Result, StreamRequest
-from perf.peers.installs import ROUTER, VLLM, Peer
+from perf.peers.installs import LITELLM, ROUTER, VLLM
 from perf.report.command import Skip
 from perf.stack.offer import BUSY, offer
 from perf.stack.stack import Stack, StackSpec, running, server
@@ -35,7 +37,8 @@ CONTEXT_TOKENS: Final = 2048
 
 _VLLM_READY_S: Final = 420.0
 """Seconds until vLLM is ready: when it starts for the first time it compiles its model."""
-_ROUTER_READY_S: Final = 60.0
+_READY_S: Final = 60.0
+"""Seconds until any other peer is ready."""
 _POLL_S: Final = 0.1
 
 
@@ -74,14 +77,15 @@ async def both(checkpoint: Path) -> AsyncIterator[tuple[Stack, tuple[Served, Ser
     """Start ours and vLLM, which is installed, on one checkpoint. Raises ``Skip`` where vLLM does
     not start."""
     async with AsyncExitStack() as servers:
-        peer = await servers.enter_async_context(_vllm(checkpoint))
+        peer = await servers.enter_async_context(vllm(checkpoint))
         spec = StackSpec(max_running=SLOTS, model=checkpoint, model_name=MODEL)
         stack = await servers.enter_async_context(running(spec))
         yield stack, (tidegate(stack), peer)
 
 
 @asynccontextmanager
-async def _vllm(checkpoint: Path) -> AsyncIterator[Served]:
+async def vllm(checkpoint: Path) -> AsyncIterator[Served]:
+    """Start vLLM, which is installed, on a checkpoint. Raises ``Skip`` where it does not start."""
     port = free_ports(1)[0]
     # Not by its ``vllm`` command: that looks for a package of that name, and the wheel has another.
     command = [str(VLLM.python), "-m", "vllm.entrypoints.openai.api_server"]
@@ -100,10 +104,39 @@ async def _vllm(checkpoint: Path) -> AsyncIterator[Served]:
         # vLLM's manual asks for this on Intel's OpenMP.
         "LD_PRELOAD": str(VLLM.home / "lib" / "libiomp5.so"),
     }
-    async with _process(VLLM, command, env, port, _VLLM_READY_S) as pid:
+    async with _process(str(VLLM), VLLM.package, command, env, port, _VLLM_READY_S) as pid:
         pids = {f"{VLLM.package}-{pid}": pid for pid in _family(pid)}
         busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
         yield Served("vllm", VLLM.label, port, False, busy, pids)
+
+
+@asynccontextmanager
+async def llamacpp(engine: Contestant, file: Path) -> AsyncIterator[int]:
+    """Start llama.cpp's server on a GGUF file; yields its port. Raises ``Skip`` where it does not
+    start."""
+    port = free_ports(1)[0]
+    command = [str(engine.python), "-m", "perf.peers.llamacpp_server", str(file), str(port)]
+    command += [str(SLOTS), str(CONTEXT_TOKENS)]
+    async with _process("llama.cpp's server", "llamacpp-server", command, {}, port):
+        yield port
+
+
+@asynccontextmanager
+async def litellm(backend_port: int, model: str) -> AsyncIterator[int]:
+    """Start LiteLLM's proxy, which is installed, before a server at ``backend_port``; yields its
+    port. ``model`` names the kind of server, a slash and its model. Raises ``Skip`` where it does
+    not start."""
+    port = free_ports(1)[0]
+    command = [str(LITELLM.home / "bin" / "litellm"), "--host", HOST, "--port", str(port)]
+    command += ["--model", model, "--api_base", f"http://{HOST}:{backend_port}/v1"]
+    env = {
+        "OPENAI_API_KEY": "unused",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_TELEMETRY": "False",
+    }
+    path = "/health/liveliness"
+    async with _process(str(LITELLM), LITELLM.package, command, env, port, path=path):
+        yield port
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,27 +157,31 @@ async def router(step_ms: float) -> AsyncIterator[Relay]:
         command += ["--host", HOST, "--port", str(port)]
         command += ["--worker-urls", mock.url, "--policy", "round_robin", "--log-level", "warning"]
         command += ["--prometheus-port", str(metrics_port)]
-        async with _process(ROUTER, command, {}, port, _ROUTER_READY_S) as pid:
+        async with _process(str(ROUTER), ROUTER.package, command, {}, port) as pid:
             yield Relay(port, {"router": pid, "mock": mock.pid})
 
 
 @asynccontextmanager
 async def _process(
-    peer: Peer, command: Sequence[str], env: dict[str, str], port: int, ready_s: float
+    peer: str,
+    log_name: str,
+    command: Sequence[str],
+    env: dict[str, str],
+    port: int,
+    ready_s: float = _READY_S,
+    path: str = "/health",
 ) -> AsyncIterator[int]:
-    """Start a peer; yields its process id once it is healthy. Raises ``Skip`` when it does not
+    """Start a peer; yields its process id once ``path`` is 200. Raises ``Skip`` when it does not
     start."""
-    log = state_dir() / "perf" / f"{peer.package}.log"
+    log = state_dir() / "perf" / f"{log_name}.log"
     fresh_log(log)
     try:
-        process = await GuardedProcess.start(
-            peer.label, command, env=command_environment(env), log=log
-        )
+        process = await GuardedProcess.start(peer, command, env=command_environment(env), log=log)
     except StartFailed as error:
         raise Skip(f"{peer} does not start here: {error}") from error
     try:
         end = time.monotonic() + ready_s
-        while await http_status(HOST, port, "/health") != 200:
+        while await http_status(HOST, port, path) != 200:
             if not process.running or time.monotonic() > end:
                 raise Skip(f"{peer} does not start here: {_last_line(log)}")
             await asyncio.sleep(_POLL_S)

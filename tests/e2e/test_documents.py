@@ -74,6 +74,9 @@ NOT_RUN = {
     "sudo nvidia-ctk ": "sets up a Docker engine",
     "python -m perf.engine.gpu ": "needs a GPU; tests/perf/test_gpu.py runs it on toy sizes",
     "python -m pytest -m cuda ": "needs a GPU",
+    "python -m tools.conformance": "loads a server for minutes; tests/tools tests it",
+    "deadline-conformance ": "the same, from the wheel of its own",
+    "pytest -p deadline_conformance": "the same, as a plugin",
 }
 """What nothing here runs or parses, by how it begins, and why."""
 

@@ -22,7 +22,7 @@ def test_engines_are_measured_and_what_is_missing_is_skipped(
     def no_gguf(contestant: Contestant, scratch: Path) -> Path:
         raise Skip("no gguf here")
 
-    monkeypatch.setattr(engines, "_gguf", no_gguf)
+    monkeypatch.setattr(engines, "gguf_of_demo", no_gguf)
     name = "synthetic-paced"  # a real one would load torch for this
     monkeypatch.setitem(engines.CONTESTANTS, name, Contestant(name))
     results, card = engines.compare(["llamacpp", name], "cpu", tmp_path, repeats=1, new_tokens=2)

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perf import figures
@@ -10,6 +11,7 @@ from perf.figures import BRIEF, DOCUMENTS, UnknownFigure, is_old, rendered
 from perf.report.bundle import BenchResult, Figure, save
 from perf.report.recording import RESULTS, ROOT
 from tests.perf.test_bundle import bundle
+from tools.conformance.rules import RULES
 
 _FIGURE = re.compile(r"\d[\d.,]*\s?(?:%|×|µs|ms|tokens/s|met/s|MiB|GB/s)")
 _AIMS = re.compile(r"\*\*Old\*\*|[Aa]ims?\b|bound|hang up after|doubles?|in multiples")
@@ -89,6 +91,25 @@ def test_pf9_what_is_old_is_marked(results: Path, brief: bool) -> None:
             line for line in new.splitlines() if line.startswith("- `first`")
         )
         assert "commit 1111111111, 2026-01-01; a cpu, 2 cores" in new
+
+
+def test_pf9_the_page_of_rules_shows_what_each_server_was_found_to_do(tmp_path: Path) -> None:
+    findings = [{"rule": rule.id, "verdict": "pass", "said": "well"} for rule in RULES]
+    findings[0] |= {"verdict": "fail", "said": "status 500"}
+    facts = {"created": "2026-01-02T03:04:05+00:00", "version": "0.1.0", "findings": findings}
+    reports = {
+        name: {"label": name.title(), "package_version": version} | facts
+        for name, version in (("tidegate", "1"), ("other", "2"))
+    }
+    recorded = msgspec.to_builtins(bundle()) | {"reports": reports}
+    save(recorded, tmp_path / "conformance.json")
+    page = (ROOT / "docs/conformance.md").read_text()
+    shown = shown_of(rendered(page, tmp_path, lambda commit, command: False))
+    assert shown.startswith(
+        "| rule | Tidegate 1 | Other 2 |\n|---|---|---|\n| `errors.status` | fail | fail |\n"
+    )
+    assert "| on | 2026-01-02 | 2026-01-02 |\n| rules' version | 0.1.0 | 0.1.0 |\n\n" in shown
+    assert shown.endswith("- Other, `errors.status`: status 500.")
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,19 @@ class SteadySelector(selectors.DefaultSelector):
     def __init__(self, clock: SteadyClock) -> None:
         super().__init__()
         self._clock = clock
+        self.times = 1.0
+        """How many times as fast time passes while nothing happens."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         now = self._clock.now()
         until = float("inf") if timeout is None else now + max(timeout, 0.0)
         while True:
             slice_s = min(max(until - now, 0.0), SLICE_S)
-            ready = super().select(slice_s)
+            began, ready = now, super().select(slice_s / self.times)
             now = self._clock.now(slice_s)
+            if not ready and self.times > 1:
+                self._clock.advance(max(0.0, began + slice_s - now))
+                now = self._clock.now()
             if ready or now >= until:
                 return ready
 
@@ -58,7 +63,8 @@ class SteadyLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._clock = SteadyClock()
-        super().__init__(SteadySelector(self._clock))
+        self._waits = SteadySelector(self._clock)
+        super().__init__(self._waits)
 
     def time(self) -> float:
         return self._clock.now()
@@ -67,9 +73,21 @@ class SteadyLoop(asyncio.SelectorEventLoop):
         """Let so much time pass at once; what falls due meanwhile runs next."""
         self._clock.advance(seconds)
 
+    def hurry(self, times: float) -> None:
+        """Have time pass so many times as fast while this process waits: for tests whose other
+        end is in this process, too."""
+        self._waits.times = times
+
 
 def advance(seconds: float) -> None:
     """Let time pass on the loop that runs this test. Wall time stays as it is."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SteadyLoop)
     loop.advance(seconds)
+
+
+def hurry(times: float) -> None:
+    """Have time pass so many times as fast while the loop that runs this test waits."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SteadyLoop)
+    loop.hurry(times)

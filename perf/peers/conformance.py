@@ -1,0 +1,163 @@
+"""What a deadline means at each server, by the rules of ``tools.conformance``.
+
+One server after the other, alone on the machine but for this client, on the same checkpoint with
+the same number of requests at once. A server is told of deadlines where its documentation has a
+way to say them; elsewhere its clients hang up.
+"""
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from catalog.paths import DEMO_CHECKPOINT
+from perf.engine.contestants import CONTESTANTS
+from perf.engine.engines import gguf_of_demo
+from perf.load.connection import HOST
+from perf.peers import servers
+from perf.peers.installs import LITELLM, VLLM
+from perf.report.bundle import Better, Bundle, Figure
+from perf.report.machine import output_of, versions
+from perf.stack.stack import StackSpec, running
+from tools.conformance.budget import Effort
+from tools.conformance.report import Report
+from tools.conformance.run import examine
+from tools.conformance.target import HANG_UP, Target, read_saying
+
+FULL: Final = Effort(most_streams=32, burst=256, seconds=240.0)
+QUICK: Final = Effort(rounds=1, most_streams=8, burst=128, seconds=120.0)
+
+
+class _Shown(NamedTuple):
+    figure: str
+    label: str
+    unit: str
+    better: Better
+
+
+_SHOWN: Final = {
+    "overload.met": _Shown("met", "share met at twice the capacity", "", "higher"),
+    "overload.waste": _Shown("waste", "share of tokens wasted there", "", "lower"),
+    "expiry.stream": _Shown("late_ms", "a stream's end after its deadline", "ms", "lower"),
+}
+"""Findings with a figure that goes into the bundle's table, by rule."""
+
+
+class ConformanceBundle(Bundle, frozen=True, kw_only=True):
+    """Bundle with the whole report of each server, by the server's name."""
+
+    reports: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server that runs can be asked, and what its model is called there."""
+
+    port: int
+    model: str = servers.MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One server to test; ``start`` runs it. ``version`` is that of its package, read once it
+    is installed."""
+
+    name: str
+    label: str
+    start: Callable[[], AbstractAsyncContextManager[Address]]
+    version: Callable[[], str]
+    deadline: str = HANG_UP
+    absolute: str = ""
+    partial: Mapping[str, object] = field(default_factory=dict)
+
+    async def report(self, effort: Effort) -> Report:
+        """Start it and test it. Raises ``Skip`` where it does not start, ``Unusable``."""
+        async with self.start() as address:
+            target = Target(
+                url=f"http://{HOST}:{address.port}/v1",
+                model=address.model,
+                deadline=read_saying(self.deadline),
+                absolute=read_saying(self.absolute) if self.absolute else None,
+                partial=self.partial,
+            )
+            return await examine(target, effort)
+
+    def told(self, report: Report) -> dict[str, Any]:
+        """A report for a bundle: without the port, with the names by which readers know it."""
+        more = {"label": self.label, "package_version": self.version()}
+        return {key: value for key, value in report.json().items() if key != "url"} | more
+
+    def figures(self, report: Report) -> list[Figure]:
+        """The findings that are figures."""
+        figures = []
+        for each in report.findings:
+            shown = _SHOWN.get(each.rule)
+            if shown is not None and shown.figure in each.figures:
+                key, label = f"conformance.{self.name}.{each.rule}", f"{self.label}, {shown.label}"
+                sample = [each.figures[shown.figure]]
+                figures.append(Figure.of(key, label, shown.unit, sample, better=shown.better))
+        return figures
+
+
+@asynccontextmanager
+async def _tidegate() -> AsyncIterator[Address]:
+    spec = StackSpec(max_running=servers.SLOTS, model=DEMO_CHECKPOINT, model_name=servers.MODEL)
+    async with running(spec) as stack:
+        yield Address(stack.port)
+
+
+@asynccontextmanager
+async def _vllm(*, install: bool) -> AsyncIterator[Address]:
+    await VLLM.install(allowed=install)
+    async with servers.vllm(DEMO_CHECKPOINT) as served:
+        yield Address(served.port)
+
+
+@asynccontextmanager
+async def _llamacpp() -> AsyncIterator[Address]:
+    with tempfile.TemporaryDirectory(prefix="tidegate-perf-") as folder:
+        engine = CONTESTANTS["llamacpp"]
+        file = gguf_of_demo(engine, Path(folder))
+        async with servers.llamacpp(engine, file) as port:
+            yield Address(port, file.name)
+
+
+@asynccontextmanager
+async def _litellm(*, install: bool) -> AsyncIterator[Address]:
+    await LITELLM.install(allowed=install)
+    async with AsyncExitStack() as stack:
+        behind = await stack.enter_async_context(_llamacpp())
+        model = f"openai/{behind.model}"
+        port = await stack.enter_async_context(servers.litellm(behind.port, model))
+        yield Address(port, model)
+
+
+def _version_of_llamacpp() -> str:
+    asked = "from importlib.metadata import version; print(version('xllamacpp'))"
+    return output_of(str(CONTESTANTS["llamacpp"].python), "-c", asked)
+
+
+def contenders(*, install: bool) -> tuple[Contender, ...]:
+    """Servers to test; ``install``: what is not there may be installed."""
+    return (
+        Contender(
+            "tidegate",
+            "Tidegate",
+            _tidegate,
+            lambda: versions().get("tidegate", ""),
+            deadline="X-Timeout-Ms: {ms}",
+            absolute="X-Deadline: {unix_ms}",
+            partial={"on_deadline": "partial"},
+        ),
+        Contender("vllm", "vLLM", lambda: _vllm(install=install), lambda: VLLM.version),
+        Contender("llamacpp", "llama.cpp's server", _llamacpp, _version_of_llamacpp),
+        Contender(
+            "litellm",
+            "LiteLLM before llama.cpp's server",
+            lambda: _litellm(install=install),
+            lambda: LITELLM.version,
+            deadline="x-litellm-timeout: {s}",
+        ),
+    )

@@ -1,0 +1,434 @@
+"""``deadline-conformance``: rules, each beside a server that keeps it and one that breaks it."""
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.support.deadline_server import MODEL, DeadlineServer, Manner, running_app, serving
+from tests.support.steady_loop import hurry
+from tools.conformance import VERSION, command
+from tools.conformance.budget import Effort, Unusable
+from tools.conformance.report import FAILED, PASSED, UNKNOWN, Report
+from tools.conformance.rules import GROUPS, RULES, Finding, Verdict, chosen, table
+from tools.conformance.run import CHECKS, examine
+from tools.conformance.stillness import Stillness
+from tools.conformance.target import BadTarget, Saying, Target, read_field, read_saying
+from tools.conformance.wire import Answer
+
+pytest_plugins = ["pytester"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+TOLD = read_saying("X-Timeout-Ms: {ms}")
+SMALL = Effort(
+    rounds=1,
+    wave_s=0.06,
+    least_deadline_s=0.1,
+    most_streams=8,
+    burst=24,
+    longest=600,
+    patience_s=5.0,
+)
+"""As little as tells a keeper from a breaker."""
+
+
+def target_of(server: DeadlineServer, **changes: Any) -> Target:
+    usual = Target(
+        url=server.url,
+        model=MODEL,
+        deadline=TOLD,
+        absolute=read_saying("X-Deadline: {unix_ms}"),
+        partial={"on_deadline": "partial"},
+    )
+    return replace(usual, **changes)
+
+
+def drain_command(server: DeadlineServer) -> tuple[str, ...]:
+    """A POST by the shell itself: an interpreter that starts would outlast the streams."""
+    request = r"POST /drain HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    program = f"exec 3<>/dev/tcp/127.0.0.1/{server.port}; printf '{request}' >&3; cat <&3"
+    return ("bash", "-c", program)
+
+
+def verdicts(report: Report) -> dict[str, Verdict]:
+    return {finding.rule: finding.verdict for finding in report.findings}
+
+
+def broken(report: Report) -> set[str]:
+    return {finding.rule for finding in report.findings if finding.verdict is Verdict.FAIL}
+
+
+@pytest.fixture
+async def hurried() -> None:
+    """Waits are short: server and client are on one loop."""
+    hurry(10)
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_server_that_keeps_all_of_it_passes_every_rule() -> None:
+    async with serving() as server:
+        report = await examine(target_of(server), SMALL)
+    found = verdicts(report)
+    assert list(found) == [rule.id for rule in RULES]
+    assert {found.pop("drain.running"), found.pop("drain.refuses")} == {Verdict.NOT_APPLICABLE}
+    assert set(found.values()) == {Verdict.PASS}, report.text()
+    assert report.status == PASSED
+
+
+async def test_a_server_that_drains_well_passes() -> None:
+    async with serving() as server:
+        report = await examine(target_of(server, drain=drain_command(server)), SMALL, ["drain"])
+    assert set(verdicts(report).values()) == {Verdict.PASS}, report.text()
+
+
+BREAKERS = {
+    "passes over deadlines": (
+        Manner(heeds=False, predicts=False),
+        ("expiry", "partial"),
+        {
+            "expiry.stream",
+            "expiry.whole",
+            "expiry.past",
+            "expiry.unreadable",
+            "partial.answer",
+        },
+    ),
+    "cuts without a word": (Manner(tells=False), ("expiry",), {"expiry.told"}),
+    "guesses at what it cannot read": (
+        Manner(reads=False),
+        ("expiry",),
+        {"expiry.unreadable"},
+    ),
+    "keeps what was hung up": (
+        Manner(linger_s=0.25),
+        ("hangup",),
+        {"hangup.stream", "hangup.whole"},
+    ),
+    "serves everybody late": (
+        Manner(heeds=False, predicts=False, waiting=1000, linger_s=0.25, works_for_nobody=True),
+        ("overload",),
+        {
+            "overload.met",
+            "overload.early",
+            "overload.waste",
+            "overload.ends",
+            "overload.recovers",
+        },
+    ),
+    "does not say when": (Manner(retry_after=None), ("retry",), {"retry.said"}),
+    "is not there when it said": (Manner(closed_s=2.5), ("retry",), {"retry.honest"}),
+    "sends away for too long": (Manner(retry_after="8"), ("retry",), {"retry.close"}),
+    "has no time of day": (
+        Manner(skew_s=float("nan"), heeds_absolute=False),
+        ("clock",),
+        {"clock.date", "clock.absolute", "clock.past"},
+    ),
+    "has another clock": (Manner(skew_s=3600.0), ("clock",), {"clock.date"}),
+    "errs in its own way": (
+        Manner(bad_status=500, error_is_object=False),
+        ("errors",),
+        {"errors.status", "errors.shape"},
+    ),
+    "stops what runs": (Manner(drains=False), ("drain",), {"drain.running", "drain.refuses"}),
+}
+
+
+@pytest.mark.parametrize("name", BREAKERS)
+async def test_a_server_that_breaks_a_rule_fails_it_and_no_other(name: str) -> None:
+    manner, only, expected = BREAKERS[name]
+    async with serving(manner) as server:
+        drain = drain_command(server) if "drain" in only else ()
+        if not drain:  # the shell that drains takes the time it takes
+            hurry(10)
+        effort = replace(SMALL, patience_s=2.0 if drain else 4.0)
+        report = await examine(target_of(server, drain=drain), effort, only)
+    assert broken(report) == expected, report.text()
+    assert report.status == FAILED
+
+
+def test_each_rule_has_a_breaker() -> None:
+    """The keeper has all of them."""
+    assert set().union(*(expected for _, _, expected in BREAKERS.values())) == {
+        rule.id for rule in RULES
+    }
+    assert set(CHECKS) == set(GROUPS)
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_no_server_is_blamed_for_a_client_that_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def stands_still(self: Stillness) -> None:
+        self.worst_s = 1.0
+
+    monkeypatch.setattr(Stillness, "watch", stands_still)
+    async with serving(Manner(heeds=False)) as server:
+        report = await examine(target_of(server), SMALL, ["expiry"])
+    assert broken(report) == {"expiry.past", "expiry.unreadable"}, report.text()
+    late = next(finding for finding in report.findings if finding.rule == "expiry.stream")
+    assert late.verdict is Verdict.UNMEASURED
+    assert "this client itself stood still for 1.00 s" in late.said
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_what_was_never_told_is_not_judged() -> None:
+    """A server that knows no deadlines, and whose clients hang up."""
+    async with serving(Manner(heeds=False, predicts=False)) as server:
+        target = Target(url=server.url, model=MODEL, deadline=read_saying("hang-up"))
+        report = await examine(target, SMALL, ["expiry", "partial", "drain", "clock"])
+    found = verdicts(report)
+    assert found.pop("clock.date") is Verdict.PASS
+    assert set(found.values()) == {Verdict.NOT_APPLICABLE}
+    assert report.status == PASSED
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_fields_that_a_server_refuses_are_left_out() -> None:
+    async with serving(Manner(takes_ignore_eos=False)) as server:
+        report = await examine(target_of(server), SMALL, ["expiry.stream"])
+    assert verdicts(report) == {"expiry.stream": Verdict.PASS}
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def answering(chat: Handler, models: Handler | None = None) -> AsyncIterator[str]:
+    """The base URL of a server with these routes."""
+
+    async def listed(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"data": [{"id": MODEL}]})
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models or listed)
+    app.router.add_post("/v1/chat/completions", chat)
+    async with running_app(app) as port:
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+async def hangs(request: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def is_a_page(request: web.Request) -> web.StreamResponse:
+    return web.Response(text="<html><body>Welcome</body></html>", content_type="text/html")
+
+
+async def wants_a_key(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "no such key"}}, status=401)
+
+
+async def streams_for_ever(request: web.Request) -> web.StreamResponse:
+    if not (await request.json())["stream"]:
+        choice = {"message": {"content": "tide"}, "finish_reason": "length"}
+        return web.json_response({"choices": [choice]})
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    while True:
+        await response.write(b'data: {"choices":[{"delta":{"content":"tide "}}]}\n\n')
+        await asyncio.sleep(0.01)
+
+
+async def streams_no_json(request: web.Request) -> web.StreamResponse:
+    if not (await request.json())["stream"]:
+        return await streams_for_ever(request)
+    return web.Response(text="data: tide\n\n", content_type="text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("chat", "models", "said"),
+    [
+        (hangs, None, r"a chat of 8 tokens .*: no end within 0\.3\d* s"),
+        (hangs, hangs, r"GET .*/models: no end within 0\.3\d* s; the server hangs"),
+        (is_a_page, is_a_page, r"text/html instead of JSON: '<html>.*is the base URL"),
+        (is_a_page, None, r"a chat of 8 tokens .*: text/html instead of JSON"),
+        (wants_a_key, None, r"wants another key: status 401: no such key"),
+        (streams_for_ever, None, r"a streamed chat of 32 tokens: no end within 0\.3\d* s"),
+        (streams_no_json, None, r"a streamed chat of 32 tokens: an event is no JSON: 'tide'"),
+    ],
+)
+async def test_a_server_that_cannot_be_tested_is_told_why(
+    chat: Handler, models: Handler | None, said: str
+) -> None:
+    async with answering(chat, models) as url:
+        with pytest.raises(Unusable, match=said):
+            await examine(Target(url, MODEL, TOLD), replace(SMALL, patience_s=0.3))
+
+
+async def test_a_server_that_is_away_or_has_another_model_is_told(unused_tcp_port: int) -> None:
+    away = Target(f"http://127.0.0.1:{unused_tcp_port}/v1", MODEL, TOLD)
+    with pytest.raises(Unusable, match=r"nobody answers at http://127\.0\.0\.1:\d+/v1: .*running"):
+        await examine(away, SMALL)
+    async with serving() as server:
+        with pytest.raises(Unusable, match="has no model 'gpt'; it lists fake"):
+            await examine(target_of(server, model="gpt"), SMALL)
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_deadline_that_the_server_cannot_read_is_told_before_anything_else() -> None:
+    async with serving() as server:
+        wrong = target_of(server, deadline=read_saying("X-Timeout-Ms: {rfc3339}"))
+        with pytest.raises(Unusable, match=r"said by 'X-Timeout-Ms: .*is it said as this server"):
+            await examine(wrong, SMALL)
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_run_ends_within_its_bounds() -> None:
+    """With what was measured until then."""
+    async with serving() as server:
+        report = await examine(target_of(server), replace(SMALL, requests=50), ["errors", "retry"])
+        assert report.requests <= 50
+        found = {finding.rule: finding for finding in report.findings}
+        assert found["errors.shape"].verdict is Verdict.PASS
+        assert found["retry.said"].verdict is Verdict.UNMEASURED
+        assert "bound of 50 requests" in found["retry.said"].said
+        assert report.status == UNKNOWN
+        with pytest.raises(Unusable, match=r"bound of 0\.1 s was reached; --seconds"):
+            await examine(target_of(server), replace(SMALL, seconds=0.1))
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("X-Timeout-Ms: {ms}", "header", "1500"),
+        ("x-litellm-timeout: {s}", "header", "1.500"),
+        ("deadline_ms={ms}", "body", "1500"),
+        ("X-Deadline: {unix_ms}", "header", r"\d{13}"),
+        ("X-Deadline: {rfc3339}", "header", r"\d{4}-\d\d-\d\dT.*\+00:00"),
+    ],
+)
+def test_a_deadline_is_said_as_the_template_has_it(text: str, place: str, said: str) -> None:
+    saying = read_saying(text)
+    assert (saying.place, saying.is_told, str(saying)) == (place, True, text)
+    headers, body = dict[str, str](), dict[str, object]()
+    saying.put(saying.said(1.5), headers, body)
+    (value,) = (headers or body).values()
+    assert re.fullmatch(said, str(value))
+    assert isinstance(value, int) == (place == "body")
+    assert saying.unreadable() == "soon"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: read_saying("X-Timeout-Ms"), "says no deadline; expected something like 'X-"),
+        (lambda: read_saying("X-Timeout-Ms: {minutes}"), "unknown placeholder"),
+        (lambda: read_saying("X-Timeout-Ms: {ms"), "unknown placeholder"),
+        (lambda: read_field("on_deadline"), "expected name=value"),
+        (lambda: Target("127.0.0.1:8000", MODEL, TOLD), "no base URL; expected for instance http"),
+        (lambda: Target("http://a:b@h/v1", MODEL, TOLD), "a user or password in it"),
+        (lambda: Target("http://h/v1", "", TOLD), "no model is named"),
+        (lambda: Target("http://h/v1", "m", TOLD, absolute=TOLD), "is no absolute deadline"),
+        (lambda: command.effort_of({"seconds": 0.0}), "seconds must be above 0"),
+        (lambda: command.target_of({"drain": "kill '"}), "cannot be read"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_told(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(BadTarget, match=said):
+        make()
+
+
+def test_the_command_refuses_what_it_cannot_use(
+    capsys: pytest.CaptureFixture[str], unused_tcp_port: int
+) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}/v1"
+    for arguments, said in (
+        (["--model", "m"], "no base URL"),
+        (["--url", url, "--model", "m", "--only", "speed"], "no rule 'speed': groups are errors"),
+        (["--url", url, "--model", "m"], "nobody answers"),
+    ):
+        assert command.main(arguments) == 2
+        assert said in capsys.readouterr().err
+    assert command.main(["--rules"]) == 0
+    assert capsys.readouterr().out.strip() == table()
+
+
+def test_the_page_has_the_rules() -> None:
+    """Where this fails: ``python -m tools.conformance --rules`` prints them."""
+    page = PAGE.read_text()
+    assert table() in page
+    assert f"Version {VERSION}." in page
+    assert all(f"`--{name}`" in page for name in command.OPTIONS if name not in ("url", "model"))
+    assert chosen(["expiry", "retry.said"])[-1].id == "retry.said"
+
+
+def report_of(*findings: Finding) -> Report:
+    return Report(
+        version=VERSION,
+        created="2026-01-01T00:00:00+00:00",
+        url="http://127.0.0.1:1/v1",
+        model=MODEL,
+        deadline=str(TOLD),
+        server="a server",
+        pace={},
+        requests=1,
+        seconds=1.0,
+        findings=findings,
+    )
+
+
+def test_a_report_is_text_and_json_and_a_status() -> None:
+    well = Finding("expiry.told", Verdict.PASS, "3 of 3")
+    bad = Finding("overload.met", Verdict.FAIL, "10 %", {"met": 0.1, "late": float("inf")})
+    unknown = Finding("hangup.stream", Verdict.UNMEASURED, "too alike to tell")
+    report = report_of(well, bad, unknown)
+    told = json.loads(json.dumps(report.json(), allow_nan=False))
+    assert (told["schema"], told["version"], told["created"][:4]) == (1, VERSION, "2026")
+    assert told["findings"][1]["figures"] == {"met": 0.1}
+    assert told["findings"][0]["verdict"] == "pass"
+    assert told["counts"]["fail"] == 1
+    assert re.search(r"^FAIL +overload\.met +At twice", report.text(), re.M)
+    assert "too alike to tell" in report.text()
+    assert report.status == FAILED
+    assert (report_of(well, unknown).status, report_of(well).status) == (UNKNOWN, PASSED)
+
+
+def test_tokens_are_those_of_the_usage_or_else_events() -> None:
+    assert Answer(texts=3).tokens == 3
+    assert Answer(texts=3, usage_tokens=7).tokens == 7
+    assert Saying("hang-up").is_told is False
+
+
+@pytest.fixture
+def server() -> Iterator[DeadlineServer]:
+    """A server on a loop of another thread, for programs that have a loop of their own."""
+    loop = asyncio.new_event_loop()
+    ended, started, found = asyncio.Event(), threading.Event(), list[DeadlineServer]()
+
+    async def serve() -> None:
+        async with serving(Manner(error_is_object=False)) as one:
+            found.append(one)
+            started.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    started.wait()
+    yield found[0]
+    loop.call_soon_threadsafe(ended.set)
+    thread.join()
+    loop.close()
+
+
+def test_each_rule_is_a_test_of_pytest(pytester: pytest.Pytester, server: DeadlineServer) -> None:
+    arguments = ["-p", "tools.conformance.plugin", "-p", "no:schemathesis", "-p", "no:asyncio"]
+    given = ["--conformance-model", MODEL, "--conformance-only", "errors", "--conformance-only"]
+    asked = [*arguments, "--conformance-url", server.url, *given, "drain"]
+    asked += ["--conformance-streams", "2"]
+    done = pytester.runpytest_inprocess(*asked)
+    done.assert_outcomes(passed=1, failed=1, skipped=2)
+    done.stdout.fnmatch_lines(["*errors.shape: An error's body is OpenAI's error object.*"])
+    done.stdout.fnmatch_lines(["*1 pass, 1 fail, 2 not applicable*"])
+    refused = pytester.runpytest_inprocess(*arguments, "--conformance-url", "nowhere")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["*'nowhere' is no base URL*"])
+    assert pytester.runpytest_inprocess(*arguments).ret == pytest.ExitCode.NO_TESTS_COLLECTED

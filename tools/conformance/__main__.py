@@ -1,0 +1,8 @@
+"""``python -m tools.conformance``: the command ``deadline-conformance``."""
+
+import sys
+
+from .command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Test what a deadline means at a server with OpenAI's chat API.
+
+Only HTTP is spoken; times adapt to the server's pace, and requests and time are bounded. The exit
+status is 0 when every rule that applies was kept, 1 when one was broken, 2 when the server or the
+arguments cannot be used, 3 when something could not be measured. Load is part of it: never point
+it at a server that others need now.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from . import VERSION
+from .budget import Effort, Unusable
+from .report import NO_TEST
+from .rules import UnknownRule, chosen, table
+from .run import examine
+from .target import HANG_UP, BadTarget, Target, read_field, read_saying
+
+KEY: Final = "DEADLINE_CONFORMANCE_KEY"
+"""Environment variable with the API key: a command line can be read by others."""
+OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "url": {"help": "base URL of the API, for instance http://127.0.0.1:8000/v1"},
+    "model": {"help": "a model that it serves"},
+    "deadline": {
+        "default": HANG_UP,
+        "help": "how a deadline is said: 'X-Timeout-Ms: {ms}', 'deadline_ms={ms}', or hang-up where"
+        " the server knows none (the default)",
+    },
+    "absolute": {"help": "how an absolute one is said, for instance 'X-Deadline: {unix_ms}'"},
+    "partial": {"help": "field that asks for a partial answer, for instance on_deadline=partial"},
+    "field": {"action": "append", "default": [], "help": "field of every request, name=value"},
+    "drain": {"help": "command that begins a drain of the server, after everything else"},
+    "only": {
+        "action": "append",
+        "default": [],
+        "metavar": "RULE",
+        "help": "a rule or a group of them; may be given several times",
+    },
+    "patience": {"type": float, "help": "seconds after which a silent server hangs (30)"},
+    "streams": {"type": int, "help": "most streams at once (64)"},
+    "burst": {"type": int, "help": "requests in the burst that is to be refused (256)"},
+    "requests": {"type": int, "help": "most requests of a run (4000)"},
+    "seconds": {"type": float, "help": "longest time of a run (600)"},
+}
+"""Options of the command and of the plugin, without their dashes."""
+
+
+def target_of(given: Mapping[str, Any]) -> Target:
+    """Target by the values of ``OPTIONS``. Raises ``BadTarget``."""
+    fields: dict[str, object] = {}
+    for each in given.get("field") or ():
+        fields |= read_field(each)
+    absolute, partial = given.get("absolute"), given.get("partial")
+    try:
+        drain = shlex.split(given.get("drain") or "")
+    except ValueError as error:
+        raise BadTarget(f"the command that drains cannot be read: {error}") from None
+    return Target(
+        url=given.get("url") or "",
+        model=given.get("model") or "",
+        deadline=read_saying(given.get("deadline") or HANG_UP),
+        key=os.environ.get(KEY, ""),
+        absolute=read_saying(absolute) if absolute else None,
+        partial=read_field(partial) if partial else {},
+        fields=fields,
+        drain=tuple(drain),
+    )
+
+
+def effort_of(given: Mapping[str, Any]) -> Effort:
+    """Bounds by the values of ``OPTIONS``. Raises ``BadTarget``."""
+    names = {
+        "patience": "patience_s",
+        "streams": "most_streams",
+        "burst": "burst",
+        "requests": "requests",
+        "seconds": "seconds",
+    }
+    bounds = {ours: given[name] for name, ours in names.items() if given.get(name) is not None}
+    for name, value in bounds.items():
+        if not value > 0:
+            raise BadTarget(f"{name} must be above 0, got {value}")
+    return Effort(**bounds)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    given = _parser().parse_args(arguments)
+    if given.rules:
+        print(table())
+        return 0
+    try:
+        chosen(given.only)
+        target, effort = target_of(vars(given)), effort_of(vars(given))
+        report = asyncio.run(examine(target, effort, given.only))
+    except (BadTarget, UnknownRule, Unusable) as error:
+        print(f"deadline-conformance: {error}", file=sys.stderr)
+        return NO_TEST
+    if given.json:
+        given.json.write_text(json.dumps(report.json(), indent=1) + "\n")
+    print(report.text())
+    return report.status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "deadline-conformance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"The API key, where the server wants one, is read from {KEY}.",
+    )
+    parser.add_argument("--version", action="version", version=VERSION)
+    parser.add_argument("--rules", action="store_true", help="print all rules, and test nothing")
+    for name, options in OPTIONS.items():
+        parser.add_argument(f"--{name}", **options)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="save the report as JSON, too")
+    return parser
