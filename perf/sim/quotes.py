@@ -44,7 +44,7 @@ _LATEST: Final = 100
 _SETTINGS: Final = {"QUEUE__MAX_WAITING": "-1"}
 
 
-class Told(NamedTuple):
+class QuotedRequest(NamedTuple):
     """What a client was told, and what became of its request."""
 
     how: str
@@ -62,7 +62,7 @@ class QuotingDriver(Driver):
         self, orchestrator: Orchestrator, clock: VirtualClock, states_deadline: bool
     ) -> None:
         super().__init__(orchestrator, clock, states_deadline)
-        self.told: list[Told] = []
+        self.told: list[QuotedRequest] = []
         self._quotes = orchestrator.stages.prediction.quotes
         self._rng = random.Random(7)
         self._open: list[SimResult] = []
@@ -74,16 +74,16 @@ class QuotingDriver(Driver):
         job, prompt = new_job(arrival, self.clock.now(), arrival.deadline_ms)
         unix_ms = 0
         if drawn < _GUESS_SHARE:
-            told = Told("guessed", level, self._percentile_ms(100 * level), result)
+            told = QuotedRequest("guessed", level, self._percentile_ms(100 * level), result)
         else:
             task, quote = await self.orchestrator.quote(job, prompt, 0)
             if drawn < _GUESS_SHARE + _RESERVE_SHARE:
                 offer = next(one for one in quote.earliest if one.chance == level)
                 unix_ms = self._quotes.reserve(task, offer, _HOLD_S).unix_ms
-                told = Told("reserved", level, unix_ms - 1000 * self.clock.unix(), result)
+                told = QuotedRequest("reserved", level, unix_ms - 1000 * self.clock.unix(), result)
             else:
                 assert quote.stated is not None
-                told = Told("quoted", quote.stated.chance, arrival.deadline_ms, result)
+                told = QuotedRequest("quoted", quote.stated.chance, arrival.deadline_ms, result)
         self.told.append(told)
         self._open.append(result)
         result.arrival = replace(arrival, deadline_ms=told.within_ms)
@@ -98,7 +98,7 @@ class QuotingDriver(Driver):
         return percentile(list(self._took_ms), q)
 
 
-def told_under(load: float, seconds: float, seed: int) -> list[Told]:
+def told_under(load: float, seconds: float, seed: int) -> list[QuotedRequest]:
     """What clients were told at ``load`` times the capacity, after the first seconds."""
     mix = next(one for one in mixes(load * CAPACITY_PER_S) if one.name == "capacity")
     streams = tuple(replace(each, deadlines_ms=DEADLINES_MS) for each in mix.streams)
@@ -121,7 +121,7 @@ def told_under(load: float, seconds: float, seed: int) -> list[Told]:
     return [one for one in drivers[0].told if one.result.arrival.at_s > WARM_S]
 
 
-def figures_of(load: float, runs: Sequence[Sequence[Told]]) -> list[Figure]:
+def figures_of(load: float, runs: Sequence[Sequence[QuotedRequest]]) -> list[Figure]:
     """Figures of one load, over the seeds."""
 
     def figure(key: str, label: str, samples: list[float], unit: str = "") -> Figure:
@@ -179,19 +179,19 @@ def show(load: float, figures: Sequence[Figure], console: Console) -> None:
     console.print(table)
 
 
-def _of(run: Sequence[Told], how: str, level: float) -> list[Told]:
+def _of(run: Sequence[QuotedRequest], how: str, level: float) -> list[QuotedRequest]:
     return [one for one in run if one.how == how and one.chance == level]
 
 
-def _in_bin(run: Sequence[Told], low: float, high: float) -> list[Told]:
+def _in_bin(run: Sequence[QuotedRequest], low: float, high: float) -> list[QuotedRequest]:
     return [one for one in run if one.how == "quoted" and low <= one.chance < high]
 
 
-def _met_share(told: Sequence[Told]) -> float:
+def _met_share(told: Sequence[QuotedRequest]) -> float:
     return sum(one.result.met for one in told) / max(1, len(told))
 
 
-def _error(run: Sequence[Told]) -> float:
+def _error(run: Sequence[QuotedRequest]) -> float:
     """Mean distance of the share that was met from the mean chance, over the bins, by the number of
     requests in each (expected calibration error)."""
     quoted = [one for one in run if one.how == "quoted"]

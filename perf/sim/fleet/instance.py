@@ -85,7 +85,7 @@ class InstanceKind:
         )
 
     def under(self, jobs: int, mean_tokens: float) -> StepUnderLoad:
-        """Its pace with ``jobs`` there, answers of ``mean_tokens`` each (compare
+        """The instance's pace with ``jobs`` there, answers of ``mean_tokens`` each (compare
         ``ConcurrencyLimit.outstanding_work``)."""
         running = min(jobs, self.slots)
         waiting = jobs - running

@@ -52,7 +52,7 @@ class Reports:
         self.slots = [kind.slots for kind in kinds]
         by_kind = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
         self.kind_numbers = [by_kind[kind] for kind in kinds]
-        """Which kind each instance is of."""
+        """Number of each instance's kind."""
         self.loads = [0] * len(kinds)
         self.with_room: dict[tuple[int, int], list[int]] = {}
         """Numbers of the instances that have room by their last report, in rising order, by kind
@@ -141,7 +141,7 @@ class SimMember:
         self.news: dict[int, int] = {}
         """Jobs sent less jobs that came back, since the instance's last report."""
         self.shares = [1] * len(reports.kinds)
-        """Its share of each instance's slots."""
+        """Share of each instance's slots that the member has, in jobs."""
         self._servers = post.servers
         self._reports = reports
         self._sharing = sharing

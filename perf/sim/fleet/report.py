@@ -25,7 +25,7 @@ class FleetFigures(msgspec.Struct, frozen=True):
     waste: float
     """Share of all tokens made that were of answers which came too late."""
     wait_p99_ms: float
-    """Of those that got a slot: from the arrival to the slot, wherever they waited."""
+    """Wait of requests that got a slot, from the arrival to the slot, wherever they waited."""
     found_full: float
     """Share of what was sent that found no slot free there: another had counted on it too."""
     fair_doors: float
