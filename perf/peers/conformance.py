@@ -26,8 +26,8 @@ from tools.conformance.report import Report
 from tools.conformance.run import examine
 from tools.conformance.target import HANG_UP, Target, read_saying
 
-FULL: Final = Effort(most_streams=32, burst=256, seconds=240.0)
-QUICK: Final = Effort(rounds=1, most_streams=8, burst=128, seconds=120.0)
+FULL: Final = Effort(most_streams=servers.SLOTS, seconds=300.0)
+QUICK: Final = Effort(rounds=1, most_streams=32, seconds=120.0)
 
 
 class _Shown(NamedTuple):

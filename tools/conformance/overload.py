@@ -71,7 +71,7 @@ async def check(trial: Trial) -> list[Finding]:
     """Offer twice the capacity, then see how long the service takes to recover."""
     load = await _offered(trial)
     recovered_s = await trial.settle(load.deadline_s + trial.pace.busy_tolerance_s)
-    return [*_findings(load), _recovered(trial, load, recovered_s)]
+    return [*_findings(trial, load), _recovered(trial, load, recovered_s)]
 
 
 async def _offered(trial: Trial) -> Load:
@@ -94,7 +94,7 @@ async def _offered(trial: Trial) -> Load:
     return Load(answers[count // _LENGTH :], deadline_s, limit_s, is_told)
 
 
-def _findings(load: Load) -> list[Finding]:
+def _findings(trial: Trial, load: Load) -> list[Finding]:
     count = len(load.answers)
     figures = {"met": load.met, "waste": load.waste, "ended": load.ended, "requests": float(count)}
     figures["deadline_ms"] = 1000 * load.deadline_s
@@ -102,6 +102,8 @@ def _findings(load: Load) -> list[Finding]:
     findings = [_at_least("overload.met", load.met, _MET, met, figures)]
     if load.met >= _NO_OVERLOAD:
         said = f"{met}: twice the measured capacity was no overload"
+        if 2 * trial.pace.streams > trial.effort.most_streams:
+            said += f"; it may be larger with more than {trial.pace.streams} streams (--streams)"
         return findings + [
             Finding(f"overload.{name}", Verdict.UNMEASURED, said)
             for name in ("early", "waste", "ends")

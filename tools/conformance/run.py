@@ -28,6 +28,8 @@ CHECKS: Final[dict[str, Callable[[Trial], Awaitable[list[Finding]]]]] = {
     "drain": drain.check,
 }
 """Measurement of each group, in order."""
+_KEPT_S: Final = 2.0
+"""Seconds for which idle connections are used again, as clients do: fewer than any server's own."""
 _VERSIONS: Final = ("/version", "/api/version")
 """Paths below the server's root that some servers tell their version at."""
 
@@ -40,7 +42,7 @@ async def examine(target: Target, effort: Effort | None = None, only: Sequence[s
     effort = effort or Effort()
     rules = chosen(only)
     budget = Budget(effort)
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S)
     timeout = aiohttp.ClientTimeout(total=None)  # each request has a limit of its own
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
         wire = Wire(http, target, budget)

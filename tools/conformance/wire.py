@@ -111,7 +111,7 @@ class Running:
 
 
 class Wire:
-    """Sends requests to one target, each on a connection of its own."""
+    """Sends requests to one target."""
 
     def __init__(self, http: aiohttp.ClientSession, target: Target, budget: Budget) -> None:
         self.target = target
