@@ -103,9 +103,7 @@ def environment(url: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def with_a_journal(
-    demo: Stack, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Orchestrator]:
+def with_a_journal(demo: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestrator]:
     journal = tmp_path_factory.mktemp("journal") / "journal.db"
     yield from _started(Orchestrator(demo.triton.grpc, journal__path=journal))
 

@@ -66,9 +66,7 @@ async def test_an_sdk_streams_a_chat(demo: Stack, plain_demo: Orchestrator) -> N
     assert len([text for text in texts[1] if text]) > 1
 
 
-async def test_a_closed_stream_stops_the_workers_job(
-    demo: Stack, plain_demo: Orchestrator
-) -> None:
+async def test_a_closed_stream_stops_the_workers_job(demo: Stack, plain_demo: Orchestrator) -> None:
     body = ASKED | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
     with demo.slowed():
         async with aiohttp.ClientSession(plain_demo.url) as http:

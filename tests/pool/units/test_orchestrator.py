@@ -120,7 +120,7 @@ async def test_one_that_says_that_it_starts_is_waited_for(
             await asyncio.sleep(0.02)
         assert answer == (200, b'{"status":"starting"}')
         async with asyncio.timeout(30.0):
-            while (answer := await get("127.0.0.1", health_port, "/health/live"))[0] is None:
+            while (answer := await get("127.0.0.1", health_port, "/health/live"))[0] is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert answer == (200, b'{"status":"starting"}')
         for path, said in (("/health/ready", b"starting"), ("/v1/models", b"not_ready")):

@@ -22,9 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_portrait_networks(tmp_path_factory.mktemp("liveportrait"), SIZES)
 
 
-def rendered(
-    provider: LivePortraitVideo, size: int = 128, frames: int = FRAMES
-) -> torch.Tensor:
+def rendered(provider: LivePortraitVideo, size: int = 128, frames: int = FRAMES) -> torch.Tensor:
     """The first ``frames`` of a second, loud in its second half."""
     plan = ClipPlan(seconds=1.0, fps=FRAMES, size=size, has_check=False)
     generator = torch.Generator().manual_seed(1)
