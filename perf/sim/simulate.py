@@ -22,7 +22,7 @@ from perf.sim.arrivals import VOCABULARY, SimArrival
 from perf.sim.lane import SimLane
 from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.worker import SimWorker, WorkerSpec
-from worker.protocol import Delta, ModelCard, Outcome, Sampling
+from worker.protocol import Delta, Feature, ModelCard, Outcome, Sampling
 
 MODEL = "sim"
 _TOKENIZER = (
@@ -279,4 +279,5 @@ def _card(fleet: Fleet) -> ModelCard:
         max_step_tokens=spec.step_tokens,
         can_pause=True,
         can_continue=True,
+        lacks=(Feature.FINISH,),  # as its worker says: another card would be read in a thread
     )
