@@ -101,7 +101,8 @@ def test_dl7_each_instances_pace_is_found_from_its_statistics(runs: Runs) -> Non
             judged += 1
             assert 0.6 < model.mid < min(1.5, model.high)
         fastest = 1000 * (STEP_COST.step_s + STEP_COST.row_s)
-        assert 0 < model.fastest_ms < 1.05 * fastest  # never more than what is certain
+        # As near as the fit; four fifths of it are certain.
+        assert 0 < model.fastest_ms < 1.15 * fastest
     assert judged
 
 
