@@ -1,6 +1,7 @@
 """Quotes and reservations, through the client and the command, before a real orchestrator."""
 
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -17,8 +18,8 @@ async def test_a_reserved_deadline_goes_with_the_request_that_uses_it(service: S
         assert quote.stated is None and quote.max_tokens == 4
         assert quote.reservation is not None and quote.reservation.chance == 0.99
         assert quote.reservation.left_s < quote.reservation.within_ms / 1000 + 1
-        done = await client.generate("hi", max_tokens=4, reservation=quote.reservation)
-    assert done.outcome in ("met", "missed")  # by how fast this machine is
+        with suppress(tidegate.DeadlineExceeded):  # where this machine is too slow
+            await client.generate("hi", max_tokens=4, reservation=quote.reservation)
     assert service.metric("tidegate_reservations_total", chance="99") == 1
     ended = [
         service.metric("tidegate_reservations_ended_total", chance="99", result=result)

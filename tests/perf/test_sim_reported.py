@@ -73,7 +73,7 @@ def test_dl16_starts_are_foretold_where_few_long_jobs_hold_the_slots() -> None:
     arrivals = list(LONG.arrivals(1.6, 32.0, SEED))
     stated = [replace(arrival, length=arrival.max_tokens) for arrival in arrivals]
     reported = measure(stated, FEW_LONG, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED)
-    assert len(reported.starts) > 12
+    assert len(reported.starts) >= 10
     assert median_factor(reported.starts) <= 1.5
     reported = measure(arrivals, FEW_LONG, {"QUEUE__MAX_WAITING": "-1"}, seed=SEED)
     assert 1 / 1.6 <= median_ratio(reported.starts) <= 1.6
