@@ -36,6 +36,9 @@ BROKEN: Final = {0.5: 0.5, 0.9: 0.1, 0.99: 0.005}
 for a client counts on that."""
 POINTS: Final = 9
 """Deadlines for which a quote states the chance."""
+_FIRST_STRETCH: Final = {0.5: 0.0, 0.9: 0.2, 0.99: 0.4}
+"""Logarithms of the factors by which the first reservations take longer than predicted: what a
+client counts on should not pay for what is not known yet."""
 _STRETCH_STEP: Final = 0.08
 _LEAST_STRETCH, _MAX_STRETCH = math.log(0.5), math.log(8.0)
 _PAUSE_S: Final = 0.1
@@ -94,7 +97,7 @@ class Quotes:
         self._promises = promises
         self._clock = clock
         self._reliability = {pressure: Reliability() for pressure in Pressure}
-        self._stretch = dict.fromkeys(BROKEN, 0.0)
+        self._stretch = dict(_FIRST_STRETCH)
         """Logarithm of the factor by which a level's time is longer than predicted."""
         self._next_at = 0.0
 
