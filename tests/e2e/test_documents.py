@@ -154,7 +154,7 @@ def test_programs_and_curls_do_what_they_say(
         assert not done.stderr
         assert len(done.stdout.split()) >= 2, done.stdout
     else:
-        assert re.search(r"data: |_id\"", done.stdout), done.stdout
+        assert re.search(r"data: |curve\"|_id\"", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
