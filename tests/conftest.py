@@ -21,9 +21,6 @@ from tests.support.steady_loop import SteadyLoop
 BUDGET_CPU_S = 8.0
 """Of a processor, for one test and the processes that it ended; who takes more is named."""
 
-MANY_MODULES = 50
-"""A library of so many is worth to be kept out of the garbage collector's way."""
-
 STACK = "e2e stack"
 ORACLE = "oracle"
 _SHARED = r"\b(demo|paced): Stack|\bslots: Triton"
@@ -71,8 +68,6 @@ hypothesis.settings.load_profile("tidegate")
 _ROOT = Path(__file__).resolve().parents[1]
 _CPU = pytest.StashKey[float]()
 _CPU_S = "cpu_s"
-_MODULES = pytest.StashKey[int]()
-"""How many were imported when the garbage collector was last told to leave alone what there is."""
 
 
 @cache
@@ -148,26 +143,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: places.get(unit_of(item.nodeid.partition("::")[0]), len(FIRST)))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    _keep_what_is_loaded(session.config)
-
-
-def _keep_what_is_loaded(config: pytest.Config) -> None:
-    """No full collection of garbage needs to walk through it again."""
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: no full collection of garbage needs to walk through it again."""
     gc.collect()
     gc.freeze()
-    config.stash[_MODULES] = len(sys.modules)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(
-    item: pytest.Item, nextitem: pytest.Item | None
-) -> Generator[None, None, None]:
-    """Large libraries that a file's tests have imported stay as well."""
-    yield
-    is_last = nextitem is not None and nextitem.path != item.path
-    if is_last and len(sys.modules) >= item.config.stash[_MODULES] + MANY_MODULES:
-        _keep_what_is_loaded(item.config)
 
 
 def cpu_s() -> float:

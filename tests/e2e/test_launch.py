@@ -168,7 +168,8 @@ def test_a_checkout_and_a_model_may_lie_anywhere(tmp_path: Path, marks: list[Mar
         place.mkdir(exist_ok=True)
     up = Up(
         checkout,
-        *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--model", str(model)),
+        *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
+        *("--model", str(model), "--engine", "synthetic-paced"),
         up=(str(checkout / ".venv" / "bin" / "python"), *UP[1:]),
         cwd=checkout,
         env={name: str(place) for name, place in places.items()} | {"PYTHONPATH": "client"},

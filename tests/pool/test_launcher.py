@@ -119,8 +119,11 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
 
 
 async def test_serves_until_told_to_stop(launch: Launch, tmp_path: Path) -> None:
-    launched = launch(instances=2)
+    """Two instances, at the ports that were set for the first and ten above them."""
+    http, grpc, metrics = free_ports(3)
+    launched = launch(instances=2, triton_ports=TritonPorts(http, grpc, metrics))
     serving = await launched.until(UnitEvent.SERVING)
+    assert [each.ports.grpc for each in launched.launcher.instances] == [grpc, grpc + 10]
     regions = launch.marked.regions()
     assert len(regions) == 2
     state = json.loads((tmp_path / "state.json").read_text())
@@ -224,13 +227,6 @@ async def test_a_restart_goes_on_without_a_log_directory(
     os.kill(launched.server_pid, signal.SIGKILL)
     assert "cannot write the log" in (await launched.until(UnitEvent.WARNED)).text
     await launched.until(UnitEvent.READY)
-
-
-async def test_configured_ports_are_kept_apart_by_instance(launch: Launch) -> None:
-    http, grpc, metrics = free_ports(3)
-    launched = launch(instances=2, triton_ports=TritonPorts(http, grpc, metrics))
-    await launched.until(UnitEvent.SERVING)
-    assert [each.ports.grpc for each in launched.launcher.instances] == [grpc, grpc + 10]
 
 
 async def test_the_server_that_serves_is_in_the_catalog_of_engines(

@@ -87,11 +87,12 @@ def test_keys_split_over_programs(seed: int) -> None:
         assert error_of(backend, layer, case.trial, expected) < TOLERANCE[torch.float32], str(case)
 
 
-HEAD_SHAPES = [(64, 1, 16), (80, 16, 64), (96, 3, 32), (128, 8, 16), (256, 5, 16)]
-"""Dimensions of a head, query heads per KV head, and tokens of a block."""
+HEAD_SHAPES = [(80, 16, 64), (96, 3, 32), (256, 5, 16), (64, 1, 16), (128, 8, 16)]
+"""Dimensions of a head, query heads per KV head, and tokens of a block. The last two, which fill
+their tiles, the interpreter sees among random shapes."""
 
 
-@pytest.mark.parametrize(("dim", "shared", "page"), HEAD_SHAPES)
+@pytest.mark.parametrize(("dim", "shared", "page"), HEAD_SHAPES[: 3 if INTERPRETED else None])
 def test_one_long_text_among_short_ones(dim: int, shared: int, page: int) -> None:
     """Its keys are split over programs, beside decodes and chunks that are done by one each."""
     contexts, chunks = [5, 300, 1, 33, *[2] * 6], [(2, 420), (20, 20), (1, 90)]
