@@ -21,7 +21,10 @@ from perf.sim.fleet.scene import FleetLoad, FleetScene, scenes
 from perf.sim.fleet.sharing import OURS, SHARINGS, Sharing
 from perf.sim.fleet.world import VirtualFleet
 
-COMPARED = {"stale": ("free", "two", OURS)}
+COMPARED = {
+    "stale": ("free", "two", OURS),
+    "uneven": ("free", "two", OURS, "subset-20", "shared-queue", "omniscient"),
+}
 """Ways that are compared, by scene; in others all are."""
 
 
