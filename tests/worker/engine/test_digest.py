@@ -8,6 +8,7 @@ NO_SAY = {
     "demo_model",
     "encoding.py",
     "engine_args.py",
+    "engine_choice.py",
     "engines",  # those of others have digests of their own
     "environment.py",
     "errors.py",
