@@ -224,6 +224,7 @@ def build(
         settings.deadlines,
         isolate_tenants=_isolates_tenants(settings),
         durable_default=settings.journal.durable_by_default,
+        learns_runs=settings.dispatch.learn_runs,
         images=settings.images,
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
@@ -346,6 +347,7 @@ def _dispatch(
             share=chosen.retry_share,
             attempts=chosen.attempts,
             floor_ms=settings.admission.floor_ms,
+            moves_late=chosen.move_late,
         ),
     )
     hedger = Hedger(registry, forecaster, share=chosen.hedge_share)

@@ -100,6 +100,8 @@ class ServiceConfig:
     """Whether tenants share no cached prefixes."""
     durable_default: bool = False
     """Whether tasks are durable that do not say."""
+    learns_runs: bool = False
+    """Whether it is learnt how many calls runs have whose clients do not say so."""
     images: ImageLimits = field(default_factory=ImageLimits)
 
 
@@ -159,7 +161,7 @@ class Orchestrator:
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
         self.runs = Runs(clock)
-        self.run_watch = RunWatch(clock)
+        self.run_watch = RunWatch(clock) if config.learns_runs else None
         self.durable_default = config.durable_default
         self.isolate_tenants = config.isolate_tenants
         self.shared_state = stages.shared_state
@@ -349,7 +351,8 @@ class Orchestrator:
         stages.demand.needs(task)
         task.vocabulary = encoder.vocabulary
         await self._read_prompt(task, encoder, prompt, reading)
-        self.run_watch.begin(task)
+        if self.run_watch is not None:
+            self.run_watch.begin(task)
         stages.admission.fit(task, encoder.card)
         if task.job.grammar is not None:
             await self._check_grammar(task, task.job.grammar, encoder.card)

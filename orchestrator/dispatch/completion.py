@@ -153,6 +153,8 @@ class Completion:
 
     def leave_slow(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
         """Withdraw attempts that will probably miss where they run, and not elsewhere."""
+        if not self._retrier.moves_late:
+            return
         now = self._clock.now()
         for attempt in self._rescuer.due(in_flight, now):
             task = attempt.task

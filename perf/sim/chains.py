@@ -102,7 +102,15 @@ def measure(
 ) -> KeptRuns:
     """Simulate one manner under one load; what comes in the first ``warm_s`` is not counted."""
     return run_quietly(
-        lambda loop: _measure(loop, load, manner, fleet, UNBOUNDED, random.Random(seed), warm_s)
+        lambda loop: _measure(
+            loop,
+            load,
+            manner,
+            fleet,
+            UNBOUNDED | {"DISPATCH__LEARN_RUNS": str(manner == "learnt")},
+            random.Random(seed),
+            warm_s,
+        )
     )
 
 

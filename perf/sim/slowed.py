@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from orchestrator.dispatch import rescue
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, result
 from perf.sim.__main__ import SPEED, UNBOUNDED, capacity_per_s
@@ -52,17 +51,13 @@ def events(seconds: float) -> Mapping[float, WorkerEvent]:
 
 def run_once(per_s: float, seconds: float, seed: int, *, moves: bool) -> SimRun:
     """One run, with jobs moved away from the slow instance or not."""
-    slower, rescue.SLOWER = rescue.SLOWER, rescue.SLOWER if moves else math.inf
-    try:
-        return simulate(
-            SCENARIO.arrivals(per_s, seconds, seed),
-            FLEET,
-            UNBOUNDED,
-            seed=seed,
-            events=events(seconds),
-        )
-    finally:
-        rescue.SLOWER = slower
+    return simulate(
+        SCENARIO.arrivals(per_s, seconds, seed),
+        FLEET,
+        UNBOUNDED | {"DISPATCH__MOVE_LATE": str(moves)},
+        seed=seed,
+        events=events(seconds),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

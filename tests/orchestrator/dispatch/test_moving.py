@@ -156,7 +156,9 @@ async def test_a_text_that_misses_on_an_instance_that_became_slow_goes_on_elsewh
     deadline_ms: float,
     moves: bool,
 ) -> None:
-    service, first, second = await two(make_worker, make_service, {"can_continue": True})
+    service, first, second = await two(
+        make_worker, make_service, {"can_continue": True}, dispatch__move_late=True
+    )
     service.hold_time()
     paces = {
         worker.address: StepModel(64, 512, token_ms, 0.0, 0.01, ratios=(1.0, 1.1))
