@@ -24,8 +24,9 @@ from perf.stack.stack import StackSpec
 CLIENTS: Final = 4
 STORIES, VALUES, FEW = 120, 60, 12
 MANNERS: Final = ("finish", "partial")
-DEADLINES_MS: Final = (500, 4000)
-"""Least and greatest deadline; as many are drawn of each octave."""
+DEADLINES_MS: Final = {"story": (500, 4000), "value": (2000, 8000)}
+"""Least and greatest deadline; as many are drawn of each octave. The shortest value of the schema
+takes 70 tokens, for which there must be time."""
 _LAST: Final = 8
 _ENDS: Final = (".", "!", "?", '."', '!"', '?"')
 _SCHEMA: Final = {
@@ -78,7 +79,7 @@ async def run(context: Context) -> list[Figure]:
 
 def _asks(kind: str, count: int) -> list[dict[str, Any]]:
     rng = random.Random(5)
-    low, high = DEADLINES_MS
+    low, high = DEADLINES_MS[kind]
     asks = []
     for _ in range(count):
         body: dict[str, Any] = {
