@@ -394,8 +394,7 @@ class Forecaster:
         if not capacity.models:
             return None
         work = Work(task.prompt_tokens, task.likely_cached)
-        between_ms = min(task.between_calls_ms, budget_ms / 2)
-        room_ms = FIT_SHARE * (budget_ms - between_ms) / (1 + task.calls_left)
+        room_ms = FIT_SHARE * task.share_of(budget_ms)
         fits = max(model.tokens_within(room_ms, work, capacity.rows) for model in capacity.models)
         return max(1, task.sampling.min_tokens, fits)
 

@@ -416,10 +416,13 @@ class Task:
             listener.tokens(self, delta)
 
     def share_ms(self, now: float) -> float:
-        """Ms that this call may take of what is left: an equal part with each that is to come, of
+        """Ms that this call may take of what is left until its deadline (``share_of``)."""
+        return self.share_of(self.deadline.left_ms(now))
+
+    def share_of(self, ms: float) -> float:
+        """Ms that this call may take of ``ms``: an equal part with each call that is to come, of
         the time that does not pass between them; that is half of it at most."""
-        left_ms = self.deadline.left_ms(now)
-        return (left_ms - min(self.between_calls_ms, left_ms / 2)) / (1 + self.calls_left)
+        return (ms - min(self.between_calls_ms, ms / 2)) / (1 + self.calls_left)
 
     def restore(self) -> None:
         """Make an earlier process's text the task's, as far as it was not made again; listeners
