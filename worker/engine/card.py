@@ -65,7 +65,7 @@ def sampling_defaults(settings: WorkerSettings) -> SamplingDefaults:
 
 def pooling_of(settings: WorkerSettings) -> Pooling | None:
     """How embeddings are made; None for an engine without a model."""
-    if settings.engine not in ("auto", "torch"):  # our own engine's card, where it was chosen
+    if settings.engine != "torch":
         return None
     if settings.pooling != "auto":
         return Pooling(settings.pooling)

@@ -57,7 +57,8 @@ def test_they_are_those_of_transformers(tiny: Path, pooling: Pooling, runner: st
 
 def test_how_is_what_the_setting_or_the_checkpoint_says(tmp_path: Path) -> None:
     def pooling(**settings: object) -> Pooling | None:
-        return pooling_of(WorkerSettings(model_path=tmp_path, **settings))  # type: ignore[arg-type]
+        stated = {"model_path": tmp_path, "engine": "torch"} | settings
+        return pooling_of(WorkerSettings(**stated))  # type: ignore[arg-type]
 
     assert pooling() is Pooling.LAST
     (tmp_path / "1_Pooling").mkdir()
