@@ -115,7 +115,7 @@ class Reading(NamedTuple):
 
 
 class QuotedTask(NamedTuple):
-    """A task that was read and not offered, and what may be expected of it."""
+    """A task that was read, never offered, and is over; and what may be expected of it."""
 
     task: Task
     quote: Quote
@@ -442,13 +442,16 @@ class Orchestrator:
             task = Task(self._new_id(), job)
             task.model = encoder.card.model
             task.cache_salt = job.tenant if self.isolate_tenants else ""
-            if prompt is not None:
-                await self._read_prompt(task, encoder, prompt)
-            else:
-                task.token_ids = range(prompt_tokens)  # only their number counts
-                task.prompt_tokens = prompt_tokens
-            self.stages.admission.fit(task, encoder.card)
-            return QuotedTask(task, self.stages.prediction.quotes.quote(task))
+            try:
+                if prompt is not None:
+                    await self._read_prompt(task, encoder, prompt)
+                else:
+                    task.token_ids = range(prompt_tokens)  # only their number counts
+                    task.prompt_tokens = prompt_tokens
+                self.stages.admission.fit(task, encoder.card)
+                return QuotedTask(task, self.stages.prediction.quotes.quote(task))
+            finally:  # whatever its prompt holds is given back
+                task.end(aborted(AbortCause.CANCEL), self.clock.now())
 
     async def tokenize(
         self, model: str, prompt: Prompt, deadline: Deadline, key: str, tenant: str

@@ -317,6 +317,9 @@ async def test_images_of_all_requests_are_bounded_and_let_go(
     stall.release.set()
     await service.until(lambda: service.orchestrator.live_tasks == 0)
     assert gate.held_bytes == 0
+    path, body = tasks([url(CAT)])
+    assert (await post(service, (path.replace("tasks", "quote"), body)))[0] == 200
+    assert gate.held_bytes == 0  # a quote keeps nothing
     assert (await post(service, chat(image_url(url(CAT)))))[0] == 200
 
 
