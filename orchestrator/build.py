@@ -347,7 +347,6 @@ def _dispatch(
             share=chosen.retry_share,
             attempts=chosen.attempts,
             floor_ms=settings.admission.floor_ms,
-            moves_late=chosen.move_late,
         ),
     )
     hedger = Hedger(registry, forecaster, share=chosen.hedge_share)

@@ -130,7 +130,6 @@ TABLE: Final = (
     ),
     Entry("sim-cells", "perf.sim", "--cells --rows 16 --seeds 2 --processes 1", 320, beside=True),
     Entry("sim-quotes", "perf.sim.quotes", "", 200, beside=True),
-    Entry("sim-slowed", "perf.sim.slowed", "", 200, beside=True),
     Entry(
         "chaos-kills",
         "perf.chaos",

@@ -11,7 +11,6 @@ from orchestrator.clock import Clock
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.dispatch.hedge import Hedger
 from orchestrator.dispatch.metrics import DispatchMetrics
-from orchestrator.dispatch.rescue import Rescuer
 from orchestrator.dispatch.resume import ending_of_complete_text
 from orchestrator.dispatch.retry import RETRYABLE, Fate, Retrier, RetryAfter, RetryDenied
 from orchestrator.errors import TidegateError
@@ -48,7 +47,6 @@ class Completion:
         self._prediction = prediction
         self._retrier = retrier
         self._hedger = hedger
-        self._rescuer = Rescuer(registry, prediction.forecaster)
         self._clock = clock
 
     def ended(self, attempt: Attempt, end: End, *, is_current: bool) -> RetryAfter | None:
@@ -144,25 +142,12 @@ class Completion:
             if task.attempt is not attempt or task.hedge is not None:
                 continue
             left = self._prediction.forecaster.residual_ms(task, now)
-            if left[len(left) // 2] > 1000 * (ends[attempt.address] - now):
-                yield from self._moved(attempt, now)
-
-    def leave_slow(self, in_flight: Iterable[Attempt]) -> Iterator[tuple[Attempt, RetryAfter]]:
-        """Withdraw attempts that will probably miss where they run, and not elsewhere."""
-        if not self._retrier.moves_late:
-            return
-        now = self._clock.now()
-        for attempt in self._rescuer.due(in_flight, now):
-            yield from self._moved(attempt, now)
-
-    def _moved(self, attempt: Attempt, now: float) -> Iterator[tuple[Attempt, RetryAfter]]:
-        """Withdraw an attempt whose task can go on elsewhere; nothing where it cannot."""
-        retry = self._retrier.decide(
-            attempt.task, attempt.address, now, elsewhere=True, planned=True
-        )
-        if retry is not None:
-            attempt.withdraw()
-            yield attempt, retry
+            if left[len(left) // 2] <= 1000 * (ends[attempt.address] - now):
+                continue
+            retry = self._retrier.decide(task, attempt.address, now, elsewhere=True, planned=True)
+            if retry is not None:
+                attempt.withdraw()
+                yield attempt, retry
 
     def awaits_fate(self, task: Task) -> bool:
         """Whether a task that is to be sent again must wait until it is known whether its workers

@@ -308,18 +308,14 @@ class Dispatcher:
     # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
 
     def upkeep(self) -> None:
-        """See to jobs that are late with their first tokens, or on instances that are silent, drain
-        or have become slow.
+        """See to jobs that are late with their first tokens, or on instances that are silent or
+        drain.
 
         To be called every 250 ms or so.
         """
         try:
             # One by one: a task that was withdrawn is in the queue again before the next is judged.
-            leaving = (
-                self._completion.leave_silent,
-                self._completion.leave_draining,
-                self._completion.leave_slow,
-            )
+            leaving = (self._completion.leave_silent, self._completion.leave_draining)
             for attempt, retry in chain.from_iterable(leave(self._in_flight) for leave in leaving):
                 self._forget_pause(attempt.task)
                 self._retry(attempt, retry)

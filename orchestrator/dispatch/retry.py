@@ -80,8 +80,6 @@ class RetryConfig:
     """Seconds of the first pause, doubled for each try; drawn from 0.5 to 1.5 times that."""
     backoff_most_s: float = 1.0
     floor_ms: float = 10.0
-    moves_late: bool = False
-    """Whether running answers leave instances that became slow (``rescue``)."""
 
 
 class Fate(StrEnum):
@@ -113,11 +111,6 @@ class Retrier:
         self.budget = RetryBudget(config.share, config.burst)
         self.granted: Counter[str] = Counter()
         self.denied: Counter[RetryDenied] = Counter()
-
-    @property
-    def moves_late(self) -> bool:
-        """Whether running answers leave instances that became slow."""
-        return self._config.moves_late
 
     def keep_transcript(self, task: Task, address: str) -> None:
         """Keep what a task generates at an instance, if another one could go on with it.

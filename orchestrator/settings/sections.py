@@ -325,10 +325,6 @@ class DispatchSettings(Section):
     """Whether calls of one session or trace that state the same deadline are taken for a run, and
     get a share of the time by how many calls such runs had so far (DL-22). On trial: in the
     simulator it has not kept more runs yet."""
-    move_late: bool = False
-    """Whether a running answer is moved away from an instance that became slow, where it would miss
-    its deadline there and not elsewhere. On trial: in the simulator it has not kept more deadlines
-    yet."""
     hedge_share: float = Field(default=0.02, ge=0, le=0.02)
     """Jobs that are sent to a second instance because their first token is late, as a share of
     requests offered; 0: none."""

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.instances.instance import Instance
-from orchestrator.prediction import StepModel
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.orchestrator.dispatch.test_retry import EXPECTED, TASK, run, speak, text_of, two
 from tests.support.fake_worker import FakeWorker, Plan
@@ -137,47 +135,3 @@ async def test_or14_what_would_not_begin_before_the_end_is_told_at_once(
     held.release.set()
     await draining
     assert text_of(await running) == EXPECTED
-
-
-@pytest.mark.parametrize(
-    ("slow_ms", "deadline_ms", "moves"),
-    [
-        (200.0, 2000, True),  # it would take four seconds here, and 0.2 there
-        (200.0, 60_000, False),  # there is time
-        (200.0, 100, False),  # nobody can make it
-        (12.0, 200, False),  # the other is hardly faster
-    ],
-)
-async def test_a_text_that_misses_on_an_instance_that_became_slow_goes_on_elsewhere(
-    make_worker: MakeWorker,
-    make_service: MakeService,
-    monkeypatch: pytest.MonkeyPatch,
-    slow_ms: float,
-    deadline_ms: float,
-    moves: bool,
-) -> None:
-    service, first, second = await two(
-        make_worker, make_service, {"can_continue": True}, dispatch__move_late=True
-    )
-    service.hold_time()
-    paces = {
-        worker.address: StepModel(64, 512, token_ms, 0.0, 0.01, ratios=(1.0, 1.1))
-        for worker, token_ms in ((first, slow_ms), (second, 10.0))
-    }
-    monkeypatch.setattr(Instance, "pace", property(lambda instance: paces[instance.address]))
-    held = Plan(speak=speak, stall_at=7)
-    first.plan = lambda submit: held
-    second.plan = lambda submit: Plan(speak=speak)
-    body = TASK | {"deadline_ms": deadline_ms, "ignore_eos": True, "max_tokens": 20}
-    body |= {"placement": {"mode": "prefer", "instances": [first.address]}}
-    running = asyncio.create_task(run(service, body))
-    await service.until(lambda: _tokens_of(service) == 7)
-    service.parts.lifecycle._stages.dispatcher.upkeep()
-    await asyncio.sleep(0)
-    assert service.metric("tidegate_retries_total", kind="move") == moves
-    if moves:
-        await service.until(lambda: bool(second.submits))
-        assert second.submits[0].begun_tokens == 7
-        await running
-        assert service.outcomes() == ["met"]
-    running.cancel()
