@@ -61,6 +61,7 @@ _SLOWEST_PER_S, _FASTEST_PER_S, _FASTER = 8.0, 60.0, 1.2
 """Rates tried for the capacity, in requests per second: lowest, highest, and the factor between."""
 _CAPACITY_MET = 0.95
 _WORDS_PER_TOKEN = 0.75
+_FRESH = random.Random()
 
 
 def asks_of(mix: Mix, seconds: float, seed: int, model: str) -> list[StreamRequest]:
@@ -76,7 +77,9 @@ def _body(wish: Wish, model: str, rng: random.Random) -> dict[str, object]:
     is_fact = wish.answer_tokens < FACT_TOKENS
     text = rng.choice(words.FACTS)[0] if is_fact else story(rng)
     if wish.prompt_tokens > 1000:
-        pages = rng.choices(words.THINGS, k=int(_WORDS_PER_TOKEN * wish.prompt_tokens))
+        # New ones each time, whatever the seed: no policy may find in a worker's cache what was
+        # computed for the one before it.
+        pages = _FRESH.choices(words.THINGS, k=int(_WORDS_PER_TOKEN * wish.prompt_tokens))
         text = f"{' '.join(pages)}. {text}"
     return chat(
         model,
