@@ -11,7 +11,7 @@ A plan says how urgent a task is among others (``urgency``), and so its place in
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -188,15 +188,15 @@ class Forecaster:
 
     def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
         costs = self._costs_of(task.model, now)
-        # Each of a run's calls gets an equal share of its time (``tasks.runs``).
-        share_ms = task.share_ms(now)
         if costs is None:  # nothing is known yet: by deadline
-            return Urgency(1.0, -share_ms / LEAST_WAIT_MS, 1.0)
+            return Urgency(1.0, -task.share_ms(now) / LEAST_WAIT_MS, 1.0)
         made = task.completion_tokens
         new = 0 if made else self._prompt_left(task, costs, now)
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
-        due = Due(share_ms, 1000 * (due_at - now))
         left = self._left(task)
+        due = Due(_whole_ms(task, left, new, costs, now), 1000 * (due_at - now))
+        # The calls of a run share its slack (``tasks.runs``): each may wait for its part of it.
+        wait_ms *= 1 + task.calls_left
         if task.job.on_deadline in ENDS_IN_TIME:  # as long as there is time for, whenever asked
             most = max(1.0, (due.whole_ms - new * costs.prompt_ms) / costs.token_ms / SURE)
             left = tuple(min(tokens, most) for tokens in left)
@@ -454,6 +454,26 @@ def length_key(task: Task) -> LengthKey:
     stated_ms = None if job.deadline.is_default else 1000 * (job.deadline.at - job.arrived)
     session, prompt_tokens, kind = job.session_id, task.prompt_tokens, task.prompt_kind
     return LengthKey(task.model, job.tenant, cap, stated_ms, session, prompt_tokens, kind)
+
+
+def _whole_ms(
+    task: Task, left: Sequence[float], new_prompt_tokens: float, costs: Costs, now: float
+) -> float:
+    """Ms from ``now`` until the last token of ``task`` has to be there, with usual lengths.
+
+    Before the end of a run the calls that are to come need time of their own, about as much as this
+    one takes in all, and what passes between them. How many there will be may only be probable:
+    what they need never makes this call late by itself, it only leaves it no slack.
+    """
+    left_ms = task.deadline.left_ms(now)
+    if not task.calls_left:
+        return left_ms
+    usual, long = (left[int(share * len(left))] for share in (USUAL, LONG))
+    call_ms = task.new_prompt_tokens * costs.prompt_ms
+    call_ms += (task.completion_tokens + usual) * costs.token_ms
+    rest_ms = task.between_calls_ms + task.calls_left * call_ms
+    own_ms = SURE * (new_prompt_tokens * costs.prompt_ms + long * costs.token_ms)
+    return max(left_ms - rest_ms, min(left_ms, own_ms))
 
 
 def _least_ms(task: Task, capacity: Capacity) -> tuple[float, str]:

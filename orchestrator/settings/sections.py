@@ -321,10 +321,9 @@ class DispatchSettings(Section):
     retry_share: Annotated[float, HIDDEN] = Field(default=0.1, ge=0, le=1)
     """Retries of jobs that had not begun, as a share of requests offered; 0: no retries at all,
     begun or not."""
-    learn_runs: bool = False
+    learn_runs: bool = True
     """Whether calls of one session or trace that state the same deadline are taken for a run, and
-    get a share of the time by how many calls such runs had so far (DL-22). On trial: in the
-    simulator it has not kept more runs yet."""
+    get a share of the time by how many calls such runs had so far (DL-22)."""
     hedge_share: float = Field(default=0.02, ge=0, le=0.02)
     """Jobs that are sent to a second instance because their first token is late, as a share of
     requests offered; 0: none."""

@@ -12,9 +12,10 @@ call that says how many are to come makes a run: nobody else's calls are counted
 deadline. A call that ended well is done; one that failed may be made again. A call that states a
 deadline or a number itself is taken at its word, and later ones go by that.
 
-The share of the time by which a call is ranked is the deadline assignment of equal slack (Kao and
-Garcia-Molina, 1993: *Deadline assignment in a distributed soft real-time system*), made anew
-whenever it is planned; the deadline that ends it is the run's.
+A call is ranked by an equal share of the run's slack, which is what the usual work of all its calls
+leaves of the time (Kao and Garcia-Molina, 1993: *Deadline assignment in a distributed soft
+real-time system*; ``Forecaster``), made anew whenever it is planned. A ``fit`` answer and the
+worker's own queue go by an equal share of the time. The deadline that ends a call is the run's.
 
 Orchestrators that share a state tell each other of their runs' calls (``on_news``, ``hear``).
 """
