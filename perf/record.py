@@ -116,6 +116,7 @@ TABLE: Final = (
         "--cells twice tight flood batch long-prompts --seeds 3 --seconds 8",
         1200,
     ),
+    Entry("rollout", "perf.rollout", "", 90),
     Entry("batch-kills", "perf.chaos.batches", "", 1500, beside=True),
     Entry("soak", "perf.chaos", "--soak 600", 640, beside=True),
     Entry("slot-soak", "perf.slot", "--soak 600", 640, beside=True),
