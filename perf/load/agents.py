@@ -73,8 +73,9 @@ async def keep(run: Run, args: argparse.Namespace, seed: int) -> tuple[bool, boo
     tools = _Tools(random.Random(seed), args.slow)
     _tools.set(tools)
     try:
-        await run("a fox who learns to sail", args.url, args.seconds)
-    except TidegateError:
+        async with asyncio.timeout(args.seconds):  # its user waits no longer, for a tool neither
+            await run("a fox who learns to sail", args.url, args.seconds)
+    except (TidegateError, TimeoutError):
         return False, False
     return True, not tools.cut
 
