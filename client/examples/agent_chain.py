@@ -8,6 +8,9 @@ Every call states the same deadline, that of the whole run, and how many calls a
 not use up the time of the last, and stops none before the run's own deadline.
 ``on_deadline="fit"`` makes each answer as long as its share allows. The session keeps what was
 computed of the conversation while the agent's tools run.
+
+A tool has a quarter of what is left at most: the run goes on without one that hangs, as with
+``--tool-seconds 60``. What a tool does not use is left for the calls.
 """
 
 import argparse
@@ -15,7 +18,15 @@ import asyncio
 import sys
 import uuid
 
-from tidegate import Client, DeadlineExceeded, Message, deadline, remaining
+from tidegate import (
+    Client,
+    DeadlineExceeded,
+    Message,
+    ToolTimeout,
+    deadline,
+    remaining,
+    tool_deadline,
+)
 
 STEPS = (
     "Name three things that could happen in a story about {about}.",
@@ -25,12 +36,13 @@ STEPS = (
 )
 
 
-async def use_a_tool() -> None:
+@tool_deadline(share=0.25)
+async def use_a_tool(takes_s: float) -> None:
     """Whatever the agent does between two calls."""
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(takes_s)
 
 
-async def run(about: str, url: str, seconds: float) -> str:
+async def run(about: str, url: str, seconds: float, tool_s: float = 0.05) -> str:
     """The last answer. Raises ``DeadlineExceeded`` when there is not enough time for it."""
     session_id = f"agent-{uuid.uuid4().hex}"
     messages: list[Message] = []
@@ -50,7 +62,10 @@ async def run(about: str, url: str, seconds: float) -> str:
                 print(f"call {number + 1} of {len(STEPS)}, {left_s:.1f} s left: {answer.text}")
                 messages.append({"role": "assistant", "content": answer.text})
                 if number + 1 < len(STEPS):
-                    await use_a_tool()
+                    try:
+                        await use_a_tool(tool_s)
+                    except ToolTimeout as error:
+                        print(f"on without a tool's result: {error}")
     return answer.text
 
 
@@ -61,9 +76,10 @@ def main() -> int:
     parser.add_argument("about", nargs="?", default="a fox who learns to sail")
     parser.add_argument("--url", default="http://127.0.0.1:8080")
     parser.add_argument("--seconds", type=float, default=10.0, help="for all calls together")
+    parser.add_argument("--tool-seconds", type=float, default=0.05, help="that each tool takes")
     args = parser.parse_args()
     try:
-        asyncio.run(run(args.about, args.url, args.seconds))
+        asyncio.run(run(args.about, args.url, args.seconds, args.tool_seconds))
     except DeadlineExceeded as error:
         print(f"the promise cannot be kept: {error}", file=sys.stderr)
         return 1

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         StreamLost,
         TaskCancelled,
         TidegateError,
+        ToolTimeout,
         Unavailable,
     )
     from tidegate.listings import Instance, InstanceSlot, ModelInfo, TaskLine, TaskList
@@ -89,6 +90,13 @@ if TYPE_CHECKING:
     from tidegate.streams import Stream
     from tidegate.sync import SyncClient, SyncStream
     from tidegate.sync_sessions import SyncSession
+    from tidegate.tools import (
+        ToolDeadline,
+        meta_deadline,
+        timeout_headers,
+        timeout_meta,
+        tool_deadline,
+    )
 
 _MODULES: Final = {
     "tidegate.chats": {
@@ -124,6 +132,13 @@ _MODULES: Final = {
     "tidegate.streams": {"Stream"},
     "tidegate.sync": {"SyncClient", "SyncStream"},
     "tidegate.sync_sessions": {"SyncSession"},
+    "tidegate.tools": {
+        "ToolDeadline",
+        "meta_deadline",
+        "timeout_headers",
+        "timeout_meta",
+        "tool_deadline",
+    },
 }
 """Names by the module that defines them; names not listed are in one of ``_LARGE_MODULES``."""
 _LARGE_MODULES: Final = ("tidegate.errors", "tidegate.results")
@@ -207,8 +222,14 @@ __all__ = [
     "Token",
     "ToolCall",
     "ToolCallDelta",
+    "ToolDeadline",
+    "ToolTimeout",
     "Unavailable",
     "Usage",
     "deadline",
+    "meta_deadline",
     "remaining",
+    "timeout_headers",
+    "timeout_meta",
+    "tool_deadline",
 ]

@@ -4,6 +4,7 @@
     ├── ConnectFailed (ConnectionError)         nobody answers at the base URL
     ├── StreamLost (ConnectionError)            the event stream broke and stayed broken
     ├── ProtocolError (ValueError)              the answer is not what the API promises
+    ├── ToolTimeout (TimeoutError)              a tool was not done within its time limit
     └── ApiError                                the server said no: code, status, retryable
         ├── InvalidRequest (ValueError)         what was asked cannot be served, now or later
         ├── AuthFailed (PermissionError)        token missing or wrong
@@ -44,6 +45,10 @@ class StreamLost(TidegateError, ConnectionError):
 
 class ProtocolError(TidegateError, ValueError):
     """The server answered with something that the API does not promise."""
+
+
+class ToolTimeout(TidegateError, TimeoutError):
+    """A tool was not done within the limit of ``tool_deadline``; the run's own time may go on."""
 
 
 class ApiError(TidegateError):

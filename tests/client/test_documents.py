@@ -31,7 +31,7 @@ async def test_programs_of_the_client(
     service = await make_service(worker)
     await service.until(lambda: len(service.orchestrator.slots.fleet.ready()) == 1)
     monkeypatch.chdir(tmp_path)
-    assert len(PROGRAMS) == 5
+    assert len(PROGRAMS) == 6
     for program in PROGRAMS:
         # In a thread: a program of its own would import everything once more.
         code = compile(program.replace("http://127.0.0.1:8080", service.url), "client.md", "exec")

@@ -6,6 +6,7 @@ from tidegate.cli.arguments import Choice, Command, Group
 from tidegate.cli.doctor import doctor
 from tidegate.cli.engines import engines
 from tidegate.cli.lists import sessions, tasks
+from tidegate.cli.mcp import mcp
 from tidegate.cli.measure import bench, top
 from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload, swap
@@ -80,6 +81,7 @@ for command in (
     doctor,
     plan,
     quote,
+    mcp,
     drain,
     swap,
     reload,
