@@ -28,7 +28,8 @@ from perf.stack.store import store_program, store_server
 from pool.units.orchestrator import OrchestratorProcess
 
 RATES = (200.0, 100.0, 50.0, 25.0)
-"""Rates in submissions per second, of which the first that the machine carries is used."""
+"""Rates in submissions per second, of which the first that the machine carries is used, durable
+ones included."""
 _MAX_QUEUED = 3.0
 """Largest factor by which an answer may take longer than one at a time, at a rate that is
 carried."""
@@ -45,6 +46,13 @@ class _Times:
 
     p50: list[float] = field(default_factory=list)
     p99: list[float] = field(default_factory=list)
+    one_by_one: list[float] = field(default_factory=list)
+    """Medians of submissions that were made one at a time, before each round."""
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether little of a submission's time is a wait for others."""
+        return median(self.p50) <= _MAX_QUEUED * median(self.one_by_one)
 
     def add(self, taken: list[float]) -> None:
         self.p50.append(median(taken))
@@ -61,14 +69,13 @@ class _Times:
 @dataclass(slots=True)
 class _Latencies:
     per_s: float
-    one_by_one: list[float] = field(default_factory=list)
     alone: _Times = field(default_factory=_Times)
     limited: _Times = field(default_factory=_Times)
     durable: _Times = field(default_factory=_Times)
 
     @property
     def is_carried(self) -> bool:
-        return median(self.alone.p50) <= _MAX_QUEUED * median(self.one_by_one)
+        return all(times.is_carried for times in (self.alone, self.limited, self.durable))
 
 
 async def run(context: Context) -> list[Figure]:
@@ -138,14 +145,14 @@ async def _round(
     shared: OrchestratorProcess,
     seconds: float,
 ) -> None:
-    one_by_one = [await _submit(http, alone, is_durable=False) for _ in range(_ALONE)]
-    found.one_by_one.append(median(one_by_one))
     kinds = (
         (found.alone, alone, False),
         (found.limited, shared, False),
         (found.durable, shared, True),
     )
     for times, at, is_durable in kinds:
+        single = [await _submit(http, at, is_durable=is_durable) for _ in range(_ALONE)]
+        times.one_by_one.append(median(single))
         asked, begun = list[asyncio.Task[float]](), time.perf_counter()
         for number in range(int(found.per_s * seconds)):
             await asyncio.sleep(max(0.0, begun + number / found.per_s - time.perf_counter()))
