@@ -48,7 +48,7 @@ def test_the_books_balance_after(name: str, guarded: Stack) -> None:
 
     async def attack() -> None:
         books = Books(target)
-        await ATTACKS[name](target, random.Random(1), tally, Budget(TRIES.get(name, 150), SECONDS))
+        await ATTACKS[name](target, random.Random(1), tally, Budget(TRIES.get(name, 80), SECONDS))
         # Sizes are of a machine and a first time; ``make attack`` looks at those.
         await books.close(tally, sizes=False)
 

@@ -93,7 +93,7 @@ def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None
         assert ours.ttft_p50_ms <= 1.05 * theirs.ttft_p50_ms
 
 
-@pytest.mark.parametrize(("load", "seeds"), [(0.5, 1), (1.0, 2), (2.0, 1)])
+@pytest.mark.parametrize(("load", "seeds"), [(1.0, 2), (2.0, 1)])
 def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
     capacity: float, load: float, seeds: int
 ) -> None:
