@@ -12,7 +12,7 @@ from perf.attack.target import Budget, Tally, Target
 from tests.e2e.conftest import Stack
 from tests.support.stack import Orchestrator, Triton, running
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TRIES = {"prompts": 2, "large-bodies": 1, "connections": 2, "clients": 24, "lanes": 24}
 SECONDS = 8.0

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 from tests.support.stack import Triton, eventually
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,7 +1,11 @@
 """One deadline for a whole run, on the simulator: whoever says what is to come keeps more runs."""
 
+import pytest
+
 from perf.sim.__main__ import FLEET
 from perf.sim.chains import KeptRuns, draw_load, measure
+
+pytestmark = pytest.mark.slow
 
 SEED = 4
 PER_S = 46.0

@@ -313,6 +313,7 @@ def has_done(service: Service, lines: int) -> bool:
     return service.metric("tidegate_batch_lines", outcome="succeeded") >= lines
 
 
+@pytest.mark.slow
 async def test_killed_services_lose_and_double_no_line(
     restarts: Restarts, worker: FakeWorker
 ) -> None:

@@ -84,6 +84,7 @@ def alone() -> Iterator[list[Answer]]:
     engine.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limits",
     [
@@ -103,6 +104,7 @@ def test_64_seeds_give_the_same_to_the_bit(alone: list[Answer], limits: dict[str
     engine.stop()
 
 
+@pytest.mark.slow
 def test_64_seeds_give_the_same_from_the_prefix_cache(alone: list[Answer]) -> None:
     """WK-3: prompts whose heads were computed with others, as parts of prompts and as answers."""
     engine = build(max_running=8, max_step_tokens=40)
@@ -114,6 +116,7 @@ def test_64_seeds_give_the_same_from_the_prefix_cache(alone: list[Answer]) -> No
     engine.stop()
 
 
+@pytest.mark.slow
 def test_or10_texts_go_on_at_another_engine_to_the_bit(alone: list[Answer]) -> None:
     """Cut after any token: greedy, drawn, penalised, where answers count apart from prompts."""
     engine = build(max_running=16)
@@ -129,6 +132,7 @@ def test_or10_texts_go_on_at_another_engine_to_the_bit(alone: list[Answer]) -> N
     engine.stop()
 
 
+@pytest.mark.slow
 def test_pauses_change_nothing_to_the_bit(alone: list[Answer]) -> None:
     """WK-3: greedy, drawn and penalised; paused in prompts and answers, back in any slot."""
     engine = build(max_running=9, max_step_tokens=40)
@@ -155,6 +159,7 @@ def test_half_precision_is_deterministic_too() -> None:
     engine.stop()
 
 
+@pytest.mark.slow
 def test_outside_of_the_mode_the_draws_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """WK-3: whatever the logits, the random numbers come from seed and position alone."""
     drawn: dict[tuple[object, object], float] = {}
@@ -214,6 +219,7 @@ def test_a_machine_that_cannot_is_found_out(
         build(make_checkpoint(tmp_path), kv__blocks=32)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_of_the_ordinary_mode() -> None:
     plain, tiled = build(deterministic=False), build()
     jobs = [Job(job_of(s).token_ids, Sampling(20, temperature=0.0), FAR) for s in range(4)]
