@@ -16,13 +16,15 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup setup-dev demo test test-avx2 test-clients test-engines lint wheel clean \
+.PHONY: help setup setup-dev demo test test-slow test-all ci-all test-avx2 test-clients test-engines lint wheel clean \
   record figures bench bench-quick bench-engine bench-goodput bench-rows bench-peers bench-slot bench-swap soak-slot sim attack chaos soak fuzz
 
 help:
 	@echo 'make demo          a real Triton with the demo model behind the orchestrator, on $(DEVICE)'
 	@echo '                   DEVICE=cuda PORT=9000 ARGS="--instances 2", ARGS=--slot for clips'
-	@echo 'make test          every test, three at a time          ARGS="-n 0 -k deadline"'
+	@echo 'make test          every test but slow ones, three at a time     ARGS="-n 0 -k deadline"'
+	@echo 'make test-slow     the slow ones; make test-all: both'
+	@echo 'make ci-all        what a release must pass: all that .ci/run takes turns with'
 	@echo 'make test-avx2     what computes on the CPU, as on one without AVX-512'
 	@echo 'make test-clients  other people'"'"'s clients and coding agents     LATEST=1: their newest releases'
 	@echo 'make test-engines  vLLM for CPUs, which it installs (3.4 GB), under the tests of every engine'
@@ -63,8 +65,19 @@ setup setup-dev:
 demo: setup
 	@exec $(BIN)/python -m tidegate up --device $(DEVICE) --port $(PORT) --follow-parent $(ARGS)
 
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile
+
 test: setup-dev
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(PYTEST) -m 'not slow' $(ARGS)
+
+test-slow: setup-dev
+	$(PYTEST) -m slow $(ARGS)
+
+test-all: setup-dev
+	$(PYTEST) $(ARGS)
+
+ci-all:
+	.ci/run all
 
 # What computes, as on a CPU without AVX-512 and AMX. Left out are torch's own attention in bfloat16,
 # which looks at the CPU itself and fails where it is told of a lesser one, and triton's kernels,

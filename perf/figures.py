@@ -334,6 +334,7 @@ def _is_same_code(before: bytes | None, name: str) -> bool:
     return _instructions(before) == _instructions(path.read_bytes())
 
 
+@cache
 def _instructions(source: bytes) -> object:
     def of(code: CodeType) -> object:
         constants = [of(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]

@@ -275,8 +275,10 @@ def test_ctrl_c_while_the_launcher_is_imported() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, b"", b"")
 
 
-@pytest.mark.parametrize("module", ["asyncio", "aiohttp.web", "orchestrator.settings"])
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(
+    ("module", "early"),
+    [("asyncio", False), ("aiohttp.web", True), ("orchestrator.settings", False)],
+)
 def test_ctrl_c_while_the_orchestrator_is_imported(module: str, early: bool) -> None:
     """Also when it came before there was a Python to take it."""
     program = f"""if True:

@@ -47,6 +47,7 @@ def is_orchestrator(workload: Manifest) -> bool:
     return bool(workload["metadata"]["name"] == "tidegate-orchestrator")
 
 
+@pytest.mark.slow
 @needs_kubectl
 @each_overlay
 def test_kubernetes_knows_every_object(overlay: str) -> None:

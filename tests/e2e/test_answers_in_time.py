@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.conftest import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards"), pytest.mark.slow]
 
 RUNS, BUDGET_S = 8, 0.3
 

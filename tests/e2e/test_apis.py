@@ -207,6 +207,7 @@ async def test_the_openai_sdk_chats(demo: Stack) -> None:
     assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
 
 
+@pytest.mark.slow
 async def test_the_anthropic_sdk_talks(demo: Stack) -> None:
     """OR-3: the official SDK, unmodified; the prefix cache's part shows in ``usage``."""
     async with anthropic.AsyncAnthropic(base_url=demo.url, api_key="unused") as client:
@@ -257,6 +258,7 @@ async def test_stop_strings_seeds_and_logprobs(demo: Stack) -> None:
         assert all(value <= 0 for value in logprobs.token_logprobs)
 
 
+@pytest.mark.slow
 async def test_wk1_64_concurrent_streams_with_every_token_accounted_for(
     demo: Stack, http: aiohttp.ClientSession
 ) -> None:

@@ -12,7 +12,7 @@ from perf.attack.target import Budget, Tally, Target
 from tests.e2e.conftest import Stack
 from tests.support.stack import Orchestrator, Triton, running
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TRIES = {"prompts": 2, "large-bodies": 1, "connections": 2, "clients": 24, "lanes": 24}
 SECONDS = 8.0
@@ -48,7 +48,7 @@ def test_the_books_balance_after(name: str, guarded: Stack) -> None:
 
     async def attack() -> None:
         books = Books(target)
-        await ATTACKS[name](target, random.Random(1), tally, Budget(TRIES.get(name, 150), SECONDS))
+        await ATTACKS[name](target, random.Random(1), tally, Budget(TRIES.get(name, 80), SECONDS))
         # Sizes are of a machine and a first time; ``make attack`` looks at those.
         await books.close(tally, sizes=False)
 

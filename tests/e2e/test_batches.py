@@ -11,7 +11,7 @@ from perf.chaos.batches import BatchFindings, BatchRun, keys
 from perf.chaos.world import orchestrating
 from tests.e2e.conftest import Stack
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.mark.usefixtures("idle_afterwards")

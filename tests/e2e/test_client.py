@@ -116,6 +116,7 @@ async def test_plain_code_shares_a_deadline_over_a_network_that_breaks(demo: Sta
     assert again == [one, two] and one != two
 
 
+@pytest.mark.slow
 async def test_the_commands_ask_the_real_thing(demo: Stack) -> None:
     async def said(*argv: str) -> str:
         return await script([sys.executable, "-m", "tidegate", *argv, "--url", demo.url])
@@ -128,6 +129,7 @@ async def test_the_commands_ask_the_real_thing(demo: Stack) -> None:
     assert "1 of 1 instances ready" in shown and " %" in shown.splitlines()[-1]
 
 
+@pytest.mark.slow
 async def test_chat_answers_lines_from_a_pipe(demo: Stack) -> None:
     output = await script(
         [sys.executable, "-m", "tidegate", "chat", "--url", demo.url, "--deadline-ms", "20000"],
@@ -138,6 +140,7 @@ async def test_chat_answers_lines_from_a_pipe(demo: Stack) -> None:
     assert "of the deadline left" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shown"),
     [("stream_grpc.py", ""), ("cancel_grpc.py", "[cancelled after 8 responses]")],
@@ -153,6 +156,7 @@ async def test_examples_run_with_tritonclient_alone(demo: Stack, name: str, show
     assert len(output.split()) > 8
 
 
+@pytest.mark.slow
 async def test_an_agent_keeps_one_promise_over_four_calls(demo: Stack) -> None:
     """As it stands, but for its ten seconds, which a busy machine may take for other things."""
     agent = str(EXAMPLES / "agent_chain.py")

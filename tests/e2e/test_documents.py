@@ -137,6 +137,7 @@ def _url_for(block: Block, request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("demo").url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", RUN, ids=[f"{b.page}-{b.kind}" for b in RUN])
 def test_programs_and_curls_do_what_they_say(
     block: Block, request: pytest.FixtureRequest, tmp_path: Path

@@ -14,7 +14,7 @@ from tests.support.sse import read_events
 from tests.support.stack import Orchestrator, Triton, eventually, running
 from worker.runner.simulated_device import DeviceFault
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TASK = {"model": "demo", "prompt": "Time", "max_tokens": 60, "ignore_eos": True}
 STREAMS = 8

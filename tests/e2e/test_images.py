@@ -16,7 +16,7 @@ from tests.support.pictures import picture
 from tests.support.stack import Orchestrator, Triton
 
 pytest.importorskip("PIL")
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

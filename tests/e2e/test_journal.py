@@ -13,7 +13,7 @@ from tests.e2e.conftest import Stack
 from tests.support.sse import read_events
 from tests.support.stack import Orchestrator, eventually, running
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 KILLS = 1
 

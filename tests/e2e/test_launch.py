@@ -24,7 +24,7 @@ from pool.process.ports import is_free
 from pool.units.triton_control import TritonControl
 from tests.support.processes import Marked, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.slow]
 
 UP = (sys.executable, "-m", "tidegate", "up", "--device", "cpu", "--port", "0")
 PACED = ("--engine", "synthetic-paced", "--model-name", "demo")

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.conftest import Stack
 from tests.support.stack import Orchestrator, eventually, running
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 KEY, WRONG_KEY = "sk-planted-right-4711", "sk-planted-wrong-0815"
 PLANTED = "xylophone marmalade"

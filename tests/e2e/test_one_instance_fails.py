@@ -15,7 +15,7 @@ from tests.support.sse import read_events
 from tests.support.stack import PATIENCE_S, Orchestrator, Triton, eventually, running
 from tests.support.triton_models import write_breaking_model
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ENDLESS = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True}
 

@@ -18,7 +18,7 @@ from tests.support.engines import ENGINES, EngineCase
 from tests.support.sse import read_events
 from tests.support.stack import Orchestrator, Triton
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 OTHERS = [case for case in ENGINES if case.name != "torch"]
 STORY = {"model": "demo", "prompt": "Once upon a time", "temperature": 0}

@@ -19,7 +19,7 @@ import pytest
 from catalog.paths import ROOT
 from tests.support.processes import Marked, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.slow]
 
 TIDEGATE = (sys.executable, "-m", "tidegate", "pool")
 LOADING_S = 120.0

@@ -23,7 +23,7 @@ from tests.e2e.conftest import Stack
 from tests.support.stack import Orchestrator, Triton, eventually, running
 from worker.protocol import PROTOCOL_VERSION, Code, Frame, Open, Swap
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TOKEN = "the-lane-token-of-this-test"
 BODY = {"model": "demo", "prompt": "Once", "max_tokens": 3}

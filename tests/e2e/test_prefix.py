@@ -118,6 +118,7 @@ async def test_wk5_a_second_identical_prompt_is_found_and_reported(demo: Stack) 
     await asyncio.to_thread(eventually, is_published, "the hits in /metrics")
 
 
+@pytest.mark.slow
 async def test_wk6_a_conversation_goes_on_after_triton_was_restarted(tmp_path: Path) -> None:
     """WK-6, WK-5: SIGTERM saves what is left to save; the next worker finds it."""
     disk = shutil.disk_usage(tmp_path)

@@ -14,7 +14,7 @@ from tests.support.sse import events_of, read_events
 from tests.support.stack import Orchestrator, Triton, eventually, running
 from tests.support.triton_models import write_slow_model
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROMPTS = ("The old sailor", "Once upon a time", "A small fox")
 SAMPLINGS: tuple[dict[str, object], ...] = (

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.stack import Orchestrator, Triton, eventually
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 RECIPE: dict[str, Any] = {
     "schema": "1.0",

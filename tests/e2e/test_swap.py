@@ -17,7 +17,7 @@ from catalog.paths import DEMO_CHECKPOINT
 from tests.support.checkpoints import edit_config
 from tests.support.stack import Orchestrator, Triton
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 CLIENTS = 4
 TORCH = ("--set", "ENGINE=torch")

@@ -15,7 +15,7 @@ from tests.support.certificates import certificates
 from tests.support.stack import Orchestrator, Triton, eventually, running
 from tidegate import SyncClient
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.stack import Orchestrator, Triton, eventually, running
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 CLIENTS = 8
 STALLED = 100

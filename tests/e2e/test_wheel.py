@@ -14,7 +14,7 @@ import pytest
 from catalog.paths import ROOT, state_dir
 from tests.support.processes import Marked, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.slow]
 
 BUILT_FROM = ("catalog", "client", "orchestrator", "pool", "worker", "model_repository")
 LOADING_S = 180.0

@@ -51,6 +51,7 @@ def test_prometheus_takes_the_configuration_and_the_rules() -> None:
     promtool("check", "rules", "--lint-fatal", RULES)
 
 
+@pytest.mark.slow
 @needs_promtool
 def test_pf4_alerts_fire_when_they_should_and_only_then() -> None:
     promtool("test", "rules", HERE / "alerts_test.yaml")

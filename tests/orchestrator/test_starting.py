@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HANGS_UP = """
 import os, signal, sys
 
@@ -18,6 +20,7 @@ sys.meta_path.insert(0, Finder())
 """SIGHUP comes while the orchestrator's modules are imported."""
 
 
+@pytest.mark.slow
 def test_sighup_while_it_starts_is_a_reload_once_it_serves(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HANGS_UP)
     with subprocess.Popen(

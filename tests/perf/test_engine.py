@@ -15,6 +15,8 @@ from perf.report.bundle import read
 from worker.models.config import read_config
 from worker.models.model import load_model, parameter_count
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     "decode": ["bandwidth.gb_per_s", "decode.b1.ratio", "decode.b8.bandwidth_share"],
     "prefill": ["prefill.tokens_per_s"],

@@ -17,6 +17,7 @@ def test_every_contestant_is_an_engine() -> None:
     assert set(CONTESTANTS) == real
 
 
+@pytest.mark.slow
 def test_engines_are_measured_and_what_is_missing_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

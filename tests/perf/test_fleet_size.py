@@ -12,6 +12,8 @@ from perf.sim.simulate import Fleet, simulate
 from perf.sim.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
+pytestmark = pytest.mark.slow
+
 MODEL = StepModel(slots=8, step_tokens=512, base_ms=20.0, row_ms=0.5, prompt_token_ms=0.05)
 LOAD = OfferedLoad(26.0, 1000.0, Work(40, 0, 20))
 REQUESTS = 160

@@ -245,6 +245,7 @@ def test_what_was_counted_in_between() -> None:
     assert told.total("x_total", outcome="failed") == 0.0
 
 
+@pytest.mark.slow
 def test_a_campaign_s_plot_has_a_panel_for_each_trace_and_manner(tmp_path: Path) -> None:
     cells = [
         sim_plot.PlotPoint(

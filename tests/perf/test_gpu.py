@@ -46,6 +46,7 @@ def one_child(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # much work on a slow machine, and torch is imported twice
 @pytest.mark.usefixtures("one_child")
 def test_every_section_runs_without_a_gpu(
@@ -110,6 +111,7 @@ def test_a_part_that_fails_does_not_end_its_section(tmp_path: Path) -> None:
     assert found["late"] == ("left out", "no time left")
 
 
+@pytest.mark.slow
 def test_the_engine_section_with_recorded_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_an_agent_s_turn_goes_on_with_all_that_was_said() -> None:
         assert after.prompt_tokens > before.prompt_tokens + before.length
 
 
+@pytest.mark.slow
 def test_at_capacity_fifo_with_every_slot_meets_95_percent() -> None:
     """So says the module; sixteen rows lose there and win at twice of it, as on the real engine."""
     at, twice = SCENES["capacity.64.25_per_s"], SCENES["twice.64.50_per_s"]

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from perf.report.bundle import Figure, read
@@ -61,6 +62,7 @@ async def test_one_benchmark_that_fails_costs_only_itself() -> None:
     assert not fine.failed
 
 
+@pytest.mark.slow
 async def test_the_command_saves_its_bundle(tmp_path: Path) -> None:
     """PF-6, on the one benchmark that needs no server; DL-4: a look costs less than 1 µs."""
     path = tmp_path / "bundle.json"
@@ -77,6 +79,7 @@ async def test_the_command_saves_its_bundle(tmp_path: Path) -> None:
     assert bundle.figures()["deadline.check_us"].n == 10
 
 
+@pytest.mark.slow
 async def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
     """By SIGTERM, which is ours to handle; Ctrl-C ends the same task, by asyncio's own handler."""
     process = await asyncio.create_subprocess_exec(

@@ -44,10 +44,12 @@ def after_warm_up(run: SimRun) -> list[SimResult]:
     return [result for result in run.results if result.arrival.at_s >= WARM_S]
 
 
+@pytest.mark.slow
 def test_the_capacity_is_the_fleet_s() -> None:
     assert capacity_per_s(SCENARIO, FLEET, SEED) == pytest.approx(CAPACITY, rel=0.01)
 
 
+@pytest.mark.slow
 def test_dl10_every_request_ends_in_exactly_one_outcome(runs: Runs) -> None:
     for run in runs.values():
         assert run.results
@@ -58,6 +60,7 @@ def test_dl10_every_request_ends_in_exactly_one_outcome(runs: Runs) -> None:
         assert {o: n for o, n in settled.items() if n} == dict(counted)
 
 
+@pytest.mark.slow
 def test_dl8_expired_work_is_never_dispatched(runs: Runs) -> None:
     for (name, _), run in runs.items():
         if name == FIFO.name:
@@ -67,6 +70,7 @@ def test_dl8_expired_work_is_never_dispatched(runs: Runs) -> None:
             assert result.dispatched_s < result.arrival.at_s + result.arrival.deadline_ms / 1000
 
 
+@pytest.mark.slow
 def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
     """PF-2's aims, in virtual time: 2 x keeps 95 % of 1 x.
 
@@ -84,6 +88,7 @@ def test_goodput_holds_under_overload_where_fifo_collapses(runs: Runs) -> None:
         assert summary[policy.name, 2.0].goodput < 0.5 * ours.goodput
 
 
+@pytest.mark.slow
 def test_dl7_each_instances_pace_is_found_from_its_statistics(runs: Runs) -> None:
     """What the orchestrator makes of a minute's totals, against what the workers really do."""
     judged = 0
@@ -111,6 +116,7 @@ def test_below_capacity_deadlines_are_kept(capacity: float) -> None:
     assert Summary.of(run, WARM_S).attainment > 0.99
 
 
+@pytest.mark.slow
 def test_a_simulation_repeats_itself(capacity: float) -> None:
     def results() -> list[tuple[object, ...]]:
         run = run_policy(OURS, SCENARIO, FLEET, 1.5 * capacity, 2.0, 3)
@@ -119,6 +125,7 @@ def test_a_simulation_repeats_itself(capacity: float) -> None:
     assert results() == results()
 
 
+@pytest.mark.slow
 def test_dl8_a_flooding_tenant_harms_itself_only(capacity: float) -> None:
     """A offers twice the capacity, B and C a tenth of it each, well within their share."""
     scenario = replace(PATIENT, tenants={"a": 2.0, "b": 0.1, "c": 0.1})
@@ -131,6 +138,7 @@ def test_dl8_a_flooding_tenant_harms_itself_only(capacity: float) -> None:
     assert min(attainment["b"], attainment["c"]) > 0.85
 
 
+@pytest.mark.slow
 def test_dl8_batch_gets_what_is_left_and_is_not_starved(capacity: float) -> None:
     scenario = replace(PATIENT, batch_share=0.3)
     run = run_policy(OURS, scenario, FLEET, 1.3 * capacity, 12.0, SEED)
@@ -142,6 +150,7 @@ def test_dl8_batch_gets_what_is_left_and_is_not_starved(capacity: float) -> None
     assert share[Priority.BATCH] > 0.1
 
 
+@pytest.mark.slow
 def test_dl7_refusals_are_almost_never_wrong(capacity: float) -> None:
     """``observe`` lets everything in that ``enforce`` would have refused: what became of it?"""
     scenario = replace(SCENARIO, patience=(0.2, 0.3, 0.6, 0.9, 4.0), margin_ms=50.0)
@@ -152,6 +161,7 @@ def test_dl7_refusals_are_almost_never_wrong(capacity: float) -> None:
     assert summary.false_refusals < 0.01
 
 
+@pytest.mark.slow
 def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing(capacity: float) -> None:
     """All that a lone worker could not do at its best; what merely has little chance is tried."""
     scenario = replace(SCENARIO, patience=(0.2, 6.0), margin_ms=50.0)
@@ -180,6 +190,7 @@ def test_dl7_only_the_certainly_infeasible_is_refused_and_costs_nothing(capacity
     assert all(f.arrival.deadline_ms <= 1.1 * least[f.arrival] for f in at_once)
 
 
+@pytest.mark.slow
 def test_open_ended_answers_are_learnt(capacity: float) -> None:
     """Clients allow up to four times what answers take; deadlines go by what they take."""
     scenario = replace(SCENARIO, open_share=1.0)
@@ -192,6 +203,7 @@ def test_open_ended_answers_are_learnt(capacity: float) -> None:
     assert two.waste < 0.16
 
 
+@pytest.mark.slow
 def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: float) -> None:
     """From the 12th second on, one of two workers has a tenth of its pace, then its own again."""
 
@@ -220,6 +232,7 @@ def test_a_worker_that_slows_down_tenfold_takes_no_deadlines_with_it(capacity: f
     assert attainment(36, 50) > 0.95
 
 
+@pytest.mark.slow
 def test_dl6_fit_is_answered_where_error_would_miss(capacity: float) -> None:
     """DL-16: by usual figures, and what they leave too long is cut at the deadline: it is answered
     and uses what time there is.
@@ -246,6 +259,7 @@ def test_dl6_fit_is_answered_where_error_would_miss(capacity: float) -> None:
     assert 0.8 < used[len(used) // 2] < 1.1
 
 
+@pytest.mark.slow
 def test_bursts_are_ridden_out(capacity: float) -> None:
     scenario = replace(SCENARIO, burst=1.8, burst_s=6.0)
     ours, edf = (

@@ -1,8 +1,12 @@
 """One deadline for a whole run, on the simulator: whoever says what is to come keeps more runs."""
 
+import pytest
+
 from perf.sim.__main__ import FLEET
 from perf.sim.chains import KeptRuns, draw_load, measure
 from perf.sim.slow_tools import measure_manner, with_slow_tools
+
+pytestmark = pytest.mark.slow
 
 SEED = 4
 PER_S = 46.0

@@ -37,7 +37,7 @@ def chat(at_s: float, length: int, **changes: object) -> SimArrival:
     return SimArrival(at_s, length=length, **(values | changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("before", [0, 12])
+@pytest.mark.parametrize("before", [0, pytest.param(12, marks=pytest.mark.slow)])
 def test_dl15_chats_are_met_beside_one_busy_slot_of_64(before: int) -> None:
     """On a fresh service, and on one that has only seen answers too long for any such deadline;
     whatever a chat wants at its deadline."""
@@ -55,6 +55,7 @@ def test_dl15_chats_are_met_beside_one_busy_slot_of_64(before: int) -> None:
         assert result.ended_s - result.arrival.at_s < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_s", [0.5, 12.0])
 def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None:
     """DL-7: nothing refused, and no first token later for a prediction."""
@@ -82,6 +83,7 @@ def test_dl15_five_mixed_clients_on_64_slots_are_all_served(at_s: float) -> None
     assert sum(f.met for f in run.results) >= sum(f.met for f in plain.results)
 
 
+@pytest.mark.slow
 def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None:
     scenario = replace(SCENARIO, open_share=1.0)
     for load in (0.2, 0.4):
@@ -93,7 +95,8 @@ def test_below_capacity_nothing_open_is_refused_or_held(capacity: float) -> None
         assert ours.ttft_p50_ms <= 1.05 * theirs.ttft_p50_ms
 
 
-@pytest.mark.parametrize(("load", "seeds"), [(0.5, 1), (1.0, 2), (2.0, 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("load", "seeds"), [(1.0, 2), (2.0, 1)])
 def test_dl15_a_fresh_service_is_never_worse_than_without_prediction(
     capacity: float, load: float, seeds: int
 ) -> None:
@@ -135,6 +138,7 @@ def idle_while_waiting(
     return simulate(arrivals, fleet, settings, seed=SEED, watch=look)
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None)
 @given(
     load=st.sampled_from([0.3, 0.9, 1.5, 3.0]),
@@ -169,6 +173,7 @@ def test_dl15_no_slot_idles_while_somebody_waits(
         assert worker.stats().kv_blocks_used == 0
 
 
+@pytest.mark.slow
 def test_dl15_what_had_no_chance_is_served_when_there_is_room(capacity: float) -> None:
     """A crowd, then none: those who waited in the background are met if their time is not over."""
     crowd = list(replace(SCENARIO, patience=(1.5, 30.0)).arrivals(3 * capacity, 5.0, SEED))

@@ -124,6 +124,7 @@ def test_a_seed_says_everything() -> None:
     assert figures(1) == figures(1) != figures(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.8, 1.3])
 def test_one_instance_keeps_as_many_deadlines_as_on_the_real_scheduler(load: float) -> None:
     """The real orchestrator learns the lengths and pauses jobs, so that it is a little better."""

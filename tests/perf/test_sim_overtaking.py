@@ -38,10 +38,11 @@ def urgent_ones(ended: SimRun) -> list[SimResult]:
     return [r for r in ended.results if r.arrival.priority is Priority.INTERACTIVE]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("more", [0, 3, 90])
+@pytest.mark.parametrize(
+    ("more", "count"), [(0, 1), (3, 1), (90, 1), pytest.param(90, 2, marks=pytest.mark.slow)]
+)
 def test_dl19_urgent_requests_overtake_batch_work_that_fills_every_slot(
-    count: int, more: int
+    more: int, count: int
 ) -> None:
     """However much of it waits beside them: nowhere, in the worker only, or in the queue too."""
     arrivals = [batch() for _ in range(SLOTS * count + more)]
@@ -60,6 +61,7 @@ def test_dl19_long_work_makes_room_again_and_again() -> None:
     assert sum(result.pauses for result in ended.results) == 40
 
 
+@pytest.mark.slow
 def test_or24_a_flood_of_one_tenant_delays_no_urgent_work_of_another() -> None:
     """It has had more interactive work done than the flood's tenant, so it is not its turn."""
     arrivals = [urgent(1.0 + 0.2 * i, tenant="calm") for i in range(8)]

@@ -13,6 +13,8 @@ from perf.sim.reported import FEW_LONG, LONG, Reported, measure, median_factor, 
 from perf.sim.simulate import simulate
 from perf.sim.summary import calibration
 
+pytestmark = pytest.mark.slow
+
 SEED = 7
 ONE = replace(FLEET, count=1)
 CAPACITY = 14.3

@@ -5,6 +5,8 @@ import pytest
 from perf.sim.campaign import CellSpec, RowsPolicy, run_cell
 from perf.sim.scenes import drawn_scenes
 
+pytestmark = pytest.mark.slow
+
 SCENES = {scene.name: scene for scene in drawn_scenes() if scene.engine.slots == 64}
 
 

@@ -12,6 +12,8 @@ from perf.sim.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 from worker.scheduler.stalls import Stalls
 
+pytestmark = pytest.mark.slow
+
 COST = StepCost(2.5e-3, 0.22e-3, 0.2e-3)
 """About that of the demo model on a busy CPU: a prompt of 1,500 tokens takes 0.3 s."""
 FLEET = Fleet(WorkerSpec(COST, 64, kv_tokens=64 * 2048, noise=0.1, way_back_s=0.003), count=1)

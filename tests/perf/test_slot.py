@@ -13,6 +13,7 @@ from worker.media.check import KEYFRAMES
 from worker.protocol.clips.recipe import read_recipe
 
 
+@pytest.mark.slow
 def test_copies_and_allocations_are_counted_and_views_are_not() -> None:
     counts: Counter[str] = Counter()
     source = torch.ones(1000, dtype=torch.uint8)
@@ -39,6 +40,7 @@ def test_the_naive_pipeline_makes_the_clip_that_is_asked_for() -> None:
     assert set(clip.stage_ms) == {"audio", "image", "video", "clip", "total"}
 
 
+@pytest.mark.slow
 async def test_between_stages_nothing_but_the_keyframes_is_copied() -> None:
     """SL-3: views of the buffers, from recipe to clip."""
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")

@@ -7,6 +7,8 @@ import pytest
 
 from perf.slot import gpu
 
+pytestmark = pytest.mark.slow
+
 
 def rows_of(tmp_path: Path, section: str) -> dict[str, object]:
     bundle = tmp_path / "bundle.json"

@@ -16,6 +16,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["perf.stack.baseline", "perf.stack.emitter"])
 async def test_both_servers_send_one_event_per_token(module: str) -> None:
     """PF-1: what is compared does the same work, event for event."""

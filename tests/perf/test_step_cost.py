@@ -1,5 +1,7 @@
 """The table of what a step costs: every part has its time, and all that was begun is ended."""
 
+import pytest
+
 from perf.engine.step_cost import NoResponder, beside_arithmetic, measure, per_row
 from perf.engine.stopwatch import Stopwatch
 from perf.service.step import costs_of
@@ -37,6 +39,7 @@ def test_parts_of_a_step_are_told_apart() -> None:
     assert len(per_row(costs, beside_arithmetic)) == 2
 
 
+@pytest.mark.slow
 def test_the_torch_engines_parts_are_timed_on_a_machine_without_a_gpu() -> None:
     few, more = costs_of("torch", (1, 2), samples=1)
     for cost in (few, more):

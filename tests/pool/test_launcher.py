@@ -134,6 +134,7 @@ async def test_serves_until_told_to_stop(launch: Launch, tmp_path: Path) -> None
     assert not (tmp_path / "state.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serve", [True, False])
 async def test_services_on_free_ports_have_logs_of_their_own(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: bool
@@ -189,6 +190,7 @@ async def test_a_state_file_that_cannot_be_is_refused_at_once(
     assert launched.seen() == []
 
 
+@pytest.mark.slow
 async def test_goes_on_when_the_state_file_cannot_be_rewritten(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -215,6 +217,7 @@ async def test_a_log_directory_that_cannot_be_is_refused_at_once(
     assert [event.kind for event in launched.seen()] == [UnitEvent.FOUND]
 
 
+@pytest.mark.slow
 async def test_a_restart_goes_on_without_a_log_directory(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +275,7 @@ async def test_a_stop_while_it_starts(launch: Launch) -> None:
     launch.marked.wait_gone(set())
 
 
+@pytest.mark.slow
 async def test_another_port_when_one_was_taken_meanwhile(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +288,7 @@ async def test_another_port_when_one_was_taken_meanwhile(
         await launched.until(UnitEvent.SERVING)
 
 
+@pytest.mark.slow
 async def test_a_port_that_was_asked_for_is_no_other_servers(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +316,7 @@ async def test_a_first_start_that_fails_is_not_repeated(launch: Launch, tmp_path
     assert UnitEvent.SERVING not in [event.kind for event in launched.seen()]
 
 
+@pytest.mark.slow
 async def test_gives_up_on_what_keeps_dying(launch: Launch) -> None:
     launched = launch()
     await launched.until(UnitEvent.SERVING)
@@ -320,6 +326,7 @@ async def test_gives_up_on_what_keeps_dying(launch: Launch) -> None:
             await launched.until(UnitEvent.READY)
 
 
+@pytest.mark.slow
 async def test_an_instance_is_given_up_alone(launch: Launch, tmp_path: Path) -> None:
     launched = launch(instances=2)
     await launched.until(UnitEvent.SERVING)

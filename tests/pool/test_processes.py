@@ -21,6 +21,8 @@ from tests.orchestrator.conftest import read_events
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.processes import Marked
 
+pytestmark = pytest.mark.slow
+
 LEASE_S = 1.0
 
 

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 
 import grpc
 import msgspec
@@ -65,6 +66,7 @@ TEMPLATE = (
 )
 
 
+@cache
 def tokenizer_json() -> bytes:
     """A tokenizer with a token per byte, so that a prompt has as many tokens as bytes."""
     specials = ["<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]

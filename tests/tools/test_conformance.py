@@ -24,6 +24,8 @@ from tools.conformance.stillness import Stillness
 from tools.conformance.target import BadTarget, Saying, Target, read_field, read_saying
 from tools.conformance.wire import Answer
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["pytester"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent
 TESTS = ["attention/test_numba.py::test_all_shapes_as_plain_python"]
 if importlib.util.find_spec("triton") is not None:

@@ -28,6 +28,7 @@ MAX_S = 110
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.skipif(not THEIRS.exists(), reason="make test-clients installs other clients"),
 ]
 

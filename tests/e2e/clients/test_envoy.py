@@ -21,6 +21,7 @@ from tests.support.pods import FakePod, ServedPicker, serve_picker
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.skipif(envoy.BINARY is None, reason="make test-clients installs Envoy"),
 ]
 CHAT = "/v1/chat/completions"

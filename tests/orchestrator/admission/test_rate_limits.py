@@ -25,7 +25,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     per_min=st.integers(1, 50),
     asks=st.lists(st.tuples(st.floats(0, 30), st.integers(1, 12), st.integers(0, 12)), max_size=60),

@@ -7,6 +7,7 @@ import pytest
 from tests.orchestrator.api.openai.asking import answer_of
 from tests.orchestrator.api.tools import CALL, CARD, SCHEMA, says
 from tests.orchestrator.conftest import MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 from worker.protocol import GrammarKind
 
@@ -61,7 +62,7 @@ async def asked(
     return grammar.before, *parts_of(answer)
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@for_each("path", ROUTES)
 async def test_a_form_is_that_of_the_answer_behind_the_thinking(
     service: Service, worker: FakeWorker, path: str
 ) -> None:
@@ -76,8 +77,10 @@ async def test_a_form_is_that_of_the_answer_behind_the_thinking(
     assert (before, parts) == ("", ["", ANSWER]), "the prompt has ended it"
 
 
-@pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
+@for_each(
+    ("path", "name"),
+    [*((path, "enable_thinking") for path in ROUTES), ("/v1/messages", "thinking")],
+)
 async def test_thinking_that_is_off_leaves_the_answer_alone(
     service: Service, worker: FakeWorker, path: str, name: str
 ) -> None:

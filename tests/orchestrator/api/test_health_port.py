@@ -181,6 +181,7 @@ async def test_many_silent_connections_keep_no_check_out(service: Service) -> No
             writer.close()
 
 
+@pytest.mark.slow
 async def test_lb4_a_loop_that_hangs_shows_and_a_dead_one_refuses(
     worker: FakeWorker, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ async def test_lb4_a_loop_that_hangs_shows_and_a_dead_one_refuses(
         await until(port, "/health/live", lambda s, b: False)
 
 
+@pytest.mark.slow
 async def test_a_taken_health_port_is_said_in_a_sentence(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import IMAGE_ID, FakeWorker, Plan, eyes
 from tests.support.pictures import picture
 from worker.protocol import ImageTokens, block_hashes, keyed_by_images
@@ -101,13 +102,13 @@ EVERY_DIALECT = [
 ]
 
 
-@pytest.mark.parametrize("asked", EVERY_DIALECT)
+@for_each("asked", EVERY_DIALECT)
 async def test_images_reach_the_worker_with_their_tokens(
     service: Service, worker: FakeWorker, asked: tuple[str, dict[str, Any]]
 ) -> None:
     status, answer = await post(service, asked)
     assert status == 200, answer
-    (submit,) = worker.submits
+    submit = worker.submits[-1]
     assert submit.images == [CAT, DOG]
     assert submit.token_ids.count(IMAGE_ID) == CAT_TOKENS + DOG_TOKENS
     tokens = service.orchestrator.model("fake").tokens

@@ -16,6 +16,8 @@ from tests.support.fake_slots import FakeSlots
 from tests.support.fake_worker import MODEL, FakeWorker
 from worker.protocol import Pooling
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2"))
 _OURS_TO_HAVE = {503, 504, 529}
 """What a deadline or a lack of room may end in."""

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from catalog.operator_key import access
 from tests.orchestrator.api.conftest import log_until, start_process
@@ -131,6 +132,7 @@ async def test_a_process_keeps_its_key_while_it_listens_and_needs_one(
     assert await asyncio.to_thread(os.listdir, home / "operator") == []
 
 
+@pytest.mark.slow
 async def test_where_none_can_be_kept_nobody_operates(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

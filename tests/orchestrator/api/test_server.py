@@ -173,6 +173,7 @@ def test_bad_settings_are_said_in_a_sentence(
     assert "TIDEGATE_PORT" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 async def test_a_taken_port_is_said_in_a_sentence(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

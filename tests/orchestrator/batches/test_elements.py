@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.batches.elements import Elements, NoElements
@@ -15,6 +15,7 @@ _values = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(
     requests=st.lists(st.dictionaries(st.text(), _values), max_size=5),
     before=st.dictionaries(st.just("other"), _values),

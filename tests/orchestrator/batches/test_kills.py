@@ -99,7 +99,9 @@ async def check(life: Life, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("how", ["before", "after", "torn"])
+@pytest.mark.parametrize(
+    "how", ["torn", *(pytest.param(how, marks=pytest.mark.slow) for how in ("before", "after"))]
+)
 async def test_killed_at_every_point(
     make_life: MakeLife, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

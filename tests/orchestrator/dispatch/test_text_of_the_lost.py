@@ -40,8 +40,16 @@ async def lose(worker: FakeWorker, service: Service, how: str) -> None:
             await service.parts.lifecycle.drain(0.0)
 
 
-@pytest.mark.parametrize("how", ["dies", "stands still", "drains", "the service drains"])
-@pytest.mark.parametrize("on_deadline", ["partial", "fit"])
+@pytest.mark.parametrize(
+    ("how", "on_deadline"),
+    [
+        ("dies", "partial"),
+        ("dies", "fit"),
+        ("stands still", "partial"),
+        ("drains", "fit"),
+        ("the service drains", "partial"),
+    ],
+)
 async def test_dl6_a_text_whose_last_instance_is_gone_is_partial(
     make_service: MakeService, worker: FakeWorker, how: str, on_deadline: str
 ) -> None:
@@ -77,9 +85,16 @@ async def test_dl6_a_text_whose_last_instance_is_gone_is_partial(
 
 
 @pytest.mark.parametrize(
-    "code", [Code.DEADLINE_EXCEEDED, Code.DEADLINE_INFEASIBLE, Code.QUEUE_FULL, Code.NO_CAPACITY]
+    ("code", "on_deadline"),
+    [
+        (Code.DEADLINE_EXCEEDED, "partial"),
+        (Code.DEADLINE_EXCEEDED, "error"),
+        (Code.DEADLINE_INFEASIBLE, "partial"),
+        (Code.QUEUE_FULL, "partial"),
+        (Code.NO_CAPACITY, "partial"),
+        (Code.NO_CAPACITY, "error"),
+    ],
 )
-@pytest.mark.parametrize("on_deadline", ["partial", "error"])
 async def test_dl6_a_text_that_its_second_instance_will_not_take_is_partial(
     make_worker: MakeWorker, make_service: MakeService, code: Code, on_deadline: str
 ) -> None:

@@ -286,7 +286,7 @@ class BreakersMachine(RuleBasedStateMachine):
         assert self.has_failed or not self.ejected()
 
 
-BreakersMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+BreakersMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40)
 TestBreakers = BreakersMachine.TestCase
 
 

@@ -11,6 +11,7 @@ from orchestrator.instances.instance import Instance
 from orchestrator.loading.swaps import MAX_GRACE_S, MOVING_GRACE_S
 from orchestrator.prompts.encoder import PromptEncoder
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
@@ -236,7 +237,7 @@ async def test_or2_a_worker_that_knows_no_reload_is_not_taken_to_have_done_it(
     assert status == 409 and "restart it" in told
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "word"),
     [
         ({}, "model"),

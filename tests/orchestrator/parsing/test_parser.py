@@ -469,8 +469,16 @@ def test_the_format_is_told_from_the_template() -> None:
 
 
 @pytest.mark.parametrize("format", [*CallFormat, None])
-@pytest.mark.parametrize("before", ["", "<think>", "so", H, L, "[TOOL_CALLS]", f"[TOOL_CALLS][{M}"])
-@pytest.mark.parametrize("behind", ["", H, L, f"[TOOL_CALLS][{M}]", "</think>so", "</tool_call>"])
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        *(("", behind) for behind in ("", H, L, f"[TOOL_CALLS][{M}]")),
+        *(("<think>", behind) for behind in ("", "</think>so")),
+        *(("so", behind) for behind in (H, "</tool_call>")),
+        *((before, "") for before in (H, L, "[TOOL_CALLS]", f"[TOOL_CALLS][{M}")),
+        *((f"[TOOL_CALLS][{M}", behind) for behind in (H, f"[TOOL_CALLS][{M}]")),
+    ],
+)
 def test_endless_space_is_content(format: CallFormat | None, before: str, behind: str) -> None:
     """What is held back is looked at with every token: it does not grow with the answer."""
     text = f"{before}{' ' * 700}{behind}"

@@ -35,7 +35,9 @@ def met(policy: Policy, clock: VirtualClock, load: float, seed: int) -> float:
     return run(policy, clock, servers, work)
 
 
-@pytest.mark.parametrize(("load", "least_gain"), [(0.8, 1.06), (1.3, 1.03)])
+@pytest.mark.parametrize(
+    ("load", "least_gain"), [pytest.param(0.8, 1.06, marks=pytest.mark.slow), (1.3, 1.03)]
+)
 def test_more_deadlines_are_kept_than_by_round_robin_or_least_requests(
     load: float, least_gain: float
 ) -> None:

@@ -58,6 +58,7 @@ async def test_a_real_orchestrator_as_a_pod(
     assert pod.prospect(0.0, 5.0).pace is not None  # learnt from answers, which told their tokens
 
 
+@pytest.mark.slow
 async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}

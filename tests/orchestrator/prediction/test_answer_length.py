@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.prediction import AnswerLengths, LengthCurve, LengthKey
-from orchestrator.prediction.answer_length import _MAX_CURVES, _MAX_NODES, QUANTILES, STATED
+from orchestrator.prediction import AnswerLengths, LengthCurve, LengthKey, answer_length
+from orchestrator.prediction.answer_length import QUANTILES, STATED
 from orchestrator.tasks.prompt_kind import PromptKind
 
 CAP = 4096
@@ -52,19 +52,19 @@ def test_a_curve_is_physical(ends: list[int], cuts: list[int], made: int, room: 
     assert left[0] >= 1 and left[-1] <= room + made / 4 + 1
 
 
-@pytest.mark.parametrize("made", [0, 10, 40, 100])
-def test_what_is_left_of_an_answer_is_that_of_those_who_got_as_far(made: int) -> None:
+def test_what_is_left_of_an_answer_is_that_of_those_who_got_as_far() -> None:
     """Against the plain count over 4000 answers, of which the last few hundred count; of those one
     in six is longer than a hundred tokens.
     """
     ends = drawn(60, 4000)
     curve = taught(AnswerLengths(), KEY, ends).curve(KEY)
-    beyond = sorted(tokens - made for tokens in ends if tokens > made)
-    for share in (0.25, 0.5, 0.9):
-        exact = beyond[int(share * len(beyond))]
-        assert curve.quantile(share, made, CAP) == pytest.approx(
-            exact, rel=0.3 if made < 100 else 0.5, abs=4
-        )
+    for made in (0, 10, 40, 100):
+        beyond = sorted(tokens - made for tokens in ends if tokens > made)
+        for share in (0.25, 0.5, 0.9):
+            exact = beyond[int(share * len(beyond))]
+            assert curve.quantile(share, made, CAP) == pytest.approx(
+                exact, rel=0.3 if made < 100 else 0.5, abs=4
+            )
 
 
 def test_an_answer_of_a_heavy_tail_has_the_longer_to_go_the_longer_it_is() -> None:
@@ -177,16 +177,18 @@ def test_nothing_is_longer_than_its_cap(curve: LengthCurve) -> None:
     assert STATED.left(10, 500) == (490.0,) * QUANTILES
 
 
-def test_it_is_bounded() -> None:
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tenants and sessions come and go; the one in use is kept."""
+    monkeypatch.setattr(answer_length, "_MAX_NODES", 400)
+    monkeypatch.setattr(answer_length, "_MAX_CURVES", 100)
     lengths = taught(AnswerLengths(), KEY, [30] * 50)
-    for i in range(_MAX_NODES):
+    for i in range(400):
         lengths.answered(LengthKey("m", f"t{i}", 64, None, f"s{i}"), 500, finished=True)
         lengths.curve(LengthKey("m", f"t{i}", 64, None, f"s{i}"))
         if i % 50 == 0:
             lengths.answered(KEY, 30, finished=True)
-    assert len(lengths._nodes) <= _MAX_NODES
-    assert len(lengths._mixed) <= _MAX_CURVES
+    assert len(lengths._nodes) <= 400
+    assert len(lengths._mixed) <= 100
     assert median(lengths, KEY) < 60
 
 

@@ -34,7 +34,7 @@ def test_one_server_is_the_queue_that_textbooks_solve() -> None:
 
 
 def test_more_load_needs_more_and_a_longer_deadline_fewer() -> None:
-    loads = [OfferedLoad(per_s, 2500.0, WORK) for per_s in (5.0, 20.0, 80.0)]
+    loads = [OfferedLoad(per_s, 2500.0, WORK) for per_s in (5.0, 15.0, 45.0)]
     needed = [plan_fleet(MODEL, load).enough for load in loads]
     counts = [found.instances for found in needed]
     assert counts == sorted(set(counts))

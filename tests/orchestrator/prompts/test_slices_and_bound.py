@@ -57,7 +57,7 @@ def spellings(tokenizer: Tokenizer) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=texts)
 def test_slices_have_the_tokens_of_the_whole(kind: Callable[[], Tokenizer], text: str) -> None:
     tokenizer = kind()
@@ -77,7 +77,7 @@ def test_prose_is_cut_into_many_slices(kind: Callable[[], Tokenizer]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=texts)
 def test_no_text_has_fewer_tokens_than_the_bound(kind: Callable[[], Tokenizer], text: str) -> None:
     tokenizer = kind()

@@ -22,6 +22,8 @@ from tests.support.h2_client import Exchange, H2Client
 from tests.support.proxies import CADDY, HAPROXY, KINDS, NGINX, Kind, Proxy
 from worker.protocol import AbortCause
 
+pytestmark = pytest.mark.slow
+
 KEY = {"Authorization": "Bearer the-clients-key"}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
 TASK = {"prompt": "hi", "max_tokens": 4}

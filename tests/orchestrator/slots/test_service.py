@@ -267,6 +267,7 @@ async def test_a_provider_that_nobody_has(
     assert error["field"] == "recipe.providers.portrait" and "available: fake" in error["message"]
 
 
+@pytest.mark.slow
 async def test_a_hundred_at_once_each_come_to_one_outcome(
     make_service: MakeService, make_worker: MakeWorker
 ) -> None:

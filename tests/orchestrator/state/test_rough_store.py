@@ -32,6 +32,8 @@ from tests.orchestrator.tasks.journal.conftest import (
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.rough_network import RoughNetwork
 
+pytestmark = pytest.mark.slow
+
 
 async def fault_of(service: Service) -> Any:
     """What the service says of its store, once it says anything."""

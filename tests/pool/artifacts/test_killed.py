@@ -37,6 +37,7 @@ asyncio.run(add_model(ModelCatalog(Path(sys.argv[1])), wish))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mishap", ["killed", "full"])
 def test_a_mishap_at_any_change_of_the_disk_leaves_nothing_half_registered(
     tmp_path: Path, mishap: str
@@ -156,6 +157,7 @@ async def test_a_folder_that_somebody_deleted_is_in_the_catalog_no_more(
     assert catalog.entries() == ()
 
 
+@pytest.mark.slow
 def test_two_processes_that_write_lose_nothing_of_each_other(
     catalog: ModelCatalog, tmp_path: Path
 ) -> None:

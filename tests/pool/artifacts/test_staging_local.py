@@ -185,12 +185,13 @@ async def test_a_removed_model_leaves_nothing(catalog: ModelCatalog, tmp_path: P
         raise AssertionError("two may not work on one model")
 
 
-@pytest.mark.parametrize("name", ["demo", "..", "-x", "a/b", "a b", "a\nb", "\x1b[2J", "x" * 129])
 async def test_a_name_that_would_name_something_else_is_refused(
-    catalog: ModelCatalog, tmp_path: Path, name: str
+    catalog: ModelCatalog, tmp_path: Path
 ) -> None:
-    with pytest.raises(StagingFailed, match=r"--name|the name"):
-        await add(catalog, make_folder(tmp_path / "mine"), name=name)
+    folder = make_folder(tmp_path / "mine")
+    for name in ("demo", "..", "-x", "a/b", "a b", "a\nb", "\x1b[2J", "x" * 129):
+        with pytest.raises(StagingFailed, match=r"--name|the name"):
+            await add(catalog, folder, name=name)
     assert catalog.entries() == ()
 
 

@@ -55,6 +55,7 @@ def make_wheel(folder: Path, body: str) -> None:
             wheel.writestr(name, text)
 
 
+@pytest.mark.slow
 async def test_an_environment_is_made_gone_on_with_and_registered_when_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def _family(pid: int) -> set[int]:
     return {pid}.union(*(_family(int(child)) for child in children))
 
 
+@pytest.mark.slow
 async def test_killed_at_any_step_the_next_one_has_the_same_or_a_fresh_one(pool: Pool) -> None:
     # All at once: most of it is waiting for interpreters.
     pools = {step: Pool(pool.path / step) for step in STEPS}
@@ -96,6 +97,7 @@ async def test_killed_at_any_step_the_next_one_has_the_same_or_a_fresh_one(pool:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 async def test_one_that_was_killed_while_all_was_well_is_followed(pool: Pool) -> None:
     """The very same process goes on, though the state file is gone, cut off, or of another time."""
     with pool.run("none") as run:

@@ -76,6 +76,7 @@ async def test_a_model_that_can_never_be_served_is_not_waited_for(start: StartIn
         await process.wait_ready(3600.0)
 
 
+@pytest.mark.slow
 async def test_what_is_not_served_is_told_when_the_rest_is_and_the_launcher_passes_it_on(
     start: StartInFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ async def test_what_is_not_served_is_told_when_the_rest_is_and_the_launcher_pass
     assert warning.endswith("'nothing'; plain prompts are served, chats are refused")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [SLOW_JOURNAL, SLOW_TASKS], ids=["opening", "taking on"])
 async def test_one_that_says_that_it_starts_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str

@@ -153,6 +153,7 @@ async def test_a_model_that_never_finalizes_is_killed(run: Run) -> None:
     run.marked.wait_gone(regions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["server", "stub", "guardian"])
 async def test_whatever_is_killed_it_is_noticed_and_starts_again(run: Run, victim: str) -> None:
     triton = run.make(QUIET)
@@ -187,6 +188,7 @@ async def test_a_server_that_hangs_misses_its_heartbeats(
     run.marked.wait_gone(regions)
 
 
+@pytest.mark.slow
 async def test_a_model_loaded_anew_is_not_lost_and_an_unloaded_one_is(run: Run) -> None:
     triton = run.make(QUIET, is_locked=False)
     await triton.start()
@@ -222,6 +224,7 @@ async def test_a_model_that_does_not_load_says_why(run: Run) -> None:
     run.marked.wait_gone(set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_server_that_crashes_while_it_starts_is_started_once_more(
     run: Run, tmp_path: Path, times: int

@@ -12,26 +12,25 @@ from worker.attention.trial import TOLERANCE, error_of, exact
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("seed", range(12))
+def holds_for_random_shapes(dtype: torch.dtype, device: torch.device) -> None:
+    for seed in range(12):
+        case = random_case(seed, dtype, device)
+        backend = ReferenceAttention(case.pool, case.heads, windows=case.windows)
+        for layer, window in enumerate(case.windows):
+            expected = exact(case.pool, layer, case.trial, window)
+            assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_random_shapes(dtype: torch.dtype, seed: int) -> None:
-    case = random_case(seed, dtype, CPU)
-    backend = ReferenceAttention(case.pool, case.heads, windows=case.windows)
-    for layer, window in enumerate(case.windows):
-        expected = exact(case.pool, layer, case.trial, window)
-        assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
+def test_random_shapes(dtype: torch.dtype) -> None:
+    holds_for_random_shapes(dtype, CPU)
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_random_shapes_on_cuda(dtype: torch.dtype, seed: int) -> None:
-    case = random_case(seed, dtype, torch.device("cuda"))
-    backend = ReferenceAttention(case.pool, case.heads, windows=case.windows)
-    for layer, window in enumerate(case.windows):
-        expected = exact(case.pool, layer, case.trial, window)
-        assert error_of(backend, layer, case.trial, expected) < TOLERANCE[dtype], str(case)
+def test_random_shapes_on_cuda(dtype: torch.dtype) -> None:
+    holds_for_random_shapes(dtype, torch.device("cuda"))
 
 
 def _decodes(contexts: list[int]) -> PackedBatch:

@@ -19,6 +19,8 @@ from tests.support.compile_kernels import Launch
 from worker.attention import KVPool
 from worker.attention.triton_backend import TritonAttention
 
+pytestmark = pytest.mark.slow
+
 SHARED_BYTES = {89: 99 * 1024, 90: 227 * 1024}
 """What one program may have by compute capability (CUDA's programming guide)."""
 

@@ -134,6 +134,7 @@ def test_what_cannot_be_is_stopped_at_once() -> None:
         assert len(ids_of(job, service.events)) == 1
 
 
+@pytest.mark.slow
 def test_partial_is_told_before_its_deadline() -> None:
     """DL-6, DL-16: in 99 of 100, beside others whose prompts and endings come at any time."""
     draw = random.Random(11)

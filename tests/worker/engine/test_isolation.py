@@ -16,6 +16,8 @@ from worker.engine.engine import Engine
 from worker.protocol import AbortCause, FinishReason, Sampling
 from worker.settings import KvSettings, WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 AGENTS, REQUESTS, TEXTS = 10, 50, 4
 FAR = 1e12
 

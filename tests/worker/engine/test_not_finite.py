@@ -130,17 +130,17 @@ def test_a_padded_row_has_nothing_of_anothers(poisoned: Path, settings: dict[str
     assert same(texts, [ids_of(job, expected) for job in alone], settings)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_however_it_is_sampled(poisoned: Path, way: dict[str, object]) -> None:
+def test_however_it_is_sampled(poisoned: Path) -> None:
     engine = build(poisoned)
-    spoilt, sound = greedy([5, POISON, 6], 5, **way), greedy([5, 6, 7], 5, **way)
-    events = run(engine, [spoilt, sound])
-    assert failed(spoilt, events) and len(ids_of(sound, events)) == 5
-    for event in events:
-        if isinstance(event, JobPrompt):
-            assert event.job is sound
-        if isinstance(event, JobTokens):
-            assert all(math.isfinite(one.logprob) for one in event.logprobs or [])
+    for way in WAYS:
+        spoilt, sound = greedy([5, POISON, 6], 5, **way), greedy([5, 6, 7], 5, **way)
+        events = run(engine, [spoilt, sound])
+        assert failed(spoilt, events) and len(ids_of(sound, events)) == 5, way
+        for event in events:
+            if isinstance(event, JobPrompt):
+                assert event.job is sound
+            if isinstance(event, JobTokens):
+                assert all(math.isfinite(one.logprob) for one in event.logprobs or []), way
 
 
 @pytest.mark.parametrize("pooling", list(Pooling))

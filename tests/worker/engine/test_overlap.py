@@ -223,9 +223,9 @@ class PlainMachine(OverlapMachine):
 
 
 TestOverlap = OverlapMachine.TestCase
-TestOverlap.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestOverlap.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestWithoutOverlap = PlainMachine.TestCase
-TestWithoutOverlap.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestWithoutOverlap.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
 
 
 def test_a_step_is_launched_before_the_one_before_it_is_read() -> None:

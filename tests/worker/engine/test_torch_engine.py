@@ -54,12 +54,12 @@ def greedy(ids: list[int], tokens: int = 12, **changes: object) -> Job:
 
 def test_greedy_tokens_are_those_of_transformers() -> None:
     ids = prompt(30, vocabulary=2048)
-    job = greedy(ids, 40)
+    job = greedy(ids, 20)
     got = ids_of(job, run(build(DEMO), [job]))
     model = transformers.LlamaForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     text = list(ids)
     with torch.inference_mode():
-        for _ in range(40):
+        for _ in range(20):
             text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
     assert got == text[30:]
 

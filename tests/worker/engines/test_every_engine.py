@@ -144,7 +144,7 @@ def test_min_tokens_hold_the_end_back(served: Served, lane: LaneClient) -> None:
     needs(served, Feature.MIN_TOKENS)
     short = served.encode("hello")
     before = lane.run(short, max_tokens=200).end.completion_tokens
-    answer = lane.run(short, max_tokens=200, min_tokens=before + 10)
+    answer = lane.run(short, max_tokens=before + 12, min_tokens=before + 10)
     assert answer.end.completion_tokens > before + 10
     assert not set(answer.ids[: before + 10]) & set(served.card.eos_token_ids)
 
@@ -178,8 +178,8 @@ def test_a_seed_repeats_and_another_one_does_not(served: Served, lane: LaneClien
             asked["ignore_eos"] = True
         return lane.run(served.encode(PROMPT), **asked).ids
 
-    assert drawn(11) == drawn(11)
-    assert len({tuple(drawn(seed)) for seed in (11, 12, 13)}) > 1
+    first = drawn(11)
+    assert drawn(11) == first != drawn(12)
 
 
 def test_logprobs_are_told_for_every_token(
@@ -211,12 +211,11 @@ def test_logprobs_of_the_prompt(served: Served, lane: LaneClient) -> None:
 def test_penalties_and_biases_change_the_text(served: Served, lane: LaneClient) -> None:
     needs(served, Feature.PENALTIES, Feature.LOGIT_BIAS)
     prompt = served.encode(PROMPT)
-    plain = lane.run(prompt, max_tokens=30).ids
+    plain = lane.run(prompt, max_tokens=60).ids
     banned = lane.run(prompt, max_tokens=30, logit_bias=((plain[0], -100.0),)).ids
     assert plain[0] not in banned
     varied = lane.run(prompt, max_tokens=60, frequency_penalty=2.0).ids
-    same = lane.run(prompt, max_tokens=60).ids
-    assert len(set(varied)) / len(varied) > len(set(same)) / len(same)
+    assert len(set(varied)) / len(varied) > len(set(plain)) / len(plain)
 
 
 def test_a_begun_answer_goes_on_where_it_was_left(

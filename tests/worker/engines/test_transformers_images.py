@@ -24,6 +24,8 @@ from worker.engines.transformers.images import MAX_PIXELS
 from worker.loaded import LoadedEngine
 from worker.protocol import AbortCause, Code, Feature, FinishReason, Sampling, Vision
 
+pytestmark = pytest.mark.slow
+
 SIZES = ((40, 24), (16, 16), (64, 8))
 
 

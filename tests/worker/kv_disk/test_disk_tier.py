@@ -216,7 +216,7 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTier = TierMachine.TestCase
-TestTier.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTier.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 @pytest.fixture

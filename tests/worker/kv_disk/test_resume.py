@@ -75,6 +75,7 @@ def servers() -> Iterator[list[Server]]:
         server.stop()
 
 
+@pytest.mark.slow
 def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
     tmp_path: Path, servers: list[Server]
 ) -> None:
@@ -103,6 +104,7 @@ def test_wk6_a_conversation_survives_a_restart_bit_by_bit(
     assert cold.say(question) == (unbroken, 0)
 
 
+@pytest.mark.slow
 def test_another_model_s_blocks_are_not_found(tmp_path: Path, servers: list[Server]) -> None:
     """WK-5: nor those of another type."""
     first = Server(tmp_path, dtype="float32")
@@ -115,6 +117,7 @@ def test_another_model_s_blocks_are_not_found(tmp_path: Path, servers: list[Serv
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_disk_that_broke_meanwhile_costs_only_time(
     tmp_path: Path, servers: list[Server], caplog: pytest.LogCaptureFixture
 ) -> None:

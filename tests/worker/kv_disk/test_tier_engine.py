@@ -175,6 +175,6 @@ class PlainDiskMachine(DiskMachine):
 
 
 TestDiskOverlap = DiskMachine.TestCase
-TestDiskOverlap.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestDiskOverlap.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 TestDiskPlain = PlainDiskMachine.TestCase
-TestDiskPlain.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestDiskPlain.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)

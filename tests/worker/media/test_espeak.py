@@ -96,6 +96,7 @@ speech.render(recipe, torch.zeros(24_000), lambda done: None)
 """
 
 
+@pytest.mark.slow
 def test_it_dies_with_a_worker_that_is_killed_while_it_hangs(tmp_path: Path) -> None:
     flag = tmp_path / "hung"
     child = program(tmp_path, HANGS_ONCE.format(flag=str(flag)))

@@ -12,6 +12,8 @@ from worker.service.call import Call, strings
 from worker.service.slot import SlotWorker
 from worker.service.slot_build import build_slots
 
+pytestmark = pytest.mark.slow
+
 MAX_GROWTH = 100_000_000
 
 

@@ -12,6 +12,8 @@ from worker.media.stages.liveportrait.provider import LivePortraitVideo, _placed
 from worker.media.stages.liveportrait.weights import folded, make_networks, read_state
 from worker.protocol.clips.plan import SAMPLE_RATE, ClipPlan
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SIZES = tiny_portrait_sizes()
 FRAMES = 10

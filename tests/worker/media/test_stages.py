@@ -231,6 +231,7 @@ for name in ("en+" + "b" * 40, "x" * 64, "en\\n", "/etc/passwd"):
 """
 
 
+@pytest.mark.slow
 def test_no_text_or_voice_takes_the_process_along() -> None:
     pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
     done = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, timeout=100)

@@ -101,6 +101,7 @@ def test_interpreted() -> None:
     assert check_all(torch.device("cpu")) == 36
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_they_compile_for_a_gpu_that_is_not_here(

@@ -151,6 +151,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_loading_peaks_at_the_weights_and_one_layer(tiny: Path, large: Path) -> None:
     """Issue: measured by the kernel, in processes of its own."""
     done = subprocess.run(

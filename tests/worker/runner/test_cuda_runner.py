@@ -168,9 +168,10 @@ def run(engine: Engine, todo: list[Job]) -> list[Event]:
     return events
 
 
-def answers(
-    engine: Engine,
-) -> list[tuple[list[int], FinishReason, list[object], list[object]]]:
+Answers = list[tuple[list[int], FinishReason, list[object], list[object]]]
+
+
+def answers(engine: Engine) -> Answers:
     """Log-probabilities to within what another shape of a matrix product makes of them."""
     todo = jobs()
     events = run(engine, todo)
@@ -199,38 +200,53 @@ def answers(
     ]
 
 
+@pytest.fixture(scope="module")
+def plain(tiny: Path) -> Answers:
+    """What the plain runner makes of the jobs."""
+    return answers(build(tiny, cuda_like=False))
+
+
+@pytest.fixture(scope="module")
+def poisoned(
+    tiny: Path, plain: Answers, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Answers]:
+    """A model with NaN for two tokens that some of the jobs come to, so that their texts spoil
+    themselves, and what the plain runner makes of it."""
+    path = shutil.copytree(tiny, tmp_path_factory.mktemp("poisoned") / "model")
+    weights = load_file(path / "model.safetensors")
+    weights["model.embed_tokens.weight"][[ids[1] for ids, *_ in plain[3:5]]] = torch.nan
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path, answers(build(path, cuda_like=False))
+
+
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
 def test_texts_that_are_not_finite_end_as_with_the_plain_runner(
-    tiny: Path, tmp_path: Path, overlap: bool, graphs: bool
+    poisoned: tuple[Path, Answers], overlap: bool, graphs: bool
 ) -> None:
     """WK-12: in prompts and in decodes, with the next step launched already; and no others do."""
-    poisoned = shutil.copytree(tiny, tmp_path / "poisoned")
-    weights = load_file(poisoned / "model.safetensors")
-    # Two tokens that some of the jobs come to, so that their texts spoil themselves.
-    tokens = [ids[1] for ids, *_ in answers(build(tiny, cuda_like=False))[3:5]]
-    weights["model.embed_tokens.weight"][tokens] = torch.nan
-    save_file(weights, poisoned / "model.safetensors", {"format": "pt"})
-    expected = answers(build(poisoned, cuda_like=False))
+    path, expected = poisoned
     ends = [reason for _, reason, *_ in expected]
     assert 2 < ends.count(FinishReason.ERROR) < len(ends) - 2
-    engine = build(poisoned, cuda_like=True, overlap=overlap, graphs=graphs)
+    engine = build(path, cuda_like=True, overlap=overlap, graphs=graphs)
     assert answers(engine) == expected
     assert engine.stats().not_finite_total == ends.count(FinishReason.ERROR)
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
-def test_tokens_are_those_of_the_plain_runner(tiny: Path, overlap: bool, graphs: bool) -> None:
+def test_tokens_are_those_of_the_plain_runner(
+    tiny: Path, plain: Answers, overlap: bool, graphs: bool
+) -> None:
     """LB-7: greedy and drawn, with penalties, biases and log-probabilities."""
     engine = build(tiny, cuda_like=True, overlap=overlap, graphs=graphs)
     assert isinstance(engine.executor.runner, CudaRunner)
     assert (engine.executor.runner._graphs is not None) == graphs
-    assert answers(engine) == answers(build(tiny, cuda_like=False))
+    assert answers(engine) == plain
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "plain"])
-def test_pauses_change_no_token(tiny: Path, overlap: bool) -> None:
+def test_pauses_change_no_token(tiny: Path, plain: Answers, overlap: bool) -> None:
     """Jobs come back to other slots, in which others have been, and to their own of long ago."""
     engine = build(tiny, cuda_like=True, overlap=overlap)
     todo = jobs()
@@ -246,9 +262,7 @@ def test_pauses_change_no_token(tiny: Path, overlap: bool) -> None:
         engine.scheduler.check_integrity()
     assert engine.scheduler.pool.used_count == 0
     assert sum(isinstance(event, JobPaused) for event in events) > len(todo)
-    expected = jobs()
-    plain = run(build(tiny, cuda_like=False), expected)
-    assert [ids_of(job, events) for job in todo] == [ids_of(job, plain) for job in expected]
+    assert [ids_of(job, events) for job in todo] == [ids for ids, *_ in plain]
 
 
 def test_it_overlaps(tiny: Path) -> None:

@@ -16,6 +16,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from tests.support.compile_kernels import Launch
 from worker.sampling import triton_draws
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("vocabulary", [128_256, 151_937])
 def test_it_compiles(vocabulary: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 def cached(pool: BlockPool, text: list[int]) -> list[int]:

@@ -194,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 def test_least_slack_starts_first() -> None:

@@ -226,6 +226,7 @@ def test_wk7_where_neither_can_be_loaded_the_process_ends(harness: Harness, mode
     assert "cannot be loaded again" in report.error
 
 
+@pytest.mark.slow
 def test_wk7_where_the_device_is_lost_meanwhile_the_process_ends(
     harness: Harness, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:

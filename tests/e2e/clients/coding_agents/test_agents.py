@@ -24,7 +24,7 @@ MAX_S = 240
 RECORD = bool(os.environ.get("RECORD"))
 """Whether to write what the agents send into the test data of ``test_odd_requests.py``."""
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(MAX_S + 60)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(MAX_S + 60)]
 
 
 @pytest.fixture(scope="module")

@@ -139,7 +139,7 @@ NESTED = b'{"metadata": ' + b"[" * 100_000
 IN_PLACES.append(("/v1/completions", NESTED, 400, "nested", ""))
 
 
-@pytest.mark.parametrize("path", PATHS)
+@for_each("path", PATHS)
 async def test_what_is_wrong_is_told_in_the_dialect_of_the_path(
     service: Service, worker: FakeWorker, path: str
 ) -> None:

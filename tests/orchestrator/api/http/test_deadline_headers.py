@@ -190,9 +190,8 @@ _NO_DURATIONS = ["2 s", "s", "1d", "", "-1s", "-" + 99 * "999999999999999h"]
 _NO_NUMBERS = ["soon", "", "-5", "5 ms", "nan", "1e3", "inf", "9" * 20, "٣٠"]
 
 
-@pytest.mark.parametrize(
-    ("header", "value"),
-    [
+def test_dl20_what_others_add_and_cannot_be_read_refuses_nothing_and_is_named() -> None:
+    for header, value in (
         *(("x-llm-d-inference-ttl", value) for value in ["2", *_NO_DURATIONS]),
         *(
             (header, value)
@@ -212,16 +211,12 @@ _NO_NUMBERS = ["soon", "", "-5", "5 ms", "nan", "1e3", "inf", "9" * 20, "٣٠"]
             )
             for value in _NO_NUMBERS
         ),
-    ],
-)
-def test_dl20_what_others_add_and_cannot_be_read_refuses_nothing_and_is_named(
-    header: str, value: str
-) -> None:
-    headers, ignored = CIMultiDict({header: value, "x-slo-ttft-ms": "0"}), list[str]()
-    deadline = read_deadline(headers, None, NOW, POLICY, in_one_piece=True, ignored=ignored)
-    assert (deadline.at, deadline.source) == (NOW.mono + 300, "default")
-    assert read_parts(headers, Body(), NOW, ignored) is NO_PARTS
-    assert [name.lower() for name in ignored] == [header]
+    ):
+        headers, ignored = CIMultiDict({header: value, "x-slo-ttft-ms": "0"}), list[str]()
+        deadline = read_deadline(headers, None, NOW, POLICY, in_one_piece=True, ignored=ignored)
+        assert (deadline.at, deadline.source) == (NOW.mono + 300, "default"), (header, value)
+        assert read_parts(headers, Body(), NOW, ignored) is NO_PARTS, (header, value)
+        assert [name.lower() for name in ignored] == [header], value
 
 
 @pytest.mark.parametrize(

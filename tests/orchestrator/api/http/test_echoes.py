@@ -15,7 +15,7 @@ from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker
 
 MARK = "planted"
-LONG = MARK * 5_000
+LONG = MARK * 1_000
 JSON = {"Content-Type": "application/json"}
 BODIES: dict[str, tuple[type, dict[str, Any]]] = {
     "/v2/tasks": (TaskRequest, {"model": "fake", "prompt": "x", "max_tokens": 1}),
@@ -30,19 +30,17 @@ BODIES: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "/v1/completions": (CompletionRequest, {"model": "fake", "prompt": "x", "max_tokens": 1}),
 }
-DIGITS = "7" * 30_000
+DIGITS = "7" * 5_000
 NUMBER = "7" * 985
 """One that can be read as a number."""
 VALUES = [
     json.dumps(LONG),
     json.dumps([LONG]),
     json.dumps([[LONG]]),
-    json.dumps({LONG: 1}),
     json.dumps({LONG: LONG}),
     json.dumps([{LONG: LONG}]),
     DIGITS,
     NUMBER,
-    f"-{NUMBER}",
     f"[{NUMBER}]",
     f'{{"5": {NUMBER}}}',
     f"{DIGITS}.5e1",

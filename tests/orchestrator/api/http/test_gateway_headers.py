@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.tasks.task import Task
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
 CHAT: dict[str, Any] = {
@@ -39,7 +40,7 @@ async def answered(
         return response
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "body"),
     [
         ("/v1/chat/completions", CHAT),

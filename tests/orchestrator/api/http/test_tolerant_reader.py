@@ -162,9 +162,9 @@ def _many(keys: int) -> list[tuple[str, bytes]]:
     return [(name, body.encode()) for name, body in bodies.items()]
 
 
-async def test_a_hundred_thousand_unknown_keys_cost_little(service: Service) -> None:
+async def test_many_thousand_unknown_keys_cost_little(service: Service) -> None:
     """No 5xx, and no more memory than some times the body's size."""
-    bodies = await asyncio.to_thread(_many, 100_000)
+    bodies = await asyncio.to_thread(_many, 30_000)
     for name, body in bodies:
         tracemalloc.start()
         async with service.http.post(
@@ -196,7 +196,7 @@ def _deep(keys: int) -> list[tuple[str, str]]:
 
 async def test_no_large_or_deep_value_breaks_a_route(service: Service) -> None:
     """Of a field that is not known, and of those that are read late or in part."""
-    values = await asyncio.to_thread(_deep, 100_000)
+    values = await asyncio.to_thread(_deep, 20_000)
     headers = {"Content-Type": "application/json"}
     for path, body in BODIES.items():
         for field in ("new", *_LATE):

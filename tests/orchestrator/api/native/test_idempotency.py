@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.api.native.routes import SUBMISSIONS
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 
 TASK: dict[str, Any] = {"prompt": "hi", "max_tokens": 4}
@@ -122,7 +123,7 @@ async def test_who_waits_for_another_submission_keeps_a_deadline_of_its_own(
     assert await submit(service, "a") == (task_id, "true")
 
 
-@pytest.mark.parametrize("key", ["", "a b", "é", "x" * 256])
+@for_each("key", ["", "a b", "é", "x" * 256])
 async def test_keys_that_cannot_be(service: Service, worker: FakeWorker, key: str) -> None:
     error = await submit(service, key, status=400)
     assert error["field"] == "Idempotency-Key" and worker.submits == []

@@ -47,7 +47,7 @@ async def test_what_runs_comes_first_then_what_was_newest_first(
     assert 0 < first["left_ms"] <= 300_000
 
 
-@pytest.mark.parametrize("query", ["?limit=0", "?limit=many", "?limit=1001", "?status=lost"])
+@for_each("query", ["?limit=0", "?limit=many", "?limit=1001", "?status=lost"])
 async def test_what_cannot_be_listed_is_named(service: Service, query: str) -> None:
     async with service.http.get(f"/v2/tasks{query}") as response:
         body = await response.json()

@@ -8,6 +8,7 @@ from orchestrator.prediction import StepModel
 from orchestrator.prediction.forecaster import Capacity
 from orchestrator.prediction.promises import MAX_HELD
 from tests.orchestrator.conftest import MakeService, Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker
 
 PACE = StepModel(64, 512, 9.9, 0.1, 0.1, 0.0, (1.0, 1.25), fastest_ms=10.0, steps=1000)
@@ -132,7 +133,7 @@ async def test_reservations_wait_for_one_another_and_are_bounded(paced: Service)
     assert (await ask(paced, accept=0.5))["reservation"]["within_ms"] == pytest.approx(within[0])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "field"),
     [
         ({"accept": 0.8}, "accept"),

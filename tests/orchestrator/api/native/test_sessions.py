@@ -268,6 +268,7 @@ async def test_it_goes_on_elsewhere_when_its_instance_is_lost(
     assert text_of(other.submits[0]).count("<|user|>") == 3
 
 
+@pytest.mark.slow
 async def test_wk9_ten_agents_with_fifty_requests_each_stay_apart(
     service: Service, worker: FakeWorker
 ) -> None:

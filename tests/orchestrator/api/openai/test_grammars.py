@@ -184,6 +184,7 @@ async def test_the_operator_may_open_objects_and_allow_white_space(
     assert grammar is not None and grammar.open_objects and grammar.spaced
 
 
+@pytest.mark.slow
 async def test_one_that_would_take_hours_is_given_up(service: Service, able: FakeWorker) -> None:
     """A thread could not be: two of these, of 2 KB, would have kept all long prompts waiting."""
     endless = {"allOf": [{"pattern": f"(a|b)*{n:03d}(a|b)*"} for n in range(40)]}

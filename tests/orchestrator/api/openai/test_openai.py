@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.tasks.job import Message
 from tests.orchestrator.conftest import Service
+from tests.support.cases import for_each
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.lazy import openai
 from worker.protocol import Code
@@ -269,7 +270,7 @@ async def test_dl6_partial(service: Service, worker: FakeWorker) -> None:
     assert service.metric("tidegate_tokens_wasted_total") == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "body", "param"),
     [
         ("/v1/chat/completions", CHAT | {"max_tokens": 10**6}, "max_tokens"),

@@ -204,9 +204,14 @@ async def test_no_text_of_a_tool_ends_its_turn(service: Service, worker: FakeWor
     assert prompt_of(service, worker).count(end) == 10
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("thinks", "text"), [(True, "Hm.\n</think>\n\nYes."), (None, "<think>\nHm.\n</think>\n\nYes.")]
+@for_each(
+    ("stream", "thinks", "text"),
+    [
+        (False, True, "Hm.\n</think>\n\nYes."),
+        (True, True, "Hm.\n</think>\n\nYes."),
+        (False, None, "<think>\nHm.\n</think>\n\nYes."),
+        (True, None, "<think>\nHm.\n</think>\n\nYes."),
+    ],
 )
 async def test_reasoning_is_split_off(
     sdk: openai.AsyncOpenAI, worker: FakeWorker, stream: bool, thinks: bool | None, text: str

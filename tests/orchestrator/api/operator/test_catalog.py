@@ -21,6 +21,7 @@ from pool.engines.triton import find_triton
 from pool.engines.triton_provider import registered
 from tests.orchestrator.conftest import OPERATOR, MakeService, MakeWorker, Service
 from tests.pool.engines.test_triton_provider import make_server
+from tests.support.cases import for_each
 from tests.support.model_files import checkpoint
 from worker.protocol import model_digest as model_digests
 from worker.protocol.model_digest import model_digest
@@ -77,7 +78,7 @@ async def test_models_come_in_pages_that_hold_while_others_come_and_go(
     assert page["next_cursor"] is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("query", "field"),
     [
         ("limit=0", "limit"),

@@ -50,6 +50,7 @@ def remove(path: Path) -> None:
         file.unlink()
 
 
+@pytest.mark.slow
 def test_a_removed_lock_lets_no_other_process_in(tmp_path: Path) -> None:
     """Not in the moment before it is made anew either."""
     path = tmp_path / "journal.db"
