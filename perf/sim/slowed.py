@@ -17,7 +17,7 @@ from perf.sim.__main__ import SPEED, UNBOUNDED, capacity_per_s
 from perf.sim.arrivals import Scenario
 from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, SimRun, WorkerEvent, simulate
-from perf.sim.worker import SimWorker, WorkerSpec
+from replay.worker import SimWorker, WorkerSpec
 
 INSTANCES, SLOTS = 4, 8
 TIMES: Final = 4.0

@@ -9,7 +9,7 @@ from orchestrator.prediction.step_model import StepModel, Work
 from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, simulate
-from perf.sim.worker import WorkerSpec
+from replay.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 MODEL = StepModel(slots=8, step_tokens=512, base_ms=20.0, row_ms=0.5, prompt_token_ms=0.05)

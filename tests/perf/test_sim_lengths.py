@@ -7,8 +7,8 @@ from orchestrator.tasks.job import Priority
 from orchestrator.tasks.task import Task
 from perf.sim.__main__ import FLEET
 from perf.sim.arrivals import SimArrival
-from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.simulate import new_job, new_orchestrator
+from replay.loop import VirtualClock, VirtualLoop, run_quietly
 
 
 async def _ended(task: Task) -> None:
