@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         TidegateError,
         Unavailable,
     )
+    from tidegate.explanations import Explanation, Replay, TaskMoment, TriedChange
     from tidegate.listings import Instance, InstanceSlot, ModelInfo, TaskLine, TaskList
     from tidegate.quotes import Quote, QuotedChance, Reservation
     from tidegate.requests import Message, Prompt, TaskOptions
@@ -101,6 +102,7 @@ _MODULES: Final = {
     },
     "tidegate.client": {"Client"},
     "tidegate.deadlines": {"Deadline", "DeadlineScope", "deadline", "remaining"},
+    "tidegate.explanations": {"Explanation", "Replay", "TaskMoment", "TriedChange"},
     "tidegate.listings": {"Instance", "InstanceSlot", "ModelInfo", "TaskLine", "TaskList"},
     "tidegate.quotes": {"Quote", "QuotedChance", "Reservation"},
     "tidegate.requests": {"Message", "Prompt", "TaskOptions"},
@@ -159,6 +161,7 @@ __all__ = [
     "DeadlineScope",
     "End",
     "Event",
+    "Explanation",
     "Failed",
     "Generation",
     "Instance",
@@ -173,6 +176,7 @@ __all__ = [
     "Quote",
     "QuotedChance",
     "Recipe",
+    "Replay",
     "Reservation",
     "Retries",
     "Session",
@@ -201,12 +205,14 @@ __all__ = [
     "TaskError",
     "TaskLine",
     "TaskList",
+    "TaskMoment",
     "TaskOptions",
     "TaskStatus",
     "TidegateError",
     "Token",
     "ToolCall",
     "ToolCallDelta",
+    "TriedChange",
     "Unavailable",
     "Usage",
     "deadline",

@@ -5,6 +5,7 @@ import click
 from tidegate.cli.arguments import Choice, Command, Group
 from tidegate.cli.doctor import doctor
 from tidegate.cli.engines import engines
+from tidegate.cli.explain import explain
 from tidegate.cli.lists import sessions, tasks
 from tidegate.cli.measure import bench, top
 from tidegate.cli.models import models
@@ -80,6 +81,7 @@ for command in (
     doctor,
     plan,
     quote,
+    explain,
     drain,
     swap,
     reload,
