@@ -30,8 +30,8 @@ class Tried(msgspec.Struct, frozen=True):
     change: Alone
     met: bool
     by_ms: float = 0.0
-    """How much later the deadline was, for that change: the least that met it, to 100 ms, or the
-    most that was tried."""
+    """How much later the deadline was, for that change: the least that met it, to 100 ms (where the
+    time ran out, enough), or the most that was tried."""
 
 
 class Findings(msgspec.Struct, frozen=True):
