@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.admission.admission import Admission, AdmissionConfig
 from orchestrator.admission.rate_limits import Limiter, Limits, RateLimitConfig
@@ -59,6 +59,8 @@ from orchestrator.prompts import EncodingStage
 from orchestrator.queue.metrics import QUEUE
 from orchestrator.queue.order import ORDERS, QueueOrder, RowPolicy
 from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.recording.explainer import Explainer
+from orchestrator.recording.recorder import Recorder
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
 
 ENCODING_THREADS = 2
 KEY_SETTINGS = ("token", "admin_token", "keys")
+POLICY_SECTIONS = {"admission", "deadlines", "dispatch", "placement", "queue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,8 @@ def build(
     )
     health.also_ready.append(lambda: bool(slot_fleet.ready()))
     swaps, demand = _loading(common, registry, foresight)
+    reloader = Reloader(settings)
+    recorder = _recorder(common, registry, foresight.forecaster)
     encoding = EncodingStage(
         executor, ENCODING_THREADS, settings.admission.max_encoding_bytes, clock
     )
@@ -215,6 +220,7 @@ def build(
         sessions=sessions,
         swaps=swaps,
         demand=demand,
+        explainer=None if recorder is None else Explainer(recorder, partial(_policy, reloader)),
         durable=durable,
         batches=_batches(settings, file, clock, shared_state),
         slots=slots,
@@ -229,6 +235,11 @@ def build(
     )
     tracing = open_tracing(settings.telemetry.otlp_endpoint, clock)
     orchestrator = Orchestrator(stages, service, metrics, clock, rng, tracing)
+    if recorder is not None:
+        dispatch.pausing.listener = recorder
+        registry.listen(recorder)
+        orchestrator.on_offered.append(recorder.offered)
+        orchestrator.on_ended.append(recorder.ended)
     metrics.watch(queue, QUEUE)
     metrics.watch(registry, (*INSTANCES, *REPORTED, *TOTALS))
     metrics.watch(sessions, SESSIONS)
@@ -245,7 +256,6 @@ def build(
             "journal_commit_ms", "Transactions of the journal, until they are on the disk"
         ).observe
         recovery = Recovery(orchestrator, durable, store.unfinished)
-    reloader = Reloader(settings)
     _follow(reloader, orchestrator, instances.discovery, health)
     return Components(
         settings=settings,
@@ -449,6 +459,16 @@ def _loading(
     common.metrics.watch(swaps, SWAPS)
     common.metrics.watch(demand, DEMAND)
     return swaps, demand
+
+
+def _recorder(common: _Common, registry: Registry, forecaster: Forecaster) -> Recorder | None:
+    most = common.settings.telemetry.recorded_requests
+    return Recorder(registry, forecaster, common.clock, most) if most else None
+
+
+def _policy(reloader: Reloader) -> dict[str, Any]:
+    """The sections of the settings by which the service decides, as they are now; no secrets."""
+    return reloader.settings.model_dump(mode="json", include=POLICY_SECTIONS)
 
 
 def _follow(

@@ -38,6 +38,7 @@ from orchestrator.prompts.encoder import INLINE_HASH_TOKENS, PromptEncoder
 from orchestrator.prompts.kinds import bytes_of, is_short, tokens_about
 from orchestrator.prompts.turns import images_of
 from orchestrator.queue.task_queue import TaskQueue
+from orchestrator.recording.explainer import Explainer
 from orchestrator.sessions.store import SessionStore
 from orchestrator.slots.service import Slots
 from orchestrator.tasks.deadline import Deadline, DeadlineConfig, Part
@@ -83,6 +84,8 @@ class Stages:
     demand: ModelDemand
     slots: Slots
     """Clips, which share the first of these stages and nothing else."""
+    explainer: Explainer | None = None
+    """Why requests missed; None where none are recorded."""
     durable: DurableTasks | None = None
     """The journal; None where no task can be durable."""
     batches: Batches | None = None
@@ -160,6 +163,8 @@ class Orchestrator:
         """Set whenever a task or a slot has ended; whoever waits for it clears it."""
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
+        self.on_ended: list[Callable[[Task], None]] = []
+        """Called with each task that has ended, one that was refused too."""
         self.runs = Runs(clock)
         self.run_watch = RunWatch(clock) if config.learns_runs else None
         self.durable_default = config.durable_default
@@ -630,6 +635,8 @@ class Orchestrator:
     def _ended(self, task: Task) -> None:
         self._live.pop(task, None)
         self.task_over.set()
+        for call in self.on_ended:
+            call(task)
 
     def _slot_ended(self) -> None:
         self.task_over.set()

@@ -66,6 +66,10 @@ SOURCES: Final = {
         "worker/scheduler",
         "perf/sim/*.py",
         "perf/sim/rivals",
+        "replay/lane.py",
+        "replay/loop.py",
+        "replay/service.py",
+        "replay/worker.py",
     ),
     "perf.sim.fleet": (
         "orchestrator/placement",

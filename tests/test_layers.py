@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("catalog", "orchestrator", "pool", "worker", "client", "perf", "tools")
+PACKAGES = ("catalog", "orchestrator", "pool", "replay", "worker", "client", "perf", "tools")
 
 
 PLANTED = {
@@ -20,7 +20,7 @@ PLANTED = {
     "only the edge speaks HTTP": "orchestrator.tasks.task -> aiohttp",
     "the worker's floors": "worker.scheduler.plan -> worker.engine.engine",
     "both sides share the protocol only": "orchestrator.health -> worker.models",
-    "nothing that runs needs the benchmarks": "worker.core -> perf.load.cpu",
+    "nothing that runs needs the benchmarks": "worker.media.errors -> perf.load.cpu",
 }
 """An import that must not be, by the contract that forbids it."""
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         ToolTimeout,
         Unavailable,
     )
+    from tidegate.explanations import Explanation, Replay, TaskMoment, TriedChange
     from tidegate.listings import Instance, InstanceSlot, ModelInfo, TaskLine, TaskList
     from tidegate.quotes import Quote, QuotedChance, Reservation
     from tidegate.requests import Message, Prompt, TaskOptions
@@ -109,6 +110,7 @@ _MODULES: Final = {
     },
     "tidegate.client": {"Client"},
     "tidegate.deadlines": {"Deadline", "DeadlineScope", "deadline", "remaining"},
+    "tidegate.explanations": {"Explanation", "Replay", "TaskMoment", "TriedChange"},
     "tidegate.listings": {"Instance", "InstanceSlot", "ModelInfo", "TaskLine", "TaskList"},
     "tidegate.quotes": {"Quote", "QuotedChance", "Reservation"},
     "tidegate.requests": {"Message", "Prompt", "TaskOptions"},
@@ -174,6 +176,7 @@ __all__ = [
     "DeadlineScope",
     "End",
     "Event",
+    "Explanation",
     "Failed",
     "Generation",
     "Instance",
@@ -188,6 +191,7 @@ __all__ = [
     "Quote",
     "QuotedChance",
     "Recipe",
+    "Replay",
     "Reservation",
     "Retries",
     "Session",
@@ -216,6 +220,7 @@ __all__ = [
     "TaskError",
     "TaskLine",
     "TaskList",
+    "TaskMoment",
     "TaskOptions",
     "TaskStatus",
     "TidegateError",
@@ -224,6 +229,7 @@ __all__ = [
     "ToolCallDelta",
     "ToolDeadline",
     "ToolTimeout",
+    "TriedChange",
     "Unavailable",
     "Usage",
     "deadline",

@@ -17,6 +17,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack
 from tidegate.chats import ChatAnswer, ChatDelta, ChatMessage, ChatOptions
 from tidegate.client import DEFAULT_BASE_URL, Client
 from tidegate.deadlines import Deadline
+from tidegate.explanations import Explanation
 from tidegate.listings import Instance, ModelInfo, TaskList
 from tidegate.quotes import Quote
 from tidegate.requests import Prompt, TaskOptions
@@ -271,6 +272,10 @@ class SyncClient:
     def status(self, task_id: str) -> TaskStatus:
         """Get a task as it stands. Raises ``NotFound`` (``Client.status``)."""
         return self._loop.run(lambda: self._client.status(task_id))
+
+    def explain(self, task_id: str) -> Explanation:
+        """Ask why a task missed, and what alone would have met it (``Client.explain``)."""
+        return self._loop.run(lambda: self._client.explain(task_id))
 
     def cancel(self, task_id: str) -> None:
         """Stop a task. Idempotent (``Client.cancel``)."""

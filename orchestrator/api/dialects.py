@@ -16,7 +16,7 @@ from orchestrator.api.http.context import Dialect
 from orchestrator.api.kserve import metadata
 from orchestrator.api.kserve import routes as kserve
 from orchestrator.api.kserve.errors import KSERVE
-from orchestrator.api.native import quotes, sessions, slots
+from orchestrator.api.native import explanations, quotes, sessions, slots
 from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import batches, embeddings, files, similarity
@@ -46,6 +46,6 @@ SERVED: Final = [
         (OPENAI,), (openai, embeddings, similarity, responses, conversations, files, batches)
     ),
     ServedDialect(KSERVE, (kserve, metadata)),
-    ServedDialect((NATIVE,), (native, quotes, sessions, slots)),
+    ServedDialect((NATIVE,), (native, explanations, quotes, sessions, slots)),
 ]
 """A path belongs to the first that serves it, and else to the last one."""

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from orchestrator.dispatch.attempt import Attempt
 from orchestrator.instances.instance import Instance
@@ -63,6 +63,16 @@ class Swap(NamedTuple):
     running: Attempt
 
 
+class PauseListener(Protocol):
+    """Hears of pauses. Must neither wait nor raise."""
+
+    def paused(self, task: Task, other: Task | None, now: float) -> None:
+        """A task's job was paused for the ``other`` one, or for nobody."""
+
+    def resumed(self, task: Task, now: float) -> None:
+        """A paused task goes on."""
+
+
 class Room(NamedTuple):
     """Tasks that were paused, and tasks that wait inside other workers and are to have the slots.
 
@@ -80,6 +90,9 @@ class Pausing:
         self, registry: Registry, forecaster: Forecaster, placer: Placer, *, enabled: bool
     ) -> None:
         self.stats = PauseStats()
+        self.listener: PauseListener | None = None
+        self.spared: Task | None = None
+        """A task that is never paused: a replay asks what would have come of that."""
         self._registry = registry
         self._forecaster = forecaster
         self._placer = placer
@@ -111,23 +124,26 @@ class Pausing:
         room = Room([], [])
         if self.has_surplus and self.is_due(now):
             for attempt in self.surplus(attempts, now):
-                self._pause(attempt, now, for_another=False)
+                self._pause(attempt, None, now)
                 room.paused.append(attempt.task)
         for waiting, attempt in self.victims(queue, attempts, now):
-            self._pause(attempt, now)
+            self._pause(attempt, waiting, now)
             room.paused.append(attempt.task)
             if waiting.stage is Stage.DISPATCHED and waiting.instance != attempt.address:
                 room.recalled.append(waiting)
         return room
 
-    def _pause(self, attempt: Attempt, now: float, *, for_another: bool = True) -> None:
+    def _pause(self, attempt: Attempt, other: Task | None, now: float) -> None:
+        """Pause a job for the ``other`` task, or for nobody."""
         task = attempt.task
-        attempt.pause(for_another=for_another)
+        attempt.pause(for_another=other is not None)
         self.stats.paused += 1
         task.pauses += 1
         task.paused_on = attempt.address
         task.paused_at = now
         task.time_spent.waits(now)
+        if self.listener is not None:
+            self.listener.paused(task, other, now)
 
     def surplus(self, attempts: Iterable[Attempt], now: float) -> list[Attempt]:
         """The least urgent jobs of each instance that runs more rows than is best for it."""
@@ -155,6 +171,8 @@ class Pausing:
         task.prompt_ready_at += now - task.paused_at
         task.time_spent.resumed(now)
         self.stats.resumed += 1
+        if self.listener is not None:
+            self.listener.resumed(task, now)
         attempt.resume(self._registry.instances[attempt.address].load)
 
     def victims(
@@ -245,6 +263,8 @@ class Pausing:
                 continue
             if task.is_promised and not task.is_unread:
                 continue  # we named its deadline ourselves: it is not traded away
+            if task is self.spared:
+                continue
             if not attempt.has_slot or attempt.pauses >= _most_pauses(attempt):
                 continue
             urgency = (

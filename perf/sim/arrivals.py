@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from orchestrator.tasks.job import Priority
 from perf.load.trace import TraceLoad
 from perf.load.workload import Sizes, Speed
+from replay.service import VOCABULARY
 from worker.protocol import OnDeadline
 
 PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)
-VOCABULARY = 2**20
 _FIRST_OWN_ID = 2**18
 """First of the token ids that are of one prompt alone."""
 ANSWERS = Sizes(median=24, sigma=0.7, least=4, most=96)

@@ -22,10 +22,10 @@ from perf.load.workload import Sizes
 from perf.report.stats import percentile
 from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
 from perf.sim.arrivals import Scenario, SimArrival
-from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
 from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
-from perf.sim.worker import WorkerSpec
+from replay.loop import VirtualClock, VirtualLoop, run_quietly
+from replay.worker import WorkerSpec
 from worker.protocol import Delta, OnDeadline, Outcome
 
 WAY_BACK_S = 0.002

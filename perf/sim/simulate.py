@@ -7,28 +7,20 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from orchestrator.build import Components, build
-from orchestrator.clock import Clock
+from orchestrator.build import Components
 from orchestrator.errors import TidegateError
-from orchestrator.lanes import LaneConfig, LaneOwner
-from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.service import Orchestrator
 from orchestrator.settings import load_settings
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.job import Api, Job
-from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.task import Task
-from perf.sim.arrivals import VOCABULARY, SimArrival
-from perf.sim.lane import SimLane
-from perf.sim.loop import VirtualClock, VirtualLoop, run_quietly
-from perf.sim.worker import SimWorker, WorkerSpec
-from worker.protocol import Delta, Feature, ModelCard, Outcome, Sampling
+from perf.sim.arrivals import SimArrival
+from replay.loop import VirtualClock, VirtualLoop, run_quietly
+from replay.service import Machine, new_service, virtual_card
+from replay.worker import SimWorker, WorkerSpec
+from worker.protocol import Delta, Outcome, Sampling
 
 MODEL = "sim"
-_TOKENIZER = (
-    b'{"version":"1.0","model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"},'
-    b'"decoder":{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":false,"use_regex":false}}'
-)
 _FOREVER_MS = 1.7e6
 _WATCH_EVERY_S = 0.001
 _LOOK_EVERY_S = 1.0
@@ -142,24 +134,11 @@ def new_orchestrator(
 ) -> tuple[Components, list[SimWorker]]:
     """An orchestrator that has not started yet, and the workers that it is in front of."""
     addresses = [f"10.0.0.{i + 1}:8001" for i in range(fleet.count)]
-    card = _card(fleet)
-    workers = {
-        address: SimWorker(fleet.spec, card, clock, random.Random(rng.random()))
-        for address in addresses
-    }
-
-    def make_lane(
-        address: str, config: LaneConfig, owner: LaneOwner, clock: Clock, rng: random.Random
-    ) -> SimLane:
-        return SimLane(workers[address], address, config, owner, clock, rng)
-
+    machine = Machine(fleet.spec, virtual_card(MODEL, fleet.spec, fleet.context_tokens))
     values = {"instances": ",".join(addresses), "telemetry__log_level": "warning"}
     values |= {name.lower(): value for name, value in settings.items()}
-    parts = build(load_settings(**values), clock, rng, MemoryJournal(1), make_lane=make_lane)
-    encoder = PromptEncoder(card)
-    for instance in parts.orchestrator.registry:
-        instance.encoder = encoder  # else it would be loaded in a thread
-    return parts, list(workers.values())
+    service = new_service(dict.fromkeys(addresses, machine), clock, load_settings(**values), rng)
+    return service.parts, list(service.workers.values())
 
 
 def new_job(arrival: SimArrival, now: float, budget_ms: float) -> tuple[Job, tuple[int, ...]]:
@@ -253,31 +232,3 @@ class ResultListener:
         result.part_missed = ending.missed_part not in (None, Part.WHOLE)
         result.fitted = task.fitted_tokens is not None
         result.endings += 1
-
-
-def _card(fleet: Fleet) -> ModelCard:
-    spec = fleet.spec
-    return ModelCard(
-        model=MODEL,
-        context_tokens=fleet.context_tokens,
-        vocab_size=VOCABULARY,
-        tokenizer_json=_TOKENIZER,
-        chat_template="",
-        special_tokens={},
-        bos_token_id=None,
-        eos_token_ids=(),
-        block_tokens=16,
-        hash_salt=b"",
-        engine="sim",
-        engine_version="1",
-        engine_digest="",
-        model_digest="",
-        device="none",
-        max_running=spec.slots,
-        max_waiting=spec.slots * 8,
-        min_start_budget_ms=1000 * spec.min_start_s,
-        max_step_tokens=spec.step_tokens,
-        can_pause=True,
-        can_continue=True,
-        lacks=(Feature.FINISH,),  # as its worker says: another card would be read in a thread
-    )

@@ -16,7 +16,7 @@ from tests.support.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.slow]
 
-BUILT_FROM = ("catalog", "client", "orchestrator", "pool", "worker", "model_repository")
+BUILT_FROM = ("catalog", "client", "orchestrator", "pool", "replay", "worker", "model_repository")
 LOADING_S = 180.0
 
 COMPLETES = """
@@ -128,7 +128,7 @@ def test_serves_where_nothing_else_of_ours_is(python: Path, tmp_path: Path) -> N
         for pid in marked.pids():
             os.kill(pid, signal.SIGKILL)
         up.wait()
-    generic = ["catalog", "orchestrator", "pool", "worker", "perf", "client", "model_repository"]
+    generic = [*BUILT_FROM, "perf"]
     assert run(OURS.format(generic)) == "[]"
 
 
@@ -139,7 +139,7 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
     names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
     runtime = "tidegate/_runtime/"
     tops = {name.removeprefix(runtime).split("/")[0] for name in names if runtime in name}
-    assert tops == {"catalog", "orchestrator", "pool", "worker", "model_repository"}
+    assert tops == {*BUILT_FROM} - {"client"}
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"tidegate"}
     assert f"{runtime}worker/demo_model/checkpoint/model.safetensors" in names
     assert {f"{runtime}model_repository/{model}/config.pbtxt" for model in ("llm", "slot")} < {

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from catalog.errors import StartFailed
-from perf.sim.loop import VirtualLoop
 from pool.fleet.home import InstanceRecord, PoolState
 from pool.fleet.member import Hooks, InstanceEvent, PoolEvent
 from pool.manager import Manager, ManagerConfig
 from pool.process.detached import Found, Label
 from pool.process.proc import ProcessId
+from replay.loop import VirtualLoop
 
 LOAD_S = 2.0
 

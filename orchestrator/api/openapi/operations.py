@@ -123,6 +123,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v2/tasks": Operation(parameters=("status", "limit")),
     "GET /v2/tasks/{task_id}": _PLAIN,
     "GET /v2/tasks/{task_id}/events": Operation(gives=(EVENTS,)),
+    "GET /v2/tasks/{task_id}/explanation": _PLAIN,
     "POST /v2/slots": Operation(SlotRequest, statuses=(202,)),
     "GET /v2/slots": Operation(parameters=("status", "limit")),
     "GET /v2/slots/{slot_id}": _PLAIN,

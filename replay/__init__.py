@@ -1,0 +1,14 @@
+"""The real orchestrator and the real worker on virtual time; recordings run through them again.
+
+Beneath, for benchmarks too:
+
+- ``loop``     time that jumps to the next timer
+- ``worker``   the real worker without Triton and a model, ``lane`` the way to it
+- ``service``  the orchestrator in front of such workers
+
+A recording (``orchestrator.recording``) again:
+
+- ``again``     what was recorded as arrivals and instances, and what becomes of each request
+- ``verdict``   what alone would have met a request that missed
+- ``__main__``  a process for one question: ``python -m replay``
+"""

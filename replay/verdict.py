@@ -1,0 +1,125 @@
+"""What alone would have met a request that missed: the recording once more, with one thing changed.
+
+The replay without a change comes first. It shows how far the others can be trusted: by the share of
+requests that are met in it if they were, and not if they were not, and by whether the asked one
+misses again.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+from orchestrator.recording.facts import RecordedRequest
+from orchestrator.recording.findings import Alone, Findings, ReplayQuestion, Tried
+from orchestrator.tasks.deadline import Part
+from replay.again import NOTHING, OneThing, OutOfTime, ReplayedRequest, Replayer
+from worker.protocol import Outcome
+
+LATER_S: Final = 0.1
+"""To how many seconds it is told how much later a deadline would have been met."""
+MOST_LATER: Final = 4.0
+"""Longest time that is tried beyond the deadline, over the time that it was given."""
+MOST_LATER_S: Final = 30.0
+LEAST_LATER_S: Final = 5.0
+
+
+def explain(question: ReplayQuestion) -> Findings:
+    """Replay a recording as it was, and with each change that may have met the asked request."""
+    began = time.process_time()
+    ends_at = began + question.budget_s
+    recording, asked = question.recording, question.recording.request
+    replayer = Replayer(recording, question.settings, ends_at)
+    try:
+        again = replayer.run() if recording.instances else {}
+    except OutOfTime:
+        again = {}
+    compared = [_is_alike(one, again.get(one.id)) for one in recording.compared if again]
+    own = again.get(asked.id, ReplayedRequest())
+    changes = [] if own.outcome is Outcome.MET else list(_changes(asked))
+    tried: list[Tried] = []
+    if again:
+        with suppress(OutOfTime):
+            for change in changes:
+                tried.append(_try(replayer, change))
+    return Findings(
+        requests=len(recording.requests),
+        compared=len(compared),
+        agreed=sum(compared),
+        outcome=own.outcome,
+        answer_tokens=replayer.length(asked),
+        is_cut=recording.is_cut,
+        is_length_known=asked.length is not None,
+        tried=tuple(tried),
+        not_tried=tuple(changes[len(tried) :]),
+        took_ms=1000 * (time.process_time() - began),
+    )
+
+
+def _is_alike(recorded: RecordedRequest, again: ReplayedRequest | None) -> bool:
+    """Whether a request is met in the replay if it was, and is not if it was not."""
+    return again is not None and (again.outcome is Outcome.MET) is (recorded.outcome is Outcome.MET)
+
+
+def _changes(asked: RecordedRequest) -> Iterator[Alone]:
+    """Changes that can make a difference; last the one that takes most replays."""
+    if asked.was_given_up:
+        yield Alone.LET_IN
+    if asked.pauses:
+        yield Alone.NOT_PAUSED
+    yield Alone.NOBODY_ELSE
+    yield Alone.ONE_MORE_INSTANCE
+    if asked.missed_part is not Part.TOKEN_GAP:
+        yield Alone.LATER_DEADLINE
+
+
+def _try(replayer: Replayer, change: Alone) -> Tried:
+    """Raises ``OutOfTime``."""
+    match change:
+        case Alone.LATER_DEADLINE:
+            return _later(replayer)
+        case Alone.LET_IN:
+            other = OneThing(is_let_in=True)
+        case Alone.NOT_PAUSED:
+            other = OneThing(is_spared=True)
+        case Alone.ONE_MORE_INSTANCE:
+            other = OneThing(has_one_more=True)
+        case Alone.NOBODY_ELSE:
+            other = OneThing(is_alone=True)
+    return Tried(change, _own(replayer, other).outcome is Outcome.MET)
+
+
+def _later(replayer: Replayer) -> Tried:
+    """The least by which a later deadline is met, by halves: more time is taken to be no worse.
+    Raises ``OutOfTime``."""
+    asked = replayer.recording.request
+    given_s = asked.deadline_at - asked.arrived
+    most = math.ceil(min(MOST_LATER_S, max(LEAST_LATER_S, MOST_LATER * given_s)) / LATER_S)
+
+    def end(steps: int) -> float | None:
+        """When it is met with a deadline that is later by so many steps; None if it is not."""
+        result = _own(replayer, OneThing(later_s=steps * LATER_S))
+        return result.ended if result.outcome is Outcome.MET else None
+
+    ended = end(most)
+    if ended is None:
+        return Tried(Alone.LATER_DEADLINE, False, 1000 * most * LATER_S)
+    missed, met = 0, most
+    # With less time it is more urgent, and so it mostly ends no later.
+    middle = math.ceil((ended - asked.deadline_at) / LATER_S)
+    with suppress(OutOfTime):  # what is known to do is enough
+        while met - missed > 1:
+            if not missed < middle < met:
+                middle = (missed + met) // 2
+            if end(middle) is None:
+                missed = middle
+            else:
+                met = middle
+    return Tried(Alone.LATER_DEADLINE, True, 1000 * met * LATER_S)
+
+
+def _own(replayer: Replayer, change: OneThing) -> ReplayedRequest:
+    """What becomes of the asked request. Raises ``OutOfTime``."""
+    assert change is not NOTHING
+    return replayer.run(change).get(replayer.recording.asked, ReplayedRequest())

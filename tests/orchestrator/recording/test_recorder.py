@@ -1,0 +1,87 @@
+"""What is recorded of requests: bounded, and not a word of them."""
+
+import msgspec
+
+from orchestrator.recording.facts import RecordedRequest, Recording
+from orchestrator.recording.recorder import Recorder
+from orchestrator.recording.wording import timeline
+from tests.orchestrator.conftest import MakeService, MakeWorker, Service
+from tests.orchestrator.dispatch.test_pausing import URGENT, scene
+from tests.support.fake_worker import FakeWorker
+from worker.protocol import Outcome
+
+
+def recorder_of(service: Service) -> Recorder:
+    explainer = service.orchestrator.stages.explainer
+    assert explainer is not None
+    return explainer.recorder
+
+
+def requests_of(service: Service) -> list[RecordedRequest]:
+    return list(recorder_of(service))
+
+
+async def complete(service: Service, status: int = 200, **body: object) -> None:
+    asked = {"prompt": "a secret", "max_tokens": 5} | body
+    async with service.http.post("/v1/completions", json=asked) as response:
+        assert response.status == status, await response.text()
+
+
+async def test_what_is_recorded_holds_no_content(service: Service) -> None:
+    await complete(service, user="a-secret-tenant")
+    (request,) = requests_of(service)
+    assert (request.outcome, request.tokens, request.prompt_tokens) == (Outcome.MET, 5, 8)
+    assert request.arrived <= request.dispatched <= request.first_token <= request.ended
+    assert len(request.left) == 16 and request.left == tuple(sorted(request.left))
+    packed = msgspec.msgpack.encode(recorder_of(service).around(request))
+    assert b"secret" not in packed and b"w0" not in packed
+    recording = msgspec.msgpack.decode(packed, type=Recording)
+    assert recording.request == request
+    assert [one.name for one in recording.instances] == list(
+        service.orchestrator.registry.instances
+    )
+
+
+async def test_the_latest_are_kept_and_no_more(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, telemetry__recorded_requests=2)
+    for tokens in (1, 2, 3):
+        await complete(service, max_tokens=tokens)
+    assert [one.max_tokens for one in requests_of(service)] == [2, 3]
+    recorder = recorder_of(service)
+    assert not recorder._noted
+    assert recorder.around(requests_of(service)[-1]).is_cut
+
+
+async def test_refusals_for_other_reasons_than_time_or_room_are_not_recorded(
+    service: Service,
+) -> None:
+    await complete(service, 400, max_tokens=100_000)
+    assert requests_of(service) == []
+
+
+async def test_nothing_is_recorded_where_the_operator_wants_none(
+    worker: FakeWorker, make_service: MakeService
+) -> None:
+    service = await make_service(worker, telemetry__recorded_requests=0)
+    await complete(service)
+    assert service.orchestrator.stages.explainer is None
+    assert service.parts.pausing.listener is None
+
+
+async def test_a_pause_is_recorded_with_whom_it_was_for(
+    make_worker: MakeWorker, make_service: MakeService
+) -> None:
+    stage = await scene(make_worker, make_service)
+    long, _ = await stage.begin()
+    stage.hurry.set()
+    await stage.worker.until(lambda: len(stage.worker.resumes) == 1)
+    await stage.ends("met", "met")
+    (paused,) = [one for one in requests_of(stage.service) if one.id == long]
+    (pause,) = paused.pauses
+    assert pause.instance == stage.worker.address
+    assert paused.arrived < pause.at < pause.until < paused.ended
+    assert pause.left_s is not None and 0 < pause.left_s <= URGENT["deadline_ms"] / 1000  # type: ignore[operator]
+    events = [event.event for event in timeline(paused)]
+    assert events.index("paused") < events.index("resumed") < events.index("ended")
