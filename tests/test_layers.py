@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("catalog", "orchestrator", "pool", "replay", "worker", "client", "perf", "tools")
+PACKAGES = ("catalog", "orchestrator", "pool", "worker", "client", "perf", "tools")
 
 
 PLANTED = {

@@ -50,8 +50,8 @@ ABOUT_ALONE = 0.95
 them, whatever others ask for."""
 WASTE_WEIGHT = 0.4
 """Weight of engine time spent in vain: ten percent of it count like four percent of ``met``. In the
-simulator, at twice the capacity, 0.1 met no more and wasted 25 % of the tokens instead of 19 %; with
-a speed that wanders by a third it met 76 % instead of 77."""
+simulator, at twice the capacity, 0.1 met no more and wasted 25 % of the tokens instead of 19 %;
+with a speed that wanders by a third it met 76 % instead of 77."""
 BATCH_WEIGHT = 0.05
 """Weight of a batch request beside an interactive one."""
 LEAST_PROMPT_SHARE = 1 / 16

@@ -42,7 +42,7 @@ from perf.sim.scenes import (
 )
 from perf.sim.simulate import Fleet, SimRun, simulate
 from perf.sim.summary import Summary
-from replay.worker import WorkerSpec
+from pool.replay.worker import WorkerSpec
 
 SLOTS = SLOW.slots
 FLEET = Fleet(WorkerSpec(STEP_COST, SLOTS, kv_tokens=SLOTS * 512))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from orchestrator.tasks.job import Priority
 from perf.load.trace import TraceLoad
 from perf.load.workload import Sizes, Speed
-from replay.service import VOCABULARY
+from pool.replay.service import VOCABULARY
 from worker.protocol import OnDeadline
 
 PROMPTS = Sizes(median=48, sigma=0.8, least=8, most=256)

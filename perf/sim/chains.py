@@ -29,7 +29,7 @@ from orchestrator.tasks.task import Task
 from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED, capacity_per_s
 from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
-from replay.loop import VirtualClock, VirtualLoop, run_quietly
+from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
 from worker.protocol import Delta, Outcome
 
 CALLS = {"planner": (2, 4), "coder": (5, 10)}

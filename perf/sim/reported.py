@@ -24,8 +24,8 @@ from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
 from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
-from replay.loop import VirtualClock, VirtualLoop, run_quietly
-from replay.worker import WorkerSpec
+from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
+from pool.replay.worker import WorkerSpec
 from worker.protocol import Delta, OnDeadline, Outcome
 
 WAY_BACK_S = 0.002

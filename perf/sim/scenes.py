@@ -23,7 +23,7 @@ from perf.sim.arrivals import SimArrival, trace_arrivals
 from perf.sim.rivals.fleet import EngineFigures, RivalFleet
 from perf.sim.rivals.policies import Fifo
 from perf.sim.simulate import Fleet
-from replay.worker import WorkerSpec
+from pool.replay.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 _FLOOD = 600

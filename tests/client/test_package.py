@@ -39,7 +39,7 @@ def test_needs_nothing_but_its_http_and_json_libraries() -> None:
     probe = """if True:
         import sys
 
-        OURS = ("catalog", "orchestrator", "pool", "replay", "worker", "perf", "tools")
+        OURS = ("catalog", "orchestrator", "pool", "worker", "perf", "tools")
 
         class Refused:
             def find_spec(self, name, *_):

@@ -16,7 +16,7 @@ from tests.support.processes import Marked, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.slow]
 
-BUILT_FROM = ("catalog", "client", "orchestrator", "pool", "replay", "worker", "model_repository")
+BUILT_FROM = ("catalog", "client", "orchestrator", "pool", "worker", "model_repository")
 LOADING_S = 180.0
 
 COMPLETES = """

@@ -9,7 +9,7 @@ from orchestrator.prediction.step_model import StepModel, Work
 from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, simulate
-from replay.worker import WorkerSpec
+from pool.replay.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 pytestmark = pytest.mark.slow

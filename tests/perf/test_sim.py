@@ -12,8 +12,8 @@ from perf.sim.__main__ import FLEET, capacity_per_s, run_policy
 from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
 from perf.sim.summary import Summary
-from replay.loop import Deadlock, VirtualClock, VirtualLoop
-from replay.worker import SimWorker
+from pool.replay.loop import Deadlock, VirtualClock, VirtualLoop
+from pool.replay.worker import SimWorker
 from tests.perf.sim_load import CAPACITY, SCENARIO, SEED
 from worker.protocol import OnDeadline, Outcome
 from worker.runner.synthetic import StepCost

@@ -14,7 +14,7 @@ from perf.sim.__main__ import FLEET, run_policy
 from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimRun, simulate
 from perf.sim.summary import Summary
-from replay.worker import WorkerSpec
+from pool.replay.worker import WorkerSpec
 from tests.perf.sim_load import SCENARIO, SEED
 from worker.protocol import OnDeadline, Outcome
 from worker.runner.synthetic import StepCost

@@ -23,7 +23,7 @@ from perf.sim.fleet.scene import FleetScene
 from perf.sim.fleet.sharing import OURS, SHARINGS, Sharing
 from perf.sim.fleet.world import VirtualFleet
 from perf.sim.simulate import Fleet, simulate
-from replay.worker import WorkerSpec
+from pool.replay.worker import WorkerSpec
 from worker.runner.synthetic import StepCost
 
 COST = StepCost(6.4e-3, 0.635e-3, 0.44e-3)

@@ -10,7 +10,7 @@ from orchestrator.tasks.task import Task
 from perf.sim.__main__ import FLEET
 from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import new_job, new_orchestrator
-from replay.loop import VirtualClock, VirtualLoop, run_quietly
+from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
 
 pytestmark = pytest.mark.slow
 

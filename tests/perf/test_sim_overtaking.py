@@ -8,7 +8,7 @@ import pytest
 from orchestrator.tasks.job import Priority
 from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimResult, SimRun, simulate
-from replay.worker import WorkerSpec
+from pool.replay.worker import WorkerSpec
 from tests.perf.sim_load import SEED
 from worker.protocol import Outcome
 from worker.runner.synthetic import StepCost

@@ -5,7 +5,7 @@ import pytest
 from orchestrator.tasks.task import Priority
 from perf.sim.arrivals import SimArrival
 from perf.sim.simulate import Fleet, SimRun, simulate
-from replay.worker import WorkerSpec
+from pool.replay.worker import WorkerSpec
 from worker.protocol import Outcome
 from worker.runner.synthetic import StepCost
 

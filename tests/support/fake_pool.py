@@ -13,7 +13,7 @@ from pool.fleet.member import Hooks, InstanceEvent, PoolEvent
 from pool.manager import Manager, ManagerConfig
 from pool.process.detached import Found, Label
 from pool.process.proc import ProcessId
-from replay.loop import VirtualLoop
+from pool.replay.loop import VirtualLoop
 
 LOAD_S = 2.0
 

@@ -10,5 +10,5 @@ A recording (``orchestrator.recording``) again:
 
 - ``again``     what was recorded as arrivals and instances, and what becomes of each request
 - ``verdict``   what alone would have met a request that missed
-- ``__main__``  a process for one question: ``python -m replay``
+- ``__main__``  a process for one question: ``python -m pool.replay``
 """

@@ -6,7 +6,7 @@ from functools import partial
 
 from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig, LaneOwner, StreamLane
-from replay.worker import SimWorker
+from pool.replay.worker import SimWorker
 from worker.protocol import (
     PROTOCOL_VERSION,
     Code,

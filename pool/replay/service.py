@@ -10,9 +10,9 @@ from orchestrator.lanes import LaneConfig, LaneOwner
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.settings import Settings
 from orchestrator.tasks.journal.memory import MemoryJournal
-from replay.lane import SimLane
-from replay.loop import VirtualClock
-from replay.worker import SimWorker, WorkerSpec
+from pool.replay.lane import SimLane
+from pool.replay.loop import VirtualClock
+from pool.replay.worker import SimWorker, WorkerSpec
 from worker.protocol import Feature, ModelCard
 
 VOCABULARY = 2**20

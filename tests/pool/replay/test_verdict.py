@@ -7,8 +7,8 @@ import pytest
 from orchestrator.recording.findings import Alone
 from perf.sim.__main__ import FLEET
 from perf.sim.explained import SCENARIOS, RecordedRun
-from replay.again import Replayer
-from replay.verdict import explain
+from pool.replay.again import Replayer
+from pool.replay.verdict import explain
 from tests.perf.sim_load import SEED
 from worker.protocol import Outcome
 

@@ -28,10 +28,10 @@ from orchestrator.settings import Settings
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
 from orchestrator.tasks.job import Api, Job, PlacementConstraint
 from orchestrator.tasks.task import Task
-from replay.lane import SimLane
-from replay.loop import VirtualClock, VirtualLoop, run_quietly
-from replay.service import Machine, VirtualService, new_service, virtual_card
-from replay.worker import WorkerSpec
+from pool.replay.lane import SimLane
+from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
+from pool.replay.service import Machine, VirtualService, new_service, virtual_card
+from pool.replay.worker import WorkerSpec
 from worker.protocol import Delta, OnDeadline, Outcome, Sampling
 from worker.runner.synthetic import StepCost
 
