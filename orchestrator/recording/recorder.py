@@ -33,6 +33,7 @@ LOOK_EVERY_S = 1.0
 """Shortest time between two looks at the instances."""
 MOVE = 0.03
 """Share by which an instance's pace must have moved to be recorded anew."""
+_MAX_TOKENS = 2**20
 WARM_S = 3.0
 """Seconds before the first request that shared its time with the asked one from which on others are
 replayed too: by then the instances are as busy as they were."""
@@ -133,7 +134,8 @@ class Recorder:
     def _lengths(self, task: Task) -> tuple[float, ...]:
         if task.sampling.length_is_stated or task.job.embeds:
             return ()
-        most = task.job.max_tokens or task.sampling.max_tokens
+        # A refused one may have asked for any number.
+        most = min(task.job.max_tokens or task.sampling.max_tokens, _MAX_TOKENS)
         # One tuple for all that expect the same.
         return self._forecaster.lengths.curve(length_key(task)).left(0, max(1, most))
 

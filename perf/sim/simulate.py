@@ -16,7 +16,7 @@ from orchestrator.tasks.job import Api, Job
 from orchestrator.tasks.task import Task
 from perf.sim.arrivals import SimArrival
 from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
-from pool.replay.service import Machine, new_service, virtual_card
+from pool.replay.service import VirtualInstance, new_service, virtual_card
 from pool.replay.worker import SimWorker, WorkerSpec
 from worker.protocol import Delta, Outcome, Sampling
 
@@ -134,7 +134,7 @@ def new_orchestrator(
 ) -> tuple[Components, list[SimWorker]]:
     """An orchestrator that has not started yet, and the workers that it is in front of."""
     addresses = [f"10.0.0.{i + 1}:8001" for i in range(fleet.count)]
-    machine = Machine(fleet.spec, virtual_card(MODEL, fleet.spec, fleet.context_tokens))
+    machine = VirtualInstance(fleet.spec, virtual_card(MODEL, fleet.spec, fleet.context_tokens))
     values = {"instances": ",".join(addresses), "telemetry__log_level": "warning"}
     values |= {name.lower(): value for name, value in settings.items()}
     service = new_service(dict.fromkeys(addresses, machine), clock, load_settings(**values), rng)

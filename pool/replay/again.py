@@ -30,7 +30,7 @@ from orchestrator.tasks.job import Api, Job, PlacementConstraint
 from orchestrator.tasks.task import Task
 from pool.replay.lane import SimLane
 from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
-from pool.replay.service import Machine, VirtualService, new_service, virtual_card
+from pool.replay.service import VirtualInstance, VirtualService, new_service, virtual_card
 from pool.replay.worker import WorkerSpec
 from worker.protocol import Delta, OnDeadline, Outcome, Sampling
 from worker.runner.synthetic import StepCost
@@ -277,7 +277,7 @@ class _Run:
         settings = _SettingsAsTold(**told)
         return new_service(machines, self._clock, settings, random.Random(1))
 
-    def _machine(self, facts: InstanceFacts) -> Machine:
+    def _machine(self, facts: InstanceFacts) -> VirtualInstance:
         pace = self._measured_pace(facts.name, self._shift)
         block_tokens = facts.block_tokens or 16
         enough = facts.max_running * facts.context_tokens
@@ -289,7 +289,9 @@ class _Run:
             min_start_s=facts.min_start_ms / 1000,
             noise=0.0,
         )
-        return Machine(spec, virtual_card(facts.model, spec, facts.context_tokens, block_tokens))
+        return VirtualInstance(
+            spec, virtual_card(facts.model, spec, facts.context_tokens, block_tokens)
+        )
 
     def _state_at(self, name: str, at: float) -> InstanceAt:
         """The last recorded state of an instance before a time, else the first after it."""

@@ -24,7 +24,7 @@ _TOKENIZER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class VirtualInstance:
     """One instance: how it works, and what its worker says of itself."""
 
     spec: WorkerSpec
@@ -41,7 +41,10 @@ class VirtualService:
 
 
 def new_service(
-    machines: Mapping[str, Machine], clock: VirtualClock, settings: Settings, rng: random.Random
+    machines: Mapping[str, VirtualInstance],
+    clock: VirtualClock,
+    settings: Settings,
+    rng: random.Random,
 ) -> VirtualService:
     """An orchestrator in front of ``machines``, by address; the settings' instances are these."""
     workers = {

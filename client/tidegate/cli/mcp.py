@@ -93,7 +93,7 @@ def mcp(
 ) -> int:
     if find_spec("mcp") is None:
         print(
-            "tidegate mcp: the package mcp is not installed here: pip install 'tidegate[mcp]'",
+            "tidegate mcp: the package mcp is not installed here: pip install mcp==2.3.0",
             file=sys.stderr,
         )
         return 1

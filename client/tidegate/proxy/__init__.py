@@ -8,6 +8,6 @@
 - ``headers``       HTTP headers of messages
 - ``servers``       a server as a command or a URL
 
-Built on the official package ``mcp`` (``pip install 'tidegate[mcp]'``): its transports carry the
+Built on the official package ``mcp`` (the extra ``mcp``): its transports carry the
 messages, as JSON-RPC, and nothing here knows tools, resources or prompts one by one.
 """

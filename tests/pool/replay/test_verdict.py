@@ -20,6 +20,9 @@ STEADY = replace(FLEET, spec=replace(FLEET.spec, slots=4, noise=0.0), count=1)
 times the capacity agree on 94 % of what is met."""
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def recorded() -> RecordedRun:
     return RecordedRun.of(SCENARIOS["known"], PER_S, SECONDS, SEED, STEADY)
