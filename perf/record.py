@@ -130,7 +130,7 @@ TABLE: Final = (
         picture="goodput-traces.png",
     ),
     Entry("sim-cells", "perf.sim", "--cells --rows 16 --seeds 2 --processes 1", 320, beside=True),
-    Entry("sim-quotes", "perf.sim.quotes", "", 200, beside=True),
+    Entry("sim-quotes", "perf.sim.quotes", "--seconds 60", 500, beside=True),
     Entry(
         "chaos-kills",
         "perf.chaos",
