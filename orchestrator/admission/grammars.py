@@ -5,12 +5,9 @@ The latest findings are kept: clients send the same schema again and again.
 """
 
 import asyncio
-import os
 import signal
-import sys
 from collections import OrderedDict
 from importlib.util import find_spec
-from pathlib import Path
 
 import msgspec
 
@@ -18,6 +15,7 @@ from orchestrator.admission.grammar_compiler import Finding
 from orchestrator.admission.rate_limits import Rate
 from orchestrator.errors import InvalidRequest, RateLimited, TidegateError
 from orchestrator.fair_gate import FairGate
+from orchestrator.helper_process import start_helper
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import Grammar, ModelCard
 
@@ -117,7 +115,7 @@ class GrammarCheck:
     async def _try_out(self, grammar: Grammar) -> Finding:
         try:
             if self._process is None or self._process.returncode is not None:
-                self._process = await _start()
+                self._process = await start_helper(_COMPILER)
         except OSError as error:
             service_log.warning(
                 "no process to check grammars in; workers check them",
@@ -156,19 +154,3 @@ class GrammarCheck:
         while len(self._found) > _KEPT or self._chars > _KEPT_CHARS:
             oldest, _ = self._found.popitem(last=False)
             self._chars -= len(oldest.text)
-
-
-async def _start() -> asyncio.subprocess.Process:
-    root = str(Path(__file__).parents[2])
-    # The process needs none of our secrets.
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
-    path = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH"))))
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        _COMPILER,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=kept | {"PYTHONPATH": path},
-        start_new_session=True,  # Ctrl-C is for this process to act on
-    )

@@ -5,15 +5,13 @@ virtual time. It ends with its answer, or when that takes too long.
 """
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from orchestrator.errors import NotReady, QueueFull, TidegateError
+from orchestrator.helper_process import start_helper
 from orchestrator.recording.facts import RecordedRequest
 from orchestrator.recording.findings import Findings, ReplayQuestion
 from orchestrator.recording.recorder import Recorder
@@ -23,7 +21,7 @@ BUDGET_S: Final = 15.0
 """CPU time that the replays of one explanation may take, in seconds."""
 PATIENCE_S: Final = 90.0
 """Seconds after which a replaying process that got too little CPU time is given up."""
-MOST_WAITING: Final = 8
+MAX_WAITING: Final = 8
 """Most explanations that may wait for the one that is made."""
 _REPLAY: Final = "pool.replay"
 _findings = msgspec.msgpack.Decoder(Findings)
@@ -42,7 +40,7 @@ class Explainer:
     async def explain(self, asked: RecordedRequest) -> Findings:
         """Replay what surrounds a request. Raises ``QueueFull`` where too many wait, ``NotReady``
         where the process does not answer in time."""
-        if self._waiting >= MOST_WAITING:
+        if self._waiting >= MAX_WAITING:
             raise QueueFull(
                 f"{self._waiting} explanations wait already, and one is made at a time: ask again "
                 "in a moment",
@@ -62,7 +60,7 @@ class Explainer:
     async def _replay(self, asked: RecordedRequest) -> Findings:
         asking = msgspec.msgpack.encode(self.question(asked))
         try:
-            process = await _start()
+            process = await start_helper(_REPLAY, stderr=asyncio.subprocess.PIPE)
         except OSError as error:
             raise NotReady(f"no process could be started to replay it: {error.strerror}") from None
         try:
@@ -83,20 +81,3 @@ class Explainer:
             service_log.error("a replay failed", extra=fields(task_id=asked.id, reason=last))
             raise TidegateError("the replay failed; the service's log says why")
         return _findings.decode(answer)
-
-
-async def _start() -> asyncio.subprocess.Process:
-    root = str(Path(__file__).parents[2])
-    # The process needs none of our secrets, and its settings are those that it is told.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
-    path = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH"))))
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        _REPLAY,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=kept | {"PYTHONPATH": path},
-        start_new_session=True,  # Ctrl-C is for this process to act on
-    )

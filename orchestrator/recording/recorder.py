@@ -39,9 +39,9 @@ WARM_S = 3.0
 replayed too: by then the instances are as busy as they were."""
 AFTER_S = 60.0
 """Seconds after the deadline of the asked request up to which later ones are replayed."""
-MOST_GONE = 64
+MAX_GONE = 64
 """Most instances that are remembered beyond those that there are."""
-MOST_REQUESTS = 250
+MAX_REQUESTS = 250
 """Most requests that are replayed, the latest ones."""
 
 
@@ -64,7 +64,7 @@ class Recorder:
     """The latest requests, and the instances' states meanwhile."""
 
     def __init__(self, registry: Registry, forecaster: Forecaster, clock: Clock, most: int) -> None:
-        """``most`` requests are kept; with 0 nothing is recorded."""
+        """``most`` requests are kept."""
         self.most = most
         self._registry = registry
         self._forecaster = forecaster
@@ -152,7 +152,7 @@ class Recorder:
             if state.is_reached:
                 gone = structs.replace(state, at=now, is_reached=False, is_ready=False)
                 self._record(gone, facts)
-        if len(self._known) > MOST_GONE + len(there):
+        if len(self._known) > MAX_GONE + len(there):
             self._known = {name: one for name, one in self._known.items() if name in there}
 
     def _look_at_instance(self, instance: Instance, now: float) -> None:
@@ -202,10 +202,10 @@ class Recorder:
         chosen.sort(key=lambda one: one.arrived)
         at = next(number for number, one in enumerate(chosen) if one.id == asked.id)
         is_cut = self._lost_until >= first
-        if at >= MOST_REQUESTS:
-            chosen, is_cut = chosen[at + 1 - MOST_REQUESTS :], True
+        if at >= MAX_REQUESTS:
+            chosen, is_cut = chosen[at + 1 - MAX_REQUESTS :], True
             since = max(since, chosen[0].arrived)
-        chosen = chosen[:MOST_REQUESTS]
+        chosen = chosen[:MAX_REQUESTS]
         states = list(self._states_until(last))
         told = {state.name for state in states}
         serving = [one.facts for one in self._known.values() if one.facts.model == asked.model]

@@ -19,9 +19,9 @@ from worker.protocol import Outcome
 
 LATER_S: Final = 0.1
 """To how many seconds it is told how much later a deadline would have been met."""
-MOST_LATER: Final = 4.0
+MAX_LATER: Final = 4.0
 """Longest time that is tried beyond the deadline, over the time that it was given."""
-MOST_LATER_S: Final = 30.0
+MAX_LATER_S: Final = 30.0
 LEAST_LATER_S: Final = 5.0
 
 
@@ -95,7 +95,7 @@ def _later(replayer: Replayer) -> Tried:
     Raises ``OutOfTime``."""
     asked = replayer.recording.request
     given_s = asked.deadline_at - asked.arrived
-    most = math.ceil(min(MOST_LATER_S, max(LEAST_LATER_S, MOST_LATER * given_s)) / LATER_S)
+    most = math.ceil(min(MAX_LATER_S, max(LEAST_LATER_S, MAX_LATER * given_s)) / LATER_S)
 
     def end(steps: int) -> float | None:
         """When it is met with a deadline that is later by so many steps; None if it is not."""

@@ -41,13 +41,13 @@ from tidegate.proxy.headers import HttpHeaders
 from tidegate.proxy.introduction import INITIALIZE, INITIALIZED, Introduction
 from tidegate.proxy.limits import CallLimits, TimeLimit
 
-MOST_WAITING: Final = 1024
+MAX_WAITING: Final = 1024
 """Most messages that wait for a server to read them."""
 INTRODUCTION_S: Final = 30.0
 """Seconds that a new server may take to answer the handshake."""
 STEADY_S: Final = 60.0
 """Seconds after which a server that dies has not died of its start."""
-MOST_PAUSE_S: Final = 30.0
+MAX_PAUSE_S: Final = 30.0
 """Longest pause in seconds before a server that keeps dying is started again."""
 LEAVE_S: Final = 1.0
 """Seconds that a server behind a URL has for the end of its session when the client leaves."""
@@ -110,7 +110,7 @@ class Relay:
         """Relay for the client at ``source`` and ``sink`` until it ends its stream; the server has
         ended by then. Raises ``NoServer`` if the first one could not be started."""
         self._sink = sink
-        self._outbox, waiting = anyio.create_memory_object_stream[JSONRPCMessage](MOST_WAITING)
+        self._outbox, waiting = anyio.create_memory_object_stream[JSONRPCMessage](MAX_WAITING)
         failures: list[NoServer] = []
         async with self._outbox, waiting, anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._keep_a_server, waiting, failures)
@@ -157,7 +157,7 @@ class Relay:
             return
         call = _Call(request, limit, anyio.current_time() + (limit.seconds if limit else 0.0))
         if not self._queue(request):
-            reason = f"the server has not read {MOST_WAITING} earlier messages"
+            reason = f"the server has not read {MAX_WAITING} earlier messages"
             await self._answer(answers.failed(request, CONNECTION_CLOSED, reason))
             return
         self._calls[request.id] = call
@@ -202,7 +202,7 @@ class Relay:
         try:
             self._outbox.send_nowait(message)
         except anyio.WouldBlock:
-            logger.warning("dropped a message: the server has not read %d", MOST_WAITING)
+            logger.warning("dropped a message: the server has not read %d", MAX_WAITING)
             return False
         return True
 
@@ -268,7 +268,7 @@ class Relay:
             if self._is_over:
                 return
             deaths = 1 if anyio.current_time() - began > STEADY_S else deaths + 1
-            pause_s = min(2.0 ** min(deaths - 2, 10), MOST_PAUSE_S) if deaths > 1 else 0.0
+            pause_s = min(2.0 ** min(deaths - 2, 10), MAX_PAUSE_S) if deaths > 1 else 0.0
             logger.warning("the server ended: %s; started again in %g s", reason, pause_s)
             await self._fail_sent(reason)
             if pause_s:

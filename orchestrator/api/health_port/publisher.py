@@ -3,7 +3,6 @@ answer."""
 
 import asyncio
 import json
-import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.api.health_port import responder
 from orchestrator.health import HealthBoard, PreparedResponse
+from orchestrator.helper_process import bare_environment
 from orchestrator.telemetry.log import fields, service_log
 
 PUBLISH_EVERY_S = 0.05
@@ -92,8 +92,7 @@ class HealthPort:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             pass_fds=(fd,),
-            # The responder needs none of our secrets.
-            env={k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")},
+            env=bare_environment(),
         )
         assert process.stdin is not None
         self.pid = process.pid

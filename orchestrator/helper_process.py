@@ -1,0 +1,29 @@
+"""Starts processes of the service's own modules, which do for it what would hold its loop up."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+
+def bare_environment() -> dict[str, str]:
+    """The environment without Tidegate's settings: a helper needs none of our secrets."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+
+
+async def start_helper(module: str, *, stderr: int | None = None) -> asyncio.subprocess.Process:
+    """Start ``python -m module`` with pipes to its standard input and output; ``stderr`` as
+    ``asyncio.create_subprocess_exec`` takes it. Raises ``OSError``."""
+    environment = bare_environment()
+    root = str(Path(__file__).parents[1])
+    path = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
+        env=environment | {"PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C is for this process to act on
+    )
