@@ -113,11 +113,18 @@ TABLE: Final = (
     Entry(
         "goodput-rows",
         "perf.goodput.rows",
-        "--cells twice tight flood batch long-prompts --seeds 3 --seconds 8",
-        1200,
+        "--cells twice flood batch --seeds 3 --seconds 8",
+        700,
     ),
     Entry("rollout", "perf.rollout", "", 90),
     Entry("batch-kills", "perf.chaos.batches", "", 1500, beside=True),
+    Entry(
+        "goodput-timed",
+        "perf.goodput.rows",
+        "--timed --cells capacity twice tight flood batch long-prompts --seeds 3 --seconds 5",
+        1650,
+        beside=True,
+    ),
     Entry("soak", "perf.chaos", "--soak 600", 640, beside=True),
     Entry("slot-soak", "perf.slot", "--soak 600", 640, beside=True),
     Entry(

@@ -124,7 +124,7 @@ class SyntheticSettings(Section):
     """While this file holds a number, ``synthetic-paced`` steps take that many times as long. It
     may have a worker's device fail as well (``worker.runner.simulated_device``)."""
     lengths: Annotated[Literal["cap", "prompt"], HIDDEN] = "cap"
-    """Length of a synthetic answer: ``cap`` is ``max_tokens``, ``prompt`` the number that the first
+    """Length of a synthetic answer: ``cap`` is ``max_tokens``, ``prompt`` the number that the last
     two ids of its prompt encode (``worker.runner.synthetic``)."""
 
 

@@ -56,7 +56,7 @@ def log_normal(seed: int) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLoad:
-    """Load for synthetic engines: an answer's length is drawn and put into its prompt's first ids.
+    """Load for synthetic engines: an answer's length is drawn and put into its prompt's last ids.
 
     A request states the same generous cap as all others, or its true length, which no client knows.
     """
@@ -80,7 +80,7 @@ class DrawnLoad:
         length = request.answer_tokens
         return {
             "model": self.model,
-            "prompt": [*length_ids(length), *own],
+            "prompt": [*own, *length_ids(length)],
             "max_tokens": length if knows_lengths else self.trace.cap_tokens,
             "ignore_eos": knows_lengths,
             "temperature": 0,

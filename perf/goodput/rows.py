@@ -1,6 +1,6 @@
 """``make bench-rows``: how many rows run at once, on the demo engine.
 
-    python -m perf.goodput.rows [--cells NAME …] [--seeds N] [--seconds S]
+    python -m perf.goodput.rows [--timed] [--cells NAME …] [--seeds N] [--seconds S]
                                 [--stretch TIMES] [--capacity PER_S]
 
 All of it takes an hour. Cells of ``perf.load.cells`` with 64 slots allowed. Policies take turns
@@ -8,10 +8,16 @@ within each cell and seed, so that what else the machine does falls on all alike
 rows, and first come, first served with 64 and with 16. Everybody's clients hang up at their
 deadlines. 16 rows are another Triton's, whose worker has that many slots.
 
+With ``--timed`` the demo engine's steps are waited for instead of computed (``synthetic-paced``),
+as long as its were on a machine that nobody else used. All around it is real, as ever. A machine
+whose speed changes by half from one minute to the next, as those of clouds do, then says the same
+of a policy each time; and the CPU is not the engine's, as it is not with a GPU.
+
 Machines differ, so the cells are fitted to this one first. All times of a cell are ``--stretch``
 times as long as they were drawn: by default what a token takes here, where one answer runs alone,
-over ``TOKEN_MS``. ``--capacity``, in requests per second before they are stretched, is by default
-the rate at which first come, first served still meets 95 % of the cell ``capacity``.
+over ``TOKEN_MS``; with ``--timed`` twice, steps included, so that two cores have time for the rest.
+``--capacity``, in requests per second before they are stretched, is by default the rate at which
+first come, first served still meets 95 % of the cell ``capacity``.
 """
 
 import argparse
@@ -31,16 +37,20 @@ from perf.goodput.front import Front, fronts
 from perf.goodput.policies import FIXED_ROWS, HANG_UP, OURS, Policy
 from perf.load.cells import CAP_TOKENS, FACT_TOKENS, TOKEN_MS, Mix, Wish, mixes
 from perf.load.chats import PATH, chat, story
+from perf.load.drive import PATH as COMPLETIONS
+from perf.load.drive import completion
 from perf.load.lane import open_lane
 from perf.load.open_loop import StreamRequest
 from perf.load.outcomes import Cell, Turn, show_cells
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import median
+from perf.sim.scenes import DEMO_COST
 from perf.stack.stack import StackSpec, tritons
 from pool.engines.triton import find_triton
 from tools.demo_model import words
 from worker.protocol import ModelCard
+from worker.runner.synthetic import length_ids
 
 SLOTS, FEWER = 64, 16
 _OURS = replace(OURS, hangs_up=True)
@@ -61,19 +71,44 @@ _SLOWEST_PER_S, _FASTEST_PER_S, _FASTER = 8.0, 60.0, 1.2
 """Rates tried for the capacity, in requests per second: lowest, highest, and the factor between."""
 _CAPACITY_MET = 0.95
 _WORDS_PER_TOKEN = 0.75
+TIMED_STRETCH = 2.0
+_FIRST_ID, _KINDS, _OPENING_TOKENS = 16, 61, 8
+"""Ids of prompts by kind: the first of them, how many, and how often one comes."""
 _FRESH = random.Random()
 
 
-def asks_of(mix: Mix, seconds: float, seed: int, model: str) -> list[StreamRequest]:
-    """Requests of the cell as chats; the model ends them itself, about as long as was wished."""
-    rng = random.Random(seed)
-    return [
-        StreamRequest(w.at_s, w.deadline_ms, _body(w, model, rng))
-        for w in mix.wishes(seconds, seed)
-    ]
+class Served(NamedTuple):
+    """The model that is served, and how it is asked: by chats, or with ``timed`` by token ids."""
+
+    card: ModelCard
+    timed: bool = False
+
+    @property
+    def path(self) -> str:
+        return COMPLETIONS if self.timed else PATH
+
+    def asks(self, mix: Mix, seconds: float, seed: int) -> list[StreamRequest]:
+        """Requests of the cell; the engine ends answers by itself, about as long as is wished."""
+        rng = random.Random(seed)
+        wishes = mix.wishes(seconds, seed)
+        return [StreamRequest(w.at_s, w.deadline_ms, self.body(w, rng)) for w in wishes]
+
+    def body(self, wish: Wish, rng: random.Random) -> dict[str, object]:
+        body = _ids_body(wish, self.card) if self.timed else _chat_body(wish, self.card.model, rng)
+        return body | {"tenant": wish.tenant, "priority": wish.priority.value}
 
 
-def _body(wish: Wish, model: str, rng: random.Random) -> dict[str, object]:
+def _ids_body(wish: Wish, card: ModelCard) -> dict[str, object]:
+    """Body of a prompt whose last ids tell its length to the engine, and whose first ones are those
+    of its kind, as chats of a kind begin with the same words."""
+    opening = [_FIRST_ID + sum(wish.kind.encode()) % _KINDS] * _OPENING_TOKENS
+    ids = range(_FIRST_ID + _KINDS, card.vocab_size)
+    own = _FRESH.choices(ids, k=max(0, wish.prompt_tokens - _OPENING_TOKENS - 2))
+    prompt = [*opening, *own, *length_ids(wish.answer_tokens)]
+    return completion(card.model, CAP_TOKENS, prompt) | {"ignore_eos": False}
+
+
+def _chat_body(wish: Wish, model: str, rng: random.Random) -> dict[str, object]:
     is_fact = wish.answer_tokens < FACT_TOKENS
     text = rng.choice(words.FACTS)[0] if is_fact else story(rng)
     if wish.prompt_tokens > 1000:
@@ -81,30 +116,23 @@ def _body(wish: Wish, model: str, rng: random.Random) -> dict[str, object]:
         # computed for the one before it.
         pages = _FRESH.choices(words.THINGS, k=int(_WORDS_PER_TOKEN * wish.prompt_tokens))
         text = f"{' '.join(pages)}. {text}"
-    return chat(
-        model,
-        text,
-        max_tokens=CAP_TOKENS,
-        seed=rng.randrange(2**31),
-        tenant=wish.tenant,
-        priority=wish.priority.value,
-    )
+    return chat(model, text, max_tokens=CAP_TOKENS, seed=rng.randrange(2**31))
 
 
 class RowsBench(NamedTuple):
-    """Orchestrators by policy, and the model that they serve; ``stretch`` as in ``--stretch``."""
+    """Orchestrators by policy, and what they serve; ``stretch`` as in ``--stretch``."""
 
     fronts: dict[str, Front]
-    model: str
+    served: Served
     stretch: float = 1.0
 
     async def run(self, mix: Mix, policy: Policy, seconds: float, seed: int) -> Turn:
         """Run a policy for ``seconds`` times the stretch, after a warm-up."""
         mix = mix.stretched(self.stretch)
         warm_s, seconds = self.stretch * _WARM_S, self.stretch * seconds
-        asks = asks_of(mix, warm_s + seconds, seed, self.model)
+        asks = self.served.asks(mix, warm_s + seconds, seed)
         most_s = max(ask.deadline_ms for ask in asks) / 1000 + 0.25
-        results = await self.fronts[policy.name].offer(PATH, asks, most_s)
+        results = await self.fronts[policy.name].offer(self.served.path, asks, most_s)
         wishes = mix.wishes(warm_s + seconds, seed)
         due = [
             (wish.kind, (ask, result))
@@ -118,9 +146,9 @@ class RowsBench(NamedTuple):
         found = []
         for number in range(_ALONE):
             wish = Wish(0.0, "stories", 0, FACT_TOKENS, 60_000.0, "all", Priority.INTERACTIVE)
-            body = _body(wish, self.model, random.Random(number))
+            body = self.served.body(wish, random.Random(number))
             ask = StreamRequest(0.0, wish.deadline_ms, body)
-            (result,) = await self.fronts[policy.name].offer(PATH, [ask], 60.0)
+            (result,) = await self.fronts[policy.name].offer(self.served.path, [ask], 60.0)
             found.append(1000 * (result.end_s - result.first_s) / max(1, result.tokens - 1))
         return median(found)
 
@@ -156,17 +184,16 @@ async def run(args: argparse.Namespace, console: Console) -> RowsFindings:
     async with AsyncExitStack() as stack:
         addresses: dict[int, list[str]] = {}
         for slots in (SLOTS, FEWER):
-            spec = StackSpec("torch", max_running=slots)
-            (triton,) = await stack.enter_async_context(tritons(spec, 1))
+            (triton,) = await stack.enter_async_context(tritons(_spec(slots, args), 1))
             addresses[slots] = [triton.grpc_address]
         async with open_lane(addresses[SLOTS][0]) as lane:
             card = lane.card
         served = [(policy, addresses[slots]) for policy, slots in POLICIES]
-        bench = RowsBench(await stack.enter_async_context(fronts(served)), card.model)
+        bench = RowsBench(await stack.enter_async_context(fronts(served)), Served(card, args.timed))
         policies = [policy for policy, _ in POLICIES]
         for policy in policies:  # what a cold start does is another question
             await bench.run(mixes(_SLOWEST_PER_S)[0], policy, 2.0, args.seed - 1)
-        stretch = args.stretch or max(_LEAST_STRETCH, await bench.token_ms(_FIFO) / TOKEN_MS)
+        stretch = args.stretch or await _stretch(bench, args)
         bench = bench._replace(stretch=stretch)
         capacity = args.capacity or await bench.capacity_per_s(_FIFO, args.seconds, args.seed)
         console.print(f"times {stretch:.2f} as long, capacity {capacity:.1f}/s before", style="dim")
@@ -186,6 +213,28 @@ async def run(args: argparse.Namespace, console: Console) -> RowsFindings:
     return RowsFindings(cells, card, stretch, capacity)
 
 
+def _spec(slots: int, args: argparse.Namespace) -> StackSpec:
+    """The worker: the demo engine, or its steps' times."""
+    if not args.timed:
+        return StackSpec("torch", max_running=slots)
+    times_ms = 1000 * (args.stretch or TIMED_STRETCH)
+    return StackSpec(
+        "synthetic-paced",
+        step_ms=times_ms * DEMO_COST.step_s,
+        row_ms=times_ms * DEMO_COST.row_s,
+        prompt_token_ms=times_ms * DEMO_COST.prompt_token_s,
+        lengths="prompt",
+        max_running=slots,
+    )
+
+
+async def _stretch(bench: RowsBench, args: argparse.Namespace) -> float:
+    """How many times as long as drawn all times of the cells are, where nobody says it."""
+    if args.timed:
+        return TIMED_STRETCH
+    return max(_LEAST_STRETCH, await bench.token_ms(_FIFO) / TOKEN_MS)
+
+
 def cell_of(mix: Mix, policy: Policy, turns: Sequence[Turn]) -> Cell:
     """Cell of one policy over all seeds."""
     kinds = [mix.focus] if mix.focus else []
@@ -197,6 +246,7 @@ def new_arguments() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
     names = [mix.name for mix in mixes(1.0)]
     parser.add_argument("--cells", nargs="*", choices=names, default=[], metavar="NAME")
+    parser.add_argument("--timed", action="store_true", help="wait for steps, compute none")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0, help="of each run, after a warm-up")
     parser.add_argument("--stretch", type=float, help="of all times; measured by default")
@@ -225,7 +275,7 @@ async def _main() -> int:
     ]
     result = BenchResult(
         "goodput-rows",
-        f"demo engine, {SLOTS} slots allowed",
+        f"demo engine{', timed' if args.timed else ''}, {SLOTS} slots allowed",
         round(time.monotonic() - begun, 1),
         fitted + [figure for cell in found.cells for figure in cell.figures()],
     )

@@ -112,12 +112,13 @@ def test_pf2_open_requests_state_one_cap_and_nothing_of_their_lengths(tmp_path: 
     assert not any(ask.body["ignore_eos"] for ask in asks)
     lengths = [10, 2, 100]
     prompts = [ask.body["prompt"] for ask in asks]
-    assert {tuple(prompt[:2]) for prompt in prompts} == {*map(length_ids, lengths)}  # type: ignore[index]
+    assert {tuple(prompt[-2:]) for prompt in prompts} == {*map(length_ids, lengths)}  # type: ignore[index]
     for mine, same in zip(asks, known, strict=True):
         assert (mine.at_s, mine.deadline_ms) == (same.at_s, same.deadline_ms)
         one, other = mine.body["prompt"], same.body["prompt"]
         assert isinstance(one, list) and isinstance(other, list)
-        assert (one[:2], len(one)) == (other[:2], len(other)) and one[2:] != other[2:]  # no cache
+        assert (one[-2:], len(one)) == (other[-2:], len(other))
+        assert one[:-2] != other[:-2]  # no cache
         assert same.body["max_tokens"] in lengths and same.body["ignore_eos"]
     flood = at_once(load, 5, 1)
     assert [(ask.at_s, ask.deadline_ms) for ask in flood] == [(0.0, NEVER_MS)] * 5

@@ -1,29 +1,49 @@
 """The cells on the real engine: what is asked for, and how a cell's figures read."""
 
+import pytest
 from rich.console import Console
 
-from perf.goodput.rows import POLICIES, asks_of, cell_of
+from perf.goodput.rows import POLICIES, Served, cell_of
 from perf.load.cells import mixes
 from perf.load.open_loop import Result, StreamRequest
 from perf.load.outcomes import Turn, show_cells
+from tests.support.fake_worker import make_card
+from worker.runner.synthetic import length_ids
 
 MIXES = {mix.name: mix for mix in mixes(18.0)}
 
 
-def test_chats_come_as_the_cell_says_and_state_no_length() -> None:
-    mix = MIXES["flood"]
-    asks, again = (asks_of(mix, 4.0, 1, "demo") for _ in range(2))
-    assert asks == again
-    wishes = mix.wishes(4.0, 1)
+CARD = make_card()
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_requests_come_as_the_cell_says_and_state_no_length(timed: bool) -> None:
+    served, mix = Served(CARD, timed), MIXES["flood"]
+    asks, wishes = served.asks(mix, 4.0, 1), mix.wishes(4.0, 1)
     assert [ask.at_s for ask in asks] == [wish.at_s for wish in wishes]
     assert [ask.body["tenant"] for ask in asks] == [wish.tenant for wish in wishes]
     assert {ask.body["max_tokens"] for ask in asks} == {512}
-    batch = asks_of(MIXES["batch"], 4.0, 1, "demo")
+    assert not any(ask.body.get("ignore_eos") for ask in asks)
+    batch = served.asks(MIXES["batch"], 4.0, 1)
     assert {ask.body["priority"] for ask in batch} == {"batch", "interactive"}
-    longest = max(
-        len(str(ask.body["messages"])) for ask in asks_of(MIXES["long-prompts"], 4.0, 1, "demo")
-    )
-    assert longest > 4000
+
+
+def test_chats_are_the_same_for_a_seed_and_some_are_long() -> None:
+    served = Served(CARD)
+    assert served.asks(MIXES["flood"], 4.0, 1) == served.asks(MIXES["flood"], 4.0, 1)
+    long = served.asks(MIXES["long-prompts"], 4.0, 1)
+    assert max(len(str(ask.body["messages"])) for ask in long) > 4000
+
+
+def test_prompts_of_a_timed_engine_begin_as_their_kind_and_end_with_the_length() -> None:
+    mix = MIXES["long-prompts"]
+    openings = set()
+    for wish, ask in zip(mix.wishes(4.0, 1), Served(CARD, True).asks(mix, 4.0, 1), strict=True):
+        prompt = ask.body["prompt"]
+        assert isinstance(prompt, list) and len(prompt) == wish.prompt_tokens
+        assert tuple(prompt[-2:]) == length_ids(wish.answer_tokens)
+        openings.add((wish.kind, *prompt[:8]))
+    assert len(openings) == 2 and len({opening[1:] for opening in openings}) == 2
 
 
 def test_a_cell_s_figures_are_medians_over_seeds() -> None:

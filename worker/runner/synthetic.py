@@ -4,7 +4,7 @@ They go through the same scheduler and pool as a model does, so that leaks show.
 fixed cycle of plain words: token n of any answer is the same in every run.
 
 Answers are as long as ``max_tokens`` says or, with an end token given, as their prompts say: the
-first two ids encode the length (``length_ids``), unknown to whoever forwards the prompt. The end
+last two ids encode the length (``length_ids``), unknown to whoever forwards the prompt. The end
 token then comes last, as with a model; with ``ignore_eos`` there is none.
 """
 
@@ -30,18 +30,19 @@ _LENGTH_RADIX = 256
 
 
 def length_ids(tokens: int) -> tuple[int, int]:
-    """First two ids of a prompt whose answer ends by itself after 1 to 65,535 ``tokens``."""
+    """Last two ids of a prompt whose answer ends by itself after 1 to 65,535 ``tokens``."""
     if not 0 < tokens < _LENGTH_RADIX**2:
         raise ValueError(f"an answer has 1 to {_LENGTH_RADIX**2 - 1} tokens, not {tokens}")
     return divmod(tokens, _LENGTH_RADIX)
 
 
 def _own_length(request: Request) -> int:
-    """Tokens after which an answer ends by itself, by its prompt's first ids; 0: never."""
+    """Tokens after which an answer ends by itself, by its prompt's last ids; 0: never."""
     sampling = request.job.sampling
-    if sampling.ignore_eos or request.prompt_tokens < 2:
+    asked = request.prompt_tokens - request.job.begun_tokens
+    if sampling.ignore_eos or asked < 2:
         return 0
-    high, low = request.tokens[:2]
+    high, low = request.tokens[asked - 2 : asked]
     length = high * _LENGTH_RADIX + low
     return max(length, sampling.min_tokens + request.job.begun_tokens) if length else 0
 

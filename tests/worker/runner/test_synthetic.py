@@ -124,17 +124,17 @@ def test_answers_end_by_themselves_where_their_prompts_say(tokens_per_step: int)
     """A length that only the engine sees: the end token is the last one that counts."""
     bench = with_runner(Bench(), FreeRunner(CYCLE, tokens_per_step, end_id=EOS))
     for length in (1, 2, 5, 12):
-        prompt = [*length_ids(length), 7, 7]
+        prompt = [7, 7, *length_ids(length)]
         job = bench.submit(prompt, max_tokens=50)
         events = bench.finish()
         assert ids_of(job, events) == [*(CYCLE * 4)[: length - 1], EOS]
         ended = end_of(job, events)
         assert (ended.reason, ended.completion_tokens) == (FinishReason.STOP, length)
-    job = bench.submit([*length_ids(12), 7], max_tokens=5)
+    job = bench.submit([7, *length_ids(12)], max_tokens=5)
     assert end_of(job, bench.finish()).reason is FinishReason.LENGTH
-    job = bench.submit([*length_ids(3), 7], max_tokens=5, ignore_eos=True)
+    job = bench.submit([7, *length_ids(3)], max_tokens=5, ignore_eos=True)
     assert end_of(job, bench.finish()).completion_tokens == 5
-    job = bench.submit([*length_ids(3), 7], max_tokens=50, min_tokens=9)
+    job = bench.submit([7, *length_ids(3)], max_tokens=50, min_tokens=9)
     assert end_of(job, bench.finish()).completion_tokens == 9
     assert bench.is_clean
 
