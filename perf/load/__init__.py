@@ -8,7 +8,6 @@
 - ``workload``     random requests from one seed
 - ``trace``        requests as a real service got them
 - ``chats``        stories and facts for the demo model, which ends them itself
-- ``agents``       the client's example of an agent, with slow tools
 - ``cells``        mixed requests on which the best number of rows depends
 - ``outcomes``     what became of requests, as clients judge it: turns and cells
 - ``cpu``          CPU time of another process
