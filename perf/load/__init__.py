@@ -5,7 +5,7 @@
 - ``drive``        starts either and reads what it measured
 - ``connection``   one HTTP/1.1 connection for a load generator
 - ``lane``         a bare lane to a worker, without the orchestrator
-- ``workload``     random requests from one seed
+- ``workload``     sizes of requests, drawn
 - ``trace``        requests as a real service got them
 - ``chats``        stories and facts for the demo model, which ends them itself
 - ``cells``        mixed requests on which the best number of rows depends

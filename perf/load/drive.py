@@ -3,16 +3,17 @@
 import asyncio
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from perf.load import open_loop
 from perf.load.closed_loop import ClosedLoopPlan, LoadError, LoadResult
 from perf.load.connection import EVENT, FIRST_TEXT, HOST, HttpConnection
-from perf.load.workload import Arrival
 
 _MARGIN_S = 45.0
 """Seconds for the generator's start and for the streams that still run at the end."""
@@ -22,6 +23,7 @@ PATH = "/v1/completions"
 CLIENTS = 32
 MAX_TOKENS = 1024
 POLL_MS = 4.0
+_FEW_TOKENS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,20 @@ class FloodTarget:
     port: int
     watch: dict[str, int]
     model: str = "demo"
+
+
+class Windows(NamedTuple):
+    """Measured stretches of time, one behind the other: ``number`` of ``window_s``, after
+    ``warm_s``."""
+
+    warm_s: float
+    window_s: float
+    number: int
+
+    def tokens(self, step_ms: float) -> int:
+        """Tokens of a stream, one each ``step_ms``, that outlasts all windows: what it costs to
+        begin one stays out."""
+        return round((self.warm_s + self.number * self.window_s + 1.0) * 1000 / step_ms)
 
 
 def completion(
@@ -46,12 +62,6 @@ def completion(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-
-
-def ask_of(model: str, arrival: Arrival) -> open_loop.StreamRequest:
-    """Streamed completion for an arrival: its random ids, as long as it says."""
-    body = completion(model, arrival.max_tokens, arrival.prompt)
-    return open_loop.StreamRequest(arrival.at_s, arrival.deadline_ms, body)
 
 
 def rates(result: LoadResult) -> list[float]:
@@ -113,24 +123,43 @@ async def _generate(
     return output
 
 
-async def flood(target: FloodTarget, *, warm_s: float, window_s: float, windows: int) -> LoadResult:
-    """Load ``target`` with 32 streaming clients, each taking tokens as fast as they come."""
-    body = completion(target.model, MAX_TOKENS)
+async def stream(
+    port: int,
+    body: Mapping[str, object],
+    clients: int,
+    windows: Windows,
+    *,
+    watch: Mapping[str, int] | None = None,
+    poll_ms: float = 0.0,
+    reframed: bool = False,
+) -> LoadResult:
+    """Load a server with ``clients`` that stream ``body`` again and again; see ``ClosedLoopPlan``.
+
+    Raises ``LoadError`` as ``apply`` does.
+    """
+    warm_s, window_s, number = windows
     return await apply(
         ClosedLoopPlan(
             host=HOST,
-            port=target.port,
+            port=port,
             path=PATH,
-            body=body,
-            clients=CLIENTS,
-            overhead_events=await overhead_events(target.port, body),
+            body=dict(body),
+            clients=clients,
+            overhead_events=await overhead_events(port, {**body, "max_tokens": _FEW_TOKENS}),
             warm_s=warm_s,
             window_s=window_s,
-            windows=windows,
-            poll_ms=POLL_MS,
-            watch=target.watch,
+            windows=number,
+            poll_ms=poll_ms,
+            watch=dict(watch or {}),
+            reframed=reframed,
         )
     )
+
+
+async def flood(target: FloodTarget, windows: Windows) -> LoadResult:
+    """Load ``target`` with 32 streaming clients, each taking tokens as fast as they come."""
+    body = completion(target.model, MAX_TOKENS)
+    return await stream(target.port, body, CLIENTS, windows, watch=target.watch, poll_ms=POLL_MS)
 
 
 async def in_turns(
@@ -141,7 +170,7 @@ async def in_turns(
     results: tuple[list[LoadResult], list[LoadResult]] = ([], [])
     for _ in range(rounds):
         for target, into in zip((first, second), results, strict=True):
-            into.append(await flood(target, warm_s=0.3, window_s=window_s, windows=2))
+            into.append(await flood(target, Windows(0.3, window_s, 2)))
     return _joined(results[0]), _joined(results[1])
 
 

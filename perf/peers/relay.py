@@ -10,18 +10,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from perf.load.closed_loop import ClosedLoopPlan, LoadResult
-from perf.load.connection import HOST
-from perf.load.drive import (
-    PATH,
-    POLL_MS,
-    apply,
-    completion,
-    overhead_events,
-    rates,
-    ratios,
-    us_per_token,
-)
+from perf.load.closed_loop import LoadResult
+from perf.load.drive import POLL_MS, Windows, completion, rates, ratios, stream, us_per_token
 from perf.peers.installs import ROUTER
 from perf.peers.servers import MODEL, router
 from perf.report.bundle import Figure
@@ -114,25 +104,16 @@ async def _compare(
 
 
 async def _turn(side: _Side, clients: int, load: RelayLoad, *, paced: bool) -> LoadResult:
-    warm_s = 0.5
-    # One request of a paced stream spans the whole turn: the cost of beginning one stays out.
-    seconds = warm_s + load.windows * load.window_s + 0.5
-    tokens = round(seconds * 1000 / _PACED_STEP_MS) if paced else _FLOOD_TOKENS
-    return await apply(
-        ClosedLoopPlan(
-            host=HOST,
-            port=side.port,
-            path=PATH,
-            body=completion(MODEL, tokens),
-            clients=clients,
-            overhead_events=await overhead_events(side.port, completion(MODEL, 5)),
-            warm_s=warm_s,
-            window_s=load.window_s,
-            windows=load.windows,
-            poll_ms=0.0 if paced else POLL_MS,
-            watch=side.watch,
-            reframed=True,
-        )
+    windows = Windows(0.5, load.window_s, load.windows)
+    tokens = windows.tokens(_PACED_STEP_MS) if paced else _FLOOD_TOKENS
+    return await stream(
+        side.port,
+        completion(MODEL, tokens),
+        clients,
+        windows,
+        watch=side.watch,
+        poll_ms=0.0 if paced else POLL_MS,
+        reframed=True,
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from perf import SEED
 from perf.load.connection import HOST, HttpError, request_bytes
-from perf.load.drive import CLIENTS, FloodTarget, flood
+from perf.load.drive import CLIENTS, FloodTarget, Windows, flood
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
 from perf.stack.stack import StackSpec
@@ -41,7 +41,7 @@ async def run(context: Context) -> list[Figure]:
     times: dict[str, list[float]] = {name: [] for name in ports}
     at_once: dict[str, list[float]] = {name: [] for name in ports}
     async with asyncio.TaskGroup() as group:
-        load = group.create_task(flood(target, warm_s=_WARM_S, window_s=_LONGEST_S, windows=1))
+        load = group.create_task(flood(target, Windows(_WARM_S, _LONGEST_S, 1)))
         await asyncio.sleep(_WARM_S)
         for turn in range(_TURNS):
             for name, port in ports.items():

@@ -18,9 +18,8 @@ import msgspec
 
 from catalog.paths import DEMO_CHECKPOINT
 from perf import SEED
-from perf.load.closed_loop import ClosedLoopPlan
 from perf.load.connection import HOST, HttpConnection
-from perf.load.drive import PATH, apply, completion, overhead_events, us_per_token
+from perf.load.drive import Windows, completion, stream, us_per_token
 from perf.load.lane import open_lane
 from perf.report.bundle import Figure
 from perf.service.cancel import freed_ms, running_stream
@@ -59,23 +58,10 @@ async def run(context: Context) -> list[Figure]:
 async def _relay(
     context: Context, kind: str, label: str, port: int, watch: dict[str, int]
 ) -> list[Figure]:
-    warm_s, window_s, windows = (0.5, 1.0, 3) if context.quick else (1.0, 1.5, 7)
-    seconds = warm_s + windows * window_s + 1.0
+    windows = Windows(0.5, 1.0, 3) if context.quick else Windows(1.0, 1.5, 7)
     # TGI has no such thing, and its mock no end token.
-    more: dict[str, object] = {"ignore_eos": kind != "tgi"}
-    plan = ClosedLoopPlan(
-        host=HOST,
-        port=port,
-        path=PATH,
-        body=completion("demo", max_tokens=round(seconds * 1000 / STEP_MS)) | more,
-        clients=STREAMS,
-        overhead_events=await overhead_events(port, completion("demo", max_tokens=5) | more),
-        warm_s=warm_s,
-        window_s=window_s,
-        windows=windows,
-        watch=watch,
-    )
-    cpu = us_per_token(await apply(plan), "orchestrator")
+    body = completion("demo", windows.tokens(STEP_MS)) | {"ignore_eos": kind != "tgi"}
+    cpu = us_per_token(await stream(port, body, STREAMS, windows, watch=watch), "orchestrator")
     return [Figure.of(f"kinds.{kind}.cpu_us_per_token", f"{label}: CPU", "µs/token", cpu)]
 
 

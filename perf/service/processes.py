@@ -12,9 +12,8 @@ cores, CPU per token says what a second process costs, and no rate says what it 
 from statistics import median
 
 from catalog.errors import MachineUnfit
-from perf.load.closed_loop import ClosedLoopPlan, LoadResult
-from perf.load.connection import HOST
-from perf.load.drive import PATH, FloodTarget, apply, completion, flood, overhead_events, rates
+from perf.load.closed_loop import LoadResult
+from perf.load.drive import FloodTarget, Windows, completion, flood, rates, stream
 from perf.report.bundle import Figure
 from perf.report.command import Skip
 from perf.stack.context import Bench, Context
@@ -52,27 +51,13 @@ async def run(context: Context) -> list[Figure]:
 
 
 async def _flood(context: Context, port: int, watch: dict[str, int]) -> LoadResult:
-    windows = 3 if context.quick else 7
-    return await flood(FloodTarget(port, watch), warm_s=1.0, window_s=1.5, windows=windows)
+    return await flood(FloodTarget(port, watch), Windows(1.0, 1.5, 3 if context.quick else 7))
 
 
 async def _paced(context: Context, port: int, watch: dict[str, int]) -> LoadResult:
-    warm_s, window_s, windows = (1.0, 1.0, 3) if context.quick else (2.0, 2.0, 7)
-    # One request per stream spans the whole measurement: what it costs to begin one stays out.
-    max_tokens = round((warm_s + windows * window_s + 1.0) * 1000 / STEP_MS)
-    plan = ClosedLoopPlan(
-        host=HOST,
-        port=port,
-        path=PATH,
-        body=completion("demo", max_tokens=max_tokens),
-        clients=STREAMS,
-        overhead_events=await overhead_events(port, completion("demo", max_tokens=5)),
-        warm_s=warm_s,
-        window_s=window_s,
-        windows=windows,
-        watch=watch,
-    )
-    return await apply(plan)
+    windows = Windows(1.0, 1.0, 3) if context.quick else Windows(2.0, 2.0, 7)
+    body = completion("demo", windows.tokens(STEP_MS))
+    return await stream(port, body, STREAMS, windows, watch=watch)
 
 
 def _figures(name: str, label: str, result: LoadResult, pids: dict[str, int]) -> list[Figure]:

@@ -6,9 +6,8 @@ submitted; they wait. Gaps between tokens are taken before and while they do.
 
 import asyncio
 
-from perf.load.closed_loop import ClosedLoopPlan
 from perf.load.connection import HOST, HttpConnection
-from perf.load.drive import PATH, apply, completion, overhead_events
+from perf.load.drive import Windows, completion, stream
 from perf.report.bundle import Figure
 from perf.report.stats import median
 from perf.stack.context import Bench, Context
@@ -34,23 +33,12 @@ async def run(context: Context) -> list[Figure]:
     assert context.card is not None
     model, window_s = context.card.model, 1.0
     quiet, submitting, busy = (3, 3, 3) if context.quick else (8, 4, 8)
-    windows = quiet + submitting + busy
-    body = completion(model, max_tokens=round((windows * window_s + 3.0) * 1000 / STEP_MS))
-    plan = ClosedLoopPlan(
-        host=HOST,
-        port=stack.port,
-        path=PATH,
-        body=body,
-        clients=STREAMS,
-        overhead_events=await overhead_events(stack.port, completion(model, max_tokens=5)),
-        warm_s=1.0,
-        window_s=window_s,
-        windows=windows,
-    )
-    running = asyncio.create_task(apply(plan))
+    windows = Windows(1.0, window_s, quiet + submitting + busy)
+    body = completion(model, windows.tokens(STEP_MS))
+    running = asyncio.create_task(stream(stack.port, body, STREAMS, windows))
     try:
         await _until_running(stack.port)
-        await asyncio.sleep(plan.warm_s + quiet * window_s)
+        await asyncio.sleep(windows.warm_s + quiet * window_s)
         ids = await _submit_all(stack.port, model)
         waiting = (await scrape(HOST, stack.port)).total("tidegate_queue_depth")
         measured = await running

@@ -18,7 +18,16 @@ from statistics import median
 
 from perf.load.closed_loop import LoadResult
 from perf.load.connection import HOST, HttpConnection
-from perf.load.drive import CLIENTS, FloodTarget, flood, in_turns, rates, ratios, us_per_token
+from perf.load.drive import (
+    CLIENTS,
+    FloodTarget,
+    Windows,
+    flood,
+    in_turns,
+    rates,
+    ratios,
+    us_per_token,
+)
 from perf.report.bundle import Figure
 from perf.stack.bare_writes import bare_writes
 from perf.stack.context import Bench, Context
@@ -68,7 +77,7 @@ async def run_single(context: Context) -> list[Figure]:
     spec = StackSpec("synthetic-paced", device=context.device, step_ms=_SINGLE_STEP_MS)
     stack = await context.stack(spec)
     frames = await _frames(stack.port)
-    result = await flood(FloodTarget(stack.port, stack.pids()), warm_s=1.0, window_s=1.5, windows=7)
+    result = await flood(FloodTarget(stack.port, stack.pids()), Windows(1.0, 1.5, 7))
     figures = _figures("relay_single", result, await _frames(stack.port) - frames)
     step_s = CLIENTS / median(rates(result))
     return [*figures, await bare_writes("relay_single", CLIENTS, step_s)]

@@ -1,7 +1,6 @@
-"""The goodput benchmark's own parts: workload, open loop, judgement (PF-2)."""
+"""The goodput benchmark's own parts: open loop, judgement (PF-2)."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,26 +16,13 @@ from perf.load.drive import PATH
 from perf.load.open_loop import NEVER_MS, Result, StreamRequest
 from perf.load.outcomes import Turn
 from perf.load.trace import Manner
-from perf.load.workload import Speed, Workload
+from perf.load.workload import Speed
 from perf.sim import plot as sim_plot
 from perf.stack.scrape import Scrape, scrape
 from worker.runner.synthetic import length_ids
 
 SPEED = Speed(prompt_token_ms=0.5, token_ms=10.0)
-WORKLOAD = Workload(SPEED, vocab_size=500)
 SCENE = Scene("conversation", Manner.CONSTANT)
-
-
-def test_pf2_a_seed_makes_the_same_requests_every_time() -> None:
-    first, second = (WORKLOAD.arrivals(per_s=50.0, seconds=20.0, seed=3) for _ in range(2))
-    assert first == second != WORKLOAD.arrivals(per_s=50.0, seconds=20.0, seed=4)
-    assert 850 < len(first) < 1150
-    assert all(a.at_s < b.at_s for a, b in itertools.pairwise(first))
-    for arrival in first:
-        alone_ms = WORKLOAD.speed.service_ms(len(arrival.prompt), arrival.max_tokens)
-        assert arrival.deadline_ms >= 1.5 * alone_ms
-        assert 8 <= len(arrival.prompt) <= 256 and max(arrival.prompt) < 500
-    assert len({arrival.max_tokens for arrival in first}) > 20
 
 
 def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:

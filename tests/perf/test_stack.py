@@ -6,7 +6,7 @@ import pytest
 
 from perf.load.closed_loop import ClosedLoopPlan, LoadError
 from perf.load.connection import HOST, HttpConnection, HttpError
-from perf.load.drive import PATH, apply, completion, overhead_events
+from perf.load.drive import Windows, apply, completion, overhead_events, stream
 from perf.stack import bare_writes
 from perf.stack.stack import server
 
@@ -25,21 +25,8 @@ async def test_both_servers_send_one_event_per_token(module: str) -> None:
         assert process.pid is not None
         overhead = await overhead_events(process.port, body)
         assert overhead == 3  # finish reason, usage, [DONE]
-        result = await apply(
-            ClosedLoopPlan(
-                host=HOST,
-                port=process.port,
-                path=PATH,
-                body=body,
-                clients=4,
-                overhead_events=overhead,
-                warm_s=0.05,
-                window_s=0.1,
-                windows=2,
-                poll_ms=1.0,
-                watch={"server": process.pid},
-            )
-        )
+        windows, watch = Windows(0.05, 0.1, 2), {"server": process.pid}
+        result = await stream(process.port, body, 4, windows, watch=watch, poll_ms=1.0)
         with pytest.raises(LoadError, match=r"hung up|answered"):
             await apply(
                 ClosedLoopPlan(
