@@ -77,7 +77,7 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Attack
     p99_ms = percentile(probe.port_latencies_ms, 99)
     if p99_ms > HEALTH_P99_MS:
         tally.fault(f"the health port took {p99_ms:.0f} ms at the 99th percentile")
-    growth_mib = probe.peak_mib - books.before.rss_mib["orchestrator"]
+    growth_mib = probe.peak_mib - books.before["orchestrator"].rss_mib
     if growth_mib > PEAK_GROWTH_MIB:
         tally.fault(f"the orchestrator grew by {growth_mib:.0f} MiB")
     return AttackRow(
@@ -92,8 +92,8 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Attack
         health_port_p99_ms=p99_ms,
         health_port_worst_ms=max(probe.port_latencies_ms),
         peak_mib=probe.peak_mib,
-        rss_mib={p: (books.before.rss_mib[p], after.rss_mib[p]) for p in target.pids},
-        fds={p: (books.before.fds[p], after.fds[p]) for p in target.pids},
+        rss_mib={p: (one.rss_mib, after[p].rss_mib) for p, one in books.before.items()},
+        fds={p: (one.fds, after[p].fds) for p, one in books.before.items()},
     )
 
 

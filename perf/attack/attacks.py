@@ -46,6 +46,15 @@ def _valid(target: Target) -> dict[str, dict[str, Any]]:
     }
 
 
+async def _good(target: Target, tally: Tally, body: bytes, beside: str) -> None:
+    """Send a good request while an attack goes on: it must be answered."""
+    sent = request(target, "POST", "/v1/completions", body)
+    answer = await exchange(target, sent)
+    tally.answer(answer, sent)
+    if not answer.startswith(b"HTTP/1.1 200"):
+        tally.fault(f"a good request beside {beside} got {answer[:200]!r}")
+
+
 async def bodies(target: Target, rng: random.Random, tally: Tally, budget: Budget) -> None:
     """Valid JSON bodies bent in one to three places, and headers that say nonsense."""
     valid = _valid(target)
@@ -122,11 +131,7 @@ async def connections(target: Target, rng: random.Random, tally: Tally, budget: 
                     kind = rng.choice(list(beginnings))
                     writer.write(beginnings[kind])
                     tally.add(kind)
-            sent = request(target, "POST", "/v1/completions", good)
-            answer = await exchange(target, sent)
-            tally.answer(answer, sent)
-            if not answer.startswith(b"HTTP/1.1 200"):
-                tally.fault(f"a good request beside silent connections got {answer[:200]!r}")
+            await _good(target, tally, good, "silent connections")
         finally:
             for writer in open_:
                 writer.transport.abort()
@@ -155,14 +160,10 @@ async def prompts(target: Target, rng: random.Random, tally: Tally, budget: Budg
         tally.answer(await exchange(target, sent), sent[:300])
 
     while budget.more():
-        sent = request(target, "POST", "/v1/completions", good)
         async with asyncio.TaskGroup() as group:
             for _ in range(_WORKERS):
                 group.create_task(big())
-            answer = await exchange(target, sent)
-        tally.answer(answer, sent)
-        if not answer.startswith(b"HTTP/1.1 200"):
-            tally.fault(f"a good request beside long prompts got {answer[:200]!r}")
+            await _good(target, tally, good, "long prompts")
 
 
 async def large_bodies(target: Target, rng: random.Random, tally: Tally, budget: Budget) -> None:
@@ -188,14 +189,10 @@ async def large_bodies(target: Target, rng: random.Random, tally: Tally, budget:
         tally.answer(await exchange(target, sent), sent[:300])
 
     while budget.more():
-        sent = request(target, "POST", "/v1/completions", good)
         async with asyncio.TaskGroup() as group:
             for _ in range(5 * _WORKERS):
                 group.create_task(large())
-            answer = await exchange(target, sent)
-        tally.answer(answer, sent)
-        if not answer.startswith(b"HTTP/1.1 200"):
-            tally.fault(f"a good request beside large bodies got {answer[:200]!r}")
+            await _good(target, tally, good, "large bodies")
 
 
 async def clients(target: Target, rng: random.Random, tally: Tally, budget: Budget) -> None:

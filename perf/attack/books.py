@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from perf.attack.target import SECRET, Tally, Target
+from perf.load.usage import Usage, rss_mib
 from perf.stack.scrape import scrape
 
 IDLE_S = 60.0
@@ -19,19 +18,9 @@ _FEW_MIB = 8.0
 """Growth in MiB below which a share of growth is noise."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSizes:
-    """Open files and resident memory of the stack's processes, by part."""
-
-    fds: dict[str, int]
-    rss_mib: dict[str, float]
-
-    @classmethod
-    def of(cls, target: Target) -> "ProcessSizes":
-        return cls(
-            {part: len(os.listdir(f"/proc/{pid}/fd")) for part, pid in target.pids.items()},
-            {part: _rss_mib(pid) for part, pid in target.pids.items()},
-        )
+def sizes_of(target: Target) -> dict[str, Usage]:
+    """Usage of each of the stack's processes, by part."""
+    return {part: Usage.of_each([pid]) for part, pid in target.pids.items()}
 
 
 class Books:
@@ -41,12 +30,12 @@ class Books:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._read = {log: _length(log) for log in target.logs}
-        self.before = ProcessSizes.of(target)
+        self.before = sizes_of(target)
 
-    async def close(self, tally: Tally, *, sizes: bool = True) -> ProcessSizes:
+    async def close(self, tally: Tally, *, sizes: bool = True) -> dict[str, Usage]:
         """Add faults for what does not balance; ``sizes``: growth is one. Returns the sizes now."""
         await self._balance(tally)
-        after = ProcessSizes.of(self._target)
+        after = sizes_of(self._target)
         for log in self._target.logs:
             said = _tail(log, self._read[log])
             for what in ("Traceback", "Failed to process the request", SECRET):
@@ -54,13 +43,11 @@ class Books:
                     at = said.index(what)
                     tally.fault(f"{log.name}: {said[max(0, at - 200) : at + 300]}")
         if sizes:
-            for part in self._target.pids:
+            for part, before in self.before.items():
                 if part == "worker":  # its KV pool is taken from the system as it is used
                     continue
-                _compare(tally, f"{part} files", self.before.fds[part], after.fds[part], _FEW_FDS)
-                _compare(
-                    tally, f"{part} MiB", self.before.rss_mib[part], after.rss_mib[part], _FEW_MIB
-                )
+                _compare(tally, f"{part} files", before.fds, after[part].fds, _FEW_FDS)
+                _compare(tally, f"{part} MiB", before.rss_mib, after[part].rss_mib, _FEW_MIB)
         return after
 
     async def _balance(self, tally: Tally) -> None:
@@ -68,18 +55,14 @@ class Books:
         for _ in range(int(IDLE_S / 0.25)):
             await asyncio.sleep(0.25)
             metrics = await scrape(target.host, target.port)
-            used, free, total = (
-                metrics.total("tidegate_kv_blocks", kind=kind) for kind in ("used", "free", "total")
+            free, total = (
+                metrics.total("tidegate_kv_blocks", kind=kind) for kind in ("free", "total")
             )
-            offered = metrics.total("tidegate_offered_total")
-            ended = metrics.total("tidegate_outcomes_total")
-            wrong = ""
+            wrong = "; ".join(metrics.unbalanced())
             if not metrics.is_idle:
                 wrong = "something runs or waits"
-            elif used or free != total or not total:
-                wrong = f"KV blocks: {used} used, {free} free of {total}"
-            elif offered != ended:
-                wrong = f"{offered} offered, {ended} outcomes"
+            elif free != total or not total:
+                wrong = f"KV blocks: {free} free of {total}"
             if not wrong:
                 await asyncio.sleep(SETTLE_S)
                 return
@@ -111,7 +94,7 @@ class HealthProbe:
 
     async def _look(self) -> None:
         while True:
-            self.peak_mib = max(self.peak_mib, _rss_mib(self._target.pids["orchestrator"]))
+            self.peak_mib = max(self.peak_mib, rss_mib(self._target.pids["orchestrator"]))
             await asyncio.sleep(0.05)
 
     async def __aexit__(self, *_: object) -> None:
@@ -124,12 +107,6 @@ class HealthProbe:
 def _compare(tally: Tally, what: str, before: float, after: float, few: float) -> None:
     if after > before * GROWTH and after > before + few:
         tally.fault(f"{what}: {before:.0f} before, {after:.0f} after")
-
-
-def _rss_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
-    return int(line.split()[1]) / 1024
 
 
 def _length(log: Path) -> int:

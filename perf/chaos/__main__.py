@@ -9,7 +9,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -106,12 +106,27 @@ def plan_of_kills(rng: random.Random, count: int) -> list[Fault]:
     return plan
 
 
+async def settled(world: World) -> None:
+    """Wait until every orchestrator reaches every Triton again."""
+    await asyncio.sleep(SETTLE_S)
+    await until_whole(world)
+
+
 async def play(
-    world: World, faults: list[Fault], ledger: Ledger, *, seed: int, per_kind: int, seconds: float
+    world: World,
+    faults: Sequence[Fault],
+    ledger: Ledger,
+    *,
+    seed: int,
+    per_kind: int,
+    seconds: float = 0.0,
+    roams: bool = False,
+    settle: Callable[[World], Awaitable[None]] = settled,
 ) -> list[FaultRow]:
-    """Let ``faults`` happen one after the other: each once, or for ``seconds`` in all."""
+    """Let ``faults`` happen one after the other: each once, or for ``seconds`` in all. ``settle``
+    waits behind each; ``roams``: see ``SteadyClients``."""
     rng = random.Random(seed)
-    load = SteadyClients(world, ledger, seed)
+    load = SteadyClients(world, ledger, seed, roams=roams)
     await load.start(per_kind)
     rows: list[FaultRow] = []
     begun = time.monotonic()
@@ -129,18 +144,17 @@ async def play(
             await asyncio.sleep(rng.uniform(0.1, 1.0))
             ledger.memory_prefixes |= world.memory_prefixes()
             await fault.happen(world)
-            await asyncio.sleep(SETTLE_S)
-            await until_whole(world)
+            await settle(world)
             rows.append(FaultRow(ledger.round, time.monotonic() - at, {}, {}))
     finally:
         await load.stop()
     costs = [(row.fault, faults[i % len(faults)].costs) for i, row in enumerate(rows)]
     books.judge_rounds(ledger, costs)
     await books.close(world, ledger)
-    return [filled(row, ledger) for row in rows]
+    return [_filled(row, ledger) for row in rows]
 
 
-def filled(row: FaultRow, ledger: Ledger) -> FaultRow:
+def _filled(row: FaultRow, ledger: Ledger) -> FaultRow:
     counts = ledger.outcomes.get(row.fault, Counter())
     met = {kind: counts[kind, "met"] for kind in KINDS}
     others = {f"{kind} {what}": n for (kind, what), n in counts.items() if what != "met"}
@@ -163,8 +177,9 @@ def merged(rows: list[FaultRow]) -> list[FaultRow]:
     return list(found.values())
 
 
-def show(rows: list[FaultRow], ledger: Ledger, console: Console) -> None:
-    """Print requests met by kind and other outcomes of any kind; faults below."""
+def shown(rows: list[FaultRow], ledger: Ledger, console: Console) -> dict[str, object]:
+    """Print requests met by kind and other outcomes of any kind, with faults below; returns what a
+    bundle has of it."""
     table = new_table("fault", "times", "s", *KINDS, "others")
     for row in rows:
         others = ", ".join(f"{what} {count}" for what, count in row.others.items())
@@ -177,6 +192,14 @@ def show(rows: list[FaultRow], ledger: Ledger, console: Console) -> None:
     )
     for fault in ledger.faults:
         console.print(fault, markup=False, style="red")
+    return {
+        "rows": rows,
+        "offered": ledger.offered,
+        "durable": len(ledger.durable_ids),
+        "refusals": ledger.refusals,
+        "reconnects": ledger.reconnects,
+        "faults": ledger.faults,
+    }
 
 
 async def _soak(seconds: float, seed: int, recording: Recording, console: Console) -> int:
@@ -191,7 +214,7 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
         table.add_row(row.part, rss, f"{row.growth_percent:+.2f} %", fds, threads)
     console.print(table)
     outcomes = {f"{k} {what}": n for (k, what), n in ledger.outcomes.get("soak", {}).items()}
-    console.print(f"{found.seconds:.0f} s, {ledger.offered} requests: {outcomes}")
+    console.print(f"{found.looks.seconds:.0f} s, {ledger.offered} requests: {outcomes}")
     for fault in ledger.faults:
         console.print(fault, markup=False, style="red")
     recording.save(
@@ -199,7 +222,7 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
         | {
             "seed": seed,
             "engine": soak.SPEC.engine,
-            "seconds": round(found.seconds, 1),
+            "seconds": round(found.looks.seconds, 1),
             "parts": rows,
             "journal_mib": [round(found.journal_bytes[i] / 2**20, 2) for i in (0, -1)],
             "offered": ledger.offered,
@@ -248,7 +271,7 @@ async def _main(can: Allowed) -> int:
     books.judge_leaks(pids, ledger)
     if args.kills:
         rows = merged(rows)
-    show(rows, ledger, console)
+    found = shown(rows, ledger, console)
     recording.save(
         recording.facts()
         | {
@@ -259,14 +282,9 @@ async def _main(can: Allowed) -> int:
                 plan[i % len(plan)].kills for i in range(sum(row.rounds for row in rows))
             ),
             "skipped": can.skipped,
-            "rows": rows,
-            "offered": ledger.offered,
-            "durable": len(ledger.durable_ids),
             "journal": asdict(journal),
-            "refusals": ledger.refusals,
-            "reconnects": ledger.reconnects,
-            "faults": ledger.faults,
         }
+        | found
     )
     return int(bool(ledger.faults))
 

@@ -3,16 +3,15 @@
 import asyncio
 import os
 import sqlite3
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from perf.chaos.clients import Ledger
 from perf.chaos.world import World
+from perf.load.connection import HOST
+from perf.stack.scrape import scrape
 
 _QUIET_S = 20.0
 _SHM = Path("/dev/shm")
@@ -42,40 +41,17 @@ async def close(world: World, ledger: Ledger) -> None:
     """Wait until nothing runs, and record what does not balance."""
     ends_at = asyncio.get_running_loop().time() + _QUIET_S
     while True:
-        wrong = [w for o in world.orchestrators for w in await asyncio.to_thread(_open, o.url)]
+        wrong = [
+            f"{one.url}: {what}"
+            for one in world.orchestrators
+            for what in (await scrape(HOST, one.port)).unbalanced()
+        ]
         if not wrong:
             return
         if asyncio.get_running_loop().time() > ends_at:
             ledger.faults += [f"afterwards: {what}" for what in wrong]
             return
         await asyncio.sleep(0.2)
-
-
-def _open(url: str) -> list[str]:
-    """Complaints about an orchestrator's metrics that should be back to rest."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as response:
-        families = list(text_string_to_metric_families(response.read().decode()))
-
-    def value(name: str, **labels: str) -> float:
-        return sum(
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
-
-    offered, ended = value("tidegate_offered_total"), value("tidegate_outcomes_total")
-    recovered = value("tidegate_recovered_total")
-    ended += value("tidegate_journal_lost_total", stage="live")  # another has their outcome
-    wrong = []
-    if offered + recovered != ended:
-        wrong.append(f"{url}: {offered:g} offered and {recovered:g} recovered, {ended:g} ended")
-    for kind in ("running", "waiting"):
-        if jobs := value("tidegate_worker_jobs", kind=kind):
-            wrong.append(f"{url}: {jobs:g} jobs {kind} on workers")
-    if blocks := value("tidegate_kv_blocks", kind="used"):
-        wrong.append(f"{url}: {blocks:g} KV blocks are still used")
-    return wrong
 
 
 def read_journals(paths: Sequence[Path], ledger: Ledger) -> JournalFacts:

@@ -5,8 +5,8 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import aiohttp
@@ -90,40 +90,36 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
         await world.orchestrators[number].start()
         await asyncio.sleep(rng.uniform(0.5, 1.0))
 
-    async def kill_shut(world: World) -> None:
-        process, gate = world.orchestrators[number], world.gates[number]
+    @asynccontextmanager
+    async def back_but_shut(world: World) -> AsyncIterator[OrchestratorProcess]:
+        """Kill the orchestrator and start it shut; its lanes open behind the body."""
+        process = world.orchestrators[number]
         await kill_process(process)
         try:
             await start_shut(world)
+            yield process
         finally:
-            gate.open()
+            world.gates[number].open()
         await process.wait_ready(READY_S)
+
+    async def kill_shut(world: World) -> None:
+        async with back_but_shut(world):
+            pass
 
     async def kill_shut_again(world: World) -> None:
-        process, gate = world.orchestrators[number], world.gates[number]
-        await kill_process(process)
-        try:
-            await start_shut(world)
+        async with back_but_shut(world) as process:
             await kill_process(process)
             await start_shut(world)
-        finally:
-            gate.open()
-        await process.wait_ready(READY_S)
 
     async def kill_flapping(world: World) -> None:
-        process, gate = world.orchestrators[number], world.gates[number]
-        await kill_process(process)
-        try:
-            await start_shut(world)
+        gate = world.gates[number]
+        async with back_but_shut(world) as process:
             for _ in range(FLAPS):
                 gate.open()
                 await process.wait_ready(READY_S)
                 await asyncio.sleep(rng.uniform(0.0, 0.3))
                 gate.shut()
                 await asyncio.sleep(rng.uniform(0.1, 0.5))
-        finally:
-            gate.open()
-        await process.wait_ready(READY_S)
 
     name = f"kill -9 orchestrator {number}"
     return [

@@ -10,16 +10,15 @@ import random
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from perf.chaos import books
-from perf.chaos.__main__ import FaultRow, filled, merged, show
-from perf.chaos.clients import KINDS, Ledger, SteadyClients
+from perf.chaos.__main__ import merged, play, shown
+from perf.chaos.clients import KINDS, Ledger
 from perf.chaos.faults import DIES, Fault, kill_process, stand_still, start_process
 from perf.chaos.world import World, alive, orchestrating
 from perf.report.command import begin, new_console, new_parser, status_of
@@ -34,7 +33,6 @@ SLOW_S = 1.0
 """Seconds for which the store stands still: nobody's lease is over by then."""
 AWAY_S = 1.5
 SETTLE_S = LEASE_S + 1.0
-"""Seconds after a fault until the next: what died was noticed, and its tasks were taken on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +110,9 @@ def plan_of(fleet: FleetWorld, rng: random.Random, kills: int) -> list[Fault]:
     return plan
 
 
-async def play(
-    fleet: FleetWorld, plan: Sequence[Fault], ledger: Ledger, *, seed: int, per_kind: int
-) -> list[FaultRow]:
-    """Let each fault happen, one after the other, under load."""
-    rng, world = random.Random(seed), fleet.world
-    load = SteadyClients(world, ledger, seed, roams=True)
-    await load.start(per_kind)
-    rows: list[FaultRow] = []
-    try:
-        for number, fault in enumerate(plan, 1):
-            ledger.round = f"{number} {fault.name}"
-            at = time.monotonic()
-            await asyncio.sleep(rng.uniform(0.1, 1.0))
-            await fault.happen(world)
-            await asyncio.sleep(SETTLE_S)
-            rows.append(FaultRow(ledger.round, time.monotonic() - at, {}, {}))
-    finally:
-        await load.stop()
-    books.judge_rounds(ledger, [(row.fault, plan[i].costs) for i, row in enumerate(rows)])
-    await books.close(world, ledger)
-    return [filled(row, ledger) for row in rows]
+async def settled(world: World) -> None:
+    """Wait until what died was noticed, and its tasks were taken on."""
+    await asyncio.sleep(SETTLE_S)
 
 
 async def judge_store(store: StoreServer, ledger: Ledger) -> dict[str, int]:
@@ -167,14 +147,21 @@ async def _main() -> int:
         parser.error("needs redis-server or valkey-server: apt-get install redis-server")
     async with running(StackSpec("synthetic-paced", step_ms=10.0), program) as fleet:
         plan = plan_of(fleet, random.Random(args.seed), args.kills)
-        rows = await play(fleet, plan, ledger, seed=args.seed, per_kind=args.clients)
+        rows = await play(
+            fleet.world,
+            plan,
+            ledger,
+            seed=args.seed,
+            per_kind=args.clients,
+            roams=True,
+            settle=settled,
+        )
         pids |= fleet.world.pids()
         ledger.memory_prefixes |= fleet.world.memory_prefixes()
         stored = await judge_store(fleet.store, ledger)
     await asyncio.sleep(0.5)
     books.judge_leaks(pids, ledger)
-    rows = merged(rows)
-    show(rows, ledger, console)
+    found = shown(merged(rows), ledger, console)
     recording.save(
         recording.facts()
         | {
@@ -183,14 +170,9 @@ async def _main() -> int:
             "orchestrators": ORCHESTRATORS,
             "lease_s": LEASE_S,
             "orchestrator_kills": sum(fault.kills for fault in plan),
-            "rows": rows,
-            "offered": ledger.offered,
-            "durable": len(ledger.durable_ids),
             "store": stored,
-            "refusals": ledger.refusals,
-            "reconnects": ledger.reconnects,
-            "faults": ledger.faults,
         }
+        | found
     )
     return int(bool(ledger.faults))
 

@@ -8,13 +8,9 @@ tasks); growth is counted from the second tenth on.
 """
 
 import asyncio
-import os
 import random
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -23,12 +19,11 @@ from perf.chaos import books
 from perf.chaos.clients import Ledger, SteadyClients
 from perf.chaos.trouble import Troublemaker
 from perf.chaos.world import World, orchestrating
-from perf.load.usage import Usage
+from perf.load.usage import PARTS, Looks, Usage
 from perf.report.stats import median
 from perf.stack.stack import StackSpec, tritons
 
 SPEC: Final = StackSpec("torch", deterministic=True, kv_blocks=256)
-PARTS: Final = 10
 PAUSE_S: Final = 2.0
 """Mean pause in seconds of each client between an answer and its next request, after the first
 tenth."""
@@ -48,24 +43,19 @@ _ENV: Final = {
     "TIDEGATE_LANES__SUSPECT_AFTER_S": "10",
     "TIDEGATE_LANES__DOWN_AFTER_S": "30",
 }
-_LOOK_EVERY_S: Final = 5.0
 _COUNTS: Final = {"fds": 2, "threads": 2}
 """Growth allowed: more than this from the quietest moment of the second tenth to that of the last
 is a fault."""
 
-Look = Mapping[str, Usage]
-"""Usage of each process, by its part: orchestrator, Triton, worker."""
-
 
 @dataclass(slots=True)
 class Soak:
-    """Findings of a soak. ``looks``: seconds into the run, and the usage then."""
+    """Findings of a soak; the parts of ``looks`` are orchestrator, Triton and worker."""
 
     ledger: Ledger
-    looks: list[tuple[float, Look]] = field(default_factory=list)
+    looks: Looks = field(default_factory=Looks)
     journal_bytes: list[int] = field(default_factory=list)
     """Size of the journal at each look."""
-    seconds: float = 0.0
     journal: books.JournalFacts | None = None
 
 
@@ -83,14 +73,17 @@ async def run(seconds: float, seed: int) -> Soak:
         ledger.memory_prefixes |= world.memory_prefixes()
         load = SteadyClients(world, ledger, seed, pause_s=0.0, silent_s=SILENT_S)
         await load.start(1)
-        begun = time.monotonic()
-        async with _looking(world, journals[0], begun, found):
-            rng = random.Random(f"trouble {seed}")
+
+        def look() -> dict[str, Usage]:
+            found.journal_bytes.append(journals[0].stat().st_size)
+            return {part: Usage.of_each(pids) for part, pids in world.parts().items()}
+
+        begun, rng = time.monotonic(), random.Random(f"trouble {seed}")
+        async with found.looks.looking(look):
             await _trouble(world, ledger, rng, BUSY_TROUBLE_EVERY_S, begun + seconds / PARTS)
             load.pause_s = PAUSE_S
             await _trouble(world, ledger, rng, TROUBLE_EVERY_S, begun + seconds)
-        await load.stop()
-        found.seconds = time.monotonic() - begun
+            await load.stop()
         await books.close(world, ledger)
         if pids != world.pids():
             ledger.faults.append("a process was replaced while nothing was done to any")
@@ -115,26 +108,6 @@ async def _trouble(
             await asyncio.sleep(min(left, rng.uniform(0.0, 2 * every_s)))
 
 
-@asynccontextmanager
-async def _looking(world: World, journal: Path, begun: float, found: Soak) -> AsyncIterator[None]:
-    async def look() -> None:
-        while True:
-            at = time.monotonic() - begun
-            found.looks.append((at, await asyncio.to_thread(_look, world)))
-            found.journal_bytes.append(await asyncio.to_thread(os.path.getsize, journal))
-            await asyncio.sleep(_LOOK_EVERY_S)
-
-    looking = asyncio.create_task(look())
-    try:
-        yield
-    finally:
-        looking.cancel()
-
-
-def _look(world: World) -> Look:
-    return {part: Usage.of_each(pids) for part, pids in world.parts().items()}
-
-
 def judge_answers(ledger: Ledger) -> None:
     """Check that every request is met and none sent elsewhere: nothing was done to any process."""
     for counts in ledger.outcomes.values():
@@ -147,9 +120,10 @@ def judge_answers(ledger: Ledger) -> None:
 
 def judge_growth(found: Soak) -> None:
     """Add a fault for whatever has grown."""
-    for part in found.looks[0][1]:
-        second, last = tenth_of(found, part, 1), tenth_of(found, part, PARTS - 1)
-        before, after = (median([look.rss_mib for look in each]) for each in (second, last))
+    looks = found.looks
+    for part in looks.taken[0][1]:
+        second, last = looks.tenth(part, 1), looks.tenth(part, PARTS - 1)
+        before, after = looks.growth(part, "rss_mib")
         if after > before * (1 + MAX_GROWTH):
             found.ledger.faults.append(
                 f"soak: {part}'s memory grew from {before:.1f} to {after:.1f} MiB"
@@ -160,15 +134,6 @@ def judge_growth(found: Soak) -> None:
                 found.ledger.faults.append(
                     f"soak: {part}'s {name} grew from {least[0]} to {least[1]}"
                 )
-
-
-def tenth_of(found: Soak, part: str, number: int) -> Sequence[Usage]:
-    """Looks at ``part`` in one tenth of the run, numbered from 0."""
-    length = found.seconds / PARTS
-    taken = [
-        look[part] for at, look in found.looks if number * length <= at < (number + 1) * length
-    ]
-    return taken or [found.looks[-1][1][part]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +152,8 @@ class PartRow:
 
 def rows_of(found: Soak) -> list[PartRow]:
     rows = []
-    for part in found.looks[0][1]:
-        tenths = [tenth_of(found, part, number) for number in range(PARTS)]
+    for part in found.looks.taken[0][1]:
+        tenths = [found.looks.tenth(part, number) for number in range(PARTS)]
         rss = [round(median([look.rss_mib for look in each]), 2) for each in tenths]
         rows.append(
             PartRow(

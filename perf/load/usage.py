@@ -1,17 +1,24 @@
 """Memory, files and threads that a server uses, with all of its processes."""
 
+import asyncio
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from perf.load.cpu import process_cpu_s
+from perf.report.stats import median
 from pool.process.process import children_of
 
 _MIB = 2**20
 _SHM = "/dev/shm/"
+PARTS: Final = 10
+"""Parts that a long run is told by: in the first one caches and buffers fill, so growth is counted
+from the second on."""
+_LOOK_EVERY_S: Final = 5.0
 _GONE = (FileNotFoundError, ProcessLookupError)
 
 
@@ -35,23 +42,31 @@ class Usage:
     @classmethod
     def of_each(cls, pids: Iterable[int]) -> Self:
         """Usage now of ``pids``, without the processes below them."""
-        pages = fds = threads = processes = 0
+        rss = 0.0
+        fds = threads = processes = 0
         mapped: dict[tuple[int, int], int] = {}
         for each in pids:
             with suppress(*_GONE):
                 proc = Path(f"/proc/{each}")
-                pages += int((proc / "statm").read_text().split()[1])
+                rss += rss_mib(each)
                 fds += len(os.listdir(proc / "fd"))
                 threads += len(os.listdir(proc / "task"))
                 mapped |= _mapped(proc)
                 processes += 1
         return cls(
-            rss_mib=pages * os.sysconf("SC_PAGE_SIZE") / _MIB,
+            rss_mib=rss,
             shm_mib=sum(mapped.values()) / _MIB,
             fds=fds,
             threads=threads,
             processes=processes,
         )
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process in MiB. Raises ``FileNotFoundError`` or ``ProcessLookupError``
+    when it is gone."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
 
 
 def tree(pid: int) -> Iterator[int]:
@@ -81,3 +96,47 @@ def _mapped(proc: Path) -> dict[tuple[int, int], int]:
                 stat = os.stat(line[at:])
                 found[stat.st_dev, stat.st_ino] = 512 * stat.st_blocks
     return found
+
+
+@dataclass(slots=True)
+class Looks:
+    """Looks at processes during a long run of ``seconds``, told by tenths of it."""
+
+    taken: list[tuple[float, Mapping[str, Usage]]] = field(default_factory=list)
+    """Seconds into the run, and the usage of each part then."""
+    seconds: float = 0.0
+
+    @asynccontextmanager
+    async def looking(self, look: Callable[[], Mapping[str, Usage]]) -> AsyncIterator[None]:
+        """Take a ``look``, on a thread, every few seconds of the body, which is the run."""
+        begun = time.monotonic()
+
+        async def look_on() -> None:
+            while True:
+                at = time.monotonic() - begun
+                self.taken.append((at, await asyncio.to_thread(look)))
+                await asyncio.sleep(_LOOK_EVERY_S)
+
+        looking = asyncio.create_task(look_on())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            self.seconds = time.monotonic() - begun
+
+    def tenth(self, part: str, number: int) -> Sequence[Usage]:
+        """Looks at ``part`` in one tenth, numbered from 0; the last one of all where it has
+        none."""
+        length = self.seconds / PARTS
+        found = [
+            look[part] for at, look in self.taken if number * length <= at < (number + 1) * length
+        ]
+        return found or [self.taken[-1][1][part]]
+
+    def growth(self, part: str, name: str) -> tuple[float, float]:
+        """Medians of a field of ``Usage`` in the second tenth and in the last."""
+        second, last = (
+            median([getattr(usage, name) for usage in self.tenth(part, number)])
+            for number in (1, PARTS - 1)
+        )
+        return second, last

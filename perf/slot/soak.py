@@ -10,22 +10,20 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from perf.load.usage import Usage
+from perf.load.usage import PARTS, Looks, Usage
 from perf.report.bundle import Figure
-from perf.report.stats import median
 from perf.slot.client import ClipRequest, Reply, render, render_all
 from perf.slot.stack import SlotServer, SlotSpec, serving
 
 SPEC: Final = SlotSpec(size=96, seconds=4.0, slots=2, buffer_s=0.3)
 GAP_S: Final = 10.0
 """Mean seconds between arrivals."""
-PARTS: Final = 10
-_LOOK_EVERY_S: Final = 5.0
+_SERVER: Final = "server"
+"""Name of Triton with all of its processes among the looks."""
 _WARM_UP: Final = 4
 _PATIENCE_S: Final = 120.0
 _CLIPS: Final = 100
@@ -65,12 +63,11 @@ class Visit:
 
 @dataclass(slots=True)
 class SlotSoak:
-    """Findings of a soak. ``looks``: seconds into the run, and the usage then."""
+    """Findings of a soak."""
 
     replies: list[tuple[float, Visit, Reply]] = field(default_factory=list)
-    looks: list[tuple[float, Usage]] = field(default_factory=list)
+    looks: Looks = field(default_factory=Looks)
     faults: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 def visits(draw: random.Random) -> Iterator[Visit]:
@@ -117,11 +114,11 @@ async def soak(server: SlotServer, seconds: float, seed: int = 1, gap_s: float =
     for _ in range(_WARM_UP):  # in all of the buffers
         await render_all(server.grpc_address, [largest] * SPEC.slots)
     begun = time.monotonic()
-    async with _looking(server, begun, found), asyncio.TaskGroup() as group:
+    looking = found.looks.looking(lambda: {_SERVER: Usage.of(server.pid)})
+    async with looking, asyncio.TaskGroup() as group:
         while time.monotonic() - begun < seconds:
             group.create_task(_visit(server, begun, next(source), found))
             await asyncio.sleep(min(draw.expovariate(1 / gap_s), 5 * gap_s))
-    found.seconds = time.monotonic() - begun
     judge_answers(found)
     return found
 
@@ -130,21 +127,6 @@ async def _visit(server: SlotServer, begun: float, visit: Visit, found: SlotSoak
     at = time.monotonic() - begun
     reply = await render(server.grpc_address, visit.ask)
     found.replies.append((at, visit, reply))
-
-
-@asynccontextmanager
-async def _looking(server: SlotServer, begun: float, found: SlotSoak) -> AsyncIterator[None]:
-    async def look() -> None:
-        while True:
-            usage = await asyncio.to_thread(Usage.of, server.pid)
-            found.looks.append((time.monotonic() - begun, usage))
-            await asyncio.sleep(_LOOK_EVERY_S)
-
-    looking = asyncio.create_task(look())
-    try:
-        yield
-    finally:
-        looking.cancel()
 
 
 def judge_answers(found: SlotSoak) -> None:
@@ -171,20 +153,7 @@ def judge_answers(found: SlotSoak) -> None:
 
 def growth(found: SlotSoak) -> Mapping[str, tuple[float, float]]:
     """Medians of each measure of usage: in the second tenth and in the last."""
-    first, last = _part(found, 1), _part(found, PARTS - 1)
-    return {
-        name: (
-            median([getattr(usage, name) for usage in first]),
-            median([getattr(usage, name) for usage in last]),
-        )
-        for name in _FEW
-    }
-
-
-def _part(found: SlotSoak, number: int) -> Sequence[Usage]:
-    length = found.seconds / PARTS
-    part = [usage for at, usage in found.looks if number * length <= at < (number + 1) * length]
-    return part or [found.looks[-1][1]]
+    return {name: found.looks.growth(_SERVER, name) for name in _FEW}
 
 
 def judge_growth(found: SlotSoak) -> None:
@@ -211,7 +180,8 @@ def figures(found: SlotSoak) -> list[Figure]:
     made = []
     for name, (label, unit) in labels.items():
         for number in range(PARTS):
-            values = [float(getattr(usage, name)) for usage in _part(found, number)]
+            tenth = found.looks.tenth(_SERVER, number)
+            values = [float(getattr(usage, name)) for usage in tenth]
             key = f"soak.{name}.{number + 1}"
             made.append(Figure.of(key, f"{label}, tenth {number + 1}", unit, values))
     for name, (before, after) in growth(found).items():
@@ -219,7 +189,7 @@ def figures(found: SlotSoak) -> list[Figure]:
         label = f"{label}: growth from the second tenth to the last"
         made.append(Figure.of(f"soak.{name}.growth", label, unit, [after - before]))
     clips = [reply for _, visit, reply in found.replies if visit.kind == "clip" and reply.is_clip]
-    made.append(Figure.of("soak.seconds", "length", "s", [found.seconds]))
+    made.append(Figure.of("soak.seconds", "length", "s", [found.looks.seconds]))
     made.append(Figure.of("soak.arrivals", "arrivals", "", [len(found.replies)]))
     made.append(Figure.of("soak.faults", "wrong answers and growth", "", [len(found.faults)]))
     codes = Counter((visit.kind, reply.code) for _, visit, reply in found.replies)

@@ -53,6 +53,22 @@ class Scrape:
             below_edge, below = edge, count
         return below_edge
 
+    def unbalanced(self) -> list[str]:
+        """Complaints about counts that must balance once a service has nothing left to do."""
+        offered, recovered, ended = (
+            self.total(f"tidegate_{name}_total") for name in ("offered", "recovered", "outcomes")
+        )
+        ended += self.total("tidegate_journal_lost_total", stage="live")  # another has their end
+        wrong = []
+        if offered + recovered != ended:
+            wrong.append(f"{offered:g} offered and {recovered:g} recovered, {ended:g} ended")
+        for kind in ("running", "waiting"):
+            if jobs := self.total("tidegate_worker_jobs", kind=kind):
+                wrong.append(f"{jobs:g} jobs {kind} on workers")
+        if blocks := self.total("tidegate_kv_blocks", kind="used"):
+            wrong.append(f"{blocks:g} KV blocks are still used")
+        return wrong
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits, and no worker has anything to do."""

@@ -3,7 +3,7 @@
 import random
 from itertools import islice
 
-from perf.load.usage import Usage
+from perf.load.usage import Looks, Usage
 from perf.slot.client import ClipRequest, Reply
 from perf.slot.soak import SlotSoak, Visit, figures, judge_answers, judge_growth, visits
 
@@ -12,8 +12,8 @@ CLIP = {"event": "result", "seconds": 1.0, "frames": 6, "fps": 6, "size": 64, "g
 
 def run_of(*rss_mib: float, fds: int = 40) -> SlotSoak:
     """A look each second."""
-    looks = [(at, Usage(rss, 4.0, fds, 80, 2)) for at, rss in enumerate(rss_mib)]
-    return SlotSoak(looks=[(float(at), usage) for at, usage in looks], seconds=float(len(looks)))
+    looks = [(float(at), {"server": Usage(rss, 4.0, fds, 80, 2)}) for at, rss in enumerate(rss_mib)]
+    return SlotSoak(looks=Looks(looks, seconds=float(len(looks))))
 
 
 def answered(

@@ -4,7 +4,7 @@ from collections import Counter
 
 from perf.chaos.clients import Ledger
 from perf.chaos.soak import Soak, judge_answers, judge_growth, rows_of
-from perf.load.usage import Usage
+from perf.load.usage import Looks, Usage
 
 
 def run_of(*rss_mib: float, fds: tuple[int, ...] = ()) -> Soak:
@@ -13,7 +13,7 @@ def run_of(*rss_mib: float, fds: tuple[int, ...] = ()) -> Soak:
     looks = [
         (float(at), {"worker": Usage(rss, 0.0, counts[at], 7, 1)}) for at, rss in enumerate(rss_mib)
     ]
-    return Soak(Ledger(), looks, seconds=float(len(looks)))
+    return Soak(Ledger(), Looks(looks, seconds=float(len(looks))))
 
 
 def test_memory_that_fills_at_first_has_not_grown_and_a_hundredth_more_has() -> None:
