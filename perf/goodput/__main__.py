@@ -218,13 +218,8 @@ class _Contest:
             before = await scrape(HOST, front.service.port)
             results = await front.offer(PATH, asks, max(map(_patience_s, asks)) + 0.25)
             after = await scrape(HOST, front.service.port)
-            measured = [
-                (ask, result)
-                for ask, result in zip(asks, results, strict=True)
-                if ask.at_s >= size.warm_s
-            ]
-            counted = Scrape.between(before, after)
-            yield self.scene.cell(policy, factor, Turn(measured, size.window_s), counted)
+            turn = Turn.of(asks, results, size.warm_s, size.window_s)
+            yield self.scene.cell(policy, factor, turn, Scrape.between(before, after))
 
 
 def _patience_s(ask: StreamRequest) -> float:

@@ -133,13 +133,8 @@ class RowsBench(NamedTuple):
         asks = self.served.asks(mix, warm_s + seconds, seed)
         most_s = max(ask.deadline_ms for ask in asks) / 1000 + 0.25
         results = await self.fronts[policy.name].offer(self.served.path, asks, most_s)
-        wishes = mix.wishes(warm_s + seconds, seed)
-        due = [
-            (wish.kind, (ask, result))
-            for wish, ask, result in zip(wishes, asks, results, strict=True)
-            if wish.at_s >= warm_s
-        ]
-        return Turn([outcome for _, outcome in due], seconds, [kind for kind, _ in due])
+        kinds = [wish.kind for wish in mix.wishes(warm_s + seconds, seed)]
+        return Turn.of(asks, results, warm_s, seconds, kinds)
 
     async def token_ms(self, policy: Policy) -> float:
         """Median time of a token in ms where one answer runs alone, the first token left out."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
 from rich.console import Console
 
@@ -52,6 +52,20 @@ class Turn:
     outcomes: Sequence[Outcome]
     window_s: float
     kinds: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        asks: Sequence[StreamRequest],
+        results: Sequence[Result],
+        warm_s: float,
+        window_s: float,
+        kinds: Sequence[str] = (),
+    ) -> Self:
+        """Turn of all requests but those that were due in the first ``warm_s``."""
+        due = [number for number, ask in enumerate(asks) if ask.at_s >= warm_s]
+        outcomes = [(asks[number], results[number]) for number in due]
+        return cls(outcomes, window_s, [kinds[number] for number in due] if kinds else ())
 
     @cached_property
     def met(self) -> list[bool]:

@@ -74,8 +74,5 @@ async def _turn(
     before = [other.cpu_s() for other in idle]
     results = await server.offer(PATH, asks, _LINGER_S, hang_up=True)
     others = sum(other.cpu_s() - was for other, was in zip(idle, before, strict=True))
-    measured = [
-        (ask, result) for ask, result in zip(asks, results, strict=True) if ask.at_s >= load.warm_s
-    ]
-    kinds = [_kind(ask.deadline_ms / 1000) for ask, _ in measured]
-    return Turn(measured, load.window_s, kinds), others
+    kinds = [_kind(ask.deadline_ms / 1000) for ask in asks]
+    return Turn.of(asks, results, load.warm_s, load.window_s, kinds), others

@@ -15,7 +15,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,16 +33,11 @@ from perf import SEED
 from perf.load.connection import HOST
 from perf.report.bundle import Figure
 from perf.report.stats import median
+from perf.service import submissions
 from perf.stack.context import Bench, Context
 from perf.stack.stack import StackSpec
 from worker.protocol import FinishReason, Outcome, Sampling
 
-RATES = (200.0, 100.0, 50.0, 25.0)
-"""Rates in submissions per second, of which the first that the machine carries is used."""
-_MAX_QUEUED = 3.0
-"""Largest factor by which a plain 202 may take longer than one at a time, at a rate that is
-carried."""
-_ALONE = 30
 _AT_ONCE = 64
 _PROMPT, _ANSWER = 200, 16
 _BATCH = 12
@@ -197,9 +192,8 @@ class OverHttp:
 
     @property
     def is_carried(self) -> bool:
-        """Whether the machine carries the rate, so that little of the times is waiting for
-        others."""
-        return median(self.plain) <= _MAX_QUEUED * median(self.alone)
+        """See ``submissions.Round``; plain ones alone are judged."""
+        return submissions.is_carried(self.plain, self.alone)
 
 
 def _fsync_ms(folder: Path) -> float:
@@ -231,44 +225,21 @@ async def _over_http(port: int, folder: Path, seconds: float, rounds: int) -> Ov
                     await _round(http, folder, seconds, found)
             return found
 
-        return await at_largest_rate(measure)
-
-
-async def at_largest_rate(measure: Callable[[float], Awaitable[OverHttp]]) -> OverHttp:
-    """Result of ``measure`` at the first of ``RATES`` that the machine carried, else at the
-    last."""
-    for per_s in RATES:
-        found = await measure(per_s)
-        if found.is_carried:
-            break
-    return found
+        return await submissions.at_largest_rate(measure)
 
 
 async def _round(
     http: aiohttp.ClientSession, folder: Path, seconds: float, found: OverHttp
 ) -> None:
-    alone = [await _submit(http, is_durable=False) for _ in range(_ALONE)]
+    def submit(number: int) -> Awaitable[float]:
+        return submissions.submit(http, "", is_durable=number % 2 == 1)
+
+    alone = [await submit(0) for _ in range(submissions.ALONE)]
     found.alone.append(median(alone))
     found.fsync.append(await asyncio.to_thread(_fsync_ms, folder))
-    asked: tuple[list[asyncio.Task[float]], ...] = ([], [])
-    begun = time.perf_counter()
-    for number in range(int(found.per_s * seconds)):
-        await asyncio.sleep(max(0.0, begun + number / found.per_s - time.perf_counter()))
-        kind = number % 2
-        asked[kind].append(asyncio.create_task(_submit(http, is_durable=bool(kind))))
-    plain, durable = [await asyncio.gather(*tasks) for tasks in asked]
-    found.plain.append(median(plain))
-    found.durable.append(median(durable))
-
-
-async def _submit(http: aiohttp.ClientSession, *, is_durable: bool) -> float:
-    """Submit a task; returns the milliseconds to its 202."""
-    body = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
-    began = time.perf_counter()
-    async with http.post("/v2/tasks", json=body | {"durable": is_durable}) as response:
-        if response.status != 202:
-            raise RuntimeError(await response.text())
-    return 1000 * (time.perf_counter() - began)
+    taken = await submissions.at_rate(found.per_s, seconds, submit)
+    found.plain.append(median(taken[::2]))
+    found.durable.append(median(taken[1::2]))
 
 
 BENCH = Bench("journal", "durable tasks: a disk's share of a submission", run, 150, in_quick=False)

@@ -16,7 +16,7 @@ from perf.load.connection import HOST
 from perf.load.drive import PATH
 from perf.report.bundle import Figure
 from perf.stack.context import Bench, Context
-from perf.stack.scrape import scrape
+from perf.stack.scrape import scrape, until_running
 from perf.stack.stack import StackSpec
 
 SLOTS = 64
@@ -70,13 +70,6 @@ class _Client:
         async with self.http.get("/health/ready") as response:
             return response.status == 200
 
-    async def until_running(self, count: int) -> None:
-        while True:
-            metrics = await scrape(HOST, self.port)
-            if metrics.total("tidegate_worker_jobs", kind="running") >= count:
-                return
-            await asyncio.sleep(0.05)
-
     async def cancel_all(self) -> None:
         """End all that was submitted; returns once the service is idle."""
         for task_id in self.submitted:
@@ -106,7 +99,7 @@ async def overtaking(context: Context) -> list[Figure]:
     """Urgent requests beside batch work in every slot, and then in the queue too (DL-19)."""
     async with _client(context) as client:
         await client.submit(SLOTS, priority="batch")
-        await client.until_running(SLOTS)
+        await until_running(client.port, SLOTS)
         beside = await client.answered("default")
         await client.submit(112, priority="batch")
         behind = await client.answered("default")
@@ -120,7 +113,7 @@ async def flood(context: Context) -> list[Figure]:
     """One tenant asks for more than slots and queue hold, another one for little (OR-24, OR-13)."""
     async with _client(context) as client:
         await client.submit(167, priority="batch", tenant="loud")
-        await client.until_running(SLOTS)
+        await until_running(client.port, SLOTS)
         ready = await client.is_ready()
         batch = await client.answered()
         await client.submit(150, tenant="loud")

@@ -11,7 +11,7 @@ from perf.load.drive import Windows, completion, stream
 from perf.report.bundle import Figure
 from perf.report.stats import median
 from perf.stack.context import Bench, Context
-from perf.stack.scrape import scrape
+from perf.stack.scrape import scrape, until_running
 from perf.stack.stack import StackSpec
 
 STREAMS = 8
@@ -37,7 +37,7 @@ async def run(context: Context) -> list[Figure]:
     body = completion(model, windows.tokens(STEP_MS))
     running = asyncio.create_task(stream(stack.port, body, STREAMS, windows))
     try:
-        await _until_running(stack.port)
+        await until_running(stack.port, STREAMS)
         await asyncio.sleep(windows.warm_s + quiet * window_s)
         ids = await _submit_all(stack.port, model)
         waiting = (await scrape(HOST, stack.port)).total("tidegate_queue_depth")
@@ -65,14 +65,6 @@ async def run(context: Context) -> list[Figure]:
             tolerance=1.5,
         ),
     ]
-
-
-async def _until_running(port: int) -> None:
-    while True:
-        metrics = await scrape(HOST, port)
-        if metrics.total("tidegate_worker_jobs", kind="running") >= STREAMS:
-            return
-        await asyncio.sleep(0.05)
 
 
 async def _submit_all(port: int, model: str) -> list[str]:

@@ -13,7 +13,7 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,18 +22,12 @@ import aiohttp
 from perf.report.bundle import Figure
 from perf.report.command import Skip
 from perf.report.stats import median, percentile
+from perf.service import submissions
 from perf.stack.context import Bench, Context
 from perf.stack.stack import StackSpec, orchestrating, tritons
 from perf.stack.store import store_program, store_server
 from pool.units.orchestrator import OrchestratorProcess
 
-RATES = (200.0, 100.0, 50.0, 25.0)
-"""Rates in submissions per second, of which the first that the machine carries is used, durable
-ones included."""
-_MAX_QUEUED = 3.0
-"""Largest factor by which an answer may take longer than one at a time, at a rate that is
-carried."""
-_ALONE = 30
 _NO_LIMIT = "1000000000"
 _READY_S = 30.0
 _RUNS_FOR_TOKENS = 1500
@@ -52,7 +46,7 @@ class _Times:
     @property
     def is_carried(self) -> bool:
         """Whether little of a submission's time is a wait for others."""
-        return median(self.p50) <= _MAX_QUEUED * median(self.one_by_one)
+        return submissions.is_carried(self.p50, self.one_by_one)
 
     def add(self, taken: list[float]) -> None:
         self.p50.append(median(taken))
@@ -124,15 +118,16 @@ def _figures(found: _Latencies, takeovers: list[float]) -> list[Figure]:
 async def _latencies(
     alone: OrchestratorProcess, shared: OrchestratorProcess, rounds: int, seconds: float
 ) -> _Latencies:
-    """Times to a 202 at the first of ``RATES`` that the machine carried, else at the last."""
+    """Times to a 202 at the largest rate that the machine carried, durable ones included."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
-        for per_s in RATES:
+
+        async def measure(per_s: float) -> _Latencies:
             found = _Latencies(per_s)
             await _round(http, found, alone, shared, seconds)  # warms up, and tells
-            if found.is_carried:
-                break
-        found = _Latencies(found.per_s)
+            return found
+
+        found = _Latencies((await submissions.at_largest_rate(measure)).per_s)
         for _ in range(rounds):
             await _round(http, found, alone, shared, seconds)
         return found
@@ -151,25 +146,15 @@ async def _round(
         (found.durable, shared, True),
     )
     for times, at, is_durable in kinds:
-        single = [await _submit(http, at, is_durable=is_durable) for _ in range(_ALONE)]
+
+        def submit(
+            number: int, url: str = at.url, is_durable: bool = is_durable
+        ) -> Awaitable[float]:
+            return submissions.submit(http, url, is_durable=is_durable)
+
+        single = [await submit(0) for _ in range(submissions.ALONE)]
         times.one_by_one.append(median(single))
-        asked, begun = list[asyncio.Task[float]](), time.perf_counter()
-        for number in range(int(found.per_s * seconds)):
-            await asyncio.sleep(max(0.0, begun + number / found.per_s - time.perf_counter()))
-            asked.append(asyncio.create_task(_submit(http, at, is_durable=is_durable)))
-        times.add(await asyncio.gather(*asked))
-
-
-async def _submit(
-    http: aiohttp.ClientSession, at: OrchestratorProcess, *, is_durable: bool
-) -> float:
-    """Submit a task; returns the milliseconds to its 202."""
-    body = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
-    began = time.perf_counter()
-    async with http.post(f"{at.url}/v2/tasks", json=body | {"durable": is_durable}) as response:
-        if response.status != 202:
-            raise RuntimeError(await response.text())
-    return 1000 * (time.perf_counter() - began)
+        times.add(await submissions.at_rate(found.per_s, seconds, submit))
 
 
 async def _takeover(dying: OrchestratorProcess, other: OrchestratorProcess) -> float:

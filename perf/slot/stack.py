@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from catalog.paths import MODEL_REPOSITORY, state_dir
-from pool.engines.triton import TritonPorts, TritonSpec, find_triton
-from pool.process.ports import free_ports
+from catalog.paths import state_dir
+from perf.stack.stack import triton
+from pool.engines.triton import find_triton
 from pool.units.triton import TritonInstance
 
 MODEL = "slot"
-_LOAD_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +70,5 @@ class SlotServer:
 @asynccontextmanager
 async def serving(spec: SlotSpec, name: str = "slot") -> AsyncIterator[SlotServer]:
     """Run a Triton with the slot model during the body. Raises ``ProvisionError``."""
-    install = find_triton(None, state_dir())
-    triton = TritonSpec(MODEL_REPOSITORY, (MODEL,), env=spec.env(), load_timeout_s=_LOAD_S)
-    log = state_dir() / "perf" / f"{name}.log"
-    instance = TritonInstance(name, install, triton, TritonPorts(*free_ports(3)), log=log)
-    try:
-        await instance.start()
-        yield SlotServer(instance, install.version)
-    finally:
-        await instance.stop(0.0)
+    async with triton(name, MODEL, spec.env()) as instance:
+        yield SlotServer(instance, find_triton(None, state_dir()).version)

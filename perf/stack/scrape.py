@@ -8,7 +8,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from perf.load.connection import HttpConnection
+from perf.load.connection import HOST, HttpConnection
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 
@@ -73,6 +73,15 @@ class Scrape:
     def is_idle(self) -> bool:
         """Whether nothing waits, and no worker has anything to do."""
         return not self.total("tidegate_queue_depth") and not self.total("tidegate_worker_jobs")
+
+
+async def until_running(port: int, count: int) -> None:
+    """Wait until workers run at least ``count`` jobs of the service at ``port`` of this machine."""
+    while True:
+        counts = await scrape(HOST, port)
+        if counts.total("tidegate_worker_jobs", kind="running") >= count:
+            return
+        await asyncio.sleep(0.05)
 
 
 async def scrape(host: str, port: int) -> Scrape:

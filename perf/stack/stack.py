@@ -3,7 +3,7 @@
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -111,9 +111,9 @@ async def running(spec: StackSpec) -> AsyncIterator[Stack]:
     """Run a stack during the body. Raises ``ProvisionError`` when it cannot be started."""
     health_port = free_ports(1)[0] if spec.with_health_port else 0
     async with (
-        tritons(spec, 1) as (triton,),
+        tritons(spec, 1) as (worker,),
         orchestrating(
-            [triton.grpc_address],
+            [worker.grpc_address],
             {
                 "TIDEGATE_QUEUE__MAX_WAITING": str(spec.queue_size),
                 "TIDEGATE_LANES__TOKEN": spec.lane_token,
@@ -122,36 +122,43 @@ async def running(spec: StackSpec) -> AsyncIterator[Stack]:
             },
         ) as orchestrator,
     ):
-        yield Stack(triton, orchestrator, find_triton(None, state_dir()).version, health_port)
+        yield Stack(worker, orchestrator, find_triton(None, state_dir()).version, health_port)
 
 
 @asynccontextmanager
 async def tritons(spec: StackSpec, count: int) -> AsyncIterator[list[TritonInstance]]:
     """Run ``count`` Tritons alike. Raises ``ProvisionError`` when one cannot be started."""
-    install = find_triton(None, state_dir())
-    started = [
-        TritonInstance(
-            f"triton-{number}",
-            install,
-            TritonSpec(
-                MODEL_REPOSITORY,
-                (MODEL_NAME,),
-                env=spec.worker_env(),
-                load_timeout_s=_LOAD_S,
-                lane_token=spec.lane_token,
-            ),
-            TritonPorts(*free_ports(3)),
-            log=state_dir() / "perf" / f"triton-{number}.log",
-        )
-        for number in range(count)
-    ]
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                triton(f"triton-{number}", MODEL_NAME, spec.worker_env(), spec.lane_token)
+            )
+            for number in range(count)
+        ]
+
+
+@asynccontextmanager
+async def triton(
+    name: str, model: str, env: Mapping[str, str], lane_token: str = ""
+) -> AsyncIterator[TritonInstance]:
+    """Run a Triton that serves ``model`` of our repository; ``name`` is that of its log, too.
+
+    Raises ``ProvisionError`` when it cannot be started.
+    """
+    instance = TritonInstance(
+        name,
+        find_triton(None, state_dir()),
+        TritonSpec(
+            MODEL_REPOSITORY, (model,), env=env, load_timeout_s=_LOAD_S, lane_token=lane_token
+        ),
+        TritonPorts(*free_ports(3)),
+        log=state_dir() / "perf" / f"{name}.log",
+    )
     try:
-        for triton in started:
-            await triton.start()
-        yield started
+        await instance.start()
+        yield instance
     finally:
-        for triton in started:
-            await triton.stop(0.0)
+        await instance.stop(0.0)
 
 
 @asynccontextmanager

@@ -7,8 +7,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from perf.service import journal
-from perf.service.journal import RATES, OverHttp, _over_http, at_largest_rate
+from perf.service import submissions
+from perf.service.journal import OverHttp, _over_http
+from perf.service.submissions import RATES, at_largest_rate
 
 
 async def test_both_kinds_and_the_disk_are_measured_in_each_round(
@@ -20,8 +21,8 @@ async def test_both_kinds_and_the_disk_are_measured_in_each_round(
         asked.append((await request.json())["durable"])
         return web.json_response({}, status=202)
 
-    monkeypatch.setattr(journal, "_MAX_QUEUED", float("inf"))  # however slow the machine is
-    monkeypatch.setattr(journal, "_ALONE", 3)
+    monkeypatch.setattr(submissions, "MAX_QUEUED", float("inf"))  # however slow the machine is
+    monkeypatch.setattr(submissions, "ALONE", 3)
     app = web.Application()
     app.router.add_post("/v2/tasks", submit)
     async with TestServer(app, host="127.0.0.1") as server:
