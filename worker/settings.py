@@ -183,9 +183,9 @@ class WorkerSettings(EnvironmentSettings):
     ``OMP_NUM_THREADS`` is set."""
     deterministic: bool = False
     """Whether equal prompts, parameters and seeds give equal tokens in any batch (WK-3); slower."""
-    attention: Literal["auto", "reference", "numba", "triton", "varlen", "flashinfer"] = "auto"
+    attention: Literal["auto", "reference", "numba", "triton", "flashinfer"] = "auto"
     """Attention backend. ``auto``: the fastest that is exact enough, measured at load; ``numba`` is
-    for the CPU, ``triton``, ``varlen`` and ``flashinfer`` are for CUDA."""
+    for the CPU, ``triton`` and ``flashinfer`` are for CUDA."""
     instances: Annotated[int, HIDDEN] = Field(default=1, ge=1)
     """Workers that share this machine's memory, this one included: on the CPU each takes its part
     of what is free. The launcher sets it."""

@@ -15,7 +15,6 @@ from worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_
 from worker.attention.reference import ReferenceAttention
 from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.triton_backend import TritonAttention
-from worker.attention.varlen import VarlenAttention, varlen_problem
 
 Build = Callable[[KVPool, int, Sequence[int]], AttentionBackend]
 
@@ -24,7 +23,6 @@ BACKENDS: Final[dict[str, Build]] = {
     "triton invariant": lambda pool, heads, windows: TritonAttention(
         pool, heads, windows=windows, invariant=True
     ),
-    "varlen": lambda pool, heads, windows: VarlenAttention(pool, heads, windows=windows),
     "reference": lambda pool, heads, windows: ReferenceAttention(pool, heads, windows=windows),
     # Last, since it may compile for minutes.
     "flashinfer": lambda pool, heads, windows: FlashInferAttention(pool, heads, windows=windows),
@@ -59,6 +57,7 @@ _LARGE: Final = (
     _Case("chunk 512 of 65536", (), ((512, 65_536),)),
     _Case("decode 32 x 1024 + chunk 256 of 1024", (1024,) * 32, ((256, 1024),)),
 )
+_PAGE: Final = 16
 _SMALL: Final = (_Case("decode 3 x 40", (40,) * 3), _Case("chunk 20 of 40", (), ((20, 40),)))
 
 
@@ -86,31 +85,23 @@ def attention(report: Report, device: torch.device, *, tiny: bool) -> None:
     for name, backend in BACKENDS.items():
         if tiny and name != "reference":
             continue  # the others need CUDA, or triton's interpreter
-        if name == "varlen" and (problem := varlen_problem()) is not None:
-            report.add(name, "left out", note=problem)
-            continue
         if name == "flashinfer" and (problem := flashinfer_problem()) is not None:
             report.add(name, "left out", note=problem)
             continue
-        # FlashAttention 2 takes no smaller pages.
-        for page in (16, 256) if name == "varlen" else (16,):
-            title = f"{name}, pages of {page}" if page != 16 else name
+        report.attempt(
+            f"{name}: right",
+            lambda n=name, b=backend: _right(report, device, n, b, tiny=tiny),  # type: ignore[misc]
+        )
+        for case in _SMALL if tiny else _LARGE:
+            if name == "flashinfer" and not case.chunks:
+                continue  # these are the triton backend's
+            what = f"{name}: {case.name}"
             report.attempt(
-                f"{title}: right",
-                lambda t=title, b=backend, p=page: _right(  # type: ignore[misc]
-                    report, device, t, b, p, tiny=tiny
+                what,
+                lambda w=what, b=backend, c=case: _fast(  # type: ignore[misc]
+                    report, device, w, b, c, tiny=tiny
                 ),
             )
-            for case in _SMALL if tiny else _LARGE:
-                if name == "flashinfer" and not case.chunks:
-                    continue  # these are the triton backend's
-                what = f"{title}: {case.name}"
-                report.attempt(
-                    what,
-                    lambda w=what, b=backend, p=page, c=case: _fast(  # type: ignore[misc]
-                        report, device, w, b, p, c, tiny=tiny
-                    ),
-                )
         if name == "flashinfer":
             _own_decodes(report, device)
 
@@ -120,7 +111,7 @@ def _own_decodes(report: Report, device: torch.device) -> None:
     for title, build in _OWN_DECODES.items():
 
         def right(title: str = title, build: Build = build) -> None:
-            pool = _pool(device, torch.bfloat16, 1, 256, 16, 8, 128)
+            pool = _pool(device, torch.bfloat16, 1, 256, 8, 128)
             trial = make_trial(pool, 32, [1, 16, 40, 900, 901], (), np.random.default_rng(3))
             error = error_of(build(pool, 32, ()), 0, trial, exact(pool, 0, trial))
             report.add(f"{title}: error", error, "", "relative to float64")
@@ -133,14 +124,12 @@ def _own_decodes(report: Report, device: torch.device) -> None:
             report.attempt(
                 what,
                 lambda w=what, b=build, c=case: _fast(  # type: ignore[misc]
-                    report, device, w, b, 16, c, tiny=False
+                    report, device, w, b, c, tiny=False
                 ),
             )
 
 
-def _right(
-    report: Report, device: torch.device, title: str, build: Build, page: int, *, tiny: bool
-) -> None:
+def _right(report: Report, device: torch.device, title: str, build: Build, *, tiny: bool) -> None:
     worst: dict[torch.dtype, float] = {}
     wrong, changing, shapes = 0, 0, 0
     rng = np.random.default_rng(1)
@@ -149,7 +138,7 @@ def _right(
             if not _takes(title, dtype, dim):
                 continue
             longest = 90 if tiny else 900
-            pool = _pool(device, dtype, 2, 8 * -(-longest // page) + 8, page, kv_heads, dim)
+            pool = _pool(device, dtype, 2, 8 * -(-longest // _PAGE) + 8, kv_heads, dim)
             contexts = rng.integers(1, longest, 4).tolist()
             keys = rng.integers(20, longest, 3).tolist()
             chunks = [(int(rng.integers(1, n + 1)), n) for n in keys]
@@ -174,8 +163,6 @@ def _right(
 
 def _takes(title: str, dtype: torch.dtype, dim: int) -> bool:
     """Whether a backend is tried on ``dtype`` and heads of ``dim``."""
-    if title.startswith("varlen"):
-        return dtype != torch.float32  # flash kernels take halves only
     if title.startswith("flashinfer"):
         return dtype == torch.bfloat16 and dim == 128  # each other one compiles for minutes
     return True
@@ -186,7 +173,6 @@ def _fast(
     device: torch.device,
     what: str,
     build: Build,
-    page: int,
     case: _Case,
     *,
     tiny: bool,
@@ -195,8 +181,8 @@ def _fast(
     layers, kv_heads, shared, dim = (2, 2, 2, 16) if tiny else (6, 8, 4, 128)
     dtype = torch.float32 if tiny else torch.bfloat16
     contexts = [*case.decodes, *(keys for _, keys in case.chunks)]
-    blocks = sum(-(-keys // page) for keys in contexts)
-    pool = _pool(device, dtype, layers, blocks, page, kv_heads, dim)
+    blocks = sum(-(-keys // _PAGE) for keys in contexts)
+    pool = _pool(device, dtype, layers, blocks, kv_heads, dim)
     trial = make_trial(pool, kv_heads * shared, case.decodes, case.chunks, np.random.default_rng(2))
     step = build(pool, kv_heads * shared, ()).prepare(trial.batch)
 
@@ -226,14 +212,13 @@ def _pool(
     dtype: torch.dtype,
     layers: int,
     blocks: int,
-    page: int,
     kv_heads: int,
     dim: int,
 ) -> KVPool:
     pool = KVPool(
         layers=layers,
         blocks=blocks,
-        block_tokens=page,
+        block_tokens=_PAGE,
         kv_heads=kv_heads,
         head_dim=dim,
         dtype=dtype,

@@ -8,7 +8,7 @@
 - ``paged``      the pool and the layout of a packed batch
 - ``reference``  gather and SDPA, on any device; the oracle for every other backend
 - ``numba``      decodes on the CPU from the pages, compiled when the worker loads
-- ``triton``     our own kernel, from the pages; ``varlen`` torch's; on CUDA
+- ``triton``     our own kernel, from the pages; on CUDA
 - ``flashinfer`` FlashInfer's kernels for chunks of prompts, where it is installed; on CUDA
 - ``choice``     which of them attends, by ``trial``: random batches and what float64 makes of them
 - ``fixed``      for deterministic mode on the CPU: all kernels in one shape

@@ -20,13 +20,12 @@ from worker.attention.paged import AttentionBackend, KVPool
 from worker.attention.reference import ReferenceAttention
 from worker.attention.trial import TOLERANCE, Trial, error_of, exact, make_trial
 from worker.attention.triton_backend import TritonAttention
-from worker.attention.varlen import VarlenAttention
 from worker.log import model_log
 
-AttentionName = Literal["reference", "numba", "triton", "varlen", "flashinfer", "fixed"]
-AttentionSetting = Literal["auto", "reference", "numba", "triton", "varlen", "flashinfer"]
+AttentionName = Literal["reference", "numba", "triton", "flashinfer", "fixed"]
+AttentionSetting = Literal["auto", "reference", "numba", "triton", "flashinfer"]
 
-_ON_CUDA: Final[tuple[AttentionName, ...]] = ("triton", "varlen", "flashinfer", "reference")
+_ON_CUDA: Final[tuple[AttentionName, ...]] = ("triton", "flashinfer", "reference")
 _ON_CPU: Final[tuple[AttentionName, ...]] = ("numba", "reference")
 _REPEATS: Final = 20
 _TRIAL_DECODES: Final = 16
@@ -132,10 +131,6 @@ class _Builder:
                 return FixedAttention(self.pool, self.num_heads, windows=self.windows)
             case "triton":
                 return TritonAttention(
-                    self.pool, self.num_heads, windows=self.windows, invariant=self.deterministic
-                )
-            case "varlen":
-                return VarlenAttention(
                     self.pool, self.num_heads, windows=self.windows, invariant=self.deterministic
                 )
             case "flashinfer":

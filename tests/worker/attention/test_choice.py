@@ -63,26 +63,25 @@ def no_compiler(pool: KVPool, heads: int) -> object:
 def test_the_fastest_sound_backend_is_chosen(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {
         "triton": ReferenceAttention,
-        "varlen": Wrong,
-        "flashinfer": ReferenceAttention,
+        "flashinfer": Wrong,
         "reference": ReferenceAttention,
     }
     chosen = choose_among(
         monkeypatch,
         pool,
         kinds,  # type: ignore[arg-type]
-        {"triton": 5.0, "varlen": 1.0, "flashinfer": 6.0, "reference": 9.0},
+        {"triton": 5.0, "flashinfer": 1.0, "reference": 9.0},
     )
     assert chosen.name == "triton"
     tried = {one.name: one for one in chosen.tried}
-    assert "off by" in (tried["varlen"].problem or "")
+    assert "off by" in (tried["flashinfer"].problem or "")
     assert tried["triton"].problem is None and tried["triton"].step_us == 5.0
     assert tried["triton"].error < 1e-5
     assert not pool.data.any(), "a trial left something in the pool"
 
 
 def test_a_backend_that_cannot_run_is_out(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    others = ("triton", "varlen", "flashinfer")
+    others = ("triton", "flashinfer")
     kinds = {**dict.fromkeys(others, no_compiler), "reference": ReferenceAttention}
     chosen = choose_among(monkeypatch, pool, kinds, {"reference": 9.0})  # type: ignore[arg-type]
     assert chosen.name == "reference"
@@ -90,8 +89,10 @@ def test_a_backend_that_cannot_run_is_out(pool: KVPool, monkeypatch: pytest.Monk
 
 
 def test_none_that_is_sound(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = dict.fromkeys(("triton", "varlen", "flashinfer", "reference"), Wrong)
-    with pytest.raises(ValueError, match=r"'triton' cannot be used: its results are off.*varlen"):
+    kinds = dict.fromkeys(("triton", "flashinfer", "reference"), Wrong)
+    with pytest.raises(
+        ValueError, match=r"'triton' cannot be used: its results are off.*flashinfer"
+    ):
         choose_among(monkeypatch, pool, kinds, {})  # type: ignore[arg-type]
 
 
@@ -127,19 +128,16 @@ def test_deterministic_mode_measures_nothing(pool: KVPool, monkeypatch: pytest.M
         choose_attention("reference", pool, 4, deterministic=True)
     assert choice._fixed("auto", "cuda", True) == "triton"
     assert choice._fixed("auto", "cuda", False) is None
-    assert choice._fixed("varlen", "cuda", True) == "varlen"
 
 
 def test_a_named_backend_that_cannot_run_is_refused(
     pool: KVPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "worker.attention.varlen.varlen_problem", lambda: "torch 2.11 has no block_table"
-    )
+    monkeypatch.setattr(choice, "FlashInferAttention", lambda *args, windows: no_compiler(*args))
     with pytest.raises(
-        ValueError, match=r"'varlen' cannot be used: .*no block_table; set TIDEGATE_WORKER__ATT"
+        ValueError, match=r"'flashinfer' cannot be used: .*no compiler; set TIDEGATE_WORKER__ATT"
     ):
-        choose_attention("varlen", pool, pool.kv_heads)
+        choose_attention("flashinfer", pool, pool.kv_heads)
 
 
 @pytest.mark.cuda
@@ -148,4 +146,4 @@ def test_measured_on_cuda() -> None:
     pool = random_case(1, torch.bfloat16, torch.device("cuda"), longest=2000).pool
     chosen = choose_attention("auto", pool, pool.kv_heads * 2)
     tried = {one.name for one in chosen.tried}
-    assert tried == {"triton", "varlen", "flashinfer", "reference"}
+    assert tried == {"triton", "flashinfer", "reference"}
