@@ -72,10 +72,6 @@ class Ledger:
         return sum(counts.total() for counts in self.outcomes.values())
 
 
-class _GivenUp(Exception):
-    """No answer came within ``_PATIENCE_S``."""
-
-
 class SteadyClients:
     """Clients that ask again and again until they are told to stop."""
 

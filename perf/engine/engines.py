@@ -152,7 +152,7 @@ def gguf_of_demo(contestant: Contestant, scratch: Path) -> Path:
     """The demo model as a GGUF file, converted where the engine's packages are."""
     file = scratch / "demo.gguf"
     if not file.exists():
-        convert = [str(contestant.python), "-m", "worker.engines.llamacpp.convert"]
+        convert = [str(contestant.python), "-m", "tools.to_gguf"]
         made = subprocess.run(
             [*convert, str(DEMO), str(file), "--type", "f32"],
             cwd=ROOT,

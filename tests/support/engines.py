@@ -66,7 +66,7 @@ class EngineCase:
 
 
 def _gguf(scratch: Path) -> Path:
-    from worker.engines.llamacpp.convert import convert
+    from tools.to_gguf import convert
 
     file = scratch / "demo.gguf"
     convert(DEMO, file, "f32")

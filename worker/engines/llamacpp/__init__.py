@@ -9,5 +9,4 @@
 - ``abort``       stops a step whose jobs have all been given up
 - ``backend``     the ``Backend``: continuous batching and our own sampling
 - ``build``       settings to a loaded engine
-- ``convert``     a Hugging Face checkpoint to GGUF
 """

@@ -99,7 +99,7 @@ def find_gguf(path: Path) -> Path:
     if not models:
         raise BrokenCheckpoint(
             f"{path} has no {SUFFIX} file, which the llamacpp engine needs; for a Hugging Face"
-            " checkpoint: python -m worker.engines.llamacpp.convert FOLDER FILE.gguf, or"
+            " checkpoint: python -m tools.to_gguf FOLDER FILE.gguf in a checkout of Tidegate, or"
             " TIDEGATE_WORKER__ENGINE=torch"
         )
     names = ", ".join(model.name for model in models[:3])

@@ -11,7 +11,7 @@ from tests.support.checkpoints import DEMO
 def demo_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As float32."""
     pytest.importorskip("gguf", reason="extra llamacpp: not installed")
-    from worker.engines.llamacpp.convert import convert
+    from tools.to_gguf import convert
 
     file = tmp_path_factory.mktemp("gguf") / "demo.gguf"
     convert(DEMO, file, "f32")

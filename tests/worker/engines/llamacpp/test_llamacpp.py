@@ -19,11 +19,11 @@ pytest.importorskip("gguf", reason="extra llamacpp: not installed")
 
 from tokenizers import Tokenizer as HfTokenizer
 
+from tools.to_gguf import convert
 from worker.core import Event, Job, JobFinished, JobTokens
 from worker.engine.build import build_engine as build_torch_engine
 from worker.engines.llamacpp import library, vocabulary
 from worker.engines.llamacpp.build import build_engine
-from worker.engines.llamacpp.convert import convert
 from worker.engines.llamacpp.gguf_file import GgufFile
 from worker.engines.llamacpp.model import (
     Context,
@@ -281,7 +281,7 @@ def test_texts_are_cut_as_llama_cpp_cuts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     folder = make_folder(tmp_path / "checkpoint", "qwen2")
-    monkeypatch.setattr("worker.engines.llamacpp.convert._pattern_name", lambda stated: name)
+    monkeypatch.setattr("tools.to_gguf._pattern_name", lambda stated: name)
     convert(folder, tmp_path / "m.gguf")
     model = LoadedModel(tmp_path / "m.gguf", Options(), on_gpu=False)
     file = GgufFile(tmp_path / "m.gguf")

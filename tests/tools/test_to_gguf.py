@@ -9,8 +9,8 @@ from tests.support.checkpoints import DEMO, LLAMA3_ROPE, edit_config, make_check
 
 pytest.importorskip("gguf", reason="extra llamacpp: not installed")
 
+from tools.to_gguf import TYPES, convert, main
 from worker.engines.llamacpp import vocabulary
-from worker.engines.llamacpp.convert import TYPES, convert, main
 from worker.engines.llamacpp.gguf_file import GgufFile
 from worker.errors import LoadError, UnsupportedModel
 from worker.text import Tokenizer

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints import LLAMA3_ROPE, YARN, make_checkpoint
-from worker.engines.llamacpp.convert import convert
+from tools.to_gguf import convert
 from worker.errors import BrokenCheckpoint, UnsupportedModel
 
 

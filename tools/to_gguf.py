@@ -1,6 +1,6 @@
 """Converts a Hugging Face checkpoint to GGUF::
 
-    python -m worker.engines.llamacpp.convert FOLDER FILE.gguf
+    python -m tools.to_gguf FOLDER FILE.gguf
 
 For the architectures that our own engine runs (Llama, Mistral, Qwen2, Qwen3) with a
 ``tokenizer.json`` of BPE. The file carries that tokenizer as it is, besides llama.cpp's own form.
@@ -322,7 +322,7 @@ def _add_tensor(writer: "GGUFWriter", tensor: _Tensor, kind: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m worker.engines.llamacpp.convert")
+    parser = argparse.ArgumentParser(prog="python -m tools.to_gguf")
     parser.add_argument("folder", type=Path, help="checkpoint in Hugging Face layout")
     parser.add_argument("file", type=Path, help="GGUF file to write")
     parser.add_argument("--type", choices=TYPES, default="f16", help="of the matrices")
