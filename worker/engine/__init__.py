@@ -6,4 +6,5 @@
 - ``expiry``     deadline and abort of every request in every step
 - ``kv_events``  what enters and leaves the prefix cache, across threads
 - ``stats``      totals
+- ``threaded``   the thread that any engine runs on, ours or a third-party one
 """

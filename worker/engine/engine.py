@@ -22,7 +22,6 @@ from secrets import randbits
 from worker.core import (
     Clock,
     Event,
-    EventSink,
     Job,
     JobFinished,
     JobPrompt,
@@ -35,11 +34,10 @@ from worker.engine.executor import Executed, Executor
 from worker.engine.expiry import ExpiryCheck
 from worker.engine.kv_events import KvEventQueue
 from worker.engine.stats import Totals, snapshot
-from worker.errors import DeviceLost
+from worker.engine.threaded import ThreadedEngine
 from worker.kv_disk.base import NoTier, Tier
 from worker.log import engine_log
 from worker.protocol import (
-    AbortCause,
     FinishReason,
     KvReport,
     PromptLogprobs,
@@ -87,11 +85,10 @@ class EngineConfig:
     overlap: bool = False
 
 
-class Engine:
+class Engine(ThreadedEngine):
     """An ``EngineService`` over a scheduler and a runner.
 
-    ``start`` runs it on a thread of its own; tests and simulators call ``step`` instead.
-    ``clock`` is monotonic seconds, ``draw_seed`` gives 64 random bits for a job without a seed.
+    ``draw_seed`` gives 64 random bits for a job without a seed.
     """
 
     def __init__(
@@ -105,13 +102,13 @@ class Engine:
         clock: Clock = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(64),
     ) -> None:
+        super().__init__(clock)
         self.scheduler = scheduler
         self.executor = Executor(
             scheduler, runner, memory or StepMemory(), clock, overlap=config.overlap
         )
         self._eos = frozenset(config.eos_token_ids)
         self._hash_salt = config.hash_salt
-        self._clock = clock
         self._draw_seed = draw_seed
         self._tier: Tier = tier or NoTier()
         self._step_time = scheduler.step_time
@@ -119,20 +116,13 @@ class Engine:
         """End reasons of requests that have ended, but of which a launched step still has a row."""
         self._expiry = ExpiryCheck(clock, self._step_time, int(self.executor.launcher is not None))
         self._inbox: deque[Request] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._stopped = False
-        self._has_failed = False
-        self._step_began_at: float | None = None
         self._stalled = False
         """Whether there are requests, but none can be computed until one is loaded or resumed."""
         self._pauses = Pauses(scheduler)
         self._compiled = False
         """Whether a grammar became ready since the latest look."""
-        self._aborted = False
+        self._one_is_aborted = False
         """Whether a job was aborted since the latest check."""
-        self._thread: threading.Thread | None = None
-        self._sink: EventSink | None = None
         self._kv_events = KvEventQueue(scheduler.pool)
         self._totals = Totals()
         self._stats_due = False
@@ -142,18 +132,6 @@ class Engine:
         self._stats = self._snapshot()
 
     # ── the surface: any thread ──────────────────────────────────────────────────────────────
-
-    def start(self, sink: EventSink) -> None:
-        """Start the engine's thread; ``sink`` is called on it and slows it down by blocking."""
-        if self._thread is not None or self._stopped:
-            raise RuntimeError("an engine starts once; build another one")
-        self.connect(sink)
-        self._thread = threading.Thread(target=self._run, name="tidegate-engine", daemon=True)
-        self._thread.start()
-
-    def connect(self, sink: EventSink) -> None:
-        """Send events that need not wait for a step to ``sink`` at once; ``start`` calls this."""
-        self._sink = sink
 
     def submit(self, job: Job) -> None:
         """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
@@ -177,29 +155,13 @@ class Engine:
         elif job.constraint is not None:
             job.constraint.when_ready(self._one_is_compiled)
 
-    def cancel(self, job: Job, cause: AbortCause) -> None:
-        """Stop a job within one step. Idempotent; the first cause wins."""
-        with self._wake:
-            if job.abort is None:
-                job.aborted_at = self._clock()
-                job.abort = cause
-                self._aborted = True
-                self._wake.notify()
+    def _aborted(self) -> None:
+        self._one_is_aborted = True
+        self._wake.notify()
 
-    def pause(self, job: Job) -> None:
-        """Pause a job after the step under way; its KV is kept. Idempotent."""
-        self._request_pause(job, True)
-
-    def resume(self, job: Job) -> None:
-        """Let a paused job go on, before any that waits to start. Idempotent."""
-        self._request_pause(job, False)
-
-    def _request_pause(self, job: Job, wanted: bool) -> None:
-        with self._wake:
-            if job.pause_requested != wanted:
-                job.pause_requested = wanted
-                self._pauses.ask()
-                self._wake.notify()
+    def _pause_requested(self) -> None:
+        self._pauses.ask()
+        self._wake.notify()
 
     def stats(self) -> WorkerStats:
         """The state after a step: at most ``STATS_AGE_S`` old, and never older than a published
@@ -213,11 +175,6 @@ class Engine:
         return self._kv_events.take()
 
     @property
-    def has_failed(self) -> bool:
-        """See ``EngineService``."""
-        return self._has_failed
-
-    @property
     def step_under_way(self) -> StepUnderWay | None:
         """See ``EngineService``."""
         began_at = self._step_began_at
@@ -226,33 +183,7 @@ class Engine:
         most_tokens = self.scheduler.config.max_step_tokens
         return StepUnderWay(began_at, self._step_time.slow_step_s(most_tokens))
 
-    def stop(self) -> None:
-        """Abort all jobs, release everything, end the thread. Idempotent."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread is None:
-            self._shut_down()
-        elif self._thread is not threading.current_thread():
-            self._thread.join()
-
     # ── the loop: the engine's thread ────────────────────────────────────────────────────────
-
-    def _run(self) -> None:
-        try:
-            while self._wait_for_work():
-                self._step_began_at = self._clock()
-                events = self.step()
-                self._step_began_at = None
-                self._publish(events)
-        except DeviceLost as error:
-            self._has_failed = True
-            engine_log.critical("%s: ending all jobs, accepting no more", error, exc_info=error)
-        except Exception:
-            self._has_failed = True
-            engine_log.exception("engine thread failed; ending all jobs, accepting no more")
-        finally:
-            self._shut_down()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is work or news; False when it is time to stop."""
@@ -278,7 +209,7 @@ class Engine:
     def _has_news(self) -> bool:
         return (
             self._stopping
-            or self._aborted
+            or self._one_is_aborted
             or self._pauses.asked
             or self._compiled
             or bool(self._inbox)
@@ -308,7 +239,7 @@ class Engine:
         """Do one step; returns the events not yet published during it, in order for each job."""
         events: list[Event] = []
         now = self._clock()
-        self._aborted = False
+        self._one_is_aborted = False
         self._tier.collect(now)
         self._end_expired(now, events)
         self.scheduler.sessions.expire(now)
@@ -404,9 +335,7 @@ class Engine:
                 duration_s, most, rows=len(plan.rows), prompt_tokens=prompt_tokens
             )
         self._step_time.prefilled(duration_s, prompt_tokens)
-        self._totals.steps += 1
-        self._totals.busy_s += duration_s
-        self._totals.prompt_tokens += prompt_tokens
+        self._totals.count_step(duration_s, prompt_tokens)
 
     def _apply(self, plan: Plan, done: Executed, events: list[Event]) -> None:
         """Count and publish the new tokens, except those of jobs that were to stop meanwhile."""
@@ -506,13 +435,6 @@ class Engine:
             self._stats = self._snapshot()
             self._publish(list(events))
             events.clear()
-
-    def _publish(self, events: list[Event]) -> None:
-        if events and self._sink is not None:
-            try:
-                self._sink(events)
-            except Exception:
-                engine_log.exception("event sink failed; %d events lost", len(events))
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────
 

@@ -22,6 +22,12 @@ class Totals:
     not_finite: int = 0
     """Jobs that ended because their numbers were not finite."""
 
+    def count_step(self, duration_s: float, prompt_tokens: int) -> None:
+        """Count one step that computed so many tokens of prompts."""
+        self.steps += 1
+        self.busy_s += duration_s
+        self.prompt_tokens += prompt_tokens
+
 
 def snapshot(
     scheduler: Scheduler,

@@ -19,7 +19,6 @@ next step returns, or later; its end is not published before, for ``LONGEST_LEAV
 
 import itertools
 import math
-import threading
 import time
 from bisect import insort
 from collections import deque
@@ -31,7 +30,6 @@ from typing import Final, NamedTuple
 from worker.core import (
     Clock,
     Event,
-    EventSink,
     Job,
     JobFinished,
     JobPrompt,
@@ -40,13 +38,14 @@ from worker.core import (
     StepUnderWay,
 )
 from worker.engine.expiry import ExpiryCheck
+from worker.engine.threaded import ThreadedEngine
 from worker.engines.backend import Backend, BackendLoad, Produced
 from worker.engines.needs import lacking
 from worker.engines.pausing import BackendPauses, PausingBackend
 from worker.engines.stats import NO_LOAD, BackendTotals, snapshot
-from worker.errors import DeviceLost, RequestError
+from worker.errors import RequestError
 from worker.log import engine_log
-from worker.protocol import AbortCause, Code, Feature, FinishReason, KvReport, WorkerStats
+from worker.protocol import Code, Feature, FinishReason, KvReport, WorkerStats
 from worker.scheduler.end_reason import (
     ABORTED,
     DRAINED,
@@ -114,12 +113,12 @@ class SteppedConfig:
         )
 
 
-class SteppedEngine:
+class SteppedEngine(ThreadedEngine):
     """An ``EngineService`` over any ``Backend``, on which it starts jobs, least slack first.
 
-    ``start`` runs it on a thread of its own; tests call ``step`` instead. ``kv_reports`` tells what
-    entered and left a backend's prefix cache since the last call. ``pausing`` is the backend once
-    more where it can pause jobs; without it the card must not say ``can_pause``.
+    ``kv_reports`` tells what entered and left a backend's prefix cache since the last call.
+    ``pausing`` is the backend once more where it can pause jobs; without it the card must not say
+    ``can_pause``.
     """
 
     def __init__(
@@ -131,36 +130,29 @@ class SteppedEngine:
         pausing: PausingBackend | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
+        super().__init__(clock)
         self._backend = backend
         self._config = config
         self._limits = config.limits
         self._eos = frozenset(config.eos_token_ids)
         self._lacks = frozenset(config.lacks)
         self._read_kv_reports = kv_reports
-        self._clock = clock
         self._handles = itertools.count(1)
         self._waiting: list[Request] = []  # least slack first
         self._running: dict[int, Request] = {}
         self._leaving: dict[Request, _Leave] = {}
         """Jobs given up that may still be in the backend's memory."""
         self._pauses = BackendPauses(pausing)
+        self.can_pause = self._pauses.can_pause
         self._step_time = StepTime()
         self._expiry = ExpiryCheck(clock, self._step_time, int(not config.frees_at_once))
-        self._entered_at: float | None = None
-        """When the engine's thread began its current step, on the clock; None between two steps."""
-        self._step_began: float | None = None
+        self._backend_began: float | None = None
         """When the backend's step began, on the clock; None while it has nothing to do."""
         self._prompt_tokens_seen = 0
         self._totals = BackendTotals()
         self._inbox: deque[Request] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._stopped = False
-        self._has_failed = False
         self._news = False
         """Whether something was submitted, aborted or compiled since the latest look."""
-        self._thread: threading.Thread | None = None
-        self._sink: EventSink | None = None
         self._events: list[Event] = []
         """Events not published yet, in order for each job."""
         self._stats_at = -math.inf
@@ -168,18 +160,6 @@ class SteppedEngine:
         self._stats = self._snapshot()
 
     # ── the surface: any thread ──────────────────────────────────────────────────────────────
-
-    def start(self, sink: EventSink) -> None:
-        """Start the engine's thread; ``sink`` is called on it and slows it down by blocking."""
-        if self._thread is not None or self._stopped:
-            raise RuntimeError("an engine starts once; build another one")
-        self.connect(sink)
-        self._thread = threading.Thread(target=self._run, name="tidegate-engine", daemon=True)
-        self._thread.start()
-
-    def connect(self, sink: EventSink) -> None:
-        """Send events that need not wait for a step to ``sink`` at once; ``start`` calls this."""
-        self._sink = sink
 
     def submit(self, job: Job) -> None:
         """Queue a job. After ``stop`` its refusal reaches the sink on the caller's thread."""
@@ -194,33 +174,15 @@ class SteppedEngine:
         if not is_taken:
             self._publish([self._record(request, DRAINED)])
         elif job.constraint is not None:
-            job.constraint.when_ready(self._tell)
-        self._tell()
+            job.constraint.when_ready(self._notify)
+        self._notify()
 
-    def cancel(self, job: Job, cause: AbortCause) -> None:
-        """Stop a job within one step. Idempotent; the first cause wins."""
-        with self._wake:
-            if job.abort is not None:
-                return
-            job.aborted_at = self._clock()
-            job.abort = cause
-        self._tell()
+    def _aborted(self) -> None:
+        self._notify()
 
-    def pause(self, job: Job) -> None:
-        """Pause a job after the step under way. Idempotent; ignored where jobs cannot be paused."""
-        self._request_pause(job, True)
-
-    def resume(self, job: Job) -> None:
-        """Let a paused job go on, before any that waits to start. Idempotent."""
-        self._request_pause(job, False)
-
-    def _request_pause(self, job: Job, wanted: bool) -> None:
-        with self._wake:
-            if not self._pauses.can_pause or job.pause_requested == wanted:
-                return
-            job.pause_requested = wanted
-            self._pauses.ask()
-        self._tell()
+    def _pause_requested(self) -> None:
+        self._pauses.ask()
+        self._notify()
 
     def stats(self) -> WorkerStats:
         """The state after a step: at most ``STATS_AGE_S`` old while there is work, and never older
@@ -239,24 +201,15 @@ class SteppedEngine:
     @property
     def step_under_way(self) -> StepUnderWay | None:
         """See ``EngineService``."""
-        entered_at = self._entered_at
-        if entered_at is None:
+        began_at = self._step_began_at
+        if began_at is None:
             return None
         # Summed over a copy, since the engine's thread changes the original. Some backends read
         # whole prompts in one step, whatever the configuration says.
         tokens = sum(one.prompt_tokens for one in list(self._running.values()))
-        return StepUnderWay(entered_at, self._step_time.slow_step_s(tokens))
+        return StepUnderWay(began_at, self._step_time.slow_step_s(tokens))
 
-    def stop(self) -> None:
-        """Abort all jobs, release everything, end the thread. Idempotent."""
-        self._stopping = True
-        self._tell()
-        if self._thread is None:
-            self._shut_down()
-        elif self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Announce news: wakes the engine's thread, and the backend if its step waits."""
         with self._wake:
             self._news = True
@@ -265,22 +218,6 @@ class SteppedEngine:
                 self._backend.interrupt()
 
     # ── the loop: the engine's thread ────────────────────────────────────────────────────────
-
-    def _run(self) -> None:
-        try:
-            while self._wait_for_work():
-                self._entered_at = self._clock()
-                events = self.step()
-                self._entered_at = None
-                self._publish(events)
-        except DeviceLost as error:
-            self._has_failed = True
-            engine_log.critical("%s: ending all jobs, accepting no more", error, exc_info=error)
-        except Exception:
-            self._has_failed = True
-            engine_log.exception("engine thread failed; ending all jobs, accepting no more")
-        finally:
-            self._shut_down()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when it is time to stop."""
@@ -314,7 +251,7 @@ class SteppedEngine:
         if self._running or self._leaving:
             self._compute()
         else:
-            self._step_began = None
+            self._backend_began = None
         if self._stats_due or now >= self._stats_at + STATS_AGE_S:
             self._stats_at = now
             self._stats = self._snapshot()
@@ -408,8 +345,8 @@ class SteppedEngine:
 
     def _compute(self) -> None:
         """Have the backend do one step, and apply its results."""
-        if self._step_began is None:
-            self._step_began = self._clock()
+        if self._backend_began is None:
+            self._backend_began = self._clock()
             self._prompt_tokens_seen = self._backend.load().prompt_tokens_total
         rows = len(self._running)
         wait_s = LEAST_WAIT_S if any(map(self._is_held, self._leaving)) else 0.0
@@ -418,14 +355,14 @@ class SteppedEngine:
         for request in [one for one in self._leaving if not self._is_held(one)]:
             self._told(request, self._leaving.pop(request).why)
         if any(one.ids or one.end or one.prompt for one in produced):
-            self._measure(now - self._step_began, rows, produced)
-            self._step_began = now
+            self._measure(now - self._backend_began, rows, produced)
+            self._backend_began = now
         for one in produced:
             found = self._running.get(one.handle)
             if found is not None:  # else it was given up
                 self._apply(one, found, now)
         if not self._running:
-            self._step_began = None
+            self._backend_began = None
 
     def _is_held(self, request: Request) -> bool:
         """Whether the memory of a job that leaves is not free yet, and may be waited for."""
@@ -451,9 +388,7 @@ class SteppedEngine:
         if most:
             self._step_time.decoded(duration_s, most, rows=rows, prompt_tokens=prompt_tokens)
         self._step_time.prefilled(duration_s, prompt_tokens)
-        self._totals.steps += 1
-        self._totals.busy_s += duration_s
-        self._totals.prompt_tokens += prompt_tokens
+        self._totals.count_step(duration_s, prompt_tokens)
 
     def _apply(self, made: Produced, request: Request, now: float) -> None:
         """Count and publish a step's results for a job, unless the job was to stop meanwhile."""
@@ -562,15 +497,10 @@ class SteppedEngine:
             engine_log.exception("the engine could not be closed; its process must end")
 
     def _publish(self, events: list[Event]) -> None:
-        if not events or self._sink is None:
-            return
-        if self._stats_due and not self._stopped:
+        if events and self._sink is not None and self._stats_due and not self._stopped:
             # Whoever hears of an end must not count its job by older statistics.
             self._stats = self._snapshot()
-        try:
-            self._sink(events)
-        except Exception:
-            engine_log.exception("event sink failed; %d events lost", len(events))
+        super()._publish(events)
 
     def _snapshot(self, load: BackendLoad | None = None) -> WorkerStats:
         self._stats_due = False
