@@ -5,6 +5,7 @@ state instead of a backlog that grows.
 """
 
 from collections import deque
+from collections.abc import Callable, Iterable
 
 from worker.protocol import KvReport
 from worker.scheduler.block_pool import BlockPool
@@ -13,25 +14,23 @@ MAX_BACKLOG = 256
 """Most reports that may wait; beyond that a full report takes their place."""
 
 
-class KvEventQueue:
-    """A queue of cache changes: ``publish`` on the engine's thread, ``take`` on the reader's."""
+class ReportQueue:
+    """A queue of reports: ``put`` on the engine's thread, ``take`` on the reader's. ``held`` lists
+    all that is in the cache."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
+    def __init__(self, held: Callable[[], Iterable[bytes]]) -> None:
+        self._list_held = held
         self._reports: deque[KvReport] = deque()
 
-    def publish(self) -> None:
-        """Queue what has changed in the prefix cache since the last call."""
-        report = self._pool.take_changes()
-        if report is None:
-            return
+    def put(self, report: KvReport) -> None:
+        """Queue a report, or all that is held where too many wait."""
         if len(self._reports) >= MAX_BACKLOG:
             self._reports.clear()
-            report = KvReport(list(self._pool.hashes), [], full=True)
+            report = KvReport(list(self._list_held()), [], full=True)
         self._reports.append(report)
 
     def take(self) -> list[KvReport]:
-        """The reports published since the last call, in order."""
+        """The reports that were put since the last call, in order."""
         reports = []
         try:
             while self._reports:
@@ -39,3 +38,16 @@ class KvEventQueue:
         except IndexError:
             pass  # replaced by a full report this very moment, which is for the next call
         return reports
+
+
+class KvEventQueue(ReportQueue):
+    """A queue of a pool's changes, which ``publish`` puts there."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        super().__init__(lambda: pool.hashes)
+        self._pool = pool
+
+    def publish(self) -> None:
+        """Queue what has changed in the prefix cache since the last call."""
+        if (report := self._pool.take_changes()) is not None:
+            self.put(report)

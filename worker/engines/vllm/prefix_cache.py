@@ -4,15 +4,12 @@ vLLM names a block by whatever hash its requests are made with. With ours (``wor
 events say which of them it holds; they are taken in the process, where it would publish them.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
+from worker.engine.kv_events import ReportQueue
 from worker.protocol import KvReport
 from worker.protocol.blocks import hash_block, prefix_salt, root_hash
-
-_MAX_REPORTS: Final = 256
-"""Most reports that may wait for a reader; beyond that a full report takes their place."""
 
 
 def block_hasher(block_tokens: int, hash_salt: bytes) -> Callable[[Any], list[bytes]]:
@@ -37,7 +34,7 @@ def block_hasher(block_tokens: int, hash_salt: bytes) -> Callable[[Any], list[by
     return hash_new_blocks
 
 
-class PrefixReports:
+class PrefixReports(ReportQueue):
     """Replaces vLLM's event publisher. ``publish`` is for the engine's thread, ``take`` for one
     reader on any thread.
 
@@ -46,9 +43,9 @@ class PrefixReports:
     """
 
     def __init__(self, holds: Callable[[bytes], bool]) -> None:
+        super().__init__(lambda: self._held)
         self._holds = holds
         self._held: dict[bytes, None] = {}
-        self._reports: deque[KvReport] = deque()
         self.evicted_total = 0
 
     def publish(self, batch: Any) -> None:
@@ -65,23 +62,8 @@ class PrefixReports:
             del self._held[one]
         self._held.update(dict.fromkeys(added))
         self.evicted_total += len(evicted)
-        if not added and not evicted:
-            return
-        if len(self._reports) >= _MAX_REPORTS:
-            self._reports.clear()
-            self._reports.append(KvReport(list(self._held), [], full=True))
-        else:
-            self._reports.append(KvReport(added, evicted))
-
-    def take(self) -> list[KvReport]:
-        """What was published since the last call, in order."""
-        reports = []
-        try:
-            while self._reports:
-                reports.append(self._reports.popleft())
-        except IndexError:
-            pass  # replaced by a full report this very moment, which is for the next call
-        return reports
+        if added or evicted:
+            self.put(KvReport(added, evicted))
 
     def shutdown(self) -> None:
         """Do nothing; vLLM calls this to end its publishers."""
