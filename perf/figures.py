@@ -82,7 +82,6 @@ SOURCES: Final = {
     "perf.swap": ("orchestrator/loading", "worker/service", "worker/engine", "perf/swap"),
     "perf.chaos": (*_SERVICE, "worker/service", "worker/engine", "perf/chaos"),
     "perf.rollout": (*_SERVICE, "worker/service", "perf/rollout"),
-    "perf.attack": ("orchestrator/api", "orchestrator/admission", "perf/attack"),
 }
 """The code that the figures of each benchmark, or of a part of it, are about."""
 NAMES: Final = {

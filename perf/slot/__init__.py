@@ -8,5 +8,4 @@
 - ``naive``         the pipeline of an afternoon, and ``naive_server``, which serves it
 - ``client``        one recipe and what became of it, by plain ``tritonclient``
 - ``stack``         a Triton with the slot model
-- ``usage``         memory, files and threads of a server with all of its processes
 """
