@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +17,13 @@ from typing import Any
 import aiohttp
 
 from perf.chaos.world import World
+from perf.load.askers import PAUSE_S, Asker, events_of
 
 KINDS = ("durable", "resumed", "streaming", "plain")
 MAX_TOKENS = 48
 LONG_TOKENS = 240
 """Length of durable tasks: a death finds most of them with tokens in the journal, which gets them
 every 250 ms, and with more to come."""
-_PAUSE_S = 0.1
 _FORGETS = 0.5
 """Share of returns at which a client has forgotten the last events, or all."""
 _FIRST_TOKEN = 2
@@ -32,8 +32,6 @@ _PATIENCE_S = 90.0
 _SILENT_S = 10.0
 """Seconds without a byte after which a connection is given up, and its text resumed if it can
 be."""
-_NEVER_THERE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-"""Errors after which a request got to nobody, and may be sent to another."""
 _PROMPTS = ("The old sailor", "Once upon a time", "A small fox", "In the garden")
 _SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -67,6 +65,9 @@ class Ledger:
     def fault(self, what: str) -> None:
         self.faults.append(f"{self.round}: {what}")
 
+    def refused(self) -> None:
+        self.refusals += 1
+
     @property
     def offered(self) -> int:
         return sum(counts.total() for counts in self.outcomes.values())
@@ -81,7 +82,7 @@ class SteadyClients:
         ledger: Ledger,
         seed: int,
         *,
-        pause_s: float = _PAUSE_S / 2,
+        pause_s: float = PAUSE_S / 2,
         silent_s: float = _SILENT_S,
         roams: bool = False,
     ) -> None:
@@ -100,13 +101,16 @@ class SteadyClients:
         self._clients: list[asyncio.Task[None]] = []
         self._answers: Counter[asyncio.Task[None] | None] = Counter()
         """Number of answers by client."""
-        self._http: aiohttp.ClientSession | None = None
+        self._asker: Asker | None = None
         self._number = 0
 
     async def start(self, per_kind: int) -> None:
         """Learn the expected texts, undisturbed; then start the clients."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=self._silent_s)
-        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+        http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+        # The body says no deadline where the API has it in a header.
+        deadline = {"X-Timeout-Ms": str(int(1000 * _PATIENCE_S))}
+        self._asker = Asker(http, deadline, self._ledger.refused)
         for tokens in (MAX_TOKENS, LONG_TOKENS):
             answers = await asyncio.gather(
                 *(self._complete(0, body | {"max_tokens": tokens}) for body in BODIES)
@@ -122,15 +126,15 @@ class SteadyClients:
         """Let every client get its answer; nobody asks anew."""
         self._stopping.set()
         await asyncio.gather(*self._clients)
-        if self._http is not None:
-            await self._http.close()
+        if self._asker is not None:
+            await self._asker.http.close()
 
     async def all_answered(self) -> None:
         """Wait until every client has had another answer: whatever was under way has ended."""
         known = self._answers.copy()
         # Each client ends its requests by itself.
         while any(self._answers[one] == known[one] for one in self._clients):  # noqa: ASYNC110
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
 
     async def _ask_on(self, kind: str, seed: int) -> None:
         rng = random.Random(f"{kind} {seed}")
@@ -163,10 +167,8 @@ class SteadyClients:
                 return await self._durable(home, body, f"{self._seed}-{self._number}", rng)
             case "resumed":
                 return await self._resumed(home, body, rng)
-            case "streaming":
-                return await self._streaming(home, body)
             case _:
-                return await self._complete(home, body)
+                return await self._complete(home, body | {"stream": kind == "streaming"})
 
     # ── kinds ────────────────────────────────────────────────────────────────────────────────
 
@@ -188,44 +190,9 @@ class SteadyClients:
         cuts = [rng.randrange(2, MAX_TOKENS) for _ in range(2)]
         return await self._follow(*task_id, cuts, rng)
 
-    async def _streaming(self, home: int, body: dict[str, Any]) -> tuple[str, str]:
-        texts: list[str] = []
-        async for at in self._tries(self._from(home)):
-            try:
-                async with self._post(at, "/v1/completions", body | {"stream": True}) as response:
-                    if self._is_refused(response):
-                        continue
-                    if response.status != 200:
-                        return await _code_of(response), ""
-                    async with aclosing(_events_of(response)) as events:
-                        async for event in events:
-                            if event.data == "[DONE]":
-                                return "met", "".join(texts)
-                            said = json.loads(event.data)
-                            if "error" in said:
-                                return str(said["error"].get("code")), ""
-                            texts += [choice["text"] for choice in said["choices"]]
-                    return "broken", ""
-            except _NEVER_THERE:
-                continue
-            except (aiohttp.ClientError, TimeoutError):
-                return "broken", ""
-        raise AssertionError("unreachable")
-
     async def _complete(self, home: int, body: dict[str, Any]) -> tuple[str, str]:
-        async for at in self._tries(self._from(home)):
-            try:
-                async with self._post(at, "/v1/completions", body) as response:
-                    if self._is_refused(response):
-                        continue
-                    if response.status != 200:
-                        return await _code_of(response), ""
-                    return "met", (await response.json())["choices"][0]["text"]
-            except _NEVER_THERE:
-                continue
-            except (aiohttp.ClientError, TimeoutError):
-                return "broken", ""
-        raise AssertionError("unreachable")
+        assert self._asker is not None
+        return await self._asker.complete(self._urls(home), body)
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────
 
@@ -237,29 +204,24 @@ class SteadyClients:
         while True:
             for at in order:
                 yield at
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
 
-    def _is_refused(self, response: aiohttp.ClientResponse) -> bool:
-        is_refused = response.status in (429, 503)
-        self._ledger.refusals += is_refused
-        return is_refused
-
-    def _post(
-        self, at: int, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
-    ) -> Any:
-        assert self._http is not None
-        url = self._world.orchestrators[at].url + path
-        # The body says no deadline where the API has it in a header.
-        deadline = {"X-Timeout-Ms": str(int(1000 * _PATIENCE_S))}
-        return self._http.post(url, json=body, headers=deadline | (headers or {}))
+    async def _urls(self, home: int) -> AsyncIterator[str]:
+        async for at in self._tries(self._from(home)):
+            yield self._world.orchestrators[at].url
 
     async def _submit(
         self, order: Sequence[int], body: dict[str, Any], headers: dict[str, str]
     ) -> tuple[int, str]:
+        asker = self._asker
+        assert asker is not None
         async for at in self._tries(order):
             try:
-                async with self._post(at, "/v2/tasks", body, headers) as response:
-                    if self._is_refused(response):
+                url = f"{self._world.orchestrators[at].url}/v2/tasks"
+                async with asker.http.post(
+                    url, json=body, headers={**asker.headers, **headers}
+                ) as response:
+                    if asker.is_refused(response):
                         continue
                     if response.status != 202:
                         raise AssertionError(f"{response.status}: {await response.text()}")
@@ -275,20 +237,20 @@ class SteadyClients:
         takes; some clients have forgotten the last ones when they come back, and get them again."""
         last, texts = -1, list[str]()
         cuts = sorted(cuts, reverse=True)
-        assert self._http is not None
+        assert self._asker is not None
         while True:
             before = last
             headers = {"Last-Event-ID": str(last)} if last >= 0 else {}
             asked = rng.choice(self._world.orchestrators) if self._roams else None
             url = f"{(asked or self._world.orchestrators[at]).url}/v2/tasks/{task_id}/events"
             try:
-                async with self._http.get(url, headers=headers) as response:
+                async with self._asker.http.get(url, headers=headers) as response:
                     if response.status in (404, 410):
                         return "gone", ""
                     if response.status != 200:
-                        await asyncio.sleep(_PAUSE_S)
+                        await asyncio.sleep(PAUSE_S)
                         continue
-                    async with aclosing(_events_of(response)) as events:
+                    async with aclosing(events_of(response)) as events:
                         async for event in events:
                             if event.id is None:
                                 continue  # metrics: between the numbers
@@ -309,39 +271,8 @@ class SteadyClients:
                                 cuts.pop()
                                 break
             except (aiohttp.ClientError, TimeoutError):
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(PAUSE_S)
             self._ledger.reconnects += 1
             if last > before and rng.random() < _FORGETS:
                 last = rng.randrange(-1, last + 1)
                 del texts[max(0, last + 1 - _FIRST_TOKEN) :]
-
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    name: str
-    id: int | None
-    data: str
-
-
-async def _events_of(response: aiohttp.ClientResponse) -> AsyncGenerator[_Event, None]:
-    name, number, data = "message", None, ""
-    async for raw in response.content:
-        line = raw.decode().rstrip("\n")
-        key, _, value = line.partition(": ")
-        if not line:
-            if data:
-                yield _Event(name, number, data)
-            name, number, data = "message", None, ""
-        elif key == "event":
-            name = value
-        elif key == "id":
-            number = int(value)
-        elif key == "data":
-            data = value
-
-
-async def _code_of(response: aiohttp.ClientResponse) -> str:
-    try:
-        return str((await response.json())["error"]["code"])
-    except (ValueError, KeyError, aiohttp.ClientError):
-        return f"http_{response.status}"

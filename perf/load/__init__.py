@@ -9,6 +9,7 @@
 - ``trace``        requests as a real service got them
 - ``chats``        stories and facts for the demo model, which ends them itself
 - ``cells``        mixed requests on which the best number of rows depends
+- ``askers``       clients that are refused here and go there, and hear every part of a text
 - ``outcomes``     what became of requests, as clients judge it: turns and cells
 - ``cpu``          CPU time of another process
 """

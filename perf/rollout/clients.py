@@ -1,25 +1,21 @@
 """Clients that ask again and again, and know the text that they must get."""
 
 import asyncio
-import json
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 
+from perf.load.askers import PAUSE_S, Asker
 from perf.rollout.pods import TOKEN
 
 LENGTHS: Final = (16, 96, 240)
 """Tokens of answers: at 20 ms each the longest take 5 s, less than a drain."""
 _SILENT_S: Final = 30.0
-_PAUSE_S: Final = 0.1
-_REFUSED: Final = (429, 503)
-_NEVER_THERE: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-"""Errors after which a request got to nobody, and may be sent to another."""
 
 
 @dataclass(slots=True)
@@ -55,8 +51,7 @@ class Clients:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=_SILENT_S)
         # No connection is used twice, so that each goes where the endpoints say by then.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
+        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
         for tokens in LENGTHS:
             outcome, text = await self._ask(tokens, False, random.Random(0))
             assert outcome == "met", outcome
@@ -87,7 +82,7 @@ class Clients:
             self.told.outcomes[outcome] += 1
             if outcome != "met":
                 self.told.faults.append(f"a request for {tokens} tokens came to {outcome}")
-            await asyncio.sleep(rng.uniform(0.0, _PAUSE_S))
+            await asyncio.sleep(rng.uniform(0.0, PAUSE_S))
 
     async def _ask(self, tokens: int, streams: bool, rng: random.Random) -> tuple[str, str]:
         assert self._http is not None
@@ -100,42 +95,23 @@ class Clients:
             "stream": streams,
         }
         begun = time.monotonic()
-        while True:
-            url = f"http://{rng.choice(list(self._endpoints))}/v1/completions"
-            try:
-                async with self._http.post(url, json=body) as response:
-                    if response.status in _REFUSED:
-                        self.told.refusals += 1
-                        await asyncio.sleep(_PAUSE_S)
-                        continue
-                    if response.status != 200:
-                        return f"http_{response.status}", ""
-                    if not streams:
-                        return "met", (await response.json())["choices"][0]["text"]
-                    return await self._read(response, begun)
-            except _NEVER_THERE:
-                self.told.refusals += 1
-                await asyncio.sleep(_PAUSE_S)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                return f"broken: {type(error).__name__}", ""
-
-    async def _read(self, response: aiohttp.ClientResponse, begun: float) -> tuple[str, str]:
-        texts: list[str] = []
         last: float | None = None
-        async for raw in response.content:
-            line = raw.decode().strip()
-            if not line.startswith("data: "):
-                continue
+
+        def heard() -> None:
+            nonlocal last
             now = time.monotonic()
             if last is None:
                 self.told.longest_wait_s = max(self.told.longest_wait_s, now - begun)
             else:
                 self.told.longest_silence_s = max(self.told.longest_silence_s, now - last)
             last = now
-            if line == "data: [DONE]":
-                return "met", "".join(texts)
-            said: dict[str, Any] = json.loads(line.removeprefix("data: "))
-            if "error" in said:
-                return str(said["error"].get("code")), ""
-            texts += [choice["text"] for choice in said["choices"]]
-        return "broken: no end", ""
+
+        asker = Asker(self._http, {"Authorization": f"Bearer {TOKEN}"}, lambda: None, heard)
+        return await asker.complete(self._urls(rng), body)
+
+    async def _urls(self, rng: random.Random) -> AsyncIterator[str]:
+        """Any of the endpoints, as they are by then, again and again."""
+        while True:
+            yield f"http://{rng.choice(list(self._endpoints))}"
+            self.told.refusals += 1  # refused, or not there
+            await asyncio.sleep(PAUSE_S)
