@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from traceback import extract_tb
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from worker.core import (
     Clock,
@@ -45,7 +45,7 @@ from worker.engines.pausing import BackendPauses, PausingBackend
 from worker.engines.stats import NO_LOAD, BackendTotals, snapshot
 from worker.errors import RequestError
 from worker.log import engine_log
-from worker.protocol import Code, Feature, FinishReason, KvReport, WorkerStats
+from worker.protocol import Code, Feature, FinishReason, KvReport, ModelCard, WorkerStats
 from worker.scheduler.end_reason import (
     ABORTED,
     DRAINED,
@@ -100,6 +100,22 @@ class SteppedConfig:
     """Features that the engine lacks: a job that needs one is refused."""
     frees_at_once: bool = False
     """Whether ``Backend.abort`` frees a job's memory at once, not only after the next step."""
+
+    @classmethod
+    def of(cls, card: ModelCard, *, frees_at_once: bool) -> Self:
+        """Limits as an engine's card tells them."""
+        return cls(
+            context_tokens=card.context_tokens,
+            max_running=card.max_running,
+            max_waiting=card.max_waiting,
+            min_start_s=card.min_start_budget_ms / 1e3,
+            eos_token_ids=card.eos_token_ids,
+            vocab_size=card.vocab_size,
+            full_context_tokens=card.full_context_tokens,
+            max_step_tokens=card.max_step_tokens,
+            lacks=card.lacks,
+            frees_at_once=frees_at_once,
+        )
 
     @property
     def limits(self) -> EngineLimits:

@@ -162,19 +162,7 @@ def _assemble(
         context.close()
         raise
     backend = LlamaBackend(context, sequences, sampler, limits, clock)
-    config = SteppedConfig(
-        context_tokens=context_tokens,
-        max_running=settings.max_running,
-        max_waiting=settings.max_waiting,
-        min_start_s=settings.min_start_budget_ms / 1e3,
-        eos_token_ids=eos,
-        vocab_size=model.vocab_size,
-        full_context_tokens=model.trained_context,
-        max_step_tokens=settings.max_step_tokens,
-        lacks=card.lacks,
-        frees_at_once=True,
-    )
-    engine = SteppedEngine(backend, config, clock=clock)
+    engine = SteppedEngine(backend, SteppedConfig.of(card, frees_at_once=True), clock=clock)
     total_ms = timing.total_ms()
     model_log.info(
         "%s is ready on %s after %.2f s: %s, %s, %d KV cells for %d texts, context %d;"

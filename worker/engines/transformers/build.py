@@ -115,18 +115,7 @@ def _build(settings: WorkerSettings, clock: Clock) -> LoadedEngine:
     )
     engine = SteppedEngine(
         TransformersBackend(decoder, texts, sampler, limits, images=images),
-        SteppedConfig(
-            context_tokens=context,
-            max_running=settings.max_running,
-            max_waiting=settings.max_waiting,
-            min_start_s=settings.min_start_budget_ms / 1e3,
-            eos_token_ids=eos,
-            vocab_size=facts.vocab_size,
-            full_context_tokens=facts.context_tokens,
-            max_step_tokens=settings.max_step_tokens,
-            lacks=lacks,
-            frees_at_once=True,
-        ),
+        SteppedConfig.of(card, frees_at_once=True),
         clock=clock,
     )
     total_ms = timing.total_ms()

@@ -98,23 +98,11 @@ def _build(
         can_continue=parts.can_continue,
         abort_ms=LONGEST_LEAVE_S * 1e3 if parts.has_kv_connector else 0.0,
     )
-    stepped = SteppedConfig(
-        context_tokens=card.context_tokens,
-        max_running=max_running(settings, config),
-        max_waiting=settings.max_waiting,
-        min_start_s=settings.min_start_budget_ms / 1e3,
-        eos_token_ids=eos,
-        vocab_size=vocab_size,
-        full_context_tokens=card.full_context_tokens,
-        max_step_tokens=card.max_step_tokens,
-        lacks=lacks,
-        frees_at_once=not parts.has_kv_connector,
-    )
     backend = VllmBackend(parts)
     reports = parts.reports
     engine = SteppedEngine(
         backend,
-        stepped,
+        SteppedConfig.of(card, frees_at_once=not parts.has_kv_connector),
         kv_reports=list if reports is None else reports.take,
         pausing=backend if card.can_pause else None,
         clock=clock,
