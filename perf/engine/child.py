@@ -80,15 +80,10 @@ def _submit(runs: Runs, prompts: Prompts, order: Order) -> list[EngineRun]:
     return [runs.submit(greedy(ids, order.new_tokens)) for ids in drawn]
 
 
-def _wait(runs: Runs, started: list[EngineRun]) -> None:
-    if not runs.wait_for(lambda: all(one.finished is not None for one in started), _PATIENCE_S):
-        raise TimeoutError(f"no answer from the engine within {_PATIENCE_S:g} s")
-
-
 def _speed(runs: Runs, prompts: Prompts, order: Order) -> list[float]:
     """Tokens per second, computing the prompts included."""
     started = _submit(runs, prompts, order)
-    _wait(runs, started)
+    runs.wait_ended(*started)
     for one in started:
         assert one.finished is not None
         if one.finished.code is not None or len(one.ids) != order.new_tokens:
@@ -109,10 +104,10 @@ def _aborts(runs: Runs, prompts: Prompts, order: Order) -> list[float]:
             continue
         began = time.perf_counter()
         runs.engine.cancel(one.job, AbortCause.CANCEL)
-        _wait(runs, [one])
+        runs.wait_ended(one)
         took.append((time.perf_counter() - began) * 1e3)
     runs.engine.cancel(started[-1].job, AbortCause.CANCEL)
-    _wait(runs, started)
+    runs.wait_ended(*started)
     return took
 
 

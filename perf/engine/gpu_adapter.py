@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace as changed
 
-from perf.engine.runs import NEVER, EngineRun, Prompts, Runs, greedy
+from perf.engine.runs import NEVER, Prompts, Runs, greedy
 from perf.report.rows import Report
 from perf.report.stats import median
 from worker.core import Job
@@ -66,16 +66,11 @@ def adapter(report: Report, device: torch.device, scratch: Path, *, tiny: bool) 
     report.attempt("stop", loaded.engine.stop)
 
 
-def _ended(runs: Runs, *these: EngineRun) -> None:
-    if not runs.wait_for(lambda: all(run.finished is not None for run in these), _WITHIN_S):
-        raise TimeoutError(f"no end within {_WITHIN_S:.0f} s")
-
-
 def _decode(report: Report, runs: Runs, batch: int, prompt: int, answer: int) -> None:
     """Tokens per second from the moment on at which every text has its first token."""
     prompts = Prompts(250, seed=batch)
     batched = [runs.submit(greedy(prompts.draw(prompt), answer)) for _ in range(batch)]
-    _ended(runs, *batched)
+    runs.wait_ended(*batched)
     began = max(run.token_times[0] for run in batched)
     times = [at for run in batched for at in run.token_times if at > began]
     rate = len(times) / (max(times) - began)
@@ -91,11 +86,11 @@ def _cancel(report: Report, runs: Runs, beside: int, prompt: int) -> None:
         runs.wait_for(lambda r=run: bool(r.ids), _WITHIN_S)  # type: ignore[misc]
         started = time.perf_counter()
         runs.engine.cancel(run.job, AbortCause.CANCEL)
-        _ended(runs, run)
+        runs.wait_ended(run)
         times.append((time.perf_counter() - started) * 1e3)
     for run in others:
         runs.engine.cancel(run.job, AbortCause.CANCEL)
-    _ended(runs, *others)
+    runs.wait_ended(*others)
     note = f"beside {beside} jobs; largest {max(times):.1f} ms"
     report.add("cancel to its end, median", median(times), "ms", note)
 
@@ -107,14 +102,14 @@ def _pause(report: Report, loaded: LoadedEngine, runs: Runs, kind: str, sampling
         return
     ids = Prompts(250, seed=5).draw(40)
     alone = runs.submit(Job(ids, sampling, NEVER))
-    _ended(runs, alone)
+    runs.wait_ended(alone)
     paused = runs.submit(Job(ids, sampling, NEVER))
     runs.wait_for(lambda: len(paused.ids) >= sampling.max_tokens // 3, _WITHIN_S)
     runs.engine.pause(paused.job)
     time.sleep(0.3)
     held = runs.engine.stats().kv_blocks_used
     runs.engine.resume(paused.job)
-    _ended(runs, paused)
+    runs.wait_ended(paused)
     is_same = "yes" if paused.ids == alone.ids else "NO"
     report.add(f"a paused text goes on as without, {kind}", is_same, "", f"{held} blocks held")
 
@@ -126,11 +121,11 @@ def _begun(report: Report, loaded: LoadedEngine, runs: Runs, kind: str, sampling
         return
     ids = Prompts(250, seed=6).draw(40)
     whole = runs.submit(Job(ids, sampling, NEVER))
-    _ended(runs, whole)
+    runs.wait_ended(whole)
     begun = sampling.max_tokens // 2
     rest = changed(sampling, max_tokens=sampling.max_tokens - begun)
     job = Job([*ids, *whole.ids[:begun]], rest, NEVER, begun_tokens=begun)
     other = runs.submit(job)
-    _ended(runs, other)
+    runs.wait_ended(other)
     is_same = "yes" if other.ids == whole.ids[begun:] else "NO"
     report.add(f"a text begun elsewhere goes on the same, {kind}", is_same)

@@ -79,7 +79,7 @@ class EngineRig:
 
     def wait_ended(self, *runs: EngineRun) -> None:
         """Wait until each run has ended, well or badly."""
-        self._wait_for(lambda: all(run.finished is not None for run in runs))
+        self._runs.wait_ended(*runs, within_s=_PATIENCE_S)
 
     def ask(self, ids: list[int], tokens: int, session: str = "") -> EngineRun:
         """Submit a job and wait for its end."""

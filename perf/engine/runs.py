@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -16,6 +16,7 @@ from worker.protocol import Sampling
 
 NEVER: Final = 1e12
 """Deadline that no job lasts until."""
+_PATIENCE_S: Final = 300.0
 
 
 class Prompts:
@@ -91,6 +92,15 @@ class Runs:
         with self._changed:
             return self._changed.wait_for(condition, within_s)
 
+    def wait(self, runs: Sequence[EngineRun], within_s: float) -> bool:
+        """Wait until each run has ended; False when time is up."""
+        return self.wait_for(lambda: all(run.finished is not None for run in runs), within_s)
+
+    def wait_ended(self, *runs: EngineRun, within_s: float = _PATIENCE_S) -> None:
+        """Wait until each run has ended, well or badly. Raises ``TimeoutError``."""
+        if not self.wait(runs, within_s):
+            raise TimeoutError(f"no answer from the engine within {within_s:g} s")
+
     def step(self) -> None:
         """Step the engine once on this thread."""
         self.take(_ours(self.engine).step())
@@ -123,10 +133,6 @@ class Stepping(Runs):
                 self.take(events)
             elif not engine.scheduler.has_work:
                 time.sleep(0.0005)
-
-    def wait(self, runs: list[EngineRun], within_s: float) -> bool:
-        """Wait until each run has ended; False when time is up."""
-        return self.wait_for(lambda: all(run.finished is not None for run in runs), within_s)
 
 
 def _ours(engine: EngineService) -> Engine:
