@@ -19,7 +19,7 @@ import argparse
 import asyncio
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,16 @@ MANNERS = ("nothing", "learnt", "split", "rest", "calls")
 SCENARIO = Scenario(SPEED, open_share=1.0)
 _LINGER_S = 30.0
 
+UseTool = Callable[[float, float, int], Awaitable[bool]]
+"""What an agent does between two calls, by how many seconds its tool takes, how many are left of
+the run, and how many calls are to come; whether it has the tool's result."""
+
+
+async def wait_for_tool(tool_s: float, left_s: float, calls_left: int) -> bool:
+    """Wait for as long as the tool takes."""
+    await asyncio.sleep(tool_s)
+    return True
+
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
@@ -61,6 +71,8 @@ class KeptRuns:
 
     runs: int = 0
     runs_kept: int = 0
+    runs_whole: int = 0
+    """Kept ones that had the result of every tool."""
     others: int = 0
     others_kept: int = 0
     wasted_calls: int = 0
@@ -99,6 +111,7 @@ def measure(
     *,
     seed: int,
     warm_s: float = 15.0,
+    use_tool: UseTool = wait_for_tool,
 ) -> KeptRuns:
     """Simulate one manner under one load; what comes in the first ``warm_s`` is not counted."""
     return run_quietly(
@@ -110,6 +123,7 @@ def measure(
             UNBOUNDED | {"DISPATCH__LEARN_RUNS": str(manner == "learnt")},
             random.Random(seed),
             warm_s,
+            use_tool,
         )
     )
 
@@ -122,6 +136,7 @@ async def _measure(
     settings: Mapping[str, str],
     rng: random.Random,
     warm_s: float,
+    use_tool: UseTool,
 ) -> KeptRuns:
     clock = VirtualClock(loop)
     parts, _ = new_orchestrator(fleet, clock, settings, rng)
@@ -137,6 +152,7 @@ async def _measure(
             kept.others_kept += counts and met
             return
         ends_at, done, count = clock.now() + one.deadline_ms / 1000, 0, len(one.calls)
+        is_whole = True
         kept.runs += counts  # now: it may still wait for a tool when the simulation ends
         for call, tool_s in zip(one.calls, one.tools_s, strict=True):
             left_ms, calls_left = 1000 * (ends_at - clock.now()), count - 1 - done
@@ -153,8 +169,10 @@ async def _measure(
                 break
             done += 1
             if calls_left:
-                await asyncio.sleep(tool_s)
+                left_s = ends_at - clock.now()
+                is_whole = await use_tool(tool_s, left_s, calls_left) and is_whole
         kept.runs_kept += counts and done == count
+        kept.runs_whole += counts and done == count and is_whole
         kept.wasted_calls += done if counts and done < count else 0
 
     def spawn(one: AgentRun | SimArrival) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from perf.sim.__main__ import FLEET
 from perf.sim.chains import KeptRuns, draw_load, measure
+from perf.sim.slow_tools import measure_manner, with_slow_tools
 
 pytestmark = pytest.mark.slow
 
@@ -23,3 +24,14 @@ def test_runs_that_say_how_many_calls_are_to_come_are_kept_more_often() -> None:
     assert said.runs_kept > 1.1 * rest.runs_kept
     # Not at the others' cost alone.
     assert said.other_share > 0.9 * rest.other_share
+
+
+def test_runs_that_cut_slow_tools_are_kept_more_often() -> None:
+    load = list(with_slow_tools(draw_load(PER_S / 2, 9.0, SEED), 0.2, SEED))
+    waited, cut = (
+        measure_manner(load, manner, seed=SEED, warm_s=0.5) for manner in ("wait", "calls")
+    )
+    assert cut.runs == waited.runs >= 18
+    assert waited.runs_kept == waited.runs_whole
+    assert cut.runs_kept > 1.3 * waited.runs_kept
+    assert cut.runs_whole < cut.runs_kept
