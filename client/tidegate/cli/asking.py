@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from tidegate.cli import runtime
 from tidegate.cli.interrupt import importing
+from tidegate.cli.one_call import QuickClient
 from tidegate.client import Client
 from tidegate.errors import AuthFailed, ConnectFailed, DeadlineExceeded, NotFound, TidegateError
 from tidegate.retries import NO_RETRIES
@@ -28,7 +29,7 @@ def ask(
 
     async def run() -> int:
         # Whoever sits here sees what is wrong, and tries again by hand.
-        async with Client(url, token=token, retries=NO_RETRIES) as client:
+        async with QuickClient(url, token=token, retries=NO_RETRIES) as client:
             return await action(client)
 
     try:
