@@ -117,7 +117,7 @@ class PromptEncoder:
         self._special_or_mark = Lookalikes([*special, *marks])
         self._has_short_ids = "[TOOL_CALLS]" in card.chat_template
         self._template, self.chat_fault = _template_of(card)
-        """And why chats are refused though the model has a template; plain prompts need none."""
+        """Why chats are refused though the model has a template; plain prompts need none."""
         self._takes_parts_only = self._template is not None and self._leaves_out_strings()
 
     def reads_as(self, card: ModelCard) -> bool:

@@ -38,7 +38,7 @@ _LOOK_AHEAD: Final = 24
 _LOOK_EVERY: Final = 16
 _CANDIDATES: Final = 4096
 _RUN: Final = 4
-"""The same token so often in a row fills a text that must have some length; words are shorter."""
+"""One token so often in a row fills a text that must have some length; words are shorter."""
 _PACE_SMOOTHING: Final = 1 / 8
 _SPREADS: Final = 2.0
 """Mean deviations that are added to the mean time of a token."""
