@@ -151,6 +151,27 @@ TABLE: Final = (
         "chaos-torch", "perf.chaos", "--engine torch --clients 2 --seconds 120", 140, beside=True
     ),
     Entry("sim-fleet", "perf.sim.fleet", f"--trace {_CONVERSATION}", 660, beside=True),
+    Entry(
+        "sim-explained",
+        "perf.sim.explained",
+        "--loads 1.3 --seeds 1 --seconds 15 --misses 4",
+        100,
+        beside=True,
+    ),
+    Entry(
+        "sim-chains",
+        "perf.sim.chains",
+        "--loads 1.2 --seeds 1 --seconds 45 --manners nothing learnt calls",
+        75,
+        beside=True,
+    ),
+    Entry(
+        "sim-slow-tools",
+        "perf.sim.slow_tools",
+        "--loads 0.9 --slow 0.1 --seeds 1 --seconds 45 --manners wait quarter",
+        35,
+        beside=True,
+    ),
     Entry("gpu-h100", "perf.engine.gpu", "", 300, on_gpu=True),
 )
 """Entries in the order in which they run."""

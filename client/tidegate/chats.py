@@ -12,9 +12,8 @@ Deadlines and retries are as for tasks. A chat that breaks off is not resumed; f
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import aiohttp
 import msgspec
 
 from tidegate import _clock
@@ -24,6 +23,9 @@ from tidegate.requests import SamplingOptions
 from tidegate.results import Usage
 from tidegate.sse import EventTooLarge, SseParser
 from tidegate.transport import LONGEST_TASK_S, Call, Transport, due
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _PATH = "/v1/chat/completions"
 _DONE = "[DONE]"
@@ -187,6 +189,8 @@ async def whole(transport: Transport, call: Call) -> ChatAnswer:
 async def deltas(transport: Transport, call: Call) -> AsyncGenerator[ChatDelta, None]:
     """Send ``call`` and yield its answer as it grows. Leaving closes the connection: the work
     ends."""
+    import aiohttp
+
     attempt, has_begun = 0, False
     while True:
         try:
@@ -206,7 +210,7 @@ async def deltas(transport: Transport, call: Call) -> AsyncGenerator[ChatDelta, 
         attempt += 1
 
 
-async def _read(response: aiohttp.ClientResponse) -> AsyncGenerator[ChatDelta, None]:
+async def _read(response: "aiohttp.ClientResponse") -> AsyncGenerator[ChatDelta, None]:
     parser = SseParser()
     async for chunk in response.content.iter_any():
         try:

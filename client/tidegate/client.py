@@ -68,7 +68,7 @@ class Client:
         self._reconnect_for_s = block_seconds(reconnect_for, "reconnect_for")
         if self._reconnect_for_s < 0:
             raise ValueError(f"reconnect_for is 0 seconds or more, got {reconnect_for!r}")
-        self._transport = Transport(base_url, token, retries or Retries())
+        self._transport = self._transport_to(base_url, token, retries or Retries())
         self.sessions = Sessions(self, self._transport)
         """Conversations that the service keeps."""
         self.slots = Slots(self._transport, self._reconnect_for_s)
@@ -77,6 +77,11 @@ class Client:
         """Models and engines on the orchestrator's machine."""
         self.operating = Operating(self._transport)
         """Calls to operate the service: drains, swaps and reloads."""
+
+    def _transport_to(self, base_url: str, token: str | None, retries: Retries) -> Transport:
+        transport = Transport(base_url, token, retries)
+        transport.connect()  # a first call pays for no imports: it may have a deadline
+        return transport
 
     async def __aenter__(self) -> Self:
         return self

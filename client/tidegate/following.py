@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import aiohttp
 import msgspec
 
 from tidegate import _clock
@@ -15,6 +14,9 @@ from tidegate.errors import ApiError, NotFound, ProtocolError, StreamLost, Tideg
 from tidegate.sse import EventTooLarge, ServerSentEvent, SseParser
 from tidegate.streams import Position
 from tidegate.transport import AFTER_DEADLINE_S, LONGEST_TASK_S, Call, Transport
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _RECONNECT_FIRST_S = 0.1
 _RECONNECT_MAX_S = 2.0
@@ -62,6 +64,8 @@ class Follower(Generic[_T]):
 
         Raises ``StreamLost``, and ``NotFound`` for what the service has never known.
         """
+        import aiohttp
+
         last_sign = _clock.now()
         parser = SseParser(position.last_event_id)
         attempt = 0
@@ -155,7 +159,7 @@ async def owned(
 
 
 async def _read(
-    response: aiohttp.ClientResponse, parser: SseParser, types: Mapping[str, type[_T]]
+    response: "aiohttp.ClientResponse", parser: SseParser, types: Mapping[str, type[_T]]
 ) -> AsyncGenerator[tuple[_T, str], None]:
     """Events that ``response`` brings, each with its id. Raises ``ProtocolError``."""
     if response.content_type != "text/event-stream":

@@ -4,10 +4,9 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from tidegate import _clock, deadlines
@@ -20,6 +19,9 @@ from tidegate.errors import (
     error_class,
 )
 from tidegate.retries import Retries
+
+if TYPE_CHECKING:
+    import aiohttp
 
 CONNECT_S = 10.0
 AFTER_DEADLINE_S = 1.0
@@ -62,15 +64,26 @@ class Transport:
         self._fastest_s = 0.0
         """Seconds that the quickest answer took so far: a retry with less left cannot be in
         time."""
-        self._http = aiohttp.ClientSession(
-            # aiohttp's own limit of 100 would keep the cancel of a stream waiting for the others.
-            connector=aiohttp.TCPConnector(limit=0),
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-        )
+        self.credentials = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    def connect(self) -> "aiohttp.ClientSession":
+        """The connections, made when they are first asked for: importing their library takes more
+        than all else that a command of ``tidegate`` does."""
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                # aiohttp's own limit of 100 would keep a stream's cancel waiting for the others.
+                connector=aiohttp.TCPConnector(limit=0),
+                headers=self.credentials,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            )
+        return self._session
 
     async def close(self) -> None:
-        await self._http.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def call(self, call: Call, result: type[_T]) -> _T:
         """Send ``call``; returns the answer as ``result``. Raises ``TidegateError``."""
@@ -103,18 +116,16 @@ class Transport:
         return pause if _clock.now() + pause + self._fastest_s < call.ends_at else None
 
     @asynccontextmanager
-    async def open(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def open(self, call: Call) -> "AsyncIterator[aiohttp.ClientResponse]":
         """Open an answer that is read as it comes. Raises ``ApiError`` for a refusal.
 
         What breaks while it is read comes as aiohttp raises it.
         """
-        headers = dict(call.headers)
-        patience_s = call.patience_s
-        if call.ends_at is not None:
-            left_s = call.ends_at - _clock.now()
-            patience_s = min(patience_s, max(left_s, 0.0) + AFTER_DEADLINE_S)
-            headers["X-Timeout-Ms"] = str(round(left_s * 1000))
-        async with self._http.request(
+        session = self.connect()
+        import aiohttp
+
+        headers, patience_s = with_deadline(call)
+        async with session.request(
             call.method,
             self.base_url + call.path,
             json=call.body,
@@ -122,19 +133,28 @@ class Transport:
             timeout=aiohttp.ClientTimeout(total=patience_s, sock_connect=CONNECT_S),
         ) as response:
             if response.status >= 400:
-                raise api_error(response, await response.read())
+                raise api_error(
+                    response.status, response.reason or "", response.headers, await response.read()
+                )
             yield response
 
     async def _try(self, call: Call) -> bytes:
         began = _clock.now()
-        try:
-            async with self.open(call) as response:
-                body = await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self.no_answer(call, error) from error
+        body = await self.exchange(call)
         took = _clock.now() - began
         self._fastest_s = min(took, self._fastest_s or took)
         return body
+
+    async def exchange(self, call: Call) -> bytes:
+        """Send ``call`` once; the answer's body. Raises ``TidegateError``."""
+        self.connect()
+        import aiohttp
+
+        try:
+            async with self.open(call) as response:
+                return await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self.no_answer(call, error) from error
 
     def no_answer(self, call: Call, error: Exception) -> TidegateError:
         """The client's exception for an HTTP library's ``error`` about ``call``."""
@@ -148,13 +168,12 @@ class Transport:
             return DeadlineExceeded(
                 f"the deadline passed before {self.base_url} answered", code="deadline_exceeded"
             )
-        reason = _reason(error)
-        return ConnectFailed(
-            f"no answer from {self.base_url}: {reason}",
-            is_sent=not isinstance(
-                error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
-            ),
+        import aiohttp
+
+        is_sent = not isinstance(
+            error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
         )
+        return ConnectFailed(f"no answer from {self.base_url}: {_reason(error)}", is_sent=is_sent)
 
 
 def _checked(base_url: str) -> str:
@@ -171,6 +190,8 @@ def _checked(base_url: str) -> str:
 
 def _reason(error: Exception) -> str:
     """Reason why a connection failed, without the names of three libraries."""
+    import aiohttp
+
     if isinstance(error, aiohttp.ClientSSLError):
         return "no TLS can be spoken with it; is it http?"
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -206,37 +227,45 @@ def due(option_s: float | None = None) -> Due:
     return Due(in_s, None if in_s is None else _clock.now() + in_s)
 
 
-def api_error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
-    """Refusal of the server as an exception, whatever wrote it (a proxy's HTML included)."""
+def with_deadline(call: Call) -> tuple[dict[str, str], float]:
+    """Headers of ``call`` with what is left of its deadline, and the seconds that a try may
+    take."""
+    if call.ends_at is None:
+        return dict(call.headers), call.patience_s
+    left_s = call.ends_at - _clock.now()
+    patience_s = min(call.patience_s, max(left_s, 0.0) + AFTER_DEADLINE_S)
+    return {**call.headers, "X-Timeout-Ms": str(round(left_s * 1000))}, patience_s
+
+
+def api_error(status: int, reason: str, headers: Mapping[str, str], body: bytes) -> ApiError:
+    """Refusal of the server as an exception, whatever wrote it (a proxy's HTML included).
+
+    ``headers`` are found by names in lower case.
+    """
     try:
         parsed = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         parsed = None
     fields = parsed.get("error", parsed) if isinstance(parsed, dict) else None
     if not isinstance(fields, dict):
-        fields = {"message": body[:200].decode("utf-8", "replace") or response.reason}
-    code = str(fields.get("code") or f"http_{response.status}")
-    return error_class(code, response.status)(
-        str(fields.get("message") or response.reason or code),
+        fields = {"message": body[:200].decode("utf-8", "replace") or reason}
+    code = str(fields.get("code") or f"http_{status}")
+    said = headers.get("x-should-retry", "").lower()
+    by_default = fields.get("retryable", status in (429, 503))
+    return error_class(code, status)(
+        str(fields.get("message") or reason or code),
         code=code,
-        status=response.status,
-        retryable=_is_retryable(response, fields),
-        retry_after_s=_retry_after_s(response),
+        status=status,
+        retryable=said == "true" if said in ("true", "false") else bool(by_default),
+        retry_after_s=_retry_after_s(headers),
         details={k: v for k, v in fields.items() if k not in ("code", "message", "retryable")},
     )
 
 
-def _is_retryable(response: aiohttp.ClientResponse, fields: Mapping[str, Any]) -> bool:
-    said = response.headers.get("x-should-retry", "").lower()
-    if said in ("true", "false"):
-        return said == "true"
-    return bool(fields.get("retryable", response.status in (429, 503)))
-
-
-def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     with suppress(ValueError):
-        if "retry-after-ms" in response.headers:
-            return float(response.headers["retry-after-ms"]) / 1000
-        if "Retry-After" in response.headers:
-            return float(response.headers["Retry-After"])
+        if "retry-after-ms" in headers:
+            return float(headers["retry-after-ms"]) / 1000
+        if "retry-after" in headers:
+            return float(headers["retry-after"])
     return None

@@ -163,11 +163,12 @@ class Authenticator:
 _OPEN_PATHS = ("/health", "/v1/health", "/v2/health", "/ping", "/metrics")
 """Paths of probes and scrapers, which need no token and reveal nothing that one would protect. A
 scraper with an operator's token is shown tenants too."""
+_BELOW_OPEN_PATHS = tuple(f"{path}/" for path in _OPEN_PATHS)
 
 
 def is_open_path(path: str) -> bool:
     """Whether a path is exempt from keys and limits."""
-    return any(path == p or path.startswith(f"{p}/") for p in _OPEN_PATHS)
+    return path in _OPEN_PATHS or path.startswith(_BELOW_OPEN_PATHS)
 
 
 PAGE_FILES = "/page"

@@ -153,7 +153,9 @@ class Dispatcher:
             self._placer.refresh()
             has_room = self._placer.has_room
             if has_room or self._pausing.is_due(now):
-                self._replanner.plan(list(islice(self._queue, FRESH)))
+                first, forecaster = islice(self._queue, FRESH), self._prediction.forecaster
+                # A newcomer has just been planned, as it was let in.
+                self._replanner.plan([t for t in first if not forecaster.is_fresh(t, now)])
             if has_room:
                 self._start()
             room = self._pausing.make_room(self._queue, self._in_flight, now)

@@ -112,6 +112,8 @@ class Instance:
         """How often it stopped being up, or could not be reached."""
         self._candidate: tuple[object, Candidate] | None = None
         self._candidate_until = 0.0
+        self._pace: StepModel | None = None
+        self._pace_of: StepModel | None = None
 
     @property
     def drain_ends_at(self) -> float:
@@ -242,7 +244,11 @@ class Instance:
         """The step model with as many slots as it is to use. Its card must be known."""
         assert self.step_learner is not None
         model, slots = self.step_learner.model, self.slots
-        return model if slots >= model.slots else replace(model, slots=slots)
+        if slots >= model.slots:
+            return model
+        if self._pace is None or self._pace.slots != slots or self._pace_of is not model:
+            self._pace, self._pace_of = replace(model, slots=slots), model
+        return self._pace
 
     def candidate(self, encoder: PromptEncoder, is_admitted: bool, now: float) -> Candidate:
         """The instance as placement sees it at ``now``. Cached for a moment while nothing changes.
@@ -252,13 +258,14 @@ class Instance:
         ready = is_admitted and self.ready
         learner, jobs = self.step_learner, self.concurrency
         model = None if learner is None or not learner.is_measured else learner.model
+        load, limit, slots, is_up = self.load, self.limit, self.slots, self.is_up
         key = (
-            self.load,
+            load,
             ready,
-            self.is_up,
+            is_up,
             self.is_ours,
-            self.limit,
-            self.slots,
+            limit,
+            slots,
             jobs.most_rows,
             jobs.batch,
             jobs.clearing > 0,
@@ -278,18 +285,18 @@ class Instance:
             model=card.model,
             vocabulary=encoder.vocabulary,
             ready=ready,
-            limit=self.limit,
-            slots=self.slots,
+            limit=limit,
+            slots=slots,
             max_running=card.max_running,
             most_rows=jobs.most_rows,
             batch=jobs.batch,
             is_clearing=jobs.clearing > 0,
-            is_up=self.is_up,
+            is_up=is_up,
             is_ours=self.is_ours,
-            load=self.load,
+            load=load,
             max_tokens=max_tokens,
             kv_free=0 if stats is None else stats.kv_blocks_free,
-            step=None if model is None else self.pace.under(jobs.outstanding_work(self.load)),
+            step=None if model is None else self.pace.under(jobs.outstanding_work(load)),
             device=card.device,
             has_grammars=bool(card.grammars),
             model_digest=card.model_digest,

@@ -11,7 +11,6 @@ from orchestrator.lanes.http.pool import HttpPool
 from orchestrator.lanes.http.tgi import TgiLane
 from orchestrator.lanes.http.vllm import VllmLane
 from orchestrator.lanes.lane import StreamLane
-from orchestrator.lanes.plain_lane import PlainLane
 
 _HTTP: dict[ServerKind, type[HttpLane]] = {
     ServerKind.VLLM: VllmLane,
@@ -34,5 +33,7 @@ class LaneFactory:
             return StreamLane(entry, config, owner, clock, rng)
         endpoint = read_endpoint(entry)
         if endpoint.kind is ServerKind.TRITON:
+            from orchestrator.lanes.plain_lane import PlainLane  # with gRPC's own client
+
             return PlainLane(endpoint, config, owner, clock, rng)
         return _HTTP[endpoint.kind](endpoint, config, owner, clock, rng, self._pool)

@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import grpc
 from hpack import Decoder, Encoder, HPACKError
 
 from orchestrator.lanes.http2 import (
@@ -67,7 +66,30 @@ _CONNECT_S = 1.0
 _PROBES = 4
 _PROBE_EVERY_S = 5
 _TLS_ALERT = b"\x15\x03"
-_STATUS_NAMES = {code.value[0]: code.name.lower() for code in grpc.StatusCode}
+_STATUS_NAMES = dict(
+    enumerate(
+        (
+            "ok",
+            "cancelled",
+            "unknown",
+            "invalid_argument",
+            "deadline_exceeded",
+            "not_found",
+            "already_exists",
+            "permission_denied",
+            "resource_exhausted",
+            "failed_precondition",
+            "aborted",
+            "out_of_range",
+            "unimplemented",
+            "internal",
+            "unavailable",
+            "data_loss",
+            "unauthenticated",
+        )
+    )
+)
+"""gRPC's names of how a call ended, by number."""
 
 
 class CallEnded(Exception):

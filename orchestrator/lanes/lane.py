@@ -16,13 +16,13 @@ from typing import Unpack
 
 import msgspec
 from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
 from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneConfig, LaneOwner
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.lanes.reconnector import Reconnector, SessionEnd
+from orchestrator.lanes.triton_messages import service_pb2
 from orchestrator.lanes.wire import BadResponse, to_frame, to_request
 from worker.protocol import (
     PROTOCOL_VERSION,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from tritonclient.grpc import service_pb2
 
+from orchestrator.lanes.triton_messages import service_pb2
 from worker.protocol import Feature, Sampling
 from worker.protocol import tensors as names
 

@@ -10,9 +10,12 @@ import re
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import grpc
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+if TYPE_CHECKING:
+    import grpc
 
 SETTING = "TIDEGATE_LANES__TLS"
 _OTHER_NAME = f"its certificate is for another name: see server_name of {SETTING}"
@@ -89,8 +92,10 @@ class Tls(BaseModel):
         except ssl.SSLError as error:
             raise ValueError(why_no_tls(error)) from None
 
-    def credentials(self) -> grpc.ChannelCredentials:
+    def credentials(self) -> "grpc.ChannelCredentials":
         """Credentials with these settings for gRPC's own client. Raises ``ValueError``."""
+        import grpc
+
         files = ("ca", self.ca), ("key", self.key), ("certificate", self.certificate)
         ca, key, certificate = (path and _read(name, path) for name, path in files)
         return grpc.ssl_channel_credentials(ca or _trusted_by_system(), key, certificate)
@@ -113,8 +118,10 @@ def spell_tls(tls: Tls | None) -> str:
 
 async def open_channel(
     address: str, tls: Tls | None, options: Sequence[tuple[str, str | int]]
-) -> grpc.aio.Channel:
+) -> "grpc.aio.Channel":
     """A channel of gRPC's own client to ``host:port``. Raises ``ValueError``."""
+    import grpc
+
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     credentials = await asyncio.to_thread(tls.credentials)

@@ -6,8 +6,7 @@ costs one protobuf parse and one msgpack parse per frame, and no numpy.
 
 import struct
 
-from tritonclient.grpc import service_pb2
-
+from orchestrator.lanes.triton_messages import service_pb2
 from worker.protocol import Frame, LaneMessage, decode_frame, encode
 from worker.protocol.tensors import FRAME, LANE_MESSAGE, MODEL_NAME, TEXT_INPUT
 

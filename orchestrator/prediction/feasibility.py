@@ -194,7 +194,7 @@ class Feasibility:
         if self._config.mode is AdmissionMode.OFF:
             return True
         left_ms = task.deadline.left_ms(now)
-        least_ms = self._forecaster.forecast(task).least_ms
+        least_ms = self._forecaster.least_ms(task)
         if least_ms < left_ms:
             stats.offered(refused=False)
             return True

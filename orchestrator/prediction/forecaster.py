@@ -54,6 +54,8 @@ PROMISED = 12.0
 PROMISE_SLACK_MS = 0.8 * PROMISED * LEAST_WAIT_MS
 """Ms of slack at which promised work is about as urgent as other work."""
 _SERVING_TTL_S = 0.25
+_FRESH_S = 0.002
+"""Age in seconds up to which a plan is as good as one of this moment."""
 _HIGH_SIGMAS = 2.05
 """Standard deviations from the middle to ``StepModel.high``, its 98 % quantile."""
 _PACE_SIGMAS = (-1.28, -0.52, 0.0, 0.52, 1.28)
@@ -163,6 +165,11 @@ class Forecaster:
         )
         task.rank = self._rank(found, task, now)
         task.drop_at = self._drop_at(task, self._serving_of(task.model, now).capacity)
+        task.planned_at = now
+
+    def is_fresh(self, task: Task, now: float) -> bool:
+        """Whether the plan of ``task`` is of this moment, and of this round of plans."""
+        return self._epoch < task.planned_at and now - task.planned_at < _FRESH_S
 
     def drop_at(self, task: Task) -> float:
         """When a waiting task is certain to miss, given what serves its model at this moment."""
@@ -303,6 +310,11 @@ class Forecaster:
             slow_ms=max(total_ms, safe_ms, least_ms),
             bottleneck=bottleneck,
         )
+
+    def least_ms(self, task: Task) -> float:
+        """Ms that ``task`` takes for certain, as of its ``forecast``."""
+        capacity = self.capacity_of(task.model)
+        return _least_ms(task, capacity)[0] if capacity.models else 0.0
 
     def after_load(self, job: Job, prompt_tokens: int, rows: int) -> AfterLoad:
         """Predict what ``job`` takes among ``rows`` jobs once its model, which nobody serves now,

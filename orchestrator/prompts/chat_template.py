@@ -19,6 +19,8 @@ import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
 
+from orchestrator.prompts.template_errors import MESSAGE_CHARS, BadTemplate, Refused
+
 MAX_RENDER_CPU_S = 2.0
 """CPU time of one thread. 10,000 messages take a usual template less than a tenth of a second."""
 
@@ -27,7 +29,6 @@ MAX_GROWTH = 16
 ``MESSAGE_CHARS`` more, and ``_OWN_CHARS`` for the template itself."""
 
 _OWN_CHARS = 65536
-MESSAGE_CHARS = 256
 _REASON_CHARS = 200
 
 _TICK = " tick"
@@ -35,14 +36,6 @@ _TICK = " tick"
 
 _TURNS_PER_LOOK = 32
 """Loop turns between two looks at the CPU time, because asking for it is a system call."""
-
-
-class BadTemplate(ValueError):
-    """A chat template that cannot be read; the message says why."""
-
-
-class Refused(ValueError):
-    """Messages that a chat template cannot or will not render; the message says why."""
 
 
 class _Budget:

@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import pairwise
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 from tokenizers import Tokenizer
 
 from orchestrator.errors import ContextOverflow, InvalidRequest
 from orchestrator.prompts import Lookalikes, Slicer, Steps, TokenBound, unicode_normalizer
-from orchestrator.prompts.chat_template import MESSAGE_CHARS, BadTemplate, ChatTemplate, Refused
 from orchestrator.prompts.kinds import INLINE_CHARS, chat_of, is_ids
+from orchestrator.prompts.template_errors import MESSAGE_CHARS, BadTemplate, Refused
 from orchestrator.prompts.tokens import TokenTexts
 from orchestrator.prompts.turns import (
     Text,
@@ -44,6 +44,9 @@ from worker.protocol import (
     keyed_by_images,
     prefix_salt,
 )
+
+if TYPE_CHECKING:
+    from orchestrator.prompts.chat_template import ChatTemplate
 
 # Steps have threads of their own: in the library's pool one long text would delay all others.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -113,14 +116,8 @@ class PromptEncoder:
         marks = [t.content for t in added if not t.special and t.content in card.chat_template]
         self._special_or_mark = Lookalikes([*special, *marks])
         self._has_short_ids = "[TOOL_CALLS]" in card.chat_template
-        self._template: ChatTemplate | None = None
-        self.chat_fault = ""
+        self._template, self.chat_fault = _template_of(card)
         """Why chats are refused though the model has a template; plain prompts need none."""
-        if card.chat_template:
-            try:
-                self._template = ChatTemplate(card.chat_template)
-            except BadTemplate as error:
-                self.chat_fault = f"the chat template of {card.model} cannot be read: {error}"
         self._takes_parts_only = self._template is not None and self._leaves_out_strings()
 
     def reads_as(self, card: ModelCard) -> bool:
@@ -452,6 +449,18 @@ def _split(text: str, starts: Iterable[int]) -> list[str]:
     """Parts that end behind the character at each of ``starts``."""
     ends = [0, *(start + 1 for start in starts), len(text)]
     return [text[begin:end] for begin, end in pairwise(ends)]
+
+
+def _template_of(card: ModelCard) -> "tuple[ChatTemplate | None, str]":
+    """The model's chat template, and what is wrong with it."""
+    if not card.chat_template:
+        return None, ""
+    from orchestrator.prompts.chat_template import ChatTemplate  # with Jinja, on a thread
+
+    try:
+        return ChatTemplate(card.chat_template), ""
+    except BadTemplate as error:
+        return None, f"the chat template of {card.model} cannot be read: {error}"
 
 
 def _added_around(tokenizer: Tokenizer) -> tuple[Sequence[int], Sequence[int]] | None:

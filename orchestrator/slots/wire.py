@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from tritonclient.grpc import service_pb2
 
+from orchestrator.lanes.triton_messages import service_pb2
 from orchestrator.slots.job import MODEL
 
 METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"

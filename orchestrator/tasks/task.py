@@ -176,6 +176,7 @@ class Task:
         "paused_at",
         "paused_on",
         "pauses",
+        "planned_at",
         "predicted_start",
         "prefix_hashes",
         "prompt_kind",
@@ -255,6 +256,7 @@ class Task:
         again."""
         self.drop_at = job.deadline.at
         """Plan: time after which it leaves the queue."""
+        self.planned_at = 0.0
         self.paused_on = ""
         """The instance that keeps its KV while it is paused; empty if it is not."""
         self.paused_at = 0.0

@@ -12,10 +12,9 @@ runs at the same times, with each manner:
 - ``rest``      every call has an equal share of what is left of it
 - ``calls``     every call states the run's deadline, and how many calls are still to come
 
-    python -m perf.sim.chains [--seconds 60] [--loads 0.6 0.9 1.2 1.6] [--seeds 3]
+    python -m perf.sim.chains [--seconds 60] [--loads 0.6 0.9 1.2 1.6] [--seeds 3] [--json PATH]
 """
 
-import argparse
 import asyncio
 import random
 import sys
@@ -26,6 +25,8 @@ from typing import Any
 from orchestrator.errors import TidegateError
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
+from perf.report.bundle import BenchResult, Figure
+from perf.report.command import begin, new_parser, result
 from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED, capacity_per_s
 from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
@@ -81,6 +82,10 @@ class KeptRuns:
     @property
     def run_share(self) -> float:
         return self.runs_kept / max(1, self.runs)
+
+    @property
+    def whole_share(self) -> float:
+        return self.runs_whole / max(1, self.runs)
 
     @property
     def other_share(self) -> float:
@@ -227,10 +232,8 @@ class _EndListener:
         self.is_over.set()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str]) -> int:
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--seconds",
         type=float,
@@ -240,26 +243,46 @@ def main() -> int:
     parser.add_argument("--loads", type=float, nargs="+", default=[0.6, 0.9, 1.2, 1.6])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--manners", nargs="+", choices=MANNERS, default=list(MANNERS))
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    recording = begin(parser, args, "perf.sim.chains", *argv)
+    results: list[BenchResult] = []
     capacity = capacity_per_s(SCENARIO, FLEET, 1)
     print(f"{'load':>5} {'said':8} {'runs kept':>16} {'others kept':>16} {'calls wasted':>13}")
     for load in args.loads:
-        for manner in args.manners:
-            cells = [
-                measure(
-                    list(draw_load(load * capacity, args.seconds, seed)), manner, FLEET, seed=seed
+        with result(results, f"chains-{load:g}x", f"runs at {load:g} times the capacity") as found:
+            for manner in args.manners:
+                cells = [
+                    measure(
+                        list(draw_load(load * capacity, args.seconds, seed)),
+                        manner,
+                        FLEET,
+                        seed=seed,
+                    )
+                    for seed in range(args.seeds)
+                ]
+                found += kept_figures(f"{load:g}x.{manner}", manner, cells)
+                print(
+                    f"{load:5g} {manner:8} {_shares([one.run_share for one in cells])}"
+                    f" {_shares([one.other_share for one in cells])}"
+                    f" {sum(one.wasted_calls for one in cells):13}"
+                    f"   ({sum(one.runs_kept for one in cells)} of"
+                    f" {sum(one.runs for one in cells)} runs)",
+                    flush=True,
                 )
-                for seed in range(args.seeds)
-            ]
-            print(
-                f"{load:5g} {manner:8} {_shares([one.run_share for one in cells])}"
-                f" {_shares([one.other_share for one in cells])}"
-                f" {sum(one.wasted_calls for one in cells):13}"
-                f"   ({sum(one.runs_kept for one in cells)} of"
-                f" {sum(one.runs for one in cells)} runs)",
-                flush=True,
-            )
-    return 0
+    recording.save(recording.bundle(results))
+    return 1 if any(one.failed for one in results) else 0
+
+
+def kept_figures(above: str, what: str, cells: Sequence[KeptRuns]) -> list[Figure]:
+    """Shares of what was kept, a sample for each seed; keys begin with ``above``."""
+    return [
+        Figure.of(f"{above}.{key}", f"{what}: {label}", "", shares, better="higher")
+        for key, label, shares in (
+            ("runs", "runs kept", [one.run_share for one in cells]),
+            ("whole", "runs kept whole", [one.whole_share for one in cells]),
+            ("others", "other requests kept", [one.other_share for one in cells]),
+        )
+    ]
 
 
 def _shares(shares: Sequence[float]) -> str:
@@ -269,4 +292,4 @@ def _shares(shares: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

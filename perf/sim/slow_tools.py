@@ -14,9 +14,9 @@ A run goes on without the result of a tool that was cut. It is kept when its las
 time, and whole if no tool's result was missing.
 
     python -m perf.sim.slow_tools [--seconds 75] [--loads 0.6 0.9 1.2] [--slow 0.05 0.1 0.2]
+                                [--json PATH]
 """
 
-import argparse
 import asyncio
 import random
 import sys
@@ -24,6 +24,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
+from perf.report.bundle import BenchResult
+from perf.report.command import begin, new_parser, result
 from perf.sim.__main__ import FLEET, capacity_per_s
 from perf.sim.arrivals import SimArrival
 from perf.sim.chains import (
@@ -32,6 +34,7 @@ from perf.sim.chains import (
     KeptRuns,
     UseTool,
     draw_load,
+    kept_figures,
     measure,
     wait_for_tool,
 )
@@ -96,10 +99,8 @@ def measure_manner(
         return measure(load, "calls", FLEET, seed=seed, warm_s=warm_s, use_tool=MANNERS[manner])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str]) -> int:
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--seconds",
         type=float,
@@ -110,7 +111,9 @@ def main() -> int:
     parser.add_argument("--slow", type=float, nargs="+", default=[0.05, 0.1, 0.2])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--manners", nargs="+", choices=MANNERS, default=list(MANNERS))
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    recording = begin(parser, args, "perf.sim.slow_tools", *argv)
+    results: list[BenchResult] = []
     capacity = capacity_per_s(SCENARIO, FLEET, 1)
     print(
         f"{'load':>5} {'slow':>5} {'tools':8} {'runs kept':>16} {'whole':>6} {'× wait':>7}"
@@ -118,17 +121,21 @@ def main() -> int:
     )
     for load in args.loads:
         for slow in args.slow:
-            waited = 0
-            for manner in args.manners:
-                cells = []
-                for seed in range(args.seeds):
-                    drawn = draw_load(load * capacity, args.seconds, seed)
-                    runs = list(with_slow_tools(drawn, slow, seed))
-                    cells.append(measure_manner(runs, manner, seed=seed))
-                kept = sum(one.runs_kept for one in cells)
-                waited = kept if manner == "wait" else waited
-                print(f"{load:5g} {slow:5.0%} {manner:8} {_row(cells, waited)}", flush=True)
-    return 0
+            what = f"runs at {load:g} times the capacity, {slow:.0%} of the tools slow"
+            with result(results, f"slow-tools-{load:g}x-{100 * slow:g}", what) as found:
+                waited = 0
+                for manner in args.manners:
+                    cells = []
+                    for seed in range(args.seeds):
+                        drawn = draw_load(load * capacity, args.seconds, seed)
+                        runs = list(with_slow_tools(drawn, slow, seed))
+                        cells.append(measure_manner(runs, manner, seed=seed))
+                    found += kept_figures(f"{load:g}x.{100 * slow:g}.{manner}", manner, cells)
+                    kept = sum(one.runs_kept for one in cells)
+                    waited = kept if manner == "wait" else waited
+                    print(f"{load:5g} {slow:5.0%} {manner:8} {_row(cells, waited)}", flush=True)
+    recording.save(recording.bundle(results))
+    return 1 if any(one.failed for one in results) else 0
 
 
 def _row(cells: Sequence[KeptRuns], waited: int) -> str:
@@ -142,4 +149,4 @@ def _row(cells: Sequence[KeptRuns], waited: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -14,14 +14,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from catalog.errors import EngineNotFound, NoEngine
 from catalog.paths import NGC_ROOT
-from orchestrator.lanes.tls import Tls
 from pool.engines import triton_wheel as wheel
 from pool.preflight.host import check_stub_python, libpython_dir
 from pool.process.process import command_environment
+
+if TYPE_CHECKING:
+    from orchestrator.lanes.tls import Tls
 
 Source = Literal["path", "ngc", "wheel"]
 
@@ -80,7 +82,7 @@ class TritonSpec:
     lane_token: str = field(default="", repr=False)
     """Token that its workers require to open a lane or to drain them; empty for none. It travels in
     the environment, which only the same user can read."""
-    tls: Tls | None = None
+    tls: "Tls | None" = None
     """TLS of its gRPC port; with ``ca``, clients must show a certificate. Other ports have no
     TLS."""
     is_locked: bool = True
@@ -153,7 +155,7 @@ def triton_command(
     ]
 
 
-def _tls_flags(tls: Tls | None) -> dict[str, object]:
+def _tls_flags(tls: "Tls | None") -> dict[str, object]:
     if tls is None or tls.certificate is None or tls.key is None:
         return {}
     shown = {"grpc-server-cert": tls.certificate.absolute(), "grpc-server-key": tls.key.absolute()}

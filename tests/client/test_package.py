@@ -30,6 +30,34 @@ def test_the_command_starts_without_the_http_library() -> None:
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0
 
 
+def test_commands_import_little() -> None:
+    """What a person waits for is mostly imports: help needs none of the large libraries, and what
+    asks once or looks into the catalogs none that serve."""
+    probe = """if True:
+        import contextlib, io, sys
+        from tidegate.cli.main import main
+
+        SERVING = {"aiohttp", "grpc", "numpy", "pydantic", "tokenizers", "torch", "tritonclient"}
+        HELP = SERVING | {"asyncio", "msgspec", "rich"}
+        NOBODY = ("--url", "http://127.0.0.1:1")
+        for unwanted, words in (
+            (HELP, ("--help",)),
+            (HELP, ("tasks", "list", "--help")),
+            (HELP, ("up", "--help")),
+            (SERVING, ("tasks", "list", *NOBODY)),
+            (SERVING, ("explain", "task_1", *NOBODY)),
+            (SERVING, ("engines", "list")),
+            (SERVING, ("models", "list")),
+        ):
+            with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+                main(words)
+            assert not unwanted & sys.modules.keys(), (words, unwanted & sys.modules.keys())
+    """
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Connection refused") == 2
+
+
 def test_error_codes_are_the_protocols() -> None:
     assert set(errors._BY_CODE) <= set(Code)
 

@@ -15,6 +15,7 @@ from worker.scheduler.step_time import BOUND_STEPS, StepTime
 
 _SAMPLE_EVERY = 32
 _SMOOTHING = 1 / 8
+_EARLY_FADES = 1 / 256
 
 
 class ExpiryCheck:
@@ -26,6 +27,9 @@ class ExpiryCheck:
         self._clock = clock
         self._step_time = step_time
         self._checks = 0
+        self._early_s = 0.0
+        """The most, of late, by which jobs that end cleanly were to end before their deadline: a
+        prompt that comes meanwhile makes the next step slow again."""
         self.check_us = 0.0
         """Sampled cost of a check per request in µs, a moving average (DL-13)."""
 
@@ -58,7 +62,11 @@ class ExpiryCheck:
             if request.ends_cleanly:
                 if last_call is None:
                     slow_s = self._step_time.slow_step_s(prompt_tokens())
-                    last_call = now + slow_s * (1 + self._steps_in_flight)
+                    early_s = slow_s * (1 + self._steps_in_flight)
+                    last_call = now + early_s
+                    self._early_s = max(early_s, self._early_s * (1 - _EARLY_FADES))
+                if job.constraint is not None:
+                    job.constraint.is_cut_early(self._early_s)
                 ready_by = last_call
             elif request.least_tokens > spared:
                 ready_by = now + (request.least_tokens - spared) * token_s

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -36,6 +37,8 @@ _LOOK_AHEAD: Final = 24
 """Tokens more than the shortest way with which it is looked for anew after each token."""
 _LOOK_EVERY: Final = 16
 _CANDIDATES: Final = 4096
+_RUN: Final = 4
+"""One token so often in a row fills a text that must have some length; words are shorter."""
 _PACE_SMOOTHING: Final = 1 / 8
 _SPREADS: Final = 2.0
 """Mean deviations that are added to the mean time of a token."""
@@ -103,6 +106,15 @@ class ClosingTables:
         return np.array([rank[-1] for rank in sorted(ranked)[:_CANDIDATES]], np.int64)
 
     @cached_property
+    def fillers(self) -> NDArray[np.int64]:
+        """``closers``, but what ends a string comes first, and then the longest words: for a text
+        that must have some length."""
+        words = sorted((-len(piece), token) for token, piece in self._pieces if piece.isalpha())
+        quotes = [token for token in self.closers if self.piece_of(int(token)).startswith(b'"')]
+        first = [*quotes, *(token for _, token in words[:_CANDIDATES])]
+        return np.array([*first, *self.closers], np.int64)
+
+    @cached_property
     def _pieces(self) -> list[tuple[int, bytes]]:
         return [(token, self.piece_of(token)) for token in range(self._vocab_size)]
 
@@ -138,6 +150,8 @@ class Closing:
     ) -> None:
         self.has_begun = False
         """Whether what may come next has been narrowed."""
+        self.early_s = 0.0
+        """Seconds before the deadline at which the engine cuts what has not come to its end."""
         self._tables = tables
         self._deadline = deadline
         self._clock = clock
@@ -178,8 +192,8 @@ class Closing:
         has the end tokens, ``matcher`` the grammar's state."""
         if not self._token_s or not end.any():
             return
-        left = (self._deadline - self._clock()) / (self._token_s + _SPREADS * self._deviation_s)
-        left -= MARGIN
+        left_s = self._deadline - self.early_s - self._clock()
+        left = left_s / (self._token_s + _SPREADS * self._deviation_s) - MARGIN
         if matcher is not None:
             self._close_grammar(words, end, matcher, left)
         else:
@@ -218,7 +232,7 @@ class Closing:
             if left > MAX_PATH + _LOOK_AHEAD:
                 return
             self._looked_at = self._seen
-            path = shortest_end(matcher, self._tables.closers, len(words))
+            path = self._shortest(matcher, len(words))
             if path is None:
                 return
             self._need = len(path)
@@ -230,6 +244,13 @@ class Closing:
             _allow_only(words, self._path[0])
         elif (words & end).any():
             words[:] = words & end
+
+    def _shortest(self, matcher: "LLMatcher", size: int) -> list[int] | None:
+        path = shortest_end(matcher, self._tables.closers, size)
+        if path is None or max((len(list(run)) for _, run in groupby(path)), default=0) < _RUN:
+            return path
+        filled = shortest_end(matcher, self._tables.fillers, size)
+        return path if filled is None else min(path, filled, key=len)
 
     # ── pace ─────────────────────────────────────────────────────────────────────────────────
 

@@ -63,6 +63,12 @@ class Constraint:
         """Whether the text was made to end because its deadline was near."""
         return self._closing is not None and self._closing.has_begun
 
+    def is_cut_early(self, early_s: float) -> None:
+        """Note that the engine cuts the text up to ``early_s`` seconds before its deadline, if it
+        has not ended by then."""
+        if self._closing is not None:
+            self._closing.early_s = early_s
+
     def when_ready(self, call: Callable[[], None]) -> None:
         """Have ``call`` called, on any thread, once this is compiled or has failed."""
         with self._lock:

@@ -14,5 +14,6 @@ nothing else; typer would add its own layer on it, and read annotations at every
 - ``watch``      ``tidegate top``, with ``scrape`` and ``picture``
 - ``load``       ``tidegate bench``, with ``load_report``
 - ``diagnosis``  ``tidegate doctor``
-- ``arguments``, ``asking``, ``completing``, ``interrupt``, ``runtime``, ``terminal``
+- ``arguments``, ``asking`` (with ``one_call``), ``completing``, ``interrupt``, ``runtime``,
+  ``terminal``
 """

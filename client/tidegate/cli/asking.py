@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from tidegate.cli import runtime
 from tidegate.cli.interrupt import importing
+from tidegate.cli.one_call import QuickClient
 from tidegate.client import Client
 from tidegate.errors import AuthFailed, ConnectFailed, DeadlineExceeded, NotFound, TidegateError
 from tidegate.retries import NO_RETRIES
@@ -20,15 +21,17 @@ def ask(
     action: Callable[[Client], Awaitable[int]],
     *,
     operates: bool = False,
+    streams: bool = False,
 ) -> int:
     """Run ``action`` with a client; returns the exit status. ``operates``: with the operators' key,
-    where the service keeps one on this machine."""
+    where the service keeps one on this machine; ``streams``: for more than a call now and then."""
     if operates:
         url, token = _as_operator(url, token)
 
     async def run() -> int:
         # Whoever sits here sees what is wrong, and tries again by hand.
-        async with Client(url, token=token, retries=NO_RETRIES) as client:
+        kind = Client if streams else QuickClient
+        async with kind(url, token=token, retries=NO_RETRIES) as client:
             return await action(client)
 
     try:

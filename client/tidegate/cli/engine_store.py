@@ -15,11 +15,7 @@ from catalog.engines import EngineCatalog
 from catalog.errors import ProvisionError
 from catalog.paths import DEMO_CHECKPOINT, state_dir
 from pool.artifacts.sizes import size
-from pool.engines.environments import prepared
-from pool.engines.providers import EngineRequest, provider_of
-from pool.engines.toolchain import toolchain
-from pool.engines.triton_provider import docker_command
-from pool.engines.verify import verify_engine
+from tidegate.cli.interrupt import importing
 from tidegate.cli.terminal import console, duration, print_json, table
 
 FAILED = 1
@@ -36,6 +32,9 @@ def ensure(
     as_json: bool,
 ) -> int:
     """Find an engine, or make it; returns the exit status, like every command here."""
+    with importing():
+        from pool.engines.providers import EngineRequest, provider_of
+        from pool.engines.triton_provider import docker_command
     home = state_dir()
     mode: ComputeMode | None = None if device is None else "cuda" if device == "cuda" else "cpu"
 
@@ -78,6 +77,9 @@ def listing(*, as_json: bool) -> int:
 
 
 def show(name: str, *, as_json: bool) -> int:
+    with importing():
+        from pool.engines.environments import prepared
+
     def work() -> int:
         entry = EngineCatalog(state_dir()).get(name)
         if as_json:
@@ -106,6 +108,9 @@ def show(name: str, *, as_json: bool) -> int:
 
 
 def verify(names: Sequence[str], *, as_json: bool) -> int:
+    with importing():
+        from pool.engines.verify import verify_engine
+
     def work() -> int:
         home = state_dir()
         catalog = EngineCatalog(home)
@@ -122,6 +127,9 @@ def verify(names: Sequence[str], *, as_json: bool) -> int:
 
 
 def show_toolchain(*, refresh: bool, as_json: bool) -> int:
+    with importing():
+        from pool.engines.toolchain import toolchain
+
     def work() -> int:
         found = toolchain(state_dir(), refresh=refresh)
         if as_json:

@@ -76,5 +76,9 @@ def bench(url: str, token: str | None, as_json: bool, **given: object) -> int:
         from tidegate.cli import asking, load
     plan = load.Plan.of(given)
     return asking.ask(
-        "bench", url, token, lambda client: load.run(client, url, plan, as_json=as_json)
+        "bench",
+        url,
+        token,
+        lambda client: load.run(client, url, plan, as_json=as_json),
+        streams=True,
     )

@@ -1,9 +1,8 @@
-"""``tidegate models add``, ``list``, ``show``, ``verify``, ``load``, ``remove``: what they do.
+"""``tidegate models list``, ``show``, ``verify``, ``load``, ``remove``: what they do.
 
 Imported after ``runtime.add_to_path``, which finds ``orchestrator``.
 """
 
-import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -26,56 +24,33 @@ from catalog.model_entry import ModelEntry, ModelState
 from catalog.models import ModelCatalog
 from catalog.paths import state_dir
 from catalog.verify import verify_model
-from pool.artifacts import staging
 from pool.artifacts.residency import preload, residency
 from pool.artifacts.room import users_of
 from pool.artifacts.sizes import size
-from pool.artifacts.source import Choice, Listing
 from tidegate.cli.terminal import console, duration, print_json, table
 
 FAILED = 1
-
-
-def add(wish: staging.AddRequest, *, load: bool, as_json: bool) -> int:
-    """Add a model to the catalog; returns the exit status, like every command here."""
-
-    def work(catalog: ModelCatalog) -> int:
-        with _progress() as bar:
-            shown = _Shown(bar)
-            entry = asyncio.run(staging.add_model(catalog, wish, shown))
-        if load:
-            _preload(catalog, entry)
-        if as_json:
-            print_json(_described(catalog, entry))
-        else:
-            out = console()
-            out.print(f"{entry.name}: {_about(entry)}")
-            out.print(f"at {catalog.servable_path(entry)}", soft_wrap=True)
-            out.print(f"try it: tidegate up --model {entry.name}")
-        return 0
-
-    return _told("add", work)
 
 
 def listing(*, as_json: bool) -> int:
     def work(catalog: ModelCatalog) -> int:
         entries = catalog.entries()
         if as_json:
-            print_json([_described(catalog, entry) for entry in entries])
+            print_json([described(catalog, entry) for entry in entries])
             return 0
         columns = ("MODEL", "STATE", "FORMAT", "SIZE", "IN MEMORY", "LICENCE", "USED", "SOURCE")
         rows = [_row(catalog, entry) for entry in entries]
         console().print(table(columns, rows, numbers=("SIZE", "IN MEMORY", "USED")))
         return 0
 
-    return _told("list", work)
+    return told("list", work)
 
 
 def show(name: str, *, as_json: bool) -> int:
     def work(catalog: ModelCatalog) -> int:
         entry = catalog.get(name)
         if as_json:
-            print_json(_described(catalog, entry))
+            print_json(described(catalog, entry))
             return 0
         facts = {
             "model": entry.name,
@@ -101,7 +76,7 @@ def show(name: str, *, as_json: bool) -> int:
             out.print(f"  {size(file.bytes):>9}  {file.sha256[:12]:<12}  {file.path}")
         return 0
 
-    return _told("show", work)
+    return told("show", work)
 
 
 def verify(names: Sequence[str], *, as_json: bool) -> int:
@@ -116,24 +91,24 @@ def verify(names: Sequence[str], *, as_json: bool) -> int:
             if not as_json:
                 console().print(f"{entry.name}: {seen[-1].problem or 'every byte is as it was'}")
         if as_json:
-            print_json([_described(catalog, entry) for entry in seen])
+            print_json([described(catalog, entry) for entry in seen])
         return FAILED if any(entry.state is ModelState.BROKEN for entry in seen) else 0
 
-    return _told("verify", work)
+    return told("verify", work)
 
 
 def load(names: Sequence[str], *, as_json: bool) -> int:
     def work(catalog: ModelCatalog) -> int:
         entries = [catalog.get(name) for name in names]
-        missing = [entry for entry in entries if not _preload(catalog, entry)]
+        missing = [entry for entry in entries if not preload_model(catalog, entry)]
         if as_json:
-            print_json([_described(catalog, entry) for entry in entries])
+            print_json([described(catalog, entry) for entry in entries])
         else:
             for entry in entries:
                 console().print(f"{entry.name}: {_in_memory(catalog, entry)} in memory")
         return FAILED if missing else 0
 
-    return _told("load", work)
+    return told("load", work)
 
 
 def remove(names: Sequence[str], *, force: bool, as_json: bool) -> int:
@@ -152,31 +127,11 @@ def remove(names: Sequence[str], *, force: bool, as_json: bool) -> int:
             print_json({"removed": [entry.id for entry in entries]})
         return 0
 
-    return _told("remove", work)
-
-
-class _Shown(staging.Progress):
-    """Shows what will be fetched as a line, and how far it is as a bar."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._task: TaskID | None = None
-
-    def chosen(self, listing: Listing, choice: Choice) -> None:
-        about = f"{choice.format.value}, {len(choice.files)} files, {size(choice.bytes)}"
-        print(
-            f"{listing.source.removeprefix('hub:')}: {about}, licence {listing.licence or '–'}",
-            file=sys.stderr,
-        )
-        self._task = self._bar.add_task(listing.name, total=choice.bytes)
-
-    def came(self, count: int) -> None:
-        if self._task is not None:
-            self._bar.advance(self._task, count)
+    return told("remove", work)
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def progress_bar() -> Iterator[Progress]:
     err = console(to_stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -189,9 +144,9 @@ def _progress() -> Iterator[Progress]:
         yield bar
 
 
-def _preload(catalog: ModelCatalog, entry: ModelEntry) -> bool:
+def preload_model(catalog: ModelCatalog, entry: ModelEntry) -> bool:
     """Read a model into memory; False, with a message on stderr, where it does not fit."""
-    with _progress() as bar:
+    with progress_bar() as bar:
         task = bar.add_task(f"{entry.name} into memory", total=entry.bytes)
         try:
             preload(_paths(catalog, entry), lambda count: bar.advance(task, count))
@@ -201,7 +156,7 @@ def _preload(catalog: ModelCatalog, entry: ModelEntry) -> bool:
     return True
 
 
-def _told(command: str, work: Callable[[ModelCatalog], int]) -> int:
+def told(command: str, work: Callable[[ModelCatalog], int]) -> int:
     try:
         return work(ModelCatalog(state_dir()))
     except (ProvisionError, OSError) as error:  # a file that goes while it is looked at, for one
@@ -209,7 +164,7 @@ def _told(command: str, work: Callable[[ModelCatalog], int]) -> int:
         return FAILED
 
 
-def _described(catalog: ModelCatalog, entry: ModelEntry) -> dict[str, object]:
+def described(catalog: ModelCatalog, entry: ModelEntry) -> dict[str, object]:
     return {
         **msgspec.to_builtins(entry),
         "bytes": entry.bytes,
@@ -247,7 +202,7 @@ def _paths(catalog: ModelCatalog, entry: ModelEntry) -> list[Path]:
     return [folder / file.path for file in entry.files if (folder / file.path).is_file()]
 
 
-def _about(entry: ModelEntry) -> str:
+def about(entry: ModelEntry) -> str:
     licence = f"licence {entry.licence}" if entry.licence else "its licence is not stated"
     return f"{size(entry.bytes)}, {entry.format.value}, {licence}"
 

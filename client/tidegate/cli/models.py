@@ -93,7 +93,7 @@ def add(
         from pool.artifacts.download import DownloadLimits
         from pool.artifacts.room import DiskBudget
         from pool.artifacts.staging import AddRequest
-        from tidegate.cli import model_store
+        from tidegate.cli import model_adding
     wish = AddRequest(
         what,
         name=name,
@@ -105,7 +105,7 @@ def add(
         budget=DiskBudget(keep_free / 100, max_disk),
         limits=DownloadLimits(connections=connections),
     )
-    return model_store.add(wish, load=load, as_json=as_json)
+    return model_adding.add(wish, load=load, as_json=as_json)
 
 
 @models.command("list", help="Models on this machine.", short_help="what is on this machine")

@@ -85,4 +85,6 @@ def slot(
         rendering.check_files(wish)
     except rendering.Unusable as error:
         raise click.UsageError(str(error)) from None
-    return asking.ask("slot", url, token, lambda client: rendering.run(client, wish, body))
+    return asking.ask(
+        "slot", url, token, lambda client: rendering.run(client, wish, body), streams=True
+    )

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import logging
 import signal
+import time
 from pathlib import Path
 
 import aiohttp
@@ -187,13 +189,21 @@ async def test_a_taken_port_is_said_in_a_sentence(
 
 
 def test_log_lines() -> None:
-    import logging
-
     record = logging.LogRecord("orchestrator.access", 20, "f", 1, "chat %s", ("met",), None)
     record.fields = {"task_id": "t", "code": None}
     entry = json.loads(JsonFormatter().format(record))
     assert (entry["message"], entry["task_id"], entry["level"]) == ("chat met", "t", "info")
     assert TextFormatter().format(record).endswith("access  chat met task_id=t")
+    made = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    assert entry["time"].startswith(made) and entry["time"].endswith("Z")
+
+
+@pytest.mark.parametrize("value", ["half of a pair: \ud800", 2**70, float("inf"), Path("/a")])
+def test_whatever_a_field_holds_its_line_is_written(value: object) -> None:
+    record = logging.LogRecord("orchestrator.access", 20, "f", 1, "met", (), None)
+    record.fields = {"value": value}
+    entry = json.loads(JsonFormatter().format(record))
+    assert entry["value"] in (value, str(value), None)
 
 
 async def test_or13_ready_tells_how_full_and_how_warm_the_instances_are(

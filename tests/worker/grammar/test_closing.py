@@ -18,10 +18,13 @@ from tests.worker.grammar.test_constrained_texts import (
 )
 from worker.core import Event, Job
 from worker.engine.engine import Engine
+from worker.engine.expiry import ExpiryCheck
 from worker.grammar.closing import Closing, ClosingTables, shortest_end
 from worker.grammar.constraint import Constraint
 from worker.loaded import LoadedEngine
-from worker.protocol import FinishReason, Grammar, Sampling
+from worker.protocol import FinishReason, Grammar, OnDeadline, Sampling
+from worker.scheduler.request import make_request
+from worker.scheduler.step_time import StepTime
 
 __all__ = ["loaded"]
 
@@ -191,3 +194,91 @@ def test_the_way_to_an_end_is_short_and_matches(loaded: LoadedEngine) -> None:
     text = b"".join(tables.piece_of(token) for token in path).decode()
     check_weather(text)
     assert len(path) < 60
+
+
+# ── beside others' prompts ───────────────────────────────────────────────────────────────────
+
+STORY = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "minLength": 8},
+        "scenes": {
+            "type": "array",
+            "minItems": 2,
+            "items": {
+                "type": "object",
+                "properties": {"place": {"type": "string"}, "text": {"type": "string"}},
+                "required": ["place", "text"],
+            },
+        },
+        "sad": {"type": "boolean"},
+    },
+    "required": ["title", "scenes", "sad"],
+}
+ENDS = (1, 5)
+"""The model's end tokens."""
+PLAIN_S, PROMPT_TOKEN_S, PROMPT_EVERY_S = 0.02, 0.0008, 1.0
+
+
+class Busy:
+    """An engine's view of one text, in steps of 20 ms and of 180 that have others' prompts."""
+
+    def __init__(self, loaded: LoadedEngine, seed: int) -> None:
+        self.clock = ManualClock()
+        self.draw = np.random.default_rng(seed)
+        self.step_time = StepTime()
+        self.expiry = ExpiryCheck(self.clock.now, self.step_time, steps_in_flight=1)
+        self.pieces = Steps(loaded).tables.piece_of
+        self.vocab_size = loaded.card.vocab_size
+        self.prompt_at = 0.0
+        for _ in range(200):
+            self.step()
+
+    def step(self) -> None:
+        prompt = self.next_prompt()
+        if prompt:
+            self.prompt_at = self.clock.now() + self.draw.exponential(PROMPT_EVERY_S)
+        took_s = (PLAIN_S + PROMPT_TOKEN_S * prompt) * self.draw.lognormal(0.0, 0.1)
+        self.step_time.decoded(took_s, 1, rows=4, prompt_tokens=prompt)
+        self.step_time.prefilled(took_s, prompt)
+        self.clock.advance(took_s)
+
+    def next_prompt(self) -> int:
+        return 200 if self.clock.now() >= self.prompt_at else 0
+
+    def write(self, job: Job) -> str:
+        """The text until it ends, or is cut."""
+        request = make_request(job, submitted_at=0.0, own_seed=1)
+        text: list[int] = []
+        words = np.zeros(-(-self.vocab_size // 32), np.uint32)
+        end = words.copy()
+        end[0] = sum(1 << token for token in ENDS)
+        assert job.constraint is not None
+        while not self.expiry.expired([request], self.clock.now(), self.next_prompt):
+            job.constraint.advance(text)
+            job.constraint.fill(words, end)
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+            token = int(self.draw.choice(np.flatnonzero(bits)))
+            self.step()
+            if token in ENDS:
+                break
+            text.append(token)
+        return b"".join(map(self.pieces, text)).decode(errors="replace")
+
+
+def test_dl23_a_value_is_whole_though_others_prompts_make_steps_slow(
+    loaded: LoadedEngine,
+) -> None:
+    """The engine cuts a text well before its deadline while a prompt waits for the next step."""
+    of = Steps(loaded)
+    assert loaded.grammars is not None
+    for seed in range(24):
+        busy = Busy(loaded, seed)
+        deadline = busy.clock.now() + 3.5 + seed / 6
+        closing = Closing(of.tables, deadline, busy.clock.now)
+        constraint = loaded.grammars.constraint(schema(STORY), closing=closing)
+        while not constraint.is_ready:
+            pass
+        job = Job([2], Sampling(max_tokens=400), deadline, OnDeadline.FINISH, constraint=constraint)
+        assert set(json.loads(busy.write(job))) == {"title", "scenes", "sad"}
+        assert busy.clock.now() <= deadline

@@ -1,0 +1,95 @@
+"""Calls of commands that ask once and end: over a socket, with the standard library's parser.
+
+The library of ``Transport`` takes a quarter of a second to import on a small machine, which is
+longer than such a command takes otherwise. Whatever is beyond the plain case is left to it.
+"""
+
+import asyncio
+import errno
+import http.client
+import io
+import os
+import ssl
+from urllib.parse import SplitResult, quote, urlsplit
+
+import msgspec
+
+from tidegate.client import Client
+from tidegate.errors import ConnectFailed
+from tidegate.retries import Retries
+from tidegate.transport import CONNECT_S, Call, Transport, api_error, with_deadline
+
+_KEPT = "/?&=:;,+@!$'()*~%"
+"""What stands in a path and its query as it is."""
+
+
+class QuickTransport(Transport):
+    """A connection for each call; streams are read as ``Transport`` reads them."""
+
+    async def exchange(self, call: Call) -> bytes:
+        url = urlsplit(self.base_url + call.path)
+        headers, patience_s = with_deadline(call)
+        headers |= self.credentials
+        is_plain = "@" not in url.netloc and all(map(str.isprintable, headers.values()))
+        if not is_plain or not url.netloc.isascii():
+            return await super().exchange(call)
+        try:
+            reader, writer = await _connection(url)
+        except (OSError, TimeoutError) as error:
+            if type(error) is not ConnectionRefusedError:
+                return await super().exchange(call)  # by several addresses; in plain words
+            reason = os.strerror(errno.ECONNREFUSED)
+            raise ConnectFailed(f"no answer from {self.base_url}: {reason}") from error
+        try:
+            async with asyncio.timeout(patience_s):
+                writer.write(_request(call, url, headers))
+                received = await reader.read()
+            answer = http.client.HTTPResponse(_Socket(received), method=call.method)  # type: ignore[arg-type]
+            answer.begin()
+            body = answer.read()
+        except (OSError, TimeoutError, http.client.HTTPException) as error:
+            raise self.no_answer(call, error) from error
+        finally:
+            writer.close()
+        if 300 <= answer.status < 400:
+            return await super().exchange(call)
+        if answer.status >= 400:
+            said = {name.lower(): value for name, value in answer.headers.items()}
+            raise api_error(answer.status, answer.reason, said, body)
+        return body
+
+
+class QuickClient(Client):
+    """A client for a call or two."""
+
+    def _transport_to(self, base_url: str, token: str | None, retries: Retries) -> Transport:
+        return QuickTransport(base_url, token, retries)
+
+
+class _Socket(io.BytesIO):
+    """What was received, in the shape that the standard library's parser reads from."""
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return self
+
+
+async def _connection(url: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    secure = url.scheme == "https"
+    async with asyncio.timeout(CONNECT_S):
+        return await asyncio.open_connection(
+            url.hostname,
+            url.port or (443 if secure else 80),
+            ssl=ssl.create_default_context() if secure else None,
+        )
+
+
+def _request(call: Call, url: SplitResult, headers: dict[str, str]) -> bytes:
+    body = b"" if call.body is None else msgspec.json.encode(call.body)
+    if call.body is not None:
+        headers["Content-Type"] = "application/json"
+    if body or call.method != "GET":
+        headers["Content-Length"] = str(len(body))
+    target = quote(f"{url.path}?{url.query}" if url.query else url.path, safe=_KEPT)
+    lines = [f"{call.method} {target} HTTP/1.1", f"Host: {url.netloc}", "Connection: close"]
+    lines += (f"{name}: {value}" for name, value in headers.items())
+    return "\r\n".join((*lines, "", "")).encode() + body
