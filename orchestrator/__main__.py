@@ -15,7 +15,6 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    import orchestrator.certificates  # noqa: F401  before aiohttp is imported
 
 import argparse
 import asyncio
