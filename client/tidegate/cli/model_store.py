@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 from rich.progress import (
@@ -27,7 +26,7 @@ from catalog.models import ModelCatalog
 from catalog.paths import state_dir
 from catalog.verify import verify_model
 from pool.artifacts import staging
-from pool.artifacts.residency import preload, residency
+from pool.artifacts.preload import preload
 from pool.artifacts.room import users_of
 from pool.artifacts.sizes import size
 from pool.artifacts.source import Choice, Listing
@@ -63,9 +62,9 @@ def listing(*, as_json: bool) -> int:
         if as_json:
             print_json([_described(catalog, entry) for entry in entries])
             return 0
-        columns = ("MODEL", "STATE", "FORMAT", "SIZE", "IN MEMORY", "LICENCE", "USED", "SOURCE")
+        columns = ("MODEL", "STATE", "FORMAT", "SIZE", "LICENCE", "USED", "SOURCE")
         rows = [_row(catalog, entry) for entry in entries]
-        console().print(table(columns, rows, numbers=("SIZE", "IN MEMORY", "USED")))
+        console().print(table(columns, rows, numbers=("SIZE", "USED")))
         return 0
 
     return _told("list", work)
@@ -87,7 +86,6 @@ def show(name: str, *, as_json: bool) -> int:
             "revision": entry.revision,
             "licence": entry.licence or "not stated",
             "size": size(entry.bytes),
-            "in memory": _in_memory(catalog, entry),
             "verified": _ago(entry.verified_ms),
             "used": _ago(entry.used_ms),
             "digest": entry.digest,
@@ -130,7 +128,8 @@ def load(names: Sequence[str], *, as_json: bool) -> int:
             print_json([_described(catalog, entry) for entry in entries])
         else:
             for entry in entries:
-                console().print(f"{entry.name}: {_in_memory(catalog, entry)} in memory")
+                if entry not in missing:
+                    console().print(f"{entry.name}: in memory")
         return FAILED if missing else 0
 
     return _told("load", work)
@@ -191,10 +190,11 @@ def _progress() -> Iterator[Progress]:
 
 def _preload(catalog: ModelCatalog, entry: ModelEntry) -> bool:
     """Read a model into memory; False, with a message on stderr, where it does not fit."""
+    files = [catalog.path_of(entry) / file.path for file in entry.files]
     with _progress() as bar:
         task = bar.add_task(f"{entry.name} into memory", total=entry.bytes)
         try:
-            preload(_paths(catalog, entry), lambda count: bar.advance(task, count))
+            preload(files, lambda count: bar.advance(task, count))
         except NoMemory as error:
             print(f"tidegate models: {entry.name} is not in memory: {error}", file=sys.stderr)
             return False
@@ -214,7 +214,6 @@ def _described(catalog: ModelCatalog, entry: ModelEntry) -> dict[str, object]:
         **msgspec.to_builtins(entry),
         "bytes": entry.bytes,
         "path": str(catalog.servable_path(entry)),
-        "resident_bytes": residency(_paths(catalog, entry)).resident,
     }
 
 
@@ -224,7 +223,6 @@ def _row(catalog: ModelCatalog, entry: ModelEntry) -> tuple[str, ...]:
         _state(catalog, entry),
         entry.format.value,
         size(entry.bytes),
-        _in_memory(catalog, entry),
         entry.licence or "–",
         _ago(entry.used_ms) or "–",
         entry.source,
@@ -235,16 +233,6 @@ def _state(catalog: ModelCatalog, entry: ModelEntry) -> str:
     if entry.state is ModelState.STAGING and not catalog.is_claimed(entry.id):
         return "interrupted"
     return entry.state.value
-
-
-def _in_memory(catalog: ModelCatalog, entry: ModelEntry) -> str:
-    return f"{residency(_paths(catalog, entry)).share:.0%}"
-
-
-def _paths(catalog: ModelCatalog, entry: ModelEntry) -> list[Path]:
-    """Files of a model that are there; one being fetched has another name until it is complete."""
-    folder = catalog.path_of(entry)
-    return [folder / file.path for file in entry.files if (folder / file.path).is_file()]
 
 
 def _about(entry: ModelEntry) -> str:
