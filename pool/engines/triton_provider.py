@@ -15,6 +15,7 @@ from catalog.engines import EngineCatalog, now_ms
 from catalog.errors import NoEngine
 from catalog.paths import NGC_ROOT
 from pool.engines import triton_wheel as wheel
+from pool.engines.environments import prepared
 from pool.engines.triton import TritonInstall, find_triton
 from pool.engines.triton_fetch import PIP, fetch_triton
 from pool.preflight import gpu
@@ -63,16 +64,7 @@ def registered(home: Path, install: TritonInstall) -> PreparedEngine:
             binary=str(install.binary),
         )
     )
-    return PreparedEngine(
-        name=entry.engine,
-        version=entry.version,
-        build_ref=entry.build_ref,
-        digest=entry.digest,
-        flags=entry.build_flags,
-        compute_mode=entry.compute_mode,
-        binary=install.binary,
-        catalog_id=entry.id,
-    )
+    return prepared(entry)
 
 
 def install_of(entry: EngineEntry, home: Path) -> TritonInstall:
