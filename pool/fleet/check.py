@@ -1,6 +1,5 @@
 """Plans for ``tidegate pool check``: what would be started, where, and what prevents it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,7 +76,7 @@ async def _planned(wish: InstanceSpec, state_dir: Path, ledger: VramLedger) -> P
         engine=wish.settings["TIDEGATE_WORKER__ENGINE"],
         device=",".join(wish.groups[0]) or "cpu",
         need_gib=None if need is None else round(need / GIB, 2),
-        ports=" ".join(_ports(wish)),
+        ports=" ".join(f"{name} {port or 'chosen'}" for name, port in wish.ports._asdict().items()),
         problem=problem,
     )
 
@@ -99,12 +98,3 @@ async def _lack(wish: InstanceSpec, need: int, ledger: VramLedger) -> str:
             return ""
         refusals.append(reason)
     return "; ".join(refusals)
-
-
-def _ports(wish: InstanceSpec) -> Iterator[str]:
-    for name, port in (
-        ("http", wish.ports.http),
-        ("grpc", wish.ports.grpc),
-        ("metrics", wish.ports.metrics),
-    ):
-        yield f"{name} {port or 'chosen'}"

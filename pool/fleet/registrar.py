@@ -19,7 +19,7 @@ import aiohttp
 
 from catalog.atomic import write_atomically
 from catalog.operator_key import Access, access
-from pool.fleet.member import pool_log
+from pool.events import pool_log
 
 RENEWALS = 3
 """Renewals within a registration's time to live: two may fail, and it still holds."""
