@@ -9,9 +9,10 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from catalog.checks import check_gguf
 from catalog.errors import StagingFailed
-from catalog.gguf import read_gguf
 from pool.artifacts.source import Listing, SourceFile
+from worker.protocol.gguf import as_text
 
 _FICLONE: Final = 0x40049409
 """ioctl of Linux: let a file share another one's blocks until either is written."""
@@ -54,7 +55,7 @@ def _licence(path: Path) -> str:
     """The licence in the model card's front matter, the GGUF's header, or a licence's title."""
     if path.is_file():
         with contextlib.suppress(StagingFailed, OSError):
-            return str(read_gguf(path).get("general.license", ""))
+            return as_text(str(check_gguf(path).get("general.license", "")))
         return ""
     with contextlib.suppress(OSError):
         front = (path / "README.md").read_text(errors="replace").split("---", 2)
