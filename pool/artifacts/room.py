@@ -4,9 +4,10 @@ import contextlib
 import shutil
 from pathlib import Path
 
+from rich.filesize import decimal as size
+
 from catalog.errors import NoRoom
 from catalog.models import ModelCatalog
-from pool.artifacts.sizes import size
 from pool.process.proc import all_pids
 
 KEEP_FREE = 0.2

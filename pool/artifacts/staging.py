@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from rich.filesize import decimal as size
 
 from catalog.checks import Digests, check_formats, digests_of
 from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
@@ -25,7 +26,6 @@ from pool.artifacts.hub import HubModel, is_repository, list_hub
 from pool.artifacts.local import can_link, list_local, take
 from pool.artifacts.resolve import DEMO
 from pool.artifacts.room import KEEP_FREE, require_room
-from pool.artifacts.sizes import size
 from pool.artifacts.source import Choice, Listing, SourceFile, choose
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,127}", re.ASCII)

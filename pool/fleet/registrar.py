@@ -11,7 +11,6 @@ import fcntl
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 from urllib.parse import quote
 
@@ -171,12 +170,7 @@ class Registrar:
     async def __aenter__(self) -> "Registrar":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.follow({})
 
     async def follow(self, targets: Mapping[str, Target]) -> None:

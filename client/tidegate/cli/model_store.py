@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
+from rich.filesize import decimal as size
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -28,7 +29,6 @@ from catalog.verify import verify_model
 from pool.artifacts import staging
 from pool.artifacts.preload import preload
 from pool.artifacts.room import users_of
-from pool.artifacts.sizes import size
 from pool.artifacts.source import Choice, Listing
 from tidegate.cli.terminal import console, duration, print_json, table
 

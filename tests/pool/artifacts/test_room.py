@@ -11,7 +11,6 @@ import pytest
 from catalog.errors import NoRoom
 from catalog.models import ModelCatalog
 from pool.artifacts.room import require_room, users_of
-from pool.artifacts.sizes import size
 from tests.pool.artifacts.test_staging_local import add, make_folder
 from tests.support.model_files import checkpoint
 
@@ -30,7 +29,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_a_share_of_the_disk_stays_free(catalog: ModelCatalog, disk: Callable[[int], None]) -> None:
     disk(300)
     require_room(catalog, 100, 0.2)
-    with pytest.raises(NoRoom, match=r"there is no room for 101 B: .* 1 B are lacking"):
+    with pytest.raises(NoRoom, match=r"there is no room for 101 bytes: .* 1 byte are lacking"):
         require_room(catalog, 101, 0.2)
     disk(0)
     require_room(catalog, 0, 0.2)
@@ -46,12 +45,3 @@ async def test_a_model_that_a_process_reads_from_is_in_use(
     assert users_of(folder) == [os.getpid()]
     mapped.close()
     assert users_of(folder) == []
-
-
-def test_sizes_are_shown() -> None:
-    assert [size(0), size(999), size(1500), size(4_400_000_000)] == [
-        "0 B",
-        "999 B",
-        "1.5 kB",
-        "4.4 GB",
-    ]
