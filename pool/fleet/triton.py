@@ -22,7 +22,6 @@ from pool.supervise import Keeping, first_of
 from pool.units.triton import TritonInstance
 from worker.engine_choice import is_gguf
 
-_PORT_ATTEMPTS = 5
 _DEMO = "demo"
 LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 _ENGINE = "TIDEGATE_WORKER__ENGINE"
@@ -93,18 +92,10 @@ class PoolTriton(TritonInstance):
         self._group = await host.gpus.take(who, wish, model)
         self._on_step("fits")
         try:
-            for attempts_left in reversed(range(_PORT_ATTEMPTS)):
-                self.ports = self._choose_ports()
-                env = await self._env(model)
-                self._spec = replace(self._spec, env=env, lane_token=host.lane_token)
-                try:
-                    await super().start()
-                    return
-                except StartFailed:
-                    if not attempts_left or self._ports_are_ours():
-                        raise
-                    await self.stop(0.0)
-                    self.ports = wish.ports  # another program has them now: choose again
+            self.ports = self._choose_ports()  # a start that finds one taken is followed by another
+            env = await self._env(model)
+            self._spec = replace(self._spec, env=env, lane_token=host.lane_token)
+            await super().start()
         finally:
             host.gpus.settle(who)
 
@@ -166,10 +157,6 @@ class PoolTriton(TritonInstance):
                 for fixed, before in zip(asked, kept, strict=True)
             )
         )
-
-    def _ports_are_ours(self) -> bool:
-        """Whether no other program took the ports meanwhile; ask when nothing of ours runs."""
-        return all(is_free(self._wish.host, port) for port in self.ports)
 
 
 def former(found: Found, host: TritonHost, on_step: OnStep) -> PoolTriton:
