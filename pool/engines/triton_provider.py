@@ -29,10 +29,6 @@ class TritonProvider:
     ngc_root: Path = NGC_ROOT
     pip: Sequence[str] = PIP
 
-    @property
-    def name(self) -> str:
-        return "triton"
-
     async def ensure(self, home: Path) -> PreparedEngine:
         """The server that ``tidegate up`` would start; the wheel is fetched if there is none.
 
