@@ -31,7 +31,6 @@ class Planned:
 async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Planned]:
     """Plan everything that ``file`` asks for. Nothing is started; GPUs' memory is as of now, less
     what earlier instances in the list would take."""
-
     lacking = _triton_problem(file, state_dir)
     gpus = Gpus(reader, file.pool.heartbeat_s, lambda: 0.0, lambda uuid, reason: None)
     planned = []

@@ -1,4 +1,4 @@
-"""The units that the launcher runs, each a ``supervise.Unit``.
+"""The units that are kept up, each a ``supervise.Unit``.
 
 - ``unit``            what all have in common: a process, its log, its heartbeats
 - ``triton``          one Triton: start, ready, lost, stop
