@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from catalog.errors import DamagedModel
-from catalog.gguf import read_gguf
+from worker.protocol.gguf import read_gguf
 
 _MAX_HEADER_BYTES: Final = 100_000_000
 """Longest header of a safetensors file, as the safetensors library has it."""
@@ -55,7 +55,7 @@ def check_formats(folder: Path, files: list[str]) -> None:
         if name.endswith(".safetensors"):
             tensors[name] = check_safetensors(folder / name)
         elif name.endswith(".gguf"):
-            read_gguf(folder / name)
+            check_gguf(folder / name)
         elif name.endswith(".json"):
             content = _json(folder / name)
             if name == "config.json" and not _says_what_it_is(content):
@@ -72,6 +72,14 @@ def _says_what_it_is(config: object) -> bool:
     return isinstance(config, dict) and bool(
         config.get("model_type") or config.get("architectures")
     )
+
+
+def check_gguf(path: Path) -> dict[str, object]:
+    """The metadata of a GGUF file that is whole. Raises ``DamagedModel``."""
+    try:
+        return read_gguf(path)
+    except ValueError as error:
+        raise DamagedModel(f"{path.name}: {error}") from None
 
 
 def check_safetensors(path: Path) -> set[str]:

@@ -7,7 +7,7 @@ stands in the engine catalog under an id of its own.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -50,18 +50,3 @@ class PreparedEngine:
     catalog_id: str
     environment: EnvironmentVars = field(default_factory=dict)
     """Variables for the process that runs it."""
-
-
-class EngineProvider(Protocol):
-    """One way to get an engine."""
-
-    @property
-    def name(self) -> str:
-        """The engine's name."""
-
-    async def ensure(self, home: Path) -> PreparedEngine:
-        """Put the engine below the state directory ``home`` and into the catalog; quick if it is
-        there.
-
-        Raises ``ProvisionError`` that says what is missing, with the command that mends it.
-        """

@@ -9,7 +9,7 @@ ProvisionError
  ├─ ModelNotFound      no model of that name, or none that can be used   (also FileNotFoundError)
  ├─ StagingFailed      a model could not be fetched, or is not what it should be
  │   ├─ DamagedModel   a file is not what its format or its digest says
- │   ├─ NoRoom         the disk, or what models may take of it, is full
+ │   ├─ NoRoom         the disk is full, or would be fuller than it may be
  │   └─ NoMemory       a model does not fit into memory, so it is not loaded ahead
  ├─ CatalogUnusable    the file of models or engines cannot be read or written  (also OSError)
  ├─ PortInUse          somebody else listens there               (also OSError)
@@ -63,7 +63,7 @@ class DamagedModel(StagingFailed):
 
 
 class NoRoom(StagingFailed):
-    """A model does not fit on the disk, or only if others are removed."""
+    """A model does not fit on the disk, of which a share stays free."""
 
 
 class NoMemory(StagingFailed):

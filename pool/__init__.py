@@ -10,12 +10,13 @@ Set-up, with the standard library alone, since it runs before any dependency is 
 What runs:
 
 - ``process``    one guarded process, its log and its ports
-- ``units``      Triton and the orchestrator, each a ``supervise.Unit``
+- ``units``      Triton, the orchestrator and a store, each a ``supervise.Unit``
+- ``supervise``  keeps a unit up: restarts what died, gives up when that is pointless
+- ``events``     what is said of units meanwhile
 
 All of it together, ``tidegate up``:
 
-- ``spec``       what is asked for, and what is reported
-- ``supervise``  restarts what died, gives up when that is pointless
+- ``spec``       what is asked for
 - ``launcher``   starts, keeps up and ends every unit
 - ``console``    what a person sees of that
 - ``command``    signals in, an exit status out

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from catalog.operator_key import access
 from orchestrator.telemetry.narration import LAUNCH, narrated
-from pool.spec import LaunchEvent, UnitEvent
+from pool.events import EventKind, PoolEvent
 
 _DOING = {"orchestrator": "starting, then waiting for lanes", "store": "starting, with what it had"}
 _LOADING = "starting the server and loading the model"
@@ -29,7 +29,7 @@ def _doing(unit: str) -> str:
 class View(Protocol):
     """Takes the launcher's events."""
 
-    def __call__(self, event: LaunchEvent) -> None: ...
+    def __call__(self, event: PoolEvent) -> None: ...
 
 
 def curl_line(url: str, model: str, *, with_token: bool) -> str:
@@ -73,17 +73,17 @@ class _LineView:
         self._console = console
         self._hint = hint
 
-    def __call__(self, event: LaunchEvent) -> None:
+    def __call__(self, event: PoolEvent) -> None:
         match event.kind:
-            case UnitEvent.FETCHING | UnitEvent.FOUND | UnitEvent.SIZED | UnitEvent.WARNED:
-                self._say(f"{event.unit}: {event.text}")
-            case UnitEvent.STARTING:
-                self._say(f"{event.unit}: {_doing(event.unit)}")
-            case UnitEvent.READY:
-                self._say(f"{event.unit}: {event.text}, ready after {event.seconds:.1f} s")
-            case UnitEvent.LOST:
-                self._say(f"{event.unit}: {event.text}; starting again in {event.seconds:.1f} s")
-            case UnitEvent.SERVING:
+            case EventKind.FETCHING | EventKind.FOUND | EventKind.SIZED | EventKind.WARNED:
+                self._say(f"{event.target}: {event.text}")
+            case EventKind.STARTING:
+                self._say(f"{event.target}: {_doing(event.target)}")
+            case EventKind.READY:
+                self._say(f"{event.target}: {event.text}, ready after {event.seconds:.1f} s")
+            case EventKind.LOST:
+                self._say(f"{event.target}: {event.text}; starting again in {event.seconds:.1f} s")
+            case EventKind.SERVING:
                 self._say(f"serving on {event.text} after {event.seconds:.1f} s")
                 if self._hint:
                     # the brackets of an IPv6 address are a pattern to some shells
@@ -91,9 +91,9 @@ class _LineView:
                     key = access(event.text).key if self._shows_key else ""
                     hint = self._hint.replace("{key}", f"#key={key}" if key else "")
                     self._say(hint.replace("{url}", url))
-            case UnitEvent.ENDING:
+            case EventKind.ENDING:
                 self._say("ending")
-            case UnitEvent.ENDED:
+            case EventKind.ENDED:
                 self._say(f"ended in {event.seconds:.1f} s, nothing left")
 
     def _say(self, text: str) -> None:
@@ -106,13 +106,13 @@ class _JsonView:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def __call__(self, event: LaunchEvent) -> None:
+    def __call__(self, event: PoolEvent) -> None:
         told = LAUNCH[event.kind]
         entry = {
-            "level": "warning" if event.kind in (UnitEvent.LOST, UnitEvent.WARNED) else "info",
+            "level": "warning" if event.kind in (EventKind.LOST, EventKind.WARNED) else "info",
             "logger": "orchestrator.pool",
             "message": told.sentence,
-            **narrated(told, event.unit),
+            **narrated(told, event.target),
             "detail": event.text or None,
             "seconds": round(event.seconds, 3),
         }
@@ -137,15 +137,15 @@ class _TerminalView(_LineView):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def __call__(self, event: LaunchEvent) -> None:
+    def __call__(self, event: PoolEvent) -> None:
         if not self._live.is_started:
             super().__call__(event)
-        elif event.kind is UnitEvent.STARTING:
-            self._rows[event.unit] = _Row(_doing(event.unit))
-        elif event.kind is UnitEvent.READY:
-            self._rows[event.unit].finish(event.text, event.seconds)
+        elif event.kind is EventKind.STARTING:
+            self._rows[event.target] = _Row(_doing(event.target))
+        elif event.kind is EventKind.READY:
+            self._rows[event.target].finish(event.text, event.seconds)
         else:
-            if event.kind in (UnitEvent.SERVING, UnitEvent.ENDING):
+            if event.kind in (EventKind.SERVING, EventKind.ENDING):
                 self._live.stop()
             super().__call__(event)
 

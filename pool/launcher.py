@@ -25,6 +25,7 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,13 @@ from orchestrator.lanes.tls import SETTING, spell_tls
 from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from pool.engines.triton_fetch import ensure_triton
 from pool.engines.triton_provider import registered
+from pool.events import EventKind, PoolEvent
 from pool.guard import PLAIN_TOKEN, require_guard
 from pool.preflight import cpu
 from pool.process.logs import require_writable
 from pool.process.ports import free_ports, is_free, require_free
-from pool.spec import PORT_STRIDE, SLOT_MODEL, LaunchEvent, LaunchSpec, UnitEvent
-from pool.supervise import Unit, supervise
+from pool.spec import PORT_STRIDE, SLOT_MODEL, LaunchSpec
+from pool.supervise import Supervised, Unit
 from pool.units.orchestrator import Address, OrchestratorProcess
 from pool.units.store import StoreProcess
 from pool.units.triton import TritonInstance
@@ -56,7 +58,7 @@ class Launcher:
     def __init__(
         self,
         spec: LaunchSpec,
-        on_event: Callable[[LaunchEvent], None],
+        on_event: Callable[[PoolEvent], None],
         *,
         rng: random.Random | None = None,
     ) -> None:
@@ -64,8 +66,9 @@ class Launcher:
         self.instances: list[TritonInstance] = []
         self.orchestrators: list[OrchestratorProcess] = []
         self.store: StoreProcess | None = None
+        self._supervised: list[Supervised] = []
         self._serving: set[str] = set()
-        """Names of the units that have not been given up."""
+        """Names of the units that have not been given up; empty until everything serves."""
         self._emit = on_event
         self._rng = rng or random.Random()
         # An orchestrator elsewhere could not know a token that is made up here.
@@ -90,8 +93,8 @@ class Launcher:
 
     def kill(self) -> None:
         """Cut the end short: SIGKILL to everything, now."""
-        for unit in self._units:
-            unit.kill()
+        for each in self._supervised:
+            each.kill()
 
     @property
     def orchestrator(self) -> OrchestratorProcess | None:
@@ -105,36 +108,27 @@ class Launcher:
             return self.orchestrator.url
         return f"http://{self.instances[0].http_address}"
 
-    @property
-    def _units(self) -> list[Unit]:
-        return [*self._workers, *([self.store] if self.store else [])]
-
-    @property
-    def _workers(self) -> list[TritonInstance | OrchestratorProcess]:
-        """All units but the store, which the others outlive at no time."""
-        return [*self.instances, *self.orchestrators]
-
     # ── the life of a run ────────────────────────────────────────────────────────────────────
 
     async def _serve(self) -> None:
         install = await self._find_triton() if self.spec.instances_at is None else None
         if install is not None:
-            self._emit(LaunchEvent(UnitEvent.FOUND, "triton", install.description))
+            self._emit(PoolEvent(EventKind.FOUND, "triton", install.description))
         self._tell_cores()
         began = time.monotonic()
         await self._start_all(install)
         self._write_state()
-        self._emit(LaunchEvent(UnitEvent.SERVING, "tidegate", self.url, time.monotonic() - began))
-        self._serving = {unit.name for unit in self._units}
+        self._emit(PoolEvent(EventKind.SERVING, "tidegate", self.url, time.monotonic() - began))
+        self._serving = {each.name for each in self._supervised}
         beside = [] if install is None else [self._register(install)]
-        await _together(*beside, *(self._keep(unit) for unit in self._units))
+        await _together(*beside, *(self._kept(each) for each in self._supervised))
 
     def _tell_cores(self) -> None:
         """Say how many processes there are for this machine's cores, where that was chosen."""
         count, cores = self.spec.processes, cpu.look().cores
         if count > 1:
-            event = LaunchEvent(
-                UnitEvent.SIZED, "orchestrators", f"{count} processes on {cores:g} cores"
+            event = PoolEvent(
+                EventKind.SIZED, "orchestrators", f"{count} processes on {cores:g} cores"
             )
             self._emit(event)
         if count > max(1.0, cores):
@@ -149,7 +143,7 @@ class Launcher:
 
     async def _find_triton(self) -> TritonInstall:
         def fetching(what: str) -> None:
-            self._emit(LaunchEvent(UnitEvent.FETCHING, "triton", what))
+            self._emit(PoolEvent(EventKind.FETCHING, "triton", what))
 
         return await ensure_triton(self.spec.triton, self.spec.home, fetching)
 
@@ -161,66 +155,62 @@ class Launcher:
             try:
                 if self.store is not None:
                     await self._start(self.store)
-                await _together(*(self._start(unit) for unit in self._workers))
+                await self._start(*self.instances, *self.orchestrators)
                 return
             except StartFailed:
                 await self._stop_all(0.0)
                 if not attempts_left or self._ports_are_free():
                     raise
-                self._emit(LaunchEvent(UnitEvent.LOST, "tidegate", "a port was taken meanwhile"))
+                self._emit(PoolEvent(EventKind.LOST, "tidegate", "a port was taken meanwhile"))
 
-    async def _start(self, unit: Unit) -> None:
-        began = time.monotonic()
-        self._emit(LaunchEvent(UnitEvent.STARTING, unit.name))
-        await unit.start()
-        if isinstance(unit, OrchestratorProcess) and self.spec.instances_at is None:
-            for warning in await unit.wait_ready(self.spec.load_timeout_s):
-                self._warn(f"{warning}; plain prompts are served, chats are refused")
-        self._emit(LaunchEvent(UnitEvent.READY, unit.name, unit.where, time.monotonic() - began))
+    async def _start(self, *units: Unit) -> None:
+        """Start units at once, and keep them up from then on. Raises ``StartFailed``."""
+        begun = [Supervised(each, self._told, self._rng, self.spec.restart) for each in units]
+        self._supervised += begun
+        for each in begun:
+            self._emit(PoolEvent(EventKind.STARTING, each.name))
+            each.begin()
+        await _together(*(_serves(each) for each in begun))
 
-    async def _keep(self, unit: Unit) -> None:
-        def on_lost(reason: str, pause_s: float) -> None:
-            self._emit(LaunchEvent(UnitEvent.LOST, unit.name, reason, pause_s))
-
-        def on_ready(seconds: float) -> None:
+    def _told(self, event: PoolEvent) -> None:
+        """Pass an event of a unit on; the process ids of one that came back are new."""
+        if self._serving and event.kind is EventKind.READY:
             self._write_state()
-            self._emit(LaunchEvent(UnitEvent.READY, unit.name, unit.where, seconds))
+        self._emit(event)
 
-        restart = self.spec.restart
-        try:
-            await supervise(unit, restart, rng=self._rng, on_lost=on_lost, on_ready=on_ready)
-        except GaveUp as error:
-            self._serving.discard(unit.name)
-            if self._was_last(unit):
-                raise GaveUp(
-                    f"{error}\nNothing is left that serves, so everything was ended"
-                ) from None
-            self._write_state()
-            text = (
-                f"{error}\nIt is not started again, to have it back mend what ended it and start "
-                f"everything anew; what goes on: {', '.join(sorted(self._serving))}"
-            )
-            self._emit(LaunchEvent(UnitEvent.WARNED, unit.name, text))
+    async def _kept(self, supervised: Supervised) -> None:
+        reason = await supervised.given_up()
+        self._serving.discard(supervised.name)
+        if self._was_last(supervised.unit):
+            raise GaveUp(f"{reason}\nNothing is left that serves, so everything was ended")
+        self._write_state()
+        text = (
+            f"{reason}\nIt is not started again, to have it back mend what ended it and start "
+            f"everything anew; what goes on: {', '.join(sorted(self._serving))}"
+        )
+        self._emit(PoolEvent(EventKind.WARNED, supervised.name, text))
 
     def _was_last(self, unit: Unit) -> bool:
         """Whether nothing can be served without a unit that was given up. Without a store
         orchestrators go on, each for itself."""
-        alike = [each for each in self._units if type(each) is type(unit)]
+        alike = [each for each in self._supervised if type(each.unit) is type(unit)]
         return unit is not self.store and not any(each.name in self._serving for each in alike)
 
     async def _end(self) -> None:
-        if self._units:
+        self._serving.clear()
+        if self._supervised:
             began = time.monotonic()
-            self._emit(LaunchEvent(UnitEvent.ENDING, "tidegate"))
+            self._emit(PoolEvent(EventKind.ENDING, "tidegate"))
             await self._stop_all(self.spec.drain_s)
             self._remove_passing_state()
-            self._emit(LaunchEvent(UnitEvent.ENDED, "tidegate", seconds=time.monotonic() - began))
+            self._emit(PoolEvent(EventKind.ENDED, "tidegate", seconds=time.monotonic() - began))
         self._remove_state()
 
     async def _stop_all(self, drain_s: float) -> None:
-        await asyncio.gather(*(unit.stop(drain_s) for unit in self._workers))
-        if self.store is not None:  # the orchestrators have written to it until now
-            await self.store.stop(drain_s)
+        """End every unit, the store last: the orchestrators write to it until their end."""
+        served = [each for each in self._supervised if each.unit is not self.store]
+        await asyncio.gather(*(each.end(drain_s) for each in served))
+        await asyncio.gather(*(e.end(drain_s) for e in self._supervised if e not in served))
 
     # ── what is started ──────────────────────────────────────────────────────────────────────
 
@@ -232,6 +222,7 @@ class Launcher:
         logs = None if spec.log_to_stderr else log_dir(spec.home, host, port or ports[0].grpc)
         if logs:
             require_writable(logs)
+        self._supervised = []
         self.instances = []
         if install is not None:
             self.instances = [
@@ -259,7 +250,7 @@ class Launcher:
         self, port: int, taken: list[TritonPorts], logs: Path | None
     ) -> list[OrchestratorProcess]:
         spec, env = self.spec, self._environment(port)
-        but = {port, *(one for each in taken for one in (each.http, each.grpc, each.metrics))}
+        but = {port, *chain(*taken)}
         shares = spec.processes > 1
         own_ports = free_ports(spec.processes, spec.own_host, but) if shares else [0]
         made = []
@@ -271,6 +262,8 @@ class Launcher:
             each = OrchestratorProcess(spec.host, port, env, log=log, warn=self._warn)
             if shares:
                 each.share_port(number, Address(spec.own_host, own_port))
+            if spec.instances_at is None:
+                each.ready_within_s = spec.load_timeout_s
             made.append(each)
         return made
 
@@ -378,8 +371,8 @@ class Launcher:
 
     def _asked_ports(self) -> set[int]:
         """The ports of all Tritons that were asked for."""
-        asked, servers = self.spec.triton_ports, range(len(self._servers))
-        firsts = filter(None, (asked.http, asked.grpc, asked.metrics))
+        servers = range(len(self._servers))
+        firsts = filter(None, self.spec.triton_ports)
         return {first + PORT_STRIDE * place for first in firsts for place in servers}
 
     def _choose_ports(self, taken: int) -> list[TritonPorts]:
@@ -395,18 +388,11 @@ class Launcher:
             require_free(spec.triton_host, number, "give another one, or 0 for a free one")
             return number
 
-        return [
-            TritonPorts(port(asked.http, i), port(asked.grpc, i), port(asked.metrics, i))
-            for i in servers
-        ]
+        return [TritonPorts(*(port(first, i) for first in asked)) for i in servers]
 
     def _ports_are_free(self) -> bool:
         """Whether no other program has a port of ours; to be asked when nothing of ours runs."""
-        places = [
-            (self.spec.triton_host, port)
-            for each in self.instances
-            for port in (each.ports.http, each.ports.grpc, each.ports.metrics)
-        ]
+        places = [(self.spec.triton_host, port) for each in self.instances for port in each.ports]
         for each in self.orchestrators:
             places += [(each.host, each.port), each.asked_at]
         return all(is_free(host, port) for host, port in places)
@@ -458,7 +444,7 @@ class Launcher:
             self._warn(f"cannot remove the state file {path}: {error.strerror}")
 
     def _warn(self, text: str) -> None:
-        self._emit(LaunchEvent(UnitEvent.WARNED, "tidegate", text))
+        self._emit(PoolEvent(EventKind.WARNED, "tidegate", text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,6 +459,12 @@ class _Server:
 def _partial(path: Path) -> Path:
     """The path at which a file is written before it takes its place in one step."""
     return path.with_name(path.name + ".partial")
+
+
+async def _serves(supervised: Supervised) -> None:
+    """Wait until a unit serves for the first time. Raises ``StartFailed``."""
+    if reason := await supervised.first_outcome():
+        raise StartFailed(reason)
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:

@@ -10,20 +10,13 @@ new file changes what differs and nothing else (``apply``).
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from catalog.errors import StartFailed
+from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolState
-from pool.fleet.member import (
-    POLICY,
-    Hooks,
-    InstanceEvent,
-    Member,
-    PoolEvent,
-    PoolUnit,
-    ports_of,
-)
+from pool.fleet.member import POLICY, Member, OnStep, PoolUnit, ports_of
 from pool.process.detached import Found
 from pool.supervise import RestartPolicy
 
@@ -56,10 +49,10 @@ class Machine(Protocol[W_contra]):
     def found(self) -> Sequence[Found]:
         """Every running unit of this pool. Remains of other runs are cleared."""
 
-    def make(self, wish: W_contra, kept: InstanceRecord | None, hooks: Hooks) -> PoolUnit:
+    def make(self, wish: W_contra, kept: InstanceRecord | None, on_step: OnStep) -> PoolUnit:
         """A unit that is not started yet; it keeps the chosen ports of ``kept``, if any."""
 
-    def make_former(self, found: Found, hooks: Hooks) -> PoolUnit:
+    def make_former(self, found: Found, on_step: OnStep) -> PoolUnit:
         """The unit of a running process that is no longer asked for as it is."""
 
     async def fits_beside(self, wish: W_contra) -> bool:
@@ -93,13 +86,6 @@ class ManagerConfig:
     """Seconds that running instances have to answer before orchestrators are told what is there."""
     tell_s: float = 2.0
     """Seconds that orchestrators have to hear that an instance goes; then it is drained anyway."""
-
-
-@dataclass(slots=True)
-class _Making:
-    """A member that is being made: its hooks exist before it does."""
-
-    member: Member | None = field(default=None)
 
 
 class Manager(Generic[W]):
@@ -149,7 +135,7 @@ class Manager(Generic[W]):
         # Begun one by one they would look as if the others had gone.
         self._is_recovering = True
         for member in self.members.values():
-            member.begin(attached=True)
+            member.resume()
         outcomes = [asyncio.create_task(m.first_outcome()) for m in self.members.values()]
         if outcomes:
             await asyncio.wait(outcomes, timeout=self.config.recover_s)
@@ -172,7 +158,7 @@ class Manager(Generic[W]):
             new = [wish for name, wish in wishes.items() if name not in self.members]
             if gone or changed or new:
                 text = f"{len(new)} to start, {len(changed)} to replace, {len(gone)} to end"
-                self._emit(PoolEvent(InstanceEvent.CHANGED, POOL, text))
+                self._emit(PoolEvent(EventKind.CHANGED, POOL, text))
             for wish in new:
                 self.add(wish)
             await asyncio.gather(
@@ -204,7 +190,7 @@ class Manager(Generic[W]):
         Otherwise the old one is ended first.
         """
         old = self.members[name]
-        self._emit(PoolEvent(InstanceEvent.REPLACING, name))
+        self._emit(PoolEvent(EventKind.REPLACING, name))
         if old.is_ready and wish.has_own_ports and await self._machine.fits_beside(wish):
             new = self._make(wish, None)
             self.incoming[name] = new
@@ -213,7 +199,7 @@ class Manager(Generic[W]):
                 reason = await new.first_outcome()
                 if reason:
                     await new.end(0.0)
-                    self._emit(PoolEvent(InstanceEvent.KEPT, name, reason))
+                    self._emit(PoolEvent(EventKind.KEPT, name, reason))
                     return False
                 self.members[name] = new
             except asyncio.CancelledError:
@@ -257,55 +243,47 @@ class Manager(Generic[W]):
 
     async def _attached(self, found: Found, wish: W | None) -> Member | None:
         """A member attached to a run that was found; None if it has ended meanwhile."""
-        making, hooks = self._hooks(found.label.unit)
-        digest = found.label.facts.get("digest", "")
+        digest, on_step = found.label.facts.get("digest", ""), self._on_step(found.label.unit)
         if wish is not None and wish.digest == digest:
-            unit = self._machine.make(wish, InstanceRecord(ports=ports_of(found)), hooks)
+            unit = self._machine.make(wish, InstanceRecord(ports=ports_of(found)), on_step)
         else:
-            unit = self._machine.make_former(found, hooks)
+            unit = self._machine.make_former(found, on_step)
         try:
             await unit.attach(found)
         except (StartFailed, TimeoutError):
             return None
-        member = making.member = self._member(unit, digest)
+        member = self._member(unit, digest)
         kept = self.state.instances.get(found.label.unit)
         member.restarts = 0 if kept is None else kept.restarts
         return member
 
     def _make(self, wish: W, kept: InstanceRecord | None) -> Member:
-        making, hooks = self._hooks(wish.name)
-        member = making.member = self._member(self._machine.make(wish, kept, hooks), wish.digest)
-        return member
+        unit = self._machine.make(wish, kept, self._on_step(wish.name))
+        return self._member(unit, wish.digest)
 
     def _member(self, unit: PoolUnit, digest: str) -> Member:
         return Member(unit, digest, self._emit, self._changed, self._rng, self.config.policy)
 
-    def _hooks(self, name: str) -> tuple[_Making, Hooks]:
-        making = _Making()
+    def _on_step(self, name: str) -> OnStep:
+        events = {"fits": EventKind.FITS, "started": EventKind.SPAWNED}
 
         def stepped(step: str) -> None:
-            if step == "fits":
-                self._emit(PoolEvent(InstanceEvent.FITS, name))
-            elif step == "started":
-                self._emit(PoolEvent(InstanceEvent.SPAWNED, name))
+            if step in events:
+                self._emit(PoolEvent(events[step], name))
             self._save()
 
-        def missed() -> None:
-            if making.member is not None:
-                making.member.missed()
-
-        return making, Hooks(stepped, missed)
+        return stepped
 
     async def _end(self, member: Member, drain_s: float | None = None) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self._emit(PoolEvent(InstanceEvent.STOPPING, member.name))
+        self._emit(PoolEvent(EventKind.STOPPING, member.name))
         was_ready = member.is_ready
         await member.retire()
         if was_ready:
             await self._registrar.told(self.config.tell_s)
         await member.end(self.config.drain_s if drain_s is None else drain_s)
-        self._emit(PoolEvent(InstanceEvent.STOPPED, member.name, seconds=loop.time() - began))
+        self._emit(PoolEvent(EventKind.STOPPED, member.name, seconds=loop.time() - began))
 
     # ── what others are told ─────────────────────────────────────────────────────────────────
 
@@ -330,5 +308,5 @@ class Manager(Generic[W]):
         except OSError as error:
             if not self._is_failing:
                 text = f"the state cannot be written: {error}; ports may change at the next start"
-                self._emit(PoolEvent(InstanceEvent.WARNED, POOL, text))
+                self._emit(PoolEvent(EventKind.WARNED, POOL, text))
             self._is_failing = True

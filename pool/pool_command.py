@@ -22,9 +22,9 @@ from catalog.errors import PoolInUse, ProvisionError
 from catalog.paths import state_dir
 from orchestrator.telemetry import log
 from orchestrator.telemetry.narration import POOL, narrate
+from pool.events import EventKind, PoolEvent, pool_log
 from pool.fleet.control import Answer, ask
 from pool.fleet.home import PoolHome, home_of
-from pool.fleet.member import InstanceEvent, PoolEvent, pool_log
 from pool.pool_file import PoolFile, read_pool_file
 from pool.preflight.nvml import NvmlWhenNeeded
 from pool.process.detached import DetachedProcess, Found, clear_remains, find_detached
@@ -33,8 +33,8 @@ EXIT_FAILED = 1
 _ASK_S = 10.0
 _END_S = 30.0
 """Seconds beyond the drain that ending takes at most."""
-_BAD = {InstanceEvent.LOST, InstanceEvent.FAILED, InstanceEvent.GPU_OUT, InstanceEvent.WARNED}
-_BAD |= {InstanceEvent.KEPT, InstanceEvent.REFUSED_FILE, InstanceEvent.UNREGISTERED}
+_BAD = {EventKind.LOST, EventKind.FAILED, EventKind.GPU_OUT, EventKind.WARNED}
+_BAD |= {EventKind.KEPT, EventKind.REFUSED_FILE, EventKind.UNREGISTERED}
 
 
 def say(event: PoolEvent) -> None:

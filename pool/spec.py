@@ -1,8 +1,7 @@
-"""Defines the request of ``tidegate up``, and the events that it reports."""
+"""Defines the request of ``tidegate up``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from catalog.paths import MODEL_REPOSITORY, state_dir
@@ -68,32 +67,3 @@ class LaunchSpec:
     state_file: Path | None = None
     """File with address, ports and process ids as JSON while the service is up; None for none."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
-
-
-class UnitEvent(StrEnum):
-    """Kinds of events of a unit, or (the last four) of the service as a whole."""
-
-    FETCHING = "fetching"
-    FOUND = "found"
-    SIZED = "sized"
-    STARTING = "starting"
-    READY = "ready"
-    LOST = "lost"
-    WARNED = "warned"
-    SERVING = "serving"
-    ENDING = "ending"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchEvent:
-    """One event. ``text``: what is fetched or was found, how many there are, the address where it
-    is reached, why it was lost, or what the service goes on without.
-
-    ``seconds`` is how long the step took; for ``LOST`` the pause before the next start.
-    """
-
-    kind: UnitEvent
-    unit: str
-    text: str = ""
-    seconds: float = 0.0

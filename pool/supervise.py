@@ -1,13 +1,14 @@
-"""Keeps one unit alive: restarts it if it is lost, gives up if that is pointless (PV-1)."""
+"""Keeps a unit up: starts it again when it is lost, gives up where that is pointless (PV-1)."""
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
-from catalog.errors import GaveUp, StartFailed
+from catalog.errors import ProvisionError
+from pool.events import EventKind, PoolEvent, pool_log
 from pool.process.process import GuardedProcess, StartProcess
 
 HEARTBEAT_S = 15.0
@@ -25,8 +26,8 @@ class Keeping:
     start_process: StartProcess = GuardedProcess.start
     heartbeat_s: float | None = None
     """Seconds between heartbeats; None means ``HEARTBEAT_S``."""
-    on_miss: Callable[[], None] = _nothing
-    """Called for each heartbeat without an answer."""
+    on_started: Callable[[], None] = _nothing
+    """Called once the process is there, long before the unit serves."""
 
 
 class Unit(Protocol):
@@ -70,6 +71,8 @@ class RestartPolicy:
     """Losses and failed starts in a row after which the unit is given up; ``math.inf``: never."""
     stable_s: float = 30.0
     """Seconds of service after which a unit counts as having had no failures."""
+    first_too: bool = False
+    """Whether the very first start is repeated, too, if it fails."""
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
         """Pause before the start that follows ``failures`` failures in a row (from 1)."""
@@ -78,44 +81,149 @@ class RestartPolicy:
         return rng.uniform(0.25, 1.0) * ceiling
 
 
-async def supervise(
-    unit: Unit,
-    policy: RestartPolicy,
-    *,
-    rng: random.Random,
-    on_lost: Callable[[str, float], None],
-    on_ready: Callable[[float], None],
-    clock: Callable[[], float] = time.monotonic,
-    failed: str | None = None,
-) -> None:
-    """Watch a started ``unit`` until cancelled; with ``failed``, one whose start failed for that
-    reason.
+class UnitState(StrEnum):
+    """State of a unit. ``DOWN``: it failed or was lost, and is started again after a pause."""
 
-    ``on_lost`` gets the reason and the pause in seconds before the next start, ``on_ready`` the
-    seconds since the loss. Raises ``GaveUp``.
-    """
-    failures = 0
-    while True:
-        serving_since = clock()
-        reason = await unit.lost() if failed is None else failed
-        failed = None
-        lost_at = clock()
-        if lost_at - serving_since >= policy.stable_s:
-            failures = 0
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+    DRAINING = "draining"
+
+
+class Supervised:
+    """A unit from its first start to its end: watched, and started again when it is lost."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        emit: Callable[[PoolEvent], None],
+        rng: random.Random,
+        policy: RestartPolicy,
+    ) -> None:
+        """``emit`` must return at once and never raise."""
+        self.unit = unit
+        self.state = UnitState.STARTING
+        self.reason = ""
+        """Why it is down; empty in other states."""
+        self.restarts = 0
+        self._emit = emit
+        self._rng = rng
+        self._policy = policy
+        self._failures = 0
+        self._life: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        self._first: asyncio.Future[str] = loop.create_future()
+        self._given_up: asyncio.Future[str] = loop.create_future()
+
+    @property
+    def name(self) -> str:
+        return self.unit.name
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is UnitState.READY
+
+    def begin(self) -> None:
+        """Start the unit, and keep it up from then on."""
+        self._begin(self.unit.start, EventKind.READY)
+
+    async def first_outcome(self) -> str:
+        """Wait for the end of the first start: returns "" once it serves, otherwise the reason."""
+        return await asyncio.shield(self._first)
+
+    async def given_up(self) -> str:
+        """Wait until the unit is started no more; returns why."""
+        return await asyncio.shield(self._given_up)
+
+    async def retire(self) -> None:
+        """Make the unit not ready and stop keeping it up: ``end`` is to follow."""
+        await self.leave()
+        self._become(UnitState.DRAINING)
+
+    async def end(self, drain_s: float) -> None:
+        """End the unit; its work may go on for ``drain_s``. Nothing is left then. Idempotent."""
+        await self.retire()
+        await self.unit.stop(drain_s)
+
+    async def leave(self) -> None:
+        """Stop keeping the unit up; it goes on by itself."""
+        life, self._life = self._life, None
+        if life is not None:
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
+
+    def kill(self) -> None:
+        """Send SIGKILL, now; ``end`` waits for the end of it."""
+        self.unit.kill()
+
+    def _begin(self, begin: Callable[[], Awaitable[None]], served: EventKind) -> None:
+        self._life = asyncio.create_task(self._live(begin, served), name=f"keep {self.name}")
+
+    async def _live(self, begin: Callable[[], Awaitable[None]], served: EventKind) -> None:
+        reason = await self._started(begin, served)
+        if reason and not self._policy.first_too:
+            return
         while True:
-            await unit.stop(0.0)
-            failures += 1
-            if failures > policy.max_failures:
-                raise GaveUp(f"{unit.name} failed {failures} times in a row; at last: {reason}")
-            pause_s = policy.delay_s(failures, rng)
-            on_lost(reason, pause_s)
-            await asyncio.sleep(pause_s)
             try:
-                await unit.start()
-                break
-            except StartFailed as error:
-                reason = str(error)
-        on_ready(clock() - lost_at)
+                reason = reason or await self._lost()
+                await self.unit.stop(0.0)
+                if self._is_last(reason):
+                    return
+                await self._pause(reason)
+                self.restarts += 1
+                self._become(UnitState.STARTING)
+                reason = await self._started(self.unit.start, EventKind.READY)
+            except Exception as error:
+                # A mistake of ours must not leave a unit that nobody keeps.
+                pool_log.exception("a unit could not be kept; it is started again")
+                reason = f"{type(error).__name__}: {error}"
+                self._become(UnitState.DOWN, reason)
+                await asyncio.sleep(self._policy.max_delay_s)
+
+    async def _started(self, begin: Callable[[], Awaitable[None]], served: EventKind) -> str:
+        """Start or resume the unit; returns why it does not serve, empty if it does."""
+        now = asyncio.get_running_loop().time
+        began, reason = now(), ""
+        try:
+            await begin()
+        except (ProvisionError, OSError) as error:
+            reason = str(error) or "it did not start"
+        except Exception as error:
+            pool_log.exception("a unit could not be started; it is tried again")
+            reason = f"{type(error).__name__}: {error}"
+        if not reason:
+            self._emit(PoolEvent(served, self.name, self.unit.where, now() - began))
+        self._become(UnitState.DOWN if reason else UnitState.READY, reason)
+        if not self._first.done():
+            self._first.set_result(reason)
+        return reason
+
+    async def _lost(self) -> str:
+        now = asyncio.get_running_loop().time
+        serving_since = now()
+        reason = await self.unit.lost()
+        if now() - serving_since >= self._policy.stable_s:
+            self._failures = 0
+        self._become(UnitState.DOWN, reason)
+        return reason
+
+    def _is_last(self, reason: str) -> bool:
+        """Count a failure; returns whether the unit is given up for it."""
+        self._failures += 1
+        if self._failures <= self._policy.max_failures:
+            return False
+        count = self._failures
+        self._given_up.set_result(f"{self.name} failed {count} times in a row; at last: {reason}")
+        return True
+
+    async def _pause(self, reason: str) -> None:
+        pause_s = self._policy.delay_s(self._failures, self._rng)
+        kind = EventKind.FAILED if self._first.result() else EventKind.LOST
+        self._emit(PoolEvent(kind, self.name, reason, pause_s))
+        await asyncio.sleep(pause_s)
+
+    def _become(self, state: UnitState, reason: str = "") -> None:
+        self.state, self.reason = state, reason
 
 
 async def first_of(*watches: Coroutine[Any, Any, str]) -> str:
@@ -130,16 +238,16 @@ async def first_of(*watches: Coroutine[Any, Any, str]) -> str:
 
 
 async def missed_heartbeats(
-    answers: Callable[[], Awaitable[bool]], keeping: Keeping | None = None
+    answers: Callable[[], Awaitable[bool]], heartbeat_s: float | None, on_miss: Callable[[], None]
 ) -> str:
-    """Wait until ``answers`` has been False ``MISSES`` times in a row; returns the reason."""
-    keeping = keeping or Keeping()
+    """Wait until ``answers`` has been False ``MISSES`` times in a row; returns the reason.
+    ``on_miss`` is called each time."""
     misses = 0
     while misses < MISSES:
-        await asyncio.sleep(HEARTBEAT_S if keeping.heartbeat_s is None else keeping.heartbeat_s)
+        await asyncio.sleep(HEARTBEAT_S if heartbeat_s is None else heartbeat_s)
         if await answers():
             misses = 0
         else:
             misses += 1
-            keeping.on_miss()
+            on_miss()
     return f"it missed {MISSES} heartbeats"

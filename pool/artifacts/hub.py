@@ -1,8 +1,7 @@
 """Lists a model hub's repository through ``huggingface_hub``.
 
-That library finds the endpoint (``HF_ENDPOINT``), the token and the commit. The files themselves
-are fetched by ``download``: every one is checked against the digest that the hub tells, several
-parts of one come at once, and a process that is killed goes on where it was.
+That library finds the endpoint (``HF_ENDPOINT``), the token and the commit; ``download`` fetches
+the files through it.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ import os
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote
 
 from catalog.errors import StagingFailed
 from pool.artifacts.source import Listing, SourceFile
@@ -44,7 +42,7 @@ async def list_hub(repository: str, revision: str = "") -> HubModel:
 
 
 def _list(repository: str, revision: str) -> HubModel:
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi, get_token, hf_hub_url
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -91,8 +89,10 @@ def _list(repository: str, revision: str) -> HubModel:
         revision=commit,
         licence=_licence(info.card_data, info.tags or []),
     )
-    base = f"{api.endpoint}/{repository}/resolve/{quote(commit, safe='')}"
-    urls = {file.path: f"{base}/{quote(file.path)}" for file in files}
+    urls = {
+        file.path: hf_hub_url(repository, file.path, revision=commit, endpoint=api.endpoint)
+        for file in files
+    }
     token = get_token()
     return HubModel(listing, urls, {"Authorization": f"Bearer {token}"} if token else {})
 

@@ -6,29 +6,20 @@ import fcntl
 import os
 import re
 import shutil
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from catalog.checks import check_gguf
 from catalog.errors import StagingFailed
-from catalog.gguf import read_gguf
 from pool.artifacts.source import Listing, SourceFile
+from worker.protocol.gguf import as_text
 
 _FICLONE: Final = 0x40049409
 """ioctl of Linux: let a file share another one's blocks until either is written."""
+_CANNOT_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP)
 _SMALL_BYTES: Final = 2**20
 _CACHE_PREFIX: Final = "models--"
 _LICENCE: Final = re.compile(r"^licen[sc]e(_name)?: *[\"']?([^\"'\n]+)", re.MULTILINE)
-
-
-class Linking(StrEnum):
-    """How a file came into the catalog."""
-
-    REFLINK = "reflink"
-    """The file shares its blocks with the source until either is written."""
-    HARD_LINK = "hard link"
-    """The file is the source under a second name: what changes one changes the other."""
-    COPY = "copy"
 
 
 def list_local(path: Path) -> Listing:
@@ -64,7 +55,7 @@ def _licence(path: Path) -> str:
     """The licence in the model card's front matter, the GGUF's header, or a licence's title."""
     if path.is_file():
         with contextlib.suppress(StagingFailed, OSError):
-            return str(read_gguf(path).get("general.license", ""))
+            return as_text(str(check_gguf(path).get("general.license", "")))
         return ""
     with contextlib.suppress(OSError):
         front = (path / "README.md").read_text(errors="replace").split("---", 2)
@@ -78,7 +69,7 @@ def _licence(path: Path) -> str:
     return ""
 
 
-def take(source: Path, target: Path, *, copy: bool = False) -> Linking:
+def take(source: Path, target: Path, *, copy: bool = False) -> None:
     """Copy or link ``source`` to ``target``, if possible without taking more of the disk.
 
     Small files, which people edit, are never hard linked. Raises ``OSError``.
@@ -87,17 +78,14 @@ def take(source: Path, target: Path, *, copy: bool = False) -> Linking:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".part")
     partial.unlink(missing_ok=True)
-    how = Linking.COPY if copy else _link(source, partial)
-    if how is Linking.COPY:
+    if copy or not _link(source, partial):
         with source.open("rb") as old, partial.open("xb") as new:
             shutil.copyfileobj(old, new, 2**20)
             new.flush()
             os.fsync(new.fileno())
     os.replace(partial, target)
-    partial.unlink(
-        missing_ok=True
-    )  # two names of one file: replacing one by the other does nothing
-    return how
+    # Replacing one of two names of a file by the other does nothing.
+    partial.unlink(missing_ok=True)
 
 
 def can_link(source: Path, folder: Path) -> bool:
@@ -108,22 +96,19 @@ def can_link(source: Path, folder: Path) -> bool:
     return status.st_dev == folder.stat().st_dev and is_ours
 
 
-def _link(source: Path, target: Path) -> Linking:
+def _link(source: Path, target: Path) -> bool:
+    """Let ``target`` share the blocks of ``source``, or be a second name of it; returns whether
+    either could be done."""
     with source.open("rb") as old, target.open("xb") as new, contextlib.suppress(OSError):
         fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
-        return Linking.REFLINK
+        return True
     target.unlink()
-    if source.stat().st_size > _SMALL_BYTES:
-        try:
-            os.link(source, target)
-            return Linking.HARD_LINK
-        except OSError as error:
-            if error.errno not in (
-                errno.EXDEV,
-                errno.EPERM,
-                errno.EACCES,
-                errno.EMLINK,
-                errno.ENOTSUP,
-            ):
-                raise
-    return Linking.COPY
+    if source.stat().st_size <= _SMALL_BYTES:
+        return False
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        return False
+    return True

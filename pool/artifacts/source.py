@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
+from rich.filesize import decimal as size
+
 from catalog.errors import StagingFailed
 from catalog.model_entry import ModelFormat
 from catalog.models import MANIFEST
-from pool.artifacts.sizes import size
 
 _SMALL: Final = (
     "config.json",

@@ -1,4 +1,4 @@
-"""Brings a model here: list, choose, make room, fetch, verify, register.
+"""Brings a model here: list, choose, fetch, verify, register.
 
 A model is active when every one of its files has been verified, and not before. If this ends early,
 even by a kill, the model stays in ``staging``: adding it again goes on from there.
@@ -8,22 +8,24 @@ import asyncio
 import errno
 import hashlib
 import re
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from rich.filesize import decimal as size
 
 from catalog.checks import Digests, check_formats, digests_of
 from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
 from catalog.model_entry import ModelEntry, ModelFile, ModelState
 from catalog.models import ModelCatalog, now_ms, require_free
-from pool.artifacts.download import Downloader, DownloadLimits
+from pool.artifacts.download import Stopped, fetch
 from pool.artifacts.hub import HubModel, is_repository, list_hub
 from pool.artifacts.local import can_link, list_local, take
-from pool.artifacts.partial import PartialFile
 from pool.artifacts.resolve import DEMO
-from pool.artifacts.room import DiskBudget, make_room
-from pool.artifacts.sizes import size
+from pool.artifacts.room import KEEP_FREE, require_room
 from pool.artifacts.source import Choice, Listing, SourceFile, choose
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,127}", re.ASCII)
@@ -39,9 +41,6 @@ class Progress:
     def came(self, count: int) -> None:
         """``count`` more bytes are there; fewer if it is negative."""
 
-    def verified(self, file: SourceFile) -> None:
-        """A file is as it should be."""
-
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
@@ -56,10 +55,10 @@ class AddRequest:
     pickles: bool = False
     copy: bool = False
     """Whether to copy a folder's files, never link them."""
-    agreed: bool = False
-    """Whether other models may be removed to make room."""
-    budget: DiskBudget = field(default_factory=DiskBudget)
-    limits: DownloadLimits = field(default_factory=DownloadLimits)
+    keep_free: float = KEEP_FREE
+    """Share of the file system that must stay free."""
+    connections: int = 8
+    """Number of files that are fetched at once."""
 
 
 async def add_model(
@@ -148,8 +147,7 @@ class _Staging:
         return await asyncio.to_thread(self._register)
 
     def _begin(self, needed: int) -> None:
-        budget, agreed = self._wish.budget, self._wish.agreed
-        make_room(self._catalog, needed, budget, agreed=agreed, but=self._entry.id)
+        require_room(self._catalog, needed, self._wish.keep_free)
         self._catalog.stage(self._entry)
 
     def _here(self) -> int:
@@ -178,52 +176,52 @@ class _Staging:
             if target.stat().st_size != file.bytes:
                 raise DamagedModel(f"{origin} changed while it was taken: add it again")
             self._checked[file.path] = digests_of(target)
-            self._progress.verified(file)
 
     async def _download(self, hub: HubModel) -> None:
-        async with Downloader(hub.headers, self._wish.limits, self._progress.came) as downloader:
-            queue = asyncio.Semaphore(self._wish.limits.connections)
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+
+        def came(count: int) -> None:
+            loop.call_soon_threadsafe(self._progress.came, count)
+
+        with ThreadPoolExecutor(self._wish.connections, "tidegate-fetch") as threads:
             tasks = [
-                asyncio.create_task(self._fetch(downloader, queue, hub.urls[file.path], file))
+                loop.run_in_executor(threads, self._fetch, hub, file, came, stop)
                 for file in self._choice.files
             ]
             try:
                 await asyncio.gather(*tasks)
             finally:
-                for task in tasks:
-                    task.cancel()
+                stop.set()  # those that are under way end at their next piece
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fetch(
-        self, downloader: Downloader, queue: asyncio.Semaphore, url: str, file: SourceFile
+    def _fetch(
+        self,
+        hub: HubModel,
+        file: SourceFile,
+        came: Callable[[int], None],
+        stop: threading.Event,
     ) -> None:
         """Fetch and verify one file; a wrong one is fetched once more from its beginning."""
-        target = self._folder / file.path
-        async with queue:
-            for attempt in (1, 2):
-                if not target.is_file():
-                    partial = PartialFile(target, file.bytes)
-                    try:
-                        self._progress.came(partial.done_bytes)
-                        await downloader.fetch(url, partial)
-                        await asyncio.to_thread(partial.finish)
-                    finally:
-                        partial.close()
-                else:
-                    self._progress.came(file.bytes)
-                digests = await asyncio.to_thread(digests_of, target)
-                wrong = _difference(file, digests)
-                if not wrong:
-                    self._checked[file.path] = digests
-                    self._progress.verified(file)
-                    return
-                self._progress.came(-file.bytes)
-                target.unlink()
-                if attempt == 2:
-                    raise DamagedModel(
-                        f"{file.path} came twice with another content than {url} promises: {wrong};"
-                        " the source, or something on the way, changes it"
-                    )
+        target, url = self._folder / file.path, hub.urls[file.path]
+        for attempt in (1, 2):
+            if stop.is_set():
+                raise Stopped
+            if target.is_file():
+                came(file.bytes)
+            else:
+                fetch(url, target, file.bytes, hub.headers, came, stop)
+            digests = digests_of(target)
+            wrong = _difference(file, digests)
+            if not wrong:
+                self._checked[file.path] = digests
+                return
+            came(-file.bytes)
+            target.unlink()
+            if attempt == 2:
+                raise DamagedModel(
+                    f"{file.path} came twice with another content than {url} promises: {wrong};"
+                    " the source, or something on the way, changes it"
+                )
 
     def _register(self) -> ModelEntry:
         """Check the whole model, and make it active."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.engine_entry import ComputeMode, EngineProvider
+from catalog.engine_entry import ComputeMode
 from pool.engines.environments import EnvironmentProvider
 from pool.engines.recipes import recipe_of
 from pool.engines.toolchain import toolchain
@@ -22,7 +22,7 @@ class EngineRequest:
     allow_system_packages: bool = False
 
 
-def provider_of(wish: EngineRequest, home: Path) -> EngineProvider:
+def provider_of(wish: EngineRequest, home: Path) -> TritonProvider | EnvironmentProvider:
     """The provider for ``wish``. Raises ``EngineUnknown``."""
     if wish.engine == "triton":
         return TritonProvider(wish.path)

@@ -4,7 +4,6 @@ Looking takes a second (``nvcc --version``, the driver's library), so the result
 state directory for ``TTL_S``, or until ``PATH`` changes.
 """
 
-import contextlib
 import hashlib
 import os
 import re
@@ -22,15 +21,7 @@ from pool.preflight import gpu
 TTL_S: Final = 3600.0
 _VERSION: Final = re.compile(r"(\d+\.\d+(?:\.\d+)?)")
 _PROBE_S: Final = 10.0
-_TOOLS: Final = {
-    "nvcc": "nvcc",
-    "cc": "cc",
-    "c++": "c++",
-    "cmake": "cmake",
-    "ninja": "ninja",
-    "ccache": "ccache",
-    "git": "git",
-}
+_TOOLS: Final = ("nvcc", "cc", "c++", "cmake", "ninja", "ccache", "git")
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -46,9 +37,6 @@ class Toolchain(msgspec.Struct, frozen=True):
     cuda: str
     tools: dict[str, Tool]
     """Tools that are there, by name."""
-    triton_cache: str
-    """Folder where the triton language keeps what it compiled."""
-    triton_cache_bytes: int
     looked_ms: int
     path_digest: str = ""
 
@@ -83,21 +71,11 @@ def look() -> Toolchain:
     """The toolchain as it is now."""
     devices = gpu.look()
     tools = {}
-    for name, command in _TOOLS.items():
-        path = shutil.which(command)
+    for name in _TOOLS:
+        path = shutil.which(name)
         if path is not None:
             tools[name] = Tool(path, _version(path))
-    cache = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
-    return Toolchain(devices.devices, devices.cuda, tools, str(cache), _bytes_in(cache), 0)
-
-
-def _bytes_in(folder: Path) -> int:
-    """Size of a folder's files; files that vanish meanwhile, as compilers' do, do not count."""
-    size = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            size += file.stat().st_size if file.is_file() else 0
-    return size
+    return Toolchain(devices.devices, devices.cuda, tools, 0)
 
 
 def _version(path: str) -> str:

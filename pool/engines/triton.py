@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from catalog.errors import EngineNotFound, NoEngine
 from catalog.paths import NGC_ROOT
@@ -60,9 +60,8 @@ class TritonInstall:
         return f"Triton {self.version} from {origin[self.source]}"
 
 
-@dataclass(frozen=True, slots=True)
-class TritonPorts:
-    """The ports of one server."""
+class TritonPorts(NamedTuple):
+    """The ports of one server; where they are asked for, 0 means that one is chosen."""
 
     http: int
     grpc: int

@@ -15,6 +15,7 @@ from catalog.engines import EngineCatalog, now_ms
 from catalog.errors import NoEngine
 from catalog.paths import NGC_ROOT
 from pool.engines import triton_wheel as wheel
+from pool.engines.environments import prepared
 from pool.engines.triton import TritonInstall, find_triton
 from pool.engines.triton_fetch import PIP, fetch_triton
 from pool.preflight import gpu
@@ -27,10 +28,6 @@ class TritonProvider:
     configured: Path | None = None
     ngc_root: Path = NGC_ROOT
     pip: Sequence[str] = PIP
-
-    @property
-    def name(self) -> str:
-        return "triton"
 
     async def ensure(self, home: Path) -> PreparedEngine:
         """The server that ``tidegate up`` would start; the wheel is fetched if there is none.
@@ -63,16 +60,7 @@ def registered(home: Path, install: TritonInstall) -> PreparedEngine:
             binary=str(install.binary),
         )
     )
-    return PreparedEngine(
-        name=entry.engine,
-        version=entry.version,
-        build_ref=entry.build_ref,
-        digest=entry.digest,
-        flags=entry.build_flags,
-        compute_mode=entry.compute_mode,
-        binary=install.binary,
-        catalog_id=entry.id,
-    )
+    return prepared(entry)
 
 
 def install_of(entry: EngineEntry, home: Path) -> TritonInstall:

@@ -1,19 +1,17 @@
 """Plans for ``tidegate pool check``: what would be started, where, and what prevents it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from catalog.errors import NoEngine, ProvisionError
+from catalog.errors import NoEngine, ProvisionError, StartFailed
 from pool.artifacts.resolve import resolve_model
 from pool.engines.triton import find_triton
-from pool.fleet.gpus import need_bytes
+from pool.fleet.gpus import Gpus, need_bytes
 from pool.fleet.wish import InstanceSpec, OrchestratorSpec, wishes_of
 from pool.pool_file import PoolFile
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB
-from pool.preflight.nvml import GpuDevice, GpuReader, GpuUnavailable
-from pool.preflight.vram import VramLedger
+from pool.preflight.nvml import GpuReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +31,15 @@ class Planned:
 async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Planned]:
     """Plan everything that ``file`` asks for. Nothing is started; GPUs' memory is as of now, less
     what earlier instances in the list would take."""
-
-    async def read() -> list[GpuDevice]:
-        return reader.devices()
-
     lacking = _triton_problem(file, state_dir)
-    ledger = VramLedger(read, file.pool.heartbeat_s, lambda: 0.0)
+    gpus = Gpus(reader, file.pool.heartbeat_s, lambda: 0.0, lambda uuid, reason: None)
     planned = []
     for wish in wishes_of(file).values():
         if isinstance(wish, OrchestratorSpec):
             where = f"{wish.host}:{wish.port or 'chosen'}"
             planned.append(Planned(wish.name, "", "", "", "cpu", None, where, ""))
         else:
-            one = await _planned(wish, state_dir, ledger)
+            one = await _planned(wish, state_dir, gpus)
             planned.append(replace(one, problem=one.problem or lacking))
     return planned
 
@@ -61,7 +55,7 @@ def _triton_problem(file: PoolFile, state_dir: Path) -> str:
     return ""
 
 
-async def _planned(wish: InstanceSpec, state_dir: Path, ledger: VramLedger) -> Planned:
+async def _planned(wish: InstanceSpec, state_dir: Path, gpus: Gpus) -> Planned:
     problem, path, need = "", "", None
     try:
         model = resolve_model(wish.model, state_dir)
@@ -69,7 +63,7 @@ async def _planned(wish: InstanceSpec, state_dir: Path, ledger: VramLedger) -> P
         problem = str(error)
     else:
         path, need = str(model), need_bytes(wish, model)
-        problem = await _lack(wish, need, ledger)
+        problem = await _lack(wish, model, need, gpus)
     return Planned(
         name=wish.name,
         model=wish.model,
@@ -77,34 +71,19 @@ async def _planned(wish: InstanceSpec, state_dir: Path, ledger: VramLedger) -> P
         engine=wish.settings["TIDEGATE_WORKER__ENGINE"],
         device=",".join(wish.groups[0]) or "cpu",
         need_gib=None if need is None else round(need / GIB, 2),
-        ports=" ".join(_ports(wish)),
+        ports=" ".join(f"{name} {port or 'chosen'}" for name, port in wish.ports._asdict().items()),
         problem=problem,
     )
 
 
-async def _lack(wish: InstanceSpec, need: int, ledger: VramLedger) -> str:
+async def _lack(wish: InstanceSpec, model: Path, need: int, gpus: Gpus) -> str:
     if not wish.on_gpu:
         free = memory_free()
         if free is None or need <= free:
             return ""
         return f"it needs {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory are free"
-    refusals = []
-    for group in wish.groups:
-        whole = need * len(group) if wish.vram_gib is not None else need
-        try:
-            reason = await ledger.refusal(wish.name, group, whole)
-        except GpuUnavailable as error:
-            reason = str(error)
-        if not reason:
-            return ""
-        refusals.append(reason)
-    return "; ".join(refusals)
-
-
-def _ports(wish: InstanceSpec) -> Iterator[str]:
-    for name, port in (
-        ("http", wish.ports.http),
-        ("grpc", wish.ports.grpc),
-        ("metrics", wish.ports.metrics),
-    ):
-        yield f"{name} {port or 'chosen'}"
+    try:
+        await gpus.take(wish.name, wish, model)
+    except StartFailed as error:
+        return str(error)
+    return ""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from catalog.errors import StartFailed
-from pool.fleet.member import pool_log
+from pool.events import pool_log
 from pool.fleet.wish import InstanceSpec
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB, need_of

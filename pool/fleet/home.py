@@ -24,6 +24,7 @@ from catalog.errors import PoolInUse, StateFileUnusable
 from catalog.paths import state_dir
 from pool.pool_file import PoolFile
 from pool.process.detached import DetachedProcess
+from pool.process.process import UnitProcess
 
 
 def home_of(file: PoolFile) -> Path:
@@ -44,11 +45,16 @@ class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):
     address: str = ""
     restarts: int = 0
 
-    def note(self, process: DetachedProcess) -> None:
-        """Note the running process of the instance."""
-        guardian = process.found.guardian
-        self.mark, self.pid = process.found.label.mark, process.pid
-        self.guardian_pid, self.guardian_started_ticks = guardian.pid, guardian.started_ticks
+    @classmethod
+    def of(cls, ports: tuple[int, int, int], process: UnitProcess | None) -> "InstanceRecord":
+        """The record of an instance at these ports, with its detached process if that runs."""
+        record = cls(ports=ports)
+        if isinstance(process, DetachedProcess) and process.running:
+            guardian = process.found.guardian
+            record.mark, record.pid = process.found.label.mark, process.pid
+            record.guardian_pid = guardian.pid
+            record.guardian_started_ticks = guardian.started_ticks
+        return record
 
 
 class PoolState(msgspec.Struct, forbid_unknown_fields=False):

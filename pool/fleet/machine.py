@@ -8,7 +8,7 @@ from pool.artifacts.resolve import resolve_model
 from pool.engines.triton import TritonPorts
 from pool.fleet.beside import PoolOrchestrator
 from pool.fleet.home import InstanceRecord
-from pool.fleet.member import Hooks, PoolUnit, ports_of
+from pool.fleet.member import OnStep, PoolUnit, ports_of
 from pool.fleet.triton import PoolTriton, TritonHost, former
 from pool.fleet.wish import ORCHESTRATOR, AnySpec, InstanceSpec, OrchestratorSpec
 from pool.process.detached import Found, clear_remains, find_detached
@@ -25,18 +25,18 @@ class PoolMachine:
         clear_remains(self.host.home.path, found)
         return found
 
-    def make(self, wish: AnySpec, kept: InstanceRecord | None, hooks: Hooks) -> PoolUnit:
+    def make(self, wish: AnySpec, kept: InstanceRecord | None, on_step: OnStep) -> PoolUnit:
         ports = (0, 0, 0) if kept is None else kept.ports
         if isinstance(wish, OrchestratorSpec):
-            return self._beside(wish, ports[0], hooks)
-        return PoolTriton(self.host, wish, TritonPorts(*ports), hooks)
+            return self._beside(wish, ports[0], on_step)
+        return PoolTriton(self.host, wish, TritonPorts(*ports), on_step)
 
-    def make_former(self, found: Found, hooks: Hooks) -> PoolUnit:
+    def make_former(self, found: Found, on_step: OnStep) -> PoolUnit:
         if found.label.unit != ORCHESTRATOR:
-            return former(found, self.host, hooks)
+            return former(found, self.host, on_step)
         port = ports_of(found)[0]
         host = found.label.facts.get("host", "127.0.0.1")
-        return self._beside(OrchestratorSpec(host, port, {}, 0.0), port, hooks)
+        return self._beside(OrchestratorSpec(host, port, {}, 0.0), port, on_step)
 
     async def fits_beside(self, wish: AnySpec) -> bool:
         if isinstance(wish, OrchestratorSpec):
@@ -47,10 +47,10 @@ class PoolMachine:
             return True  # it will fail to start, with the reason, and the old one stays
         return await self.host.gpus.fits_beside(wish, model)
 
-    def _beside(self, wish: OrchestratorSpec, kept_port: int, hooks: Hooks) -> PoolOrchestrator:
+    def _beside(self, wish: OrchestratorSpec, kept_port: int, on_step: OnStep) -> PoolOrchestrator:
         host = self.host
         return PoolOrchestrator(
-            host.home, wish, kept_port, host.lane_token, hooks, host.heartbeat_s, host.warn
+            host.home, wish, kept_port, host.lane_token, on_step, host.heartbeat_s, host.warn
         )
 
 

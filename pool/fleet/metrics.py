@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from orchestrator.telemetry.metrics import Metrics, Row, Samples
-from pool.fleet.member import MemberState
+from pool.supervise import UnitState
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ Read = Callable[[], PoolNumbers]
 
 def _by_state(read: Read) -> Samples:
     states = list(read().states.values())
-    return [((state.value,), states.count(state.value)) for state in MemberState]
+    return [((state.value,), states.count(state.value)) for state in UnitState]
 
 
 def _by_name(values: Mapping[str, int]) -> Samples:

@@ -11,7 +11,6 @@ import fcntl
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 from urllib.parse import quote
 
@@ -19,7 +18,7 @@ import aiohttp
 
 from catalog.atomic import write_atomically
 from catalog.operator_key import Access, access
-from pool.fleet.member import pool_log
+from pool.events import pool_log
 
 RENEWALS = 3
 """Renewals within a registration's time to live: two may fail, and it still holds."""
@@ -171,12 +170,7 @@ class Registrar:
     async def __aenter__(self) -> "Registrar":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.follow({})
 
     async def follow(self, targets: Mapping[str, Target]) -> None:

@@ -16,11 +16,11 @@ from catalog.hosts import connect_host, is_loopback
 from catalog.paths import state_dir
 from pool.engines.triton import TritonInstall
 from pool.engines.triton_fetch import ensure_triton
+from pool.events import EventKind, PoolEvent, pool_log
 from pool.fleet.control import Answer, ControlSocket
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import PoolHome, PoolState, home_of
 from pool.fleet.machine import PoolMachine, on_cpu
-from pool.fleet.member import InstanceEvent, PoolEvent, pool_log
 from pool.fleet.metrics import PoolNumbers, pool_metrics, serve_metrics
 from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
 from pool.fleet.triton import TritonHost
@@ -101,7 +101,7 @@ class PoolService:
             file = read_pool_file(self.path)
             self._guard(file, self.manager.state.lane_token)
         except ProvisionError as error:
-            self._emit(PoolEvent(InstanceEvent.REFUSED_FILE, POOL, str(error)))
+            self._emit(PoolEvent(EventKind.REFUSED_FILE, POOL, str(error)))
             raise PoolFileInvalid(str(error)) from error
         stays = [
             name
@@ -110,7 +110,7 @@ class PoolService:
         ]
         if stays:
             text = f"{', '.join(stays)} in [pool] count from the manager's next start"
-            self._emit(PoolEvent(InstanceEvent.WARNED, POOL, text))
+            self._emit(PoolEvent(EventKind.WARNED, POOL, text))
         self._warn_of_loopback(file)
         old, new = self._wishes, wishes_of(file)
         self.file, self._wishes = file, new
@@ -152,10 +152,10 @@ class PoolService:
                     "state": member.state.value,
                     "reason": member.reason,
                     "address": member.unit.address,
-                    "where": member.where,
+                    "where": member.unit.where,
                     "pid": member.unit.record().pid,
                     "restarts": member.restarts,
-                    "heartbeats_missed": member.misses,
+                    "heartbeats_missed": member.unit.misses,
                     "log": str(self.home.logs / f"{name}.log"),
                 }
                 for name, member in sorted(self.manager.members.items())
@@ -248,7 +248,7 @@ class PoolService:
         return TritonHost(
             home=self.home,
             state_dir=state_dir(),
-            install=lambda: install,
+            install=install,
             lane_token=lane_token,
             gpus=gpus,
             sharing=lambda: on_cpu(self._wishes),
@@ -309,20 +309,20 @@ class PoolService:
         return PoolNumbers(
             states={name: m.state.value for name, m in members.items()},
             restarts={name: m.restarts for name, m in members.items()},
-            misses={name: m.misses for name, m in members.items()},
+            misses={name: m.unit.misses for name, m in members.items()},
             hit_rate=0.0 if ledger is None else ledger.counts.hit_rate,
             gpus_out=0 if ledger is None else len(ledger.out),
             targets_failing=len(self._registrar.errors),
         )
 
     def _warn(self, text: str) -> None:
-        self._emit(PoolEvent(InstanceEvent.WARNED, POOL, text))
+        self._emit(PoolEvent(EventKind.WARNED, POOL, text))
 
     def _cannot_tell(self, target: str, reason: str) -> None:
-        self._emit(PoolEvent(InstanceEvent.UNREGISTERED, target, reason))
+        self._emit(PoolEvent(EventKind.UNREGISTERED, target, reason))
 
     def _gpu_out(self, uuid: str, reason: str) -> None:
-        self._emit(PoolEvent(InstanceEvent.GPU_OUT, uuid, reason))
+        self._emit(PoolEvent(EventKind.GPU_OUT, uuid, reason))
 
 
 def _version_of(path: Path) -> tuple[int, int, int] | None:

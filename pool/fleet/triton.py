@@ -1,11 +1,11 @@
 """Runs the Triton of one wish, detached: finds its model and measures memory before each start."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from catalog.errors import PortInUse, StartFailed
+from catalog.errors import StartFailed
 from catalog.hosts import connect_host
 from catalog.paths import MODEL_REPOSITORY
 from pool.artifacts.resolve import resolve_model
@@ -13,17 +13,15 @@ from pool.engines.environments import environment_for
 from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import InstanceRecord, PoolHome
-from pool.fleet.member import Hooks, ports_of
+from pool.fleet.member import OnStep, ports_of
 from pool.fleet.wish import CHOSEN, InstanceSpec
 from pool.preflight.nvml import GpuUnavailable
 from pool.process.detached import DetachedProcess, DetachedStarter, Found
-from pool.process.ports import free_ports, host_port, is_free
-from pool.process.process import UnitProcess
+from pool.process.ports import free_ports, host_port, is_free, require_free
 from pool.supervise import Keeping, first_of
 from pool.units.triton import TritonInstance
 from worker.engine_choice import is_gguf
 
-_PORT_ATTEMPTS = 5
 _DEMO = "demo"
 LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 _ENGINE = "TIDEGATE_WORKER__ENGINE"
@@ -37,7 +35,7 @@ class TritonHost:
     home: PoolHome
     state_dir: Path
     """Folder with the registered models."""
-    install: Callable[[], TritonInstall]
+    install: TritonInstall
     lane_token: str
     gpus: Gpus
     sharing: Callable[[], int]
@@ -48,21 +46,34 @@ class TritonHost:
     """Host by which orchestrators reach this machine; empty: the one where Tritons listen."""
 
 
-class PoolTriton:
+class PoolTriton(TritonInstance):
     """The Triton of one instance (``member.PoolUnit``)."""
 
     def __init__(
-        self, host: TritonHost, wish: InstanceSpec, kept: TritonPorts, hooks: Hooks
+        self, host: TritonHost, wish: InstanceSpec, kept: TritonPorts, on_step: OnStep
     ) -> None:
-        self.name = wish.name
-        self.ports = kept
+        start = DetachedStarter(host.home.path, wish.name, self._facts, on_step)
+        spec = TritonSpec(
+            MODEL_REPOSITORY,
+            wish.models,
+            host=wish.host,
+            load_timeout_s=wish.load_timeout_s,
+            lane_token=host.lane_token,
+            tls=wish.tls,
+        )
+        super().__init__(
+            wish.name,
+            host.install,
+            spec,
+            kept,
+            log=host.home.logs / f"{wish.name}.log",
+            warn=host.warn,
+            keeping=Keeping(start, host.heartbeat_s, lambda: on_step("started")),
+        )
         self._host = host
         self._wish = wish
-        self._hooks = hooks
+        self._on_step = on_step
         self._group: tuple[str, ...] = ()
-        self._lane_token = host.lane_token
-        self._triton: TritonInstance | None = None
-        self._process: DetachedProcess | None = None
 
     @property
     def address(self) -> str:
@@ -75,24 +86,16 @@ class PoolTriton:
 
     async def start(self) -> None:
         host, wish = self._host, self._wish
-        self._lane_token = host.lane_token
         model = await asyncio.to_thread(resolve_model, wish.model, host.state_dir)
         # Two instances of one name, while one replaces the other, each have a reservation.
         who = f"{self.name} {id(self)}"
         self._group = await host.gpus.take(who, wish, model)
-        self._hooks.stepped("fits")
+        self._on_step("fits")
         try:
-            for attempts_left in reversed(range(_PORT_ATTEMPTS)):
-                self.ports = self._choose_ports()
-                self._triton = self._make(await self._env(model))
-                try:
-                    await self._triton.start()
-                    return
-                except StartFailed:
-                    if not attempts_left or self._ports_are_ours():
-                        raise
-                    await self._triton.stop(0.0)
-                    self.ports = wish.ports  # another program has them now: choose again
+            self.ports = self._choose_ports()  # a start that finds one taken is followed by another
+            env = await self._env(model)
+            self._spec = replace(self._spec, env=env, lane_token=host.lane_token)
+            await super().start()
         finally:
             host.gpus.settle(who)
 
@@ -100,80 +103,24 @@ class PoolTriton:
         self.ports = TritonPorts(*ports_of(found))
         group = found.label.facts.get("devices", "")
         self._group = tuple(group.split(",")) if group else ()
-        self._lane_token = found.variable(LANE_TOKEN)
-        self._triton = self._make({})
+        self._spec = replace(self._spec, lane_token=found.variable(LANE_TOKEN))
+        self._server_id = found.label.mark
         self._process = await DetachedProcess.adopt(self.name, found, self._log)
-        self._triton.attach(self._process, found.label.mark)
-
-    async def resume(self) -> None:
-        assert self._triton is not None, "attach it first"
-        await self._triton.resume()
 
     async def lost(self) -> str:
-        assert self._triton is not None, "start it first"
-        return await first_of(self._triton.lost(), self._host.gpus.lost(self._group))
-
-    async def stop(self, drain_s: float) -> None:
-        if self._triton is not None:
-            await self._triton.stop(drain_s)
-
-    def kill(self) -> None:
-        if self._triton is not None:
-            self._triton.kill()
+        return await first_of(super().lost(), self._host.gpus.lost(self._group))
 
     def record(self) -> InstanceRecord:
-        record = InstanceRecord(ports=(self.ports.http, self.ports.grpc, self.ports.metrics))
-        if self._process is not None and self._process.running:
-            record.note(self._process)
-        return record
+        return InstanceRecord.of(self.ports, self._process)
 
-    @property
-    def _log(self) -> Path:
-        return self._host.home.logs / f"{self.name}.log"
-
-    def _make(self, env: dict[str, str]) -> TritonInstance:
-        host, wish = self._host, self._wish
-        keeping = Keeping(self._spawn, host.heartbeat_s, self._hooks.missed)
-        spec = TritonSpec(
-            MODEL_REPOSITORY,
-            wish.models,
-            host=wish.host,
-            load_timeout_s=wish.load_timeout_s,
-            env=env,
-            lane_token=self._lane_token,
-            tls=wish.tls,
-        )
-        return TritonInstance(
-            self.name,
-            host.install(),
-            spec,
-            self.ports,
-            log=self._log,
-            warn=host.warn,
-            keeping=keeping,
-        )
-
-    async def _spawn(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        log: Path | None,
-        shm_prefix: str = "",
-    ) -> UnitProcess:
-        """Start the server's process detached (``StartProcess``)."""
-        facts = {
+    def _facts(self) -> dict[str, str]:
+        return {
             "digest": self._wish.digest,
-            "ports": f"{self.ports.http},{self.ports.grpc},{self.ports.metrics}",
+            "ports": ",".join(map(str, self.ports)),
             "host": self._wish.host,
             "models": ",".join(self._wish.models),
             "devices": ",".join(self._group),
         }
-        start = DetachedStarter(self._host.home.path, self.name, facts, self._hooks.stepped)
-        self._process = await start(name, command, env=env, log=log, shm_prefix=shm_prefix)
-        self._hooks.stepped("started")
-        return self._process
 
     async def _env(self, model: Path) -> dict[str, str]:
         env = {"TIDEGATE_WORKER__MODEL_PATH": str(model)}
@@ -201,34 +148,18 @@ class PoolTriton:
     def _choose_ports(self) -> TritonPorts:
         """The next start's ports: fixed or kept ones, otherwise free ones. Raises ``PortInUse``."""
         asked, kept, host = self._wish.ports, self.ports, self._wish.host
-        named = {asked.http, asked.grpc, asked.metrics, kept.http, kept.grpc, kept.metrics}
-        free = iter(free_ports(3, host, named))
-
-        def choose(fixed: int, before: int) -> int:
-            if fixed:
-                return fixed
-            return before if before and is_free(host, before) else next(free)
-
-        ports = TritonPorts(
-            choose(asked.http, kept.http),
-            choose(asked.grpc, kept.grpc),
-            choose(asked.metrics, kept.metrics),
+        for port in filter(None, asked):
+            require_free(host, port, f"end what has it, or give {self.name} another port")
+        free = iter(free_ports(3, host, {*asked, *kept}))
+        return TritonPorts(
+            *(
+                fixed or (before if before and is_free(host, before) else next(free))
+                for fixed, before in zip(asked, kept, strict=True)
+            )
         )
-        for port in (asked.http, asked.grpc, asked.metrics):
-            if port and not is_free(host, port):
-                raise PortInUse(
-                    f"{host_port(host, port)} is taken by another program: end that, or give "
-                    f"{self.name} another port"
-                )
-        return ports
-
-    def _ports_are_ours(self) -> bool:
-        """Whether no other program took the ports meanwhile; ask when nothing of ours runs."""
-        ports = self.ports
-        return all(is_free(self._wish.host, p) for p in (ports.http, ports.grpc, ports.metrics))
 
 
-def former(found: Found, host: TritonHost, hooks: Hooks) -> PoolTriton:
+def former(found: Found, host: TritonHost, on_step: OnStep) -> PoolTriton:
     """The unit of a running process that is not asked for as it is: good for ending it."""
     facts = found.label.facts
     wish = InstanceSpec(
@@ -237,4 +168,4 @@ def former(found: Found, host: TritonHost, hooks: Hooks) -> PoolTriton:
         host=facts.get("host", "127.0.0.1"),
         models=tuple(filter(None, facts.get("models", "").split(","))),
     )
-    return PoolTriton(host, wish, CHOSEN, hooks)
+    return PoolTriton(host, wish, CHOSEN, on_step)

@@ -45,14 +45,13 @@ class InstanceSpec:
     @property
     def has_own_ports(self) -> bool:
         """Whether it can run beside the instance that it replaces."""
-        return not (self.ports.http or self.ports.grpc or self.ports.metrics)
+        return not any(self.ports)
 
     @property
     def digest(self) -> str:
         """Digest of all that needs a new process when it changes; the load timeout does not."""
         told = (self.name, self.model, self.groups[0], sorted(self.settings.items()))
-        ports = self.ports.http, self.ports.grpc, self.ports.metrics
-        more = (*ports, self.host, self.models, *([spell_tls(self.tls)] if self.tls else []))
+        more = (*self.ports, self.host, self.models, *([spell_tls(self.tls)] if self.tls else []))
         return hashlib.sha256(msgspec.json.encode((told, more))).hexdigest()[:16]
 
 
@@ -104,7 +103,7 @@ def _wish(file: PoolFile, entry: InstanceSettings, name: str, at: int) -> Instan
         model=entry.model,
         groups=(*groups[turn:], *groups[:turn]),
         settings=_settings(entry),
-        ports=TritonPorts(*(_port(port, at) for port in _ports(entry))),
+        ports=TritonPorts(*(_port(port, at) for _, port in entry.ports)),
         host=file.pool.host,
         vram_gib=entry.vram_gib,
         load_timeout_s=file.pool.load_timeout_s,
@@ -125,10 +124,6 @@ def _settings(entry: InstanceSettings) -> dict[str, str]:
 
 def _spelled(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _ports(entry: InstanceSettings) -> tuple[int, int, int]:
-    return entry.ports.http, entry.ports.grpc, entry.ports.metrics
 
 
 def _port(first: int, at: int) -> int:

@@ -32,7 +32,7 @@ from pool.process.proc import (
     is_ours,
     kill_marked,
 )
-from pool.process.process import Guarded, cannot_run, guardian_command
+from pool.process.process import UnitProcess, cannot_run, guardian_command
 
 MARK = "TIDEGATE_POOL_MARK"
 """Variable in the environment of every process of a unit; its value is the run's mark."""
@@ -106,8 +106,8 @@ def clear_remains(home: Path, running: Sequence[Found]) -> list[str]:
     return []
 
 
-class DetachedProcess(Guarded):
-    """One command under a guardian that goes on without us (``UnitProcess``)."""
+class DetachedProcess(UnitProcess):
+    """One command under a guardian that goes on without us."""
 
     def __init__(self, name: str, found: Found, pid: int, log: Path | None) -> None:
         self.found = found
@@ -150,7 +150,8 @@ class DetachedProcess(Guarded):
 
 
 class DetachedStarter:
-    """Starts the processes of one unit (``StartProcess``). ``facts`` are for later managers.
+    """Starts the processes of one unit (``StartProcess``). ``facts`` tells, at each start, what
+    later managers are to know.
 
     ``on_step`` is called before (``prepared``) and after the start (``spawned``).
     """
@@ -159,7 +160,7 @@ class DetachedStarter:
         self,
         home: Path,
         unit: str,
-        facts: Mapping[str, str],
+        facts: Callable[[], dict[str, str]],
         on_step: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._home = home
@@ -177,7 +178,7 @@ class DetachedStarter:
         shm_prefix: str = "",
     ) -> DetachedProcess:
         mark = shm_prefix or f"tidegate_{secrets.token_hex(6)}_"
-        label = Label(str(self._home), self._unit, mark, dict(self._facts))
+        label = Label(str(self._home), self._unit, mark, self._facts())
         run_dir = label.run_dir
         try:
             run_dir.mkdir(mode=0o700, parents=True)

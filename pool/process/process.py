@@ -42,28 +42,62 @@ def _children(pid: int) -> list[tuple[int, str]]:
     return [(child, fields[0]) for child, fields in found if fields and int(fields[1]) == pid]
 
 
-class UnitProcess(Protocol):
+class UnitProcess(ABC):
     """One command under a guardian, as its keeper sees it."""
 
-    @property
-    def pid(self) -> int:
+    def __init__(self, name: str, pid: int, log: Path | None) -> None:
+        self.name = name
+        self.pid = pid
         """The command's own process id, which is also its process group."""
+        self._log = log
+        self._ended = asyncio.create_task(self._watch(), name=f"watch {name}")
 
     @property
     def running(self) -> bool:
         """False once every process of it is gone."""
+        return not self._ended.done()
 
     async def wait(self) -> int:
         """Wait until all of it is gone; returns the exit status (128 + signal, as in a shell)."""
+        return await asyncio.shield(self._ended)
 
     async def end(self, grace_s: float) -> int:
         """Send SIGTERM, and SIGKILL after ``grace_s`` to what is left; returns the exit status."""
+        self.order(grace_s)
+        try:
+            async with asyncio.timeout(grace_s + _MARGIN_S):
+                return await self.wait()
+        except TimeoutError:
+            return await self.kill()
 
     async def kill(self) -> int:
         """Send SIGKILL to all of its processes at once; returns the exit status."""
+        self.order(0.0)
+        try:
+            async with asyncio.timeout(_MARGIN_S):
+                return await self.wait()
+        except TimeoutError:  # the guardian itself is stuck (stopped, say): do its work
+            self._kill_guardian()
+            return await self.wait()
 
+    @abstractmethod
     def order(self, grace_s: float) -> None:
         """Ask for its end without waiting: SIGTERM now, SIGKILL after ``grace_s``."""
+
+    async def _watch(self) -> int:
+        bounding = asyncio.create_task(keep_bounded(self._log)) if self._log else None
+        try:
+            return await self._guardian_end()
+        finally:
+            if bounding is not None:
+                bounding.cancel()
+
+    @abstractmethod
+    async def _guardian_end(self) -> int:
+        """Wait for the guardian, clean up after a killed one; returns the command's status."""
+
+    @abstractmethod
+    def _kill_guardian(self) -> None: ...
 
 
 class StartProcess(Protocol):
@@ -84,59 +118,7 @@ class StartProcess(Protocol):
         """
 
 
-class Guarded(ABC):
-    """The common part of processes under a guardian (``UnitProcess``)."""
-
-    def __init__(self, name: str, pid: int, log: Path | None) -> None:
-        self.name = name
-        self.pid = pid
-        self._log = log
-        self._ended = asyncio.create_task(self._watch(), name=f"watch {name}")
-
-    @property
-    def running(self) -> bool:
-        return not self._ended.done()
-
-    async def wait(self) -> int:
-        return await asyncio.shield(self._ended)
-
-    async def end(self, grace_s: float) -> int:
-        self.order(grace_s)
-        try:
-            async with asyncio.timeout(grace_s + _MARGIN_S):
-                return await self.wait()
-        except TimeoutError:
-            return await self.kill()
-
-    async def kill(self) -> int:
-        self.order(0.0)
-        try:
-            async with asyncio.timeout(_MARGIN_S):
-                return await self.wait()
-        except TimeoutError:  # the guardian itself is stuck (stopped, say): do its work
-            self._kill_guardian()
-            return await self.wait()
-
-    async def _watch(self) -> int:
-        bounding = asyncio.create_task(keep_bounded(self._log)) if self._log else None
-        try:
-            return await self._guardian_end()
-        finally:
-            if bounding is not None:
-                bounding.cancel()
-
-    @abstractmethod
-    def order(self, grace_s: float) -> None: ...
-
-    @abstractmethod
-    async def _guardian_end(self) -> int:
-        """Wait for the guardian, clean up after a killed one; returns the command's status."""
-
-    @abstractmethod
-    def _kill_guardian(self) -> None: ...
-
-
-class GuardedProcess(Guarded):
+class GuardedProcess(UnitProcess):
     """One command under a guardian that ends with us, with its output in a log file.
 
     ``end`` and ``kill`` return once no process and no shared memory of it is left.

@@ -1,5 +1,6 @@
-"""The units that the launcher runs, each a ``supervise.Unit``.
+"""The units that are kept up, each a ``supervise.Unit``.
 
+- ``unit``            what all have in common: a process, its log, its heartbeats
 - ``triton``          one Triton: start, ready, lost, stop
 - ``triton_control``  asks one over gRPC: is it up, is its model ready, will it drain
 - ``orchestrator``    the orchestrator as a child process

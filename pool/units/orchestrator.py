@@ -14,10 +14,11 @@ from typing import NamedTuple
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
 from pool.process.http_get import get, http_status
-from pool.process.logs import ignore, tail, usable_log
+from pool.process.logs import ignore
 from pool.process.ports import host_port
-from pool.process.process import UnitProcess, command_environment
-from pool.supervise import Keeping, first_of, missed_heartbeats
+from pool.process.process import command_environment
+from pool.supervise import Keeping
+from pool.units.unit import ProcessUnit
 
 OWN_ADDRESS = "TIDEGATE_STATE__OWN_ADDRESS"
 START_TIMEOUT_S = 30.0
@@ -33,8 +34,8 @@ class Address(NamedTuple):
     port: int
 
 
-class OrchestratorProcess:
-    """``python -m orchestrator`` under supervision (``supervise.Unit``).
+class OrchestratorProcess(ProcessUnit):
+    """``python -m orchestrator`` under supervision.
 
     If it dies it is started again on its port: its lanes closed with it, so the workers have
     dropped its jobs, and clients get a connection error that they can retry. Modules in the working
@@ -52,19 +53,15 @@ class OrchestratorProcess:
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "orchestrator"),
         keeping: Keeping | None = None,
     ) -> None:
-        self.name = "orchestrator"
+        super().__init__("orchestrator", log=log, warn=warn, keeping=keeping)
         self.host = host
         self.port = port
         self.asked_at = self._public
         """Where it is asked how it is."""
+        self.ready_within_s: float | None = None
+        """Seconds in which it must be ready for work at its first start; None: it need not be."""
         self._env = env
-        self._log_path = log
-        self._log = log
-        """Log file of this start's output; None for stderr."""
-        self._warn = warn
         self._command = command
-        self._keeping = keeping or Keeping()
-        self._process: UnitProcess | None = None
 
     def share_port(self, number: int, own: Address) -> None:
         """Be one of several at a port, each with a number and an address of its own. To be called
@@ -83,32 +80,20 @@ class OrchestratorProcess:
         """The place where it serves, such as ``HTTP on 127.0.0.1:8080``."""
         return f"HTTP on {host_port(*self._public)}"
 
-    @property
-    def pid(self) -> int | None:
-        """Id of the process; None if there is none."""
-        return self._process.pid if self._process else None
-
     async def start(self) -> None:
         """Start it and wait until it answers. Raises ``StartFailed`` with its last log lines."""
-        self._log = usable_log(self._log_path, self._warn)
-        self._process = await self._keeping.start_process(
-            self.name,
-            self._command,
-            env=command_environment(
-                {**self._env, "TIDEGATE_HOST": self.host, "TIDEGATE_PORT": str(self.port)}
-            ),
-            log=self._log,
-        )
+        listening = {"TIDEGATE_HOST": self.host, "TIDEGATE_PORT": str(self.port)}
+        await self._spawn(self._command, command_environment({**self._env, **listening}))
         await self._wait_for("/health/live", START_TIMEOUT_S)
         if self.asked_at != self._public:  # it may open the shared port a moment later
             await self._wait_for("/health/live", START_TIMEOUT_S, self._public)
-
-    def attach(self, process: UnitProcess) -> None:
-        """Take hold of a process that was started before; ``resume`` is to follow."""
-        self._process = process
+        within_s, self.ready_within_s = self.ready_within_s, None
+        if within_s is not None:
+            for warning in await self.wait_ready(within_s):
+                self._warn(f"{warning}; plain prompts are served, chats are refused")
 
     async def resume(self) -> None:
-        """Wait until an attached process answers. Raises ``StartFailed``."""
+        """Wait until a process that was taken over answers. Raises ``StartFailed``."""
         await self._wait_for("/health/live", START_TIMEOUT_S)
 
     async def wait_ready(self, timeout_s: float) -> list[str]:
@@ -119,10 +104,6 @@ class OrchestratorProcess:
         """
         body = await self._wait_for("/health/ready", timeout_s)
         return sorted({i["chat_fault"] for i in _instances(body) if i.get("chat_fault")})
-
-    async def lost(self) -> str:
-        """Wait until it ends or hangs; returns which, in a few words."""
-        return await first_of(self._process_end(), missed_heartbeats(self._is_live, self._keeping))
 
     async def stop(self, drain_s: float) -> None:
         """Send SIGTERM (it finishes or refuses its work), and SIGKILL after ``drain_s`` and 1 s."""
@@ -141,21 +122,12 @@ class OrchestratorProcess:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGHUP)
 
-    def kill(self) -> None:
-        """Send SIGKILL, now; ``stop`` waits for the end of it."""
-        if self._process is not None:
-            self._process.order(0.0)
-
     @property
     def _public(self) -> Address:
         """Where clients on this machine reach it, or one that shares its port."""
         return Address(connect_host(self.host), self.port)
 
-    async def _process_end(self) -> str:
-        assert self._process is not None, "start it first"
-        return f"it ended with status {await self._process.wait()}"
-
-    async def _is_live(self) -> bool:
+    async def _answers(self) -> bool:
         return await http_status(*self.asked_at, "/health/live") == 200
 
     async def _wait_for(self, path: str, timeout_s: float, address: Address | None = None) -> bytes:
@@ -171,7 +143,7 @@ class OrchestratorProcess:
             if status == 200:
                 return body
             if not self._process.running:
-                raise self._failure(f"ended with status {await self._process.wait()}")
+                raise self._failure(await self._status())
             instances = _instances(body)
             faults = sorted({i["fault"] for i in instances if i.get("fault")})
             if faults:
@@ -179,13 +151,10 @@ class OrchestratorProcess:
             if time.monotonic() > deadline:
                 answer = f"HTTP {status}" if status else "no answer"
                 reasons = "".join(f"\n{i.get('address')}: {i.get('reason')}" for i in instances)
-                raise self._failure(f"{path} was still {answer} after {timeout_s:.0f} s{reasons}")
+                raise self._failure(
+                    f"still gave {answer} to {path} after {timeout_s:.0f} s{reasons}"
+                )
             await asyncio.sleep(_POLL_S)
-
-    def _failure(self, what: str) -> StartFailed:
-        if self._log is None:
-            return StartFailed(f"{self.name}: {what}; its log above says why")
-        return StartFailed(f"{self.name}: {what}:\n{tail(self._log)}\nThe whole log: {self._log}")
 
 
 def _instances(body: bytes) -> list[dict[str, str]]:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from catalog.errors import MachineUnfit, StartFailed
 from pool.process.guardian import SHARED_MEMORY
-from pool.process.logs import ignore, tail, usable_log
-from pool.process.process import UnitProcess, command_environment
-from pool.supervise import Keeping, first_of, missed_heartbeats
+from pool.process.logs import ignore
+from pool.process.process import command_environment
+from pool.units.unit import ProcessUnit
 
 PROGRAMS = ("redis-server", "valkey-server")
 START_TIMEOUT_S = 60.0
@@ -40,11 +40,8 @@ def find_store() -> str:
     )
 
 
-class StoreProcess:
-    """One store under supervision (``supervise.Unit``). It is started again with what it had, at
-    the same socket."""
-
-    name = "store"
+class StoreProcess(ProcessUnit):
+    """One store under supervision. It is started again with what it had, at the same socket."""
 
     def __init__(
         self,
@@ -53,17 +50,11 @@ class StoreProcess:
         *,
         log: Path | None = None,
         warn: Callable[[str], None] = ignore,
-        keeping: Keeping | None = None,
     ) -> None:
         """``folder`` keeps the data; it is made for this user alone."""
+        super().__init__("store", log=log, warn=warn)
         self._program = program
         self._folder = folder
-        self._log_path = log
-        self._log = log
-        """Log file of this start's output; None for stderr."""
-        self._warn = warn
-        self._keeping = keeping or Keeping()
-        self._process: UnitProcess | None = None
         # A socket's path has 107 bytes at most, which a state folder's may exceed; and its guardian
         # removes what is left there, even of a launcher that was killed.
         self._socket = SHARED_MEMORY / f"tidegate_{secrets.token_hex(6)}_store"
@@ -72,11 +63,6 @@ class StoreProcess:
     def url(self) -> str:
         """``TIDEGATE_STATE__URL`` of its orchestrators."""
         return f"unix://{self._socket}"
-
-    @property
-    def pid(self) -> int | None:
-        """Id of the process; None if there is none."""
-        return self._process.pid if self._process else None
 
     @property
     def where(self) -> str:
@@ -92,36 +78,21 @@ class StoreProcess:
             raise StartFailed(
                 f"{self.name}: cannot use {self._folder}: {error.strerror}"
             ) from error
-        self._log = usable_log(self._log_path, self._warn)
-        self._process = await self._keeping.start_process(
-            self.name,
-            self._command(),
-            env=command_environment({}),
-            log=self._log,
-            shm_prefix=self._socket.name,
-        )
+        await self._spawn(self._command(), command_environment({}), self._socket.name)
+        assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while not await self._answers():
             if not self._process.running:
-                raise self._failure(f"ended with status {await self._process.wait()}")
+                raise self._failure(await self._status())
             if time.monotonic() > deadline:
                 raise self._failure(f"did not answer within {START_TIMEOUT_S:.0f} s")
             await asyncio.sleep(_POLL_S)
-
-    async def lost(self) -> str:
-        """Wait until it ends or hangs; returns which, in a few words."""
-        return await first_of(self._process_end(), missed_heartbeats(self._answers, self._keeping))
 
     async def stop(self, drain_s: float) -> None:
         """End it: what it has taken is on the disk."""
         process, self._process = self._process, None
         if process is not None:
             await (process.end(STOP_S) if drain_s > 0 else process.kill())
-
-    def kill(self) -> None:
-        """Send SIGKILL, now; ``stop`` waits for the end of it."""
-        if self._process is not None:
-            self._process.order(0.0)
 
     def forget(self) -> None:
         """Remove the data of a store that has ended, and that nobody comes back to."""
@@ -146,12 +117,3 @@ class StoreProcess:
                 finally:
                     writer.close()
         return False
-
-    async def _process_end(self) -> str:
-        assert self._process is not None, "start it first"
-        return f"it ended with status {await self._process.wait()}"
-
-    def _failure(self, what: str) -> StartFailed:
-        if self._log is None:
-            return StartFailed(f"{self.name}: {what}; its log above says why")
-        return StartFailed(f"{self.name}: {what}:\n{tail(self._log)}\nThe whole log: {self._log}")

@@ -31,7 +31,7 @@ from pool.engines.triton import (
 )
 from pool.process.guardian import SHARED_MEMORY, remove_shared_memory
 from pool.process.http_get import get
-from pool.process.logs import ignore, usable_log, why_triton_ended
+from pool.process.logs import ignore, why_triton_ended
 from pool.process.ports import host_port
 from pool.process.process import (
     UnitProcess,
@@ -39,8 +39,9 @@ from pool.process.process import (
     has_ended_child,
     is_running,
 )
-from pool.supervise import Keeping, first_of, missed_heartbeats
+from pool.supervise import Keeping, first_of
 from pool.units.triton_control import TritonControl
+from pool.units.unit import ProcessUnit
 
 TERM_S = 1.5
 """Seconds from SIGTERM to SIGKILL: enough for ``finalize``; Triton then polls once a second."""
@@ -63,9 +64,9 @@ class _Crashed(StartFailed):
     """The server ended by a fault of its own, so that another start may well succeed."""
 
 
-class TritonInstance:
-    """A supervised Triton (``supervise.Unit``). It keeps its ports over restarts, so that lanes
-    reconnect by themselves."""
+class TritonInstance(ProcessUnit):
+    """A supervised Triton. It keeps its ports over restarts, so that lanes reconnect by
+    themselves."""
 
     def __init__(
         self,
@@ -78,16 +79,10 @@ class TritonInstance:
         warn: Callable[[str], None] = ignore,
         keeping: Keeping | None = None,
     ) -> None:
-        self.name = name
+        super().__init__(name, log=log, warn=warn, keeping=keeping)
         self.ports = ports
         self._install = install
         self._spec = spec
-        self._log_path = log
-        self._log = log
-        """Log file of this start's output; None for stderr."""
-        self._warn = warn
-        self._keeping = keeping or Keeping()
-        self._process: UnitProcess | None = None
         self._server_id = ""
         self._stubs: list[int] = []
 
@@ -113,7 +108,7 @@ class TritonInstance:
             "http_port": self.ports.http,
             "grpc_port": self.ports.grpc,
             "metrics_port": self.ports.metrics,
-            "pid": self._process.pid if self._process else None,
+            "pid": self.pid,
             "stub_pids": self._stubs,
         }
 
@@ -133,16 +128,16 @@ class TritonInstance:
         await asyncio.to_thread(self._require_tls)
         # unique per start: the old server's regions and answers are never taken for the new one's
         server_id = f"tidegate_{secrets.token_hex(6)}_"
-        self._log = usable_log(self._log_path, self._warn)
         compile_models(self._spec)
         try:
-            self._process = await self._launched(server_id)
+            await self._launch(server_id)
         except BaseException:
             remove_shared_memory(server_id)  # nobody else is there to do it
             raise
+        assert self._process is not None
         await self._loaded(self._process, server_id)
 
-    async def _launched(self, server_id: str) -> UnitProcess:
+    async def _launch(self, server_id: str) -> None:
         links = Links(server_id)
         try:
             install, spec = links.install(self._install), links.spec(self._spec)
@@ -152,13 +147,7 @@ class TritonInstance:
                 f"{self.name}: cannot make links in {SHARED_MEMORY}, which Triton needs since one "
                 f"of its paths is not plain ASCII without spaces: {error.strerror}"
             ) from error
-        return await self._keeping.start_process(
-            self.name,
-            triton_command(install, spec, self.ports, server_id),
-            env=env,
-            log=self._log,
-            shm_prefix=server_id,
-        )
+        await self._spawn(triton_command(install, spec, self.ports, server_id), env, server_id)
 
     def _require_tls(self) -> None:
         """Raise ``StartFailed`` if no client with these TLS settings could reach the server."""
@@ -169,13 +158,9 @@ class TritonInstance:
         except ValueError as error:
             raise StartFailed(f"{self.name} cannot serve with {SETTING}: {error}") from None
 
-    def attach(self, process: UnitProcess, server_id: str) -> None:
-        """Take hold of a server that was started before; ``resume`` is to follow."""
-        self._process, self._server_id = process, server_id
-
     async def resume(self) -> None:
-        """Wait for the models of an attached server. Raises ``StartFailed``."""
-        assert self._process is not None, "attach it first"
+        """Wait for the models of a server that was taken over. Raises ``StartFailed``."""
+        assert self._process is not None, "take one over first"
         await self._loaded(self._process, self._server_id)
 
     async def _loaded(self, process: UnitProcess, server_id: str) -> None:
@@ -184,18 +169,18 @@ class TritonInstance:
         async with TritonControl(self.grpc_address, self._spec.tls) as control:
             while not await self._is_ready(control, server_id):
                 if not process.running:
-                    status = await process.wait()
-                    kind = _Crashed if status in _CRASHED else StartFailed
-                    raise kind(self._told(f"ended with status {status}"))
+                    failure = self._failure(await self._status())
+                    crashed = await process.wait() in _CRASHED
+                    raise _Crashed(str(failure)) if crashed else failure
                 if not has_ended_child(process.pid):
                     dead_since = None
                 elif (
                     time.monotonic() - (dead_since := dead_since or time.monotonic()) > _UNNOTICED_S
                 ):
-                    raise StartFailed(self._told("waits for a Python process that has ended"))
+                    raise self._failure("waits for a Python process that has ended")
                 if time.monotonic() > deadline:
                     what = f"was not ready after {self._spec.load_timeout_s:.0f} s"
-                    raise StartFailed(self._told(what))
+                    raise self._failure(what)
                 await asyncio.sleep(_READY_POLL_S)
         self._stubs = children_of(process.pid)
 
@@ -206,7 +191,7 @@ class TritonInstance:
                 self._process_end(),
                 self._stub_end(),
                 self._unloading(control),
-                missed_heartbeats(lambda: self._has_models(control), self._keeping),
+                self._heartbeats(),
             )
 
     async def stop(self, drain_s: float) -> None:
@@ -231,10 +216,9 @@ class TritonInstance:
             await process.kill()
         self._process, self._stubs = None, []
 
-    def kill(self) -> None:
-        """Send SIGKILL, now; ``stop`` waits for the end of it."""
-        if self._process is not None:
-            self._process.order(0.0)
+    async def _answers(self) -> bool:
+        async with TritonControl(self.grpc_address, self._spec.tls) as control:
+            return await self._has_models(control)
 
     async def _is_ready(self, control: TritonControl, server_id: str) -> bool:
         return (
@@ -253,16 +237,11 @@ class TritonInstance:
     async def _has_models(self, control: TritonControl) -> bool:
         return all([await control.is_ready(model, _ASK_S) for model in self._spec.models])
 
-    def _told(self, what: str) -> str:
-        """``what`` with the reason that its log gives."""
-        if self._log is None:
-            return f"{self.name} {what}; its log above says why"
-        reason = why_triton_ended(self._log)
-        return f"{self.name} {what}:\n{reason}\nThe whole log: {self._log}"
+    def _reason_in(self, log: Path) -> str:
+        return why_triton_ended(log)
 
     async def _process_end(self) -> str:
-        assert self._process is not None, "start it first"
-        return f"the server ended with status {await self._process.wait()}"
+        return f"the server {await self._status()}"
 
     async def _stub_end(self) -> str:
         assert self._process is not None, "start it first"

@@ -4,7 +4,6 @@ It uses gRPC because lanes do: an answer here means that they get through too.
 """
 
 import contextlib
-from types import TracebackType
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -35,12 +34,7 @@ class TritonControl:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
     async def is_server(self, server_id: str, timeout_s: float) -> bool:

@@ -11,7 +11,6 @@ from catalog.atomic import sync_tree, write_atomically
 from catalog.model_entry import ModelEntry, ModelFormat, ModelState
 from catalog.models import ModelCatalog
 from pool import bootstrap
-from pool.artifacts.partial import PartialFile
 from pool.engines import triton_wheel
 from pool.launcher import Launcher
 from tidegate.cli.saving import save
@@ -111,30 +110,6 @@ def test_a_stamp_that_is_cut_short_is_none(
         bootstrap.install_packages([], bootstrap._STAMP)
     assert list(tmp_path.iterdir()) == []
     assert not bootstrap._has_stamp(bootstrap._STAMP)
-
-
-def test_half_a_note_of_what_has_come_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk is full in the middle of "100 200"; what is noted next would go on behind "100"."""
-    file = PartialFile(tmp_path / "model.safetensors", 900)
-    file.write(0, bytes(900))
-    file.note(0, 50)
-    write, cuts = os.write, [3]
-
-    def cut(number: int, data: bytes) -> int:
-        if cuts:
-            return write(number, bytes(data[: cuts.pop()]))
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
-        full.setattr(os, "write", cut)
-        file.note(100, 200)
-    file.note(300, 900)
-    file.close()
-    again = PartialFile(tmp_path / "model.safetensors", 900)
-    assert again.missing() == [(50, 300)]
-    again.close()
 
 
 def test_a_model_gets_its_place_when_all_of_it_is_on_the_disk(

@@ -353,12 +353,6 @@ def test_completion_is_printed_and_answers(
     assert "models" in capsys.readouterr().out
 
 
-def test_two_kinds_of_load_are_refused(capsys: Any) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["bench", "--rate", "3", "--concurrency", "2"])
-    assert "give one; see tidegate bench --help" in capsys.readouterr().err
-
-
 def test_whoever_reads_may_have_enough() -> None:
     """``tidegate … | head`` ends without a word."""
     program = "import sys; from tidegate.cli.main import main; sys.exit(main(['up', '--help']))"

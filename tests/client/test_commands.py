@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,6 @@ from orchestrator.settings.sections import QueueSettings
 from tests.orchestrator.conftest import OPERATORS_KEY, MakeService, MakeWorker, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from tidegate import ApiError, Client
-from tidegate.cli.interrupt import INTERRUPTED
 from tidegate.cli.main import main
 from tidegate.cli.picture import Picture
 from tidegate.cli.scrape import Samples
@@ -114,34 +112,6 @@ async def test_top_once(ask: Ask, service: Service, worker: FakeWorker) -> None:
     assert facts["instances"][0]["address"] == worker.address
 
 
-async def test_bench_closed_and_open(ask: Ask, worker: FakeWorker) -> None:
-    report = await ask_json(
-        ask, "bench", "--requests", "6", "--concurrency", "3", "--max-tokens", "4"
-    )
-    assert (report["requests"], report["outcomes"], report["attainment"]) == (6, {"met": 6}, 1)
-    assert report["tokens"] == 24
-    assert report["loop"] == "closed"
-    assert 0 < report["ttft_ms"]["p50"] <= report["total_ms"]["most"]
-    assert len({tuple(submit.token_ids) for submit in worker.submits}) == 6  # nothing is cached
-    status, out, err = await ask(
-        "bench", "--rate", "1000", "--requests", "5", "--max-tokens", "2", "--stop-early"
-    )
-    assert (status, err) == (0, "")
-    assert "deadlines kept  100.0 %" in out and "met 5" in out and "1000 requests/s" in out
-
-
-async def test_bench_counts_what_was_not_met(ask: Ask, worker: FakeWorker) -> None:
-    plans = iter([Plan(fail_at=1), Plan(fail_at=0), Plan()])
-    worker.plan = lambda submit: next(plans)
-    alone = ("bench", "--concurrency", "1")
-    report = await ask_json(ask, *alone, "--requests", "3")
-    assert report["outcomes"] == {"failed": 2, "met": 1}
-    assert report["codes"] == {"engine_error": 2}
-    assert report["attainment"] == 0.3333
-    status, out, _ = await ask(*alone, "--requests", "1", "--deadline-ms", "1", "--max-tokens", "9")
-    assert status == 1 and ("refused 1" in out or "missed 1" in out)
-
-
 async def test_chat_for_programs(
     ask: Ask, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +133,6 @@ async def test_chat_for_programs(
     [
         (["tasks", "show", "none"], "there is no task 'none'"),
         (["tasks", "cancel", "none"], "`tidegate tasks list`"),
-        (["bench", "--model", "other", "--requests", "1"], "other"),
     ],
 )
 async def test_what_does_not_work_is_said_in_one_line(ask: Ask, argv: list[str], said: str) -> None:
@@ -198,7 +167,7 @@ async def test_a_shell_is_told_names_that_only_the_service_knows(
     assert await offered("tasks show ", f"http://127.0.0.1:{unused_tcp_port}") == []
 
 
-@pytest.mark.parametrize("argv", [["models"], ["tasks", "list"], ["top", "--once"], ["bench"]])
+@pytest.mark.parametrize("argv", [["models"], ["tasks", "list"], ["top", "--once"]])
 def test_nobody_there(argv: list[str], unused_tcp_port: int, capsys: Any) -> None:
     assert main([*argv, "--url", f"http://127.0.0.1:{unused_tcp_port}"]) == 1
     out, err = capsys.readouterr()
@@ -229,22 +198,6 @@ async def test_a_token_is_asked_for(
     assert await asyncio.to_thread(main, argv) == 1
     assert "give its token with --token or TIDEGATE_TOKEN" in capsys.readouterr().err
     assert await asyncio.to_thread(main, [*argv, "--token", "secret"]) == 0
-
-
-async def test_ctrl_c_ends_a_benchmark_and_its_work(service: Service, worker: FakeWorker) -> None:
-    worker.plan = lambda submit: Plan(stall_at=1) if len(worker.submits) > 1 else Plan()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "tidegate", "bench", "--url", service.url, "--concurrency", "3", "--json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    await worker.until(lambda: len(worker.submits) == 4)
-    process.send_signal(signal.SIGINT)
-    out, err = await process.communicate()
-    assert (process.returncode, err) == (INTERRUPTED, b"")
-    assert json.loads(out)["outcomes"] == {"met": 1}  # what there was until then
-    await service.until(lambda: service.outcomes() == ["met", *["aborted"] * 3])
 
 
 async def test_top_lives_in_a_terminal_and_ctrl_c_leaves(service: Service) -> None:

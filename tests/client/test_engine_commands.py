@@ -58,7 +58,6 @@ def test_the_toolchain_is_shown(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         "gpus",
         "driver",
-        "kernels",
     ]
 
 

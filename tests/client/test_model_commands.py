@@ -38,17 +38,16 @@ def test_a_model_is_added_listed_shown_verified_loaded_and_removed(
     assert run("list") == 0
     header, line = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["MODEL", "STATE", "FORMAT"]
-    assert line.split()[:6] == ["mine", "active", "safetensors", "5.1", "kB", "100%"]
+    assert line.split()[:5] == ["mine", "active", "safetensors", "5.1", "kB"]
 
     assert run("show", "mine") == 0
     assert "model.safetensors" in capsys.readouterr().out
     assert run("show", "mine", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["name"], shown["state"], shown["licence"]) == ("mine", "active", "apache-2.0")
-    assert shown["resident_bytes"] == shown["bytes"]
 
     assert run("load", "mine") == 0
-    assert capsys.readouterr().out == "mine: 100% in memory\n"
+    assert capsys.readouterr().out == "mine: in memory\n"
     assert run("verify") == 0
     assert capsys.readouterr().out == "mine: every byte is as it was\n"
     config = Path(shown["path"]) / "config.json"
@@ -74,13 +73,6 @@ def test_what_goes_wrong_is_one_line_and_status_1(
     assert "bad.gguf: its tensors need" in capsys.readouterr().err
     assert run("list") == 0
     assert "interrupted" in capsys.readouterr().out
-
-
-def test_a_size_that_is_none_is_wrong_usage(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        run("add", "org/name", "--max-disk", "much")
-    assert end.value.code == 2
-    assert "expected a size such as 200GB or 64MiB, got 'much'" in capsys.readouterr().err
 
 
 def test_up_takes_a_model_by_its_name(

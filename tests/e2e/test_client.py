@@ -1,7 +1,6 @@
 """Client library, chat command and ``tritonclient`` examples against the real thing."""
 
 import asyncio
-import json
 import os
 import sys
 from contextlib import aclosing
@@ -121,9 +120,6 @@ async def test_the_commands_ask_the_real_thing(demo: Stack) -> None:
     async def said(*argv: str) -> str:
         return await script([sys.executable, "-m", "tidegate", *argv, "--url", demo.url])
 
-    load = ("bench", "--requests", "4", "--concurrency", "2", "--max-tokens", "8", "--json")
-    report = json.loads(await said(*load))
-    assert (report["outcomes"], report["tokens"]) == ({"met": 4}, 32)
     assert "demo" in await said("models")
     shown = await said("top", "--once", "--every", "0")
     assert "1 of 1 instances ready" in shown and " %" in shown.splitlines()[-1]

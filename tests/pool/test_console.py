@@ -10,20 +10,19 @@ from rich.console import Console
 
 from catalog.operator_key import keep_key, key_file
 from pool.console import curl_line, open_view
-from pool.fleet.member import pool_log
-from pool.spec import LaunchEvent, UnitEvent
+from pool.events import EventKind, PoolEvent, pool_log
 
 RUN = [
-    LaunchEvent(UnitEvent.FOUND, "triton", "Triton 2.51.0 from the wheel"),
-    LaunchEvent(UnitEvent.STARTING, "triton"),
-    LaunchEvent(UnitEvent.STARTING, "orchestrator"),
-    LaunchEvent(UnitEvent.READY, "triton", "gRPC on 127.0.0.1:8001", 2.5),
-    LaunchEvent(UnitEvent.READY, "orchestrator", "HTTP on 127.0.0.1:9000", 2.75),
-    LaunchEvent(UnitEvent.SERVING, "tidegate", "http://127.0.0.1:9000", 2.8),
-    LaunchEvent(UnitEvent.LOST, "triton", "the server ended with status 137", 0.2),
-    LaunchEvent(UnitEvent.READY, "triton", "gRPC on 127.0.0.1:8001", 3.0),
-    LaunchEvent(UnitEvent.ENDING, "tidegate"),
-    LaunchEvent(UnitEvent.ENDED, "tidegate", seconds=1.2),
+    PoolEvent(EventKind.FOUND, "triton", "Triton 2.51.0 from the wheel"),
+    PoolEvent(EventKind.STARTING, "triton"),
+    PoolEvent(EventKind.STARTING, "orchestrator"),
+    PoolEvent(EventKind.READY, "triton", "gRPC on 127.0.0.1:8001", 2.5),
+    PoolEvent(EventKind.READY, "orchestrator", "HTTP on 127.0.0.1:9000", 2.75),
+    PoolEvent(EventKind.SERVING, "tidegate", "http://127.0.0.1:9000", 2.8),
+    PoolEvent(EventKind.LOST, "triton", "the server ended with status 137", 0.2),
+    PoolEvent(EventKind.READY, "triton", "gRPC on 127.0.0.1:8001", 3.0),
+    PoolEvent(EventKind.ENDING, "tidegate"),
+    PoolEvent(EventKind.ENDED, "tidegate", seconds=1.2),
 ]
 
 
@@ -93,7 +92,7 @@ def test_the_curl_line_survives_a_shell(with_token: bool) -> None:
 def test_an_ipv6_address_is_no_pattern_to_a_shell() -> None:
     out = io.StringIO()
     with open_view(Console(file=out, width=200), curl_line("{url}", "m", with_token=False)) as view:
-        view(LaunchEvent(UnitEvent.SERVING, "tidegate", "http://[::1]:9000", 1.0))
+        view(PoolEvent(EventKind.SERVING, "tidegate", "http://[::1]:9000", 1.0))
     serving, line = out.getvalue().splitlines()
     assert serving == "serving on http://[::1]:9000 after 1.0 s"
     assert shlex.split(line)[2] == "http://[::1]:9000/v1/chat/completions"

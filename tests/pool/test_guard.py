@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from catalog.errors import PortsUnguarded
+from pool.events import PoolEvent
 from pool.launcher import Launcher
-from pool.spec import LaunchEvent, LaunchSpec
+from pool.spec import LaunchSpec
 
 PLAIN = {"TIDEGATE_WORKER__PLAIN__TOKEN": "p"}
 
@@ -30,7 +31,7 @@ def launcher(**changes: Any) -> Launcher:
 async def test_what_is_open_to_others_is_refused_with_what_to_do(
     host: str, given: dict[str, Any], lacks_lane: bool, lacks_plain: bool
 ) -> None:
-    events: list[LaunchEvent] = []
+    events: list[PoolEvent] = []
     launched = Launcher(LaunchSpec(triton_host=host, **given), events.append)
     with pytest.raises(PortsUnguarded) as raised:
         await launched.run(asyncio.Event())

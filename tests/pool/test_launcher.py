@@ -26,10 +26,11 @@ from catalog.paths import state_dir
 from pool import launcher as launcher_module
 from pool.engines import triton_fetch
 from pool.engines.triton import TritonInstall, TritonPorts, find_triton
+from pool.events import EventKind, PoolEvent
 from pool.launcher import Launcher
 from pool.process import ports
 from pool.process.ports import free_ports
-from pool.spec import LaunchEvent, LaunchSpec, UnitEvent
+from pool.spec import LaunchSpec
 from pool.supervise import RestartPolicy
 from tests.support.processes import Marked
 from tests.support.triton_models import (
@@ -46,12 +47,12 @@ class Launched:
     """A launcher in a task, its events in a queue."""
 
     def __init__(self, spec: LaunchSpec) -> None:
-        self.events: asyncio.Queue[LaunchEvent] = asyncio.Queue()
+        self.events: asyncio.Queue[PoolEvent] = asyncio.Queue()
         self.stop = asyncio.Event()
         self.launcher = Launcher(spec, self.events.put_nowait)
         self.task = asyncio.create_task(self.launcher.run(self.stop))
 
-    async def until(self, kind: UnitEvent) -> LaunchEvent:
+    async def until(self, kind: EventKind) -> PoolEvent:
         """The next event of ``kind``; raises what the launcher raised instead."""
         while True:
             getting = asyncio.create_task(self.events.get())
@@ -63,7 +64,7 @@ class Launched:
             if getting.result().kind is kind:
                 return getting.result()
 
-    def seen(self) -> list[LaunchEvent]:
+    def seen(self) -> list[PoolEvent]:
         """The events that nobody waited for."""
         return [self.events.get_nowait() for _ in range(self.events.qsize())]
 
@@ -122,7 +123,7 @@ async def test_serves_until_told_to_stop(launch: Launch, tmp_path: Path) -> None
     """Two instances, at the ports that were set for the first and ten above them."""
     http, grpc, metrics = free_ports(3)
     launched = launch(instances=2, triton_ports=TritonPorts(http, grpc, metrics))
-    serving = await launched.until(UnitEvent.SERVING)
+    serving = await launched.until(EventKind.SERVING)
     assert [each.ports.grpc for each in launched.launcher.instances] == [grpc, grpc + 10]
     regions = launch.marked.regions()
     assert len(regions) == 2
@@ -144,7 +145,7 @@ async def test_services_on_free_ports_have_logs_of_their_own(
     one = {"serve": serve, "port": 0, "log_to_stderr": False, "home": tmp_path}
     both = [launch(**one, state_file=tmp_path / name) for name in "ab"]
     for each in both:
-        await each.until(UnitEvent.READY)
+        await each.until(EventKind.READY)
     launchers = [each.launcher for each in both]
     ports = {
         each.orchestrator.port if each.orchestrator else each.instances[0].ports.grpc
@@ -172,9 +173,9 @@ async def test_fetches_a_triton_where_there_is_none_and_says_so(
     monkeypatch.setattr(triton_fetch, "find_triton", find)
     monkeypatch.setattr(triton_fetch, "fetch_triton", fetch)
     launched = launch(home=tmp_path)
-    said = await launched.until(UnitEvent.FETCHING)
+    said = await launched.until(EventKind.FETCHING)
     assert "none on this machine; fetching" in said.text and str(tmp_path) in said.text
-    await launched.until(UnitEvent.FOUND)
+    await launched.until(EventKind.FOUND)
     assert homes == [tmp_path]
 
 
@@ -197,11 +198,11 @@ async def test_goes_on_when_the_state_file_cannot_be_rewritten(
     directory = tmp_path / "run"
     directory.mkdir()
     launched = launch(state_file=directory / "state.json")
-    await launched.until(UnitEvent.SERVING)
+    await launched.until(EventKind.SERVING)
     shutil.rmtree(directory)
     os.kill(launched.server_pid, signal.SIGKILL)
-    assert "cannot write the state file" in (await launched.until(UnitEvent.WARNED)).text
-    await launched.until(UnitEvent.READY)
+    assert "cannot write the state file" in (await launched.until(EventKind.WARNED)).text
+    await launched.until(EventKind.READY)
     await launched.end()
 
 
@@ -214,7 +215,7 @@ async def test_a_log_directory_that_cannot_be_is_refused_at_once(
     launched = launch(log_to_stderr=False, home=tmp_path)
     with pytest.raises(LogUnusable, match=r"cannot write the log .*Not a directory"):
         await launched.task
-    assert [event.kind for event in launched.seen()] == [UnitEvent.FOUND]
+    assert [event.kind for event in launched.seen()] == [EventKind.FOUND]
 
 
 @pytest.mark.slow
@@ -224,12 +225,12 @@ async def test_a_restart_goes_on_without_a_log_directory(
     install = find_triton(None, state_dir())
     monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
     launched = launch(log_to_stderr=False, home=tmp_path)
-    await launched.until(UnitEvent.SERVING)
+    await launched.until(EventKind.SERVING)
     shutil.rmtree(tmp_path / "logs")
     (tmp_path / "logs").touch()
     os.kill(launched.server_pid, signal.SIGKILL)
-    assert "cannot write the log" in (await launched.until(UnitEvent.WARNED)).text
-    await launched.until(UnitEvent.READY)
+    assert "cannot write the log" in (await launched.until(EventKind.WARNED)).text
+    await launched.until(EventKind.READY)
 
 
 async def test_the_server_that_serves_is_in_the_catalog_of_engines(
@@ -238,7 +239,7 @@ async def test_the_server_that_serves_is_in_the_catalog_of_engines(
     install = find_triton(None, state_dir())
     monkeypatch.setattr(triton_fetch, "find_triton", lambda *_: install)
     launched = launch(home=tmp_path)
-    await launched.until(UnitEvent.SERVING)
+    await launched.until(EventKind.SERVING)
     while not (entries := EngineCatalog(tmp_path).entries()):  # noqa: ASYNC110 - a thread writes it
         await asyncio.sleep(0.01)
     assert [(each.engine, each.version) for each in entries] == [("triton", install.version)]
@@ -270,7 +271,7 @@ async def test_each_instance_gets_as_many_gpus_as_it_splits_its_model_over() -> 
 
 async def test_a_stop_while_it_starts(launch: Launch) -> None:
     launched = launch()
-    await launched.until(UnitEvent.STARTING)
+    await launched.until(EventKind.STARTING)
     await launched.end()
     launch.marked.wait_gone(set())
 
@@ -284,8 +285,8 @@ async def test_another_port_when_one_was_taken_meanwhile(
         choices = [[free_ports(1)[0], taken, free_ports(1)[0]], free_ports(3)]
         monkeypatch.setattr(launcher_module, "free_ports", lambda *_: choices.pop(0))
         launched = launch()
-        assert "port was taken" in (await launched.until(UnitEvent.LOST)).text
-        await launched.until(UnitEvent.SERVING)
+        assert "port was taken" in (await launched.until(EventKind.LOST)).text
+        await launched.until(EventKind.SERVING)
 
 
 @pytest.mark.slow
@@ -296,7 +297,7 @@ async def test_a_port_that_was_asked_for_is_no_other_servers(
     asked, grpc, *free = free_ports(7)
     monkeypatch.setattr(ports.random, "sample", lambda *_, **__: [grpc, asked, *free])
     launched = launch(serve=True, port=asked, triton_ports=TritonPorts(0, grpc, 0))
-    await launched.until(UnitEvent.READY)
+    await launched.until(EventKind.READY)
     (instance,) = launched.launcher.instances
     assert {instance.ports.http, instance.ports.metrics} == set(free[:2])
 
@@ -313,31 +314,31 @@ async def test_a_first_start_that_fails_is_not_repeated(launch: Launch, tmp_path
     launched = launch(REFUSES_TO_LOAD, log_to_stderr=False, home=state_dir())
     with pytest.raises(StartFailed, match="model tiny: ValueError: the model is missing"):
         await launched.task
-    assert UnitEvent.SERVING not in [event.kind for event in launched.seen()]
+    assert EventKind.SERVING not in [event.kind for event in launched.seen()]
 
 
 @pytest.mark.slow
 async def test_gives_up_on_what_keeps_dying(launch: Launch) -> None:
     launched = launch()
-    await launched.until(UnitEvent.SERVING)
+    await launched.until(EventKind.SERVING)
     with pytest.raises(GaveUp, match="triton failed 3 times in a row"):
         while True:
             os.kill(launched.server_pid, signal.SIGKILL)
-            await launched.until(UnitEvent.READY)
+            await launched.until(EventKind.READY)
 
 
 @pytest.mark.slow
 async def test_an_instance_is_given_up_alone(launch: Launch, tmp_path: Path) -> None:
     launched = launch(instances=2)
-    await launched.until(UnitEvent.SERVING)
+    await launched.until(EventKind.SERVING)
     first, second = launched.launcher.instances
     kept = second.describe()["pid"]
     for _ in range(2):
         os.kill(launched.server_pid, signal.SIGKILL)
-        await launched.until(UnitEvent.READY)
+        await launched.until(EventKind.READY)
     os.kill(launched.server_pid, signal.SIGKILL)
-    told = await launched.until(UnitEvent.WARNED)
-    assert told.unit == first.name and "failed 3 times in a row" in told.text
+    told = await launched.until(EventKind.WARNED)
+    assert told.target == first.name and "failed 3 times in a row" in told.text
     assert "goes on: triton-1" in told.text and not launched.task.done()
     assert second.describe()["pid"] == kept
     state = json.loads((tmp_path / "state.json").read_text())
@@ -345,13 +346,13 @@ async def test_an_instance_is_given_up_alone(launch: Launch, tmp_path: Path) -> 
     with pytest.raises(GaveUp, match="triton-1 failed 3 times in a row"):
         while True:
             os.kill(second.describe()["pid"], signal.SIGKILL)
-            await launched.until(UnitEvent.READY)
+            await launched.until(EventKind.READY)
 
 
 async def test_a_second_signal_cuts_the_end_short(launch: Launch) -> None:
     launched = launch(NEVER_FINALIZES, drain_s=1000.0)
-    await launched.until(UnitEvent.SERVING)
+    await launched.until(EventKind.SERVING)
     launched.stop.set()
-    await launched.until(UnitEvent.ENDING)
+    await launched.until(EventKind.ENDING)
     launched.launcher.kill()
     await launched.task

@@ -2,8 +2,9 @@
 
 import asyncio
 
-from pool.fleet.member import InstanceEvent, MemberState
+from pool.events import EventKind
 from pool.manager import Manager
+from pool.supervise import UnitState
 from tests.support.fake_pool import LOAD_S, FakeMachine, FakeWish, killed, simulate
 
 
@@ -32,9 +33,9 @@ def test_what_is_asked_for_starts_and_is_told_once_it_is_ready() -> None:
         await asyncio.sleep(LOAD_S)
         assert machine.ready == {"127.0.0.1:9001", "127.0.0.1:9002"}
         assert machine.kinds("a") == [
-            InstanceEvent.FITS,
-            InstanceEvent.SPAWNED,
-            InstanceEvent.READY,
+            EventKind.FITS,
+            EventKind.SPAWNED,
+            EventKind.READY,
         ]
         await manager.stop(1.0)
 
@@ -53,10 +54,10 @@ def test_a_lost_one_comes_back_on_its_port_and_is_not_ready_meanwhile() -> None:
         assert machine.ready == {"127.0.0.1:9001", "127.0.0.1:9002"}
         assert manager.members["a"].restarts == 1
         assert machine.kinds("a")[-4:] == [
-            InstanceEvent.LOST,
-            InstanceEvent.FITS,
-            InstanceEvent.SPAWNED,
-            InstanceEvent.READY,
+            EventKind.LOST,
+            EventKind.FITS,
+            EventKind.SPAWNED,
+            EventKind.READY,
         ]
         assert manager.members["b"].restarts == 0
         await manager.stop(1.0)
@@ -76,8 +77,8 @@ def test_a_crash_loop_is_tried_once_a_minute_and_the_others_go_on() -> None:
         assert len({round(pause, 3) for pause in pauses}) > 50
         assert len([name for _, name in machine.starts if name == "b"]) == 1
         assert machine.ready == {"127.0.0.1:9002"}
-        assert manager.members["a"].state in (MemberState.DOWN, MemberState.STARTING)
-        assert InstanceEvent.FAILED in machine.kinds("a")
+        assert manager.members["a"].state in (UnitState.DOWN, UnitState.STARTING)
+        assert EventKind.FAILED in machine.kinds("a")
         machine.failing.clear()
         await asyncio.sleep(120)
         assert manager.members["a"].is_ready, "mended"
@@ -122,7 +123,7 @@ def test_one_more_and_one_less_leave_the_others_alone() -> None:
         assert machine.running()["b"] is kept
         assert set(machine.running()) == {"b", "c"} == set(machine.written.instances)
         assert machine.ready == {"127.0.0.1:9002", "127.0.0.1:9003"}
-        assert machine.kinds("b").count(InstanceEvent.SPAWNED) == 1
+        assert machine.kinds("b").count(EventKind.SPAWNED) == 1
         await manager.stop(1.0)
         assert machine.running() == {} == machine.written.instances
 
@@ -167,7 +168,7 @@ def test_a_replacement_that_fails_leaves_the_old_one() -> None:
         assert not await manager.replace("a", FakeWish("a", 2))
         assert machine.running()["a"] is old
         assert manager.members["a"].is_ready
-        assert InstanceEvent.KEPT in machine.kinds("a")
+        assert EventKind.KEPT in machine.kinds("a")
         assert await manager.replace("a", FakeWish("a", 2)), "it can be asked for again"
         await manager.stop(0.0)
 
@@ -217,7 +218,7 @@ def test_the_next_manager_goes_on_with_what_runs() -> None:
         assert machine.running()["a"] is before["a"]
         assert machine.running()["b"].port == 9002, "its port was kept"
         assert [name for _, name in machine.starts[starts:]] == ["b"]
-        assert machine.kinds("a")[-1] is InstanceEvent.ADOPTED
+        assert machine.kinds("a")[-1] is EventKind.ADOPTED
         assert second.members["b"].is_ready
         machine.running()["a"].ended.set()
         await asyncio.sleep(LOAD_S + 2)
@@ -302,7 +303,7 @@ def test_a_full_disk_keeps_nobody_from_serving_and_is_said_once() -> None:
         machine.refuses_to_write = True
         manager = await up(machine, A)
         assert machine.ready
-        assert machine.kinds("pool").count(InstanceEvent.WARNED) == 1
+        assert machine.kinds("pool").count(EventKind.WARNED) == 1
         await manager.stop(0.0)
 
     simulate(run())

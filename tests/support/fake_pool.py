@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from catalog.errors import StartFailed
+from pool.events import EventKind, PoolEvent
 from pool.fleet.home import InstanceRecord, PoolState
-from pool.fleet.member import Hooks, InstanceEvent, PoolEvent
+from pool.fleet.member import OnStep
 from pool.manager import Manager, ManagerConfig
 from pool.process.detached import Found, Label
 from pool.process.proc import ProcessId
@@ -70,7 +71,7 @@ class FakeMachine:
         assert len({server.name for server in live}) == len(live), f"twins: {live}"
         return {server.name: server for server in live}
 
-    def kinds(self, name: str) -> list[InstanceEvent]:
+    def kinds(self, name: str) -> list[EventKind]:
         return [event.kind for event in self.events if event.target == name]
 
     def manager(self, drain_s: float = 30.0) -> Manager[FakeWish]:
@@ -89,12 +90,12 @@ class FakeMachine:
     def found(self) -> Sequence[Found]:
         return [server.found for server in self.servers if not server.ended.is_set()]
 
-    def make(self, wish: FakeWish, kept: InstanceRecord | None, hooks: Hooks) -> "FakeUnit":
+    def make(self, wish: FakeWish, kept: InstanceRecord | None, on_step: OnStep) -> "FakeUnit":
         port = 0 if kept is None else kept.ports[1]
-        return FakeUnit(self, wish.name, wish.digest, port, hooks)
+        return FakeUnit(self, wish.name, wish.digest, port, on_step)
 
-    def make_former(self, found: Found, hooks: Hooks) -> "FakeUnit":
-        return FakeUnit(self, found.label.unit, "former", 0, hooks)
+    def make_former(self, found: Found, on_step: OnStep) -> "FakeUnit":
+        return FakeUnit(self, found.label.unit, "former", 0, on_step)
 
     async def fits_beside(self, wish: FakeWish) -> bool:
         return self.has_room
@@ -121,13 +122,14 @@ class FakeUnit:
     """``PoolUnit``."""
 
     where = "nowhere"
+    misses = 0
 
     def __init__(
-        self, machine: FakeMachine, name: str, digest: str, port: int, hooks: Hooks
+        self, machine: FakeMachine, name: str, digest: str, port: int, on_step: OnStep
     ) -> None:
         self.name = name
         self.port = port
-        self.hooks = hooks
+        self.on_step = on_step
         self._machine = machine
         self._digest = digest
         self._server: Server | None = None
@@ -139,13 +141,13 @@ class FakeUnit:
     async def start(self) -> None:
         machine = self._machine
         machine.starts.append((asyncio.get_running_loop().time(), self.name))
-        self.hooks.stepped("fits")
+        self.on_step("fits")
         self.port = self.port or next(machine.ports)
         self._server = Server(
             self.name, self._digest, f"mark-{self.port}-{len(machine.servers)}", self.port
         )
         machine.servers.append(self._server)
-        self.hooks.stepped("started")
+        self.on_step("started")
         await asyncio.sleep(LOAD_S)
         if machine.failing.get(self._digest):
             machine.failing[self._digest] -= 1

@@ -18,21 +18,18 @@ class Faults:
 
     cut_after: int | None = None
     corrupt: int = 0
-    """So many whole first parts have a wrong byte."""
+    """So many whole answers have a wrong byte."""
     stall_after: int | None = None
-    stall_from: int = 0
-    """Only parts from this byte on."""
     times: int = 1
     no_ranges: bool = False
     missing: frozenset[str] = frozenset()
     missing_from: int | None = None
-    """From this byte on every part is."""
+    """From this byte on there is no rest of a file."""
     statuses: list[int] = field(default_factory=list)
     """Answered first, one each."""
     false_length: bool = False
     redirect: bool = False
     endless_redirect: bool = False
-    password_redirect: bool = False
 
 
 class Hub:
@@ -102,8 +99,6 @@ class Hub:
     async def _file(self, request: web.Request) -> web.StreamResponse:
         path = request.match_info["path"]
         self.tokens.append((request.path, request.headers.get("Authorization")))
-        if self.faults.password_redirect:
-            raise web.HTTPFound(f"http://me:secret@127.0.0.1:{request.url.port}/cdn/{path}")
         if self.faults.endless_redirect:
             raise web.HTTPFound(request.path)
         if self.faults.redirect:
@@ -124,7 +119,7 @@ class Hub:
         asked = request.headers.get("Range")
         if asked is not None and not faults.no_ranges:
             first, last = asked.removeprefix("bytes=").split("-")
-            begin, end, status = int(first), int(last) + 1, 206
+            begin, end, status = int(first), int(last) + 1 if last else len(content), 206
         if faults.missing_from is not None and begin >= faults.missing_from:
             return web.Response(status=404)
         body = bytearray(content[begin:end])
@@ -134,15 +129,12 @@ class Hub:
         answer = web.StreamResponse(status=status)
         answer.content_length = len(body)
         if status == 206:
-            told = len(content) + (7 if faults.false_length else 0)
-            answer.headers["Content-Range"] = f"bytes {begin}-{end - 1}/{told}"
+            answer.headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
         elif faults.false_length:
             answer.content_length = len(body) - 1
             body = body[:-1]
         await answer.prepare(request)
         stop = faults.cut_after if faults.cut_after is not None else faults.stall_after
-        if faults.stall_after is not None and begin < faults.stall_from:
-            stop = None
         if stop is not None and len(body) > stop and self.requests[path] <= faults.times:
             self.sent[path] += stop
             await answer.write(bytes(body[:stop]))

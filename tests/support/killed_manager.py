@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pool.fleet.home import InstanceRecord, PoolHome, PoolState
-from pool.fleet.member import Hooks, ports_of
+from pool.fleet.member import OnStep, ports_of
 from pool.manager import Manager, ManagerConfig
 from pool.process.detached import (
     DetachedProcess,
@@ -49,13 +49,14 @@ class Sleeper:
     """``PoolUnit``: a process that does nothing, at a port that nobody listens on."""
 
     where = "nowhere"
+    misses = 0
 
-    def __init__(self, home: Path, name: str, digest: str, port: int, hooks: Hooks) -> None:
+    def __init__(self, home: Path, name: str, digest: str, port: int, on_step: OnStep) -> None:
         self.name = name
         self.port = port or random.randrange(10_000, 60_000)
         self._home = home
         self._digest = digest
-        self._hooks = hooks
+        self._on_step = on_step
         self._process: DetachedProcess | None = None
 
     @property
@@ -64,9 +65,9 @@ class Sleeper:
 
     async def start(self) -> None:
         facts = {"digest": self._digest, "ports": f"0,{self.port},0"}
-        start = DetachedStarter(self._home, self.name, facts, self._hooks.stepped)
+        start = DetachedStarter(self._home, self.name, lambda: facts, self._on_step)
         self._process = await start(self.name, SLEEP, env=os.environ, log=None)
-        self._hooks.stepped("started")
+        self._on_step("started")
 
     async def attach(self, found: Found) -> None:
         self.port = ports_of(found)[1]
@@ -106,16 +107,16 @@ class SleeperMachine:
         clear_remains(self.home, found)
         return found
 
-    def make(self, wish: FakeWish, kept: InstanceRecord | None, hooks: Hooks) -> Sleeper:
+    def make(self, wish: FakeWish, kept: InstanceRecord | None, on_step: OnStep) -> Sleeper:
         def stepped(step: str) -> None:
             die_at(self._step, step)
-            hooks.stepped(step)
+            on_step(step)
 
         port = 0 if kept is None else kept.ports[1]
-        return Sleeper(self.home, wish.name, wish.digest, port, Hooks(stepped, hooks.missed))
+        return Sleeper(self.home, wish.name, wish.digest, port, stepped)
 
-    def make_former(self, found: Found, hooks: Hooks) -> Sleeper:
-        return Sleeper(self.home, found.label.unit, "", 0, hooks)
+    def make_former(self, found: Found, on_step: OnStep) -> Sleeper:
+        return Sleeper(self.home, found.label.unit, "", 0, on_step)
 
     async def fits_beside(self, wish: FakeWish) -> bool:
         return True

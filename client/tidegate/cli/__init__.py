@@ -6,13 +6,12 @@ nothing else; typer would add its own layer on it, and read annotations at every
 - ``main``       its first moments, and errors in one line
 - ``commands``   every command; one module each for their arguments: ``up`` (with ``worker``),
                  ``serve``, ``talk`` (``chat``), ``lists`` (``models``, ``tasks``, ``sessions``),
-                 ``measure`` (``top``, ``bench``), ``doctor``, ``mcp`` (the proxy is in
+                 ``top``, ``doctor``, ``mcp`` (the proxy is in
                  ``tidegate/proxy``); the rest is imported when they run:
 - ``launch``     ``tidegate up``: from ``options`` to the launcher
 - ``chat``       ``tidegate chat``
 - ``show``       ``tidegate models``, ``tasks`` and ``sessions``
 - ``watch``      ``tidegate top``, with ``scrape`` and ``picture``
-- ``load``       ``tidegate bench``, with ``load_report``
 - ``diagnosis``  ``tidegate doctor``
 - ``arguments``, ``asking`` (with ``one_call``), ``completing``, ``interrupt``, ``runtime``,
   ``terminal``

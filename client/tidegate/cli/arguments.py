@@ -1,7 +1,6 @@
 """Types and options that the commands' arguments share; their errors say what was expected."""
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,7 +16,6 @@ CORS_HELP = (
     "web pages that may use it: https://ui.example,… or * for all (TIDEGATE_HTTP__CORS_ORIGINS)"
 )
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
@@ -71,21 +69,6 @@ class Instances(Number):
         if number > MAX_INSTANCES:
             self.fail(f"must be at most {MAX_INSTANCES}, got {number}", param, ctx)
         return number
-
-
-class Size(click.ParamType[int]):
-    """Number of bytes, written as ``200GB`` or ``64MiB``."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = _SIZE.fullmatch(str(value).strip())
-        if found is None:
-            self.fail(f"expected a size such as 200GB or 64MiB, got {value!r}", param, ctx)
-        base = 1024 if found[3] else 1000
-        return int(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))
 
 
 class Words(click.ParamType[tuple[str, ...]]):

@@ -8,7 +8,6 @@ from tidegate.cli.engines import engines
 from tidegate.cli.explain import explain
 from tidegate.cli.lists import sessions, tasks
 from tidegate.cli.mcp import mcp
-from tidegate.cli.measure import bench, top
 from tidegate.cli.models import models
 from tidegate.cli.operate import drain, reload, swap
 from tidegate.cli.picker import picker
@@ -18,6 +17,7 @@ from tidegate.cli.quote import quote
 from tidegate.cli.serve import serve
 from tidegate.cli.slot import slot
 from tidegate.cli.talk import chat
+from tidegate.cli.top import top
 from tidegate.cli.up import up, worker
 
 DESCRIPTION = """\
@@ -78,7 +78,6 @@ for command in (
     tasks,
     sessions,
     top,
-    bench,
     doctor,
     plan,
     quote,

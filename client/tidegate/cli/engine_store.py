@@ -14,7 +14,6 @@ from catalog.engine_entry import ComputeMode
 from catalog.engines import EngineCatalog
 from catalog.errors import ProvisionError
 from catalog.paths import DEMO_CHECKPOINT, state_dir
-from pool.artifacts.sizes import size
 from tidegate.cli.interrupt import importing
 from tidegate.cli.terminal import console, duration, print_json, table
 
@@ -140,7 +139,6 @@ def show_toolchain(*, refresh: bool, as_json: bool) -> int:
         out.print(f"{'driver':<12}{f'CUDA {found.cuda}' if found.cuda else 'none'}")
         for name, tool in found.tools.items():
             out.print(f"{name:<12}{tool.version or '–'}  {tool.path}", soft_wrap=True)
-        out.print(f"{'kernels':<12}{size(found.triton_cache_bytes)} in {found.triton_cache}")
         return 0
 
     return _told("toolchain", work)

@@ -6,11 +6,11 @@ Imported after ``runtime.add_to_path``, which finds ``orchestrator``.
 import asyncio
 import sys
 
+from rich.filesize import decimal as size
 from rich.progress import Progress, TaskID
 
 from catalog.models import ModelCatalog
 from pool.artifacts import staging
-from pool.artifacts.sizes import size
 from pool.artifacts.source import Choice, Listing
 from tidegate.cli.model_store import about, described, preload_model, progress_bar, told
 from tidegate.cli.terminal import console, print_json

@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
+from rich.filesize import decimal as size
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -24,9 +24,8 @@ from catalog.model_entry import ModelEntry, ModelState
 from catalog.models import ModelCatalog
 from catalog.paths import state_dir
 from catalog.verify import verify_model
-from pool.artifacts.residency import preload, residency
+from pool.artifacts.preload import preload
 from pool.artifacts.room import users_of
-from pool.artifacts.sizes import size
 from tidegate.cli.terminal import console, duration, print_json, table
 
 FAILED = 1
@@ -38,9 +37,9 @@ def listing(*, as_json: bool) -> int:
         if as_json:
             print_json([described(catalog, entry) for entry in entries])
             return 0
-        columns = ("MODEL", "STATE", "FORMAT", "SIZE", "IN MEMORY", "LICENCE", "USED", "SOURCE")
+        columns = ("MODEL", "STATE", "FORMAT", "SIZE", "LICENCE", "USED", "SOURCE")
         rows = [_row(catalog, entry) for entry in entries]
-        console().print(table(columns, rows, numbers=("SIZE", "IN MEMORY", "USED")))
+        console().print(table(columns, rows, numbers=("SIZE", "USED")))
         return 0
 
     return told("list", work)
@@ -62,7 +61,6 @@ def show(name: str, *, as_json: bool) -> int:
             "revision": entry.revision,
             "licence": entry.licence or "not stated",
             "size": size(entry.bytes),
-            "in memory": _in_memory(catalog, entry),
             "verified": _ago(entry.verified_ms),
             "used": _ago(entry.used_ms),
             "digest": entry.digest,
@@ -105,7 +103,8 @@ def load(names: Sequence[str], *, as_json: bool) -> int:
             print_json([described(catalog, entry) for entry in entries])
         else:
             for entry in entries:
-                console().print(f"{entry.name}: {_in_memory(catalog, entry)} in memory")
+                if entry not in missing:
+                    console().print(f"{entry.name}: in memory")
         return FAILED if missing else 0
 
     return told("load", work)
@@ -146,10 +145,11 @@ def progress_bar() -> Iterator[Progress]:
 
 def preload_model(catalog: ModelCatalog, entry: ModelEntry) -> bool:
     """Read a model into memory; False, with a message on stderr, where it does not fit."""
+    files = [catalog.path_of(entry) / file.path for file in entry.files]
     with progress_bar() as bar:
         task = bar.add_task(f"{entry.name} into memory", total=entry.bytes)
         try:
-            preload(_paths(catalog, entry), lambda count: bar.advance(task, count))
+            preload(files, lambda count: bar.advance(task, count))
         except NoMemory as error:
             print(f"tidegate models: {entry.name} is not in memory: {error}", file=sys.stderr)
             return False
@@ -169,7 +169,6 @@ def described(catalog: ModelCatalog, entry: ModelEntry) -> dict[str, object]:
         **msgspec.to_builtins(entry),
         "bytes": entry.bytes,
         "path": str(catalog.servable_path(entry)),
-        "resident_bytes": residency(_paths(catalog, entry)).resident,
     }
 
 
@@ -179,7 +178,6 @@ def _row(catalog: ModelCatalog, entry: ModelEntry) -> tuple[str, ...]:
         _state(catalog, entry),
         entry.format.value,
         size(entry.bytes),
-        _in_memory(catalog, entry),
         entry.licence or "–",
         _ago(entry.used_ms) or "–",
         entry.source,
@@ -190,16 +188,6 @@ def _state(catalog: ModelCatalog, entry: ModelEntry) -> str:
     if entry.state is ModelState.STAGING and not catalog.is_claimed(entry.id):
         return "interrupted"
     return entry.state.value
-
-
-def _in_memory(catalog: ModelCatalog, entry: ModelEntry) -> str:
-    return f"{residency(_paths(catalog, entry)).share:.0%}"
-
-
-def _paths(catalog: ModelCatalog, entry: ModelEntry) -> list[Path]:
-    """Files of a model that are there; one being fetched has another name until it is complete."""
-    folder = catalog.path_of(entry)
-    return [folder / file.path for file in entry.files if (folder / file.path).is_file()]
 
 
 def about(entry: ModelEntry) -> str:

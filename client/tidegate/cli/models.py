@@ -10,7 +10,6 @@ from tidegate.cli.arguments import (
     POSITIVE,
     SHARE,
     GroupWithDefault,
-    Size,
     json_option,
     option,
     server_options,
@@ -70,10 +69,8 @@ def served(url: str, token: str | None, as_json: bool) -> int:
 @option("--load", is_flag=True, help="into memory, too, so that the next start is quick")
 @option("--copy", is_flag=True, help="never by links to what lies on this machine")
 @option("--allow-pickles", is_flag=True, help="weights that can run code, where no others are")
-@option("--yes", is_flag=True, help="remove other models where there is no room")
 @option("--keep-free", type=SHARE, default=20, metavar="PERCENT", help="of the disk stays free")
-@option("--max-disk", type=Size(), metavar="SIZE", help="all models together at most (no bound)")
-@option("--connections", type=POSITIVE, default=8, help="at once, for all files together")
+@option("--connections", type=POSITIVE, default=8, help="files that are fetched at once")
 @json_option
 def add(
     what: str,
@@ -83,15 +80,11 @@ def add(
     load: bool,
     copy: bool,
     allow_pickles: bool,
-    yes: bool,
     keep_free: int,
-    max_disk: int | None,
     connections: int,
     as_json: bool,
 ) -> int:
     with _importing():
-        from pool.artifacts.download import DownloadLimits
-        from pool.artifacts.room import DiskBudget
         from pool.artifacts.staging import AddRequest
         from tidegate.cli import model_adding
     wish = AddRequest(
@@ -101,9 +94,8 @@ def add(
         file=file,
         pickles=allow_pickles,
         copy=copy,
-        agreed=yes,
-        budget=DiskBudget(keep_free / 100, max_disk),
-        limits=DownloadLimits(connections=connections),
+        keep_free=keep_free / 100,
+        connections=connections,
     )
     return model_adding.add(wish, load=load, as_json=as_json)
 

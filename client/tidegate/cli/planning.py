@@ -113,7 +113,7 @@ def _slowest(instances: Sequence[Instance], model: str | None) -> tuple[Instance
     if not paces:
         raise click.ClickException(
             "no instance has measured steps (prediction.pace is missing or null): let it serve "
-            "some requests first, tidegate bench does"
+            "some requests first"
         )
     for one, pace in paces:
         _check(one, pace)

@@ -19,8 +19,7 @@ from orchestrator.telemetry.narration import (
     of_ending,
 )
 from pool.console import open_view
-from pool.fleet.member import InstanceEvent as PoolEventKind
-from pool.spec import LaunchEvent, UnitEvent
+from pool.events import EventKind, PoolEvent
 from tests.orchestrator.conftest import MakeService, Service
 from tests.support.fake_worker import FakeWorker, Plan
 from worker.protocol import AbortCause, Code, Outcome
@@ -47,8 +46,7 @@ def test_every_narration_is_one_short_sentence_with_nothing_filled_in() -> None:
 
 
 def test_every_end_and_every_step_of_a_launch_is_told() -> None:
-    assert set(LAUNCH) == set(UnitEvent)
-    assert set(POOL) == set(PoolEventKind)
+    assert set(LAUNCH) | set(POOL) == set(EventKind)
     for outcome in Outcome:
         for code in (None, *Code):
             for cause in (None, *AbortCause):
@@ -61,10 +59,10 @@ def test_a_launch_is_told_in_json_to_programs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TIDEGATE_TELEMETRY__LOG_FORMAT", "json")
     out = io.StringIO()
     with open_view(Console(file=out, width=20), None) as view:
-        for kind in UnitEvent:
-            view(LaunchEvent(kind, "triton", "what [it] says", 1.25))
+        for kind in LAUNCH:
+            view(PoolEvent(EventKind(kind), "triton", "what [it] says", 1.25))
     entries = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [entry["message"] for entry in entries] == [LAUNCH[k].sentence for k in UnitEvent]
+    assert [entry["message"] for entry in entries] == [LAUNCH[k].sentence for k in LAUNCH]
     assert entries[0]["actor"] == "launcher" and entries[0]["target"] == "triton"
     assert entries[0]["detail"] == "what [it] says" and entries[0]["seconds"] == 1.25
 

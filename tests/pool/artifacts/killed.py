@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub.file_download  # noqa: F401 - by each child otherwise
 from aiohttp import web
 
 from catalog.errors import ProvisionError
@@ -28,9 +29,7 @@ from catalog.model_entry import ModelState
 from catalog.models import ModelCatalog
 from catalog.verify import verify_model
 from pool.artifacts import staging
-from pool.artifacts.download import DownloadLimits
 from pool.artifacts.hub import HubModel
-from pool.artifacts.room import DiskBudget
 from pool.artifacts.source import Listing, SourceFile
 from pool.artifacts.staging import AddRequest, add_model
 from tests.support.hub import Hub
@@ -39,13 +38,13 @@ from tests.support.model_files import checkpoint
 REFUSED = 3
 """The status of a child that ended with a typed error."""
 
-CHANGES = ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir", "link", "write", "pwrite")
-GROW = ("mkdir", "fsync", "write", "pwrite")
+CHANGES = ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir", "link", "write")
+GROW = ("mkdir", "fsync", "write")
 """What a full disk refuses."""
 
 
 def add(home: Path, source: Path) -> None:
-    wish = AddRequest(str(source), copy=True, budget=DiskBudget(keep_free=0.0))
+    wish = AddRequest(str(source), copy=True, keep_free=0.0)
     asyncio.run(add_model(ModelCatalog(home), wish))
 
 
@@ -75,9 +74,7 @@ def fetch(home: Path, source: Path) -> None:
         return hub
 
     staging.list_hub = listed
-    wish = AddRequest(
-        "org/model", budget=DiskBudget(keep_free=0.0), limits=DownloadLimits(2, part_bytes=1500)
-    )
+    wish = AddRequest("org/model", keep_free=0.0)
     asyncio.run(add_model(ModelCatalog(home), wish))
 
 

@@ -1,25 +1,23 @@
 """Models from a hub that cuts, corrupts, stalls and lies: all or nothing is registered (PV-4)."""
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants, file_download
 
 from catalog.errors import DamagedModel, StagingFailed
 from catalog.model_entry import ModelEntry, ModelFormat, ModelState
 from catalog.models import ModelCatalog
 from catalog.verify import verify_model
-from pool.artifacts.download import DownloadLimits
-from pool.artifacts.partial import PartialFile
-from pool.artifacts.room import DiskBudget, make_room
+from pool.artifacts import staging
 from pool.artifacts.source import Listing, SourceFile, choose
 from pool.artifacts.staging import AddRequest, Progress, add_model
 from tests.support.hub import COMMIT, Faults, Hub
 from tests.support.model_files import checkpoint, gguf, safetensors
 
 StartHub = Callable[[Hub], Awaitable[str]]
-LIMITS = DownloadLimits(connections=4, part_bytes=1500, stall_s=0.2, attempts=3, backoff_s=0.001)
-ANY_DISK = DiskBudget(keep_free=0.0)
+PIECE = 500
 
 
 class Counted(Progress):
@@ -32,7 +30,7 @@ class Counted(Progress):
 
 async def add(catalog: ModelCatalog, what: str = "org/model", **wishes: object) -> ModelEntry:
     progress = Counted()
-    wish = AddRequest(what, budget=ANY_DISK, limits=LIMITS, **wishes)  # type: ignore[arg-type]
+    wish = AddRequest(what, keep_free=0.0, **wishes)  # type: ignore[arg-type]
     entry = await add_model(catalog, wish, progress)
     assert progress.bytes in (0, entry.bytes)
     return entry
@@ -48,7 +46,15 @@ def nothing_is_active(catalog: ModelCatalog) -> bool:
     return not stored and all(e.state is ModelState.STAGING for e in catalog.entries())
 
 
-async def test_a_model_is_fetched_in_parts_verified_and_registered(
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pieces, short timeouts and no pauses."""
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", PIECE)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
+
+
+async def test_a_model_is_fetched_verified_and_registered(
     catalog: ModelCatalog, start_hub: StartHub
 ) -> None:
     hub = Hub(checkpoint(20_000))
@@ -57,7 +63,6 @@ async def test_a_model_is_fetched_in_parts_verified_and_registered(
     assert entry.state is ModelState.ACTIVE and catalog.entries() == (entry,)
     assert (entry.name, entry.revision, entry.licence) == ("model", COMMIT, "apache-2.0")
     assert whole(catalog, hub, entry)
-    assert hub.requests["model.safetensors"] > 10
     assert len(entry.digest) == 64
     assert not list((catalog.folder / "staging").iterdir())
 
@@ -81,7 +86,6 @@ async def test_a_model_that_is_there_is_not_fetched_again(
         pytest.param(Faults(corrupt=1), id="corrupt once"),
         pytest.param(Faults(no_ranges=True), id="no ranges"),
         pytest.param(Faults(no_ranges=True, cut_after=700, times=2), id="no ranges, cut"),
-        pytest.param(Faults(statuses=[503, 500, 429]), id="server errors"),
         pytest.param(Faults(redirect=True), id="redirect"),
     ],
 )
@@ -97,14 +101,11 @@ async def test_what_goes_wrong_on_the_way_is_mended(
     ("faults", "said"),
     [
         pytest.param(Faults(corrupt=99), "came twice with another content", id="corrupt"),
-        pytest.param(Faults(cut_after=0, times=99), "3 times in a row", id="cut"),
-        pytest.param(Faults(stall_after=0, times=99), r"nothing came for 0\.2 s", id="stall"),
+        pytest.param(Faults(cut_after=0, times=99), "breaks off: ", id="cut"),
+        pytest.param(Faults(stall_after=0, times=99), "timed out; run the command", id="stall"),
         pytest.param(Faults(false_length=True), "do not belong together", id="length"),
-        pytest.param(
-            Faults(false_length=True, no_ranges=True), "do not belong together", id="whole length"
-        ),
         pytest.param(Faults(missing=frozenset({"model.safetensors"})), "answers 404", id="missing"),
-        pytest.param(Faults(endless_redirect=True), "redirects without an end", id="redirects"),
+        pytest.param(Faults(endless_redirect=True), "maximum allowed redirects", id="redirects"),
         pytest.param(Faults(statuses=[500] * 99), "the server answers 500", id="down"),
     ],
 )
@@ -124,14 +125,14 @@ async def test_what_cannot_be_mended_registers_nothing(
 async def test_a_second_attempt_fetches_only_what_is_missing(
     catalog: ModelCatalog, start_hub: StartHub
 ) -> None:
-    hub = Hub(checkpoint(6000), Faults(missing_from=1500))
+    hub = Hub(checkpoint(6000), Faults(cut_after=2 * PIECE, missing_from=PIECE))
     await start_hub(hub)
     with pytest.raises(StagingFailed):
         await add(catalog)
     hub.faults = Faults()
     hub.sent.clear()
     entry = await add(catalog)
-    assert hub.sent["model.safetensors"] <= len(hub.files["model.safetensors"]) - 1500
+    assert hub.sent["model.safetensors"] <= len(hub.files["model.safetensors"]) - PIECE
     assert whole(catalog, hub, entry)
 
 
@@ -242,21 +243,19 @@ async def test_a_name_that_is_taken_is_refused(catalog: ModelCatalog, start_hub:
     assert [entry.name for entry in catalog.entries()] == ["mine", "other"]
 
 
-async def test_a_broken_model_is_completed_where_there_is_no_room_for_another(
-    catalog: ModelCatalog, start_hub: StartHub
+async def test_what_is_there_of_a_broken_model_needs_no_room(
+    catalog: ModelCatalog, start_hub: StartHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is there of it counts, and it does not make room for itself."""
     hub = Hub(checkpoint(200_000))
     await start_hub(hub)
     entry = await add(catalog)
     (catalog.path_of(entry) / "config.json").write_bytes(b"{}")
     verify_model(catalog, entry)
-    tight = DiskBudget(0.0, most_bytes=250_000)
-    for agreed in (False, True):
-        mended = await add_model(
-            catalog, AddRequest("org/model", budget=tight, limits=LIMITS, agreed=agreed)
-        )
-        assert mended.state is ModelState.ACTIVE and whole(catalog, hub, mended)
+    needed: list[int] = []
+    monkeypatch.setattr(staging, "require_room", lambda catalog, bytes, share: needed.append(bytes))
+    mended = await add(catalog)
+    assert mended.state is ModelState.ACTIVE and whole(catalog, hub, mended)
+    assert needed[0] <= 0
 
 
 async def test_a_licence_and_names_that_drive_a_terminal_do_not_come_through(
@@ -282,13 +281,9 @@ async def test_a_file_with_a_second_name_is_refused(
         await add(catalog)
 
 
-@pytest.mark.parametrize("count", [-5, 2**63])
-async def test_a_size_that_no_file_has_is_refused(
-    catalog: ModelCatalog, start_hub: StartHub, count: int
-) -> None:
-    listing = Listing("hub:o/m", "o/m", (SourceFile("config.json", 2), SourceFile("m.gguf", count)))
+def test_a_size_that_no_file_has_is_refused() -> None:
     with pytest.raises(StagingFailed):
-        make_room(catalog, choose(listing).bytes, DiskBudget(0.0), agreed=True)
+        choose(Listing("hub:o/m", "o/m", (SourceFile("m.gguf", -5),)))
 
 
 def test_a_model_of_very_many_files_is_refused() -> None:
@@ -296,27 +291,3 @@ def test_a_model_of_very_many_files_is_refused() -> None:
     weights = (SourceFile("config.json", 2), SourceFile("model.safetensors", 9))
     with pytest.raises(StagingFailed, match="a model of 10003 files"):
         choose(Listing("hub:o/m", "o/m", files + weights))
-
-
-async def test_an_address_with_a_password_is_refused(
-    catalog: ModelCatalog, start_hub: StartHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await start_hub(Hub(checkpoint(), Faults(password_redirect=True)))
-    with pytest.raises(StagingFailed, match="has a password in its address"):
-        await add(catalog)
-
-
-def test_a_line_that_a_full_disk_cut_is_not_gone_on_with(tmp_path: Path) -> None:
-    """Else everything would come once more at the attempt after the next."""
-    path = tmp_path / "f"
-    file = PartialFile(path, 100)
-    file.write(0, b"x" * 100)
-    file.note(0, 40)
-    file.close()
-    with (tmp_path / "f.ranges").open("a") as notes:
-        notes.write("60 7")
-    for expected in ([(40, 100)], [(50, 100)]):
-        again = PartialFile(path, 100)
-        assert again.missing() == expected
-        again.note(40, 50)
-        again.close()

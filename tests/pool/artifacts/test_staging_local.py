@@ -14,7 +14,6 @@ from catalog.models import ModelCatalog
 from catalog.paths import DEMO_CHECKPOINT
 from catalog.verify import verify_model
 from pool.artifacts import staging
-from pool.artifacts.room import DiskBudget
 from pool.artifacts.staging import AddRequest, add_model
 from tests.support.model_files import checkpoint, gguf, safetensors
 from worker.protocol.model_digest import files_digest, model_digest
@@ -28,7 +27,7 @@ def make_folder(path: Path, files: dict[str, bytes] | None = None) -> Path:
 
 
 async def add(catalog: ModelCatalog, path: Path, **wishes: object) -> ModelEntry:
-    wish = AddRequest(str(path), budget=DiskBudget(keep_free=0.0), **wishes)  # type: ignore[arg-type]
+    wish = AddRequest(str(path), keep_free=0.0, **wishes)  # type: ignore[arg-type]
     return await add_model(catalog, wish)
 
 
@@ -136,7 +135,7 @@ async def test_a_folder_without_a_model_is_refused_with_what_it_has(
     catalog: ModelCatalog, tmp_path: Path
 ) -> None:
     source = make_folder(tmp_path / "none", {"notes.txt": b"hello"})
-    with pytest.raises(StagingFailed, match=r"expected config\.json .*there is notes\.txt \(5 B\)"):
+    with pytest.raises(StagingFailed, match=r"expected config\.json .*there is notes\.txt \(5 bytes\)"):
         await add(catalog, source)
 
 
@@ -286,9 +285,8 @@ async def test_a_model_that_cannot_be_linked_has_to_have_room(
     """As somebody else's file, which the kernel lets nobody link: it is copied."""
     source = make_folder(tmp_path / "mine")
     monkeypatch.setattr(staging, "can_link", lambda *_: False)
-    wish = AddRequest(str(source), budget=DiskBudget(0.0, most_bytes=2**20))
     with pytest.raises(NoRoom):
-        await add_model(catalog, wish)
+        await add_model(catalog, AddRequest(str(source), keep_free=1.0))
 
 
 def test_whoever_only_looks_keeps_nobody_from_work(

@@ -10,7 +10,6 @@ from catalog.errors import PortInUse
 from pool.engines.triton import TritonInstall, TritonPorts
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import PoolHome
-from pool.fleet.member import Hooks
 from pool.fleet.triton import PoolTriton, TritonHost, former
 from pool.fleet.wish import CHOSEN, InstanceSpec
 from pool.process.detached import Found, Label
@@ -18,7 +17,11 @@ from pool.process.ports import free_ports
 from pool.process.proc import ProcessId
 from tests.support.fake_gpus import FakeGpus
 
-HOOKS = Hooks(lambda step: None, lambda: None)
+
+def on_step(step: str) -> None:
+    pass
+
+
 SETTINGS = {"TIDEGATE_WORKER__ENGINE": "torch"}
 
 
@@ -28,7 +31,7 @@ def host(tmp_path: Path, advertise: str = "") -> TritonHost:
     return TritonHost(
         home=PoolHome(tmp_path),
         state_dir=tmp_path,
-        install=lambda: install,
+        install=install,
         lane_token="secret",
         gpus=Gpus(FakeGpus(40.0, 40.0), 15.0, now, lambda uuid, why: None),
         sharing=lambda: 3,
@@ -39,7 +42,7 @@ def host(tmp_path: Path, advertise: str = "") -> TritonHost:
 
 
 def unit(tmp_path: Path, wish: InstanceSpec, kept: TritonPorts = CHOSEN) -> PoolTriton:
-    return PoolTriton(host(tmp_path), wish, kept, HOOKS)
+    return PoolTriton(host(tmp_path), wish, kept, on_step)
 
 
 async def test_gpus_are_named_by_uuid_since_cuda_may_count_otherwise(tmp_path: Path) -> None:
@@ -96,7 +99,7 @@ async def test_a_fixed_port_that_somebody_has_is_said(tmp_path: Path) -> None:
         other.listen()
         taken = other.getsockname()[1]
         made = unit(tmp_path, InstanceSpec("a", "demo", ports=TritonPorts(0, taken, 0)))
-        with pytest.raises(PortInUse, match=f"127.0.0.1:{taken} is taken .* give a another port"):
+        with pytest.raises(PortInUse, match=f"127.0.0.1:{taken}: .*in use; .* give a another port"):
             made._choose_ports()
 
 
@@ -104,7 +107,7 @@ async def test_orchestrators_are_told_the_name_by_which_they_reach_it(tmp_path: 
     ports = TritonPorts(1, 2, 3)
     wish = InstanceSpec("a", "demo", host="0.0.0.0")
     assert unit(tmp_path, wish, ports).address == "127.0.0.1:2"
-    named = PoolTriton(host(tmp_path, "gpu7.example"), wish, ports, HOOKS)
+    named = PoolTriton(host(tmp_path, "gpu7.example"), wish, ports, on_step)
     assert named.address == "gpu7.example:2"
     assert unit(tmp_path, wish).address == "", "no port yet"
 
@@ -112,5 +115,5 @@ async def test_orchestrators_are_told_the_name_by_which_they_reach_it(tmp_path: 
 async def test_one_that_is_not_asked_for_any_more_is_known_by_its_label(tmp_path: Path) -> None:
     facts = {"host": "10.1.2.3", "models": "llm,slot", "ports": "1,2,3"}
     found = Found(ProcessId(1, 1), Label(str(tmp_path), "old", "mark", facts))
-    made = former(found, host(tmp_path), HOOKS)
+    made = former(found, host(tmp_path), on_step)
     assert (made.name, made._wish.host, made._wish.models) == ("old", "10.1.2.3", ("llm", "slot"))

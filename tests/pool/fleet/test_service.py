@@ -16,11 +16,11 @@ from catalog.errors import (
     StateFileUnusable,
 )
 from pool import pool_command
+from pool.events import EventKind, PoolEvent
 from pool.fleet import service as service_module
 from pool.fleet.check import plan
 from pool.fleet.control import ControlSocket, ask
 from pool.fleet.home import PoolHome
-from pool.fleet.member import InstanceEvent, PoolEvent
 from pool.fleet.registrar import AddressList
 from pool.fleet.service import Ending, PoolService
 from pool.pool_file import parse_pool_file
@@ -70,7 +70,7 @@ class Running:
                     self.task.result()
                 await asyncio.sleep(0.01)
 
-    def said(self, kind: InstanceEvent) -> list[str]:
+    def said(self, kind: EventKind) -> list[str]:
         return [event.text for event in self.events if event.kind is kind]
 
 
@@ -110,8 +110,8 @@ async def test_a_broken_file_changes_nothing_and_is_said(running: Running) -> No
     service = await running.start()
     before = running.machine.running()
     running.path.write_text("[[instances]]\nnam = 1\n")
-    await running.until(lambda: running.said(InstanceEvent.REFUSED_FILE))
-    assert "did you mean name?" in running.said(InstanceEvent.REFUSED_FILE)[0]
+    await running.until(lambda: running.said(EventKind.REFUSED_FILE))
+    assert "did you mean name?" in running.said(EventKind.REFUSED_FILE)[0]
     with pytest.raises(ProvisionError, match="did you mean name"):
         await ask(running.home, {"do": "reload"}, PATIENCE_S)
     running.path.unlink()
@@ -128,7 +128,7 @@ async def test_a_reload_says_what_it_does_and_what_needs_a_restart(running: Runn
     running.ask_for(ONE.replace("one", "two"), "heartbeat_s = 9")
     told = await ask(running.home, {"do": "reload"}, PATIENCE_S)
     assert told == {"start": ["two"], "replace": [], "end": ["one"]}
-    assert "heartbeat_s in [pool]" in running.said(InstanceEvent.WARNED)[0]
+    assert "heartbeat_s in [pool]" in running.said(EventKind.WARNED)[0]
     assert service._gpus.ledger.out == {}, "tried again"
     await running.until(lambda: running.ready() == {"two"})
 
@@ -293,7 +293,5 @@ async def test_another_machine_that_would_be_told_our_loopback_is_said(
     )
     running.ask_for(ONE + f'[orchestrators]\nregister = ["{url}"]\n', pool)
     await running.start()
-    said = [
-        text for text in running.said(InstanceEvent.WARNED) if "only this machine reaches" in text
-    ]
+    said = [text for text in running.said(EventKind.WARNED) if "only this machine reaches" in text]
     assert bool(said) == warns

@@ -36,7 +36,7 @@ class Home:
     async def start(
         self, *command: str, unit: str = "one", log: Path | None = None
     ) -> DetachedProcess:
-        starter = DetachedStarter(self.path, unit, {"port": "8001"})
+        starter = DetachedStarter(self.path, unit, lambda: {"port": "8001"})
         return await starter(unit, command or SLEEP, env=self.marked.env, log=log)
 
     def nothing_is_left(self) -> None:

@@ -12,10 +12,8 @@ import pytest
 
 from catalog.errors import StartFailed
 from catalog.paths import ROOT
-from pool.launcher import Launcher
 from pool.process.http_get import get
 from pool.process.ports import free_ports
-from pool.spec import LaunchEvent, LaunchSpec, UnitEvent
 from pool.units import orchestrator as orchestrator_module
 from pool.units.orchestrator import OrchestratorProcess
 from tests.support.fake_worker import FakeWorker, make_card
@@ -45,7 +43,24 @@ def steps(self):
 Recovery.steps = steps
 """
 """Tasks of an earlier process are taken on once that file is there."""
-StartInFront = Callable[..., Awaitable[OrchestratorProcess]]
+
+
+class InFront(OrchestratorProcess):
+    """An orchestrator in front of a worker, with what it warned of."""
+
+    def __init__(self, instances: str, log: Path, ready_within_s: float | None) -> None:
+        self.warnings: list[str] = []
+        super().__init__(
+            "127.0.0.1",
+            free_ports(1)[0],
+            {"TIDEGATE_INSTANCES": instances, "TIDEGATE_TOKEN": ""},
+            log=log,
+            warn=self.warnings.append,
+        )
+        self.ready_within_s = ready_within_s
+
+
+StartInFront = Callable[..., Awaitable[InFront]]
 
 
 @pytest.fixture
@@ -53,16 +68,11 @@ async def start(tmp_path: Path) -> AsyncIterator[StartInFront]:
     """An orchestrator in front of a worker whose card is ``make_card(**changes)``."""
     async with AsyncExitStack() as stack:
 
-        async def start(**changes: object) -> OrchestratorProcess:
+        async def start(ready_within_s: float | None = None, **changes: object) -> InFront:
             worker = FakeWorker(make_card(**changes))
             await worker.start()
             stack.push_async_callback(worker.stop)
-            process = OrchestratorProcess(
-                "127.0.0.1",
-                free_ports(1)[0],
-                {"TIDEGATE_INSTANCES": worker.address, "TIDEGATE_TOKEN": ""},
-                log=tmp_path / "orchestrator.log",
-            )
+            process = InFront(worker.address, tmp_path / "orchestrator.log", ready_within_s)
             stack.push_async_callback(process.stop, 0.0)
             await process.start()
             return process
@@ -77,20 +87,10 @@ async def test_a_model_that_can_never_be_served_is_not_waited_for(start: StartIn
 
 
 @pytest.mark.slow
-async def test_what_is_not_served_is_told_when_the_rest_is_and_the_launcher_passes_it_on(
-    start: StartInFront, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = await start(chat_template="{% nothing %}")
-    (warning,) = await process.wait_ready(60.0)
+async def test_what_is_not_served_is_told_when_the_rest_is(start: StartInFront) -> None:
+    process = await start(ready_within_s=60.0, chat_template="{% nothing %}")
+    (warning,) = process.warnings
     assert "chat template of fake cannot be read" in warning
-    events: list[LaunchEvent] = []
-
-    async def started() -> None:
-        """It runs already."""
-
-    monkeypatch.setattr(process, "start", started)
-    await Launcher(LaunchSpec(load_timeout_s=60.0), events.append)._start(process)
-    (warning,) = [event.text for event in events if event.kind is UnitEvent.WARNED]
     assert warning.endswith("'nothing'; plain prompts are served, chats are refused")
 
 

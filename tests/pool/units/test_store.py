@@ -56,7 +56,7 @@ async def test_a_store_that_cannot_start_says_why(store: StoreProcess, tmp_path:
     logs = tmp_path / "data" / "appendonlydir"
     logs.mkdir(parents=True)
     (logs / "appendonly.aof.manifest").write_text("not a manifest\n")
-    with pytest.raises(StartFailed, match=r"(?s)store: ended with status 1:.*manifest"):
+    with pytest.raises(StartFailed, match=r"(?s)store ended with status 1:.*manifest"):
         await store.start()
 
 

@@ -1,28 +1,13 @@
 """Reads a GGUF file's metadata and finds its split parts, without llama.cpp."""
 
-import mmap
 import re
-import struct
 from pathlib import Path
 from typing import Final, TypeVar
 
 from worker.errors import BrokenCheckpoint
+from worker.protocol.gguf import as_text, read_gguf
 
 SUFFIX: Final = ".gguf"
-_MAGIC: Final = b"GGUF"
-_VERSIONS: Final = (2, 3)
-_SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"} | {
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-_STRING: Final = 8
-_ARRAY: Final = 9
-_MAX_KEYS: Final = 65_536
-_MAX_VALUES: Final = 2**24
-"""Most values in one array: the largest vocabularies have some 10^6 merges."""
-_MAX_BYTES: Final = 2**29
-"""Most bytes of metadata: more could fill the memory before anything has looked at it."""
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 T = TypeVar("T")
@@ -79,11 +64,6 @@ class GgufFile:
         return value
 
 
-def as_text(piece: str) -> str:
-    """``piece`` with a replacement mark for whatever is not UTF-8."""
-    return piece.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
 def find_gguf(path: Path) -> Path:
     """The file that ``path`` names: itself, or the one model in that folder, by its first part.
 
@@ -131,77 +111,10 @@ def _first_part(file: Path) -> Path:
 
 def _read_metadata(path: Path) -> dict[str, object]:
     try:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ):
-            return _Reader(data).metadata()
+        return read_gguf(path)
     except FileNotFoundError:
         raise BrokenCheckpoint(f"{path} does not exist") from None
-    except (OSError, ValueError, struct.error) as error:
+    except (OSError, ValueError) as error:
         raise BrokenCheckpoint(
             f"{path} cannot be read as GGUF ({error}); download or convert it again"
         ) from error
-
-
-class _Reader:
-    """Reads the head of a GGUF file, front to back, little-endian."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
-        self._at = 0
-
-    def metadata(self) -> dict[str, object]:
-        if self._data[:4] != _MAGIC:
-            raise ValueError("it does not begin with GGUF")
-        self._at = 4
-        version = self._scalar("I")
-        if version not in _VERSIONS:
-            raise ValueError(f"version {version}, expected 2 or 3 (little-endian)")
-        self._scalar("Q")  # tensors
-        count = self._scalar("Q")
-        if count > _MAX_KEYS:
-            raise ValueError(f"{count} keys of metadata")
-        return {self._string(): self._value(self._scalar("I")) for _ in range(count)}
-
-    def _value(self, kind: int) -> object:
-        if self._at > _MAX_BYTES:
-            raise ValueError(f"more than {_MAX_BYTES >> 20} MiB of metadata")
-        if kind == _STRING:
-            return self._string()
-        if kind == _ARRAY:
-            return self._array()
-        if kind not in _SCALARS:
-            raise ValueError(f"a value of the unknown type {kind}")
-        return self._scalar(_SCALARS[kind])
-
-    def _array(self) -> list[object]:
-        kind, count = self._scalar("I"), self._scalar("Q")
-        if count > min(_MAX_VALUES, len(self._data)):  # each takes a byte at least
-            raise ValueError(f"an array of {count} values")
-        if kind == _ARRAY:
-            raise ValueError("an array of arrays, which no model has")
-        if kind in _SCALARS:
-            layout = f"<{count}{_SCALARS[kind]}"
-            values = list(struct.unpack_from(layout, self._data, self._at))
-            self._at += struct.calcsize(layout)
-            return values
-        return [self._value(kind) for _ in range(count)]
-
-    def _scalar(self, code: str) -> int:
-        layout = f"<{code}"
-        (value,) = struct.unpack_from(layout, self._data, self._at)
-        self._at += struct.calcsize(layout)
-        return value  # type: ignore[no-any-return]
-
-    def _string(self) -> str:
-        length = self._scalar("Q")
-        end = self._at + length
-        if end > len(self._data):
-            raise ValueError("it ends within its metadata")
-        if length > _MAX_BYTES:
-            raise ValueError(f"a text of {length} bytes")
-        text = self._data[self._at : end]
-        self._at = end
-        # Some vocabularies hold pieces of characters, which must neither end the load nor collide.
-        return text.decode("utf-8", "surrogateescape")

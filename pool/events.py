@@ -1,0 +1,54 @@
+"""Events of whoever keeps units up: ``tidegate up`` and the pool's manager.
+
+Log lines tell of them by the sentences of ``orchestrator.telemetry.narration``.
+"""
+
+import logging
+from dataclasses import dataclass
+from enum import StrEnum
+
+pool_log = logging.getLogger("orchestrator.pool")
+
+
+class EventKind(StrEnum):
+    """Kinds of events: of any unit, of a launch, of a pool."""
+
+    READY = "ready"
+    LOST = "lost"
+    WARNED = "warned"
+
+    FETCHING = "fetching"
+    FOUND = "found"
+    SIZED = "sized"
+    STARTING = "starting"
+    SERVING = "serving"
+    ENDING = "ending"
+    ENDED = "ended"
+
+    FITS = "fits"
+    SPAWNED = "spawned"
+    ADOPTED = "adopted"
+    FAILED = "failed"
+    REPLACING = "replacing"
+    KEPT = "kept"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    GPU_OUT = "gpu_out"
+    CHANGED = "changed"
+    REFUSED_FILE = "refused_file"
+    UNREGISTERED = "unregistered"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEvent:
+    """One event. ``target`` is the unit, or the whole of which it is. ``text``: what is fetched or
+    was found, the address where it is reached, why it was lost, or what goes on without what.
+
+    ``seconds``: how long the step took; for a unit that was lost or failed, the pause before the
+    next start.
+    """
+
+    kind: EventKind
+    target: str
+    text: str = ""
+    seconds: float = 0.0

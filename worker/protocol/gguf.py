@@ -1,0 +1,144 @@
+"""Reads the header of a GGUF file: its metadata, and whether its tensors fit into it. Nothing of
+its weights is read.
+
+The format is ggml's (docs/gguf.md there): magic, version, counts, key-value pairs, tensor
+descriptions, then the tensors' data from the next multiple of the alignment. Nothing that the file
+says of itself is believed.
+"""
+
+import struct
+from pathlib import Path
+from typing import BinaryIO, Final
+
+_MAGIC: Final = b"GGUF"
+_VERSIONS: Final = (2, 3)
+_SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"} | {
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING, _ARRAY = 8, 9
+_MAX_DIMS: Final = 8
+_MAX_ENTRIES: Final = 2**20
+"""Most pairs, and most tensors: a model of 10^12 parameters has thousands."""
+_MAX_TEXT_BYTES: Final = 2**24
+"""Longest text: a chat template has 100 kB at most."""
+_MAX_VALUES: Final = 2**24
+"""Most values in one array: the largest vocabularies have some 10^6 merges."""
+_MAX_BYTES: Final = 2**29
+"""Longest header: a longer one could fill the memory before anything has looked at it."""
+
+_PLAIN: Final = {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2}
+_OF_32: Final = {2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 9: 36, 20: 18, 39: 17}
+_OF_256: Final = {10: 84, 11: 110, 12: 144, 13: 176, 14: 210, 15: 292, 16: 66, 17: 74} | (
+    {18: 98, 19: 50, 21: 110, 22: 82, 23: 136, 29: 56, 34: 54, 35: 66}
+)
+_BLOCKS: Final = {
+    kind: (elements, size)
+    for elements, sizes in ((1, _PLAIN), (32, _OF_32), (256, _OF_256))
+    for kind, size in sizes.items()
+}
+"""Elements and bytes of a block, by ggml type. Types that are not here are newer than this."""
+
+
+def read_gguf(path: Path) -> dict[str, object]:
+    """The metadata of a GGUF file by key; arrays are lists. Bytes of a text that are not UTF-8 are
+    kept as surrogates (``as_text``).
+
+    Raises ``OSError``, and ``ValueError`` for a file that is no GGUF, is cut, or whose tensors do
+    not fit into it.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        raise ValueError("it is empty")
+    # Read and not mapped: the kernel would end the process if a mapped file were cut meanwhile.
+    with path.open("rb") as file:
+        return _Header(file, size).read()
+
+
+def as_text(piece: str) -> str:
+    """``piece`` with a replacement mark for whatever is not UTF-8."""
+    return piece.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+class _Header:
+    """Reads a header front to back, little-endian."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._size = size
+        self._at = 0
+
+    def read(self) -> dict[str, object]:
+        if self._take(4) != _MAGIC:
+            raise ValueError("it does not begin with GGUF, so it is no GGUF file")
+        version = self._scalar("I")
+        if version not in _VERSIONS:
+            raise ValueError(f"its GGUF version is {version}, and known are 2 and 3")
+        tensors, pairs = self._scalar("Q"), self._scalar("Q")
+        if max(tensors, pairs) > _MAX_ENTRIES:
+            raise ValueError(f"its header tells of {pairs} pairs and {tensors} tensors")
+        values = {self._text(): self._value(self._scalar("I")) for _ in range(pairs)}
+        end = max((self._tensor_end() for _ in range(tensors)), default=0)
+        alignment = values.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"its alignment is {alignment!r}")
+        needed = -(-self._at // alignment) * alignment + end
+        if tensors and needed > self._size:
+            raise ValueError(
+                f"its tensors need {needed} bytes and it has {self._size}: the file is cut"
+            )
+        return values
+
+    def _value(self, kind: int) -> object:
+        if kind == _STRING:
+            return self._text()
+        if kind == _ARRAY:
+            return self._array()
+        if kind not in _SCALARS:
+            raise ValueError(f"its header has a value of the unknown type {kind}")
+        return self._scalar(_SCALARS[kind])
+
+    def _array(self) -> list[object]:
+        kind, count = self._scalar("I"), self._scalar("Q")
+        if kind == _ARRAY:
+            raise ValueError("its header has an array of arrays, which no model has")
+        if count > min(_MAX_VALUES, self._size):  # each takes a byte at least
+            raise ValueError(f"its header has an array of {count} values")
+        if kind in _SCALARS:
+            layout = f"<{count}{_SCALARS[kind]}"
+            return list(struct.unpack(layout, self._take(struct.calcsize(layout))))
+        return [self._value(kind) for _ in range(count)]
+
+    def _tensor_end(self) -> int:
+        """The end of a tensor's data, counted from the start of all tensors' data."""
+        name, dims = self._text(), self._scalar("I")
+        if dims > _MAX_DIMS:
+            raise ValueError(f"its tensor {name} has {dims} dimensions")
+        elements = 1
+        for _ in range(dims):
+            elements *= self._scalar("Q")
+        per_block, block_bytes = _BLOCKS.get(self._scalar("I"), (1, 0))
+        return self._scalar("Q") + -(-elements // per_block) * block_bytes
+
+    def _scalar(self, code: str) -> int:
+        layout = f"<{code}"
+        (value,) = struct.unpack(layout, self._take(struct.calcsize(layout)))
+        return value  # type: ignore[no-any-return]
+
+    def _text(self) -> str:
+        # Some vocabularies hold pieces of characters, which must neither end a load nor collide.
+        return self._take(self._scalar("Q"), _MAX_TEXT_BYTES).decode("utf-8", "surrogateescape")
+
+    def _take(self, count: int, most: int = _MAX_BYTES) -> bytes:
+        if count > self._size - self._at:
+            raise ValueError("its header goes on beyond its end: the file is cut")
+        if count > most:
+            raise ValueError(f"its header has a text of {count} bytes")
+        if self._at + count > _MAX_BYTES:
+            raise ValueError(f"its header has more than {_MAX_BYTES >> 20} MiB")
+        self._at += count
+        data = self._file.read(count)
+        if len(data) < count:
+            raise ValueError("it was cut while it was read")
+        return data
