@@ -78,7 +78,6 @@ from orchestrator.tasks.journal.file import JournalConfig, JournalFile
 from orchestrator.tasks.journal.file_store import FileStore
 from orchestrator.tasks.journal.memory import Journal
 from orchestrator.tasks.journal.metrics import JOURNAL
-from orchestrator.tasks.journal.sealing import read_keys
 from orchestrator.tasks.journal.store import JournalStore
 from orchestrator.tasks.journal.terms import JournalTerms
 from orchestrator.tasks.metrics import TaskMetrics
@@ -529,7 +528,6 @@ def _journal_terms(settings: Settings) -> JournalTerms:
         window_ms=journal.loss_window_ms,
         keep_results_s=journal.keep_results_s,
         keep_s=journal.keep_s,
-        keys=() if journal.key is None else read_keys(journal.key.get_secret_value()),
     )
 
 
@@ -579,7 +577,7 @@ def _lane_config(settings: Settings) -> LaneConfig:
 def _batches(
     settings: Settings, file: JournalFile | None, clock: Clock, shared_state: "SharedState | None"
 ) -> Batches | None:
-    """Batches, in a folder beside the journal, under the journal's locks and keys; None without a
+    """Batches, in a folder beside the journal, under the journal's locks; None without a
     journal. Of processes that share a port one has them, and another once that one has ended."""
     siblings = None if shared_state is None else shared_state.siblings
     journal, claim = None if file is None else file.config, None
@@ -600,10 +598,9 @@ def _batches(
         attempts=settings.dispatch.attempts,
     )
     if file is not None:
-        return Batches(config, file.sealer, clock, file.boot, claim)
+        return Batches(config, clock, file.boot, claim)
     assert shared_state is not None
-    tasks = shared_state.tasks
-    return Batches(config, tasks.sealer, clock, tasks.boot, claim)
+    return Batches(config, clock, shared_state.tasks.boot, claim)
 
 
 def _admission(settings: Settings) -> AdmissionConfig:

@@ -196,7 +196,7 @@ class Settings(BaseSettings):
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
             )
         if self.journal.path is None and self.state.url is None:
-            for name in ("durable_by_default", "loss_window_ms", "key"):
+            for name in ("durable_by_default", "loss_window_ms"):
                 if getattr(self.journal, name):
                     raise ValueError(f"journal.{name}: needs {ENV_PREFIX}JOURNAL__PATH")
         own = self.state.own

@@ -2,6 +2,11 @@
 
 from typing import Final
 
+_NO_KEY: Final = (
+    "this setting is gone, and nothing here is encrypted any more: put the journal on an encrypted "
+    "disk (docs/durability.md)"
+)
+
 RENAMED: Final = {
     "health_port": "health.port",
     "health_stalled_after_s": "health.stalled_after_s",
@@ -91,7 +96,8 @@ RENAMED: Final = {
     "journal_window_ms": "journal.loss_window_ms",
     "journal_keep_results_s": "journal.keep_results_s",
     "journal_keep_s": "journal.keep_s",
-    "journal_key": "journal.key",
+    "journal_key": _NO_KEY,
+    "journal.key": _NO_KEY,
     "batch_window": "batches.window",
     "batch_max_lines": "batches.max_lines",
     "batch_file_bytes": "batches.file_bytes",
@@ -108,4 +114,4 @@ RENAMED: Final = {
     "log_format": "telemetry.log_format",
     "log_level": "telemetry.log_level",
 }
-"""Today's dotted names by the names before."""
+"""Today's dotted names by the names before, or what became of those that are gone."""

@@ -22,7 +22,6 @@ from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
 from orchestrator.retention import Retention
-from orchestrator.tasks.journal.sealing import read_keys
 from orchestrator.telemetry.log import LogFormat
 from worker.environment import HIDDEN, Names, Section
 
@@ -454,23 +453,11 @@ class JournalSettings(Section):
     """How long a durable task's text is kept after its end, for whoever asks for it then."""
     keep_s: float = Field(default=7 * 86_400.0, ge=0)
     """How long a durable task's outcome and ``Idempotency-Key`` are kept after its end."""
-    key: SecretStr | None = None
-    """Key that encrypts prompts and texts in the journal: 32 bytes in base64; needs the extra
-    ``journal``. Of several, comma-separated, the first encrypts and all of them decrypt, so that a
-    key can be replaced."""
 
     @field_validator("path", mode="before")
     @classmethod
     def _check_path(cls, value: object) -> object:
         return None if value == "" else value
-
-    @field_validator("key")
-    @classmethod
-    def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is None or not value.get_secret_value():
-            return None
-        read_keys(value.get_secret_value())
-        return value
 
     @model_validator(mode="after")
     def _check_times(self) -> "JournalSettings":

@@ -56,12 +56,25 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX tasks_by_age ON tasks (ended_age) WHERE ended_age IS NOT NULL",
         "CREATE INDEX results_by_age ON results (ended_age)",
     ),
+    (
+        # Records began with a byte that said whether they were encrypted: 0, for they were not.
+        "UPDATE requests SET body = substr(body, 2)",
+        "UPDATE tokens SET body = substr(body, 2)",
+        "UPDATE results SET body = substr(body, 2)",
+    ),
 )
 VERSION = len(MIGRATIONS)
 
 
 def version_of(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def is_encrypted(db: sqlite3.Connection) -> bool:
+    """Whether a file of an earlier version was encrypted: it has something to recognize its key
+    by."""
+    found = db.execute("SELECT 1 FROM meta WHERE name GLOB 'key_probe*' LIMIT 1").fetchone()
+    return found is not None
 
 
 def migrate(db: sqlite3.Connection, version: int = VERSION) -> None:

@@ -15,7 +15,6 @@ from orchestrator.tasks.journal.ages import MAX_OFF_S, AgeClock
 from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal
 from orchestrator.tasks.journal.records import live_task
 from orchestrator.tasks.journal.schema import VERSION, migrate, version_of
-from orchestrator.tasks.journal.sealing import Sealer
 from orchestrator.tasks.journal.transaction import remove_old, write
 from tests.orchestrator.tasks.journal.conftest import Restarts, status_of, task_of
 from tests.orchestrator.tasks.journal.test_prefixes import accept, ended
@@ -108,8 +107,8 @@ def test_a_jump_removes_nothing_early_and_keeps_nothing_longer(db: sqlite3.Conne
         ages.load(db)
 
         def end(n: int) -> None:
-            write(db, Sealer(()), [accept(n)], ages.now())
-            write(db, Sealer(()), [ended(n, [1])], ages.now())
+            write(db, [accept(n)], ages.now())
+            write(db, [ended(n, [1])], ages.now())
 
         def left() -> list[int]:
             remove_old(db, ages.now() - 100, ages.now() - 100)
