@@ -63,16 +63,16 @@ from orchestrator.recording.explainer import Explainer
 from orchestrator.recording.recorder import Recorder
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
+from orchestrator.retention import KeptStore
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
 from orchestrator.sessions.metrics import SESSIONS
 from orchestrator.sessions.store import SessionStore
 from orchestrator.settings import Settings
 from orchestrator.slots.fleet import FleetConfig, SlotFleet
-from orchestrator.slots.gate import SlotGate
 from orchestrator.slots.ledger import FLEET, SlotLedger
 from orchestrator.slots.metrics import SLOTS
 from orchestrator.slots.service import Slots, SlotsConfig
-from orchestrator.slots.store import SlotStore
+from orchestrator.slots.slot import Slot
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalConfig, JournalFile
 from orchestrator.tasks.journal.file_store import FileStore
@@ -412,11 +412,16 @@ def _slots(
         clock,
         common.rng,
     )
+
+    def enter(slot: Slot) -> None:
+        admission.begin(slot)
+        limiter.begin(slot)
+
     slots = Slots(
-        SlotGate(admission, limiter, clock, floor_ms=settings.admission.floor_ms),
+        enter,
         fleet,
         SlotLedger(metrics, clock),
-        SlotStore(clock, settings.slots),
+        KeptStore(clock, settings.slots, "slot"),
         SlotsConfig(
             _feasibility(settings),
             max_waiting=settings.slots.max_waiting,

@@ -62,6 +62,7 @@ def narrate(
     told: Narration,
     target: str,
     level: int = logging.INFO,
+    /,
     **more: Field,
 ) -> None:
     """Log an event. ``target`` is the instance, model or unit that it happens to."""

@@ -25,7 +25,8 @@ from orchestrator.settings import CONFIG_FILE, Settings, load_settings
 from orchestrator.tasks.journal.file import open_journal
 from orchestrator.tasks.journal.lock import JournalHeld
 from orchestrator.tasks.journal.memory import MemoryJournal
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import Stage
 from pool.engines.verify import verify_engine
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card

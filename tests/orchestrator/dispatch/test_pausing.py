@@ -14,7 +14,8 @@ from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.instances.instance import InstanceState
 from orchestrator.placement import Candidate, Placer
 from orchestrator.tasks.job import Priority
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import Stage
 from tests.orchestrator.api.http.test_event_stream import read_to_end, send
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.orchestrator.dispatch.test_retry import EXPECTED, speak, text_of

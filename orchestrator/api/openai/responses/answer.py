@@ -14,8 +14,9 @@ from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import Piece, Reasoning
 from orchestrator.tasks.job import Message
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
 from orchestrator.tasks.tools import ToolCall
+from orchestrator.tasks.work import Stage
 from worker.protocol import Delta, TokenLogprob
 
 

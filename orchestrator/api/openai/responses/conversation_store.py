@@ -9,10 +9,9 @@ from uuid import uuid4
 import msgspec
 
 from orchestrator.api.openai.responses.kept_items import KeptItem
-from orchestrator.api.openai.responses.owned import OwnedStore
 from orchestrator.clock import Clock
 from orchestrator.errors import InvalidRequest
-from orchestrator.retention import ItemCall, Retention, ignore, no_such
+from orchestrator.retention import ItemCall, OwnedStore, Retention, ignore, no_such
 
 _OWN_BYTES = 512
 """Bytes that keeping a conversation takes beside its items and metadata."""
