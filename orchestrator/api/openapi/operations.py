@@ -21,7 +21,6 @@ from orchestrator.api.openai.responses.conversations import (
     MetadataRequest,
 )
 from orchestrator.api.openai.responses.types import ResponsesRequest
-from orchestrator.api.openai.similarity import RerankRequest, ScoreRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
 from orchestrator.api.operator.types import (
@@ -69,8 +68,6 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/chat/completions": Operation(ChatRequest, _BOTH),
     "POST /v1/completions": Operation(CompletionRequest, _BOTH),
     "POST /v1/embeddings": Operation(EmbeddingRequest),
-    **{f"POST {at}/score": Operation(ScoreRequest) for at in ("", "/v1")},
-    **{f"POST {at}/rerank": Operation(RerankRequest) for at in ("", "/v1", "/v2")},
     **{
         f"POST {path}/{{task_id}}/cancel": Operation(statuses=(202,))
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v2/tasks")

@@ -20,9 +20,7 @@ from tests.orchestrator.api.http.test_tolerant_reader import (
     GENERATE,
     HI,
     MESSAGES,
-    RERANK,
     RESPONSES,
-    SCORE,
     TEXT,
     TOKENIZE,
     sent,
@@ -113,16 +111,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         "exclude, parameters.new",
     ),
     (EMBEDDINGS, {"chat_template_kwargs": {"thinks": False}, "dims": 3}, "dims"),
-    (SCORE, {"use_activation": True, "truncation_side": "left"}, "use_activation, truncation_side"),
-    (
-        RERANK,
-        {
-            "documents": [{"text": "a", "id": 1}],
-            "max_tokens_per_doc": 512,
-            "return_documents": True,
-        },
-        "documents[].id, max_tokens_per_doc",
-    ),
+    (EMBEDDINGS, {"use_activation": True}, "use_activation"),
     # null, and numbers in strings
     (CHAT, dict.fromkeys(("temperature", "top_p", "stop", "n", "tools", "seed", "logit_bias")), ""),
     (
@@ -289,8 +278,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (RESPONSES, {"structured_outputs": {"json": {}}}, Refused("send text.format")),
     (RESPONSES, {"n": 2}, Refused("n is not supported here")),
     (EMBEDDINGS, {"dimensions": 2}, Refused("dimensions")),
-    (SCORE, {"text_2": [{"image_url": "x"}]}, Refused("text_2[0] must be a string")),
-    (RERANK, {"truncate_prompt_tokens": 4}, Refused("truncate_prompt_tokens")),
+    (EMBEDDINGS, {"truncate_prompt_tokens": 4}, Refused("truncate_prompt_tokens")),
     (TOKENIZE, {"chat_template": "{{ x }}"}, Refused("chat_template")),
     (GENERATE, {"parameters": {"length_penalty": 2}}, Refused("length_penalty")),
 ]
