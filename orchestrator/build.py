@@ -76,7 +76,6 @@ from orchestrator.slots.slot import Slot
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalConfig, JournalFile
 from orchestrator.tasks.journal.file_store import FileStore
-from orchestrator.tasks.journal.memory import Journal
 from orchestrator.tasks.journal.metrics import JOURNAL
 from orchestrator.tasks.journal.store import JournalStore
 from orchestrator.tasks.journal.terms import JournalTerms
@@ -160,7 +159,6 @@ def build(
     settings: Settings,
     clock: Clock,
     rng: random.Random,
-    journal: Journal,
     *,
     make_lane: LaneMaker | None = None,
     file: JournalFile | None = None,
@@ -178,7 +176,7 @@ def build(
     common = _Common(settings, clock, rng, metrics, executor, queue)
     instances = _instances(common, make_lane)
     registry = instances.registry
-    settler = Settler(TaskMetrics(metrics, clock), journal, clock)
+    settler = Settler(TaskMetrics(metrics, clock), clock)
     foresight = _foresight(common, registry)
     admission = Admission(
         registry, queue, foresight.placer, foresight.prediction, clock, _admission(settings)

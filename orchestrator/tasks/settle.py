@@ -1,4 +1,4 @@
-"""The end of every task: its outcome, then metrics, one log line, the journal (DL-10)."""
+"""The end of every task: its outcome, then metrics and one log line (DL-10)."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ from orchestrator.clock import Clock
 from orchestrator.errors import EngineError, Unavailable
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.journal.memory import Journal, Record
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.task import Task
 from orchestrator.tasks.work import AnyWork
@@ -18,9 +17,8 @@ from worker.protocol import End, FinishReason, OnDeadline, Outcome
 class Settler:
     """Ends tasks, each exactly once: a second end changes nothing."""
 
-    def __init__(self, metrics: TaskMetrics, journal: Journal, clock: Clock) -> None:
+    def __init__(self, metrics: TaskMetrics, clock: Clock) -> None:
         self.metrics = metrics
-        self._journal = journal
         self._clock = clock
 
     def settle(
@@ -75,19 +73,6 @@ class Settler:
             total_ms=_ms(marks.received, marks.ended),
             budget=str(ending.budget),
             deadline_source=task.deadline.source or None,
-        )
-        self._journal.settled(
-            Record(
-                task_id=task.id,
-                correlation_id=task.correlation_id,
-                api=task.job.api.value,
-                model=task.model,
-                outcome=ending.outcome,
-                code="" if ending.error is None else ending.error.code.value,
-                prompt_tokens=task.prompt_tokens,
-                completion_tokens=task.completion_tokens,
-                ended_unix=self._clock.unix(),
-            )
         )
 
 

@@ -1,4 +1,4 @@
-"""The record of requests: one entry for every end, and durable tasks in whole (OR-5).
+"""Durable tasks, written down (OR-5).
 
 A durable task, from its submission to the day when nothing is left of it::
 

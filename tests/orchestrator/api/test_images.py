@@ -330,5 +330,5 @@ async def test_no_image_is_logged(
     with caplog.at_level(logging.DEBUG):
         await post(service, chat(image_url(url(CAT))))
         await post(service, chat(image_url(url(b"x" * 64))))
-    told = caplog.text + json.dumps([repr(one) for one in service.journal.records])
+    told = caplog.text + json.dumps([repr(one) for one in service.ends])
     assert base64.b64encode(CAT).decode()[:64] not in told and repr(CAT[:40])[2:-1] not in told

@@ -411,7 +411,7 @@ async def test_a_paused_job_goes_on_where_it_stopped(
     assert text_of(events) == EXPECTED
     assert [e.event for e in events].count("started") == 1
     await stage.ends("met", "met")
-    assert [record.task_id for record in stage.service.journal.records] == [urgent, long]
+    assert [record.task_id for record in stage.service.ends] == [urgent, long]
     assert len(stage.worker.submits) == 2
     stats = stage.service.parts.pausing.stats
     assert (stats.paused, stats.resumed) == (1, 1)

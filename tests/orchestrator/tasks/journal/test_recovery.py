@@ -356,7 +356,7 @@ async def test_a_drain_that_is_taken_back_takes_its_tasks_back(
     # It was offered once, and met: the drain is in no book.
     tallies = service.orchestrator.stages.prediction.calibration.tallies.values()
     assert not any(tally.given for tally in tallies)  # it is of those that went on
-    assert [record.task_id for record in service.journal.records] == [task_id]
+    assert [record.task_id for record in service.ends] == [task_id]
     assert service.outcomes() == ["met"]
     assert service.metric("tidegate_offered_total", api="tasks") == 1
     assert sum(service.orchestrator.stages.settler.metrics.settled.values()) == 1
