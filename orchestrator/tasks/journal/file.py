@@ -17,7 +17,7 @@ from orchestrator.clock import Boot, this_boot
 from orchestrator.tasks.journal.lock import JournalError, JournalLock
 from orchestrator.tasks.journal.packed import read_record, read_tokens
 from orchestrator.tasks.journal.records import COLUMNS, StoredRequest, TaskRow, UnfinishedTask
-from orchestrator.tasks.journal.schema import VERSION, is_encrypted, migrate, version_of
+from orchestrator.tasks.journal.schema import FIRST, VERSION, migrate, version_of
 from orchestrator.tasks.journal.terms import JournalTerms
 from orchestrator.telemetry.log import fields, service_log
 
@@ -179,11 +179,11 @@ def prepare(config: JournalConfig) -> None:
                 f"{config.path} is of version {version}, and this Tidegate knows {VERSION}: run "
                 "the newer one, or set another TIDEGATE_JOURNAL__PATH"
             )
-        if version and is_encrypted(db):
+        if 0 < version < FIRST:
             raise JournalError(
-                f"{config.path} was encrypted by a Tidegate before 0.1.0 (TIDEGATE_JOURNAL__KEY), "
-                "which this one cannot read: end its tasks with that one, or set another "
-                "TIDEGATE_JOURNAL__PATH; nothing was changed"
+                f"{config.path} is of a Tidegate before 0.1.0, and may be encrypted: end its tasks "
+                "with that one, then remove it, or set another TIDEGATE_JOURNAL__PATH; nothing was "
+                "changed"
             )
         migrate(db)
 

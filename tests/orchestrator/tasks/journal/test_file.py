@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 from orchestrator.settings import InvalidSettings, load_settings
+from orchestrator.tasks.journal import file as journal_file
+from orchestrator.tasks.journal import schema
 from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal, set_aside
 from orchestrator.tasks.journal.lock import JournalError
-from orchestrator.tasks.journal.packed import pack
 from orchestrator.tasks.journal.records import COLUMNS, StoredTokens, pack_ids
-from orchestrator.tasks.journal.schema import MIGRATIONS, VERSION, migrate, version_of
+from orchestrator.tasks.journal.schema import FIRST, VERSION, version_of
 from tests.orchestrator.tasks.journal.test_prefixes import accept
 
 
@@ -112,34 +113,30 @@ def test_one_from_a_backup_is_readable_to_nobody_else(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_of_every_earlier_version_is_brought_forward(path: Path) -> None:
+def test_one_from_before_the_first_release_is_refused_and_left_alone(path: Path) -> None:
+    """Its records have another form, and may be encrypted (``TIDEGATE_JOURNAL__KEY``)."""
     path.parent.mkdir()
-    for version in range(1, VERSION):
+    for version in (1, FIRST - 1):
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
-            migrate(db, version)
-            db.execute(
-                "INSERT INTO tasks (n, id, key, digest, accepted_unix, deadline_unix_ms, model, "
-                "correlation_id, prompt_tokens) VALUES (7, 'old', '', x'', 1, 2, 'm', 'c', 3)"
-            )
-            db.execute("INSERT INTO requests VALUES (7, ?)", (b"\0" + pack(accept(7).request),))
-        opened = open_journal(JournalConfig(path))
-        assert [one.row.id for one in opened.unfinished] == ["old"] and opened.next_n == 8
-        assert opened.unfinished[0].request == accept(7).request
-        opened.close()
+            db.execute(f"PRAGMA user_version = {version}")
+        with pytest.raises(JournalError, match=r"of a Tidegate before 0\.1\.0, and may be encr"):
+            open_journal(JournalConfig(path))
         with closing(sqlite3.connect(path)) as db:
-            assert version_of(db) == len(MIGRATIONS)
-        path.unlink()
+            assert version_of(db) == version
 
 
-def test_one_that_was_encrypted_is_refused_and_left_alone(path: Path) -> None:
-    path.parent.mkdir()
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        migrate(db, 3)
-        db.execute("INSERT INTO meta VALUES ('key_probe:0badc0de', x'02')")
-    with pytest.raises(JournalError, match="was encrypted by a Tidegate before"):
-        open_journal(JournalConfig(path))
+def test_a_file_of_an_earlier_version_is_brought_forward(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_journal(JournalConfig(path)).close()
+    step = ("ALTER TABLE tasks ADD COLUMN more TEXT",)
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, step))
+    monkeypatch.setattr(schema, "VERSION", VERSION + 1)
+    monkeypatch.setattr(journal_file, "VERSION", VERSION + 1)
+    open_journal(JournalConfig(path)).close()
     with closing(sqlite3.connect(path)) as db:
-        assert version_of(db) == 3
+        assert version_of(db) == VERSION + 1
+        db.execute("SELECT more FROM tasks")
 
 
 def test_a_newer_version_is_refused(path: Path) -> None:
