@@ -34,10 +34,10 @@ from orchestrator.ids import Ids, new_tag
 from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
-from orchestrator.instances.monitor import InstanceMonitor, MonitorConfig
-from orchestrator.instances.registry import LaneMaker, Registry, RegistryConfig
+from orchestrator.instances.monitor import InstanceMonitor
+from orchestrator.instances.registry import LaneMaker, Registry
 from orchestrator.instances.served_models import ServedModels
-from orchestrator.lanes import LaneConfig, LaneFactory
+from orchestrator.lanes import LaneFactory
 from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.loading.demand import DemandConfig, ModelDemand
@@ -68,7 +68,7 @@ from orchestrator.service import Orchestrator, ServiceConfig, Stages
 from orchestrator.sessions.metrics import SESSIONS
 from orchestrator.sessions.store import SessionStore
 from orchestrator.settings import Settings
-from orchestrator.slots.fleet import FleetConfig, SlotFleet
+from orchestrator.slots.fleet import SlotFleet
 from orchestrator.slots.ledger import FLEET, SlotLedger
 from orchestrator.slots.metrics import SLOTS
 from orchestrator.slots.service import Slots, SlotsConfig
@@ -278,14 +278,11 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
     listed = tuple(entry for entry in settings.instances if not is_source(entry))
     registry = Registry(
         listed,
-        RegistryConfig(
-            lanes_per_instance=settings.lanes.per_instance,
-            max_backlog=settings.dispatch.max_backlog,
-            lane=_lane_config(settings),
-        ),
+        settings.lanes,
         clock,
         common.rng,
         LaneFactory() if make_lane is None else make_lane,
+        max_backlog=settings.dispatch.max_backlog,
     )
     models = ServedModels(
         registry, common.executor, special_in_prompts=settings.models.special_tokens_in_prompts
@@ -293,7 +290,7 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
     monitor = InstanceMonitor(
         registry,
         models,
-        MonitorConfig(settings.lanes.suspect_after_s, settings.lanes.down_after_s),
+        settings.lanes,
         clock,
         common.metrics.histogram(
             "per_token_emission_latency_us",
@@ -398,18 +395,7 @@ def _slots(
     is_watching: bool,
 ) -> tuple[Slots, SlotFleet]:
     settings, clock, metrics = common.settings, common.clock, common.metrics
-    lane_config = _lane_config(settings)
-    fleet = SlotFleet(
-        registry,
-        FleetConfig(
-            lane_config,
-            settings.lanes.suspect_after_s,
-            settings.lanes.down_after_s,
-            is_watching=is_watching,
-        ),
-        clock,
-        common.rng,
-    )
+    fleet = SlotFleet(registry, settings.lanes, clock, common.rng, is_watching=is_watching)
 
     def enter(slot: Slot) -> None:
         admission.begin(slot)
@@ -425,7 +411,7 @@ def _slots(
             max_waiting=settings.slots.max_waiting,
             attempts=settings.dispatch.attempts,
             grace_s=settings.deadlines.grace_ms / 1000,
-            lane=lane_config,
+            lane=settings.lanes,
             tag=tag,
         ),
         clock,
@@ -441,9 +427,8 @@ def _loading(
     common: _Common, registry: Registry, foresight: _Foresight
 ) -> tuple[Swaps, ModelDemand]:
     settings, clock = common.settings, common.clock
-    lane_config = _lane_config(settings)
-    ask = partial(ask_for_swap, tls=lane_config.tls)
-    swaps = Swaps(registry, common.queue, ask, clock, token=lane_config.token)
+    ask = partial(ask_for_swap, tls=settings.lanes.tls)
+    swaps = Swaps(registry, common.queue, ask, clock, token=settings.lanes.shown_token)
     demand = ModelDemand(
         registry,
         common.queue,
@@ -562,19 +547,6 @@ def make_shared_state(
     if state.own_address is not None:
         shared_state.share_port(group_of(settings.host, settings.port), state.own_address)
     return shared_state
-
-
-def _lane_config(settings: Settings) -> LaneConfig:
-    lanes = settings.lanes
-    return LaneConfig(
-        open_timeout_s=lanes.open_timeout_s,
-        keepalive_s=lanes.keepalive_s,
-        reconnect_min_s=lanes.reconnect_min_s,
-        reconnect_max_s=lanes.reconnect_max_s,
-        worn_after_bytes=lanes.renew_after_mib * 2**20,
-        token=lanes.token.get_secret_value() if lanes.token else "",
-        tls=lanes.tls,
-    )
 
 
 def _batches(
