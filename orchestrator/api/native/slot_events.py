@@ -10,10 +10,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from operator import attrgetter
 
-import msgspec
-
-from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.native.errors import error_object
+from orchestrator.api.native.events import NumberedEvents
 from orchestrator.api.native.listing import standing
 from orchestrator.slots.job import OUTPUTS
 from orchestrator.slots.slot import Progress, Slot
@@ -22,16 +20,11 @@ from orchestrator.tasks.ending import Ending
 PIECE_EVENTS = 64
 """Events that are replayed in one piece."""
 
-_encode = msgspec.json.Encoder().encode
 _number_of = attrgetter("number")
 
 
-class SlotEvents:
+class SlotEvents(NumberedEvents):
     """Follows one slot on behalf of one client, from after event ``after``."""
-
-    def __init__(self, stream: EventStream, after: int) -> None:
-        self._stream = stream
-        self._after = after
 
     def replay(self, slot: Slot, position: int, predicted_ms: float | None) -> Iterator[bytes]:
         """Yield what has happened so far, in pieces; after the last one the slot is listened to."""
@@ -80,12 +73,6 @@ class SlotEvents:
             return self._event(event.number, "stage", data)
         data |= {"mime": "image/jpeg", "data": base64.b64encode(event.image).decode()}
         return self._event(event.number, "preview", data)
-
-    def _event(self, number: int, kind: str, data: object) -> bytes:
-        """One event; empty if the client has it."""
-        if number <= self._after:
-            return b""
-        return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, kind.encode(), _encode(data))
 
 
 def ended(slot: Slot, ending: Ending) -> dict[str, object]:
