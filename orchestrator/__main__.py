@@ -56,7 +56,6 @@ from orchestrator.reload import Reloader
 from orchestrator.settings import InvalidSettings, Settings, load_settings
 from orchestrator.tasks.journal.file import JournalFile, open_journal
 from orchestrator.tasks.journal.lock import JournalError, JournalHeld
-from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.telemetry import log
 from orchestrator.telemetry.log import fields, service_log
 from worker.environment import guide_to
@@ -118,7 +117,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
         # not be guessable.
         rng, clock = random.SystemRandom(), LoopClock(loop)
         shared = make_shared_state(settings, rng, clock.unix)
-        parts = build(settings, clock, rng, MemoryJournal(), file=file, shared_state=shared)
+        parts = build(settings, clock, rng, file=file, shared_state=shared)
         orchestrator, lifecycle = parts.orchestrator, parts.lifecycle
         runner = build_runner(
             orchestrator,

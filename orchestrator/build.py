@@ -34,10 +34,10 @@ from orchestrator.ids import Ids, new_tag
 from orchestrator.instances.discovery import DiscoverySync, source_of
 from orchestrator.instances.discovery.addresses import is_source
 from orchestrator.instances.metrics import INSTANCES, REPORTED, TOTALS
-from orchestrator.instances.monitor import InstanceMonitor, MonitorConfig
-from orchestrator.instances.registry import LaneMaker, Registry, RegistryConfig
+from orchestrator.instances.monitor import InstanceMonitor
+from orchestrator.instances.registry import LaneMaker, Registry
 from orchestrator.instances.served_models import ServedModels
-from orchestrator.lanes import LaneConfig, LaneFactory
+from orchestrator.lanes import LaneFactory
 from orchestrator.lanes.swap_call import ask_for_swap
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.loading.demand import DemandConfig, ModelDemand
@@ -63,22 +63,20 @@ from orchestrator.recording.explainer import Explainer
 from orchestrator.recording.recorder import Recorder
 from orchestrator.recovery import Recovery
 from orchestrator.reload import Reloader
+from orchestrator.retention import KeptStore
 from orchestrator.service import Orchestrator, ServiceConfig, Stages
 from orchestrator.sessions.metrics import SESSIONS
 from orchestrator.sessions.store import SessionStore
 from orchestrator.settings import Settings
-from orchestrator.slots.fleet import FleetConfig, SlotFleet
-from orchestrator.slots.gate import SlotGate
+from orchestrator.slots.fleet import SlotFleet
 from orchestrator.slots.ledger import FLEET, SlotLedger
 from orchestrator.slots.metrics import SLOTS
 from orchestrator.slots.service import Slots, SlotsConfig
-from orchestrator.slots.store import SlotStore
+from orchestrator.slots.slot import Slot
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.file import JournalConfig, JournalFile
 from orchestrator.tasks.journal.file_store import FileStore
-from orchestrator.tasks.journal.memory import Journal
 from orchestrator.tasks.journal.metrics import JOURNAL
-from orchestrator.tasks.journal.sealing import read_keys
 from orchestrator.tasks.journal.store import JournalStore
 from orchestrator.tasks.journal.terms import JournalTerms
 from orchestrator.tasks.metrics import TaskMetrics
@@ -161,7 +159,6 @@ def build(
     settings: Settings,
     clock: Clock,
     rng: random.Random,
-    journal: Journal,
     *,
     make_lane: LaneMaker | None = None,
     file: JournalFile | None = None,
@@ -179,7 +176,7 @@ def build(
     common = _Common(settings, clock, rng, metrics, executor, queue)
     instances = _instances(common, make_lane)
     registry = instances.registry
-    settler = Settler(TaskMetrics(metrics, clock), journal, clock)
+    settler = Settler(TaskMetrics(metrics, clock), clock)
     foresight = _foresight(common, registry)
     admission = Admission(
         registry, queue, foresight.placer, foresight.prediction, clock, _admission(settings)
@@ -281,14 +278,11 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
     listed = tuple(entry for entry in settings.instances if not is_source(entry))
     registry = Registry(
         listed,
-        RegistryConfig(
-            lanes_per_instance=settings.lanes.per_instance,
-            max_backlog=settings.dispatch.max_backlog,
-            lane=_lane_config(settings),
-        ),
+        settings.lanes,
         clock,
         common.rng,
         LaneFactory() if make_lane is None else make_lane,
+        max_backlog=settings.dispatch.max_backlog,
     )
     models = ServedModels(
         registry, common.executor, special_in_prompts=settings.models.special_tokens_in_prompts
@@ -296,7 +290,7 @@ def _instances(common: _Common, make_lane: LaneMaker | None) -> _Instances:
     monitor = InstanceMonitor(
         registry,
         models,
-        MonitorConfig(settings.lanes.suspect_after_s, settings.lanes.down_after_s),
+        settings.lanes,
         clock,
         common.metrics.histogram(
             "per_token_emission_latency_us",
@@ -401,29 +395,23 @@ def _slots(
     is_watching: bool,
 ) -> tuple[Slots, SlotFleet]:
     settings, clock, metrics = common.settings, common.clock, common.metrics
-    lane_config = _lane_config(settings)
-    fleet = SlotFleet(
-        registry,
-        FleetConfig(
-            lane_config,
-            settings.lanes.suspect_after_s,
-            settings.lanes.down_after_s,
-            is_watching=is_watching,
-        ),
-        clock,
-        common.rng,
-    )
+    fleet = SlotFleet(registry, settings.lanes, clock, common.rng, is_watching=is_watching)
+
+    def enter(slot: Slot) -> None:
+        admission.begin(slot)
+        limiter.begin(slot)
+
     slots = Slots(
-        SlotGate(admission, limiter, clock, floor_ms=settings.admission.floor_ms),
+        enter,
         fleet,
         SlotLedger(metrics, clock),
-        SlotStore(clock, settings.slots),
+        KeptStore(clock, settings.slots, "slot"),
         SlotsConfig(
             _feasibility(settings),
             max_waiting=settings.slots.max_waiting,
             attempts=settings.dispatch.attempts,
             grace_s=settings.deadlines.grace_ms / 1000,
-            lane=lane_config,
+            lane=settings.lanes,
             tag=tag,
         ),
         clock,
@@ -439,9 +427,8 @@ def _loading(
     common: _Common, registry: Registry, foresight: _Foresight
 ) -> tuple[Swaps, ModelDemand]:
     settings, clock = common.settings, common.clock
-    lane_config = _lane_config(settings)
-    ask = partial(ask_for_swap, tls=lane_config.tls)
-    swaps = Swaps(registry, common.queue, ask, clock, token=lane_config.token)
+    ask = partial(ask_for_swap, tls=settings.lanes.tls)
+    swaps = Swaps(registry, common.queue, ask, clock, token=settings.lanes.shown_token)
     demand = ModelDemand(
         registry,
         common.queue,
@@ -529,7 +516,6 @@ def _journal_terms(settings: Settings) -> JournalTerms:
         window_ms=journal.loss_window_ms,
         keep_results_s=journal.keep_results_s,
         keep_s=journal.keep_s,
-        keys=() if journal.key is None else read_keys(journal.key.get_secret_value()),
     )
 
 
@@ -563,23 +549,10 @@ def make_shared_state(
     return shared_state
 
 
-def _lane_config(settings: Settings) -> LaneConfig:
-    lanes = settings.lanes
-    return LaneConfig(
-        open_timeout_s=lanes.open_timeout_s,
-        keepalive_s=lanes.keepalive_s,
-        reconnect_min_s=lanes.reconnect_min_s,
-        reconnect_max_s=lanes.reconnect_max_s,
-        worn_after_bytes=lanes.renew_after_mib * 2**20,
-        token=lanes.token.get_secret_value() if lanes.token else "",
-        tls=lanes.tls,
-    )
-
-
 def _batches(
     settings: Settings, file: JournalFile | None, clock: Clock, shared_state: "SharedState | None"
 ) -> Batches | None:
-    """Batches, in a folder beside the journal, under the journal's locks and keys; None without a
+    """Batches, in a folder beside the journal, under the journal's locks; None without a
     journal. Of processes that share a port one has them, and another once that one has ended."""
     siblings = None if shared_state is None else shared_state.siblings
     journal, claim = None if file is None else file.config, None
@@ -600,10 +573,9 @@ def _batches(
         attempts=settings.dispatch.attempts,
     )
     if file is not None:
-        return Batches(config, file.sealer, clock, file.boot, claim)
+        return Batches(config, clock, file.boot, claim)
     assert shared_state is not None
-    tasks = shared_state.tasks
-    return Batches(config, tasks.sealer, clock, tasks.boot, claim)
+    return Batches(config, clock, shared_state.tasks.boot, claim)
 
 
 def _admission(settings: Settings) -> AdmissionConfig:

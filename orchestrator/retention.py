@@ -1,9 +1,9 @@
-"""Keeps work that can be asked about: all that runs, and as much that has ended as bounds allow."""
+"""Keeps what clients may ask for again, within bounds: work and responses."""
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.errors import NotFound
@@ -24,20 +24,31 @@ class _Marks(Protocol):
         """When the item ended, in seconds of the clock."""
 
 
+class _Job(Protocol):
+    @property
+    def key(self) -> str:
+        """Fingerprint of the client's token."""
+
+
 class Keepable(Protocol):
     """Work that can be kept."""
 
     id: str
 
     @property
+    def job(self) -> _Job: ...
+    @property
     def marks(self) -> _Marks: ...
+    @property
+    def on_end(self) -> list[Callable[[Self], None]]: ...
 
     @property
     def kept_bytes(self) -> int:
         """Approximate memory that keeping it takes once it has ended."""
 
 
-T = TypeVar("T", bound=Keepable)
+T = TypeVar("T")
+W = TypeVar("W", bound=Keepable)
 
 
 ItemCall = Callable[[str, str], None]
@@ -55,91 +66,182 @@ def no_such(what: str, item_id: str) -> NotFound:
     return error
 
 
-class KeptStore(Generic[T]):
-    """Work by id. What has ended is dropped while a bound is exceeded, the oldest first."""
+class _Kept(NamedTuple, Generic[T]):
+    item: T
+    since: float
+    """When it was put here, in seconds of the clock."""
+    bytes: int
+
+
+class OwnedStore(Generic[T]):
+    """Items by key and name, within the bounds of a ``Retention``: to another key they do not
+    exist. Beyond a bound the oldest of the key that keeps most is dropped, so nobody displaces what
+    others keep by keeping more."""
+
+    def __init__(self, clock: Clock, retention: Retention) -> None:
+        self.on_change: ItemCall = ignore
+        """Called with the key and name of an item that was put here, or dropped."""
+        self.on_drop: Callable[[T], None] = lambda item: None
+        """Called with an item that is dropped, or was too large to be kept."""
+        self._clock = clock
+        self._retention = retention
+        self._by_key: dict[str, OrderedDict[str, _Kept[T]]] = {}
+        self._bytes: dict[str, int] = {}
+        """Bytes kept, by key."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(self._bytes.values())
+
+    @property
+    def keeps_any(self) -> bool:
+        """Whether anything may be kept at all."""
+        retention = self._retention
+        return min(retention.keep_count, retention.keep_s, retention.keep_bytes) > 0
+
+    def put(self, key: str, name: str, item: T, size: int) -> None:
+        """Keep an item of ``size`` bytes as the latest, in place of one of the same name. One that
+        is larger than all of the room is not kept."""
+        self.adopt(key, name, item, size)
+        self.on_change(key, name)
+
+    def adopt(self, key: str, name: str, item: T, size: int) -> None:
+        """Keep an item as ``put`` does, without a call for it."""
+        self.let_go(key, name)
+        bounds = self._retention
+        if size > bounds.keep_bytes:
+            self.on_drop(item)
+            return
+        own = self._by_key.setdefault(key, OrderedDict())
+        own[name] = _Kept(item, self._clock.now(), size)
+        self._bytes[key] = self._bytes.get(key, 0) + size
+        self._count += 1
+        self.prune()
+        while self._count > bounds.keep_count or self.kept_bytes > bounds.keep_bytes:
+            most = max(self._bytes, key=self._bytes.__getitem__)
+            self.drop(most, next(iter(self._by_key[most])))
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Keys and names of all items."""
+        return ((key, name) for key, own in self._by_key.items() for name in own)
+
+    def get(self, key: str, name: str) -> T | None:
+        """The key's item of that name, if it is kept."""
+        self._prune(key)
+        own = self._by_key.get(key)
+        return None if own is None or name not in own else own[name].item
+
+    def drop(self, key: str, name: str) -> None:
+        """Forget an item. Idempotent."""
+        own = self._by_key.get(key)
+        if own is not None and name in own:
+            item = own[name].item
+            self.let_go(key, name)
+            self.on_drop(item)
+            self.on_change(key, name)
+
+    def let_go(self, key: str, name: str) -> None:
+        """Forget an item as ``drop`` does, without a call for it."""
+        own = self._by_key.get(key)
+        if own is None or name not in own:
+            return
+        self._bytes[key] -= own.pop(name).bytes
+        self._count -= 1
+        if not own:
+            del self._by_key[key], self._bytes[key]
+
+    def prune(self) -> None:
+        """Drop what is too old."""
+        for key in list(self._by_key):
+            self._prune(key)
+
+    def _prune(self, key: str) -> None:
+        """Drop the key's items that are too old."""
+        oldest_kept = self._clock.now() - self._retention.keep_s
+        while key in self._by_key:
+            name, kept = next(iter(self._by_key[key].items()))
+            if kept.since >= oldest_kept:
+                break
+            self.drop(key, name)
+
+
+class KeptStore(Generic[W]):
+    """Work by id: all that runs, and as much that has ended as the bounds allow."""
 
     def __init__(self, clock: Clock, retention: Retention, what: str) -> None:
         """``what``: what an item is called in the answer for an unknown id."""
-        self.on_forget: list[Callable[[T], None]] = []
+        self.on_forget: list[Callable[[W], None]] = []
         """Called with each item that is dropped."""
         self.latest_end = -math.inf
         """When the last item ended that its client may still come for."""
-        self.total_bytes = 0
-        """Bytes that all ended items take."""
-        self._clock = clock
-        self._retention = retention
         self._what = what
-        self._running: dict[str, T] = {}
-        self._ended: OrderedDict[str, T] = OrderedDict()
-        self._bytes: dict[str, int] = {}
-        """Bytes of each ended item, by id."""
+        self._all: dict[str, W] = {}
+        self._running: dict[str, W] = {}
+        self._ended: OwnedStore[W] = OwnedStore(clock, retention)
+        self._ended.on_drop = self._dropped
 
     def __len__(self) -> int:
-        return len(self._running) + len(self._ended)
+        return len(self._all)
 
-    def __contains__(self, item: T) -> bool:
-        return item.id in self._running or item.id in self._ended
+    def __contains__(self, item: W) -> bool:
+        return item.id in self._all
 
-    def keep(self, item: T) -> None:
-        """Keep an item that runs; ``item_ended`` must be called at its end."""
-        self._running[item.id] = item
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that all ended items take."""
+        return self._ended.kept_bytes
 
-    def get(self, item_id: str) -> T:
+    def add(self, item: W) -> None:
+        """Keep an item that runs, and within the bounds after its end."""
+        item.on_end.append(self._item_ended)
+        self._all[item.id] = self._running[item.id] = item
+
+    def get(self, item_id: str) -> W:
         """The item of that id. Raises ``NotFound``."""
         self.prune()
-        item = self._running.get(item_id) or self._ended.get(item_id)
+        item = self._all.get(item_id)
         if item is None:
             raise no_such(self._what, item_id)
         return item
 
-    def running(self) -> Iterator[T]:
+    def running(self) -> Iterator[W]:
         """Items that have not ended, the newest first."""
         return reversed(self._running.values())
 
-    def ended(self) -> Iterator[T]:
+    def ended(self) -> Iterator[W]:
         """Items that have ended, the newest first."""
         self.prune()
-        return reversed(self._ended.values())
+        found = [one for one in reversed(self._all.values()) if one.id not in self._running]
+        return iter(sorted(found, key=lambda item: item.marks.ended, reverse=True))
 
-    def newest_first(self) -> Iterator[T]:
+    def newest_first(self) -> Iterator[W]:
         """Running items, then ended ones, each the newest first."""
-        self.prune()
         yield from self.running()
         yield from self.ended()
 
     def prune(self) -> None:
-        """Drop ended items beyond a bound, the oldest first."""
-        retention = self._retention
-        oldest_kept = self._clock.now() - retention.keep_s
-        while self._ended:
-            item = next(iter(self._ended.values()))
-            if (
-                len(self._ended) <= retention.keep_count
-                and self.total_bytes <= retention.keep_bytes
-                and item.marks.ended >= oldest_kept
-            ):
-                return
-            self.forget(item)
+        """Drop ended items that are too old."""
+        self._ended.prune()
 
-    def forget(self, item: T) -> None:
+    def forget(self, item: W) -> None:
         """Drop an item that has ended. Idempotent."""
-        if self._ended.get(item.id) is not item:
-            return
-        del self._ended[item.id]
-        self.total_bytes -= self._bytes.pop(item.id)
-        for call in self.on_forget:
-            call(item)
+        self._ended.drop(item.job.key, item.id)
 
-    def item_ended(self, item: T) -> None:
-        """Go on keeping an item after its end, within the bounds."""
-        del self._running[item.id]
-        self._ended[item.id] = item
-        if self.is_awaited(item):
-            self.latest_end = item.marks.ended
-        self._bytes[item.id] = item.kept_bytes
-        self.total_bytes += self._bytes[item.id]
-        self.prune()
-
-    def is_awaited(self, item: T) -> bool:
+    def is_awaited(self, item: W) -> bool:
         """Whether a client may come for an item that has ended, and finds it here only."""
         return True
+
+    def _item_ended(self, item: W) -> None:
+        del self._running[item.id]
+        if self.is_awaited(item):
+            self.latest_end = item.marks.ended
+        self._ended.put(item.job.key, item.id, item, item.kept_bytes)
+
+    def _dropped(self, item: W) -> None:
+        self._all.pop(item.id, None)
+        for call in self.on_forget:
+            call(item)

@@ -55,7 +55,6 @@ from orchestrator.tasks.task import Listener, Task
 from orchestrator.tasks.verdicts import aborted, failed, lost, refused
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.metrics import Metrics
-from orchestrator.telemetry.narration import DISCONNECTED, TOO_SLOW, narrate
 from worker.protocol import AbortCause, Grammar, ModelCard
 
 if TYPE_CHECKING:
@@ -503,16 +502,7 @@ class Orchestrator:
 
     def disconnected(self, task: Task, *, too_slow: bool = False) -> None:
         """Note that the task's client is gone; its job says whether it goes on (WP-1)."""
-        if task.ending is not None:
-            return
-        narrate(
-            service_log,
-            TOO_SLOW if too_slow else DISCONNECTED,
-            task.model,
-            task_id=task.id,
-            correlation_id=task.correlation_id,
-        )
-        if task.job.on_disconnect is OnDisconnect.CANCEL:
+        if task.client_gone(too_slow=too_slow):
             self.end(task, aborted(AbortCause.DISCONNECT))
 
     def mark_reading(self, task: Task, keeps_up: bool) -> None:

@@ -16,7 +16,6 @@ from orchestrator.clock import LoopClock
 from orchestrator.settings import Settings
 from orchestrator.settings.sections import PlacementSettings, StateSettings, TelemetrySettings
 from orchestrator.tasks.journal.file import JournalConfig, open_journal
-from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.misses import LIKELY
 from orchestrator.telemetry.labels import MAX_MODELS, MAX_TENANTS
 from orchestrator.telemetry.metrics import MS_BUCKETS, PREFIX, US_BUCKETS, Declared
@@ -122,7 +121,7 @@ async def declared() -> list[Declared]:
     file = await asyncio.to_thread(open_journal, config)
     rng = random.Random(0)
     shared = await asyncio.to_thread(make_shared_state, settings, rng, clock.unix)  # asks nobody
-    parts = build(settings, clock, rng, MemoryJournal(), file=file, shared_state=shared)
+    parts = build(settings, clock, rng, file=file, shared_state=shared)
     build_app(parts.orchestrator, parts.health, parts.discovery, parts.api)
     await parts.lifecycle.close()
     await asyncio.to_thread(folder.cleanup)

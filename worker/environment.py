@@ -119,12 +119,19 @@ def problem_of(
     """Reason why ``name`` is no setting of ``kind``, which are called ``what``; empty if it is one.
     ``renamed`` is as of ``unknown_variables``."""
     if name in renamed:
-        return f"this setting is now {renamed[name]}"
+        return _moved(renamed[name])
     known = fields_of(kind)
     if name in known:
         return ""
     near = get_close_matches(name, known, 1)
     return f"not {what}; " + (f"did you mean {near[0]}?" if near else f"see {guide_to(kind)}")
+
+
+def _moved(now: str, prefix: str = "") -> str:
+    """What there is instead of a setting: another setting's dotted name, or a sentence."""
+    if " " in now:
+        return now
+    return f"this setting is now {variable_of(prefix, now) if prefix else now}"
 
 
 def variable_of(prefix: str, name: str) -> str:
@@ -151,7 +158,8 @@ def unknown_variables(
     ``others``.
 
     ``renamed`` has the names that settings had before, without a prefix, and their dotted names of
-    today; ``others`` whole names of variables, or beginnings that end in _.
+    today, or a sentence about a setting that is gone; ``others`` whole names of variables, or
+    beginnings that end in _.
     """
     prefix = str(kind.model_config["env_prefix"])
     stem = f"{prefix.rstrip('_')}_"
@@ -162,16 +170,17 @@ def unknown_variables(
     for name, value in sorted(os.environ.items()):
         upper = name.upper()
         own = upper.removeprefix(prefix if upper.startswith(prefix) else stem)
+        old = own.lower().replace(DELIMITER, ".")
         # A section, whose variable holds JSON, may have the name that a setting had before.
-        is_old = own.lower() in renamed and not value.lstrip().startswith("{")
+        is_old = old in renamed and not value.lstrip().startswith("{")
         if not upper.startswith(stem) or upper in exact or (upper in known and not is_old):
             continue
         if upper.startswith(beginnings) or _SERVICE_LINKS.fullmatch(own):
             continue
-        now = renamed.get(own.lower()) or (own.lower() if own.lower() in kind.model_fields else "")
+        now = renamed.get(old) or (own.lower() if own.lower() in kind.model_fields else "")
         near = get_close_matches(upper, [*known, *exact], 1)
         if now:
-            lines.append(f"{name}: this setting is now {variable_of(prefix, now)}")
+            lines.append(f"{name}: {_moved(now, prefix)}")
         elif near:
             lines.append(f"{name}: not a setting; did you mean {near[0]}?")
         else:
@@ -193,7 +202,7 @@ def explained(
         path = [str(part) for part in detail["loc"]]
         name = ".".join(path)
         if name in renamed and detail["type"] in ("extra_forbidden", "model_type"):
-            lines.append(f"{name}: this setting is now {renamed[name]}")
+            lines.append(f"{name}: {_moved(renamed[name])}")
             continue
         if detail["type"] == "extra_forbidden":
             if variable_of(prefix, name) in variables:

@@ -17,6 +17,7 @@ from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import PlacementMode
 from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import AnyWork
 from worker.protocol import Feature, ModelCard, OnDeadline
 
 
@@ -49,11 +50,11 @@ class Admission:
         self._clock = clock
         self.config = config
 
-    def begin(self, task: Task) -> None:
+    def begin(self, work: AnyWork) -> None:
         """Check that the service takes work and that there is time left. Raises ``Draining`` or
         ``DeadlineExceeded``."""
         self.require_open()
-        self._require_time(task)
+        self._require_time(work)
 
     def require_open(self) -> None:
         """Check that the service takes work. Raises ``Draining``."""
@@ -79,10 +80,10 @@ class Admission:
             can_start = not self._queue and self._placer.could_start(task)
             raise self._prediction.feasibility.infeasible(task, can_start=can_start)
 
-    def _require_time(self, task: Task) -> None:
+    def _require_time(self, work: AnyWork) -> None:
         now = self._clock.now()
-        task.deadline.require(self.config.floor_ms, now)
-        task.parts.require(self.config.floor_ms, now)
+        work.deadline.require(self.config.floor_ms, now)
+        work.parts.require(self.config.floor_ms, now)
 
     def _require_place(self, task: Task) -> None:
         """Raise unless there is an instance that may and can take ``task``, now or later."""

@@ -19,6 +19,7 @@ from pydantic import Field
 from orchestrator.clock import Clock
 from orchestrator.errors import RateLimited
 from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import AnyWork
 from worker.environment import Section
 
 WINDOW_S = 60.0
@@ -204,10 +205,10 @@ class Limiter:
         limits = [account.concurrent for account, _ in self._accounts_of(key)]
         return min((limit for limit in limits if limit), default=0)
 
-    def begin(self, task: Task) -> None:
+    def begin(self, work: AnyWork) -> None:
         """Count a request until its end. Raises ``RateLimited``."""
-        self._enter(task.job.key)
-        task.on_end.append(lambda ended: self._leave(ended.job.key))
+        self._enter(work.job.key)
+        work.on_end.append(lambda ended: self._leave(ended.job.key))
 
     @contextmanager
     def counted(self, key: str) -> Iterator[None]:

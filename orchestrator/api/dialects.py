@@ -19,10 +19,9 @@ from orchestrator.api.kserve.errors import KSERVE
 from orchestrator.api.native import explanations, quotes, sessions, slots
 from orchestrator.api.native import routes as native
 from orchestrator.api.native.errors import NATIVE
-from orchestrator.api.openai import batches, embeddings, files, similarity
+from orchestrator.api.openai import batches, embeddings, files
 from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
-from orchestrator.api.openai.responses import conversations
 from orchestrator.api.openai.responses import routes as responses
 
 
@@ -42,9 +41,7 @@ class ServedDialect:
 
 SERVED: Final = [
     ServedDialect((ANTHROPIC,), (anthropic, message_batches)),
-    ServedDialect(
-        (OPENAI,), (openai, embeddings, similarity, responses, conversations, files, batches)
-    ),
+    ServedDialect((OPENAI,), (openai, embeddings, responses, files, batches)),
     ServedDialect(KSERVE, (kserve, metadata)),
     ServedDialect((NATIVE,), (native, explanations, quotes, sessions, slots)),
 ]

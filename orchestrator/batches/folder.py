@@ -17,7 +17,6 @@ from catalog.atomic import UNFINISHED, write_atomically
 from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.frames import FrameWriter, read_frames
 from orchestrator.batches.records import StoredBatch, StoredFile
-from orchestrator.tasks.journal.sealing import Sealer, WrongKey
 from orchestrator.telemetry.log import fields, service_log
 
 _RECORD, _DATA = ".record", ".data"
@@ -38,11 +37,10 @@ class Contents(NamedTuple):
 class Folder:
     """The folder on the disk. ``open`` it before anything else."""
 
-    def __init__(self, config: BatchConfig, sealer: Sealer) -> None:
+    def __init__(self, config: BatchConfig) -> None:
         self.path = config.folder
         self.used_bytes = 0
         """Bytes of all data; records are not counted, as they are small and few."""
-        self.sealer = sealer
         self._bound = config.folder_bytes
 
     def open(self) -> Contents:
@@ -72,8 +70,7 @@ class Folder:
     def save(self, record: StoredFile | StoredBatch) -> None:
         """Write a record to the disk, in place of the previous one."""
         self._make()
-        blob = self.sealer.seal(msgspec.json.encode(record), record.id)
-        write_atomically(self.path / f"{record.id}{_RECORD}", blob)
+        write_atomically(self.path / f"{record.id}{_RECORD}", msgspec.json.encode(record))
 
     def remove(self, name: str) -> None:
         """Remove a file or a batch. Idempotent."""
@@ -94,8 +91,8 @@ class Folder:
         return Appender(self, name, end)
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a file in pieces. Raises ``WrongKey`` too."""
-        for frame in read_frames(self.data(name), self.sealer):
+        """Yield the content of a file in pieces."""
+        for frame in read_frames(self.data(name)):
             yield frame.payload
 
     def require_room(self, size: int, *, is_upload: bool) -> None:
@@ -112,9 +109,8 @@ class Folder:
 
     def _load(self, path: Path, kind: type[R], into: dict[str, R]) -> None:
         try:
-            blob = self.sealer.open(path.read_bytes(), path.stem)
-            into[path.stem] = msgspec.json.decode(blob, type=kind)
-        except (msgspec.DecodeError, WrongKey, OSError):
+            into[path.stem] = msgspec.json.decode(path.read_bytes(), type=kind)
+        except (msgspec.DecodeError, OSError):
             service_log.exception(
                 "a file or batch cannot be read; it is left where it is",
                 extra=fields(record=str(path)),
@@ -128,7 +124,7 @@ class Appender:
         path = folder.data(name)
         before = os.stat(path).st_size if path.exists() else 0
         self._folder = folder
-        self._writer = FrameWriter(path, folder.sealer, end=end)
+        self._writer = FrameWriter(path, end=end)
         folder.used_bytes += end - before
 
     def append(self, number: int, kind: int, payload: bytes) -> None:

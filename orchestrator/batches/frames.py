@@ -4,9 +4,7 @@
 
     length(4) checksum(4) number(4) kind(1) payload(length)
 
-The checksum (CRC-32) covers everything behind it. A payload is sealed as the journal's rows are,
-bound to its file and its place in it.
-"""
+The checksum (CRC-32) covers everything behind it."""
 
 import os
 import struct
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from catalog.atomic import write_all
-from orchestrator.tasks.journal.sealing import Sealer
 
 _SUMMED = struct.Struct("<IB")
 _HEAD = struct.Struct("<II")
@@ -38,11 +35,9 @@ class FrameWriter:
     """Appends to one file, which is created if missing. Blocks; every method may raise
     ``OSError``."""
 
-    def __init__(self, path: Path, sealer: Sealer, *, end: int = 0) -> None:
+    def __init__(self, path: Path, *, end: int = 0) -> None:
         """Continue at byte ``end``; anything behind it is cut off."""
         self.end = end
-        self._name = path.name
-        self._sealer = sealer
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             os.ftruncate(self._file, end)
@@ -53,10 +48,9 @@ class FrameWriter:
     def append(self, number: int, kind: int, payload: bytes) -> int:
         """Append a frame; returns its size in bytes. A frame that cannot be written in whole is
         removed."""
-        sealed = self._sealer.seal(payload, f"{self._name} {self.end}")
         summed = _SUMMED.pack(number, kind)
-        checksum = zlib.crc32(sealed, zlib.crc32(summed))
-        frame = _HEAD.pack(len(sealed), checksum) + summed + sealed
+        checksum = zlib.crc32(payload, zlib.crc32(summed))
+        frame = _HEAD.pack(len(payload), checksum) + summed + payload
         os.lseek(self._file, self.end, os.SEEK_SET)
         try:
             write_all(self._file, frame)
@@ -78,9 +72,8 @@ class FrameWriter:
             os.close(file)
 
 
-def read_frames(path: Path, sealer: Sealer) -> Iterator[Frame]:
-    """Yield all frames up to the first that is not whole. Blocks. Raises ``OSError``, and
-    ``WrongKey`` for one that is sealed with a missing key."""
+def read_frames(path: Path) -> Iterator[Frame]:
+    """Yield all frames up to the first that is not whole. Blocks. Raises ``OSError``."""
     with open(path, "rb", buffering=_BUFFER_BYTES) as file:
         size, at = os.fstat(file.fileno()).st_size, 0
         while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
@@ -88,10 +81,10 @@ def read_frames(path: Path, sealer: Sealer) -> Iterator[Frame]:
             end = at + _HEAD_BYTES + length
             if end > size:
                 return
-            sealed = file.read(length)
+            payload = file.read(length)
             summed = head[_HEAD.size :]
-            if len(sealed) < length or zlib.crc32(sealed, zlib.crc32(summed)) != checksum:
+            if len(payload) < length or zlib.crc32(payload, zlib.crc32(summed)) != checksum:
                 return
             number, kind = _SUMMED.unpack(summed)
-            yield Frame(number, kind, sealer.open(sealed, f"{path.name} {at}"), end)
+            yield Frame(number, kind, payload, end)
             at = end

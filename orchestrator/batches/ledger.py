@@ -12,7 +12,7 @@ from orchestrator.batches.records import LineOutcome, StoredBatch
 
 
 class Ledger:
-    """The outcomes of one batch: open, put entries, close. Raises ``OSError`` and ``WrongKey``."""
+    """The outcomes of one batch: open, put entries, close. Raises ``OSError``."""
 
     def __init__(self, folder: Folder, batch: StoredBatch) -> None:
         """Read what an earlier process wrote, without an entry in whose middle it was cut short."""
@@ -35,7 +35,7 @@ class Ledger:
     def _read(self, folder: Folder, name: str) -> int:
         end, path = 0, folder.data(name)
         if path.exists():
-            for frame in read_frames(path, folder.sealer):
+            for frame in read_frames(path):
                 self._mark(frame.number, LineOutcome(frame.kind), name, len(frame.payload))
                 end = frame.end
         return end

@@ -31,7 +31,6 @@ from orchestrator.batches.records import (
 )
 from orchestrator.batches.shop import Server, Shop
 from orchestrator.batches.window import WindowPlace
-from orchestrator.tasks.journal.sealing import WrongKey
 from orchestrator.telemetry.log import fields, service_log
 
 _CHECKED_AT_ONCE = 500
@@ -88,7 +87,7 @@ class Run:
             if not self.batch.total and not await self._check():
                 return
             await self._end(await self._serve_all())
-        except (BadLine, FileNotFoundError, WrongKey) as error:
+        except (BadLine, FileNotFoundError) as error:
             await self._fail("input_unreadable", f"the batch cannot go on: {_told(error)}")
         except Exception:
             service_log.exception("a batch failed", extra=fields(batch=self.batch.id))

@@ -26,7 +26,6 @@ from orchestrator.batches.upload import Upload
 from orchestrator.batches.window import Window
 from orchestrator.clock import Boot, Clock
 from orchestrator.errors import InvalidRequest, NotFound, NotReady, RateLimited, TidegateError
-from orchestrator.tasks.journal.sealing import Sealer
 from orchestrator.telemetry.log import fields, service_log
 
 PRUNE_EVERY_S = 60.0
@@ -43,7 +42,6 @@ class Batches:
     def __init__(
         self,
         config: BatchConfig,
-        sealer: Sealer,
         clock: Clock,
         boot: Boot,
         claim: Claim | None = None,
@@ -59,7 +57,7 @@ class Batches:
         self._is_open = asyncio.Event()
         self.shop = Shop(
             config=config,
-            folder=Folder(config, sealer),
+            folder=Folder(config),
             time=Time(clock, boot),
             thread=ThreadPoolExecutor(1, thread_name_prefix="tidegate-batches"),
             window=Window(config.window, self._most_of),

@@ -19,7 +19,6 @@ from orchestrator.batches.records import (
 )
 from orchestrator.batches.window import Window
 from orchestrator.errors import JournalUnavailable, NotFound
-from orchestrator.tasks.journal.sealing import WrongKey
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,16 +60,13 @@ class Shop:
 
     async def disk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``call`` on the one thread for a client who waits: raises ``TidegateError`` where the
-        disk fails, or a key is missing."""
+        disk fails."""
         try:
             return await self.block(call, *args, **kwargs)
         except FileNotFoundError:
             raise NotFound("the file's content was removed from the service's disk") from None
         except OSError as error:
-            raise _unavailable(error.strerror or "the disk failed") from error
-        except WrongKey as error:
-            raise _unavailable(str(error)) from error
-
-
-def _unavailable(why: str) -> JournalUnavailable:
-    return JournalUnavailable(f"files and batches cannot be read or written now: {why}")
+            why = error.strerror or "the disk failed"
+            raise JournalUnavailable(
+                f"files and batches cannot be read or written now: {why}"
+            ) from error

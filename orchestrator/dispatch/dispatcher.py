@@ -16,8 +16,9 @@ from orchestrator.prediction.feasibility import RefusalKind
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.queue.order import QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
 from orchestrator.tasks.verdicts import failed, no_first_token, overdue, refused
+from orchestrator.tasks.work import Stage
 from orchestrator.telemetry.log import fields, service_log
 from orchestrator.telemetry.narration import RETRIED, narrate
 from worker.protocol import End, OnDeadline

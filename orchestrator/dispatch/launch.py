@@ -13,7 +13,8 @@ from orchestrator.instances.registry import Registry
 from orchestrator.placement import Choice
 from orchestrator.prediction.prediction import Prediction
 from orchestrator.tasks.job import Job, Priority
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import Stage
 from worker.protocol import OnDeadline
 
 QUEUED_S = 0.002

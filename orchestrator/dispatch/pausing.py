@@ -22,7 +22,8 @@ from orchestrator.placement import Placer
 from orchestrator.prediction.forecaster import Forecaster
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.job import Priority
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import Stage
 
 MAX_PAUSES, TOKENS_PER_PAUSE = 4, 16
 """How often one job may be paused, and how many tokens earn it one more pause: a long job makes

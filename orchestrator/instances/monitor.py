@@ -6,7 +6,6 @@ Any frame counts as a heartbeat; workers send one every 250 ms when they have no
 import asyncio
 import logging
 import math
-from dataclasses import dataclass
 
 import msgspec
 from prometheus_client import Histogram
@@ -15,7 +14,7 @@ from orchestrator.clock import Clock
 from orchestrator.instances.instance import Instance, InstanceState
 from orchestrator.instances.registry import Registry
 from orchestrator.instances.served_models import ServedModels
-from orchestrator.lanes import Lane
+from orchestrator.lanes import Lane, LaneConfig
 from orchestrator.prompts.encoder import BadCard, PromptEncoder
 from orchestrator.telemetry.log import fields, lane_log
 from orchestrator.telemetry.narration import (
@@ -54,14 +53,6 @@ _NO_MODEL = "unknown model"
 READING_CARD = "its model's tokenizer is being made ready"
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorConfig:
-    """When silence counts, in seconds since an instance's last frame."""
-
-    suspect_after_s: float
-    down_after_s: float
-
-
 class InstanceMonitor:
     """Owns the instances' states, statistics and cards. Every lane reports to it."""
 
@@ -69,7 +60,7 @@ class InstanceMonitor:
         self,
         registry: Registry,
         models: ServedModels,
-        config: MonitorConfig,
+        config: LaneConfig,
         clock: Clock,
         emission_us: Histogram,
     ) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.clock import Clock
@@ -27,15 +26,6 @@ LaneMaker = Callable[[str, LaneConfig, LaneOwner, Clock, random.Random], Lane]
 """Makes a lane; a simulator has its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryConfig:
-    """Settings of every instance. ``max_backlog`` is in jobs beyond those that it can run."""
-
-    lanes_per_instance: int
-    max_backlog: int
-    lane: LaneConfig
-
-
 class InstancesListener(Protocol):
     """Follows the instances. Called from the lanes' readers: must not wait."""
 
@@ -49,17 +39,21 @@ class Registry:
     def __init__(
         self,
         entries: tuple[str, ...],
-        config: RegistryConfig,
+        config: LaneConfig,
         clock: Clock,
         rng: random.Random,
         make_lane: LaneMaker = StreamLane,
+        *,
+        max_backlog: int = 0,
     ) -> None:
+        """``max_backlog``: most jobs for each instance beyond those that it can run."""
         self.snapshot_version = 0
         self.instances: dict[str, Instance] = {}
         self.prefixes = PrefixIndex()
         self.breakers = Breakers(self._peers, clock.now)
         self.is_closing = False
         self._config = config
+        self._max_backlog = max_backlog
         self._clock = clock
         self._rng = rng
         self._make_lane = make_lane
@@ -121,7 +115,7 @@ class Registry:
         address = name_of(entry)
         instance = self.instances.get(address)
         if instance is None:
-            instance = Instance(address, self._config.max_backlog, entry)
+            instance = Instance(address, self._max_backlog, entry)
             self.instances[address] = instance
             if self._owner is not None:
                 lane_log.info("instance added", extra=fields(instance=address))
@@ -188,11 +182,11 @@ class Registry:
     def _open_lanes(self, instance: Instance, owner: LaneOwner) -> None:
         # Each job on another kind of server is a request of its own: one lane knows of them all.
         is_own = instance.kind is ServerKind.TIDEGATE
-        for _ in range(self._config.lanes_per_instance if is_own else 1):
+        for _ in range(self._config.per_instance if is_own else 1):
             self._open_lane(instance, owner)
 
     def _open_lane(self, instance: Instance, owner: LaneOwner) -> Lane:
-        lane = self._make_lane(instance.entry, self._config.lane, owner, self._clock, self._rng)
+        lane = self._make_lane(instance.entry, self._config, owner, self._clock, self._rng)
         instance.lanes.append(lane)
         lane.start()
         return lane

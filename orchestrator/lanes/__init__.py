@@ -1,6 +1,6 @@
 """Lanes: connections to an instance that carry every job to it.
 
-- ``base``   the interface of every kind of lane and of its listeners
+- ``base``   the interface of every kind of lane and of its listeners; ``config``: settings
 - ``lane``   over one ``ModelStreamInfer`` call of Tidegate's worker: connects, submits, reconnects
 - ``grpc_call`` such a call, on the event loop; ``http2``: the frames beneath it
 - ``reconnector`` session after session with a peer, with pauses between them; slot links use it too
@@ -12,7 +12,8 @@
 - ``model_folder``, ``cards`` what is known of their models; ``text_only`` for those without ids
 """
 
-from orchestrator.lanes.base import JobSink, Lane, LaneConfig, LaneOwner
+from orchestrator.lanes.base import JobSink, Lane, LaneOwner
+from orchestrator.lanes.config import LaneConfig
 from orchestrator.lanes.endpoint import ServerKind, kind_of, name_of
 from orchestrator.lanes.factory import LaneFactory
 from orchestrator.lanes.lane import StreamLane

@@ -6,12 +6,10 @@ submitted ends with exactly one of ``JobSink.on_ended`` and ``on_lost``, and its
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, TidegateError
-from orchestrator.lanes.tls import Tls
 from worker.protocol import (
     AbortCause,
     Delta,
@@ -63,23 +61,6 @@ class LaneOwner(Protocol):
 
     def emission_sampled(self, seconds: float, tokens: int) -> None:
         """A frame with ``tokens`` tokens took ``seconds`` to reach its clients' sockets."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaneConfig:
-    """Settings of how lanes connect. Times are in seconds."""
-
-    open_timeout_s: float
-    keepalive_s: float
-    reconnect_min_s: float
-    reconnect_max_s: float
-    worn_after_bytes: int = 64 * 2**20
-    """Bytes that Triton may keep for one stream before a new one replaces it: until the stream's
-    end it keeps all that was answered on it (24.10; a KiB for each response, and its bytes)."""
-    token: str = field(default="", repr=False)
-    """Secret that workers require to open a lane."""
-    tls: Tls | None = None
-    """TLS of connections to Tritons; None: they are in plain text."""
 
 
 class JobFields(TypedDict):

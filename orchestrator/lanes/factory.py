@@ -3,7 +3,8 @@
 import random
 
 from orchestrator.clock import Clock
-from orchestrator.lanes.base import Lane, LaneConfig, LaneOwner
+from orchestrator.lanes.base import Lane, LaneOwner
+from orchestrator.lanes.config import LaneConfig
 from orchestrator.lanes.endpoint import ServerKind, is_url, read_endpoint
 from orchestrator.lanes.http.http_lane import HttpLane
 from orchestrator.lanes.http.llamacpp import LlamaCppLane

@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
-from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneConfig, LaneOwner
+from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner
+from orchestrator.lanes.config import LaneConfig
 from orchestrator.lanes.grpc_call import CallEnded, GrpcCall, open_call
 from orchestrator.lanes.reconnector import Reconnector, SessionEnd
 from orchestrator.lanes.triton_messages import service_pb2
@@ -188,7 +189,7 @@ class StreamLane(Lane):
                 )
                 self._stream, self._opened = call, opened
                 self._name = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
-                self._post(Open(PROTOCOL_VERSION, self._name, self._config.token), "open")
+                self._post(Open(PROTOCOL_VERSION, self._name, self._config.shown_token), "open")
                 await asyncio.wait([opened, call.ended], return_when=asyncio.FIRST_COMPLETED)
             await call.ended
         finally:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from orchestrator.lanes.triton_messages import service_pb2
+from orchestrator.lanes.vllm_sampling import vllm_sampling
 from worker.protocol import Feature, Sampling
 from worker.protocol import tensors as names
 
@@ -100,7 +101,7 @@ class Contract:
                 if found is not None:
                     self._add(request, found, values)
         else:
-            parameters = msgspec.json.encode(_vllm_parameters(sampling)).decode()
+            parameters = msgspec.json.encode(vllm_sampling(sampling)).decode()
             self._add(request, names.SAMPLING_PARAMETERS, [parameters])
             self._add(request, names.STREAM, [True])
         for flag in (
@@ -175,34 +176,6 @@ def contract_of(metadata: service_pb2.ModelMetadataResponse) -> Contract:
         f"the model {metadata.name!r} takes text, but neither {names.SAMPLING_PARAMETERS} nor "
         "max_tokens: its contract is not known here"
     )
-
-
-def _vllm_parameters(sampling: Sampling) -> dict[str, Any]:
-    stated: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
-    }
-    usual = Sampling(max_tokens=1)
-    for name in (
-        "min_tokens",
-        "ignore_eos",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    ):
-        value = getattr(sampling, name)
-        if value != getattr(usual, name):
-            stated[name] = value
-    if sampling.stop:
-        stated["stop"] = list(sampling.stop)
-    if sampling.logit_bias:
-        stated["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
-    if sampling.seed is not None:
-        stated["seed"] = (sampling.seed + 2**63) % 2**64 - 2**63
-    return stated
 
 
 def _trtllm_values(sampling: Sampling) -> list[tuple[str, list[Any]]]:

@@ -14,8 +14,9 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.clock import Clock
-from orchestrator.lanes.base import LaneConfig, LaneOwner
+from orchestrator.lanes.base import LaneOwner
 from orchestrator.lanes.cards import ServerFacts, make_card
+from orchestrator.lanes.config import LaneConfig
 from orchestrator.lanes.endpoint import Endpoint
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import BadFolder, ModelFolder

@@ -19,7 +19,8 @@ from typing import Final, Unpack
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost
-from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneConfig, LaneOwner
+from orchestrator.lanes.base import JobFields, JobSink, Lane, LaneOwner
+from orchestrator.lanes.config import LaneConfig
 from orchestrator.lanes.endpoint import Endpoint
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.meter import LaneMeter

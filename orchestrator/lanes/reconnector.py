@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 
-from orchestrator.lanes.base import LaneConfig
+from orchestrator.lanes.config import LaneConfig
 from orchestrator.telemetry.log import fields, lane_log
 
 

@@ -6,7 +6,7 @@ written. White space around calls is left out, so that an answer of nothing else
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from orchestrator.parsing.json_call import WHITESPACE, JsonCall, NamedCall, Wrong
 from orchestrator.parsing.marked_call import MarkedCall
@@ -45,6 +45,9 @@ class WrittenCall(Protocol):
 
 class CallReader(ABC):
     """Splits the calls off the text of an answer."""
+
+    behind: ClassVar[tuple[str, ...]] = ()
+    """Marks that may stand behind a call."""
 
     def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
         """``only_one``: everything after a call is left out."""
@@ -88,23 +91,28 @@ class CallReader(ABC):
         out, self._out = self._out, []
         return out
 
-    # steps that each format defines
+    # steps that formats define, each of which returns what it has not read
 
     @abstractmethod
     def _begin(self, text: str) -> str:
-        """Read the beginning of an answer. Each of these steps returns what it has not read."""
+        """Read the beginning of an answer."""
 
-    @abstractmethod
     def _behind_call(self, text: str) -> str:
         """Read what stands between a call and what follows."""
+        rest = self._skip(self.behind, text)
+        if rest is None:
+            return ""
+        self._read = self._begin
+        return rest
 
-    @abstractmethod
     def _resume(self) -> None:
         """Continue after something that turned out not to be a call."""
+        self._read = self._begin
 
     def _is_idle(self, text: str) -> bool:
         """Whether ``text`` may stand behind the last call without meaning."""
-        return not text.strip(WHITESPACE)
+        left = text.strip(WHITESPACE)
+        return not left or any(mark.startswith(left) for mark in self.behind)
 
     # shared by all formats
 
@@ -193,34 +201,34 @@ class CallReader(ABC):
         return ""
 
 
-class HermesReader(CallReader):
+class MarkReader(CallReader):
+    """Splits off calls that begin with a mark."""
+
+    marks: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def _found(self, raw: str) -> str:
+        """Begin a call at ``raw``, its mark with the space before it; returns the part of it that
+        is to be read again."""
+
+    def _begin(self, text: str) -> str:
+        return self._find(self.marks, self._found, text)
+
+
+class HermesReader(MarkReader):
     """Reads ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes, Qwen 2.5 and 3."""
 
     OPEN = "<tool_call>"
     CLOSE = "</tool_call>"
-
-    def _begin(self, text: str) -> str:
-        return self._find((self.OPEN,), self._found, text)
+    marks = (OPEN,)
+    behind = (CLOSE,)
 
     def _found(self, raw: str) -> str:
         self._begin_call(JsonCall(), raw)
         return ""
 
-    def _behind_call(self, text: str) -> str:
-        rest = self._skip((self.CLOSE,), text)
-        if rest is None:
-            return ""
-        self._resume()
-        return rest
 
-    def _resume(self) -> None:
-        self._read = self._begin
-
-    def _is_idle(self, text: str) -> bool:
-        return self.CLOSE.startswith(text.strip(WHITESPACE))
-
-
-class Llama3Reader(CallReader):
+class Llama3Reader(MarkReader):
     """Reads ``{"name": …, "parameters": {…}}``, with or without ``<|python_tag|>`` before it: Llama
     3.1 to 3.3.
 
@@ -229,10 +237,8 @@ class Llama3Reader(CallReader):
     """
 
     TAG = "<|python_tag|>"
+    marks = (TAG, "{")
     _BETWEEN = WHITESPACE + ";,"
-
-    def _begin(self, text: str) -> str:
-        return self._find((self.TAG, "{"), self._found, text)
 
     def _found(self, raw: str) -> str:
         before = raw.removesuffix("{")
@@ -251,27 +257,22 @@ class Llama3Reader(CallReader):
                 size = len(text) - len(start) + (0 if start[0] == "{" else len(self.TAG))
                 self._begin_call(JsonCall(self._tools), text[:size])
                 return text[size:]
-        self._resume()
-        return text
-
-    def _resume(self) -> None:
         self._read = self._begin
+        return text
 
     def _is_idle(self, text: str) -> bool:
         return not text.strip(self._BETWEEN)
 
 
-class MistralReader(CallReader):
+class MistralReader(MarkReader):
     """Reads ``[TOOL_CALLS]`` and then ``[{"name": …, "arguments": {…}}, …]``, or ``name{…}``, as
     newer models have it."""
 
     MARK = "[TOOL_CALLS]"
     ARGS = "[ARGS]"
+    marks = (MARK,)
 
     _is_list = False
-
-    def _begin(self, text: str) -> str:
-        return self._find((self.MARK,), self._found, text)
 
     def _found(self, raw: str) -> str:
         self._held = raw
@@ -305,60 +306,33 @@ class MistralReader(CallReader):
                 self._begin_call(JsonCall(), text[: len(text) - len(start) + 1])
                 return start[1:]
             text = start[1:] if start[0] == "]" else text
-        self._resume()
+        self._read = self._begin
         return text
 
-    def _resume(self) -> None:
-        self._read = self._begin
 
-
-class QwenCoderReader(CallReader):
+class QwenCoderReader(MarkReader):
     """Reads ``<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>``:
     Qwen3-Coder, which now and then leaves out the outer tags."""
 
-    OPEN = HermesReader.OPEN
-    CLOSE = HermesReader.CLOSE
     FUNCTION = QWEN3_CODER.name[0]
-
-    def _begin(self, text: str) -> str:
-        return self._find((self.OPEN, self.FUNCTION), self._found, text)
+    marks = (HermesReader.OPEN, FUNCTION)
+    behind = (HermesReader.CLOSE,)
 
     def _found(self, raw: str) -> str:
         before = raw.removesuffix(self.FUNCTION)
         self._begin_call(TaggedCall(QWEN3_CODER, self._tools), before)
         return raw[len(before) :]
 
-    def _behind_call(self, text: str) -> str:
-        rest = self._skip((self.CLOSE,), text)
-        if rest is None:
-            return ""
-        self._resume()
-        return rest
 
-    def _resume(self) -> None:
-        self._read = self._begin
-
-    def _is_idle(self, text: str) -> bool:
-        return self.CLOSE.startswith(text.strip(WHITESPACE))
-
-
-class GlmReader(CallReader):
+class GlmReader(MarkReader):
     """Reads ``<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value></tool_call>``: GLM 4.5 to
     4.7."""
 
-    def _begin(self, text: str) -> str:
-        return self._find((HermesReader.OPEN,), self._found, text)
+    marks = (HermesReader.OPEN,)
 
     def _found(self, raw: str) -> str:
         self._begin_call(TaggedCall(GLM45, self._tools), raw)
         return ""
-
-    def _behind_call(self, text: str) -> str:
-        self._resume()
-        return text
-
-    def _resume(self) -> None:
-        self._read = self._begin
 
 
 class DeepSeekCall(MarkedCall):
@@ -419,31 +393,15 @@ class DeepSeekCall(MarkedCall):
         return at
 
 
-class DeepSeekReader(CallReader):
+class DeepSeekReader(MarkReader):
     """Reads calls of DeepSeek V3, R1 and V3.1: all calls between marks, and marks around each."""
 
     BEGIN = "<｜tool▁calls▁begin｜>"
     CLOSE = "<｜tool▁call▁end｜>"
     END = "<｜tool▁calls▁end｜>"
-    _BEHIND = ("```", CLOSE, END)
-
-    def _begin(self, text: str) -> str:
-        return self._find((self.BEGIN, DeepSeekCall.CALL), self._found, text)
+    marks = (BEGIN, DeepSeekCall.CALL)
+    behind = ("```", CLOSE, END)
 
     def _found(self, raw: str) -> str:
         self._begin_call(DeepSeekCall(is_open=raw.endswith(DeepSeekCall.CALL)), raw)
         return ""
-
-    def _behind_call(self, text: str) -> str:
-        rest = self._skip(self._BEHIND, text)
-        if rest is None:
-            return ""
-        self._resume()
-        return rest
-
-    def _resume(self) -> None:
-        self._read = self._begin
-
-    def _is_idle(self, text: str) -> bool:
-        left = text.strip(WHITESPACE)
-        return any(mark.startswith(left) for mark in self._BEHIND)

@@ -67,6 +67,8 @@ class HarmonyCall(MarkedCall):
 class HarmonyReader(CallReader):
     """Splits calls and reasoning off an output."""
 
+    behind = _ENDS
+
     def __init__(self, tools: Schemas, *, only_one: bool = False) -> None:
         super().__init__(tools, only_one=only_one)
         self._piece: Callable[[str], Piece] = Content
@@ -138,13 +140,6 @@ class HarmonyReader(CallReader):
         self._tell(text[:at])
         self._read = self._begin
         return text[behind if text[at:behind] in _ENDS else at :]
-
-    def _behind_call(self, text: str) -> str:
-        rest = self._skip(_ENDS, text)
-        if rest is None:
-            return ""
-        self._read = self._begin
-        return rest
 
     def _resume(self) -> None:
         self._begin_message(Content)

@@ -24,7 +24,7 @@ from catalog.hosts import is_loopback, is_wildcard
 from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.admission.images import ImageLimits
 from orchestrator.instances.discovery.addresses import check_entry, is_source
-from orchestrator.lanes import name_of
+from orchestrator.lanes import LaneConfig, name_of
 from orchestrator.sessions.config import SessionConfig
 from orchestrator.settings.picker import PickerSettings
 from orchestrator.settings.renamed import RENAMED
@@ -38,7 +38,6 @@ from orchestrator.settings.sections import (
     HttpSettings,
     JournalSettings,
     KeySettings,
-    LaneSettings,
     LimitSettings,
     LoadingSettings,
     ModelSettings,
@@ -127,7 +126,7 @@ class Settings(BaseSettings):
     queue: QueueSettings = QueueSettings()
     placement: PlacementSettings = PlacementSettings()
     dispatch: DispatchSettings = DispatchSettings()
-    lanes: LaneSettings = LaneSettings()
+    lanes: LaneConfig = LaneConfig()
     discovery: DiscoverySettings = DiscoverySettings()
     models: ModelSettings = ModelSettings()
     loading: LoadingSettings = LoadingSettings()
@@ -196,7 +195,7 @@ class Settings(BaseSettings):
                 f"(set {ENV_PREFIX}TOKEN, or listen on 127.0.0.1)"
             )
         if self.journal.path is None and self.state.url is None:
-            for name in ("durable_by_default", "loss_window_ms", "key"):
+            for name in ("durable_by_default", "loss_window_ms"):
                 if getattr(self.journal, name):
                     raise ValueError(f"journal.{name}: needs {ENV_PREFIX}JOURNAL__PATH")
         own = self.state.own

@@ -1,111 +1,92 @@
 """Names that settings had before they were grouped, so that an old one is answered with today's."""
 
+from collections.abc import Mapping
 from typing import Final
 
-RENAMED: Final = {
-    "health_port": "health.port",
-    "health_stalled_after_s": "health.stalled_after_s",
-    "max_body_bytes": "http.max_body_bytes",
-    "all_bodies_bytes": "http.all_bodies_bytes",
-    "body_timeout_s": "http.body_timeout_s",
-    "strict_fields": "http.strict_fields",
-    "max_connections": "http.max_connections",
-    "header_timeout_s": "http.header_timeout_s",
-    "idle_timeout_s": "http.idle_timeout_s",
-    "allowed_hosts": "http.allowed_hosts",
-    "cors_origins": "http.cors_origins",
-    "cors_credentials": "http.cors_credentials",
-    "slow_client_buffer_bytes": "streams.buffer_bytes",
-    "slow_client_kernel_bytes": "streams.kernel_bytes",
-    "slow_client_timeout_s": "streams.timeout_s",
-    "slow_client_pause_s": "streams.pause_after_s",
-    "sse_keepalive_s": "streams.keepalive_s",
-    "metrics_event_ms": "streams.metrics_every_ms",
-    "model_aliases": "models.aliases",
-    "special_tokens_in_prompts": "models.special_tokens_in_prompts",
-    "tool_format": "models.tool_format",
-    "reasoning_format": "models.reasoning_format",
-    "open_objects": "structured_output.open_objects",
-    "spaced_json": "structured_output.white_space",
-    "read_instances_every_s": "discovery.interval_s",
-    "leave_grace_s": "discovery.leave_grace_s",
-    "load_on_demand": "loading.on_demand",
-    "model_min_residency_s": "loading.min_residency_s",
-    "model_load_waiting": "loading.max_waiting",
-    "lane_token": "lanes.token",
-    "triton_tls": "lanes.tls",
-    "lanes_per_instance": "lanes.per_instance",
-    "lane_keepalive_s": "lanes.keepalive_s",
-    "lane_open_timeout_s": "lanes.open_timeout_s",
-    "lane_renew_after_mib": "lanes.renew_after_mib",
-    "reconnect_min_s": "lanes.reconnect_min_s",
-    "reconnect_max_s": "lanes.reconnect_max_s",
-    "suspect_after_s": "lanes.suspect_after_s",
-    "down_after_s": "lanes.down_after_s",
-    "placement_policy": "placement.policy",
-    "row_policy": "dispatch.row_policy",
-    "pause": "dispatch.pause",
-    "backlog_per_instance": "dispatch.max_backlog",
-    "attempts": "dispatch.attempts",
-    "retry_share": "dispatch.retry_share",
-    "hedge_share": "dispatch.hedge_share",
-    "default_deadline_s": "deadlines.default_s",
-    "max_deadline_s": "deadlines.max_s",
-    "sdk_timeouts": "deadlines.sdk_timeouts",
-    "return_margin_ms": "deadlines.return_margin_ms",
-    "deadline_grace_ms": "deadlines.grace_ms",
-    "deadline_scope": "deadlines.scope",
-    "admission": "admission.mode",
-    "default_max_tokens": "admission.default_max_tokens",
-    "admission_floor_ms": "admission.floor_ms",
-    "refusal_cap": "admission.refusal_cap",
-    "refusal_sample": "admission.refusal_sample",
-    "drop_infeasible": "admission.drop_infeasible",
-    "max_encoding_bytes": "admission.max_encoding_bytes",
-    "queue_size": "queue.max_waiting",
-    "queue_policy": "queue.when_full",
-    "queue_order": "queue.order",
-    "batch_objectives": "queue.batch_objectives",
-    "session_keep_s": "sessions.idle_keep_s",
-    "max_session_keep_s": "sessions.max_idle_keep_s",
-    "session_ttl_s": "sessions.ttl_s",
-    "sessions_per_key": "sessions.max_per_key",
-    "session_bytes": "sessions.max_bytes",
-    "all_sessions_bytes": "sessions.all_bytes",
-    "key_requests_per_min": "limits.each_key.requests_per_min",
-    "key_tokens_per_min": "limits.each_key.tokens_per_min",
-    "key_concurrent": "limits.each_key.concurrent",
-    "all_requests_per_min": "limits.all_keys.requests_per_min",
-    "all_tokens_per_min": "limits.all_keys.tokens_per_min",
-    "all_concurrent": "limits.all_keys.concurrent",
-    "keep_tasks": "tasks.keep_count",
-    "keep_tasks_s": "tasks.keep_s",
-    "keep_tokens": "tasks.keep_bytes",
-    "keep_bytes": "tasks.keep_bytes",
-    "keep_responses": "responses.keep_count",
-    "keep_responses_s": "responses.keep_s",
-    "keep_responses_bytes": "responses.keep_bytes",
-    "journal_path": "journal.path",
-    "durable_default": "journal.durable_by_default",
-    "journal_async": "journal.loss_window_ms",
-    "journal_window_ms": "journal.loss_window_ms",
-    "journal_keep_results_s": "journal.keep_results_s",
-    "journal_keep_s": "journal.keep_s",
-    "journal_key": "journal.key",
-    "batch_window": "batches.window",
-    "batch_max_lines": "batches.max_lines",
-    "batch_file_bytes": "batches.file_bytes",
-    "batch_folder_bytes": "batches.folder_bytes",
-    "batch_keep_s": "batches.keep_s",
-    "slots_queue_size": "slots.max_waiting",
-    "keep_slots": "slots.keep_count",
-    "keep_slots_s": "slots.keep_s",
-    "keep_slot_bytes": "slots.keep_bytes",
-    "shutdown_grace_s": "shutdown.grace_s",
-    "interrupt_grace_s": "shutdown.interrupt_grace_s",
-    "vllm_metrics": "telemetry.vllm_metrics",
-    "otlp_endpoint": "telemetry.otlp_endpoint",
-    "log_format": "telemetry.log_format",
-    "log_level": "telemetry.log_level",
+_MOVED: Final = {
+    "health": "health_port=port health_stalled_after_s=stalled_after_s",
+    "http": (
+        "max_body_bytes all_bodies_bytes body_timeout_s strict_fields max_connections "
+        "header_timeout_s idle_timeout_s allowed_hosts cors_origins cors_credentials"
+    ),
+    "streams": (
+        "slow_client_buffer_bytes=buffer_bytes slow_client_kernel_bytes=kernel_bytes "
+        "slow_client_timeout_s=timeout_s slow_client_pause_s=pause_after_s "
+        "sse_keepalive_s=keepalive_s metrics_event_ms=metrics_every_ms"
+    ),
+    "models": "model_aliases=aliases special_tokens_in_prompts tool_format reasoning_format",
+    "structured_output": "open_objects spaced_json=white_space",
+    "discovery": "read_instances_every_s=interval_s leave_grace_s",
+    "loading": (
+        "load_on_demand=on_demand model_min_residency_s=min_residency_s "
+        "model_load_waiting=max_waiting"
+    ),
+    "lanes": (
+        "lane_token=token triton_tls=tls lanes_per_instance=per_instance "
+        "lane_keepalive_s=keepalive_s lane_open_timeout_s=open_timeout_s "
+        "lane_renew_after_mib=renew_after_mib reconnect_min_s reconnect_max_s suspect_after_s "
+        "down_after_s"
+    ),
+    "placement": "placement_policy=policy",
+    "dispatch": (
+        "row_policy pause backlog_per_instance=max_backlog attempts retry_share hedge_share"
+    ),
+    "deadlines": (
+        "default_deadline_s=default_s max_deadline_s=max_s sdk_timeouts return_margin_ms "
+        "deadline_grace_ms=grace_ms deadline_scope=scope"
+    ),
+    "admission": (
+        "admission=mode default_max_tokens admission_floor_ms=floor_ms refusal_cap "
+        "refusal_sample drop_infeasible max_encoding_bytes"
+    ),
+    "queue": "queue_size=max_waiting queue_policy=when_full queue_order=order batch_objectives",
+    "sessions": (
+        "session_keep_s=idle_keep_s max_session_keep_s=max_idle_keep_s session_ttl_s=ttl_s "
+        "sessions_per_key=max_per_key session_bytes=max_bytes all_sessions_bytes=all_bytes"
+    ),
+    "limits.each_key": (
+        "key_requests_per_min=requests_per_min key_tokens_per_min=tokens_per_min "
+        "key_concurrent=concurrent"
+    ),
+    "limits.all_keys": (
+        "all_requests_per_min=requests_per_min all_tokens_per_min=tokens_per_min "
+        "all_concurrent=concurrent"
+    ),
+    "tasks": "keep_tasks=keep_count keep_tasks_s=keep_s keep_tokens=keep_bytes keep_bytes",
+    "responses": (
+        "keep_responses=keep_count keep_responses_s=keep_s keep_responses_bytes=keep_bytes"
+    ),
+    "journal": (
+        "journal_path=path durable_default=durable_by_default journal_async=loss_window_ms "
+        "journal_window_ms=loss_window_ms journal_keep_results_s=keep_results_s "
+        "journal_keep_s=keep_s"
+    ),
+    "batches": (
+        "batch_window=window batch_max_lines=max_lines batch_file_bytes=file_bytes "
+        "batch_folder_bytes=folder_bytes batch_keep_s=keep_s"
+    ),
+    "slots": (
+        "slots_queue_size=max_waiting keep_slots=keep_count keep_slots_s=keep_s "
+        "keep_slot_bytes=keep_bytes"
+    ),
+    "shutdown": "shutdown_grace_s=grace_s interrupt_grace_s",
+    "telemetry": "vllm_metrics otlp_endpoint log_format log_level",
 }
-"""Today's dotted names by the names before."""
+"""Names before by today's section: ``old=new``, or ``old`` where it is still called so."""
+_NO_KEY: Final = (
+    "this setting is gone, and nothing here is encrypted any more: put the journal on an encrypted "
+    "disk (docs/durability.md)"
+)
+
+
+def _today(section: str, moved: str) -> tuple[str, str]:
+    old, _, new = moved.partition("=")
+    return old, f"{section}.{new or old}"
+
+
+RENAMED: Final[Mapping[str, str]] = {
+    **dict(_today(section, each) for section, names in _MOVED.items() for each in names.split()),
+    "journal_key": _NO_KEY,
+    "journal.key": _NO_KEY,
+}
+"""Today's dotted names by the names before, or what became of those that are gone."""

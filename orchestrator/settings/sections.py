@@ -1,7 +1,7 @@
 """The tables of the orchestrator's settings, most of them named after a package.
 
-Those that a package uses as they are stand in it: ``DeadlineConfig``, ``SessionConfig``,
-``Limits``, ``ImageLimits``, ``Retention``.
+Those that a package uses as they are stand in it: ``LaneConfig``, ``DeadlineConfig``,
+``SessionConfig``, ``Limits``, ``ImageLimits``, ``Retention``.
 """
 
 import hashlib
@@ -17,12 +17,10 @@ from pydantic_settings import NoDecode
 from catalog.paths import JOURNAL_BY_DEFAULT
 from orchestrator.admission.rate_limits import Limits
 from orchestrator.instances.discovery.addresses import check_address
-from orchestrator.lanes.tls import Tls, stated_tls
 from orchestrator.placement.policy import Policy
 from orchestrator.prediction.feasibility import AdmissionMode
 from orchestrator.queue.order import QueueOrder, QueuePolicy, RowPolicy
 from orchestrator.retention import Retention
-from orchestrator.tasks.journal.sealing import read_keys
 from orchestrator.telemetry.log import LogFormat
 from worker.environment import HIDDEN, Names, Section
 
@@ -244,52 +242,6 @@ class LoadingSettings(Section):
     left."""
 
 
-class LaneSettings(Section):
-    """Lanes: the connections to Triton instances that carry jobs."""
-
-    token: SecretStr | None = None
-    """Token shown to workers that ask for one (``TIDEGATE_WORKER__LANE_TOKEN``). ``tidegate up``
-    generates one for both sides."""
-    tls: Annotated[Tls | None, NoDecode] = None
-    """TLS for every connection to Triton: ``[lanes.tls]`` in tidegate.toml, JSON in the
-    environment, or a variable for each field, with ``ca``, ``certificate`` and ``key`` (mutual
-    TLS), ``server_name``; ``{}`` for the system's own TLS settings."""
-    per_instance: Annotated[int, HIDDEN] = Field(default=1, ge=1, le=10)
-    """Lanes to each instance."""
-    keepalive_s: float = Field(default=60.0, gt=0)
-    """A lane on which nothing was heard for this long is asked for a sign of life, so that proxies
-    on the way keep it open."""
-    open_timeout_s: Annotated[float, HIDDEN] = Field(default=5.0, gt=0)
-    """How long the opening of a lane may take."""
-    renew_after_mib: Annotated[int, HIDDEN] = Field(default=64, ge=1)
-    """Traffic after which a lane is replaced: until a stream ends, Triton (24.10) keeps everything
-    that was answered on it."""
-    reconnect_min_s: Annotated[float, HIDDEN] = Field(default=0.1, gt=0)
-    """First pause before a lane is opened again; it is doubled with each failure."""
-    reconnect_max_s: Annotated[float, HIDDEN] = Field(default=2.0, gt=0)
-    """Longest pause before a lane is opened again."""
-    suspect_after_s: float = Field(default=1.0, gt=0)
-    """How long an instance may send no frame before it gets no new work (OR-6)."""
-    down_after_s: float = Field(default=3.0, gt=0)
-    """How long an instance may send no frame before the work on it is given up."""
-
-    @field_validator("token")
-    @classmethod
-    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
-        return value if value is not None and value.get_secret_value() else None
-
-    @field_validator("tls", mode="before")
-    @classmethod
-    def _stated_tls(cls, value: object) -> object:
-        return stated_tls(value) if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _check_silence(self) -> "LaneSettings":
-        if self.suspect_after_s > self.down_after_s:
-            raise ValueError("suspect_after_s: must not be above down_after_s")
-        return self
-
-
 class PlacementSettings(Section):
     """Choice of an instance for each task."""
 
@@ -454,23 +406,11 @@ class JournalSettings(Section):
     """How long a durable task's text is kept after its end, for whoever asks for it then."""
     keep_s: float = Field(default=7 * 86_400.0, ge=0)
     """How long a durable task's outcome and ``Idempotency-Key`` are kept after its end."""
-    key: SecretStr | None = None
-    """Key that encrypts prompts and texts in the journal: 32 bytes in base64; needs the extra
-    ``journal``. Of several, comma-separated, the first encrypts and all of them decrypt, so that a
-    key can be replaced."""
 
     @field_validator("path", mode="before")
     @classmethod
     def _check_path(cls, value: object) -> object:
         return None if value == "" else value
-
-    @field_validator("key")
-    @classmethod
-    def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is None or not value.get_secret_value():
-            return None
-        read_keys(value.get_secret_value())
-        return value
 
     @model_validator(mode="after")
     def _check_times(self) -> "JournalSettings":
@@ -522,8 +462,7 @@ class TaskSettings(Retention):
 
 
 class ResponseSettings(Retention):
-    """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id.
-    Conversations (``/v1/conversations``) have the same bounds, beside them."""
+    """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id."""
 
     keep_count: Annotated[int, HIDDEN] = Field(default=1000, ge=0)
     """Most answers that are kept; 0: none."""

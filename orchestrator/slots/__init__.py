@@ -1,10 +1,10 @@
 """Slots: clips that instances' ``slot`` models render against deadlines (docs/slot.md).
 
-- ``job``       what a client asks for; ``slot``: one offered slot from then to its one ending
+- ``job``       what a client asks for; ``slot``: one offered slot, which is work as a task is
 - ``forecast``  when each would be done, and what of it: pure
 - ``link``      the state that an instance's slot model tells; ``fleet``: all instances
 - ``attempt``   one slot on one instance; ``wire``: Triton's requests and answers
-- ``gate``, ``admission``  what is refused; ``waiting``: the queue
+- ``admission`` what is refused; ``waiting``: the queue
 - ``service``   from a submission to its end: placement, retries, cancels
-- ``ledger``    outcomes, metrics, log lines; ``store``: what is kept of those that ended
+- ``ledger``    outcomes and metrics
 """

@@ -8,7 +8,7 @@ see how often a refusal is wrong (DL-17).
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from orchestrator.clock import Clock
@@ -34,7 +34,6 @@ from orchestrator.slots.forecast import (
     forecast,
     place,
 )
-from orchestrator.slots.gate import SlotGate
 from orchestrator.slots.slot import Slot
 from orchestrator.slots.waiting import WaitingSlots
 from orchestrator.telemetry.log import fields, service_log
@@ -59,7 +58,7 @@ class SlotAdmission:
 
     def __init__(
         self,
-        gate: SlotGate,
+        enter: Callable[[Slot], None],
         fleet: SlotFleet,
         waiting: WaitingSlots,
         clock: Clock,
@@ -72,7 +71,7 @@ class SlotAdmission:
         self.refuses = config.mode is AdmissionMode.ENFORCE
         """Whether slots that are certain to be late are refused."""
         self._config = config
-        self._gate = gate
+        self._enter = enter
         self._fleet = fleet
         self._waiting = waiting
         self._clock = clock
@@ -80,7 +79,7 @@ class SlotAdmission:
 
     def admit(self, slot: Slot) -> None:
         """Let ``slot`` in, or raise the error that refuses it, the cheapest reason first."""
-        self._gate.enter(slot)
+        self._enter(slot)
         ready = self._fleet.ready()
         if not ready:
             raise NotReady("no instance that renders slots is ready; try again shortly")

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.clock import Clock
@@ -29,17 +28,6 @@ class SlotHealth(StrEnum):
     UP = "up"
     SUSPECT = "suspect"
     DOWN = "down"
-
-
-@dataclass(frozen=True, slots=True)
-class FleetConfig:
-    """Settings of the fleet. ``suspect_after_s`` and ``down_after_s`` are seconds of silence.
-    Without ``is_watching`` no instance is asked: for instances that are no Tritons."""
-
-    lane: LaneConfig
-    suspect_after_s: float
-    down_after_s: float
-    is_watching: bool = True
 
 
 class SlotInstance:
@@ -106,12 +94,20 @@ class SlotFleet:
     """All instances. ``on_change`` is called when slots may be placed differently."""
 
     def __init__(
-        self, registry: Registry, config: FleetConfig, clock: Clock, rng: random.Random
+        self,
+        registry: Registry,
+        config: LaneConfig,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        is_watching: bool = True,
     ) -> None:
+        """Without ``is_watching`` no instance is asked: for instances that are no Tritons."""
         self.instances: dict[str, SlotInstance] = {}
         self.on_change: Callable[[], None] = _nothing
         self._registry = registry
         self._config = config
+        self._is_watching = is_watching
         self._clock = clock
         self._rng = rng
         self._links: dict[str, SlotLink] = {}
@@ -125,7 +121,7 @@ class SlotFleet:
 
     def start(self) -> None:
         """Look for the slot model on every instance from now on."""
-        if self._config.is_watching:
+        if self._is_watching:
             self._is_running = True
             self._registry.listen(self)
             self.instances_changed()
@@ -210,7 +206,7 @@ class SlotFleet:
         for address in known.keys() - self._links.keys():
             if not known[address].removed and known[address].kind is ServerKind.TIDEGATE:
                 self.instances[address] = SlotInstance(address)
-                link = SlotLink(address, self._config.lane, self, self._clock, self._rng)
+                link = SlotLink(address, self._config, self, self._clock, self._rng)
                 self._links[address] = link
                 link.start()
         gone = [a for a in self._links if a not in known or known[a].removed]

@@ -5,12 +5,11 @@ from collections import deque
 from collections.abc import Iterator
 
 from orchestrator.clock import Clock
-from orchestrator.errors import EngineError, Unavailable
 from orchestrator.slots.fleet import SlotFleet, SlotInstance
-from orchestrator.slots.slot import Slot, SlotEnding
-from orchestrator.telemetry.log import access_log, fields
+from orchestrator.slots.slot import Slot
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.settle import log_end
 from orchestrator.telemetry.metrics import Metrics, Row
-from orchestrator.telemetry.narration import narrated, of_ending
 from worker.protocol import Outcome
 from worker.protocol.clips.budgets import Stage
 
@@ -48,7 +47,7 @@ class SlotLedger:
             self.stage_ms.labels(name)
         metrics.watch(self, _ROWS)
 
-    def settle(self, slot: Slot, ending: SlotEnding) -> bool:
+    def settle(self, slot: Slot, ending: Ending) -> bool:
         """End a slot. False if it has ended before."""
         if slot.ending is not None:
             return False
@@ -84,31 +83,18 @@ class SlotLedger:
         for what in given_up if isinstance(given_up, list) else ():
             self.degraded.labels(_kind(str(what))).inc()
 
-    def _write(self, slot: Slot, ending: SlotEnding) -> None:
-        marks, error, job, facts = slot.marks, ending.error, slot.job, slot.facts
-        told = of_ending(ending.outcome, error.code if error is not None else None, ending.cause)
-        times = {f"{name}_ms": _number(facts.get(f"{name}_ms")) for name in TIMES}
-        access_log.info(
-            told.sentence,
-            extra=fields(
-                **narrated(told, "slot"),
-                api="slots",
-                slot_id=slot.id,
-                correlation_id=job.correlation_id,
-                trace_id=job.trace.trace_id if job.trace is not None else None,
-                outcome=ending.outcome.value,
-                code=error.code.value if error is not None else None,
-                error=error.message if isinstance(error, EngineError | Unavailable) else None,
-                instance=slot.instance or None,
-                attempts=slot.attempts or None,
-                seconds=_number(facts.get("seconds")),
-                size=_number(facts.get("size")),
-                queue_ms=round(1000 * ((marks.dispatched or marks.ended) - marks.received), 1),
-                end_ms=round(1000 * (marks.ended - marks.received), 1),
-                left_ms=round(slot.deadline.left_ms(marks.ended), 1),
-                key=job.key or None,
-                **times,
-            ),
+    def _write(self, slot: Slot, ending: Ending) -> None:
+        marks, facts = slot.marks, slot.facts
+        numbers = (*(f"{name}_ms" for name in TIMES), "seconds", "size")
+        log_end(
+            slot,
+            ending,
+            "slots",
+            attempts=slot.attempts or None,
+            queue_ms=round(1000 * ((marks.dispatched or marks.ended) - marks.received), 1),
+            end_ms=round(1000 * (marks.ended - marks.received), 1),
+            left_ms=round(slot.deadline.left_ms(marks.ended), 1),
+            **{name: _number(facts.get(name)) for name in numbers},
         )
 
 

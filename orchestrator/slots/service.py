@@ -20,6 +20,7 @@ from orchestrator.errors import (
 from orchestrator.ids import Ids
 from orchestrator.lanes import LaneConfig
 from orchestrator.prediction.feasibility import FeasibilityConfig, RefusalStats
+from orchestrator.retention import KeptStore
 from orchestrator.slots.admission import SlotAdmission
 from orchestrator.slots.attempt import SlotAttempt
 from orchestrator.slots.fleet import SlotFleet, SlotInstance
@@ -30,26 +31,21 @@ from orchestrator.slots.forecast import (
     InstanceTimeline,
     place,
 )
-from orchestrator.slots.gate import SlotGate
 from orchestrator.slots.job import SlotJob
 from orchestrator.slots.ledger import SlotLedger
 from orchestrator.slots.slot import Slot
-from orchestrator.slots.store import SlotStore
 from orchestrator.slots.verdicts import (
     TO_BE_SENT_AGAIN,
-    aborted,
     code_of,
-    failed,
     judged,
     overdue,
-    refused,
     rendered,
 )
 from orchestrator.slots.waiting import WaitingSlots
 from orchestrator.slots.wire import is_absence
-from orchestrator.tasks.job import OnDisconnect
+from orchestrator.tasks.verdicts import aborted, failed, refused
 from orchestrator.telemetry.log import fields, service_log
-from orchestrator.telemetry.narration import DISCONNECTED, RETRIED, TOO_SLOW, narrate
+from orchestrator.telemetry.narration import RETRIED, narrate
 from worker.protocol import AbortCause, Code
 
 
@@ -71,15 +67,16 @@ class Slots:
 
     def __init__(
         self,
-        gate: SlotGate,
+        enter: Callable[[Slot], None],
         fleet: SlotFleet,
         ledger: SlotLedger,
-        store: SlotStore,
+        store: KeptStore[Slot],
         config: SlotsConfig,
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """``rng`` makes ids, which let a holder of the right key fetch a slot's files. It also
+        """``enter`` makes the checks that slots share with tasks, and counts a slot until its end.
+        ``rng`` makes ids, which let a holder of the right key fetch a slot's files. It also
         draws the sample of refusals that are not carried out."""
         self.fleet = fleet
         self.ledger = ledger
@@ -92,7 +89,7 @@ class Slots:
         self._live: set[Slot] = set()
         self._waiting = waiting = WaitingSlots(fleet, clock)
         self._admission = SlotAdmission(
-            gate, fleet, waiting, clock, rng, config.feasibility, max_waiting=config.max_waiting
+            enter, fleet, waiting, clock, rng, config.feasibility, max_waiting=config.max_waiting
         )
         self._passing = False
         fleet.on_change = self._pass
@@ -135,16 +132,7 @@ class Slots:
 
     def disconnected(self, slot: Slot, *, too_slow: bool = False) -> None:
         """Handle that the slot's client is gone: its job says what becomes of it (WP-1)."""
-        if slot.ending is not None:
-            return
-        narrate(
-            service_log,
-            TOO_SLOW if too_slow else DISCONNECTED,
-            "slot",
-            slot_id=slot.id,
-            correlation_id=slot.job.correlation_id,
-        )
-        if slot.job.on_disconnect is OnDisconnect.CANCEL:
+        if slot.client_gone(too_slow=too_slow):
             self.ledger.settle(slot, aborted(AbortCause.DISCONNECT))
 
     def queue_position(self, slot: Slot) -> int:
@@ -325,14 +313,7 @@ class Slots:
             return
         slot.requeued()
         self.ledger.retries.inc()
-        narrate(
-            service_log,
-            RETRIED,
-            "slot",
-            slot_id=slot.id,
-            correlation_id=slot.job.correlation_id,
-            instance=attempt.address,
-        )
+        narrate(service_log, RETRIED, slot.model, **slot.names(), instance=attempt.address)
         self._waiting.add(slot)
         self._pass()
 

@@ -1,57 +1,41 @@
 """Decides a slot's ending, and what a worker's error means for its client: pure."""
 
 from orchestrator.errors import (
-    Cancelled,
-    ClientDisconnected,
     DeadlineExceeded,
     Draining,
     EngineError,
     InstanceLost,
     InvalidRequest,
     NoCapacity,
-    TidegateError,
 )
-from orchestrator.slots.slot import Slot, SlotEnding, SlotStage
-from worker.protocol import AbortCause, Code, Outcome
+from orchestrator.slots.slot import Slot
+from orchestrator.tasks.ending import Ending
+from orchestrator.tasks.verdicts import failed, refused
+from orchestrator.tasks.work import Stage
+from worker.protocol import Code, FinishReason, Outcome
 
 TO_BE_SENT_AGAIN = (Code.NO_CAPACITY, Code.DRAINING, Code.CANCELLED, Code.INSTANCE_LOST)
 """Codes with which a slot is sent again: nothing is wrong with it, nor did we cancel it."""
 
 
-def rendered(slot: Slot, now: float) -> SlotEnding:
+def rendered(slot: Slot, now: float) -> Ending:
     """The ending of a slot whose clip is here; ``partial`` if it is less than was asked for."""
     if slot.deadline.left_ms(now) < 0:
         return overdue(slot, now)
-    return SlotEnding(Outcome.PARTIAL if slot.facts.get("given_up") else Outcome.MET)
+    outcome = Outcome.PARTIAL if slot.facts.get("given_up") else Outcome.MET
+    return Ending(outcome, FinishReason.STOP)
 
 
-def overdue(slot: Slot, now: float) -> SlotEnding:
+def overdue(slot: Slot, now: float) -> Ending:
     """The ending of a slot whose deadline is past."""
     late_ms = max(0.0, -slot.deadline.left_ms(now))
     where = f"in {_stage_of(slot)}"
-    if slot.stage is SlotStage.QUEUED:
+    if slot.stage is Stage.QUEUED:
         where = "before it began"
         if slot.loss is not None:
             where = "while it waited for another instance than the one that was lost"
     error = DeadlineExceeded(f"the deadline passed {where}", exceeded_by_ms=late_ms)
-    return SlotEnding(Outcome.MISSED, error)
-
-
-def aborted(cause: AbortCause) -> SlotEnding:
-    """The ending of a slot that was cancelled, or whose client is gone."""
-    if cause is AbortCause.DISCONNECT:
-        return SlotEnding(Outcome.ABORTED, ClientDisconnected("the client is gone"), cause)
-    return SlotEnding(Outcome.ABORTED, Cancelled("the slot was cancelled"), cause)
-
-
-def failed(error: TidegateError) -> SlotEnding:
-    """The ending of a slot that failed by a fault on our side."""
-    return SlotEnding(Outcome.FAILED, error)
-
-
-def refused(error: TidegateError) -> SlotEnding:
-    """The ending of a slot that was never taken on, or not begun."""
-    return SlotEnding(Outcome.REFUSED, error)
+    return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
 
 
 def code_of(words: str) -> tuple[Code | None, str]:
@@ -63,7 +47,7 @@ def code_of(words: str) -> tuple[Code | None, str]:
         return None, words
 
 
-def judged(slot: Slot, code: Code | None, message: str, now: float) -> SlotEnding:
+def judged(slot: Slot, code: Code | None, message: str, now: float) -> Ending:
     """The ending that a worker's error means, if the slot is not sent again."""
     match code:
         case Code.INVALID_REQUEST:
@@ -74,7 +58,9 @@ def judged(slot: Slot, code: Code | None, message: str, now: float) -> SlotEndin
             if slot.deadline.left_ms(now) < 0:
                 return overdue(slot, now)
             error = DeadlineExceeded(message, exceeded_by_ms=0.0)
-            return SlotEnding(Outcome.MISSED, error) if slot.marks.started else refused(error)
+            if not slot.marks.started:
+                return refused(error)
+            return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)
         case Code.NO_CAPACITY:
             return refused(NoCapacity(message))
         case Code.DRAINING:

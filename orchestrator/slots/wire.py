@@ -1,7 +1,7 @@
 """Encodes the slot model's requests and reads its answers (``model_repository/slot``)."""
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,13 +15,6 @@ EVENT: Final = "event"
 PREVIEW: Final = "preview"
 
 _LENGTH = struct.Struct("<I")
-_LARGE = 256 * 1024
-"""Size in bytes from which protobuf's copies would be felt."""
-_DELIMITED = 2
-_INFER_RESPONSE = 2 << 3 | _DELIMITED
-"""Tag of the answer in ``ModelStreamInferResponse``."""
-_CONTENTS = 6 << 3 | _DELIMITED
-"""Tag of ``raw_output_contents`` in ``ModelInferResponse``."""
 _WORDS_OF_ABSENCE = ("unknown model", "no available versions", "not at ready state")
 """Triton's words for a model that it does not have, or not now."""
 
@@ -72,20 +65,14 @@ def watch_request() -> bytes:
 def read_answer(message: bytes) -> Answer | None:
     """Read one message; None if it has no data (Triton's empty final). Raises ``BadAnswer``, and
     protobuf's ``DecodeError``."""
-    cut = _cut(message) if len(message) >= _LARGE else None
-    if cut is not None:
-        rest, contents = cut
-        return _read(service_pb2.ModelInferResponse.FromString(rest), contents)
     response = service_pb2.ModelStreamInferResponse.FromString(message)
     if response.error_message:
         return Answer({}, {}, response.error_message)
-    return _read(response.infer_response, response.infer_response.raw_output_contents)
-
-
-def _read(answer: service_pb2.ModelInferResponse, contents: Sequence[bytes]) -> Answer | None:
+    answer = response.infer_response
     names = [output.name for output in answer.outputs]
     if not names:
         return None
+    contents = answer.raw_output_contents
     if len(contents) != len(names):
         raise BadAnswer("an answer without the contents of its outputs")
     tensors = dict(zip(names, contents, strict=True))
@@ -97,46 +84,3 @@ def _read(answer: service_pb2.ModelInferResponse, contents: Sequence[bytes]) -> 
     except msgspec.DecodeError as error:
         raise BadAnswer(f"an event that cannot be read: {error}") from None
     return Answer(event, tensors)
-
-
-def _cut(message: bytes) -> tuple[bytes, list[bytes]] | None:
-    """Split an answer's ``ModelInferResponse`` from the contents of its outputs; None if it is not
-    encoded as Triton writes it.
-
-    protobuf copies contents twice, and all of it while the event loop waits.
-    """
-    view = memoryview(message)
-    rest, contents = bytearray(), list[bytes]()
-    try:
-        tag, at = _varint(view, 0)
-        size, at = _varint(view, at)
-        if tag != _INFER_RESPONSE or at + size != len(view):
-            return None
-        while at < len(view):
-            begin = at
-            tag, at = _varint(view, at)
-            if tag & 7 != _DELIMITED:
-                return None
-            size, at = _varint(view, at)
-            end = at + size
-            if end > len(view):
-                return None
-            if tag == _CONTENTS:
-                contents.append(bytes(view[at:end]))
-            else:
-                rest += view[begin:end]
-            at = end
-    except IndexError:
-        return None
-    return bytes(rest), contents
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Read a varint; returns it and its end. Raises ``IndexError`` if the data ends before."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at

@@ -18,7 +18,7 @@ TIMEOUT_S = 2.0
 PATIENCE_S = 0.5
 """Longest wait for the store, in seconds, where a request can do without it."""
 LEAST_VERSION = (6, 2)
-LAYOUT = b"1"
+LAYOUT = b"2"
 """Version of the keys' layout. Orchestrators of different layouts must not share a prefix."""
 
 FAILURES = (redis.RedisError, OSError)
@@ -84,7 +84,7 @@ class Names:
         return f"{self.prefix}result:{task_id}"
 
     def item(self, digits: str) -> str:
-        """The copy of what a client keeps: a session, a response, a conversation."""
+        """The copy of what a client keeps: a session or a response."""
         return f"{self.prefix}item:{digits}"
 
     def demands_of(self, address: str) -> str:

@@ -1,5 +1,5 @@
-"""Copies of what clients keep, so that it outlives its orchestrator: sessions, responses,
-conversations.
+"""Copies of what clients keep, so that it outlives its orchestrator: sessions and
+responses.
 
 Each has one holder, who answers for it from memory. A copy goes to the store soon after each
 change, and no request waits for that::
@@ -26,7 +26,6 @@ from orchestrator.retention import ItemCall
 from orchestrator.state import connection, scripts
 from orchestrator.state.members import Members
 from orchestrator.state.tasks import SharedTasks
-from orchestrator.tasks.journal.sealing import Sealer, WrongKey
 from orchestrator.telemetry.log import fields, service_log
 
 FLUSH_S = 0.05
@@ -94,7 +93,6 @@ class SharedItems:
         self._members = members
         self._names = tasks.names
         self._tag = tasks.tag
-        self._sealer = tasks.sealer
         self._shelves: dict[str, Shelf] = {}
         self._noted: dict[str, _Noted] = {}
         """What the store has not heard of yet, by name."""
@@ -146,8 +144,8 @@ class SharedItems:
         if shelf is None or name in self._noted:  # it was here a moment ago
             return False
         try:
-            shelf.adopt(key, name, self._sealer.open(copy, _place(name)))
-        except (msgspec.DecodeError, WrongKey):
+            shelf.adopt(key, name, copy)
+        except msgspec.DecodeError:
             service_log.exception("an item of another orchestrator cannot be read")
             return False
         self.adopted += 1
@@ -198,7 +196,7 @@ class SharedItems:
         for name in noted:
             self._noted.pop(name, None)
         try:
-            copies = await asyncio.to_thread(_copied, copiers, self._sealer)
+            copies = await asyncio.to_thread(_copied, copiers)
             async with self._members.client.pipeline(transaction=False) as pipe:
                 for name, one in noted.items():
                     self._add(pipe, name, one, copies.get(name))
@@ -230,24 +228,19 @@ class SharedItems:
         if not self._is_failing:
             self._is_failing = True
             service_log.warning(
-                "sessions, responses and conversations are not copied to the store: what has "
+                "sessions and responses are not copied to the store: what has "
                 "changed would be lost with this orchestrator; will retry",
                 extra=fields(items=len(self._noted), error=connection.told(error)),
             )
 
 
-def _copied(copiers: Mapping[str, Copier | None], sealer: Sealer) -> dict[str, bytes]:
-    """Sealed copies by name, of those that are still kept."""
+def _copied(copiers: Mapping[str, Copier | None]) -> dict[str, bytes]:
+    """Copies by name, of those that are still kept."""
     copies = {}
     for name, copier in copiers.items():
         if copier is not None:
             try:
-                copies[name] = sealer.seal(copier(), _place(name))
+                copies[name] = copier()
             except Exception:  # a fault of ours, which others' items need not suffer from
                 service_log.exception("an item cannot be copied")
     return copies
-
-
-def _place(name: str) -> str:
-    """What a copy is bound to, so that nobody can put it in another's place."""
-    return f"item {digits_of(name)}"

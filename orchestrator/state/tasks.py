@@ -15,18 +15,14 @@ from orchestrator.tasks.journal import group_commit
 from orchestrator.tasks.journal.group_commit import GroupCommit
 from orchestrator.tasks.journal.look_ups import ById, Found, LookUps, Question
 from orchestrator.tasks.journal.operations import Accept, Batch, Ended, Operation, Tokens
-from orchestrator.tasks.journal.records import StoredRequest, TaskRow, UnfinishedTask
-from orchestrator.tasks.journal.sealed import (
-    read_request,
-    read_result,
-    read_tokens,
-    sealed_request,
-    sealed_result,
-    sealed_tokens,
+from orchestrator.tasks.journal.packed import pack, read_record, read_tokens
+from orchestrator.tasks.journal.records import (
+    StoredRequest,
+    StoredResult,
+    TaskRow,
+    UnfinishedTask,
 )
-from orchestrator.tasks.journal.sealing import Sealer
 
-_encode = msgspec.msgpack.Encoder().encode
 _LEAST_MS = 1
 """Shortest retention that the store knows, in ms."""
 
@@ -56,7 +52,6 @@ class SharedTasks:
         self.config = config
         self.tag = tag
         self.names = Names(config.prefix)
-        self.sealer = Sealer(config.terms.keys)
         self.boot = this_boot()
         self.window_ms = config.terms.window_ms
         self.next_n = 1
@@ -97,15 +92,15 @@ class SharedTasks:
         self._last_claimed -= 1  # below those that this process has accepted
         row = replace(_row_of(record), n=self._last_claimed)
         self.name(row)
-        request = read_request(self.sealer, task_id, record.get(b"request"))
+        request = read_record(StoredRequest, task_id, record.get(b"request"))
         blobs = (msgspec.msgpack.decode(each, type=tuple[int, bytes]) for each in tokens)
-        known = read_tokens(self.sealer, task_id, blobs)
+        known = read_tokens(task_id, blobs)
         return UnfinishedTask(row, self._shifted(request, -self.skew_s), known)
 
     def request_of(self, accept: Accept) -> bytes:
         """The record of a task's request; its points in time are by the store's clock."""
         request = self._shifted(accept.request, self.skew_s)
-        return b"" if request is None else sealed_request(self.sealer, accept.row.id, request)
+        return b"" if request is None else pack(request)
 
     def _shifted(self, request: StoredRequest | None, by_s: float) -> StoredRequest | None:
         if request is None:
@@ -195,7 +190,7 @@ class SharedWriter(GroupCommit):
         if isinstance(one, Accept):
             name = self._tasks.name(one.row)
             keys = (names.task(name.task_id), names.held(tag), name.submission)
-            row, request = _encode(one.row), self._tasks.request_of(one)
+            row, request = pack(one.row), self._tasks.request_of(one)
             named = int(name.is_named)
             pipe.eval(scripts.ACCEPT, 3, *keys, name.task_id, tag, row, request, named)
         elif isinstance(one, Tokens):
@@ -205,8 +200,7 @@ class SharedWriter(GroupCommit):
                 return
             body = b""
             if one.tokens.texts:
-                blob = sealed_tokens(self._tasks.sealer, known.task_id, one.first, one.tokens)
-                body = _encode((one.first, blob))
+                body = pack((one.first, pack(one.tokens)))
             task, tokens = names.task(known.task_id), names.tokens(known.task_id)
             pipe.eval(scripts.TOKENS, 2, task, tokens, tag, body)
         else:
@@ -221,8 +215,8 @@ class SharedWriter(GroupCommit):
         accepted = end is not None and end.is_accepted
         stored = result = b""
         if end is not None and accepted:
-            stored = _encode(_end_of(end))
-            result = sealed_result(self._tasks.sealer, name.task_id, end.result)
+            stored = pack(_end_of(end))
+            result = pack(end.result)
         task_id = name.task_id
         pipe.eval(
             scripts.END,
@@ -296,7 +290,7 @@ class SharedReader(LookUps):
             record, result = pipe.execute()
         if not record:
             return None
-        return Found(_row_of(record), read_result(self._tasks.sealer, task_id, result))
+        return Found(_row_of(record), read_record(StoredResult, task_id, result))
 
     def _told(self, error: Exception) -> str:
         return connection.told(error)

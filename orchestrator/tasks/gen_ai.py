@@ -15,7 +15,7 @@ from orchestrator.telemetry.metrics import Metrics, exemplar_of
 PROVIDER: Final = "tidegate"
 _OPERATIONS = {
     **dict.fromkeys((Api.CHAT, Api.RESPONSES, Api.MESSAGES), "chat"),
-    **dict.fromkeys((Api.EMBEDDINGS, Api.SCORE, Api.RERANK), "embeddings"),
+    Api.EMBEDDINGS: "embeddings",
 }
 _LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 _DURATION_S = tuple(0.01 * 2**n for n in range(14))

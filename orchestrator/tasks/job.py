@@ -24,8 +24,6 @@ class Api(StrEnum):
     MESSAGES = "messages"
     KSERVE = "kserve"
     EMBEDDINGS = "embeddings"
-    SCORE = "score"
-    RERANK = "rerank"
 
 
 class OnDisconnect(StrEnum):

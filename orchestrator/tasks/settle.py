@@ -1,4 +1,4 @@
-"""The end of every task: its outcome, then metrics, one log line, the journal (DL-10)."""
+"""The end of every task: its outcome, then metrics and one log line (DL-10)."""
 
 from dataclasses import replace
 
@@ -6,10 +6,10 @@ from orchestrator.clock import Clock
 from orchestrator.errors import EngineError, Unavailable
 from orchestrator.tasks.deadline import Part
 from orchestrator.tasks.ending import Ending
-from orchestrator.tasks.journal.memory import Journal, Record
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.task import Task
-from orchestrator.telemetry.log import access_log, fields
+from orchestrator.tasks.work import AnyWork
+from orchestrator.telemetry.log import Field, access_log, fields
 from orchestrator.telemetry.narration import narrated, of_ending
 from worker.protocol import End, FinishReason, OnDeadline, Outcome
 
@@ -17,9 +17,8 @@ from worker.protocol import End, FinishReason, OnDeadline, Outcome
 class Settler:
     """Ends tasks, each exactly once: a second end changes nothing."""
 
-    def __init__(self, metrics: TaskMetrics, journal: Journal, clock: Clock) -> None:
+    def __init__(self, metrics: TaskMetrics, clock: Clock) -> None:
         self.metrics = metrics
-        self._journal = journal
         self._clock = clock
 
     def settle(
@@ -60,46 +59,42 @@ class Settler:
         return True
 
     def _write(self, task: Task, ending: Ending) -> None:
-        marks, error = task.marks, ending.error
-        code = error.code.value if error is not None else ""
-        told = of_ending(ending.outcome, error.code if error is not None else None, ending.cause)
-        access_log.info(
-            told.sentence,
-            extra=fields(
-                **narrated(told, task.model),
-                api=task.job.api.value,
-                task_id=task.id,
-                correlation_id=task.correlation_id,
-                trace_id=task.job.trace.trace_id if task.job.trace is not None else None,
-                model=task.model,
-                outcome=ending.outcome.value,
-                missed_part=ending.missed_part,
-                finish_reason=ending.finish_reason.value,
-                code=code or None,
-                error=error.message if isinstance(error, EngineError | Unavailable) else None,
-                instance=task.instance or None,
-                prompt_tokens=task.prompt_tokens,
-                completion_tokens=task.completion_tokens,
-                ttft_ms=_ms(marks.received, marks.first_token),
-                total_ms=_ms(marks.received, marks.ended),
-                budget=str(ending.budget),
-                deadline_source=task.deadline.source or None,
-                key=task.job.key or None,
-            ),
+        marks = task.marks
+        log_end(
+            task,
+            ending,
+            task.job.api.value,
+            model=task.model,
+            missed_part=ending.missed_part,
+            finish_reason=ending.finish_reason.value,
+            prompt_tokens=task.prompt_tokens,
+            completion_tokens=task.completion_tokens,
+            ttft_ms=_ms(marks.received, marks.first_token),
+            total_ms=_ms(marks.received, marks.ended),
+            budget=str(ending.budget),
+            deadline_source=task.deadline.source or None,
         )
-        self._journal.settled(
-            Record(
-                task_id=task.id,
-                correlation_id=task.correlation_id,
-                api=task.job.api.value,
-                model=task.model,
-                outcome=ending.outcome,
-                code=code,
-                prompt_tokens=task.prompt_tokens,
-                completion_tokens=task.completion_tokens,
-                ended_unix=self._clock.unix(),
-            )
-        )
+
+
+def log_end(work: AnyWork, ending: Ending, api: str, **more: Field) -> None:
+    """Write the one log line of a task's or clip's end."""
+    error, trace = ending.error, work.job.trace
+    told = of_ending(ending.outcome, error.code if error is not None else None, ending.cause)
+    access_log.info(
+        told.sentence,
+        extra=fields(
+            **narrated(told, work.model),
+            api=api,
+            **work.names(),
+            trace_id=trace.trace_id if trace is not None else None,
+            outcome=ending.outcome.value,
+            code=error.code.value if error is not None else None,
+            error=error.message if isinstance(error, EngineError | Unavailable) else None,
+            instance=work.instance or None,
+            **more,
+            key=work.job.key or None,
+        ),
+    )
 
 
 def _settle_fit(task: Task, ending: Ending) -> None:

@@ -15,8 +15,7 @@ class TaskStore(KeptStore[Task]):
     def add(self, task: Task) -> None:
         """Keep a task, with all that it will produce."""
         task.record()
-        task.on_end.append(self.item_ended)
-        self.keep(task)
+        super().add(task)
 
     def is_awaited(self, task: Task) -> bool:
         """Whether its client may come back for it. The next process has a durable one."""

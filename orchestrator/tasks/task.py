@@ -1,21 +1,13 @@
-"""A request as a task, which moves through its stages and ends exactly once (DL-10).
-
-It goes back to the queue only when the instance that had it is lost or will not take it (OR-10)::
-
-    RECEIVED ─▶ QUEUED ─▶ DISPATCHED ─▶ RUNNING ─▶ ENDED
-        │          │ ▲────────┴─────────────┘ ▲
-        └──────────┴──────────────────────────┘
+"""A request for text as a task, which moves through the stages of ``work`` and ends exactly once.
 
 Everything here runs on the event loop's thread and never waits.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from sys import getsizeof
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from orchestrator.clock import Timer
 from orchestrator.tasks.deadline import NO_PARTS, Part
 from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.image import Image
@@ -23,39 +15,12 @@ from orchestrator.tasks.job import Job, Priority
 from orchestrator.tasks.prompt_kind import ANY_KIND
 from orchestrator.tasks.time_spent import Phase, TimeSpent
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
+from orchestrator.tasks.work import Stage, WorkItem
 from orchestrator.telemetry.log import fields, service_log
 from worker.protocol import Delta, End, Feature, PromptLogprobs
 
 _BIAS_BYTES = 128
 _NO_FEATURES: frozenset[Feature] = frozenset()
-
-
-class Stage(IntEnum):
-    """How far a task got."""
-
-    RECEIVED = 0
-    QUEUED = 1
-    DISPATCHED = 2
-    RUNNING = 3
-    ENDED = 4
-
-
-@dataclass(slots=True)
-class Marks:
-    """When each stage began, in seconds of the clock; 0 while it has not."""
-
-    received: float
-    queued: float = 0.0
-    dispatched: float = 0.0
-    started: float = 0.0
-    first_token: float = 0.0
-    ended: float = 0.0
-
-    @property
-    def has_started(self) -> bool:
-        """Whether the last worker that got the task has begun; an earlier worker's start is kept
-        too."""
-        return 0 < self.started >= self.dispatched
 
 
 class Listener(Protocol):
@@ -128,12 +93,13 @@ class Loss:
     """Whether the worker itself said that its engine had failed as a whole."""
 
 
-class Task:
-    """One offered request."""
+class Task(WorkItem[Job, Listener]):
+    """One offered request for text."""
+
+    what: ClassVar[str] = "task"
 
     __slots__ = (
         "attempt",
-        "attempts",
         "begun_by_weights",
         "between_calls_ms",
         "block_tokens",
@@ -142,37 +108,24 @@ class Task:
         "calls_left",
         "chance",
         "completion_tokens",
-        "correlation_id",
-        "deadline",
-        "drop_at",
         "earlier",
-        "ending",
         "entry",
-        "failed_on",
         "features",
         "first_id_free",
         "fitted_tokens",
         "given_chance",
         "hedge",
-        "id",
         "images",
-        "instance",
         "is_background",
         "is_promised",
         "is_resumable",
         "is_text_removed",
         "is_unread",
-        "job",
         "late_part",
         "leader_id",
         "likely_cached",
-        "listeners",
         "losses",
-        "marks",
-        "model",
         "needs_continue",
-        "on_end",
-        "parts",
         "paused_at",
         "paused_on",
         "pauses",
@@ -184,13 +137,10 @@ class Task:
         "prompt_ready_at",
         "prompt_tokens",
         "rank",
-        "refusal_sample",
         "reserved_chance",
         "sampling",
         "spans",
-        "stage",
         "time_spent",
-        "timer",
         "token_ids",
         "transcript",
         "vocabulary",
@@ -198,12 +148,9 @@ class Task:
     )
 
     def __init__(self, task_id: str, job: Job) -> None:
-        self.id = task_id
+        super().__init__(task_id, job, job.parts)
         self.leader_id = task_id
         """Id of the first choice of a request, which the answer is called by."""
-        self.job = job
-        self.deadline = job.deadline
-        self.parts = job.parts
         self.late_part: Part | None = None
         """The first part of the answer that came too late (DL-14)."""
         self.calls_left: float = job.calls_left or 0
@@ -211,12 +158,7 @@ class Task:
         or as many as are to be expected (``run_lengths``)."""
         self.between_calls_ms = 0.0
         """Ms that are expected to pass between these calls, in all."""
-        self.correlation_id = job.correlation_id
-        self.stage = Stage.RECEIVED
-        self.marks = Marks(job.arrived)
         self.time_spent = TimeSpent(job.arrived)
-        self.model = ""
-        """The model's own name, once it is known that there is such a model."""
         self.vocabulary = b""
         self.features: frozenset[Feature] = _NO_FEATURES
         """Features that its engine must have; known once it was admitted."""
@@ -254,8 +196,6 @@ class Task:
         self.is_unread = False
         """Whether its client is behind with reading: others may have its slot until it reads
         again."""
-        self.drop_at = job.deadline.at
-        """Plan: time after which it leaves the queue."""
         self.planned_at = 0.0
         self.paused_on = ""
         """The instance that keeps its KV while it is paused; empty if it is not."""
@@ -271,13 +211,6 @@ class Task:
         the queue that it was in."""
         self.given_chance: float | None = None
         """The chance (0 to 1) of being in time that it had when it was first sent to a worker."""
-        self.refusal_sample = False
-        """Whether it would have been refused, and is let through to see whether that would have
-        been right (DL-7): nothing but its deadline stops it."""
-        self.attempts = 0
-        """How often it was sent to an instance that did not finish it."""
-        self.failed_on: frozenset[str] = frozenset()
-        """The instances that did not finish it."""
         self.losses: list[Loss] = []
         """Attempts whose worker went away or hung."""
         self.is_resumable = False
@@ -288,11 +221,7 @@ class Task:
         anywhere."""
         self.needs_continue = False
         """Whether only workers that can take up any text can continue it."""
-        self.instance = ""
         self.completion_tokens = 0
-        self.listeners: list[Listener] = []
-        self.on_end: list[Callable[[Task], None]] = []
-        """Called after the listeners have heard of the end."""
         self.prompt_logprobs: list[PromptLogprobs] = []
         """Log-probabilities in the order of the prompt, for those that ask for them; complete with
         the first token, or at the end of a task that has none."""
@@ -303,10 +232,8 @@ class Task:
         self.attempt: Abandonable | None = None
         self.hedge: Abandonable | None = None
         """A second job for the same task, until one of the two has a token."""
-        self.timer: Timer | None = None
         self.spans: Traced | None = None
         """The task's spans, where its trace is kept."""
-        self.ending: Ending | None = None
         self.entry: JournalEntry | None = None
         """Place of the task in the journal; None for most tasks."""
         self.first_id_free = 0
@@ -356,14 +283,6 @@ class Task:
         if self.late_part is None and not self.completion_tokens:
             return Part.FIRST_TOKEN if now > self.parts.first_token_at else None
         return self.late_part
-
-    def listen(self, listener: Listener) -> None:
-        """Add a listener, which hears everything from now on. A task that has ended is silent."""
-        self.listeners = [*self.listeners, listener]
-
-    def unlisten(self, listener: Listener) -> None:
-        """Remove a listener; no effect for one that never listened."""
-        self.listeners = [other for other in self.listeners if other is not listener]
 
     def record(self, *, keeps_logprobs: bool = True) -> Transcript:
         """Keep everything that the task produces; to be called before the first token.
@@ -467,28 +386,11 @@ class Task:
             self.prompt_logprobs = []
         self.prompt_logprobs.append(logprobs)
 
-    def end(self, ending: Ending, now: float) -> None:
-        """End the task, once only. Whoever ends a task checks ``ending`` first."""
-        assert self.ending is None, f"task {self.id} would end twice"
-        self.ending = ending
-        self.stage = Stage.ENDED
-        self.marks.ended = now
+    def _release(self, ending: Ending) -> None:
         self.token_ids = ()
         self.images = ()
         self.prefix_hashes = ()
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
         attempts, self.attempt, self.hedge = (self.attempt, self.hedge), None, None
         for attempt in attempts:
             if attempt is not None:
                 attempt.abandon(ending)
-        listeners, self.listeners = self.listeners, []
-        for call in (*(listener.ended for listener in listeners), *self.on_end):
-            try:
-                call(self)
-            except Exception:  # limits, stores and whoever ended the task wait for the others
-                service_log.exception(
-                    "a listener failed at the end of a task",
-                    extra=fields(task_id=self.id, correlation_id=self.correlation_id),
-                )

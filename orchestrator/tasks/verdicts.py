@@ -76,7 +76,7 @@ def aborted(cause: AbortCause) -> Ending:
     if cause is AbortCause.DISCONNECT:
         error = ClientDisconnected("the client is gone")
     else:
-        error = Cancelled("the task was cancelled")
+        error = Cancelled("the request was cancelled")
     return Ending(Outcome.ABORTED, FinishReason.CANCELLED, error, cause)
 
 

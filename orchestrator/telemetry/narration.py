@@ -6,8 +6,11 @@ the fields ``actor``, ``action`` and ``target``, with the correlation id where i
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from typing import TypeVar
 
 from orchestrator.telemetry.log import Field, fields
 from worker.protocol import AbortCause, Code, Outcome
@@ -62,6 +65,7 @@ def narrate(
     told: Narration,
     target: str,
     level: int = logging.INFO,
+    /,
     **more: Field,
 ) -> None:
     """Log an event. ``target`` is the instance, model or unit that it happens to."""
@@ -74,200 +78,157 @@ def narrated(told: Narration, target: str) -> dict[str, Field]:
     return {"actor": told.actor.value, "action": told.action.value, "target": target or None}
 
 
+_by_worker, _by_us, _by_client = (
+    partial(Narration, actor) for actor in (Actor.WORKER, Actor.ORCHESTRATOR, Actor.CLIENT)
+)
+K = TypeVar("K")
+
+
+def _by(actor: Actor, events: Mapping[K, tuple[Action, str]]) -> dict[K, Narration]:
+    return {name: Narration(actor, *told) for name, told in events.items()}
+
+
 # ── instances, and the service as a whole ────────────────────────────────────────────────────────
 
-INSTANCE_READY = Narration(
-    Actor.WORKER, Action.READY, "An instance is ready: its model is loaded and its lanes are open."
+INSTANCE_READY = _by_worker(
+    Action.READY, "An instance is ready: its model is loaded and its lanes are open."
 )
-INSTANCE_SUSPECT = Narration(
-    Actor.WORKER,
-    Action.LOSE,
-    "An instance is suspect: it, or its engine, has been silent for too long.",
+INSTANCE_SUSPECT = _by_worker(
+    Action.LOSE, "An instance is suspect: it, or its engine, has been silent for too long."
 )
-INSTANCE_DOWN = Narration(
-    Actor.WORKER, Action.LOSE, "An instance is down: it has been silent for far too long."
+INSTANCE_DOWN = _by_worker(Action.LOSE, "An instance is down: it has been silent for far too long.")
+INSTANCE_AWAY = _by_worker(
+    Action.LOSE, "An instance cannot be used now, and is being connected to."
 )
-INSTANCE_AWAY = Narration(
-    Actor.WORKER, Action.LOSE, "An instance cannot be used now, and is being connected to."
+INSTANCE_HAS_NO_TEXT = _by_worker(
+    Action.READY, "An instance has no text model: clips at most are rendered there."
 )
-INSTANCE_HAS_NO_TEXT = Narration(
-    Actor.WORKER, Action.READY, "An instance has no text model: clips at most are rendered there."
-)
-INSTANCE_LACKS = Narration(
-    Actor.WORKER,
+INSTANCE_LACKS = _by_worker(
     Action.DEGRADE,
     "An instance's engine cannot do all that others can: what needs it goes elsewhere.",
 )
-SWAP_LOADS = Narration(Actor.WORKER, Action.LOAD, "An instance is loading another model.")
-SWAP_DRAINS = Narration(
-    Actor.WORKER, Action.STOP, "An instance takes no new work: its model is about to be replaced."
+SWAP_LOADS = _by_worker(Action.LOAD, "An instance is loading another model.")
+SWAP_DRAINS = _by_worker(
+    Action.STOP, "An instance takes no new work: its model is about to be replaced."
 )
-SWAP_RESTORES = Narration(
-    Actor.WORKER, Action.LOAD, "An instance could not load its new model, and loads the old one."
+SWAP_RESTORES = _by_worker(
+    Action.LOAD, "An instance could not load its new model, and loads the old one."
 )
-SWAP_DONE = Narration(Actor.WORKER, Action.READY, "An instance serves another model now.")
-SWAP_FAILED = Narration(Actor.WORKER, Action.FAIL, "An instance could not be given another model.")
-GATES = {
-    ("artifacts", True): Narration(
-        Actor.WORKER, Action.GATE, "An instance has its model's files: it told what it serves."
-    ),
-    ("artifacts", False): Narration(
-        Actor.WORKER, Action.GATE, "An instance lacks its model's files, or has not told of any."
-    ),
-    ("engine", True): Narration(
-        Actor.WORKER, Action.GATE, "An instance has its engine: the model is loaded and reached."
-    ),
-    ("engine", False): Narration(
-        Actor.WORKER,
-        Action.GATE,
-        "An instance's engine cannot be used: not loaded, or not reached.",
-    ),
-    ("health", True): Narration(Actor.WORKER, Action.GATE, "An instance passes its health checks."),
-    ("health", False): Narration(
-        Actor.WORKER, Action.GATE, "An instance does not pass its health checks."
-    ),
-}
+SWAP_DONE = _by_worker(Action.READY, "An instance serves another model now.")
+SWAP_FAILED = _by_worker(Action.FAIL, "An instance could not be given another model.")
+GATES = _by(
+    Actor.WORKER,
+    {
+        ("artifacts", True): (
+            Action.GATE,
+            "An instance has its model's files: it told what it serves.",
+        ),
+        ("artifacts", False): (
+            Action.GATE,
+            "An instance lacks its model's files, or has not told of any.",
+        ),
+        ("engine", True): (
+            Action.GATE,
+            "An instance has its engine: the model is loaded and reached.",
+        ),
+        ("engine", False): (
+            Action.GATE,
+            "An instance's engine cannot be used: not loaded, or not reached.",
+        ),
+        ("health", True): (Action.GATE, "An instance passes its health checks."),
+        ("health", False): (Action.GATE, "An instance does not pass its health checks."),
+    },
+)
 """Events of an instance's gates, by the gate's name and whether it opened."""
-ON_DEMAND = Narration(
+ON_DEMAND = _by_us(Action.LOAD, "A model is asked for that no instance serves, so one loads it.")
+READINESS = _by(
     Actor.ORCHESTRATOR,
-    Action.LOAD,
-    "A model is asked for that no instance serves, so one loads it.",
+    {
+        "ready": (Action.READY, "The service is ready for work."),
+        "not_ready": (Action.READY, "The service is not ready: no instance is up."),
+        "draining": (Action.READY, "The service is draining: new work is refused."),
+        "degraded": (
+            Action.DEGRADE,
+            "The service is degraded: no durable tasks, for the journal cannot be written.",
+        ),
+        "near_exhaustion": (
+            Action.READY,
+            "The service is near exhaustion: its queue is almost full.",
+        ),
+        "exhausted": (
+            Action.READY,
+            "The service is not ready: its queue is full, and nobody gets a place.",
+        ),
+    },
 )
-READINESS = {
-    "ready": Narration(Actor.ORCHESTRATOR, Action.READY, "The service is ready for work."),
-    "not_ready": Narration(
-        Actor.ORCHESTRATOR, Action.READY, "The service is not ready: no instance is up."
-    ),
-    "draining": Narration(
-        Actor.ORCHESTRATOR, Action.READY, "The service is draining: new work is refused."
-    ),
-    "degraded": Narration(
-        Actor.ORCHESTRATOR,
-        Action.DEGRADE,
-        "The service is degraded: no durable tasks, for the journal cannot be written.",
-    ),
-    "near_exhaustion": Narration(
-        Actor.ORCHESTRATOR,
-        Action.READY,
-        "The service is near exhaustion: its queue is almost full.",
-    ),
-    "exhausted": Narration(
-        Actor.ORCHESTRATOR,
-        Action.READY,
-        "The service is not ready: its queue is full, and nobody gets a place.",
-    ),
-}
 
 # ── the launcher ─────────────────────────────────────────────────────────────────────────────────
 
-LAUNCH = {
-    "fetching": Narration(
-        Actor.LAUNCHER, Action.BUILD, "This machine has no Triton server, so one is being fetched."
-    ),
-    "found": Narration(
-        Actor.LAUNCHER, Action.PREFLIGHT, "This machine has a Triton server that fits."
-    ),
-    "sized": Narration(
-        Actor.LAUNCHER, Action.PREFLIGHT, "Several orchestrator processes are to share the port."
-    ),
-    "starting": Narration(Actor.LAUNCHER, Action.SPAWN, "A unit of the service is starting."),
-    "ready": Narration(
-        Actor.LAUNCHER, Action.LOAD, "A unit of the service has loaded what it needs and serves."
-    ),
-    "lost": Narration(
-        Actor.LAUNCHER, Action.LOSE, "A unit of the service was lost and is started again."
-    ),
-    "warned": Narration(
-        Actor.LAUNCHER, Action.DEGRADE, "Something is missing, and the service goes on without it."
-    ),
-    "serving": Narration(Actor.LAUNCHER, Action.READY, "The service serves."),
-    "ending": Narration(Actor.LAUNCHER, Action.STOP, "The service is ending."),
-    "ended": Narration(Actor.LAUNCHER, Action.STOP, "The service has ended and left nothing."),
-}
+LAUNCH = _by(
+    Actor.LAUNCHER,
+    {
+        "fetching": (Action.BUILD, "This machine has no Triton server, so one is being fetched."),
+        "found": (Action.PREFLIGHT, "This machine has a Triton server that fits."),
+        "sized": (Action.PREFLIGHT, "Several orchestrator processes are to share the port."),
+        "starting": (Action.SPAWN, "A unit of the service is starting."),
+        "ready": (Action.LOAD, "A unit of the service has loaded what it needs and serves."),
+        "lost": (Action.LOSE, "A unit of the service was lost and is started again."),
+        "warned": (Action.DEGRADE, "Something is missing, and the service goes on without it."),
+        "serving": (Action.READY, "The service serves."),
+        "ending": (Action.STOP, "The service is ending."),
+        "ended": (Action.STOP, "The service has ended and left nothing."),
+    },
+)
 """Events of the launcher, by ``LaunchEvent.kind``."""
 
 # ── the pool manager ─────────────────────────────────────────────────────────────────────────────
 
-POOL = {
-    "fits": Narration(
-        Actor.POOL,
-        Action.PREFLIGHT,
-        "An instance has its model, and its memory and ports are free.",
-    ),
-    "spawned": Narration(
-        Actor.POOL, Action.SPAWN, "An instance was started and is loading its model."
-    ),
-    "adopted": Narration(
-        Actor.POOL, Action.READY, "An instance that an earlier manager started goes on."
-    ),
-    "ready": Narration(Actor.POOL, Action.LOAD, "An instance has loaded its model and serves."),
-    "lost": Narration(Actor.POOL, Action.LOSE, "An instance was lost and is started again."),
-    "failed": Narration(
-        Actor.POOL, Action.LOSE, "An instance could not start, and is tried again later."
-    ),
-    "replacing": Narration(Actor.POOL, Action.SPAWN, "An instance is being replaced."),
-    "kept": Narration(
-        Actor.POOL, Action.FAIL, "The replacement of an instance failed, and the old one goes on."
-    ),
-    "stopping": Narration(
-        Actor.POOL, Action.STOP, "An instance is drained: what runs there may end."
-    ),
-    "stopped": Narration(Actor.POOL, Action.STOP, "An instance has ended and left nothing."),
-    "gpu_out": Narration(Actor.POOL, Action.LOSE, "A GPU is at fault and is used no more."),
-    "changed": Narration(
-        Actor.POOL, Action.PREFLIGHT, "The pool is brought in line with what its file asks for."
-    ),
-    "refused_file": Narration(
-        Actor.POOL, Action.REFUSE, "The pool's file does not fit, so nothing is changed."
-    ),
-    "unregistered": Narration(
-        Actor.POOL, Action.DEGRADE, "An orchestrator cannot be told which instances are ready."
-    ),
-    "warned": Narration(
-        Actor.POOL, Action.DEGRADE, "Something is missing, and the pool goes on without it."
-    ),
-}
+POOL = _by(
+    Actor.POOL,
+    {
+        "fits": (Action.PREFLIGHT, "An instance has its model, and its memory and ports are free."),
+        "spawned": (Action.SPAWN, "An instance was started and is loading its model."),
+        "adopted": (Action.READY, "An instance that an earlier manager started goes on."),
+        "ready": (Action.LOAD, "An instance has loaded its model and serves."),
+        "lost": (Action.LOSE, "An instance was lost and is started again."),
+        "failed": (Action.LOSE, "An instance could not start, and is tried again later."),
+        "replacing": (Action.SPAWN, "An instance is being replaced."),
+        "kept": (Action.FAIL, "The replacement of an instance failed, and the old one goes on."),
+        "stopping": (Action.STOP, "An instance is drained: what runs there may end."),
+        "stopped": (Action.STOP, "An instance has ended and left nothing."),
+        "gpu_out": (Action.LOSE, "A GPU is at fault and is used no more."),
+        "changed": (Action.PREFLIGHT, "The pool is brought in line with what its file asks for."),
+        "refused_file": (Action.REFUSE, "The pool's file does not fit, so nothing is changed."),
+        "unregistered": (
+            Action.DEGRADE,
+            "An orchestrator cannot be told which instances are ready.",
+        ),
+        "warned": (Action.DEGRADE, "Something is missing, and the pool goes on without it."),
+    },
+)
 """Events of a pool manager, by the kind of the ``PoolEvent``."""
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
-PLACED = Narration(
-    Actor.ORCHESTRATOR, Action.PLACE, "A request goes to the instance that should finish it first."
-)
-PLACED_BY_PREFIX = Narration(
-    Actor.ORCHESTRATOR, Action.PLACE, "A request goes where some of its prompt is cached."
-)
-PLACED_BY_SESSION = Narration(
-    Actor.ORCHESTRATOR, Action.PLACE, "A request goes where its conversation was."
-)
-RETRIED = Narration(
-    Actor.ORCHESTRATOR, Action.RETRY, "A request is tried again: its instance did not finish it."
-)
-DISCONNECTED = Narration(
-    Actor.CLIENT, Action.ABORT, "A client disconnected before its answer ended."
-)
-TOO_SLOW = Narration(
-    Actor.ORCHESTRATOR, Action.ABORT, "A client was disconnected: it read too slowly."
-)
+PLACED = _by_us(Action.PLACE, "A request goes to the instance that should finish it first.")
+PLACED_BY_PREFIX = _by_us(Action.PLACE, "A request goes where some of its prompt is cached.")
+PLACED_BY_SESSION = _by_us(Action.PLACE, "A request goes where its conversation was.")
+RETRIED = _by_us(Action.RETRY, "A request is tried again: its instance did not finish it.")
+DISCONNECTED = _by_client(Action.ABORT, "A client disconnected before its answer ended.")
+TOO_SLOW = _by_us(Action.ABORT, "A client was disconnected: it read too slowly.")
 _ENDINGS = {
-    Outcome.MET: Narration(Actor.ORCHESTRATOR, Action.ANSWER, "A request was answered in time."),
-    Outcome.PARTIAL: Narration(
-        Actor.ORCHESTRATOR, Action.CUT, "A request was cut at its deadline, as its client asked."
-    ),
-    Outcome.MISSED: Narration(
-        Actor.ORCHESTRATOR, Action.MISS, "A request was not answered by its deadline."
-    ),
-    Outcome.REFUSED: Narration(Actor.ORCHESTRATOR, Action.REFUSE, "A request was refused."),
-    Outcome.ABORTED: Narration(
-        Actor.CLIENT, Action.ABORT, "A request was cancelled before it was answered."
-    ),
-    Outcome.FAILED: Narration(Actor.ORCHESTRATOR, Action.FAIL, "A request failed."),
+    Outcome.MET: _by_us(Action.ANSWER, "A request was answered in time."),
+    Outcome.PARTIAL: _by_us(Action.CUT, "A request was cut at its deadline, as its client asked."),
+    Outcome.MISSED: _by_us(Action.MISS, "A request was not answered by its deadline."),
+    Outcome.REFUSED: _by_us(Action.REFUSE, "A request was refused."),
+    Outcome.ABORTED: _by_client(Action.ABORT, "A request was cancelled before it was answered."),
+    Outcome.FAILED: _by_us(Action.FAIL, "A request failed."),
 }
-_GONE = Narration(Actor.CLIENT, Action.ABORT, "A request was stopped: its client is gone.")
+_GONE = _by_client(Action.ABORT, "A request was stopped: its client is gone.")
 
 
 def _refused(why: str) -> Narration:
-    return Narration(Actor.ORCHESTRATOR, Action.REFUSE, f"A request was refused: {why}.")
+    return _by_us(Action.REFUSE, f"A request was refused: {why}.")
 
 
 _REFUSALS = {
@@ -283,19 +244,15 @@ _REFUSALS = {
     Code.DRAINING: _refused("the service is going down"),
 }
 _FAILURES = {
-    Code.INSTANCE_LOST: Narration(
-        Actor.WORKER, Action.FAIL, "A request failed: its instance was lost."
+    Code.INSTANCE_LOST: _by_worker(Action.FAIL, "A request failed: its instance was lost."),
+    Code.ENGINE_ERROR: _by_worker(Action.FAIL, "A request failed: its worker did."),
+    Code.NOT_FINITE: _by_worker(
+        Action.FAIL, "A request failed: its model's numbers were not finite."
     ),
-    Code.ENGINE_ERROR: Narration(Actor.WORKER, Action.FAIL, "A request failed: its worker did."),
-    Code.NOT_FINITE: Narration(
-        Actor.WORKER, Action.FAIL, "A request failed: its model's numbers were not finite."
+    Code.POISON_REQUEST: _by_us(
+        Action.FAIL, "A request failed: two workers died while they had it."
     ),
-    Code.POISON_REQUEST: Narration(
-        Actor.ORCHESTRATOR, Action.FAIL, "A request failed: two workers died while they had it."
-    ),
-    Code.DRAINING: Narration(
-        Actor.ORCHESTRATOR, Action.FAIL, "A request failed: the service went down."
-    ),
+    Code.DRAINING: _by_us(Action.FAIL, "A request failed: the service went down."),
 }
 
 

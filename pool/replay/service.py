@@ -9,7 +9,6 @@ from orchestrator.clock import Clock
 from orchestrator.lanes import LaneConfig, LaneOwner
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.settings import Settings
-from orchestrator.tasks.journal.memory import MemoryJournal
 from pool.replay.lane import SimLane
 from pool.replay.loop import VirtualClock
 from pool.replay.worker import SimWorker, WorkerSpec
@@ -57,7 +56,7 @@ def new_service(
     ) -> SimLane:
         return SimLane(workers[address], address, config, owner, clock, rng)
 
-    parts = build(settings, clock, rng, MemoryJournal(1), make_lane=make_lane)
+    parts = build(settings, clock, rng, make_lane=make_lane)
     encoders: list[PromptEncoder] = []
     for instance in parts.orchestrator.registry:
         card = machines[instance.address].card

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import grpc
@@ -22,14 +22,16 @@ from orchestrator.api.server import AUTH, build_runner
 from orchestrator.build import Components, build, journal_config, keys_of, make_shared_state
 from orchestrator.service import Orchestrator
 from orchestrator.settings import CONFIG_FILE, Settings, load_settings
+from orchestrator.tasks.ending import Ending
 from orchestrator.tasks.journal.file import open_journal
 from orchestrator.tasks.journal.lock import JournalHeld
-from orchestrator.tasks.journal.memory import MemoryJournal
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import Stage
 from pool.engines.verify import verify_engine
 from tests.support.clock import LeapingClock
 from tests.support.fake_worker import FakeWorker, make_card
 from worker.environment import nested
+from worker.protocol import Outcome
 
 
 @pytest.fixture(autouse=True)
@@ -91,12 +93,31 @@ class Event:
         return value
 
 
+class Ended(NamedTuple):
+    """A task that came to its outcome."""
+
+    task_id: str
+    outcome: Outcome
+
+
+def note_ends(parts: Components, ends: list[Ended]) -> None:
+    """Add each task that comes to its outcome here to ``ends``."""
+    metrics = parts.orchestrator.stages.settler.metrics
+    count = metrics.ended
+
+    def ended(task: Task, ending: Ending) -> None:
+        ends.append(Ended(task.id, ending.outcome))
+        count(task, ending)
+
+    metrics.ended = ended  # type: ignore[method-assign]
+
+
 @dataclass
 class Service:
     """A running orchestrator."""
 
     parts: Components
-    journal: MemoryJournal
+    ends: list[Ended]
     url: str
     http: aiohttp.ClientSession
     runner: web.AppRunner = field(repr=False)
@@ -149,7 +170,7 @@ class Service:
             leaping.cancel()
 
     def outcomes(self) -> list[str]:
-        return [record.outcome.value for record in self.journal.records]
+        return [one.outcome.value for one in self.ends]
 
     def metric(self, name: str, **labels: str) -> float:
         registry = self.orchestrator.metrics.registry
@@ -188,7 +209,6 @@ async def make_service() -> AsyncIterator[MakeService]:
             "lanes__reconnect_max_s": 0.05,
         }
         settings = await asyncio.to_thread(settings_of, values | changes)
-        journal = MemoryJournal()
         loop = asyncio.get_running_loop()
         config = journal_config(settings)
         try:
@@ -200,7 +220,9 @@ async def make_service() -> AsyncIterator[MakeService]:
         clock = LeapingClock(loop)
         rng = random.Random(7 + len(made))
         shared = await asyncio.to_thread(make_shared_state, settings, rng, clock.unix)
-        parts = build(settings, clock, rng, journal, file=file, shared_state=shared)
+        parts = build(settings, clock, rng, file=file, shared_state=shared)
+        ends: list[Ended] = []
+        note_ends(parts, ends)
         runner = build_runner(
             parts.orchestrator,
             parts.health,
@@ -217,7 +239,7 @@ async def make_service() -> AsyncIterator[MakeService]:
         host, port = runner.addresses[0][:2]
         url = f"http://{host}:{port}"
         http = aiohttp.ClientSession(base_url=url)
-        service = Service(parts, journal, url, http, runner, clock, workers)
+        service = Service(parts, ends, url, http, runner, clock, workers)
         made.append(service)
         if wait:
             await service.until_ready()
@@ -240,8 +262,8 @@ async def make_service() -> AsyncIterator[MakeService]:
         durable = service.orchestrator.stages.durable
         # DL-10: every request ended in exactly one outcome, or is another process's.
         ended = came - (0 if durable is None else durable.left + durable.lost)
-        assert len(service.journal.records) == ended
-        assert len({record.task_id for record in service.journal.records}) == ended
+        assert len(service.ends) == ended
+        assert len({one.task_id for one in service.ends}) == ended
         slots_offered = service.metric("tidegate_slots_offered_total")
         assert sum(service.orchestrator.slots.ledger.settled.values()) == slots_offered
 

@@ -27,7 +27,6 @@ from orchestrator.queue.order import QueuePolicy
 from orchestrator.queue.task_queue import TaskQueue
 from orchestrator.tasks.deadline import Deadline
 from orchestrator.tasks.job import Api, Job
-from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import Task
@@ -108,7 +107,7 @@ class Rig:
         self.admission = Admission(site, self.queue, placer, prediction, self.clock, config)
         metrics, nobody = Metrics(), cast(Any, None)
         freed = DispatchMetrics(metrics)
-        settler = Settler(TaskMetrics(metrics, self.clock), MemoryJournal(), self.clock)
+        settler = Settler(TaskMetrics(metrics, self.clock), self.clock)
         limits = TimeLimits(grace_s=0.1, return_margin_s=0.0)
         self.dispatcher = Dispatcher(
             self.queue,

@@ -99,7 +99,9 @@ class News:
 async def lane_to(entry: str, *, opens: bool = True) -> AsyncIterator[tuple[Lane, News]]:
     """``opens``: it is open."""
     news = News()
-    config = LaneConfig(5.0, keepalive_s=60.0, reconnect_min_s=0.01, reconnect_max_s=0.05)
+    config = LaneConfig(
+        open_timeout_s=5.0, keepalive_s=60.0, reconnect_min_s=0.01, reconnect_max_s=0.05
+    )
     clock = LoopClock(asyncio.get_running_loop())
     lane = LaneFactory()(entry, config, news, clock, random.Random(3))
     lane.start()

@@ -8,8 +8,6 @@ ID_PREFIXES = {
     Api.COMPLETIONS: "cmpl-",
     Api.RESPONSES: "resp_",
     Api.MESSAGES: "msg_",
-    Api.SCORE: "score-",
-    Api.RERANK: "rerank-",
 }
 
 

@@ -16,7 +16,8 @@ from orchestrator.tasks.job import Job
 from orchestrator.tasks.journal.durable import DurableTasks
 from orchestrator.tasks.journal.look_ups import Found
 from orchestrator.tasks.journal.records import TaskRow, ended_task
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import AnyWork, Stage
 
 
 async def find_task(request: web.Request) -> Task:
@@ -65,11 +66,9 @@ def find_slots(request: web.Request, name: str) -> list[Slot]:
     ]
 
 
-def status_of(task: Task | Slot) -> str:
+def status_of(work: AnyWork) -> str:
     """How far a task or clip is, in the native API's words."""
-    if isinstance(task, Task) and task.stage <= Stage.QUEUED:
-        return "queued"
-    return task.stage.name.lower()
+    return max(Stage.QUEUED, work.stage).name.lower()
 
 
 def is_kept(task: Task) -> bool:

@@ -57,14 +57,27 @@ def last_number(task: Task) -> int | None:
     return max(number, task.first_id_free) if is_cut_short else number
 
 
-class TaskEvents:
+class NumberedEvents:
+    """Sends a client those of numbered events that it does not have: from after ``after``."""
+
+    def __init__(self, stream: EventStream, after: int) -> None:
+        self._stream = stream
+        self._after = after
+
+    def _event(self, number: int, kind: str, data: object) -> bytes:
+        """One event; empty if the client has it."""
+        if number <= self._after:
+            return b""
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, kind.encode(), _encode(data))
+
+
+class TaskEvents(NumberedEvents):
     """Follows one task on behalf of one client, from after event ``after``."""
 
     def __init__(
         self, stream: EventStream, after: int, clock: Clock, *, metrics_every_s: float
     ) -> None:
-        self._stream = stream
-        self._after = after
+        super().__init__(stream, after)
         self._clock = clock
         self._metrics_every_s = metrics_every_s
         self._metrics_at = clock.now() + metrics_every_s if metrics_every_s else math.inf
@@ -138,12 +151,6 @@ class TaskEvents:
             last = self._event(number - 1, "token", tail)
         kind = "end" if ending.error is None else "error"
         self._stream.finish(last + self._event(number, kind, _terminal_data(task, ending)))
-
-    def _event(self, number: int, kind: str, data: object) -> bytes:
-        """One event; empty if the client has it."""
-        if number <= self._after:
-            return b""
-        return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, kind.encode(), _encode(data))
 
     def _token_events(
         self,

@@ -1,7 +1,7 @@
 """``GET /v2/tasks``: running and ended tasks, without any text that was asked or answered."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -12,9 +12,11 @@ from orchestrator.api.http.forwarding import told_by_siblings
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest
 from orchestrator.service import Orchestrator
-from orchestrator.slots.job import MODEL
 from orchestrator.slots.slot import Slot
 from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import AnyWork
+
+W = TypeVar("W", bound=AnyWork)
 
 USUAL_LIMIT = 100
 MAX = 1000
@@ -25,32 +27,35 @@ STATUSES = ("queued", "dispatched", "running", "ended")
 async def listing(request: web.Request) -> web.Response:
     """List the caller's tasks, or everybody's for an admin; newest first, ``limit`` of one
     ``status``."""
-    status, limit = request.query.get("status"), read_limit(request.query.get("limit"))
+    orchestrator = request.app[ORCHESTRATOR]
+    return await listed(request, "tasks", _newest_first(orchestrator), _line)
+
+
+async def listed(
+    request: web.Request,
+    name: str,
+    works: Iterable[W],
+    line: Callable[[W, float], dict[str, object]],
+) -> web.Response:
+    """The answer with a list under ``name``: a ``line`` for each of ``works`` that the query asks
+    for and the caller may see, and those of the other processes at this port."""
+    status, limit = request.query.get("status"), _read_limit(request.query.get("limit"))
     if status is not None and status not in STATUSES:
         raise InvalidRequest(
             f"status must be one of {', '.join(STATUSES)}, got {status[:64]!r}", field="status"
         )
-    orchestrator, key = request.app[ORCHESTRATOR], request[CONTEXT].key
-    now = orchestrator.clock.now()
-    found: list[dict[str, object]] = []
-    for one in _newest_first(orchestrator):
-        if status is not None and status_of(one) != status:
+    key, now = request[CONTEXT].key, request.app[ORCHESTRATOR].clock.now()
+    found: list[dict[str, Any]] = []
+    for work in works:
+        if status is not None and status_of(work) != status:
             continue
-        if one.job.key != key.fingerprint and not key.is_admin:
+        if work.job.key != key.fingerprint and not key.is_admin:
             continue
         if len(found) > limit:
             break
-        found.append(_line(one, now) if isinstance(one, Task) else _slot_line(one, now))
-    return await listed(request, "tasks", found, limit)
-
-
-async def listed(
-    request: web.Request, name: str, found: Sequence[dict[str, Any]], limit: int
-) -> web.Response:
-    """The answer with a list under ``name``: the first ``limit`` of what was ``found`` here and by
-    the other processes at this port."""
+        found.append(line(work, now))
     told = await told_by_siblings(request)
-    lines = [*found, *(line for answer in told for line in answer[name])]
+    lines = [*found, *(each for answer in told for each in answer[name])]
     if told:
         lines.sort(key=_place)
     has_more = len(lines) > limit or any(answer["has_more"] for answer in told)
@@ -71,49 +76,37 @@ def _newest_first(orchestrator: Orchestrator) -> Iterator[Task | Slot]:
     yield from orchestrator.store.ended()
 
 
-def _line(task: Task, now: float) -> dict[str, object]:
-    ending = task.ending
-    until = now if ending is None else task.marks.ended
+def standing(work: AnyWork, now: float) -> dict[str, object]:
+    """The fields that lines of all kinds of work have."""
+    ending = work.ending
+    until = now if ending is None else work.marks.ended
     return {
-        "task_id": task.id,
-        "api": task.job.api,
-        "answer_id": answer_id(task),
-        "status": status_of(task),
-        "model": task.model,
-        "correlation_id": task.correlation_id,
-        "age_ms": round(1000 * (now - task.marks.received), 1),
-        "took_ms": round(1000 * (until - task.marks.received), 1),
-        "left_ms": round(task.deadline.left_ms(until), 1),
-        "prompt_tokens": task.prompt_tokens,
-        "completion_tokens": task.completion_tokens,
+        "status": status_of(work),
+        "correlation_id": work.correlation_id,
+        "age_ms": round(1000 * (now - work.marks.received), 1),
+        "took_ms": round(1000 * (until - work.marks.received), 1),
+        "left_ms": round(work.deadline.left_ms(until), 1),
         "outcome": None if ending is None else ending.outcome,
-        "finish_reason": None if ending is None else ending.finish_reason,
         "code": None if ending is None or ending.error is None else ending.error.code.value,
     }
 
 
-def _slot_line(slot: Slot, now: float) -> dict[str, object]:
-    """A clip that has not ended, in the fields of a task; ``/v2/slots`` has the rest."""
-    age_ms = round(1000 * (now - slot.marks.received), 1)
+def _line(work: Task | Slot, now: float) -> dict[str, object]:
+    """A task, or a clip that has not ended in the fields of one; ``/v2/slots`` has the rest."""
+    ending = work.ending
     return {
-        "task_id": slot.id,
-        "api": "slots",
-        "answer_id": slot.id,
-        "status": status_of(slot),
-        "model": MODEL,
-        "correlation_id": slot.job.correlation_id,
-        "age_ms": age_ms,
-        "took_ms": age_ms,
-        "left_ms": round(slot.deadline.left_ms(now), 1),
-        "prompt_tokens": 0,
-        "completion_tokens": 0,
-        "outcome": None,
-        "finish_reason": None,
-        "code": None,
+        "task_id": work.id,
+        "api": work.job.api if isinstance(work, Task) else "slots",
+        "answer_id": answer_id(work) if isinstance(work, Task) else work.id,
+        "model": work.model,
+        "prompt_tokens": work.prompt_tokens if isinstance(work, Task) else 0,
+        "completion_tokens": work.completion_tokens if isinstance(work, Task) else 0,
+        "finish_reason": None if ending is None else ending.finish_reason,
+        **standing(work, now),
     }
 
 
-def read_limit(text: str | None) -> int:
+def _read_limit(text: str | None) -> int:
     if text is None:
         return USUAL_LIMIT
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0

@@ -10,26 +10,21 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from operator import attrgetter
 
-import msgspec
-
-from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.native.errors import error_object
+from orchestrator.api.native.events import NumberedEvents
+from orchestrator.api.native.listing import standing
 from orchestrator.slots.job import OUTPUTS
-from orchestrator.slots.slot import Progress, Slot, SlotEnding
+from orchestrator.slots.slot import Progress, Slot
+from orchestrator.tasks.ending import Ending
 
 PIECE_EVENTS = 64
 """Events that are replayed in one piece."""
 
-_encode = msgspec.json.Encoder().encode
 _number_of = attrgetter("number")
 
 
-class SlotEvents:
+class SlotEvents(NumberedEvents):
     """Follows one slot on behalf of one client, from after event ``after``."""
-
-    def __init__(self, stream: EventStream, after: int) -> None:
-        self._stream = stream
-        self._after = after
 
     def replay(self, slot: Slot, position: int, predicted_ms: float | None) -> Iterator[bytes]:
         """Yield what has happened so far, in pieces; after the last one the slot is listened to."""
@@ -79,14 +74,8 @@ class SlotEvents:
         data |= {"mime": "image/jpeg", "data": base64.b64encode(event.image).decode()}
         return self._event(event.number, "preview", data)
 
-    def _event(self, number: int, kind: str, data: object) -> bytes:
-        """One event; empty if the client has it."""
-        if number <= self._after:
-            return b""
-        return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, kind.encode(), _encode(data))
 
-
-def ended(slot: Slot, ending: SlotEnding) -> dict[str, object]:
+def ended(slot: Slot, ending: Ending) -> dict[str, object]:
     """The fields for a slot that has ended, except its error: the worker's facts, and the
     outcome."""
     return {**slot.facts, "outcome": ending.outcome, "instance": slot.instance or None}
@@ -99,16 +88,4 @@ def outputs_of(slot: Slot) -> dict[str, str]:
 
 def described(slot: Slot, now: float) -> dict[str, object]:
     """A slot as one line of a list, without anything of its recipe."""
-    ending = slot.ending
-    until = now if ending is None else slot.marks.ended
-    return {
-        "slot_id": slot.id,
-        "status": slot.stage.name.lower(),
-        "correlation_id": slot.job.correlation_id,
-        "age_ms": round(1000 * (now - slot.marks.received), 1),
-        "took_ms": round(1000 * (until - slot.marks.received), 1),
-        "left_ms": round(slot.deadline.left_ms(until), 1),
-        "outcome": None if ending is None else ending.outcome,
-        "code": None if ending is None or ending.error is None else ending.error.code.value,
-        "outputs": outputs_of(slot),
-    }
+    return {"slot_id": slot.id, **standing(slot, now), "outputs": outputs_of(slot)}

@@ -15,7 +15,7 @@ from orchestrator.api.http.files import send_file
 from orchestrator.api.http.responses import deadline_headers, json_response
 from orchestrator.api.native.errors import error_object
 from orchestrator.api.native.events import read_last_event_id
-from orchestrator.api.native.listing import STATUSES, listed, read_limit
+from orchestrator.api.native.listing import listed
 from orchestrator.api.native.routes import read_idempotency_key
 from orchestrator.api.native.slot_events import SlotEvents, described, ended, outputs_of
 from orchestrator.api.native.slot_types import SlotRequest
@@ -81,23 +81,8 @@ async def status(request: web.Request) -> web.Response:
 async def listing(request: web.Request) -> web.Response:
     """List the caller's slots, or everybody's for an admin; newest first, ``limit`` of one
     ``status``."""
-    wanted, limit = request.query.get("status"), read_limit(request.query.get("limit"))
-    if wanted is not None and wanted not in STATUSES:
-        raise InvalidRequest(
-            f"status must be one of {', '.join(STATUSES)}, got {wanted[:64]!r}", field="status"
-        )
-    orchestrator, key = request.app[ORCHESTRATOR], request[CONTEXT].key
-    now = orchestrator.clock.now()
-    found: list[dict[str, object]] = []
-    for slot in orchestrator.slots.store.newest_first():
-        if wanted is not None and slot.stage.name.lower() != wanted:
-            continue
-        if slot.job.key != key.fingerprint and not key.is_admin:
-            continue
-        if len(found) > limit:
-            break
-        found.append(described(slot, now))
-    return await listed(request, "slots", found, limit)
+    slots = request.app[ORCHESTRATOR].slots.store.newest_first()
+    return await listed(request, "slots", slots, described)
 
 
 async def events(request: web.Request) -> web.StreamResponse:

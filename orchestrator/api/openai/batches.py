@@ -14,10 +14,7 @@ from orchestrator.batches.service import new_batch, new_id, read_window
 from orchestrator.errors import InvalidRequest
 
 DIALECT = "openai"
-ENDPOINTS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
-    *("/v1/embeddings", "/v1/score", "/v1/rerank"),
-)
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _MAX_PER_PAGE = 100
 _MAX_PAIRS, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
 _STAMPS = (

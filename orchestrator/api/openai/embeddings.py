@@ -7,7 +7,6 @@ worker reads it and generates no text.
 import asyncio
 import base64
 from array import array
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -30,7 +29,7 @@ from orchestrator.api.openai.choices import Choices
 from orchestrator.api.openai.routes import submitted
 from orchestrator.api.openai.types import AnswerOptions, ParsedCompletion, read_prompts
 from orchestrator.errors import InvalidRequest
-from orchestrator.tasks.job import Api, OnDisconnect, Prompt
+from orchestrator.tasks.job import Api, OnDisconnect
 from orchestrator.tasks.task import Task
 from worker.protocol import Delta, OnDeadline
 
@@ -55,20 +54,28 @@ _FOR_TEXT = (
 """Fields of every generation that mean nothing for embeddings."""
 
 
-class EmbeddingFields(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The base of bodies whose prompts become embeddings: what is about generated text is
+_ONLY = {
+    "dimensions": ServedValues(
+        lambda value: False, "vectors have the size of the model's hidden state"
+    ),
+    "add_special_tokens": ServedValues(bool, "an input gets the model's own; send token ids"),
+    "normalize": ServedValues(bool, "vectors have length 1"),
+    "truncate_prompt_tokens": ServedValues(
+        lambda value: not value, "what does not fit the context is refused, not cut"
+    ),
+}
+"""Fields of which only some values are served."""
+
+
+class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of an embedding request, with at most 128 inputs; what is about generated text is
     refused."""
 
     default_max_tokens: ClassVar[int | None] = 1
-    served: ClassVar[Mapping[str, ServedValues]] = {
-        "add_special_tokens": ServedValues(bool, "an input gets the model's own; send token ids"),
-        "normalize": ServedValues(bool, "vectors have length 1"),
-        "truncate_prompt_tokens": ServedValues(
-            lambda value: not value, "what does not fit the context is refused, not cut"
-        ),
-    }
-    """Fields of which only some values are served."""
 
+    input: Unused
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Unused = NULL
     user: Unused = NULL
     chat_template_kwargs: Unused = NULL
     add_special_tokens: Unused = NULL
@@ -77,8 +84,8 @@ class EmbeddingFields(GenerationRequest, frozen=True, forbid_unknown_fields=True
 
     def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for the first field that means nothing for embeddings."""
-        refuse_unserved(self, self.served)
-        plain = EmbeddingFields()
+        refuse_unserved(self, _ONLY)
+        plain = EmbeddingRequest(input=NULL)
         for field in _FOR_TEXT:
             if getattr(self, field, None) != getattr(plain, field, None):
                 raise InvalidRequest(f"{field} is not for embeddings: leave it out", field=field)
@@ -100,23 +107,6 @@ class EmbeddingFields(GenerationRequest, frozen=True, forbid_unknown_fields=True
 
     def wants_one_piece(self) -> bool:
         return True
-
-
-class EmbeddingRequest(EmbeddingFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Body of an embedding request, with at most 128 inputs."""
-
-    input: Unused
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
-
-    def refuse_unsupported(self) -> None:
-        super().refuse_unsupported()
-        if self.dimensions is not None:
-            raise InvalidRequest(
-                "dimensions is not supported here: vectors have the size of the model's hidden "
-                "state",
-                field="dimensions",
-            )
 
     def field_names(self) -> dict[str, str]:
         return {"prompt": "input"}
@@ -144,21 +134,25 @@ _reader = Reader(EmbeddingRequest)
 async def embed(request: web.Request) -> web.Response:
     """Compute a vector for each input, in that order."""
     parsed, as_bytes = await read_body(request, _reader, lambda body: _parse(request, body))
-    tasks = await embedded(request, Choices(request.app[ORCHESTRATOR], parsed))
+    tasks = await _embedded(request, Choices(request.app[ORCHESTRATOR], parsed))
+    tokens = sum(task.prompt_tokens for task in tasks)
+    request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
     body = {
         "object": "list",
         "data": [await _entry(index, task, as_bytes) for index, task in enumerate(tasks)],
         "model": tasks[0].model,
-        "usage": tokens_read(tasks),
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        **task_fields(last),
     }
-    return answered(request, body, tasks)
+    headers = task_headers(last, request.app[ORCHESTRATOR].clock.now())
+    return json_response(body, headers=headers)
 
 
 def routes() -> list[web.RouteDef]:
     return [web.post("/v1/embeddings", embed)]
 
 
-async def embedded(request: web.Request, choices: Choices) -> list[Task]:
+async def _embedded(request: web.Request, choices: Choices) -> list[Task]:
     """Submit a request's prompts and wait for their embeddings. Raises ``TidegateError`` when one
     of them fails, and ``InvalidRequest`` where the model makes none."""
     orchestrator, job, over = request.app[ORCHESTRATOR], choices.request.job, asyncio.Event()
@@ -178,40 +172,18 @@ async def embedded(request: web.Request, choices: Choices) -> list[Task]:
     return choices.tasks
 
 
-def embedding_request(
-    request: web.Request, body: EmbeddingFields, api: Api, prompts: tuple[Prompt, ...]
-) -> ParsedCompletion:
-    """The request for an embedding of each prompt. Raises ``InvalidRequest``."""
-    job = replace(read_job_of(request, body, api, keep=False), embeds=True)
+def _parse(request: web.Request, body: EmbeddingRequest) -> tuple[ParsedCompletion, bool]:
+    body.refuse_unsupported()
+    prompts = read_prompts(body.input, "input")
+    job = replace(read_job_of(request, body, Api.EMBEDDINGS, keep=False), embeds=True)
     sampling = msgspec.structs.replace(job.sampling, temperature=0.0)
-    return ParsedCompletion(
+    parsed = ParsedCompletion(
         job=replace(job, sampling=sampling, unstated=()),
         prompts=prompts,
         n=1,
         is_streamed=False,
         options=AnswerOptions(),
     )
-
-
-def tokens_read(tasks: Sequence[Task]) -> dict[str, int]:
-    """``usage`` of tasks that read and generate nothing."""
-    tokens = sum(task.prompt_tokens for task in tasks)
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
-
-
-def answered(
-    request: web.Request, body: Mapping[str, object], tasks: Sequence[Task]
-) -> web.Response:
-    """The answer ``body``, with fields and headers about the task that ended last."""
-    request[CONTEXT].task = last = max(tasks, key=lambda task: task.marks.ended)
-    headers = task_headers(last, request.app[ORCHESTRATOR].clock.now())
-    return json_response({**body, **task_fields(last)}, headers=headers)
-
-
-def _parse(request: web.Request, body: EmbeddingRequest) -> tuple[ParsedCompletion, bool]:
-    body.refuse_unsupported()
-    prompts = read_prompts(body.input, "input")
-    parsed = embedding_request(request, body, Api.EMBEDDINGS, prompts)
     return parsed, body.encoding_format == "base64"
 
 

@@ -35,10 +35,5 @@ OPENAI = Dialect(
     time_header="openai-processing-ms",
     tells_queue=True,
     is_tolerant=True,
-    aliases=frozenset(
-        {
-            *("/tokenize", "/detokenize", "/tokenizer_info", "/version", "/load"),
-            *("/score", "/rerank", "/v2/rerank"),
-        }
-    ),
+    aliases=frozenset({"/tokenize", "/detokenize", "/tokenizer_info", "/version", "/load"}),
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from orchestrator.instances.instance import Instance
 from orchestrator.service import Orchestrator
-from orchestrator.tasks.task import Stage
+from orchestrator.tasks.work import Stage
 from orchestrator.telemetry.metrics import Row, Samples
 
 VLLM_PREFIX = "vllm:"

@@ -11,7 +11,8 @@ import aiohttp
 import msgspec
 
 from orchestrator.clock import Clock
-from orchestrator.lanes.base import LaneConfig, LaneOwner
+from orchestrator.lanes.base import LaneOwner
+from orchestrator.lanes.config import LaneConfig
 from orchestrator.lanes.endpoint import Endpoint
 from orchestrator.lanes.http.pool import HttpPool
 from orchestrator.lanes.http.sse import EventTooLong, SseDecoder, SseEvent

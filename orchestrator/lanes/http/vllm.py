@@ -22,11 +22,11 @@ from orchestrator.lanes.http.http_lane import (
 )
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import ModelFolder
+from orchestrator.lanes.vllm_sampling import vllm_sampling
 from worker.protocol import (
     Code,
     FinishReason,
     ModelCard,
-    Sampling,
     TokenLogprob,
 )
 
@@ -163,10 +163,7 @@ def request_of(job: LaneJob, model: str, *, returns_ids: bool = True) -> dict[st
     body: dict[str, Any] = {
         "model": model,
         "prompt": job.token_ids,
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+        **vllm_sampling(sampling),
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": not returns_ids},
     }
@@ -174,36 +171,9 @@ def request_of(job: LaneJob, model: str, *, returns_ids: bool = True) -> dict[st
         body["return_token_ids"] = True
     if job.cache_salt:  # its prefix cache is shared among requests of the same one only
         body["cache_salt"] = job.cache_salt
-    body |= _unusual(sampling)
     if sampling.logprobs is not None:
         body |= {"logprobs": sampling.logprobs, "return_tokens_as_token_ids": True}
     return body
-
-
-_USUAL = Sampling(max_tokens=1)
-_UNUSUAL = (
-    "min_tokens",
-    "ignore_eos",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "skip_special_tokens",
-)
-
-
-def _unusual(sampling: Sampling) -> dict[str, Any]:
-    """Parameters that few requests state, if they differ from the defaults."""
-    stated = {n: v for n in _UNUSUAL if (v := getattr(sampling, n)) != getattr(_USUAL, n)}
-    if sampling.stop:
-        stated["stop"] = list(sampling.stop)
-    if sampling.stop_token_ids:
-        stated["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.logit_bias:
-        stated["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
-    if sampling.seed is not None:  # 64 bits here; the server's are signed
-        stated["seed"] = (sampling.seed + 2**63) % 2**64 - 2**63
-    return stated
 
 
 def _finish_of(choice: _Choice) -> Finish | None:

@@ -1,4 +1,4 @@
-"""The record of requests: one entry for every end, and durable tasks in whole (OR-5).
+"""Durable tasks, written down (OR-5).
 
 A durable task, from its submission to the day when nothing is left of it::
 
@@ -9,6 +9,5 @@ A durable task, from its submission to the day when nothing is left of it::
 
 ``file`` opens what an earlier process left, once ``lock`` says that it is ours alone; ``writer`` is
 the thread, ``durable`` what the event loop sees of it, with one of ``entries`` for each live task;
-``ages`` is the clock of retention, ``resealing`` follows a new key; ``orchestrator.recovery`` makes
-tasks of what had not ended.
+``ages`` is the clock of retention; ``orchestrator.recovery`` makes tasks of what had not ended.
 """

@@ -15,11 +15,9 @@ from pathlib import Path
 from catalog.atomic import sync_folder
 from orchestrator.clock import Boot, this_boot
 from orchestrator.tasks.journal.lock import JournalError, JournalLock
-from orchestrator.tasks.journal.records import COLUMNS, TaskRow, UnfinishedTask
-from orchestrator.tasks.journal.resealing import check_keys, count_foreign
-from orchestrator.tasks.journal.schema import VERSION, migrate, version_of
-from orchestrator.tasks.journal.sealed import read_request, read_tokens
-from orchestrator.tasks.journal.sealing import Sealer, WrongKey
+from orchestrator.tasks.journal.packed import read_record, read_tokens
+from orchestrator.tasks.journal.records import COLUMNS, StoredRequest, TaskRow, UnfinishedTask
+from orchestrator.tasks.journal.schema import FIRST, VERSION, migrate, version_of
 from orchestrator.tasks.journal.terms import JournalTerms
 from orchestrator.telemetry.log import fields, service_log
 
@@ -51,15 +49,12 @@ class JournalFile:
     """An opened journal: this process's alone until ``close``."""
 
     config: JournalConfig
-    sealer: Sealer
     lock: JournalLock
     next_n: int
     unfinished: list[UnfinishedTask]
     set_aside: Path | None
     """New path of a damaged file; None where there is none."""
     boot: Boot
-    foreign_rows: int
-    """Number of rows that are not sealed with the first key."""
 
     def close(self) -> None:
         """Release the file. It must not be written to any more."""
@@ -70,10 +65,6 @@ def open_journal(config: JournalConfig) -> JournalFile:
     """Lock the file, created if missing, and read the unfinished tasks. Blocks. Raises
     ``JournalError``."""
     try:
-        sealer = Sealer(config.terms.keys)
-    except ValueError as error:
-        raise JournalError(str(error)) from None
-    try:
         # Under another name, a link's, it would have another lock.
         config = replace(config, path=config.path.resolve())
         config.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,8 +72,8 @@ def open_journal(config: JournalConfig) -> JournalFile:
     except OSError as error:
         raise JournalError(f"{config.path}: {error.strerror}") from None
     try:
-        return _open(config, sealer, lock)
-    except (sqlite3.Error, OSError, WrongKey) as error:
+        return _open(config, lock)
+    except (sqlite3.Error, OSError) as error:
         lock.close()
         raise JournalError(f"{config.path}: {error}") from None
     except BaseException:
@@ -173,14 +164,13 @@ def told(error: Exception, path: Path) -> str:
     machine, and with no more than the kind of an unforeseen error."""
     if isinstance(error, OSError):
         return error.strerror or "the disk failed"
-    if isinstance(error, sqlite3.Error | JournalError | WrongKey):
+    if isinstance(error, sqlite3.Error | JournalError):
         return str(error).replace(str(path), "the journal's file")
     return "an internal error; the log says which"
 
 
-def prepare(config: JournalConfig, sealer: Sealer) -> None:
-    """Give a file all its tables, and check its keys. Raises ``JournalError``, and what ``connect``
-    does."""
+def prepare(config: JournalConfig) -> None:
+    """Give a file all its tables. Raises ``JournalError``, and what ``connect`` does."""
     finish_set_aside(config.path)
     with closing(connect(config, is_new=True)) as db:
         version = version_of(db)
@@ -189,27 +179,30 @@ def prepare(config: JournalConfig, sealer: Sealer) -> None:
                 f"{config.path} is of version {version}, and this Tidegate knows {VERSION}: run "
                 "the newer one, or set another TIDEGATE_JOURNAL__PATH"
             )
+        if 0 < version < FIRST:
+            raise JournalError(
+                f"{config.path} is of a Tidegate before 0.1.0, and may be encrypted: end its tasks "
+                "with that one, then remove it, or set another TIDEGATE_JOURNAL__PATH; nothing was "
+                "changed"
+            )
         migrate(db)
-        check_keys(db, sealer)
 
 
-def _open(config: JournalConfig, sealer: Sealer, lock: JournalLock) -> JournalFile:
+def _open(config: JournalConfig, lock: JournalLock) -> JournalFile:
     aside = None
     try:
         finish_set_aside(config.path)
         _require_whole(config)
-        prepare(config, sealer)
-        next_n, unfinished = _read(config, sealer)
-        with closing(connect(config)) as db:
-            foreign = count_foreign(db, sealer)
+        prepare(config)
+        next_n, unfinished = _read(config)
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
         aside = set_aside(config.path)
         lock.require()
-        prepare(config, sealer)
-        next_n, unfinished, foreign = 1, [], 0
-    return JournalFile(config, sealer, lock, next_n, unfinished, aside, this_boot(), foreign)
+        prepare(config)
+        next_n, unfinished = 1, []
+    return JournalFile(config, lock, next_n, unfinished, aside, this_boot())
 
 
 def _require_whole(config: JournalConfig) -> None:
@@ -223,7 +216,7 @@ def _require_whole(config: JournalConfig) -> None:
             raise error
 
 
-def _read(config: JournalConfig, sealer: Sealer) -> tuple[int, list[UnfinishedTask]]:
+def _read(config: JournalConfig) -> tuple[int, list[UnfinishedTask]]:
     with closing(connect(config)) as db:
         found = db.execute(
             f"SELECT {', '.join(f't.{name}' for name in COLUMNS)}, r.body FROM tasks t "
@@ -235,7 +228,7 @@ def _read(config: JournalConfig, sealer: Sealer) -> tuple[int, list[UnfinishedTa
             blobs = db.execute(
                 "SELECT first, body FROM tokens WHERE n = ? ORDER BY first", (row.n,)
             )
-            tokens = read_tokens(sealer, row.n, blobs)
-            unfinished.append(UnfinishedTask(row, read_request(sealer, row.n, body), tokens))
+            request = read_record(StoredRequest, row.n, body)
+            unfinished.append(UnfinishedTask(row, request, read_tokens(row.n, blobs)))
         (last,) = db.execute("SELECT coalesce(max(n), 0) FROM tasks").fetchone()
         return int(last) + 1, unfinished

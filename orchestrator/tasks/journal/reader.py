@@ -5,8 +5,8 @@ import sqlite3
 
 from orchestrator.tasks.journal.file import JournalFile, connect, told
 from orchestrator.tasks.journal.look_ups import ById, Found, LookUps, Question
-from orchestrator.tasks.journal.records import COLUMNS, TaskRow
-from orchestrator.tasks.journal.sealed import read_result
+from orchestrator.tasks.journal.packed import read_record
+from orchestrator.tasks.journal.records import COLUMNS, StoredResult, TaskRow
 
 _LOOK = (
     f"SELECT {', '.join(f't.{name}' for name in COLUMNS)}, r.body FROM tasks t "
@@ -40,7 +40,7 @@ class JournalReader(LookUps):
             return None
         *columns, body = found
         row = TaskRow(*columns)
-        return Found(row, read_result(self._file.sealer, row.n, body))
+        return Found(row, read_record(StoredResult, row.n, body))
 
     def _told(self, error: Exception) -> str:
         return told(error, self._file.config.path)

@@ -11,7 +11,8 @@ from orchestrator.errors import TidegateError, with_code
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.ending import Budget, Ending
 from orchestrator.tasks.job import Api, Job
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import Stage
 from worker.protocol import AbortCause, Code, FinishReason, Outcome, Sampling, TokenLogprob
 
 _IDS = "I"

@@ -1,9 +1,11 @@
-"""The journal's tables, and the migrations of files of earlier versions.
-
-``user_version`` of the file counts the migrations that it has had. They are only ever appended to.
-"""
+"""The journal's tables, and the migrations of files of earlier versions."""
 
 import sqlite3
+from typing import Final
+
+FIRST: Final = 4
+"""The version of 0.1.0. Files of earlier ones were never released; their records have another form,
+and may be encrypted."""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -22,56 +24,49 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             outcome TEXT,
             finish_reason TEXT,
             code TEXT,
-            completion_tokens INTEGER
+            completion_tokens INTEGER,
+            -- When it arrived on a clock that nobody sets, and the boot that this clock belongs to.
+            boot_id TEXT,
+            arrived_boot_s REAL,
+            -- When it ended by the clock of `ages`: the wall clock may be set while rows are kept.
+            ended_age REAL
         )""",
         """CREATE UNIQUE INDEX tasks_by_idempotency_key ON tasks (key, idempotency_key)
             WHERE idempotency_key IS NOT NULL""",
         "CREATE INDEX tasks_that_live ON tasks (n) WHERE ended_unix IS NULL",
+        # Rows beyond their age are found without a walk over everything.
+        "CREATE INDEX tasks_by_age ON tasks (ended_age) WHERE ended_age IS NOT NULL",
         # Data that may not outlive a task's end has tables of its own, so that it can be removed.
         "CREATE TABLE requests (n INTEGER PRIMARY KEY, body BLOB NOT NULL)",
         """CREATE TABLE tokens (
             n INTEGER NOT NULL, first INTEGER NOT NULL, body BLOB NOT NULL,
             PRIMARY KEY (n, first)
         ) WITHOUT ROWID""",
-        "CREATE TABLE results (n INTEGER PRIMARY KEY, ended_unix REAL NOT NULL, body BLOB)",
+        """CREATE TABLE results (
+            n INTEGER PRIMARY KEY, ended_unix REAL NOT NULL, body BLOB, ended_age REAL
+        )""",
+        "CREATE INDEX results_by_age ON results (ended_age)",
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
     ),
-    (
-        # Rows beyond their age are found without a walk over everything.
-        "CREATE INDEX tasks_by_end ON tasks (ended_unix) WHERE ended_unix IS NOT NULL",
-        "CREATE INDEX results_by_end ON results (ended_unix)",
-    ),
-    (
-        # When a task arrived on a clock that nobody sets, and the boot that this clock belongs to.
-        "ALTER TABLE tasks ADD COLUMN boot_id TEXT",
-        "ALTER TABLE tasks ADD COLUMN arrived_boot_s REAL",
-        # When it ended by the clock of ``ages``: the wall clock may be set while rows are kept.
-        "ALTER TABLE tasks ADD COLUMN ended_age REAL",
-        "ALTER TABLE results ADD COLUMN ended_age REAL",
-        "UPDATE tasks SET ended_age = min(ended_unix, CAST(strftime('%s', 'now') AS REAL)) "
-        "WHERE ended_unix IS NOT NULL",
-        "UPDATE results SET ended_age = min(ended_unix, CAST(strftime('%s', 'now') AS REAL))",
-        "DROP INDEX tasks_by_end",
-        "DROP INDEX results_by_end",
-        "CREATE INDEX tasks_by_age ON tasks (ended_age) WHERE ended_age IS NOT NULL",
-        "CREATE INDEX results_by_age ON results (ended_age)",
-    ),
 )
-VERSION = len(MIGRATIONS)
+"""Statements that lead to each version from the one before, only ever appended to."""
+VERSION = FIRST + len(MIGRATIONS) - 1
 
 
 def version_of(db: sqlite3.Connection) -> int:
+    """The file's version, 0 for a new one."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def migrate(db: sqlite3.Connection, version: int = VERSION) -> None:
-    """Bring a file up to ``version``, each step in a transaction of its own."""
-    for number in range(version_of(db), version):
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring a file that is new, or of ``FIRST`` or later, up to ``VERSION``, each step in a
+    transaction of its own."""
+    for version in range(max(FIRST, version_of(db) + 1), VERSION + 1):
         db.execute("BEGIN IMMEDIATE")
         try:
-            for statement in MIGRATIONS[number]:
+            for statement in MIGRATIONS[version - FIRST]:
                 db.execute(statement)
-            db.execute(f"PRAGMA user_version = {number + 1}")
+            db.execute(f"PRAGMA user_version = {version}")
             db.execute("COMMIT")
         except BaseException:
             db.execute("ROLLBACK")

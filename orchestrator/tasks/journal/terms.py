@@ -13,5 +13,3 @@ class JournalTerms:
     """How long a task's text is kept after its end, in seconds."""
     keep_s: float = 7 * 86_400.0
     """How long a task's outcome and ``Idempotency-Key`` are kept after its end, in seconds."""
-    keys: tuple[bytes, ...] = ()
-    """Keys for prompts and texts: the first encrypts, all of them decrypt."""

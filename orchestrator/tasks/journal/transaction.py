@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.tasks.journal.operations import Accept, Ended, Operation, Tokens
+from orchestrator.tasks.journal.packed import pack
 from orchestrator.tasks.journal.records import COLUMNS
-from orchestrator.tasks.journal.sealed import sealed_request, sealed_result, sealed_tokens
-from orchestrator.tasks.journal.sealing import Sealer
 
 TIDY_ROWS = 2000
 """Most rows removed at a time, lest submissions wait for it."""
@@ -18,9 +17,7 @@ _INSERT = (
 )
 
 
-def write(
-    db: sqlite3.Connection, sealer: Sealer, operations: Sequence[Operation], age: float
-) -> None:
+def write(db: sqlite3.Connection, operations: Sequence[Operation], age: float) -> None:
     """Write all operations in one transaction, or none. A task's operations keep their order.
     ``age`` is now, on the clock of retention."""
     db.execute("BEGIN IMMEDIATE")
@@ -31,36 +28,28 @@ def write(
             "UPDATE tasks SET idempotency_key = NULL WHERE n = ?", [(n,) for n in refused]
         )
     accepted = (one for one in operations if isinstance(one, Accept))
-    _insert(db, sealer, [_nameless(one) if one.row.n in refused else one for one in accepted])
+    _insert(db, [_nameless(one) if one.row.n in refused else one for one in accepted])
     db.executemany(
         "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)",
-        [
-            (one.n, one.first, sealed_tokens(sealer, one.n, one.first, one.tokens))
-            for one in operations
-            if isinstance(one, Tokens)
-        ],
+        [(one.n, one.first, pack(one.tokens)) for one in operations if isinstance(one, Tokens)],
     )
-    _end(db, sealer, [one for one in operations if isinstance(one, Ended)], age)
+    _end(db, [one for one in operations if isinstance(one, Ended)], age)
     if not operations:  # tests whether the disk takes anything
         db.execute("INSERT OR REPLACE INTO meta VALUES ('looked', ?)", (b"",))
     db.execute("COMMIT")
 
 
-def _insert(db: sqlite3.Connection, sealer: Sealer, accepted: Sequence[Accept]) -> None:
+def _insert(db: sqlite3.Connection, accepted: Sequence[Accept]) -> None:
     if not accepted:
         return
     db.executemany(_INSERT, [[getattr(one.row, name) for name in COLUMNS] for one in accepted])
     db.executemany(
         "INSERT OR IGNORE INTO requests VALUES (?, ?)",
-        [
-            (one.row.n, sealed_request(sealer, one.row.n, one.request))
-            for one in accepted
-            if one.request is not None
-        ],
+        [(one.row.n, pack(one.request)) for one in accepted if one.request is not None],
     )
 
 
-def _end(db: sqlite3.Connection, sealer: Sealer, ended: Sequence[Ended], age: float) -> None:
+def _end(db: sqlite3.Connection, ended: Sequence[Ended], age: float) -> None:
     """End the tasks that have not ended: whichever end is first counts."""
     if not ended:
         return
@@ -71,7 +60,7 @@ def _end(db: sqlite3.Connection, sealer: Sealer, ended: Sequence[Ended], age: fl
     db.executemany(
         "INSERT OR IGNORE INTO results (n, ended_unix, ended_age, body) "
         "SELECT n, ?, ?, ? FROM tasks WHERE n = ? AND ended_unix IS NULL",
-        [(one.ended_unix, age, sealed_result(sealer, one.n, one.result), one.n) for one in ended],
+        [(one.ended_unix, age, pack(one.result), one.n) for one in ended],
     )
     db.executemany(
         "UPDATE tasks SET ended_unix = ?, ended_age = ?, outcome = ?, finish_reason = ?, code = ?, "

@@ -18,12 +18,10 @@ from orchestrator.tasks.journal.file import (
 from orchestrator.tasks.journal.group_commit import GroupCommit
 from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.operations import Accept, Batch, Operation
-from orchestrator.tasks.journal.resealing import Resealing
 from orchestrator.tasks.journal.transaction import TIDY_ROWS, remove_old, write
 from orchestrator.telemetry.log import fields, service_log
 
 SET_ASIDE_EVERY_S = 600.0
-RESEAL_EVERY_S = 0.1
 _TIDIES_PER_CHECKPOINT = 6
 
 
@@ -48,7 +46,6 @@ class JournalWriter(GroupCommit):
         self._file = file
         self._config = config
         self._ages = AgeClock(unix, file.boot)
-        self._resealing = Resealing(file.sealer, file.foreign_rows > 0)
         self._live = live
         self._aside = file.set_aside
         self._db: sqlite3.Connection | None = None
@@ -117,12 +114,12 @@ class JournalWriter(GroupCommit):
         self._file.lock.require()
         if self._db is None:
             self._lacks_live |= self._inode not in (0, inode)
-            prepare(self._config, self._file.sealer)
+            prepare(self._config)
             db = self._db = connect(self._config)
             self._ages.load(db)
             self._ages.save(db)
             if self._lacks_live:
-                write(db, self._file.sealer, self._live(), self._ages.now())
+                write(db, self._live(), self._ages.now())
                 self._lacks_live = False
             self._inode = self._inode_now()
         return self._db
@@ -136,13 +133,12 @@ class JournalWriter(GroupCommit):
 
     def _write(self, operations: Sequence[Operation]) -> None:
         db = self._open()
-        write(db, self._file.sealer, operations, self._ages.now())
+        write(db, operations, self._ages.now())
 
     # ── retention ────────────────────────────────────────────────────────────────────────────
 
     def _tidy(self) -> None:
-        """Remove rows beyond their age and reseal rows of another key, a bounded number at a
-        time."""
+        """Remove rows beyond their age, a bounded number at a time."""
         removed = 0
         self._busy_since = time.monotonic()
         try:
@@ -151,8 +147,6 @@ class JournalWriter(GroupCommit):
             terms = self._config.terms
             old_result, old = now - terms.keep_results_s, now - terms.keep_s
             removed = remove_old(db, old_result, old)
-            if not self._resealing.is_over:
-                self._resealing.step(db)
             self._tidied += 1
             if self._tidied % _TIDIES_PER_CHECKPOINT == 0:
                 self._ages.save(db)
@@ -167,6 +161,4 @@ class JournalWriter(GroupCommit):
             self._busy_since = None
         self._on_fault(self._fault)  # the disk may have hung until now, and that is over
         wait_s = group_commit.RETRY_S if removed >= TIDY_ROWS else group_commit.TIDY_EVERY_S
-        if not self._resealing.is_over:
-            wait_s = min(wait_s, RESEAL_EVERY_S)
         self._tidy_at = time.monotonic() + wait_s

@@ -166,8 +166,6 @@ async def test_every_endpoint_answers_as_it_does_alone(
         ("/v1/completions", {"model": "fake", "prompt": "hi", "max_tokens": 3}, "text_completion"),
         ("/v1/embeddings", {"model": "fake", "input": ["a", "b"]}, "list"),
         ("/v1/responses", {"model": "fake", "input": "hi"}, "response"),
-        ("/v1/score", {"model": "fake", "text_1": "a", "text_2": "b"}, "list"),
-        ("/v1/rerank", {"model": "fake", "query": "a", "documents": ["b"]}, None),
     ):
         batch = await over(service, await create(service, lines_of(body, url=url), endpoint=url))
         assert batch["status"] == "completed", batch

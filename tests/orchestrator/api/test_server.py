@@ -37,7 +37,7 @@ async def test_or12_a_token_when_one_is_set(worker: FakeWorker, make_service: Ma
     for path in ("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"):
         async with service.http.get(path) as response:
             assert response.status == 200
-    await service.until(lambda: len(service.journal.records) == 2)
+    await service.until(lambda: len(service.ends) == 2)
 
 
 async def test_or13_probes_may_call_themselves_anything(service: Service) -> None:

@@ -17,7 +17,6 @@ from orchestrator.batches.config import BatchConfig
 from orchestrator.batches.records import BatchLine, LineOutcome, LineResult, StoredBatch
 from orchestrator.batches.service import Batches, new_batch, new_id, read_window
 from orchestrator.clock import Boot
-from orchestrator.tasks.journal.sealing import Sealer
 from tests.support.clock import ManualClock
 
 URL = "/v1/chat/completions"
@@ -135,13 +134,12 @@ async def make_life(tmp_path: Path) -> AsyncIterator[MakeLife]:
         folder: Path | None = None,
         server: FakeServer | None = None,
         clock: ManualClock | None = None,
-        keys: tuple[bytes, ...] = (),
         boot_id: str = "a boot",
         **config: Any,
     ) -> Life:
         clock, server = clock or ManualClock(), server or FakeServer()
         values = BatchConfig(folder or tmp_path / "journal.db.batches", **config)
-        batches = Batches(values, Sealer(keys), clock, Boot(boot_id, clock.now))
+        batches = Batches(values, clock, Boot(boot_id, clock.now))
         batches.shop.server = server
         batches.start()
         life = Life(batches, server, clock)

@@ -1,7 +1,6 @@
 """What becomes of a batch: its checks, deadline, cancellation, bounds, and whose it is."""
 
 import asyncio
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from orchestrator.errors import (
 )
 from tests.orchestrator.batches.conftest import (
     OWNER,
-    URL,
     FakeServer,
     Life,
     MakeLife,
@@ -337,23 +335,6 @@ async def test_an_upload_that_breaks_off_leaves_nothing(make_life: MakeLife) -> 
     again = await make_life(folder)
     assert await again.batches.files(OWNER) == []
     assert await asyncio.to_thread(lambda: list(folder.iterdir())) == []
-
-
-async def test_with_a_key_nothing_on_the_disk_can_be_read(make_life: MakeLife) -> None:
-    life = await make_life(keys=(bytes(32),))
-    secret = json.dumps({"custom_id": "a-secret", "method": "POST", "url": URL, "body": {}})
-    name = await life.create(secret.encode())
-    assert (await life.over(name)).status is Status.COMPLETED
-    assert (await life.entries(name))[0]["custom_id"] == "a-secret"
-    await life.batches.close()
-    folder = life.batches.config.folder
-
-    def everything() -> bytes:
-        return b"".join(path.read_bytes() for path in folder.iterdir())
-
-    assert b"a-secret" not in await asyncio.to_thread(everything)
-    again = await make_life(folder, keys=(bytes(32),))
-    assert (await again.entries(name))[0]["custom_id"] == "a-secret"
 
 
 async def test_one_owner_has_so_many_at_most(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

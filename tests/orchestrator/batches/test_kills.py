@@ -12,7 +12,6 @@ import pytest
 from orchestrator.batches.frames import read_frames
 from orchestrator.batches.records import LineOutcome, Status
 from orchestrator.batches.shop import Shop
-from orchestrator.tasks.journal.sealing import Sealer
 from tests.orchestrator.batches.conftest import FakeServer, Life, MakeLife, copy, line_of
 
 LINES = 12
@@ -54,7 +53,7 @@ class Death:
 
 def done_in(folder: Path) -> set[int]:
     """Lines that have an entry there."""
-    frames = [f for path in folder.glob("*.data") for f in read_frames(path, Sealer())]
+    frames = [f for path in folder.glob("*.data") for f in read_frames(path)]
     return {frame.number for frame in frames if frame.number}
 
 

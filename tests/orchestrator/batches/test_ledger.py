@@ -12,7 +12,6 @@ from orchestrator.batches.ledger import Ledger
 from orchestrator.batches.records import LineOutcome, StoredBatch, Time
 from orchestrator.batches.service import new_batch
 from orchestrator.clock import Boot
-from orchestrator.tasks.journal.sealing import Sealer
 from tests.support.clock import ManualClock
 
 
@@ -35,7 +34,7 @@ def batch() -> StoredBatch:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    return Folder(BatchConfig(tmp_path / "batches"), Sealer())
+    return Folder(BatchConfig(tmp_path / "batches"))
 
 
 def test_no_file_stays_open_when_the_other_cannot_be_opened(

@@ -14,7 +14,8 @@ from orchestrator.instances.concurrency import ConcurrencyLimit, InFlightJob
 from orchestrator.instances.instance import InstanceState
 from orchestrator.placement import Candidate, Placer
 from orchestrator.tasks.job import Priority
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
+from orchestrator.tasks.work import Stage
 from tests.orchestrator.api.http.test_event_stream import read_to_end, send
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service, read_events
 from tests.orchestrator.dispatch.test_retry import EXPECTED, speak, text_of
@@ -410,7 +411,7 @@ async def test_a_paused_job_goes_on_where_it_stopped(
     assert text_of(events) == EXPECTED
     assert [e.event for e in events].count("started") == 1
     await stage.ends("met", "met")
-    assert [record.task_id for record in stage.service.journal.records] == [urgent, long]
+    assert [record.task_id for record in stage.service.ends] == [urgent, long]
     assert len(stage.worker.submits) == 2
     stats = stage.service.parts.pausing.stats
     assert (stats.paused, stats.resumed) == (1, 1)

@@ -1,7 +1,6 @@
 """Instances that are added, drained and removed while the service works (OR-2, OR-6)."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -333,7 +332,7 @@ async def test_a_lane_that_has_carried_much_is_replaced_and_its_jobs_end_on_it(
     await worker.until(lambda: worker.running == 1)
     (first,) = instance.lanes
     assert isinstance(first, StreamLane) and not first.is_worn
-    first._config = replace(first._config, worn_after_bytes=1)
+    first._config = first._config.model_copy(update={"renew_after_mib": 0})
     await service.until(lambda: first.is_relieved)
     assert (first.load, len(instance.lanes)) == (1, 2)
     for _ in range(3):

@@ -37,10 +37,15 @@ class Scene:
             ready=lambda: [*self.instances.values()],
             seen=lambda: [*self.instances.values()],
         )
-        gate: Any = SimpleNamespace(enter=lambda slot: None)
         self.waiting = WaitingSlots(fleet, clock)
         self.admission = SlotAdmission(
-            gate, fleet, self.waiting, clock, rng, FeasibilityConfig(sample=0.0), max_waiting=100
+            lambda slot: None,
+            fleet,
+            self.waiting,
+            clock,
+            rng,
+            FeasibilityConfig(sample=0.0),
+            max_waiting=100,
         )
 
     def _instance(self, address: str) -> SlotInstance:

@@ -160,7 +160,7 @@ async def test_what_another_version_has_is_not_touched(
     sharing: Sharing, worker: FakeWorker
 ) -> None:
     async with sharing.store.client() as client:
-        await client.set("{tidegate}:layout", "2")
+        await client.set("{tidegate}:layout", "99")
         one = await sharing.loner(worker)
         assert "run orchestrators of one version, or set another" in await fault_of(one)
         assert (await submit(one))[0] == 503

@@ -6,7 +6,6 @@ from orchestrator.api.http.responses import error_headers, task_fields, task_hea
 from orchestrator.errors import TidegateError
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.job import Api, Job
-from orchestrator.tasks.journal.memory import MemoryJournal
 from orchestrator.tasks.metrics import TaskMetrics
 from orchestrator.tasks.settle import Settler
 from orchestrator.tasks.task import EarlierText, Task
@@ -168,7 +167,7 @@ def test_dl6_an_answer_that_fits_is_met_and_says_how_long_it_could_be(
 ) -> None:
     task = make_task(OnDeadline.FIT, tokens)
     task.fitted_tokens = told
-    settler = Settler(TaskMetrics(Metrics(), ManualClock()), MemoryJournal(), ManualClock())
+    settler = Settler(TaskMetrics(Metrics(), ManualClock()), ManualClock())
     assert settler.settle(task, judge(task, make_end(reason), at))
     assert task.ending is not None
     assert (task.ending.outcome, task.ending.finish_reason) == (outcome, finish)
@@ -177,8 +176,8 @@ def test_dl6_an_answer_that_fits_is_met_and_says_how_long_it_could_be(
 
 def test_dl10_only_the_first_ending_counts() -> None:
     clock = ManualClock()
-    metrics, journal = TaskMetrics(Metrics(), ManualClock()), MemoryJournal()
-    settler = Settler(metrics, journal, clock)
+    metrics = TaskMetrics(Metrics(), ManualClock())
+    settler = Settler(metrics, clock)
     heard: list[Outcome] = []
 
     class Ear:
@@ -196,7 +195,7 @@ def test_dl10_only_the_first_ending_counts() -> None:
     assert not settler.settle(task, failed(TidegateError("x")))
     assert not settler.settle(task, overdue(task, clock.now()))
     assert heard == [Outcome.ABORTED]
-    assert [record.outcome for record in journal.records] == [Outcome.ABORTED]
+    assert sum(metrics.settled.values()) == metrics.settled[Outcome.ABORTED] == 1
     assert (metrics.tokens_generated, metrics.tokens_wasted) == (5, 5)
 
 
@@ -205,7 +204,7 @@ def test_dl10_a_start_that_was_lost_is_in_no_metric() -> None:
     task = make_task()
     task.marks.queued, task.marks.started, task.marks.dispatched = 100.05, 100.1, 100.4
     metrics = Metrics()
-    Settler(TaskMetrics(metrics, ManualClock()), MemoryJournal(), ManualClock()).settle(
+    Settler(TaskMetrics(metrics, ManualClock()), ManualClock()).settle(
         task, failed(TidegateError("x"))
     )
     assert metrics.registry.get_sample_value("tidegate_dispatch_ms_count") == 0
@@ -244,9 +243,7 @@ def test_dl14_met_means_that_all_parts_were_kept(
         task.deliver(Delta(0, [1] * tokens, ["x"] * tokens), at)
     partial = on_deadline is OnDeadline.PARTIAL
     verdict = judge(task, make_end(D if partial else S), 100.95)
-    assert Settler(TaskMetrics(metrics, ManualClock()), MemoryJournal(), ManualClock()).settle(
-        task, verdict
-    )
+    assert Settler(TaskMetrics(metrics, ManualClock()), ManualClock()).settle(task, verdict)
     ending = task.ending
     assert ending is not None and ending.error is None
     kept = "partial" if partial else "met"
@@ -258,7 +255,7 @@ def test_dl14_met_means_that_all_parts_were_kept(
 
 def test_dl14_the_whole_is_named_too_and_only_a_miss_names_anything() -> None:
     clock = ManualClock()
-    settler = Settler(TaskMetrics(Metrics(), ManualClock()), MemoryJournal(), clock)
+    settler = Settler(TaskMetrics(Metrics(), ManualClock()), clock)
     for verdict_of, part in (
         (lambda task: overdue(task, 101.5), Part.WHOLE),
         (lambda task: judge(task, make_end(D, Code.DEADLINE_EXCEEDED), 100.6), Part.WHOLE),
@@ -295,6 +292,6 @@ def test_a_listener_that_fails_at_an_earlier_text_costs_nobody_the_end() -> None
     task = make_task()
     task.earlier = EarlierText([7, 8], ["x", "y"], lambda: None)
     task.listen(Failing())
-    settler = Settler(TaskMetrics(Metrics(), ManualClock()), MemoryJournal(), ManualClock())
+    settler = Settler(TaskMetrics(Metrics(), ManualClock()), ManualClock())
     assert settler.settle(task, aborted(AbortCause.CANCEL))
     assert task.ending is not None and task.completion_tokens == 2

@@ -114,9 +114,23 @@ def test_log_probabilities_count_by_their_bytes() -> None:
         task.end(Ending(Outcome.MET, FinishReason.STOP), clock.now())
     assert kept(store, "a", "b", "c") == ["b", "c"]
     end(add(store, "large"), clock, tokens=1 + 2 * full // TOKEN_BYTES)
-    assert kept(store, "b", "c", "large") == []
+    assert kept(store, "b", "c", "large") == ["b", "c"], "too large for all of the room"
     end(add(store, "d"), clock)
-    assert kept(store, "d") == ["d"]
+    assert kept(store, "b", "c", "d") == ["c", "d"]
+
+
+def test_no_key_displaces_what_others_keep() -> None:
+    """OR-24."""
+    clock = ManualClock()
+    store = TaskStore(clock, Retention(keep_count=3, keep_s=60, keep_bytes=10**6))
+    quiet = a_task("quiet")
+    quiet.job = replace(quiet.job, key="quiet")
+    store.add(quiet)
+    end(quiet, clock)
+    for name in "abcd":
+        end(add(store, name), clock)
+    assert kept(store, "quiet", "a", "b", "c", "d") == ["quiet", "c", "d"]
+    assert [task.id for task in store.ended()][-1] == "quiet"
 
 
 def test_what_a_client_states_counts() -> None:

@@ -1,12 +1,11 @@
 """One response in the making: listens to its task, and renders its current state."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.tools import read_call
-from orchestrator.api.openai.responses.kept_items import KeptItem, item_of_output
-from orchestrator.api.openai.responses.output import ItemKind, OutputItems, Tell
+from orchestrator.api.openai.responses.output import ItemKind, OutputItems
 from orchestrator.api.openai.responses.replay import Pieces, pieces_of
 from orchestrator.api.openai.responses.shapes import logprobs_of, response, status_of
 from orchestrator.api.openai.responses.types import ParsedResponses
@@ -14,8 +13,9 @@ from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.errors import InvalidRequest
 from orchestrator.parsing import Piece, Reasoning
 from orchestrator.tasks.job import Message
-from orchestrator.tasks.task import Stage, Task
+from orchestrator.tasks.task import Task
 from orchestrator.tasks.tools import ToolCall
+from orchestrator.tasks.work import Stage
 from worker.protocol import Delta, TokenLogprob
 
 
@@ -29,13 +29,13 @@ class OutputCollector:
         output: TaskOutput | None,
         token_of: TokenOf,
         keep: Callable[[Task, "OutputCollector"], None],
-        tell: Tell | None = None,
     ) -> None:
         self.asked = asked
         self.complete = asyncio.Event()
         self.is_plain = output is None and asked.job.sampling.logprobs is None
         """Whether all of the output is the text of one message."""
-        self._items = OutputItems(tell)
+        self._items = OutputItems(self._tell)
+        self._has_begun = False
         self._output = output
         self._token_of = token_of
         self._keep = keep
@@ -82,6 +82,28 @@ class OutputCollector:
         self._keep(task, self)
         self.complete.set()
 
+    # for those that tell events
+
+    def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Hear of an event; nobody does here."""
+
+    def _begin(self, task: Task, *kinds: str) -> None:
+        """Tell the events ``kinds``, with which a response begins, once."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for kind in kinds:
+            self._tell(kind, {"response": response(task, self.asked, "in_progress")})
+
+    def _end(self, task: Task) -> None:
+        """Take the task's end, and tell the last event."""
+        ending = task.ending
+        assert ending is not None
+        OutputCollector.ended(self, task)
+        status = status_of(ending)
+        last = {"response": self.body(task) | {"deadline_budget": str(ending.budget)}}
+        self._tell(status if status in ("completed", "incomplete") else "failed", last)
+
     # its current state
 
     def body(self, task: Task) -> dict[str, object]:
@@ -103,15 +125,6 @@ class OutputCollector:
             return ()
         thoughts = [item.text for item in items if item.kind is ItemKind.REASONING] if calls else []
         return (Message("assistant", content, calls=calls, reasoning="".join(thoughts)),)
-
-    def kept_items(self) -> list[KeptItem]:
-        """The items that this response adds to a conversation that is kept."""
-        calls = {call.id for call in self._calls()}
-        return [
-            item_of_output(item)
-            for item in self._items.items
-            if (item.call_id in calls if item.kind is ItemKind.CALL else item.texts)
-        ]
 
     def _calls(self) -> tuple[ToolCall, ...]:
         calls = []

@@ -12,7 +12,6 @@ from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.openai.responses.answer import OutputCollector
 from orchestrator.api.openai.responses.replay import CREATED, encoded_event, replay
-from orchestrator.api.openai.responses.shapes import response, status_of
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.service import Orchestrator
@@ -35,12 +34,11 @@ class BackgroundAnswer(OutputCollector):
         token_of: TokenOf,
         keep: Callable[[Task, OutputCollector], None],
     ) -> None:
-        super().__init__(asked, output, token_of, keep, self._tell)
+        super().__init__(asked, output, token_of, keep)
         self._followers: dict[EventStream, int] = {}
         """Streams, each with the number of the last event that its client has."""
         self._number = len(CREATED)
         """Number of the next event; those before it are the same for every response."""
-        self._has_begun = False
         self._events: list[tuple[int, bytes]] = []
         """Numbered events that are to be sent together."""
 
@@ -68,7 +66,7 @@ class BackgroundAnswer(OutputCollector):
 
     def started(self, task: Task) -> None:
         super().started(task)
-        self._begin(task)
+        self._begin(task, "in_progress")
         self._send()
 
     def tokens(self, task: Task, delta: Delta) -> None:
@@ -76,23 +74,13 @@ class BackgroundAnswer(OutputCollector):
         self._send()
 
     def ended(self, task: Task) -> None:
-        ending = task.ending
-        assert ending is not None
-        self._begin(task)
-        super().ended(task)
-        status = status_of(ending)
-        last = {"response": self.body(task) | {"deadline_budget": str(ending.budget)}}
-        self._tell(status if status in ("completed", "incomplete") else "failed", last)
+        self._begin(task, "in_progress")
+        self._end(task)
         self._send()
         for stream in self._followers:
             stream.finish()
 
     # inside
-
-    def _begin(self, task: Task) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self._tell("in_progress", {"response": response(task, self.asked, "in_progress")})
 
     def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
         if self._followers:

@@ -19,7 +19,6 @@ from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.openai.responses.answer import OutputCollector
 from orchestrator.api.openai.responses.replay import encoded_event
-from orchestrator.api.openai.responses.shapes import response, status_of
 from orchestrator.api.openai.responses.types import ParsedResponses
 from orchestrator.api.openai.shapes import TokenOf
 from orchestrator.tasks.task import Task
@@ -40,12 +39,11 @@ class ResponseEvents(OutputCollector):
         token_of: TokenOf,
         keep: Callable[[Task, OutputCollector], None],
     ) -> None:
-        super().__init__(asked, output, token_of, keep, self._tell)
+        super().__init__(asked, output, token_of, keep)
         self._stream = stream
         self._events: list[bytes] = []
         """Encoded events that are to be sent together."""
         self._number = 0
-        self._has_begun = False
         self._before_text = b""
         """Encoded start of a plain message's delta, up to its text; empty until there is a
         message."""
@@ -56,7 +54,7 @@ class ResponseEvents(OutputCollector):
         if self.is_plain and self._before_text:
             self._stream.send(self._plain_deltas(delta))
             return
-        self._begin(task)
+        self._begin(task, "created", "in_progress")
         super().tokens(task, delta)
         if self.is_plain and (message := self._items.open_message) is not None:
             head = _encode({"type": _DELTA, **message.place}).removesuffix(b"}")
@@ -70,11 +68,8 @@ class ResponseEvents(OutputCollector):
         if ending.error is not None and self._stream.refuse(ending.error):
             super().ended(task)
             return
-        self._begin(task)
-        super().ended(task)
-        status = status_of(ending)
-        last = {"response": self.body(task) | {"deadline_budget": str(ending.budget)}}
-        self._tell(status if status in ("completed", "incomplete") else "failed", last)
+        self._begin(task, "created", "in_progress")
+        self._end(task)
         self._stream.finish(b"".join(self._events))
 
     # inside
@@ -91,13 +86,6 @@ class ResponseEvents(OutputCollector):
                 self._number += 1
         return b"".join(events)
 
-    def _begin(self, task: Task) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            begun = {"response": response(task, self.asked, "in_progress")}
-            self._tell("created", begun)
-            self._tell("in_progress", begun)
-
-    def _tell(self, kind: str, value: Mapping[str, object]) -> None:
-        self._events.append(encoded_event(kind, self._number, value))
+    def _tell(self, kind: str, fields: Mapping[str, object]) -> None:
+        self._events.append(encoded_event(kind, self._number, fields))
         self._number += 1

@@ -133,9 +133,9 @@ class Item:
 class OutputItems:
     """The items of one response, as they come into being."""
 
-    def __init__(self, tell: Tell | None = None) -> None:
+    def __init__(self, tell: Tell) -> None:
         self._task_id = ""
-        self._tell: Tell = tell or (lambda kind, value: None)
+        self._tell = tell
         self._count = 0
         self._open: Item | None = None
         self.items: list[Item] = []

@@ -11,11 +11,10 @@ import msgspec
 
 from orchestrator.api.http.event_stream import EventStream
 from orchestrator.api.openai.errors import error_body
-from orchestrator.api.openai.responses.owned import OwnedStore
 from orchestrator.api.openai.responses.replay import Pieces
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, NotFound
-from orchestrator.retention import ItemCall, Retention, ignore
+from orchestrator.retention import ItemCall, OwnedStore, Retention, ignore
 from orchestrator.tasks.image import kept_bytes
 from orchestrator.tasks.job import Message
 from worker.protocol import excerpt

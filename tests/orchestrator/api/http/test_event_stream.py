@@ -160,7 +160,7 @@ async def test_or11_so_is_one_that_reads_nothing_for_too_long(
     slow = await send(service, CHAT | {"stream": True}, receive_buffer=4096)
     connections = service.runner.server
     assert connections is not None
-    await service.until(lambda: bool(service.journal.records))
+    await service.until(lambda: bool(service.ends))
     await service.until(lambda: not connections.connections)
     slow.close()
 

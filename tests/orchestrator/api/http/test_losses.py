@@ -50,5 +50,5 @@ async def test_wp1_a_crowd_that_goes_at_once_leaves_nothing(
         for response in responses:
             response.close()
         await worker.until(lambda: worker.running == 0)
-    await service.until(lambda: len(service.journal.records) == crowd)
+    await service.until(lambda: len(service.ends) == crowd)
     assert service.outcomes() == ["aborted"] * crowd

@@ -20,9 +20,7 @@ from tests.orchestrator.api.http.test_tolerant_reader import (
     GENERATE,
     HI,
     MESSAGES,
-    RERANK,
     RESPONSES,
-    SCORE,
     TEXT,
     TOKENIZE,
     sent,
@@ -113,16 +111,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
         "exclude, parameters.new",
     ),
     (EMBEDDINGS, {"chat_template_kwargs": {"thinks": False}, "dims": 3}, "dims"),
-    (SCORE, {"use_activation": True, "truncation_side": "left"}, "use_activation, truncation_side"),
-    (
-        RERANK,
-        {
-            "documents": [{"text": "a", "id": 1}],
-            "max_tokens_per_doc": 512,
-            "return_documents": True,
-        },
-        "documents[].id, max_tokens_per_doc",
-    ),
+    (EMBEDDINGS, {"use_activation": True}, "use_activation"),
     # null, and numbers in strings
     (CHAT, dict.fromkeys(("temperature", "top_p", "stop", "n", "tools", "seed", "logit_bias")), ""),
     (
@@ -269,7 +258,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (TEXT, {"suffix": "x"}, Refused("suffix")),
     (TEXT, {"prompt_embeds": "AA=="}, Refused("prompt_embeds")),
     (TEXT, {"add_special_tokens": False}, Refused("add_special_tokens")),
-    (RESPONSES, {"conversation": "conv_1"}, Refused("there is no conversation", 404)),
+    (RESPONSES, {"conversation": "conv_1"}, Refused("go on with previous_response_id")),
     (RESPONSES, {"previous_response_id": "resp_1"}, Refused("Previous response with id 'resp_1'")),
     (RESPONSES, {"prompt": {"id": "p"}}, Refused("prompt")),
     (
@@ -289,8 +278,7 @@ ODD: list[tuple[str, dict[str, Any], str | Refused]] = [
     (RESPONSES, {"structured_outputs": {"json": {}}}, Refused("send text.format")),
     (RESPONSES, {"n": 2}, Refused("n is not supported here")),
     (EMBEDDINGS, {"dimensions": 2}, Refused("dimensions")),
-    (SCORE, {"text_2": [{"image_url": "x"}]}, Refused("text_2[0] must be a string")),
-    (RERANK, {"truncate_prompt_tokens": 4}, Refused("truncate_prompt_tokens")),
+    (EMBEDDINGS, {"truncate_prompt_tokens": 4}, Refused("truncate_prompt_tokens")),
     (TOKENIZE, {"chat_template": "{{ x }}"}, Refused("chat_template")),
     (GENERATE, {"parameters": {"length_penalty": 2}}, Refused("length_penalty")),
 ]

@@ -20,7 +20,7 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOKENIZE = "/v1/tokenize"
 GENERATE = "/v2/models/fake/generate"
-EMBEDDINGS, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v2/rerank"
+EMBEDDINGS = "/v1/embeddings"
 HI = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "fake", "messages": [HI], "max_tokens": 4},
@@ -31,8 +31,6 @@ BODIES: dict[str, dict[str, Any]] = {
     GENERATE: {"text_input": "hi", "parameters": {"max_tokens": 4}},
     TOKENIZE: {"model": "fake", "prompt": "hi"},
     EMBEDDINGS: {"model": "fake", "input": "hi"},
-    SCORE: {"model": "fake", "text_1": "hi", "text_2": "you"},
-    RERANK: {"model": "fake", "query": "hi", "documents": ["you"]},
 }
 TASKS = "/v2/tasks"
 NO_FIELD = "is not a known field"

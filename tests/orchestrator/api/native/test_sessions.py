@@ -370,6 +370,6 @@ async def test_a_turn_is_not_kept_with_its_task(service: Service) -> None:
     """A task that ended is kept for replay; what was said before it is not."""
     session_id = await create(service, prompt="x" * 100)
     await turn(service, session_id, prompt="y")
-    (task,) = service.orchestrator.store._ended.values()
+    (task,) = service.orchestrator.store.ended()
     turns = [getattr(hook, "__self__", None) for hook in task.on_end]
     assert [one.prompt for one in turns if isinstance(one, Turn)] == [""]

@@ -289,7 +289,7 @@ async def test_placements_name_the_entries_of_model_and_engine(
     with caplog.at_level(logging.INFO, "orchestrator.service"):  # OR-15
         async with service.http.post("/v2/tasks", json={"prompt": "a", "max_tokens": 2}) as answer:
             assert answer.status == 202
-        await service.until(lambda: len(service.journal.records) == 1)
+        await service.until(lambda: len(service.ends) == 1)
     (placed,) = [
         r.fields for r in caplog.records if getattr(r, "fields", {}).get("action") == "place"
     ]

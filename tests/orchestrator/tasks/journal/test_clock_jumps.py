@@ -14,8 +14,6 @@ from orchestrator.tasks.journal import file as journal_file
 from orchestrator.tasks.journal.ages import MAX_OFF_S, AgeClock
 from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal
 from orchestrator.tasks.journal.records import live_task
-from orchestrator.tasks.journal.schema import VERSION, migrate, version_of
-from orchestrator.tasks.journal.sealing import Sealer
 from orchestrator.tasks.journal.transaction import remove_old, write
 from tests.orchestrator.tasks.journal.conftest import Restarts, status_of, task_of
 from tests.orchestrator.tasks.journal.test_prefixes import accept, ended
@@ -108,8 +106,8 @@ def test_a_jump_removes_nothing_early_and_keeps_nothing_longer(db: sqlite3.Conne
         ages.load(db)
 
         def end(n: int) -> None:
-            write(db, Sealer(()), [accept(n)], ages.now())
-            write(db, Sealer(()), [ended(n, [1])], ages.now())
+            write(db, [accept(n)], ages.now())
+            write(db, [ended(n, [1])], ages.now())
 
         def left() -> list[int]:
             remove_old(db, ages.now() - 100, ages.now() - 100)
@@ -152,26 +150,6 @@ def test_time_off_is_believed_up_to_a_day(
         assert other_boot.now() == pytest.approx(before + 30 + believed_s)
         machine.passes(7)
         assert other_boot.now() == pytest.approx(before + 37 + believed_s)
-
-
-def test_ends_of_an_earlier_version_have_an_age_that_is_not_ahead(tmp_path: Path) -> None:
-    path = tmp_path / "journal.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        migrate(db, 2)
-        for n, ended_unix in ((1, 1000.0), (2, 4e9)):
-            db.execute(
-                "INSERT INTO tasks (n, id, key, digest, accepted_unix, deadline_unix_ms, model, "
-                "correlation_id, prompt_tokens, ended_unix, outcome) "
-                "VALUES (?, ?, '', x'', 1, 2, 'm', 'c', 3, ?, 'met')",
-                (n, f"t{n}", ended_unix),
-            )
-            db.execute("INSERT INTO results VALUES (?, ?, x'00')", (n, ended_unix))
-    open_journal(JournalConfig(path)).close()
-    with closing(sqlite3.connect(path)) as db:
-        assert version_of(db) == VERSION
-        for table in ("tasks", "results"):
-            (first, second) = db.execute(f"SELECT ended_age FROM {table} ORDER BY n").fetchall()
-            assert first == (1000.0,) and second[0] < 4e9
 
 
 def test_the_boot_is_read_when_the_journal_is_opened(

@@ -246,7 +246,7 @@ async def test_a_fault_of_ours_does_not_stop_the_journal(
 ) -> None:
     service = await restarts.start(worker)
 
-    def fail(db: Any, seal: Any, accepted: Any) -> None:
+    def fail(db: Any, accepted: Any) -> None:
         raise TypeError("cannot be encoded")
 
     with monkeypatch.context() as broken:

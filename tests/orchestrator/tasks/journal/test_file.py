@@ -1,6 +1,5 @@
 """OR-5: who may open a journal, and what is done with one that is old, new, foreign or damaged."""
 
-import base64
 import os
 import random
 import sqlite3
@@ -13,15 +12,13 @@ import msgspec
 import pytest
 
 from orchestrator.settings import InvalidSettings, load_settings
+from orchestrator.tasks.journal import file as journal_file
+from orchestrator.tasks.journal import schema
 from orchestrator.tasks.journal.file import JournalConfig, connect, open_journal, set_aside
 from orchestrator.tasks.journal.lock import JournalError
 from orchestrator.tasks.journal.records import COLUMNS, StoredTokens, pack_ids
-from orchestrator.tasks.journal.schema import MIGRATIONS, VERSION, migrate, version_of
-from orchestrator.tasks.journal.sealing import Sealer
-from orchestrator.tasks.journal.terms import JournalTerms
+from orchestrator.tasks.journal.schema import FIRST, VERSION, version_of
 from tests.orchestrator.tasks.journal.test_prefixes import accept
-
-KEY = bytes(range(32))
 
 
 @pytest.fixture
@@ -116,21 +113,30 @@ def test_one_from_a_backup_is_readable_to_nobody_else(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_of_every_earlier_version_is_brought_forward(path: Path) -> None:
+def test_one_from_before_the_first_release_is_refused_and_left_alone(path: Path) -> None:
+    """Its records have another form, and may be encrypted (``TIDEGATE_JOURNAL__KEY``)."""
     path.parent.mkdir()
-    for version in range(1, VERSION):
+    for version in (1, FIRST - 1):
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
-            migrate(db, version)
-            db.execute(
-                "INSERT INTO tasks (n, id, key, digest, accepted_unix, deadline_unix_ms, model, "
-                "correlation_id, prompt_tokens) VALUES (7, 'old', '', x'', 1, 2, 'm', 'c', 3)"
-            )
-        opened = open_journal(JournalConfig(path))
-        assert [one.row.id for one in opened.unfinished] == ["old"] and opened.next_n == 8
-        opened.close()
+            db.execute(f"PRAGMA user_version = {version}")
+        with pytest.raises(JournalError, match=r"of a Tidegate before 0\.1\.0, and may be encr"):
+            open_journal(JournalConfig(path))
         with closing(sqlite3.connect(path)) as db:
-            assert version_of(db) == len(MIGRATIONS)
-        path.unlink()
+            assert version_of(db) == version
+
+
+def test_a_file_of_an_earlier_version_is_brought_forward(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_journal(JournalConfig(path)).close()
+    step = ("ALTER TABLE tasks ADD COLUMN more TEXT",)
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, step))
+    monkeypatch.setattr(schema, "VERSION", VERSION + 1)
+    monkeypatch.setattr(journal_file, "VERSION", VERSION + 1)
+    open_journal(JournalConfig(path)).close()
+    with closing(sqlite3.connect(path)) as db:
+        assert version_of(db) == VERSION + 1
+        db.execute("SELECT more FROM tasks")
 
 
 def test_a_newer_version_is_refused(path: Path) -> None:
@@ -168,39 +174,25 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         open_journal(JournalConfig(tmp_path / "file" / "journal.db"))
 
 
-def test_only_its_key_opens_an_encrypted_one(path: Path) -> None:
-    open_journal(JournalConfig(path, JournalTerms(keys=(KEY,)))).close()
-    with pytest.raises(JournalError, match="lacks a key that the journal was encrypted with"):
-        open_journal(JournalConfig(path, JournalTerms(keys=(bytes(32),))))
-    with pytest.raises(JournalError, match="encrypted; set TIDEGATE_JOURNAL__KEY"):
-        open_journal(JournalConfig(path))
-    open_journal(JournalConfig(path, JournalTerms(keys=(KEY,)))).close()
-
-
-def put_task(
-    db: sqlite3.Connection, sealer: Sealer, n: int, *, request: object, tokens: object
-) -> None:
+def put_task(db: sqlite3.Connection, n: int, *, request: object, tokens: object) -> None:
     """As the writer does, but whatever the records are."""
     row, encode = accept(n).row, msgspec.msgpack.encode
     marks = ", ".join("?" * len(COLUMNS))
     values = [getattr(row, name) for name in COLUMNS]
     db.execute(f"INSERT INTO tasks ({', '.join(COLUMNS)}) VALUES ({marks})", values)
-    sealed = sealer.seal(encode(request), f"request {n}")
-    db.execute("INSERT INTO requests VALUES (?, ?)", (n, sealed))
-    sealed = sealer.seal(encode(tokens), f"tokens {n} 0")
-    db.execute("INSERT INTO tokens VALUES (?, 0, ?)", (n, sealed))
+    db.execute("INSERT INTO requests VALUES (?, ?)", (n, encode(request)))
+    db.execute("INSERT INTO tokens VALUES (?, 0, ?)", (n, encode(tokens)))
 
 
 @pytest.mark.parametrize("table", ["requests", "tokens"])
-def test_a_record_that_cannot_be_opened_costs_its_own_task_only(path: Path, table: str) -> None:
-    """One that was damaged, or is another's: the key is right, and the service starts."""
-    config = JournalConfig(path, JournalTerms(keys=(KEY,)))
+def test_a_damaged_record_costs_its_own_task_only(path: Path, table: str) -> None:
+    config = JournalConfig(path)
     opened = open_journal(config)
     with closing(connect(config)) as db:
         for n in (1, 2):
             tokens = StoredTokens(pack_ids([n]), ["a"])
-            put_task(db, opened.sealer, n, request=accept(n).request, tokens=tokens)
-        db.execute(f"UPDATE {table} SET body = (SELECT body FROM {table} WHERE n = 2) WHERE n = 1")
+            put_task(db, n, request=accept(n).request, tokens=tokens)
+        db.execute(f"UPDATE {table} SET body = substr(body, 2) WHERE n = 1")
     opened.close()
     again = open_journal(config)
     first, second = again.unfinished
@@ -220,7 +212,7 @@ def test_half_a_token_id_costs_its_own_task_only(path: Path, table: str) -> None
     }
     bodies[table][ids] = b"abc"
     with closing(connect(JournalConfig(path))) as db:
-        put_task(db, opened.sealer, 1, request=bodies["requests"], tokens=bodies["tokens"])
+        put_task(db, 1, request=bodies["requests"], tokens=bodies["tokens"])
     opened.close()
     again = open_journal(JournalConfig(path))
     (found,) = again.unfinished
@@ -229,25 +221,14 @@ def test_half_a_token_id_costs_its_own_task_only(path: Path, table: str) -> None
     again.close()
 
 
-def test_a_plain_one_may_be_encrypted_from_now_on(path: Path) -> None:
-    open_journal(JournalConfig(path)).close()
-    open_journal(JournalConfig(path, JournalTerms(keys=(KEY,)))).close()
-    with pytest.raises(JournalError):
-        open_journal(JournalConfig(path))
-
-
 def test_settings_that_do_not_fit(tmp_path: Path) -> None:
     journal = str(tmp_path / "j.db")
-    with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL__KEY: expected 32 random bytes"):
-        load_settings(journal__path=journal, journal__key="aGFsZg==")
     with pytest.raises(
         InvalidSettings, match="TIDEGATE_JOURNAL__DURABLE_BY_DEFAULT: needs TIDEGATE_JOURNAL"
     ):
         load_settings(journal__durable_by_default=True)
     with pytest.raises(InvalidSettings, match="TIDEGATE_JOURNAL__KEEP_S: must not be below"):
         load_settings(journal__path=journal, journal__keep_s=10)
-    key = base64.urlsafe_b64encode(KEY).decode()
-    assert load_settings(journal__path=journal, journal__key=key).journal.key is not None
     assert load_settings(journal__path="").journal.path is None
 
 

@@ -9,10 +9,11 @@
   } catch {
     // Storage is forbidden: the system's colours it is.
   }
+  const dark = matchMedia("(prefers-color-scheme: dark)");
   const apply = (name) => {
     chosen = names.includes(name) ? name : "system";
-    if (chosen === "system") delete root.dataset.theme;
-    else root.dataset.theme = chosen;
+    root.dataset.theme = chosen === "system" ? (dark.matches ? "dark" : "light") : chosen;
+    document.dispatchEvent(new Event("themechange"));
   };
   apply(chosen);
   window.tidegateTheme = {
@@ -26,11 +27,8 @@
       } catch {
         // It holds for this page then.
       }
-      document.dispatchEvent(new Event("themechange"));
       return chosen;
     },
   };
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
-    document.dispatchEvent(new Event("themechange")),
-  );
+  dark.addEventListener("change", () => apply(chosen));
 })();

@@ -1,0 +1,65 @@
+"""Settings of lanes."""
+
+from typing import Annotated
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode
+
+from orchestrator.lanes.tls import Tls, stated_tls
+from worker.environment import HIDDEN, Section
+
+
+class LaneConfig(Section):
+    """Lanes: the connections to Triton instances that carry jobs."""
+
+    token: SecretStr | None = None
+    """Token shown to workers that ask for one (``TIDEGATE_WORKER__LANE_TOKEN``). ``tidegate up``
+    generates one for both sides."""
+    tls: Annotated[Tls | None, NoDecode] = None
+    """TLS for every connection to Triton: ``[lanes.tls]`` in tidegate.toml, JSON in the
+    environment, or a variable for each field, with ``ca``, ``certificate`` and ``key`` (mutual
+    TLS), ``server_name``; ``{}`` for the system's own TLS settings."""
+    per_instance: Annotated[int, HIDDEN] = Field(default=1, ge=1, le=10)
+    """Lanes to each instance."""
+    keepalive_s: float = Field(default=60.0, gt=0)
+    """A lane on which nothing was heard for this long is asked for a sign of life, so that proxies
+    on the way keep it open."""
+    open_timeout_s: Annotated[float, HIDDEN] = Field(default=5.0, gt=0)
+    """How long the opening of a lane may take."""
+    renew_after_mib: Annotated[int, HIDDEN] = Field(default=64, ge=1)
+    """Traffic after which a lane is replaced: until a stream ends, Triton (24.10) keeps everything
+    that was answered on it."""
+    reconnect_min_s: Annotated[float, HIDDEN] = Field(default=0.1, gt=0)
+    """First pause before a lane is opened again; it is doubled with each failure."""
+    reconnect_max_s: Annotated[float, HIDDEN] = Field(default=2.0, gt=0)
+    """Longest pause before a lane is opened again."""
+    suspect_after_s: float = Field(default=1.0, gt=0)
+    """How long an instance may send no frame before it gets no new work (OR-6)."""
+    down_after_s: float = Field(default=3.0, gt=0)
+    """How long an instance may send no frame before the work on it is given up."""
+
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        return value if value is not None and value.get_secret_value() else None
+
+    @field_validator("tls", mode="before")
+    @classmethod
+    def _stated_tls(cls, value: object) -> object:
+        return stated_tls(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_silence(self) -> "LaneConfig":
+        if self.suspect_after_s > self.down_after_s:
+            raise ValueError("suspect_after_s: must not be above down_after_s")
+        return self
+
+    @property
+    def shown_token(self) -> str:
+        """``token`` as workers are shown it; empty where there is none."""
+        return "" if self.token is None else self.token.get_secret_value()
+
+    @property
+    def worn_after_bytes(self) -> int:
+        """``renew_after_mib`` in bytes."""
+        return self.renew_after_mib * 2**20
