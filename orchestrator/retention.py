@@ -1,4 +1,4 @@
-"""Keeps what clients may ask for again, within bounds: work and responses."""
+"""Keeps what clients may ask for again, within bounds: work, responses, conversations."""
 
 import math
 from collections import OrderedDict
@@ -124,6 +124,12 @@ class OwnedStore(Generic[T]):
         while self._count > bounds.keep_count or self.kept_bytes > bounds.keep_bytes:
             most = max(self._bytes, key=self._bytes.__getitem__)
             self.drop(most, next(iter(self._by_key[most])))
+
+    def touch(self, key: str, name: str) -> None:
+        """Keep an item that is kept as if it had just been put here."""
+        own = self._by_key[key]
+        own[name] = own[name]._replace(since=self._clock.now())
+        own.move_to_end(name)
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Keys and names of all items."""

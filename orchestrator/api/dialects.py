@@ -22,6 +22,7 @@ from orchestrator.api.native.errors import NATIVE
 from orchestrator.api.openai import batches, embeddings, files
 from orchestrator.api.openai import routes as openai
 from orchestrator.api.openai.errors import OPENAI
+from orchestrator.api.openai.responses import conversations
 from orchestrator.api.openai.responses import routes as responses
 
 
@@ -41,7 +42,7 @@ class ServedDialect:
 
 SERVED: Final = [
     ServedDialect((ANTHROPIC,), (anthropic, message_batches)),
-    ServedDialect((OPENAI,), (openai, embeddings, responses, files, batches)),
+    ServedDialect((OPENAI,), (openai, embeddings, responses, conversations, files, batches)),
     ServedDialect(KSERVE, (kserve, metadata)),
     ServedDialect((NATIVE,), (native, explanations, quotes, sessions, slots)),
 ]

@@ -38,7 +38,9 @@ from orchestrator.api.http.tracing import tracing_middleware
 from orchestrator.api.native import routes as native
 from orchestrator.api.native import slots as slot_routes
 from orchestrator.api.openai import batches
+from orchestrator.api.openai.responses import conversations
 from orchestrator.api.openai.responses import routes as responses
+from orchestrator.api.openai.responses.conversation_store import ConversationStore
 from orchestrator.api.openai.responses.store import ResponseStore
 from orchestrator.api.openapi import document as openapi
 from orchestrator.api.operator import (
@@ -148,8 +150,10 @@ def build_app(
     app[native.SUBMISSIONS] = Submissions(orchestrator.store)
     app[slot_routes.SLOT_SUBMISSIONS] = Submissions(orchestrator.slots.store)
     app[responses.RESPONSES] = ResponseStore(orchestrator.clock, config.responses)
+    app[conversations.CONVERSATIONS] = ConversationStore(orchestrator.clock, config.responses)
     if orchestrator.shared_state is not None:
         orchestrator.shared_state.items.add("response", app[responses.RESPONSES])
+        orchestrator.shared_state.items.add("conversation", app[conversations.CONVERSATIONS])
     if orchestrator.stages.batches is not None:
         orchestrator.stages.batches.shop.server = BatchLines(
             app, app[AUTH], {edge.DIALECT: edge.entry for edge in (batches, message_batches)}

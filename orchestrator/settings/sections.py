@@ -462,7 +462,8 @@ class TaskSettings(Retention):
 
 
 class ResponseSettings(Retention):
-    """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id."""
+    """Answers of ``/v1/responses``, whose clients go on from an earlier answer by its id.
+    Conversations (``/v1/conversations``) have the same bounds, beside them."""
 
     keep_count: Annotated[int, HIDDEN] = Field(default=1000, ge=0)
     """Most answers that are kept; 0: none."""

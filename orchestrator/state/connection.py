@@ -84,7 +84,7 @@ class Names:
         return f"{self.prefix}result:{task_id}"
 
     def item(self, digits: str) -> str:
-        """The copy of what a client keeps: a session or a response."""
+        """The copy of what a client keeps: a session, a response, a conversation."""
         return f"{self.prefix}item:{digits}"
 
     def demands_of(self, address: str) -> str:

@@ -15,6 +15,11 @@ from orchestrator.api.native.slot_types import SlotRequest
 from orchestrator.api.native.types import SessionRequest, TaskRequest
 from orchestrator.api.openai.batches import BatchRequest
 from orchestrator.api.openai.embeddings import EmbeddingRequest
+from orchestrator.api.openai.responses.conversations import (
+    ConversationRequest,
+    ItemsRequest,
+    MetadataRequest,
+)
 from orchestrator.api.openai.responses.types import ResponsesRequest
 from orchestrator.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from orchestrator.api.openai.types import ChatRequest, CompletionRequest
@@ -98,6 +103,16 @@ OPERATIONS: Mapping[str, Operation] = {
         parameters=("limit", "order", "after")
     ),
     "POST /v1/responses/{response_id}/cancel": _PLAIN,
+    "POST /v1/conversations": Operation(ConversationRequest),
+    "GET /v1/conversations/{conversation_id}": _PLAIN,
+    "POST /v1/conversations/{conversation_id}": Operation(MetadataRequest),
+    "DELETE /v1/conversations/{conversation_id}": _PLAIN,
+    "POST /v1/conversations/{conversation_id}/items": Operation(ItemsRequest),
+    "GET /v1/conversations/{conversation_id}/items": Operation(
+        parameters=("limit", "order", "after")
+    ),
+    "GET /v1/conversations/{conversation_id}/items/{item_id}": _PLAIN,
+    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": _PLAIN,
     "POST /v1/messages": Operation(MessagesRequest, _BOTH),
     "POST /v1/messages/count_tokens": Operation(CountTokensRequest),
     "POST /v2/tasks": Operation(TaskRequest, statuses=(202,)),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.api.http.outputs import TaskOutput
 from orchestrator.api.http.tools import read_call
+from orchestrator.api.openai.responses.kept_items import KeptItem, item_of_output
 from orchestrator.api.openai.responses.output import ItemKind, OutputItems
 from orchestrator.api.openai.responses.replay import Pieces, pieces_of
 from orchestrator.api.openai.responses.shapes import logprobs_of, response, status_of
@@ -125,6 +126,15 @@ class OutputCollector:
             return ()
         thoughts = [item.text for item in items if item.kind is ItemKind.REASONING] if calls else []
         return (Message("assistant", content, calls=calls, reasoning="".join(thoughts)),)
+
+    def kept_items(self) -> list[KeptItem]:
+        """The items that this response adds to a conversation that is kept."""
+        calls = {call.id for call in self._calls()}
+        return [
+            item_of_output(item)
+            for item in self._items.items
+            if (item.call_id in calls if item.kind is ItemKind.CALL else item.texts)
+        ]
 
     def _calls(self) -> tuple[ToolCall, ...]:
         calls = []

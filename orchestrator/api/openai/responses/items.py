@@ -130,12 +130,12 @@ class Turns:
     """Whether there are results of calls that were made before this request."""
 
 
-def turns_of(items: str | Sequence[InputItem]) -> Turns:
-    """The turns that a request's ``input`` adds to a conversation. Raises ``InvalidRequest`` for
-    items that are not served."""
+def turns_of(items: str | Sequence[InputItem], field: str = "input") -> Turns:
+    """The turns that a request adds to a conversation; ``field`` has the items. Raises
+    ``InvalidRequest`` for items that are not served."""
     if isinstance(items, str):
         return Turns((Message("user", items),))
-    reader = _Reader()
+    reader = _Reader(field)
     for at, item in enumerate(items):
         reader.read(item, at)
     reader.end_calls()
@@ -145,7 +145,8 @@ def turns_of(items: str | Sequence[InputItem]) -> Turns:
 class _Reader:
     """Turns items into turns: what a model said and called in one go is one turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, field: str) -> None:
+        self._field = field
         self.turns: list[Message | Reference] = []
         self.has_references = False
         self.has_orphans = False
@@ -157,22 +158,22 @@ class _Reader:
 
     def read(self, item: InputItem, at: int) -> None:
         if item.type in ("function_call", "function_call_output") and not item.call_id:
-            where = f"input[{at}].call_id"
+            where = f"{self._field}[{at}].call_id"
             raise InvalidRequest(
                 f"{where} is required: a call and its result share it", field=where
             )
         if item.type == "function_call":
             self._calls.append(
-                read_call(item.call_id, item.name, item.arguments, f"input[{at}].arguments")
+                read_call(item.call_id, item.name, item.arguments, f"{self._field}[{at}].arguments")
             )
             self._called[item.call_id] = item.name
             return
         self.end_calls()
         match item.type or "message":
             case "message":
-                self.turns.append(_message(item, f"input[{at}]"))
+                self.turns.append(_message(item, f"{self._field}[{at}]"))
             case "function_call_output":
-                self._result(item, f"input[{at}].output")
+                self._result(item, f"{self._field}[{at}].output")
             case "reasoning":
                 # Left out, as templates do with earlier turns, unless the model called tools then.
                 self._thought = text_of(item.content)
@@ -181,7 +182,7 @@ class _Reader:
                 self.has_references = True
                 self.turns.append(Reference(item.id or ""))
             case _:
-                where = f"input[{at}].type"
+                where = f"{self._field}[{at}].type"
                 refusal = InvalidRequest(
                     f"{where}: {excerpt(item.type or '', 64)} is not served here; expected one of: "
                     f"{_SERVED}",
@@ -189,7 +190,7 @@ class _Reader:
                 )
                 if item.type not in _WITHOUT_CONTENT:
                     raise refusal
-                pass_over("input[]", f"type={item.type}", refusal)
+                pass_over(f"{self._field}[]", f"type={item.type}", refusal)
         if item.role != "assistant":
             self._thought = ""
 

@@ -23,9 +23,11 @@ from orchestrator.api.http.responses import deadline_headers, json_response, tas
 from orchestrator.api.http.template_arguments import template_arguments
 from orchestrator.api.openai.responses.answer import OutputCollector
 from orchestrator.api.openai.responses.background import Background, BackgroundAnswer
+from orchestrator.api.openai.responses.conversation_store import ConversationStore
+from orchestrator.api.openai.responses.conversations import CONVERSATIONS
 from orchestrator.api.openai.responses.events import ResponseEvents
 from orchestrator.api.openai.responses.items import conversation, joined, turns_of
-from orchestrator.api.openai.responses.listed_items import items_of, page_of_items
+from orchestrator.api.openai.responses.kept_items import items_of, page_of_items, turns_of_kept
 from orchestrator.api.openai.responses.replay import replay
 from orchestrator.api.openai.responses.shapes import response_id, status_of
 from orchestrator.api.openai.responses.store import ResponseStore, RunningResponse, Stored
@@ -41,6 +43,8 @@ from worker.protocol import excerpt
 RESPONSES = web.AppKey("responses", ResponseStore)
 
 _reader = Reader(ResponsesRequest)
+_MAX_ITEMS_INLINE = 500
+"""Most items of a conversation that are read on the event loop, in a millisecond or so."""
 _FROM_THE_FIRST = -1
 """The number after which all events come."""
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
@@ -50,12 +54,13 @@ async def create(request: web.Request) -> web.StreamResponse:
     """Create the next turn of a conversation."""
     asked = await read_body(request, _reader, lambda body: _parse(request, body))
     orchestrator, store = request.app[ORCHESTRATOR], request.app[RESPONSES]
+    conversations = request.app[CONVERSATIONS]
     if asked.is_background and not store.keeps_any:
         raise InvalidRequest(
             "background is not supported here: TIDEGATE_RESPONSES__KEEP_COUNT keeps none",
             field="background",
         )
-    read = _conversation(request, asked)
+    read = await _conversation(request, asked)
     encoder, job = await orchestrator.loaded_model(asked.job), asked.job
     with orchestrator.counting_refusal(job):
         read = await _truncated(orchestrator, asked, read)
@@ -69,6 +74,9 @@ async def create(request: web.Request) -> web.StreamResponse:
             body = msgspec.json.encode(answer.body(task))
             stored = Stored(body, read.history, answer.turns(), answer.pieces())
             store.put(job.key, response_id(task.id), stored)
+        if is_well and asked.conversation_id is not None:
+            items = [*items_of(read.new, task.id, read.earlier), *answer.kept_items()]
+            conversations.answered(job.key, asked.conversation_id, items)
 
     if asked.is_background:
         background = BackgroundAnswer(asked, output, encoder.tokens.token, keep)
@@ -90,7 +98,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     """Count the tokens that a request would have as a prompt."""
     asked = await read_body(request, _reader, lambda body: _parse(request, body))
     job = asked.job
-    read = _conversation(request, asked)
+    read = await _conversation(request, asked)
     orchestrator = request.app[ORCHESTRATOR]
     read = await _truncated(orchestrator, asked, read)
     ids = await orchestrator.tokenize(job.model, read.chat, job.deadline, job.key, job.tenant)
@@ -164,6 +172,7 @@ def _parse(request: web.Request, body: ResponsesRequest) -> ParsedResponses:
         ),
         template_arguments=template_arguments(body.chat_template_kwargs),
         previous_id=body.previous_response_id,
+        conversation_id=body.conversation_id(),
         is_streamed=bool(body.stream),
         is_background=bool(body.background),
         is_stored=body.store is not False,
@@ -209,19 +218,36 @@ class _Conversation(NamedTuple):
 
     history: tuple[Message, ...]
     """All turns, without instructions."""
+    earlier: int
+    """Number of turns that came before the request."""
     chat: Chat
     """What the model is to read."""
 
+    @property
+    def new(self) -> tuple[Message, ...]:
+        """The request's own turns."""
+        return self.history[self.earlier :]
 
-def _conversation(request: web.Request, asked: ParsedResponses) -> _Conversation:
-    """The conversation that a request goes on with, and its own turns. Raises
-    ``InvalidRequest``."""
+
+async def _conversation(request: web.Request, asked: ParsedResponses) -> _Conversation:
+    """The conversation that a request goes on with, and its own turns. Raises ``InvalidRequest``,
+    and ``NotFound`` for a kept conversation that is gone."""
     key, store = asked.job.key, request.app[RESPONSES]
+    if asked.conversation_id is None:
+        earlier = _earlier(store, key, asked.previous_id)
+    else:
+        earlier = await _kept_turns(request.app[CONVERSATIONS], key, asked.conversation_id)
     history = joined(
-        _earlier(store, key, asked.previous_id),
+        earlier,
         asked.turns,
         lambda task_id: store.answer(key, response_id(task_id)),
     )
+    if asked.conversation_id is not None and any(one.parts for one in history[len(earlier) :]):
+        raise InvalidRequest(
+            "input: a conversation keeps no images; leave conversation out, and go on with "
+            "previous_response_id",
+            field="input",
+        )
     messages = conversation(asked.instructions, history)
     if not messages:
         raise InvalidRequest("input is empty; it needs at least one message", field="input")
@@ -230,7 +256,7 @@ def _conversation(request: web.Request, asked: ParsedResponses) -> _Conversation
         template_arguments=asked.template_arguments,
         tools=() if asked.tools is None else asked.tools.tools,
     )
-    return _Conversation(history, chat)
+    return _Conversation(history, len(earlier), chat)
 
 
 async def _truncated(
@@ -248,6 +274,18 @@ async def _truncated(
         read.history, lambda history: orchestrator.fits(asked.job, chat_of(history))
     )
     return read._replace(chat=chat_of(kept))
+
+
+async def _kept_turns(store: ConversationStore, key: str, name: str) -> tuple[Message, ...]:
+    """The turns of a conversation that is kept. Raises ``NotFound``, as OpenAI does."""
+    try:
+        items = store.get(key, name).items
+    except NotFound as error:
+        error.field = "conversation"
+        raise
+    if len(items) <= _MAX_ITEMS_INLINE:
+        return turns_of_kept(items.values())
+    return await asyncio.to_thread(turns_of_kept, tuple(items.values()))
 
 
 def _earlier(store: ResponseStore, key: str, name: str | None) -> tuple[Message, ...]:

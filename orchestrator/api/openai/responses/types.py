@@ -62,6 +62,12 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verbosity: Unused = NULL
 
 
+class ConversationName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A conversation, named as answers name it."""
+
+    id: str
+
+
 _text_reader: Reader[TextOptions | None] = Reader(TextOptions | None)
 
 
@@ -74,6 +80,7 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: bool | None = None
@@ -88,7 +95,6 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
     chat_template_kwargs: msgspec.Raw = NULL
 
     # served in one way only
-    conversation: Unused = NULL
     prompt: Unused = NULL
     moderation: Unused = NULL
     context_management: Unused = NULL
@@ -140,11 +146,21 @@ class ResponsesRequest(OtherFormsRequest, frozen=True, forbid_unknown_fields=Tru
         refuse_unserved(self, _ONLY)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true", field="stream_options")
+        if self.previous_response_id and self.conversation_id():
+            raise InvalidRequest(
+                "previous_response_id and conversation name two conversations; send one of them",
+                field="previous_response_id",
+            )
         if self.background and self.store is False:
             raise InvalidRequest(
                 "background needs store: true, or nobody could ask for the answer",
                 field="background",
             )
+
+    def conversation_id(self) -> str | None:
+        """The conversation that the request goes on with, if it names one."""
+        named = self.conversation
+        return (named.id if isinstance(named, ConversationName) else named) or None
 
     def stated_grammar(self) -> StatedGrammar | None:
         if len(memoryview(self.text)) > _MAX_TEXT_BYTES:
@@ -180,6 +196,7 @@ class ParsedResponses:
     tools: ToolUse | None
     template_arguments: Mapping[str, TemplateArgument]
     previous_id: str | None
+    conversation_id: str | None
     is_streamed: bool
     is_background: bool
     is_stored: bool
@@ -192,12 +209,14 @@ class ParsedResponses:
 def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
     """The fields of a request that its answer repeats; none of them keeps the whole body in
     memory."""
+    conversation = body.conversation_id()
     return {
         "background": bool(body.background),
+        "conversation": None if conversation is None else {"id": conversation},
         "instructions": body.instructions,
         "max_output_tokens": body.token_limit(),
         "max_tool_calls": None,
-        "metadata": _read_metadata(body.metadata),
+        "metadata": read_metadata(body.metadata),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
@@ -211,7 +230,7 @@ def echo_of(body: ResponsesRequest, priority: Priority) -> dict[str, object]:
     }
 
 
-def _read_metadata(stated: msgspec.Raw) -> dict[str, str]:
+def read_metadata(stated: msgspec.Raw) -> dict[str, str]:
     """The pairs that a client wants kept. Raises ``InvalidRequest``."""
     unfit = InvalidRequest(
         f"metadata must be an object of at most {_MAX_PAIRS} strings of up to "
@@ -237,7 +256,6 @@ def _nothing(value: object) -> bool:
 
 _ONLY = {
     **other_forms("text.format"),
-    "conversation": ServedValues(_nothing, "none are kept here; go on with previous_response_id"),
     "prompt": ServedValues(_nothing, "stored prompts are not served; send instructions and input"),
     "moderation": ServedValues(_nothing, "no moderation is served"),
     "context_management": ServedValues(_nothing, "nothing is compacted here", is_hint=True),

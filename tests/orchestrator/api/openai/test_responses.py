@@ -180,6 +180,9 @@ async def test_a_conversation_by_id(
         await sdk.responses.create(**HI, previous_response_id=second.id)
     assert unknown.value.param == "previous_response_id"
     assert unknown.value.code == "previous_response_not_found"
+    with pytest.raises(openai.NotFoundError, match="no conversation 'conv_0'") as gone:
+        await sdk.responses.create(**HI, conversation="conv_0")
+    assert (gone.value.param, gone.value.code) == ("conversation", "not_found")
     await sdk.responses.create(**HI | {"input": "go"}, previous_response_id=third.id)
     said += "<|user|>so<|end|><|assistant|>w0 w1 <|end|>"
     assert prompt_of(service, worker) == f"<|bos|>{said}<|user|>go<|end|><|assistant|>"
