@@ -135,7 +135,8 @@ async def test_a_folder_without_a_model_is_refused_with_what_it_has(
     catalog: ModelCatalog, tmp_path: Path
 ) -> None:
     source = make_folder(tmp_path / "none", {"notes.txt": b"hello"})
-    with pytest.raises(StagingFailed, match=r"expected config\.json .*there is notes\.txt \(5 bytes\)"):
+    said = r"expected config\.json .*there is notes\.txt \(5 bytes\)"
+    with pytest.raises(StagingFailed, match=said):
         await add(catalog, source)
 
 
