@@ -109,8 +109,8 @@ class SharedState:
 
     async def holder_of(self, item_id: str) -> Holder | None:
         """The orchestrator that has what goes by an id, this one where it has just taken it on
-        from a dead one; None if that is nobody, or this one in vain. Raises ``NotReady`` where
-        another is about to take it on, and what ``SharedItems.claim`` does."""
+        from a dead one; None if that is nobody, or this one in vain. Raises ``NotReady`` where it
+        is about to be taken on, and what ``SharedItems.claim`` does."""
         tag, digits = tag_of(item_id), digits_of(item_id)
         if not tag:
             return None
@@ -124,15 +124,27 @@ class SharedState:
                 (owner, end), kept_by = await pipe.execute()
         if kept_by is not None:
             return await self._reached(kept_by.decode()) or await self._claimed(digits)
-        if end is not None:
-            return None  # whoever is asked finds it in the store
-        holder = await self._reached(tag if owner is None else owner.decode())
-        if holder is None and owner is not None:
+        owner = None if owner is None else owner.decode()
+        if owner == self.tasks.tag and (end is not None or self.tasks.has(digits)):
+            return None  # it is here, for another key
+        holder = await self._reached(owner or tag)
+        # What has ended was in the store for whoever looked, or has ended since: who had it knows.
+        if holder is None and owner is not None and end is None:
             raise NotReady(
                 "the orchestrator that has this task is gone, and another one takes it on: ask "
                 "again in a moment"
             )
         return holder
+
+    async def is_claimed(self, item_id: str) -> bool:
+        """Whether a dead orchestrator's task is this one's by the store, and not taken on yet."""
+        digits = digits_of(item_id)
+        with suppress(*connection.FAILURES):
+            task = self.tasks.names.task(digits)
+            owner, end = await self.members.client.hmget(task, ["owner", "end"])
+            is_mine = owner is not None and owner.decode() == self.tasks.tag
+            return is_mine and end is None and not self.tasks.has(digits)
+        return False
 
     def is_of_dead(self, item_id: str) -> bool:
         """Whether an id was made by an orchestrator that is known not to be there any more."""

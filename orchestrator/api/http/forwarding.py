@@ -73,7 +73,8 @@ class Forwarding:
         if not error.item_id:
             return None
         if asked_for := request.headers.get(FORWARDED_HEADER):
-            if asked_for not in (TO_ANY, self._shared_state.tasks.tag):  # it was at this address
+            was_here = asked_for not in (TO_ANY, self._shared_state.tasks.tag)
+            if was_here or await self._shared_state.is_claimed(error.item_id):
                 raise NotReady(
                     "the orchestrator that had this is gone, and another may take it on: ask again "
                     "in a moment"

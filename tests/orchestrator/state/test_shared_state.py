@@ -1,6 +1,8 @@
 """OR-18: several orchestrators as one. What one has accepted, all of them answer for."""
 
+import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -8,6 +10,8 @@ import msgspec
 import pytest
 
 from orchestrator.state.members import Member
+from orchestrator.state.shared_state import Holder
+from orchestrator.state.takeover import Takeover
 from tests.orchestrator.conftest import OPERATORS_KEY, Service, read_events
 from tests.orchestrator.state.conftest import (
     Sharing,
@@ -93,6 +97,53 @@ async def test_a_task_ends_at_another_member_when_its_own_dies(
     events = await events_of(two, task_id, after="3")
     assert [event.id for event in events][:2] == ["4", "5"]
     assert events[-1].event == "end"
+    assert (await status_of(two, task_id))["outcome"] == "met"
+
+
+async def test_a_task_that_is_being_taken_on_is_not_said_to_be_gone(
+    sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store says whose it is before that one has read what it is."""
+    one, two, three = [await sharing.member(worker) for _ in range(3)]
+    await see_each_other(one, two, three)
+    task_id = await running(one, worker)
+    take, claimed, go_on = Takeover._take, list[str](), asyncio.Event()
+
+    async def held(self: Takeover, ids: Sequence[str], tag: str) -> None:
+        claimed.extend(ids)
+        await go_on.wait()
+        await take(self, ids, tag)
+
+    monkeypatch.setattr(Takeover, "_take", held)
+    freeze(one)
+    await two.until(lambda: claimed == [task_id])
+    for asked in (two, three):
+        async with asked.http.get(f"/v2/tasks/{task_id}") as response:
+            assert (response.status, "Retry-After" in response.headers) == (503, True)
+    worker.plan = lambda job: speaking(two, shift=0)
+    go_on.set()
+    for asked in (two, three):
+        await asked.until(lambda: state_of(two).taken + state_of(three).taken == 1)
+        assert (await events_of(asked, task_id))[-1].event == "end"
+
+
+async def test_a_task_that_ends_while_it_is_looked_for_is_found(
+    sharing: Sharing, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await sharing.member(worker), await sharing.member(worker)
+    await see_each_other(one, two)
+    plan = Plan(stall_at=1)
+    worker.plan = lambda job: plan
+    task_id = await task_of(one)
+    await one.until_tokens(1)
+    holder_of = state_of(two).holder_of
+
+    async def later(item_id: str) -> Holder | None:
+        plan.release.set()
+        await until_in_store(sharing.store, task_id, "end")
+        return await holder_of(item_id)
+
+    monkeypatch.setattr(state_of(two), "holder_of", later)
     assert (await status_of(two, task_id))["outcome"] == "met"
 
 
