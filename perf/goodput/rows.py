@@ -35,7 +35,7 @@ from catalog.paths import state_dir
 from orchestrator.tasks.job import Priority
 from perf.goodput.front import Front, fronts
 from perf.goodput.policies import FIXED_ROWS, HANG_UP, OURS, Policy
-from perf.load.cells import CAP_TOKENS, FACT_TOKENS, TOKEN_MS, Mix, Wish, mixes
+from perf.load.cells import CAP_TOKENS, DEMO_COST, FACT_TOKENS, TOKEN_MS, Mix, Wish, mixes
 from perf.load.chats import PATH, chat, story
 from perf.load.drive import PATH as COMPLETIONS
 from perf.load.drive import completion
@@ -45,7 +45,6 @@ from perf.load.outcomes import Cell, Turn, show_cells
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.stats import median
-from perf.sim.scenes import DEMO_COST
 from perf.stack.stack import StackSpec, tritons
 from pool.engines.triton import find_triton
 from tools.demo_model import words

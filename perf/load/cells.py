@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Self
 
 from orchestrator.tasks.job import Priority
 from perf.load.workload import Sizes
+from worker.runner.synthetic import StepCost
 
 CAP_TOKENS = 512
 """Value of ``max_tokens`` that every request states."""
@@ -22,6 +23,9 @@ FACT_TOKENS = 50
 
 TOKEN_MS: Final = 2.8
 """Time of a token of one row alone on the machine that these deadlines were chosen for."""
+DEMO_COST: Final = StepCost(2.5e-3, 0.219e-3, 0.15e-3)
+"""Step cost of the demo engine there, fitted to its steps under load: 6 ms with 16 rows, 16.5 ms
+with 64."""
 
 
 class Wish(NamedTuple):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.tasks.job import Priority
-from perf.load.cells import CAP_TOKENS, Mix, mixes
+from perf.load.cells import CAP_TOKENS, DEMO_COST, Mix, mixes
 from perf.load.trace import ANSWER_SCALE, CHAT, CODE, Manner, TraceLoad, TraceRow, read_trace
 from perf.load.workload import Sizes, Speed
 from perf.report.stats import percentile
@@ -67,9 +67,6 @@ STEP_COST = StepCost(6.4e-3, 0.635e-3, 0.44e-3)
 SLOW = Engine(
     "slow", Fleet(WorkerSpec(STEP_COST, 8, kv_tokens=8192, min_start_s=0.1 / ANSWER_SCALE), 2)
 )
-DEMO_COST = StepCost(2.5e-3, 0.219e-3, 0.15e-3)
-"""Step cost of the demo engine, fitted to its steps under load: 6 ms with 16 rows, 16.5 ms with
-64."""
 _DEMO_KV_TOKENS = 64 * 2048
 
 
