@@ -142,7 +142,7 @@ class SharedState:
         with suppress(*connection.FAILURES):
             task = self.tasks.names.task(digits)
             owner, end = await self.members.client.hmget(task, ["owner", "end"])
-            is_mine = owner is not None and owner.decode() == self.tasks.tag
+            is_mine = owner == self.tasks.tag.encode()
             return is_mine and end is None and not self.tasks.has(digits)
         return False
 
