@@ -89,10 +89,7 @@ class Sleeper:
             self._process.order(0.0)
 
     def record(self) -> InstanceRecord:
-        record = InstanceRecord(ports=(0, self.port, 0))
-        if self._process is not None and self._process.running:
-            record.note(self._process)
-        return record
+        return InstanceRecord.of((0, self.port, 0), self._process)
 
 
 class SleeperMachine:
