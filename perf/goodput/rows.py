@@ -76,7 +76,7 @@ _FIRST_ID, _KINDS, _OPENING_TOKENS = 16, 61, 8
 _FRESH = random.Random()
 
 
-class Served(NamedTuple):
+class Requests(NamedTuple):
     """The model that is served, and how it is asked: by chats, or with ``timed`` by token ids."""
 
     card: ModelCard
@@ -122,7 +122,7 @@ class RowsBench(NamedTuple):
     """Orchestrators by policy, and what they serve; ``stretch`` as in ``--stretch``."""
 
     fronts: dict[str, Front]
-    served: Served
+    served: Requests
     stretch: float = 1.0
 
     async def run(self, mix: Mix, policy: Policy, seconds: float, seed: int) -> Turn:
@@ -183,7 +183,7 @@ async def run(args: argparse.Namespace, console: Console) -> RowsFindings:
         async with open_lane(addresses[SLOTS][0]) as lane:
             card = lane.card
         served = [(policy, addresses[slots]) for policy, slots in POLICIES]
-        bench = RowsBench(await stack.enter_async_context(fronts(served)), Served(card, args.timed))
+        bench = RowsBench(await stack.enter_async_context(fronts(served)), Requests(card, args.timed))
         policies = [policy for policy, _ in POLICIES]
         for policy in policies:  # what a cold start does is another question
             await bench.run(mixes(_SLOWEST_PER_S)[0], policy, 2.0, args.seed - 1)

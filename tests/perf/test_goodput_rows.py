@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from perf.goodput.rows import POLICIES, Served, cell_of
+from perf.goodput.rows import POLICIES, Requests, cell_of
 from perf.load.cells import mixes
 from perf.load.open_loop import Result, StreamRequest
 from perf.load.outcomes import Turn, show_cells
@@ -18,7 +18,7 @@ CARD = make_card()
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_requests_come_as_the_cell_says_and_state_no_length(timed: bool) -> None:
-    served, mix = Served(CARD, timed), MIXES["flood"]
+    served, mix = Requests(CARD, timed), MIXES["flood"]
     asks, wishes = served.asks(mix, 4.0, 1), mix.wishes(4.0, 1)
     assert [ask.at_s for ask in asks] == [wish.at_s for wish in wishes]
     assert [ask.body["tenant"] for ask in asks] == [wish.tenant for wish in wishes]
@@ -29,7 +29,7 @@ def test_requests_come_as_the_cell_says_and_state_no_length(timed: bool) -> None
 
 
 def test_chats_are_the_same_for_a_seed_and_some_are_long() -> None:
-    served = Served(CARD)
+    served = Requests(CARD)
     assert served.asks(MIXES["flood"], 4.0, 1) == served.asks(MIXES["flood"], 4.0, 1)
     long = served.asks(MIXES["long-prompts"], 4.0, 1)
     assert max(len(str(ask.body["messages"])) for ask in long) > 4000
@@ -38,7 +38,7 @@ def test_chats_are_the_same_for_a_seed_and_some_are_long() -> None:
 def test_prompts_of_a_timed_engine_begin_as_their_kind_and_end_with_the_length() -> None:
     mix = MIXES["long-prompts"]
     openings = set()
-    for wish, ask in zip(mix.wishes(4.0, 1), Served(CARD, True).asks(mix, 4.0, 1), strict=True):
+    for wish, ask in zip(mix.wishes(4.0, 1), Requests(CARD, True).asks(mix, 4.0, 1), strict=True):
         prompt = ask.body["prompt"]
         assert isinstance(prompt, list) and len(prompt) == wish.prompt_tokens
         assert tuple(prompt[-2:]) == length_ids(wish.answer_tokens)

@@ -9,11 +9,10 @@
   } catch {
     // Storage is forbidden: the system's colours it is.
   }
-  const dark = matchMedia("(prefers-color-scheme: dark)");
   const apply = (name) => {
     chosen = names.includes(name) ? name : "system";
-    root.dataset.theme = chosen === "system" ? (dark.matches ? "dark" : "light") : chosen;
-    document.dispatchEvent(new Event("themechange"));
+    if (chosen === "system") delete root.dataset.theme;
+    else root.dataset.theme = chosen;
   };
   apply(chosen);
   window.tidegateTheme = {
@@ -27,8 +26,11 @@
       } catch {
         // It holds for this page then.
       }
+      document.dispatchEvent(new Event("themechange"));
       return chosen;
     },
   };
-  dark.addEventListener("change", () => apply(chosen));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+    document.dispatchEvent(new Event("themechange")),
+  );
 })();
