@@ -8,6 +8,11 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+# What is made while the model loads stays, but for what compilers leave behind: looking for
+# garbage as often as usual would take long.
+USUAL_COLLECTIONS = gc.get_threshold()
+gc.set_threshold(100_000, 20, 20)
+
 # PYTHONPATH says where `worker` is, but the stub's interpreter ignores it.
 sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
@@ -49,6 +54,7 @@ class TritonPythonModel:
         # Loaded objects stay: traversing them would stop all jobs for 50 to 270 ms per collection.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*USUAL_COLLECTIONS)
         self._service.start()
 
     def execute(self, requests: list[Any]) -> None:
