@@ -154,15 +154,15 @@ TABLE: Final = (
     Entry(
         "sim-explained",
         "perf.sim.explained",
-        "--loads 1.3 --seeds 1 --seconds 15 --misses 4",
-        100,
+        "--loads 1.3 --seeds 1 --seconds 12 --misses 2",
+        60,
         beside=True,
     ),
     Entry(
         "sim-chains",
         "perf.sim.chains",
-        "--loads 1.2 --seeds 1 --seconds 45 --manners nothing learnt calls",
-        75,
+        "--loads 1.2 --seeds 1 --seconds 40 --manners nothing learnt calls",
+        60,
         beside=True,
     ),
     Entry(
