@@ -183,7 +183,8 @@ async def run(args: argparse.Namespace, console: Console) -> RowsFindings:
         async with open_lane(addresses[SLOTS][0]) as lane:
             card = lane.card
         served = [(policy, addresses[slots]) for policy, slots in POLICIES]
-        bench = RowsBench(await stack.enter_async_context(fronts(served)), Requests(card, args.timed))
+        ready = await stack.enter_async_context(fronts(served))
+        bench = RowsBench(ready, Requests(card, args.timed))
         policies = [policy for policy, _ in POLICIES]
         for policy in policies:  # what a cold start does is another question
             await bench.run(mixes(_SLOWEST_PER_S)[0], policy, 2.0, args.seed - 1)
