@@ -29,7 +29,7 @@ help:
 	@echo 'make test-clients  other people'"'"'s clients and coding agents     LATEST=1: their newest releases'
 	@echo 'make test-engines  vLLM for CPUs, which it installs (3.4 GB), under the tests of every engine'
 	@echo 'make lint          style and types'
-	@echo 'make record        records all that the documents show anew, from a clean commit; about two hours'
+	@echo 'make record        records all that the documents show anew, from a clean commit; two to three hours'
 	@echo '                   ARGS=--dry-run, ARGS="--only quick swap-cpu"'
 	@echo 'make figures       writes the figures of README.md and docs from the recorded bundles'
 	@echo 'make bench         all benchmarks                       ARGS="--json out.json"'

@@ -41,9 +41,9 @@ class Entry:
     """One bundle: ``python -m module arguments --json …``, about ``seconds`` on two cores.
 
     In an argument ``{traces}`` is the folder of Azure's traces, ``{folder}`` the entry's own.
-    ``beside``: others may run at the same time. ``on_gpu``: it needs one, and is left out where
-    there is none unless it is named. ``engine`` is provided first, by ``tidegate engines
-    ensure``. ``picture`` is drawn into ``{folder}``.
+    ``beside``: others may run at the same time. ``on``: what the machine must have (``has``); the
+    entry is left out elsewhere unless it is named. ``engine`` is provided first, by ``tidegate
+    engines ensure``. ``picture`` is drawn into ``{folder}``.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Entry:
     arguments: str
     seconds: int
     beside: bool = False
-    on_gpu: bool = False
+    on: str = ""
     engine: str = ""
     picture: str = ""
 
@@ -86,6 +86,10 @@ _SERVICE: Final = (
     "deadline placement parsing ttft relay relay-single paced step-triton cancel kinds burst queued"
     " admission journal"
 )
+_CPU_FLAGS: Final = ("avx2", "avx512f", "amx_tile")
+_ENGINE: Final = "decode prefill mixed prefix resume"
+CPUS: Final = ("avx2", "avx512", "amx")
+"""Kinds of CPUs whose engine figures are kept apart: each has kernels of its own."""
 TABLE: Final = (
     Entry("quick", "perf.service", "--quick", 100),
     Entry("swap-cpu", "perf.swap", "", 65),
@@ -93,13 +97,20 @@ TABLE: Final = (
     Entry("shared-state", "perf.service", "--only state", 150),
     Entry("processes", "perf.service", "--only processes", 150),
     Entry("finish", "perf.service", "--only finish", 240),
-    Entry("engine-cpu", "perf.engine", "--only decode prefill mixed prefix resume", 340),
-    Entry(
-        "engines-cpu",
-        "perf.engine",
-        "--engine torch llamacpp transformers --quick",
-        30,
-        engine="llamacpp",
+    *(
+        entry
+        for cpu in CPUS
+        for entry in (
+            Entry(f"engine-{cpu}", "perf.engine", f"--only {_ENGINE}", 900, on=cpu),
+            Entry(
+                f"engines-{cpu}",
+                "perf.engine",
+                "--engine torch llamacpp transformers --quick",
+                50,
+                on=cpu,
+                engine="llamacpp",
+            ),
+        )
     ),
     Entry("slot", "perf.slot", "", 240),
     Entry("peers", "perf.peers", "--only goodput speed relay --rates 12 20 --seconds 10", 530),
@@ -172,9 +183,18 @@ TABLE: Final = (
         35,
         beside=True,
     ),
-    Entry("gpu-h100", "perf.engine.gpu", "", 300, on_gpu=True),
+    Entry("gpu-h100", "perf.engine.gpu", "", 300, on="gpu"),
 )
 """Entries in the order in which they run."""
+
+
+def has(what: str) -> bool:
+    """Whether this machine has a ``gpu``, or a CPU of the kind in ``CPUS``."""
+    if what == "gpu":
+        return shutil.which("nvidia-smi") is not None
+    flags = Path("/proc/cpuinfo").read_text()
+    kinds = [kind for kind, flag in zip(CPUS, _CPU_FLAGS, strict=True) if flag in flags]
+    return kinds[-1:] == [what]
 
 
 def seconds_of(entries: Sequence[Entry]) -> int:
@@ -278,8 +298,7 @@ async def record_all(entries: Sequence[Entry], commit: str, traces: Path, consol
 def new_arguments() -> argparse.ArgumentParser:
     parser = new_parser(__doc__, saves=False)
     names = [entry.name for entry in TABLE]
-    has_gpu = shutil.which("nvidia-smi") is not None
-    usual = [entry.name for entry in TABLE if has_gpu or not entry.on_gpu]
+    usual = [entry.name for entry in TABLE if not entry.on or has(entry.on)]
     parser.add_argument("--only", nargs="+", choices=names, default=usual, metavar="NAME")
     parser.add_argument("--dry-run", action="store_true", help="only say what would run")
     parser.add_argument(
