@@ -66,12 +66,12 @@ class Settler:
         access_log.info(
             told.sentence,
             extra=fields(
-                **narrated(told, task.model),
+                **narrated(told, task.served_name),
                 api=task.job.api.value,
                 task_id=task.id,
                 correlation_id=task.correlation_id,
                 trace_id=task.job.trace.trace_id if task.job.trace is not None else None,
-                model=task.model,
+                model=task.served_name,
                 outcome=ending.outcome.value,
                 missed_part=ending.missed_part,
                 finish_reason=ending.finish_reason.value,
@@ -92,7 +92,7 @@ class Settler:
                 task_id=task.id,
                 correlation_id=task.correlation_id,
                 api=task.job.api.value,
-                model=task.model,
+                model=task.served_name,
                 outcome=ending.outcome,
                 code=code,
                 prompt_tokens=task.prompt_tokens,

@@ -24,7 +24,7 @@ from orchestrator.tasks.prompt_kind import ANY_KIND
 from orchestrator.tasks.time_spent import Phase, TimeSpent
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Delta, End, Feature, PromptLogprobs
+from worker.protocol import Adapter, Delta, End, Feature, PromptLogprobs
 
 _BIAS_BYTES = 128
 _NO_FEATURES: frozenset[Feature] = frozenset()
@@ -132,6 +132,7 @@ class Task:
     """One offered request."""
 
     __slots__ = (
+        "adapter",
         "attempt",
         "attempts",
         "begun_by_weights",
@@ -216,6 +217,8 @@ class Task:
         self.time_spent = TimeSpent(job.arrived)
         self.model = ""
         """The model's own name, once it is known that there is such a model."""
+        self.adapter: Adapter | None = None
+        """The model's LoRA adapter that was asked for by its name; None for the model itself."""
         self.vocabulary = b""
         self.features: frozenset[Feature] = _NO_FEATURES
         """Features that its engine must have; known once it was admitted."""
@@ -311,6 +314,11 @@ class Task:
         """A number below which all event numbers lie that an earlier process has sent."""
         self.is_text_removed = False
         """Whether it ended so long ago that its text is no longer kept."""
+
+    @property
+    def served_name(self) -> str:
+        """The name by which its client knows the model."""
+        return self.model if self.adapter is None else self.adapter.name
 
     @property
     def new_prompt_tokens(self) -> int:

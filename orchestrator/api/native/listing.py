@@ -79,7 +79,7 @@ def _line(task: Task, now: float) -> dict[str, object]:
         "api": task.job.api,
         "answer_id": answer_id(task),
         "status": status_of(task),
-        "model": task.model,
+        "model": task.served_name,
         "correlation_id": task.correlation_id,
         "age_ms": round(1000 * (now - task.marks.received), 1),
         "took_ms": round(1000 * (until - task.marks.received), 1),
