@@ -23,6 +23,7 @@ _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
 _FACTOR: Final = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight")
+_LAYER: Final = re.compile(r"(.+\.layers)\.\d+")
 _Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -66,9 +67,8 @@ def load_adapters(core: Any, settings: WorkerSettings) -> dict[str, Any]:
         loaded[name] = request = LoRARequest(name, number, str(path))
         try:
             core.add_lora(request)
-        except (ValueError, RuntimeError, AssertionError, NotImplementedError) as error:
-            why = error.__cause__ or error
-            raise BrokenCheckpoint(f"{_named(name)}: vLLM does not take it: {why}") from error
+        except Exception as error:  # of many kinds, as it finds the files
+            raise BrokenCheckpoint(f"{_named(name)}: vLLM does not take it: {error}") from error
     return loaded
 
 
@@ -79,17 +79,17 @@ def _named(name: str) -> str:
 def _rank_of(path: Path, base: _Shapes, name: str, most: int) -> int:
     """The greatest rank in an adapter. Raises ``BrokenCheckpoint`` for one that does not fit."""
     try:
-        config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+        stated = int(json.loads((path / _CONFIG).read_text(encoding="utf-8"))["r"])
         shapes = _shapes([path / _WEIGHTS])
-        if problem := _misfit(shapes, base):
-            raise BrokenCheckpoint(f"{_named(name)} ({path}) cannot be served: {problem}")
-    except (OSError, ValueError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise BrokenCheckpoint(
             f"{_named(name)} cannot be read, as PEFT writes it, from {path} ({_CONFIG} and"
             f" {_WEIGHTS}): {error}"
         ) from error
-    ranks = (shape[0] for weight, shape in shapes.items() if weight.endswith(".lora_A.weight"))
-    rank = max(int(config.get("r", 0)), *ranks)
+    factors = {found: shapes[key] for key in shapes if (found := _FACTOR.fullmatch(key))}
+    if problem := _misfit(factors, base):
+        raise BrokenCheckpoint(f"{_named(name)} ({path}) cannot be served: {problem}")
+    rank = max([stated, *(shape[0] for found, shape in factors.items() if found[2] == "A")])
     if rank > most:
         raise BrokenCheckpoint(
             f"{_named(name)} has rank {rank}, more than the {most} that vLLM takes at most"
@@ -98,21 +98,18 @@ def _rank_of(path: Path, base: _Shapes, name: str, most: int) -> int:
     return rank
 
 
-def _misfit(shapes: _Shapes, base: _Shapes) -> str:
-    """Why factors of these shapes are not for a model of the weights ``base``; empty if they seem
-    to be, or ``base`` has weights of other names (packed, or another kind of file)."""
-    factors = [found for name in shapes if (found := _FACTOR.fullmatch(name))]
+def _misfit(factors: Mapping[re.Match[str], tuple[int, ...]], base: _Shapes) -> str:
+    """Why ``factors``, with their shapes, are not for a model of the weights ``base``; empty if
+    they seem to be, or where ``base`` has other names for its weights (packed, say)."""
     if not factors:
         return f"{_WEIGHTS} has no weights of LoRA"
-    known = [one for one in factors if f"{one[1]}.weight" in base]
-    if not known:
-        return ""
-    for factor in factors:
-        of_base, shape = base.get(f"{factor[1]}.weight"), shapes[factor[0]]
-        if of_base is None:
-            return f"it is for another model: this one has no {factor[1]}"
+    layers = {found[0]: found[1] for name in base if (found := _LAYER.match(name))}
+    for factor, shape in factors.items():
+        layer, of_base = _LAYER.match(factor[1]), base.get(f"{factor[1]}.weight")
+        if layer and layer[1] in layers.values() and layer[0] not in layers:
+            return f"it is for another model: this one has no {layer[0]}"
         side = 1 if factor[2] == "A" else 0
-        if shape[side] != of_base[side]:
+        if of_base is not None and shape[side] != of_base[side]:
             return (
                 f"it is for another model: its {factor[1]} has {shape[side]}"
                 f" {'inputs' if side else 'outputs'}, and the model's has {of_base[side]}"

@@ -52,7 +52,7 @@ def load(path: Path, **changes: object) -> LoadedEngine:
         "dtype": "float32",
         "max_running": 4,
         "engine_args": {"enforce_eager": "true"},
-        "kv.block_tokens": 32,
+        "kv__block_tokens": 32,
     } | changes
     return load_engine(WorkerSettings(**nested(values)))
 
