@@ -203,7 +203,8 @@ def _save_image_tokenizer(path: Path) -> dict[str, int]:
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_special_tokens(["<|see|>", "<|image|>", "<|seen|>", "<|video|>"])
     tokenizer.save(str(path / "tokenizer.json"))
-    settings = {"chat_template": IMAGE_TEMPLATE}
+    named = {"image_token": "<|image|>", "video_token": "<|video|>"}
+    settings = {"chat_template": IMAGE_TEMPLATE, "extra_special_tokens": named}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     return vocabulary

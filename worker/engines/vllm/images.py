@@ -111,6 +111,11 @@ def prepared(processor: Any, image: Any, name: str, token_id: int) -> tuple[Any,
 def _opened(settings: WorkerSettings, model: Any, tokenizer: Tokenizer) -> ImageReader:
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
+    if model.uses_mrope:
+        raise Blind(
+            "its tokens have positions in two dimensions, with which vLLM's texts about images were"
+            " not those of transformers"
+        )
     config = model.hf_config
     token_id = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
     if not isinstance(token_id, int):

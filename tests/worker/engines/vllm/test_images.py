@@ -1,7 +1,8 @@
-"""Images on the real vLLM: tiny random models of the kinds that read them."""
+"""Images on the real vLLM: a tiny random model of the kind that it reads them with."""
 
 import hashlib
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints import make_vision_checkpoint
 from tests.support.engine import end_of, ids_of
@@ -44,6 +46,15 @@ pytestmark = [
 ]
 
 
+def skip_without_eyes() -> None:
+    if find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed here: make test-engines")
+    if find_spec("torchvision") is None:
+        pytest.skip(
+            "torchvision is not here, without which vLLM imports no model that reads images"
+        )
+
+
 def load(path: Path, **changes: object) -> LoadedEngine:
     values = {
         "model_path": path,
@@ -57,16 +68,20 @@ def load(path: Path, **changes: object) -> LoadedEngine:
     return load_engine(WorkerSettings(**nested(values)))
 
 
-@pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
-def model(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Model]:
-    if find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here: make test-engines")
-    if request.param == "qwen2_vl" and find_spec("torchvision") is None:
-        pytest.skip("the library's processor for Qwen2-VL needs torchvision, which is not here")
-    folder = tmp_path_factory.mktemp(request.param)
-    path = make_vision_checkpoint(folder, request.param, **HEADS)
+def make_llava(folder: Path) -> Path:
+    """A LLaVA with its vision tower's weights named as published ones are, which vLLM expects."""
+    path = make_vision_checkpoint(folder, "llava", **HEADS)
+    weights = load_file(path / "model.safetensors")
+    tower = re.compile(r"vision_tower\.(?!vision_model)")
+    named = {tower.sub("vision_tower.vision_model.", name): weights[name] for name in weights}
+    save_file(named, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    skip_without_eyes()
+    path = make_llava(tmp_path_factory.mktemp("llava"))
     model = Model(path, load(path))
     yield model
     model.loaded.engine.stop()
@@ -118,6 +133,7 @@ def test_blocks_are_named_by_what_an_image_shows(model: Model) -> None:
 @pytest.mark.parametrize(
     ("file", "why"),
     [(b"no image at all", "image 1 cannot be decoded"), (bomb(9000), "image 1 has more than")],
+    ids=["none", "bomb"],
 )
 def test_what_cannot_be_decoded_ends_its_own_job(model: Model, file: bytes, why: str) -> None:
     ids = model.prompt(SIZES[0])
@@ -156,9 +172,8 @@ def test_a_job_is_cancelled_while_its_images_are_prepared(
 def test_a_model_whose_images_cannot_be_read_serves_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here: make test-engines")
-    path = make_vision_checkpoint(tmp_path, "llava", **HEADS)
+    skip_without_eyes()
+    path = make_llava(tmp_path)
     (path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     with caplog.at_level(logging.WARNING):
         blind = load(path)
