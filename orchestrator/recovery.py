@@ -151,6 +151,7 @@ class Recovery:
         stored = one.request
         assert stored is not None
         card = encoder.card
+        task.model, task.adapter = card.model, encoder.adapter
         if task.timer is not None:
             task.timer.cancel()
             task.timer = None
@@ -161,7 +162,7 @@ class Recovery:
             return
         if task.earlier is None:
             self._durable.recovered["queued"] += 1
-        elif card.model_digest == stored.model_digest:
+        elif encoder.weights_digest == stored.model_digest:
             self._continue(task, task.earlier, encoder)
             if task.ending is not None:
                 return

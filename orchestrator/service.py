@@ -212,7 +212,7 @@ class Orchestrator:
 
     def reading_of(self, task: Task) -> Reading:
         """How the model reads the prompt of a task that is prepared and not offered yet."""
-        encoder = self.models.resolve(task.model)
+        encoder = self.models.resolve(task.served_name)
         return Reading(encoder, task.token_ids, task.prefix_hashes, task.images)
 
     def _take(self, job: Job) -> Task:
@@ -294,7 +294,7 @@ class Orchestrator:
         if sampling.temperature > 0 and sampling.seed is None:
             seed = self._rng.getrandbits(63)
             task.sampling = msgspec.structs.replace(sampling, seed=seed)
-        durable.accept(task, self.models.resolve(task.model).card.model_digest)
+        durable.accept(task, self.models.resolve(task.served_name).weights_digest)
 
     async def _committed(self, task: Task) -> None:
         """Wait until the task is on the disk; one that does not get there is promised to nobody."""
@@ -351,7 +351,7 @@ class Orchestrator:
         due_at = min(task.deadline.at, task.parts.cut_at)
         await stages.demand.ensure(task.job, due_at, lambda: tokens_about(prompt))
         encoder = stages.models.resolve(task.job.model)
-        task.model = encoder.card.model
+        task.model, task.adapter = encoder.card.model, encoder.adapter
         stages.demand.needs(task)
         task.vocabulary = encoder.vocabulary
         await self._read_prompt(task, encoder, prompt, reading)
@@ -444,7 +444,7 @@ class Orchestrator:
         with self.limits.counted(job.key):
             encoder = self.models.resolve(job.model)
             task = Task(self._new_id(), job)
-            task.model = encoder.card.model
+            task.model, task.adapter = encoder.card.model, encoder.adapter
             task.cache_salt = job.tenant if self.isolate_tenants else ""
             try:
                 if prompt is not None:

@@ -63,6 +63,8 @@ class Job:
     """Tokens that nine in ten jobs like this do not exceed; 0 where that is unknown."""
     images: Sequence[bytes] = ()
     """Files of the prompt's images, in their order; ``token_ids`` have the places for them."""
+    adapter: str = ""
+    """Name of the LoRA adapter that computes it; empty for the model alone."""
     abort: AbortCause | None = None
     aborted_at: float = 0.0
     pause_requested: bool = False

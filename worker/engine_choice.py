@@ -40,6 +40,8 @@ def choose_engine(settings: WorkerSettings, packages: Path | None = None) -> Eng
         return EngineChoice("llamacpp", "the model is a GGUF file")
     if settings.tensor_parallel > 1:
         return EngineChoice("vllm", f"{variable('tensor_parallel')} asks for several GPUs")
+    if settings.adapters:
+        return EngineChoice("vllm", f"{variable('adapters')} names adapters")
     if settings.device == "cpu":
         return EngineChoice("torch", "on the CPU it is the default")
     if asked := _only_ours(settings):

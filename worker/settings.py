@@ -161,6 +161,9 @@ class WorkerSettings(EnvironmentSettings):
     engine_args: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Settings of a third-party engine by its own names, as ``name=value`` pairs with blanks
     between them or as a JSON object. The engine checks names and values."""
+    adapters: dict[str, LocalPath] = Field(default_factory=dict)
+    """LoRA adapters of the model, each served as a model of the name that it has here: a JSON
+    object of folders as PEFT writes them; ``vllm`` only."""
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs over which the model's weights are split, the first ones that the worker sees; ``vllm``
     only. ``tidegate pool`` sets it where an instance has a group of GPUs."""

@@ -84,6 +84,7 @@ class Hedger:
             task.job.placement,
             has_grammar=task.job.grammar is not None,
             features=task.features,
+            adapter=task.adapter,
         )
         left_ms = task.deadline.left_ms(now)
         free = [

@@ -115,6 +115,7 @@ class Launcher:
             serving=0 if instance.card is None else instance.card.serving,
             expected_tokens=self._prediction.forecaster.most_tokens_left(task),
             images=[image.data for image in task.images],
+            adapter="" if task.adapter is None else task.adapter.name,
         )
         # A job counts as in flight only once it was really sent.
         attempt.breaker_token = self._registry.breakers.begin(choice.name)

@@ -155,6 +155,7 @@ class Retrier:
             model_digest=task.begun_by_weights,
             needs_continue=task.needs_continue,
             features=features_now(task),
+            adapter=task.adapter,
         )
         ready = [
             instance

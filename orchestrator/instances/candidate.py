@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from orchestrator.instances.provenance import UNKNOWN, Provenance
 from orchestrator.prediction import StepUnderLoad
-from worker.protocol import Feature
+from worker.protocol import Adapter, Feature
 
 UNLIMITED = 2**62
 
@@ -54,6 +54,8 @@ class Candidate:
     """Whether it takes up any text where another instance left it."""
     lacks: frozenset[Feature] = frozenset()
     """Features that its engine lacks."""
+    adapters: frozenset[Adapter] = frozenset()
+    """LoRA adapters that it serves beside its model."""
     abort_ms: float = 0.0
     """How long, in ms, a job that was given up may hold its slot there."""
     quantization: str = ""

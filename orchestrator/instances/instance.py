@@ -302,6 +302,7 @@ class Instance:
             model_digest=card.model_digest,
             can_continue=card.can_continue,
             lacks=frozenset(card.all_lacks),
+            adapters=frozenset(card.adapters),
             abort_ms=card.abort_ms,
             quantization=card.quantization,
             vram_bytes=card.vram_bytes,

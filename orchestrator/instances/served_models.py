@@ -30,16 +30,23 @@ class ServedModels:
         self._recent: deque[PromptEncoder] = deque(maxlen=RECENT)
 
     def by_name(self) -> dict[str, PromptEncoder]:
-        """Encoders of all known models, up or not, by name.
+        """Encoders of all known models and their adapters, up or not, by name.
 
         The card of a ready instance is preferred, and of those that of an engine that lacks the
         least: placement finds the instance that can do what the card says.
         """
+        known, adapted = self._known()
+        return {**adapted, **known}
+
+    def _known(self) -> tuple[dict[str, PromptEncoder], dict[str, PromptEncoder]]:
+        """Encoders of models and of adapters, by name."""
         known: dict[str, PromptEncoder] = {}
+        adapted: dict[str, PromptEncoder] = {}
         for instance in sorted(self._registry, key=_preference):
             if instance.encoder is not None:
                 known[instance.encoder.card.model] = instance.encoder
-        return known
+                adapted |= instance.encoder.adapted
+        return known, adapted
 
     def resolve(self, model: str) -> PromptEncoder:
         """The encoder of the model of that name, or of the only one if the name is empty.
@@ -47,7 +54,7 @@ class ServedModels:
         Raises ``NotReady`` while no instance has sent a usable card, ``InvalidRequest`` if no name
         is given and several are served, otherwise ``ModelNotFound``.
         """
-        known = self.by_name()
+        known, adapted = self._known()
         if not known:
             faults = sorted({instance.fault for instance in self._registry if instance.fault})
             if faults:
@@ -55,9 +62,9 @@ class ServedModels:
             raise NotReady("no instance has been reached yet; try again in a moment")
         if not model and len(known) == 1:
             return next(iter(known.values()))
-        if model in known:
-            return known[model]
-        names = ", ".join(sorted(known))
+        if (found := known.get(model) or adapted.get(model)) is not None:
+            return found
+        names = ", ".join(sorted(known | adapted))
         if not model:
             raise InvalidRequest(
                 f"model is required: several are served, name one: {names}", field="model"

@@ -86,6 +86,7 @@ class JobFields(TypedDict):
     share_ms: NotRequired[float | None]
     serving: NotRequired[int]
     images: NotRequired[list[bytes]]
+    adapter: NotRequired[str]
 
 
 class Lane(ABC):

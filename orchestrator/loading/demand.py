@@ -121,8 +121,13 @@ class ModelDemand:
         }
 
     def states(self) -> dict[str, str]:
-        """The state of each model, by name: ``loaded``, ``loading`` or ``loadable``."""
-        served = {i.card.model for i in self._registry if i.card is not None}
+        """The state of each model and adapter, by name: ``loaded``, ``loading`` or ``loadable``."""
+        served = {
+            name
+            for i in self._registry
+            if i.card is not None
+            for name in (i.card.model, *(one.name for one in i.card.adapters))
+        }
         states = dict.fromkeys(self.loadable(), "loadable")
         states |= dict.fromkeys(self._flights, "loading")
         return states | dict.fromkeys(served, "loaded")

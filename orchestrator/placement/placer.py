@@ -193,6 +193,7 @@ class Placer:
             model_digest=task.begun_by_weights,
             needs_continue=task.needs_continue,
             features=features_now(task),
+            adapter=task.adapter,
         )
 
     def able(self, task: Task) -> list[str]:
@@ -245,7 +246,7 @@ class Placer:
                 choice.name,
                 task_id=task.id,
                 correlation_id=task.correlation_id,
-                model=task.model,
+                model=task.served_name,
                 instance=choice.name,
                 cached_tokens=choice.cached_tokens,
                 model_entry=self._candidates[choice.name].provenance.model_entry or None,
@@ -295,7 +296,7 @@ class Placer:
 
     def _facts(self, task: Task) -> dict[str, Fact]:
         return {
-            "model": task.model,
+            "model": task.served_name,
             "tenant": task.tenant,
             "priority": task.priority.value,
             "session": task.job.session_id,

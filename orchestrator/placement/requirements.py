@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from orchestrator.instances.candidate import Candidate
 from orchestrator.tasks.job import PlacementConstraint
-from worker.protocol import Feature
+from worker.protocol import Adapter, Feature
 
 ANYWHERE = PlacementConstraint()
 NOTHING: frozenset[Feature] = frozenset()
@@ -29,6 +29,8 @@ class Requirements:
     """Whether only workers that take up any text can go on with the task's text."""
     features: frozenset[Feature] = NOTHING
     """Features that the engine must have."""
+    adapter: Adapter | None = None
+    """LoRA adapter that it must serve, with these very weights; None for the model alone."""
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` could ever take the task, however busy it is now."""
@@ -39,6 +41,8 @@ class Requirements:
         if self.model_digest is not None and self.model_digest != candidate.model_digest:
             return False
         if self.needs_continue and not candidate.can_continue:
+            return False
+        if self.adapter is not None and self.adapter not in candidate.adapters:
             return False
         if self.tokens > candidate.max_tokens:
             return False

@@ -7,7 +7,7 @@ in steps for ``EncodingStage``, which ends as soon as there are more tokens than
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import TYPE_CHECKING, Self
@@ -36,9 +36,11 @@ from orchestrator.prompts.turns import (
 from orchestrator.tasks.image import Image
 from orchestrator.tasks.job import Chat, Message, Prompt
 from worker.protocol import (
+    Adapter,
     ImageTokens,
     ModelCard,
     Vision,
+    adapter_salt,
     block_hashes,
     excerpt,
     keyed_by_images,
@@ -90,6 +92,8 @@ class PromptEncoder:
         ``special_in_prompts``: text that looks like a special token in a plain prompt is one.
         """
         self.card = card
+        self.adapter: Adapter | None = None
+        """LoRA adapter that reads the prompts; None for the model itself."""
         self.vocabulary = vocabulary_of(card)
         self._special_in_prompts = special_in_prompts
         try:
@@ -119,6 +123,8 @@ class PromptEncoder:
         self._template, self.chat_fault = _template_of(card)
         """Why chats are refused though the model has a template; plain prompts need none."""
         self._takes_parts_only = self._template is not None and self._leaves_out_strings()
+        self.adapted: Mapping[str, PromptEncoder] = self._adapted()
+        """Encoders for the adapters on the card, by their names."""
 
     def reads_as(self, card: ModelCard) -> bool:
         """Whether prompts for ``card`` become the same tokens by the same means."""
@@ -135,7 +141,26 @@ class PromptEncoder:
         """A copy for a ``card`` that it ``reads_as``, without making everything again."""
         other = copy(self)
         other.card = card
+        other.adapted = other._adapted()
         return other
+
+    def _adapted(self) -> "Mapping[str, PromptEncoder]":
+        found: dict[str, PromptEncoder] = {}
+        for adapter in self.card.adapters:
+            found[adapter.name] = other = copy(self)
+            other.adapter, other.adapted = adapter, {}
+        return found
+
+    @property
+    def name(self) -> str:
+        """The name by which clients know the model."""
+        return self.card.model if self.adapter is None else self.adapter.name
+
+    @property
+    def weights_digest(self) -> str:
+        """Names the weights that read the prompts."""
+        added = "" if self.adapter is None else f" {self.adapter.digest}"
+        return self.card.model_digest + added
 
     @property
     def knows_tools(self) -> bool:
@@ -199,7 +224,8 @@ class PromptEncoder:
     ) -> Sequence[bytes]:
         """Names of a prompt's full KV blocks, as this model's workers know them; ``images`` are the
         prompt's."""
-        salt = prefix_salt(self.card.hash_salt, cache_salt)
+        added = "" if self.adapter is None else self.adapter.digest
+        salt = prefix_salt(adapter_salt(self.card.hash_salt, added), cache_salt)
         vision = self.card.vision
         if images and vision is not None:
             sizes = [ImageTokens(one.digest, _tokens_of(vision, one)) for one in images]
@@ -294,11 +320,11 @@ class PromptEncoder:
 
     def _render(self, chat: Chat) -> str:
         if self._template is None:
-            why = self.chat_fault or f"the model {self.card.model!r} has no chat template"
+            why = self.chat_fault or f"the model {self.name!r} has no chat template"
             raise InvalidRequest(f"{why}; send a plain prompt instead", field="messages")
         if uses_tools(chat) and not self.knows_tools:
             raise InvalidRequest(
-                f"the chat template of {self.card.model!r} knows no tools, so tool calls are not "
+                f"the chat template of {self.name!r} knows no tools, so tool calls are not "
                 "served with it",
                 field="tools" if chat.tools else "messages",
             )
@@ -340,7 +366,7 @@ class PromptEncoder:
         vision = self.card.vision
         if vision is None:
             raise InvalidRequest(
-                f"the model {self.card.model!r} reads text only, no images: leave them out, or ask "
+                f"the model {self.name!r} reads text only, no images: leave them out, or ask "
                 "for a model that an instance with images serves (see lacks in /v2/instances)",
                 field="messages",
             )
@@ -362,7 +388,7 @@ class PromptEncoder:
         places = ids.count(vision.token_id)
         if places != len(images):
             raise InvalidRequest(
-                f"the chat template of {self.card.model!r} has {places} places for the "
+                f"the chat template of {self.name!r} has {places} places for the "
                 f"{len(images)} images of these messages; send them in the user's turns",
                 field="messages",
             )

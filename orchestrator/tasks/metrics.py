@@ -91,7 +91,7 @@ class TaskMetrics:
         """Count a task that has just ended, once."""
         job, outcome, error = task.job, ending.outcome, ending.error
         code = error.code.value if error is not None else ""
-        model, tenant = self._models.of(task.model), self._tenants.of(job.tenant)
+        model, tenant = self._models.of(task.served_name), self._tenants.of(job.tenant)
         self._outcome(job.api, model, job.priority, outcome, code).inc()
         self._tenant_outcome(tenant, outcome).inc()
         self.windows.count(job.priority, tenant, outcome)

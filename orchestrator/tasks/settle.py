@@ -64,7 +64,7 @@ class Settler:
             task,
             ending,
             task.job.api.value,
-            model=task.model,
+            model=task.served_name,
             missed_part=ending.missed_part,
             finish_reason=ending.finish_reason.value,
             prompt_tokens=task.prompt_tokens,
@@ -83,7 +83,7 @@ def log_end(work: AnyWork, ending: Ending, api: str, **more: Field) -> None:
     access_log.info(
         told.sentence,
         extra=fields(
-            **narrated(told, work.model),
+            **narrated(told, work.served_name),
             api=api,
             **work.names(),
             trace_id=trace.trace_id if trace is not None else None,

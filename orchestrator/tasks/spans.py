@@ -218,13 +218,13 @@ class TaskSpans:
         ending, job, marks, span = task.ending, task.job, task.marks, self._span
         assert ending is not None
         if task.model:
-            span.update_name(f"{operation_of(job.api)} {task.model}")
+            span.update_name(f"{operation_of(job.api)} {task.served_name}")
         code = ending.error.code.value if ending.error is not None else None
         budget = ending.budget
         attributes: dict[str, Field] = {
             "gen_ai.operation.name": operation_of(job.api),
             "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": task.model or None,
+            "gen_ai.request.model": task.served_name or None,
             "gen_ai.usage.input_tokens": task.prompt_tokens,
             "gen_ai.usage.output_tokens": task.completion_tokens,
             "error.type": code,

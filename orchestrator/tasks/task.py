@@ -17,7 +17,7 @@ from orchestrator.tasks.time_spent import Phase, TimeSpent
 from orchestrator.tasks.transcript import TASK_BYTES, Transcript
 from orchestrator.tasks.work import Stage, WorkItem
 from orchestrator.telemetry.log import fields, service_log
-from worker.protocol import Delta, End, Feature, PromptLogprobs
+from worker.protocol import Adapter, Delta, End, Feature, PromptLogprobs
 
 _BIAS_BYTES = 128
 _NO_FEATURES: frozenset[Feature] = frozenset()
@@ -99,6 +99,7 @@ class Task(WorkItem[Job, Listener]):
     what: ClassVar[str] = "task"
 
     __slots__ = (
+        "adapter",
         "attempt",
         "begun_by_weights",
         "between_calls_ms",
@@ -159,6 +160,8 @@ class Task(WorkItem[Job, Listener]):
         self.between_calls_ms = 0.0
         """Ms that are expected to pass between these calls, in all."""
         self.time_spent = TimeSpent(job.arrived)
+        self.adapter: Adapter | None = None
+        """The model's LoRA adapter that was asked for by its name; None for the model itself."""
         self.vocabulary = b""
         self.features: frozenset[Feature] = _NO_FEATURES
         """Features that its engine must have; known once it was admitted."""
@@ -240,6 +243,11 @@ class Task(WorkItem[Job, Listener]):
         """A number below which all event numbers lie that an earlier process has sent."""
         self.is_text_removed = False
         """Whether it ended so long ago that its text is no longer kept."""
+
+    @property
+    def served_name(self) -> str:
+        """The name by which its client knows the model."""
+        return self.model if self.adapter is None else self.adapter.name
 
     @property
     def new_prompt_tokens(self) -> int:

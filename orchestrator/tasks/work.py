@@ -131,6 +131,11 @@ class WorkItem(Generic[J, L]):
         self.timer: Timer | None = None
         self.ending: Ending | None = None
 
+    @property
+    def served_name(self) -> str:
+        """The name by which its client knows the model."""
+        return self.model
+
     def names(self) -> dict[str, Field]:
         """The fields by which log lines name it."""
         return {f"{self.what}_id": self.id, "correlation_id": self.correlation_id}
@@ -148,7 +153,7 @@ class WorkItem(Generic[J, L]):
         if self.ending is not None:
             return False
         told = TOO_SLOW if too_slow else DISCONNECTED
-        narrate(service_log, told, self.model, **self.names())
+        narrate(service_log, told, self.served_name, **self.names())
         return self.job.on_disconnect is OnDisconnect.CANCEL
 
     def end(self, ending: Ending, now: float) -> None:

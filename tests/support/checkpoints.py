@@ -1,10 +1,12 @@
 """Small random checkpoints, as transformers writes them."""
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.lazy import transformers
@@ -89,6 +91,42 @@ def _llama_shapes() -> dict[str, tuple[int, ...]]:
     return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (vocabulary, hidden)}
 
 
+def make_adapter(
+    path: Path, base: Path, modules: Sequence[str], rank: int = 4, seed: int = 1, **changes: object
+) -> Path:
+    """A LoRA adapter with random weights, as PEFT writes it, for the ``modules`` of all layers of a
+    checkpoint. ``changes`` go into its configuration."""
+    torch.manual_seed(seed)
+    weights = {}
+    for name, weight in load_file(base / "model.safetensors").items():
+        if name.removesuffix(".weight").rpartition(".")[2] in modules:
+            outputs, inputs = weight.shape
+            factor = f"base_model.model.{name.removesuffix('.weight')}.lora"
+            weights[f"{factor}_A.weight"] = torch.empty(rank, inputs).normal_(0, 0.3)
+            weights[f"{factor}_B.weight"] = torch.empty(outputs, rank).normal_(0, 0.3)
+    path.mkdir()
+    save_file(weights, path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
+    config |= {"target_modules": list(modules), "base_model_name_or_path": str(base)}
+    (path / "adapter_config.json").write_text(json.dumps(config | changes))
+    return path
+
+
+def merge_adapter(path: Path, base: Path, adapter: Path) -> Path:
+    """The checkpoint that an adapter of ``make_adapter`` makes of its base."""
+    shutil.copytree(base, path)
+    weights = load_file(base / "model.safetensors")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    factors = load_file(adapter / "adapter_model.safetensors")
+    for name, weight in weights.items():
+        factor = f"base_model.model.{name.removesuffix('.weight')}.lora"
+        if f"{factor}_A.weight" in factors:
+            added = factors[f"{factor}_B.weight"] @ factors[f"{factor}_A.weight"]
+            weight += added * config["lora_alpha"] / config["r"]
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
 def _draw(weights: dict[str, torch.Tensor]) -> None:
     with torch.no_grad():
         for name, weight in weights.items():
@@ -118,12 +156,13 @@ def edit_config(path: Path, **changes: object) -> None:
 VISION = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 
 
-def make_vision_checkpoint(path: Path, model_type: str) -> Path:
+def make_vision_checkpoint(path: Path, model_type: str, **changes: object) -> Path:
     """A model with random weights that reads images: ``llava``, 16 tokens for each image, or
-    ``qwen2_vl``, 4 to 40 tokens by its size, one for 8 by 8 pixels."""
+    ``qwen2_vl``, 4 to 40 tokens by its size, one for 8 by 8 pixels. ``changes`` go into the
+    configuration of its text model."""
     torch.manual_seed(0)
     ids = _save_image_tokenizer(path)
-    text = TINY | {"max_position_embeddings": 512}
+    text = TINY | {"max_position_embeddings": 512} | changes
     if model_type == "llava":
         tower = VISION | {"num_attention_heads": 2, "image_size": 32, "patch_size": 8}
         config = transformers.LlavaConfig(
@@ -136,8 +175,11 @@ def make_vision_checkpoint(path: Path, model_type: str) -> Path:
         images = {"image_processor_type": "CLIPImageProcessor", "crop_size": square}
         images |= {"size": {"shortest_edge": 32}}
     else:
-        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
-        tower = {"depth": 2, "embed_dim": 16, "hidden_size": 48, "num_heads": 2}
+        quarter = int(str(text["head_dim"])) // 8
+        sections = [quarter, quarter, 2 * quarter]
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
+        width = text["hidden_size"]
+        tower = {"depth": 2, "embed_dim": 16, "hidden_size": width, "num_heads": 2}
         config = transformers.Qwen2VLConfig(
             vision_config={"patch_size": 4, "mlp_ratio": 2, **tower},
             text_config=text | {"rope_parameters": rope},
@@ -161,7 +203,8 @@ def _save_image_tokenizer(path: Path) -> dict[str, int]:
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_special_tokens(["<|see|>", "<|image|>", "<|seen|>", "<|video|>"])
     tokenizer.save(str(path / "tokenizer.json"))
-    settings = {"chat_template": IMAGE_TEMPLATE}
+    named = {"image_token": "<|image|>", "video_token": "<|video|>"}
+    settings = {"chat_template": IMAGE_TEMPLATE, "extra_special_tokens": named}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     return vocabulary

@@ -97,6 +97,12 @@ def test_several_gpus_are_vllms_whatever_else_is_asked(model: Path, packages: Pa
         load_engine(settings(model, engine="torch", tensor_parallel=2))
 
 
+def test_adapters_are_vllms_on_any_device(model: Path, packages: Path) -> None:
+    for device in ("cuda", "cpu"):
+        choice = choose_engine(settings(model, device=device, adapters={"tone": "/t"}), packages)
+        assert choice.name == "vllm" and "TIDEGATE_WORKER__ADAPTERS" in choice.why
+
+
 def test_a_gguf_file_is_llamacpps_on_any_device(model: Path, tmp_path: Path) -> None:
     for device in ("cuda", "cpu"):
         assert choose_engine(settings(tmp_path / "a.gguf", device=device)).name == "llamacpp"

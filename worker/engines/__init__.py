@@ -27,7 +27,7 @@ def load_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Load
     """Load the model that ``settings`` name into the engine that they name, or that fits them.
 
     Raises what ``worker.engine.build.build_engine`` raises, ``EngineMissing`` for an engine whose
-    packages are not installed, and ``ValueError`` for more GPUs than the engine can use.
+    packages are not installed, and ``ValueError`` for GPUs or adapters that it has no use for.
     """
     choice = choose_engine(settings)
     name, why = choice.name, choice.why
@@ -37,6 +37,11 @@ def load_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Load
         raise ValueError(
             f"{variable('tensor_parallel')}={settings.tensor_parallel}: the engine {name} does not"
             " split a model over GPUs; set TIDEGATE_WORKER__ENGINE=vllm, or leave it out"
+        )
+    if settings.adapters and name != "vllm":
+        raise ValueError(
+            f"{variable('adapters')}: the engine {name} serves no LoRA adapters beside a model; set"
+            " TIDEGATE_WORKER__ENGINE=vllm, or merge each into a model of its own"
         )
     where = f"worker.engines.{name}" if name in _OTHERS else "worker.engine"
     builder = import_module(f"{where}.build")

@@ -85,7 +85,8 @@ def _lora(path: Path) -> str | None:
     if not (path / "adapter_config.json").exists():
         return None
     return (
-        f"{path} is a LoRA adapter (adapter_config.json), not a model; merge it into its base model"
+        f"{path} is a LoRA adapter (adapter_config.json), not a model; serve its base model with it"
+        " (TIDEGATE_WORKER__ADAPTERS, on vLLM), or merge it into that"
         " with peft: AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload()"
         ".save_pretrained(NEW), and save the base model's tokenizer to the same folder"
     )

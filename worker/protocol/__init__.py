@@ -15,8 +15,14 @@
 - ``vision``    how a model reads images: their tokens in a prompt
 """
 
-from worker.protocol.blocks import block_hashes, hash_block, prefix_salt, root_hash
-from worker.protocol.card import Feature, Loadable, ModelCard, Pooling, context_note
+from worker.protocol.blocks import (
+    adapter_salt,
+    block_hashes,
+    hash_block,
+    prefix_salt,
+    root_hash,
+)
+from worker.protocol.card import Adapter, Feature, Loadable, ModelCard, Pooling, context_note
 from worker.protocol.excerpt import brief, excerpt
 from worker.protocol.features import features_of
 from worker.protocol.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, InvalidGrammar
@@ -65,6 +71,7 @@ __all__ = [
     "NO_TOKEN_ID",
     "PROTOCOL_VERSION",
     "AbortCause",
+    "Adapter",
     "Cancel",
     "Code",
     "Delta",
@@ -101,6 +108,7 @@ __all__ = [
     "TokenLogprob",
     "Vision",
     "WorkerStats",
+    "adapter_salt",
     "block_hashes",
     "brief",
     "context_note",

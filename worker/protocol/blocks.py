@@ -23,6 +23,12 @@ def prefix_salt(hash_salt: bytes, cache_salt: str) -> bytes:
     return hashlib.sha256(hash_salt + b"\0" + cache_salt.encode()).digest()
 
 
+def adapter_salt(hash_salt: bytes, digest: str) -> bytes:
+    """The ``hash_salt`` of prompts that an adapter reads: its KV is not that of its base model.
+    ``digest`` is the adapter's, empty for the base model itself."""
+    return hashlib.sha256(hash_salt + bytes.fromhex(digest)).digest() if digest else hash_salt
+
+
 def root_hash(salt: bytes) -> bytes:
     """The hash to which that of the first block is chained."""
     return hashlib.sha256(salt).digest()

@@ -56,6 +56,14 @@ class Loadable(msgspec.Struct, frozen=True):
     load_ms: float = 0.0
 
 
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter, served beside its base model as a model of its own name. ``digest`` covers
+    its weights, hex SHA-256."""
+
+    name: str
+    digest: str
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """A worker's facts about its model, sent in the first frame of a lane and on ``Describe``.
 
@@ -132,6 +140,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """Whether equal prompts, parameters and seeds give equal tokens, whatever runs beside them."""
     tensor_parallel: int = 1
     """GPUs over which its weights are split."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters that it serves beside the model; ``Submit.adapter`` names one."""
 
     @property
     def all_lacks(self) -> tuple[Feature, ...]:

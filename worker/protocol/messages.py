@@ -69,7 +69,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     where other jobs must follow within it; they order and size the work and end no job (DL-14). A
     job that ``keeps_on`` is not stopped before its deadline, however certain it is to miss (DL-17).
     ``grammar`` is what the text must match; only for workers whose card says ``grammars``, since
-    others would ignore it. A job that ``embeds`` gives only its prompt's embedding, at its end;
+    others would ignore it; so is ``adapter``, the name of a LoRA adapter, for those whose card has
+    it among its ``adapters``. A job that ``embeds`` gives only its prompt's embedding, at its end;
     only for workers whose card names a ``pooling``.
 
     The last ``begun_tokens`` of ``token_ids`` were generated already, by the worker that had the
@@ -112,6 +113,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     serving: int = 0
     expected_tokens: int = 0
     images: list[bytes] = []
+    adapter: str = ""
 
     @property
     def begun(self) -> list[int]:

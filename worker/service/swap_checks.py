@@ -20,6 +20,7 @@ from worker.settings import RENAMED, WorkerSettings
 
 _OF_THE_PROCESS = frozenset(
     {
+        "adapters",
         "drain_hold_s",
         "heartbeat_ms",
         "instances",
@@ -59,6 +60,8 @@ def target_settings(started: WorkerSettings, asked: Mapping[str, str]) -> Worker
     else:
         changes["model_path"] = _path_of(started, str(changes.get("model_name", "")))
     values = started.model_dump()
+    if Path(str(changes["model_path"])) != started.model_path:
+        values["adapters"] = {}  # they are of the model that the worker was started with
     for name, value in changes.items():
         section, _, own = name.rpartition(".")
         (values[section] if section else values)[own] = value

@@ -291,6 +291,7 @@ class Worker:
             begun_tokens=message.begun_tokens,
             expected_tokens=message.expected_tokens,
             images=message.images,
+            adapter=message.adapter,
         )
         lane_job = LaneJob(lane, message.handle, job, text, responder)
         lane.jobs[message.handle] = lane_job
@@ -310,6 +311,8 @@ class Worker:
             raise InvalidCall("this worker has no model to make embeddings with")
         if message.images and card.vision is None:
             raise InvalidCall("this worker's model reads no images")
+        if message.adapter and message.adapter not in (one.name for one in card.adapters):
+            raise InvalidCall(f"this worker has no adapter {excerpt(message.adapter)}")
         ids = message.token_ids
         # Checked here, not only in the engine: block hashes cannot be made of other numbers.
         if ids and (min(ids) < 0 or max(ids) >= card.vocab_size):

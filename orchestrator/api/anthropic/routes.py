@@ -147,7 +147,7 @@ async def _with_output(
     encoder = await request.app[ORCHESTRATOR].loaded_model(parsed.job)
     if parsed.must_think and format_of(request.app, encoder).reasoning is None:
         raise InvalidRequest(
-            f"thinking: the model {encoder.card.model!r} does not think in tags that are known "
+            f"thinking: the model {encoder.name!r} does not think in tags that are known "
             "here; leave it out, or send type: disabled",
             field="thinking",
         )

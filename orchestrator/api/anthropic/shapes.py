@@ -62,7 +62,7 @@ def message(
         "id": answer_id(task),
         "type": "message",
         "role": "assistant",
-        "model": task.model,
+        "model": task.served_name,
         "content": content,
         **stop(ending, is_calling=is_calling),
         "usage": usage(task),

@@ -156,7 +156,7 @@ def _with_tools(
     request: web.Request, encoder: PromptEncoder, job: Job, chat: Prompt, use: ToolUse
 ) -> Job:
     """The job with a grammar where calls must be made or must match a schema."""
-    name = encoder.card.model
+    name = encoder.name
     if not encoder.knows_tools:
         raise InvalidRequest(
             f"the chat template of {name!r} knows no tools, so tool calls are not served with it",

@@ -83,7 +83,7 @@ async def model(request: web.Request) -> web.Response:
     encoder = model_of(request)
     return json_response(
         {
-            "name": encoder.card.model,
+            "name": encoder.name,
             "versions": [MODEL_VERSION],
             "platform": "python",
             "inputs": _described(INPUTS),

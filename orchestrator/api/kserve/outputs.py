@@ -51,7 +51,7 @@ class Outputs:
 
     def head(self, task: Task) -> dict[str, object]:
         """Fields that precede the outputs."""
-        head: dict[str, object] = {"model_name": task.model, "model_version": MODEL_VERSION}
+        head: dict[str, object] = {"model_name": task.served_name, "model_version": MODEL_VERSION}
         return head | {"id": self.request.id} if self.request.id else head
 
     def _described(self, token_id: int, entry: TokenLogprob) -> dict[str, dict[str, object]]:

@@ -103,7 +103,7 @@ def _parse(request: web.Request, body: GenerateRequest, encoder: PromptEncoder) 
     excluded = body.exclude_input_in_output
     excludes = body.stream if excluded is None else excluded
     unix_ms = 1000 * request[CONTEXT].arrival.unix
-    stated = read_stated(body, encoder.card.model, unix_ms)
+    stated = read_stated(body, encoder.name, unix_ms)
     states_logprobs = stated.logprobs is not None
     if body.return_cumulative_logprob and not states_logprobs:
         stated = msgspec.structs.replace(stated, logprobs=0)

@@ -98,7 +98,7 @@ def _line(work: Task | Slot, now: float) -> dict[str, object]:
         "task_id": work.id,
         "api": work.job.api if isinstance(work, Task) else "slots",
         "answer_id": answer_id(work) if isinstance(work, Task) else work.id,
-        "model": work.model,
+        "model": work.served_name,
         "prompt_tokens": work.prompt_tokens if isinstance(work, Task) else 0,
         "completion_tokens": work.completion_tokens if isinstance(work, Task) else 0,
         "finish_reason": None if ending is None else ending.finish_reason,

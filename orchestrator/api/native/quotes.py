@@ -57,7 +57,7 @@ async def quote(request: web.Request) -> web.Response:
         }
 
     answer: dict[str, object] = {
-        "model": task.model,
+        "model": task.served_name,
         "prompt_tokens": task.prompt_tokens,
         "max_tokens": task.sampling.max_tokens,
         "curve": [described(point) for point in found.curve],

@@ -90,7 +90,7 @@ async def status(request: web.Request) -> web.Response:
         "task_id": task.id,
         "status": status_of(task),
         "correlation_id": task.correlation_id,
-        "model": task.model,
+        "model": task.served_name,
         **_text(task),
         "usage": usage(task),
         **task_fields(task),

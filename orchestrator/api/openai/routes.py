@@ -312,7 +312,7 @@ def _model(request: web.Request, name: str) -> dict[str, object]:
         "created": orchestrator.started_unix,
         "owned_by": "tidegate",
         "root": name,
-        "parent": None,
+        "parent": None if encoder is None or encoder.adapter is None else encoder.card.model,
         "max_model_len": None if encoder is None else encoder.card.context_tokens,
         "tool_format": (
             format.calls

@@ -53,7 +53,7 @@ class Shape:
             "id": self.id_prefix + task.id,
             "object": self.chunk_name if chunk else self.object_name,
             "created": created,
-            "model": task.model,
+            "model": task.served_name,
         }
 
     def choice(

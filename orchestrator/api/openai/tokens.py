@@ -114,10 +114,11 @@ async def detokenize(request: web.Request) -> web.Response:
 async def tokenizer_info(request: web.Request) -> web.Response:
     """Describe a model's tokenizer, by the names of ``tokenizer_config.json``, for clients that
     render its chats themselves."""
-    card = request.app[ORCHESTRATOR].model(request.query.get("model", "")).card
+    encoder = request.app[ORCHESTRATOR].model(request.query.get("model", ""))
+    card = encoder.card
     return json_response(
         {
-            "model": card.model,
+            "model": encoder.name,
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": card.context_tokens,
             "vocab_size": card.vocab_size,

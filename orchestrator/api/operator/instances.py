@@ -155,6 +155,7 @@ def describe(instance: Instance, registry: Registry) -> dict[str, object]:
             "total": len(instance.lanes),
         },
         "model": None if card is None else card.model,
+        "adapters": [] if card is None else [one.name for one in card.adapters],
         "loadable": [] if card is None else sorted(one.name for one in card.loadable),
         "gates": {
             name: {"open": gate.is_open, "reason": gate.reason}

@@ -154,7 +154,7 @@ def _waiting(task: Task, now: float) -> dict[str, object]:
         "priority": task.priority.value,
         "background": task.is_background,
         "paused": bool(task.paused_on),
-        "model": task.model,
+        "model": task.served_name,
         "tenant": task.tenant,
     }
 

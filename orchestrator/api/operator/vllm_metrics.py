@@ -15,11 +15,17 @@ from orchestrator.telemetry.metrics import Row, Samples
 VLLM_PREFIX = "vllm:"
 
 
+def _models(orchestrator: Orchestrator) -> list[str]:
+    """Names of the models that are served, without their adapters."""
+    known = orchestrator.models.by_name()
+    return [name for name, encoder in known.items() if encoder.adapter is None]
+
+
 def _tasks(stages: Collection[Stage]) -> Callable[[Orchestrator], Samples]:
     """Number of tasks in one of ``stages``, by model; 0 for a served model that has none."""
 
     def read(orchestrator: Orchestrator) -> Samples:
-        counts = dict.fromkeys(orchestrator.models.by_name(), 0)
+        counts = dict.fromkeys(_models(orchestrator), 0)
         for task in orchestrator.live():
             model = task.model or task.job.model
             if model in counts and task.stage in stages:
@@ -31,7 +37,7 @@ def _tasks(stages: Collection[Stage]) -> Callable[[Orchestrator], Samples]:
 
 def _instances(orchestrator: Orchestrator) -> Iterator[tuple[str, list[Instance]]]:
     """Instances that have reported their KV cache, by model."""
-    for model in orchestrator.models.by_name():
+    for model in _models(orchestrator):
         of_model = [
             instance
             for instance in orchestrator.registry
@@ -62,7 +68,9 @@ def _cache_config(orchestrator: Orchestrator) -> Samples:
 
 
 def _loras(orchestrator: Orchestrator) -> Samples:
-    return [(("0", "", ""), orchestrator.clock.unix())]
+    known = orchestrator.models.by_name()
+    adapters = [name for name, encoder in known.items() if encoder.adapter is not None]
+    return [((str(len(adapters)), ",".join(adapters), ""), orchestrator.clock.unix())]
 
 
 _WAITING = (Stage.RECEIVED, Stage.QUEUED, Stage.DISPATCHED)
@@ -111,7 +119,7 @@ VLLM: tuple[Row[Orchestrator], ...] = (
         "gauge",
         "lora_requests_info",
         "s",
-        "LoRA adapters, of which there are none; the value is the time since 1970",
+        "LoRA adapters that are served, all of them loaded; the value is the time since 1970",
         _loras,
         ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     ),

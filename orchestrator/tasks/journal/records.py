@@ -150,7 +150,7 @@ def row_of(n: int, task: Task, clock: Clock, boot: Boot) -> TaskRow:
         digest=job.body_digest,
         accepted_unix=clock.unix() - before_s,
         deadline_unix_ms=task.deadline.unix_ms,
-        model=task.model,
+        model=task.served_name,
         correlation_id=task.correlation_id,
         prompt_tokens=task.prompt_tokens,
         boot_id=boot.id,

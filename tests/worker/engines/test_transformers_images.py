@@ -18,9 +18,9 @@ from tests.support.lazy import transformers
 from tests.support.pictures import picture
 from tests.worker.engines.test_transformers import FAR, finish, greedy, load
 from worker.core import Event, Job, JobFinished, JobTokens
+from worker.engines.images import MAX_PIXELS
 from worker.engines.stepped import SteppedEngine
 from worker.engines.transformers.batches import PaddedBatch
-from worker.engines.transformers.images import MAX_PIXELS
 from worker.loaded import LoadedEngine
 from worker.protocol import AbortCause, Code, Feature, FinishReason, Sampling, Vision
 
@@ -32,11 +32,11 @@ SIZES = ((40, 24), (16, 16), (64, 8))
 class Model:
     """A model that reads images, beside the library's own way to run it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, loaded: LoadedEngine) -> None:
         self.path = path
-        self.loaded = load(path)
-        assert self.loaded.card.vision is not None
-        self.vision: Vision = self.loaded.card.vision
+        self.loaded = loaded
+        assert loaded.card.vision is not None
+        self.vision: Vision = loaded.card.vision
 
     def prompt(self, *sizes: tuple[int, int], text: int = 20) -> list[int]:
         """Text with images of these sizes in it, as an orchestrator sends it."""
@@ -81,7 +81,8 @@ class Model:
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Model]:
-    model = Model(make_vision_checkpoint(tmp_path_factory.mktemp(request.param), request.param))
+    path = make_vision_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+    model = Model(path, load(path))
     yield model
     model.loaded.engine.stop()
 

@@ -335,3 +335,12 @@ def test_a_stop_token_is_told_and_no_part_of_the_text(harness: Harness) -> None:
     end = harness.wait_end(1)
     assert (harness.text(1) + end.tail, end.stop_token_id, end.stop) == ("hey", ids[-1], "")
     assert end.completion_tokens == 4
+
+
+def test_a_job_for_an_adapter_that_is_not_served_never_reaches_the_engine(
+    harness: Harness,
+) -> None:
+    harness.send(Submit("lane", 1, [1], Sampling(max_tokens=1), 1000.0, adapter="tone"))
+    end = harness.wait_end(1)
+    assert (end.code, end.message) == (Code.INVALID_REQUEST, "this worker has no adapter tone")
+    assert not harness.engine.submitted

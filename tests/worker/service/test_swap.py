@@ -13,7 +13,7 @@ from tests.support.triton_calls import FakeEngine, FakeResponder, lane_call, pla
 from tests.worker.service.conftest import Harness, loaded_by, serving
 from worker.core import Clock, Job, JobFinished
 from worker.environment import nested
-from worker.errors import BrokenCheckpoint, EngineMissing, MemoryLimitExceeded
+from worker.errors import BrokenCheckpoint, EngineMissing, InvalidCall, MemoryLimitExceeded
 from worker.loaded import LoadedEngine
 from worker.protocol import (
     PROTOCOL_VERSION,
@@ -496,6 +496,14 @@ def test_wk7_a_swap_changes_what_it_names_and_nothing_else() -> None:
     back = swap_checks.target_settings(started, {"model_name": "first"})
     assert back == started
     assert msgspec.to_builtins(back.model_path.name) == "m"
+
+
+def test_adapters_stay_with_the_model_that_they_were_named_for() -> None:
+    started = WorkerSettings(model_path=Path("/m"), adapters={"tone": Path("/tone")})
+    assert not swap_checks.target_settings(started, {"model_path": "/other"}).adapters
+    assert swap_checks.target_settings(started, {"model_path": "/m"}).adapters == started.adapters
+    with pytest.raises(InvalidCall, match="cannot set adapters: it is the process's own"):
+        swap_checks.target_settings(started, {"model_path": "/m", "adapters": "{}"})
 
 
 def test_wk7_an_engine_that_is_not_installed_is_found_out_before_anything_is_drained(

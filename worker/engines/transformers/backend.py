@@ -13,6 +13,7 @@ from torch import Tensor
 
 from worker.core import Job
 from worker.engines.backend import BackendLoad, Produced, not_finite
+from worker.engines.images import places_of
 from worker.engines.transformers.batches import Texts
 from worker.engines.transformers.decoder import Cache, LibraryDecoder
 from worker.engines.transformers.images import ImageReader, Pixels
@@ -103,9 +104,7 @@ class TransformersBackend:
             raise InvalidCall("this worker's model reads no images")
         # What was generated elsewhere may have that token too, and shows nothing.
         own = len(job.token_ids) - job.begun_tokens
-        places = self._images.places_in(job.token_ids[:own])
-        if not places:
-            raise InvalidCall("the prompt has images, and no tokens for them")
+        places = places_of(self._images.vision, job.token_ids[:own])
         text.images_end = places[-1] + 1
         text.images = self._preparing.submit(self._images.read, job.images, len(places))
         text.images.add_done_callback(lambda done: self._news.set())

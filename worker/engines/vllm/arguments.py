@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
+from worker.engines.vllm.adapters import adapter_defaults
 from worker.errors import BrokenCheckpoint
 from worker.settings import WorkerSettings, variable
 
@@ -21,6 +22,8 @@ _OURS: Final = frozenset(
         "generation_config",
         "kv_events_config",
         "data_parallel_size",
+        "enable_lora",
+        "max_loras",
         "stream_interval",
     }
 )
@@ -63,6 +66,12 @@ def defaults(settings: WorkerSettings) -> dict[str, str]:
         # Where memory is short the job with the latest deadline gives way.
         "scheduling_policy": "priority",
     }
+    if settings.image_bytes:
+        # Images are prepared here, for one engine, and a text has nothing else to see or hear.
+        found["limit_mm_per_prompt"] = '{"video": 0, "audio": 0}'
+        found["mm_processor_cache_gb"] = "0"
+    else:
+        found["language_model_only"] = "true"
     if settings.dtype != "auto":
         found["dtype"] = settings.dtype
     if settings.tensor_parallel > 1:
@@ -78,7 +87,7 @@ def defaults(settings: WorkerSettings) -> dict[str, str]:
 
 def engine_args(settings: WorkerSettings) -> Any:
     """Make an ``EngineArgs``; vLLM must be installed. Raises ``ValueError`` for names and values
-    that it does not know."""
+    that it does not know, ``BrokenCheckpoint`` for adapters that do not fit."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -90,7 +99,8 @@ def engine_args(settings: WorkerSettings) -> Any:
     flags = {action.dest: list(action.option_strings) for action in parser._actions}
     check_names(settings.engine_args, flags)
     model = ["--model", str(settings.model_path), "--skip-tokenizer-init"]
-    words = command_line(defaults(settings) | settings.engine_args, flags)
+    stated = defaults(settings) | adapter_defaults(settings) | settings.engine_args
+    words = command_line(stated, flags)
     args = EngineArgs.from_cli_args(parser.parse_args(model + words))
     args.runner = "generate"
     args.generation_config = "vllm"

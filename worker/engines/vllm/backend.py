@@ -7,7 +7,8 @@ the core's own outputs are what is read.
 """
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,13 @@ from worker.core import Job
 from worker.engines.backend import BackendLoad, Produced
 from worker.engines.vllm.grammar import EndMask, GrammarMasks
 from worker.engines.vllm.held import HeldRequests
-from worker.engines.vllm.prefix_cache import PrefixReports
+from worker.engines.vllm.images import ImageReader, Seen
+from worker.engines.vllm.prefix_cache import BlockHasher, PrefixReports
 from worker.engines.vllm.requests import make_request
 from worker.engines.vllm.results import produced
-from worker.protocol import FinishReason
+from worker.errors import InvalidCall
+from worker.protocol import Code, FinishReason
+from worker.protocol.outcomes import RequestError
 from worker.scheduler.end_reason import grammar_failed
 
 
@@ -32,7 +36,7 @@ class CoreParts:
     blocks can be named."""
 
     core: Any
-    hasher: Callable[[Any], list[Any]] | None
+    hasher: BlockHasher | None
     reports: PrefixReports | None
     block_tokens: int
     eos_token_ids: tuple[int, ...]
@@ -47,6 +51,19 @@ class CoreParts:
     """Set by vLLM when one of its processes ends."""
     prepare_thread: Callable[[], None]
     """Called on the thread that steps, before its first step."""
+    adapters: Mapping[str, Any]
+    """vLLM's ``LoRARequest`` of each adapter, by name."""
+    images: ImageReader | None
+    """Prepares prompts' images; None for a model of text only."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Looking:
+    """A job whose images a thread prepares."""
+
+    job: Job
+    max_tokens: int
+    seen: Future[Seen]
 
 
 class VllmBackend:
@@ -58,6 +75,9 @@ class VllmBackend:
         self._parts = parts
         self._jobs: dict[str, Job] = {}
         self._constrained: set[str] = set()
+        self._looking: dict[str, _Looking] = {}
+        """Jobs whose images are being prepared; vLLM does not know them yet."""
+        self._preparing = ThreadPoolExecutor(1, "tidegate-images")
         self._held = HeldRequests(core.scheduler)
         self._fences: dict[int, int] = {}
         """The latest step that may still write to blocks of a job that was given up, by handle."""
@@ -71,6 +91,19 @@ class VllmBackend:
             core.scheduler.kv_event_publisher = parts.reports
 
     def add(self, handle: int, job: Job, max_tokens: int) -> None:
+        reader = self._parts.images
+        if not job.images:
+            self._start(handle, job, max_tokens)
+        elif reader is None:
+            raise InvalidCall("this worker's model reads no images")
+        else:
+            seen = self._preparing.submit(reader.read, job)
+            self._jobs[str(handle)] = job
+            self._looking[str(handle)] = _Looking(job, max_tokens, seen)
+            seen.add_done_callback(lambda done: self._wake.set())
+
+    def _start(self, handle: int, job: Job, max_tokens: int, seen: Seen | None = None) -> None:
+        """Hand a job to vLLM. Raises ``InvalidCall``."""
         parts = self._parts
         request = make_request(
             handle,
@@ -81,6 +114,8 @@ class VllmBackend:
             self._core.vllm_config,
             parts.ends,
             continues=parts.can_continue,
+            adapter=parts.adapters[job.adapter] if job.adapter else None,
+            seen=seen,
         )
         self._core.add_request(request)
         self._jobs[request.request_id] = job
@@ -107,7 +142,7 @@ class VllmBackend:
         return False
 
     def pause(self, handle: int) -> bool:
-        return self._held.hold(str(handle))
+        return str(handle) not in self._looking and self._held.hold(str(handle))
 
     def resume(self, handle: int) -> None:
         self._held.release(str(handle))
@@ -119,18 +154,19 @@ class VllmBackend:
         if not self._is_prepared:
             self._is_prepared = True
             self._parts.prepare_thread()
+        made = self._start_seen()
         if not core.scheduler.has_requests() and not core.batch_queue:
-            self._wake.wait(wait_s)
-            self._wake.clear()
-            return []
+            if not made:
+                self._wake.wait(wait_s)
+                self._wake.clear()
+            return made
         outputs, executed = core.step_fn()
         core.post_step(executed)
         if not outputs:
             if self._parts.has_kv_connector and not core.scheduler.has_unfinished_requests():
                 self._wake.wait(wait_s)  # for what the connector has to finish
                 self._wake.clear()
-            return []
-        made = []
+            return made
         for output in outputs[0].outputs:
             job = self._jobs.get(output.request_id)
             if job is not None:
@@ -155,7 +191,7 @@ class VllmBackend:
             kv_blocks_total=total,
             kv_blocks_used=total - free,
             running=running,
-            waiting=waiting,
+            waiting=waiting + len(self._looking),
             # A lower bound: of the blocks in use, those that are not full have no name.
             kv_blocks_cached=min(free, max(0, cached - (total - free))),
             hit_blocks_total=self._hits,
@@ -168,7 +204,26 @@ class VllmBackend:
         if not self._closed:
             self._closed = True
             self._jobs.clear()
+            self._preparing.shutdown(wait=False, cancel_futures=True)
             self._core.shutdown()
+
+    def _start_seen(self) -> list[Produced]:
+        """Start the jobs whose images are ready; returns the ends of those that have none."""
+        failed = []
+        for name in [name for name, one in self._looking.items() if one.seen.done()]:
+            one = self._looking.pop(name)
+            try:
+                self._start(int(name), one.job, one.max_tokens, one.seen.result())
+            except RequestError as error:
+                code, message = error.code, str(error)
+            except Exception as error:  # whatever a library, or a model's own code, raises
+                code, message = Code.ENGINE_ERROR, f"its images could not be prepared: {error!r}"
+            else:
+                continue
+            self._forget(name)
+            end = FinishReason.ERROR
+            failed.append(Produced(int(name), end=end, code=code, message=message))
+        return failed
 
     def _read(self, output: Any, job: Job) -> Produced:
         made = produced(job, output)
@@ -198,3 +253,5 @@ class VllmBackend:
         del self._jobs[name]
         self._constrained.discard(name)
         self._held.forget(name)
+        if (looking := self._looking.pop(name, None)) is not None:
+            looking.seen.cancel()

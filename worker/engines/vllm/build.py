@@ -11,10 +11,12 @@ import torch
 
 from worker.core import Clock
 from worker.engines.stepped import LONGEST_LEAVE_S, SteppedConfig, SteppedEngine
+from worker.engines.vllm.adapters import adapters_of
 from worker.engines.vllm.arguments import check_settings, engine_config
 from worker.engines.vllm.backend import VllmBackend
 from worker.engines.vllm.card import end_tokens, lacking, max_running, model_card, with_own_end
 from worker.engines.vllm.core import bound_memory, start_core
+from worker.engines.vllm.images import open_images
 from worker.engines.vllm.library import load_library
 from worker.engines.vllm.warm_up import warm_up
 from worker.grammar.compiler import build_compiler
@@ -78,7 +80,10 @@ def _build(
         torch.cpu._init_amx()
     digest = hashing.result()
     with timing.timed("model_load"):
-        parts = start_core(config, eos, bytes.fromhex(digest), set_threads)
+        adapters = adapters_of(settings)
+        images = open_images(settings, config, tokenizer)
+        salt = bytes.fromhex(digest)
+        parts = start_core(settings, config, eos, salt, adapters, images, set_threads)
     with timing.timed("warm_up"):
         warm_up(parts, max_running(settings, config))
     lacks = lacking(
@@ -97,6 +102,8 @@ def _build(
         can_pause=settings.pause and parts.can_pause,
         can_continue=parts.can_continue,
         abort_ms=LONGEST_LEAVE_S * 1e3 if parts.has_kv_connector else 0.0,
+        adapters=adapters,
+        vision=None if images is None else images.vision,
     )
     backend = VllmBackend(parts)
     reports = parts.reports

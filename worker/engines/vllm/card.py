@@ -11,7 +11,7 @@ from worker.engines.vllm.library import library_version
 from worker.log import model_log
 from worker.models.config import read_generation_config
 from worker.models.folder import model_name
-from worker.protocol import Feature, ModelCard
+from worker.protocol import Adapter, Feature, ModelCard, Vision
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
@@ -64,6 +64,8 @@ def model_card(
     can_pause: bool,
     can_continue: bool,
     abort_ms: float,
+    adapters: tuple[Adapter, ...],
+    vision: Vision | None,
 ) -> ModelCard:
     """Make the card. ``config`` is vLLM's, as changed when the model was loaded."""
     model = config.model_config
@@ -104,6 +106,8 @@ def model_card(
         device_mask=facts.device_mask,
         deterministic=settings.deterministic,
         tensor_parallel=config.parallel_config.tensor_parallel_size,
+        adapters=adapters,
+        vision=vision,
     )
 
 

@@ -6,12 +6,15 @@ from typing import Any, Final
 
 import torch
 
+from worker.engines.vllm.adapters import load_adapters
 from worker.engines.vllm.backend import CoreParts
 from worker.engines.vllm.grammar import end_mask
+from worker.engines.vllm.images import ImageReader
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
 from worker.errors import BrokenCheckpoint
 from worker.log import model_log
 from worker.memory import GIB
+from worker.protocol import Adapter
 from worker.runner.memory import ProcessMemory
 from worker.settings import WorkerSettings
 
@@ -77,12 +80,16 @@ def _bound_cpu(settings: WorkerSettings, config: Any) -> None:
 
 
 def start_core(
+    settings: WorkerSettings,
     config: Any,
     eos_token_ids: tuple[int, ...],
     hash_salt: bytes,
+    adapters: tuple[Adapter, ...],
+    images: ImageReader | None,
     prepare_thread: Callable[[], None],
 ) -> CoreParts:
-    """Load the model. Raises ``BrokenCheckpoint`` with what vLLM says, ``MemoryError``."""
+    """Load the model and its adapters. Raises ``BrokenCheckpoint`` with what vLLM says,
+    ``MemoryError``."""
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
 
@@ -102,7 +109,7 @@ def start_core(
     vocab_size = config.model_config.get_vocab_size()
     hasher, reports = None, None
     if core.request_block_hasher is not None:
-        hasher = block_hasher(block_tokens, hash_salt)
+        hasher = block_hasher(block_tokens, hash_salt, adapters)
         groups = core.scheduler.kv_cache_config.kv_cache_groups
         if len(groups) == 1 and groups[0].kv_cache_spec.block_size == block_tokens:
             reports = PrefixReports(lambda name: pool.get_cached_block(name, [0]) is not None)
@@ -124,4 +131,6 @@ def start_core(
         has_kv_connector=config.kv_transfer_config is not None,
         has_failed=has_failed,
         prepare_thread=prepare_thread,
+        adapters=load_adapters(core, settings),
+        images=images,
     )

@@ -4,18 +4,28 @@ vLLM names a block by whatever hash its requests are made with. With ours (``wor
 events say which of them it holds; they are taken in the process, where it would publish them.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from worker.engine.kv_events import ReportQueue
-from worker.protocol import KvReport
-from worker.protocol.blocks import hash_block, prefix_salt, root_hash
+from worker.protocol import Adapter, KvReport
+from worker.protocol.blocks import adapter_salt, hash_block, prefix_salt, root_hash
 
 
-def block_hasher(block_tokens: int, hash_salt: bytes) -> Callable[[Any], list[bytes]]:
-    """A function that names the full blocks of a vLLM ``Request`` which have no name yet."""
+class BlockHasher(Protocol):
+    """A function that names the full blocks of a vLLM ``Request`` which have no name yet. ``keyed``
+    is its prompt for that purpose, where it has images."""
 
-    def hash_new_blocks(request: Any) -> list[bytes]:
+    def __call__(self, request: Any, keyed: Sequence[int] = ()) -> list[bytes]: ...
+
+
+def block_hasher(
+    block_tokens: int, hash_salt: bytes, adapters: Iterable[Adapter] = ()
+) -> BlockHasher:
+    """Make the function for a model and its adapters."""
+    salts = {one.name: adapter_salt(hash_salt, one.digest) for one in adapters}
+
+    def hash_new_blocks(request: Any, keyed: Sequence[int] = ()) -> list[bytes]:
         named = len(request.block_hashes)
         full = request.num_tokens // block_tokens
         if full <= named:
@@ -23,11 +33,14 @@ def block_hasher(block_tokens: int, hash_salt: bytes) -> Callable[[Any], list[by
         if named:
             parent = request.block_hashes[-1]
         else:
-            parent = root_hash(prefix_salt(hash_salt, request.cache_salt or ""))
+            adapter = request.lora_request
+            salt = hash_salt if adapter is None else salts[adapter.lora_name]
+            parent = root_hash(prefix_salt(salt, request.cache_salt or ""))
         found = []
         for index in range(named, full):
-            start = index * block_tokens
-            parent = hash_block(parent, request.all_token_ids[start : start + block_tokens])
+            start, end = index * block_tokens, (index + 1) * block_tokens
+            rest = request.all_token_ids[max(start, len(keyed)) : end]
+            parent = hash_block(parent, [*keyed[start:end], *rest])
             found.append(parent)
         return found
 

@@ -7,11 +7,14 @@ objects to.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from functools import partial
 from typing import Any, Final
 
 from worker.core import Job
 from worker.engines.vllm.grammar import EndMask, GrammarState
+from worker.engines.vllm.images import Seen
+from worker.engines.vllm.prefix_cache import BlockHasher
 from worker.errors import InvalidCall
 
 _HOTTEST: Final = 2.0
@@ -78,16 +81,19 @@ def make_request(
     job: Job,
     max_tokens: int,
     eos_token_ids: Collection[int],
-    hasher: Callable[[Any], list[Any]] | None,
+    hasher: BlockHasher | None,
     config: Any,
     ends: EndMask,
     *,
     continues: bool,
+    adapter: Any = None,
+    seen: Seen | None = None,
 ) -> Any:
     """A ``Request`` for vLLM's scheduler. Raises ``InvalidCall`` for what this vLLM refuses.
 
     Where it ``continues`` texts, what another worker generated of the answer is put into the
     request as if it had been generated here: it counts for penalties and ``min_tokens``.
+    ``adapter`` is a ``LoRARequest``, None for the model itself; ``seen`` has the prompt's images.
     """
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.request import Request
@@ -112,7 +118,9 @@ def make_request(
         pooling_params=None,
         cache_salt=job.cache_salt or None,
         priority=priority_of(job.deadline),
-        block_hasher=hasher,
+        block_hasher=partial(hasher, keyed=seen.keyed) if hasher and seen else hasher,
+        mm_features=seen.features if seen else None,
+        lora_request=adapter,
     )
     if begun:
         request.append_output_token_ids(list(job.token_ids)[-begun:])

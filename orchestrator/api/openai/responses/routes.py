@@ -136,7 +136,12 @@ async def cancel(request: web.Request) -> web.Response:
     except NotFound:
         (task, *_) = await cancel_tasks(request, name)
     status = status_of(task.ending)
-    body = {"id": response_id(task.id), "object": "response", "status": status, "model": task.model}
+    body = {
+        "id": response_id(task.id),
+        "object": "response",
+        "status": status,
+        "model": task.served_name,
+    }
     return json_response(body)
 
 

@@ -46,7 +46,7 @@ def response(
         "completed_at": asked.created_unix + round(took_s) if status == "completed" else None,
         "error": None if error is None else error_body(error)["error"],
         "incomplete_details": None if reason is None else {"reason": reason},
-        "model": task.model,
+        "model": task.served_name,
         "output": output,
         "usage": None if ending is None else usage(task, reasoning_tokens),
         "temperature": task.sampling.temperature,

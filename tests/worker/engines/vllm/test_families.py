@@ -31,6 +31,7 @@ HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, 
 # vLLM's kernel for experts on CPUs takes multiples of 32.
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 64}
 GEMMA = {"query_pre_attn_scalar": 32, "sliding_window": 16, "pad_token_id": 0}
+GEMMA |= {"tie_word_embeddings": True}  # vLLM knows no other ones of version 2
 # vLLM's kernel for latent attention on CPUs has one size, DeepSeek's own: 512 and 64.
 LATENT = {
     "num_key_value_heads": 2,

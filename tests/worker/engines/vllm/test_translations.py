@@ -1,10 +1,13 @@
 """Jobs to vLLM's terms and back: what needs no vLLM."""
 
+import json
 import math
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,8 +27,8 @@ from worker.environment import nested
 from worker.errors import EngineMissing, InvalidCall
 from worker.grammar.constraint import Constraint
 from worker.memory import GIB
-from worker.protocol import Feature, KvReport, Sampling
-from worker.protocol.blocks import block_hashes, prefix_salt
+from worker.protocol import Adapter, Feature, KvReport, Sampling
+from worker.protocol.blocks import adapter_salt, block_hashes, prefix_salt
 from worker.protocol.sampling import MAX_LOGIT_BIASES
 from worker.settings import WorkerSettings
 
@@ -196,6 +199,7 @@ class Tokens:
 
     all_token_ids: list[int]
     cache_salt: str | None = None
+    lora_request: Any = None
     block_hashes: list[bytes] = field(default_factory=list)
 
     @property
@@ -211,6 +215,36 @@ def test_vllms_blocks_have_our_names_however_a_text_grows(salt: str) -> None:
         request.all_token_ids.append(token)
         request.block_hashes += hasher(request)
     assert request.block_hashes == block_hashes(range(18), 4, prefix_salt(b"model", salt))
+
+
+def test_an_adapters_blocks_have_names_of_their_own() -> None:
+    tone, law = Adapter("tone", "ab" * 32), Adapter("law", "cd" * 32)
+    hasher = block_hasher(4, b"model", [tone, law])
+    for adapter in (tone, law):
+        request = Tokens([*range(9)], "tenant", SimpleNamespace(lora_name=adapter.name))
+        salt = prefix_salt(adapter_salt(b"model", adapter.digest), "tenant")
+        assert hasher(request) == block_hashes(range(9), 4, salt)
+        assert hasher(request) != hasher(Tokens([*range(9)], "tenant"))
+
+
+@pytest.mark.parametrize("prompt_tokens", [6, 8, 9])
+def test_blocks_with_images_are_named_by_what_these_show(prompt_tokens: int) -> None:
+    """Up to the prompt's end, which is amid a block or not; the answer's tokens follow."""
+    keyed = [1000 + at for at in range(prompt_tokens)]
+    request, answer = Tokens([7] * prompt_tokens), range(12)
+    hasher = partial(block_hasher(4, b"model"), keyed=keyed)
+    request.block_hashes += hasher(request)
+    for token in answer:
+        request.all_token_ids.append(token)
+        request.block_hashes += hasher(request)
+    assert request.block_hashes == block_hashes([*keyed, *answer], 4, b"model")
+
+
+def test_what_images_need_of_vllm_and_what_is_left_out_without_them() -> None:
+    with_eyes, blind = defaults(settings()), defaults(settings(image_bytes=0))
+    assert json.loads(with_eyes["limit_mm_per_prompt"]) == {"video": 0, "audio": 0}
+    assert with_eyes["mm_processor_cache_gb"] == "0"
+    assert blind["language_model_only"] == "true" and "language_model_only" not in with_eyes
 
 
 @dataclass

@@ -1,0 +1,128 @@
+"""Images as vLLM takes them: decoded within our bounds, prepared by vLLM's own processor.
+
+The processor gets each image with its one token, and says which tokens it makes of that. Its work
+on whole prompts is not used: orchestrators have put the tokens there, by the card's ``Vision``.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from worker.core import Job
+from worker.engines.images import (
+    Blind,
+    blank_images,
+    check_count,
+    counting_rule,
+    decoded,
+    image_token,
+    places_of,
+    why_blind,
+)
+from worker.errors import InvalidCall
+from worker.log import model_log
+from worker.protocol import ImageTokens, Vision, keyed_by_images
+from worker.settings import WorkerSettings
+from worker.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A prompt's images for vLLM: a ``MultiModalFeatureSpec`` for each, and the prompt's tokens as
+    the hashes of its KV blocks have them."""
+
+    features: list[Any]
+    keyed: Sequence[int]
+
+
+class ImageReader:
+    """Decodes and prepares images. ``vision`` is how the model counts them."""
+
+    def __init__(self, processor: Any, vision: Vision) -> None:
+        self._processor = processor
+        self.vision = vision
+
+    def read(self, job: Job) -> Seen:
+        """Prepare the images of a job's prompt. Any thread.
+
+        Raises ``InvalidCall`` for what is no image, and where the prompt has not as many tokens for
+        them as vLLM makes.
+        """
+        from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+        # What was generated elsewhere may have that token too, and shows nothing.
+        prompt = job.token_ids[: len(job.token_ids) - job.begun_tokens]
+        places = places_of(self.vision, prompt)
+        features: list[Any] = []
+        images: list[ImageTokens] = []
+        done = 0
+        for number, file in enumerate(job.images, 1):
+            image, count = decoded(self.vision, file, number)
+            digest = hashlib.sha256(file).digest()
+            # What one tenant's image was computed to, no other tenant's request finds.
+            name = f"{digest.hex()} {job.cache_salt}"
+            data, tokens, is_embed = prepared(self._processor, image, name, self.vision.token_id)
+            here = places[done : done + count]
+            if tokens != count or (here and here[-1] - here[0] != len(here) - 1):
+                raise InvalidCall(f"image {number} has other tokens in the prompt than vLLM makes")
+            at = PlaceholderRange(here[0] if here else 0, count, is_embed)
+            features.append(MultiModalFeatureSpec(data, "image", name, at, name))
+            images.append(ImageTokens(digest, count))
+            done += count
+        check_count(done, len(places))
+        return Seen(features, keyed_by_images(prompt, self.vision.token_id, images))
+
+
+def open_images(settings: WorkerSettings, config: Any, tokenizer: Tokenizer) -> ImageReader | None:
+    """The reader of a model's images; None where it reads text only. If only its images cannot be
+    read here, the log says why, and vLLM leaves out what is for images."""
+    model = config.model_config
+    if not settings.image_bytes or not model.is_multimodal_model:
+        return None
+    model.skip_tokenizer_init = False  # vLLM's processors ask for its own tokenizer
+    try:
+        return _opened(settings, model, tokenizer)
+    except Exception as error:  # whatever a library, or a model's own code, raises
+        model_log.warning(
+            "%s is served for text only, without its images: %s",
+            settings.model_path,
+            why_blind(error),
+        )
+        model.skip_tokenizer_init = True
+        model.multimodal_config.language_model_only = True
+        return None
+
+
+def prepared(processor: Any, image: Any, name: str, token_id: int) -> tuple[Any, int, Any]:
+    """vLLM's inputs for a decoded image, the number of its tokens, and which of them the model
+    replaces (None for all). Raises ``Blind`` where these are not the image's own token alone."""
+    from vllm.multimodal.processing import ProcessorInputs, TimingContext
+
+    items = processor.info.parse_mm_data({"image": [image]})
+    asked = ProcessorInputs([token_id], items, {"image": [name]})
+    made = processor.apply(asked, TimingContext(enabled=False))
+    ids, (at,) = made["prompt_token_ids"], made["mm_placeholders"]["image"]
+    if set(ids) != {token_id} or at.length != len(ids):
+        raise Blind("an image has more than its own token in a prompt")
+    return made["mm_kwargs"]["image"][0], len(ids), at.is_embed
+
+
+def _opened(settings: WorkerSettings, model: Any, tokenizer: Tokenizer) -> ImageReader:
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    if model.uses_mrope:
+        raise Blind(
+            "its tokens have positions in two dimensions, with which vLLM's texts about images were"
+            " not those of transformers"
+        )
+    config = model.hf_config
+    token_id = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    if not isinstance(token_id, int):
+        raise Blind("its config.json names no image_token_id")
+    token = image_token(tokenizer, token_id)
+    blank = blank_images()
+    processor = MULTIMODAL_REGISTRY.create_processor(model)
+    counts = [prepared(processor, image, str(at), token_id)[1] for at, image in enumerate(blank)]
+    own = processor.info.get_hf_processor().image_processor
+    return ImageReader(processor, counting_rule(token, token_id, own, counts, settings.image_bytes))
