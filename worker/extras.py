@@ -15,7 +15,6 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "flashinfer": ("flashinfer-python==0.7.2.post1",),
     "gpu": ("nvidia-ml-py>=12",),
     "images": ("pillow>=11.3",),
-    "journal": ("cryptography>=44",),
     "otel": ("opentelemetry-exporter-otlp-proto-http>=1.30", "opentelemetry-sdk>=1.30"),
     "slot": ("av>=14", "espeakng-loader>=0.2"),
     "slot-clip": ("transformers>=5",),

@@ -16,7 +16,7 @@ from worker.core import Job
 from worker.engines.backend import BackendLoad, Produced
 from worker.engines.vllm.grammar import EndMask, GrammarMasks
 from worker.engines.vllm.held import HeldRequests
-from worker.engines.vllm.images import ImageReader, Seen
+from worker.engines.vllm.images import Seen, VisionReader
 from worker.engines.vllm.prefix_cache import BlockHasher, PrefixReports
 from worker.engines.vllm.requests import make_request
 from worker.engines.vllm.results import produced
@@ -53,7 +53,7 @@ class CoreParts:
     """Called on the thread that steps, before its first step."""
     adapters: Mapping[str, Any]
     """vLLM's ``LoRARequest`` of each adapter, by name."""
-    images: ImageReader | None
+    images: VisionReader | None
     """Prepares prompts' images; None for a model of text only."""
 
 

@@ -9,7 +9,7 @@ import torch
 from worker.engines.vllm.adapters import load_adapters
 from worker.engines.vllm.backend import CoreParts
 from worker.engines.vllm.grammar import end_mask
-from worker.engines.vllm.images import ImageReader
+from worker.engines.vllm.images import VisionReader
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
 from worker.errors import BrokenCheckpoint
 from worker.log import model_log
@@ -85,7 +85,7 @@ def start_core(
     eos_token_ids: tuple[int, ...],
     hash_salt: bytes,
     adapters: tuple[Adapter, ...],
-    images: ImageReader | None,
+    images: VisionReader | None,
     prepare_thread: Callable[[], None],
 ) -> CoreParts:
     """Load the model and its adapters. Raises ``BrokenCheckpoint`` with what vLLM says,

@@ -36,7 +36,7 @@ class Seen:
     keyed: Sequence[int]
 
 
-class ImageReader:
+class VisionReader:
     """Decodes and prepares images. ``vision`` is how the model counts them."""
 
     def __init__(self, processor: Any, vision: Vision) -> None:
@@ -74,7 +74,7 @@ class ImageReader:
         return Seen(features, keyed_by_images(prompt, self.vision.token_id, images))
 
 
-def open_images(settings: WorkerSettings, config: Any, tokenizer: Tokenizer) -> ImageReader | None:
+def open_images(settings: WorkerSettings, config: Any, tokenizer: Tokenizer) -> VisionReader | None:
     """The reader of a model's images; None where it reads text only. If only its images cannot be
     read here, the log says why, and vLLM leaves out what is for images."""
     model = config.model_config
@@ -108,7 +108,7 @@ def prepared(processor: Any, image: Any, name: str, token_id: int) -> tuple[Any,
     return made["mm_kwargs"]["image"][0], len(ids), at.is_embed
 
 
-def _opened(settings: WorkerSettings, model: Any, tokenizer: Tokenizer) -> ImageReader:
+def _opened(settings: WorkerSettings, model: Any, tokenizer: Tokenizer) -> VisionReader:
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
     if model.uses_mrope:
@@ -125,4 +125,6 @@ def _opened(settings: WorkerSettings, model: Any, tokenizer: Tokenizer) -> Image
     processor = MULTIMODAL_REGISTRY.create_processor(model)
     counts = [prepared(processor, image, str(at), token_id)[1] for at, image in enumerate(blank)]
     own = processor.info.get_hf_processor().image_processor
-    return ImageReader(processor, counting_rule(token, token_id, own, counts, settings.image_bytes))
+    return VisionReader(
+        processor, counting_rule(token, token_id, own, counts, settings.image_bytes)
+    )
