@@ -125,7 +125,7 @@ class SharedState:
         if kept_by is not None:
             return await self._reached(kept_by.decode()) or await self._claimed(digits)
         owner = None if owner is None else owner.decode()
-        if owner == self.tasks.tag and (end is not None or self.tasks.has(digits)):
+        if owner == self.tasks.tag and (end is not None or digits in self.tasks.known_ids()):
             return None  # it is here, for another key
         holder = await self._reached(owner or tag)
         # What has ended was in the store for whoever looked, or has ended since: who had it knows.
@@ -143,7 +143,7 @@ class SharedState:
             task = self.tasks.names.task(digits)
             owner, end = await self.members.client.hmget(task, ["owner", "end"])
             is_mine = owner == self.tasks.tag.encode()
-            return is_mine and end is None and not self.tasks.has(digits)
+            return is_mine and end is None and digits not in self.tasks.known_ids()
         return False
 
     def is_of_dead(self, item_id: str) -> bool:

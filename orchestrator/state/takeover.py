@@ -83,7 +83,7 @@ class Takeover:
         """Take on what the store counts as this orchestrator's and was never heard of here."""
         mine = self._tasks.tag
         held = await self._members.client.smembers(self._tasks.names.held(mine))
-        known = {name.task_id for name in self._tasks.by_number.values()}
+        known = self._tasks.known_ids()
         missed = sorted(_text(each) for each in held if _text(each) not in known)
         if missed:
             await self._take(missed, mine)

@@ -78,9 +78,9 @@ class SharedTasks:
     def close(self) -> None:
         """Nothing: each thread has a connection of its own."""
 
-    def has(self, task_id: str) -> bool:
-        """Whether this process has such a task, and its end is not in the store yet."""
-        return any(name.task_id == task_id for name in list(self.by_number.values()))
+    def known_ids(self) -> set[str]:
+        """Tasks that this process has, and whose end is not in the store yet."""
+        return {name.task_id for name in list(self.by_number.values())}
 
     def name(self, row: TaskRow) -> _Name:
         """Remember what the store calls a task, for what is written of it later."""

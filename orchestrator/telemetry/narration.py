@@ -179,7 +179,7 @@ LAUNCH = _by(
         "ended": (Action.STOP, "The service has ended and left nothing."),
     },
 )
-"""Events of the launcher, by ``LaunchEvent.kind``."""
+"""Events of the launcher, by ``PoolEvent.kind``."""
 
 # ── the pool manager ─────────────────────────────────────────────────────────────────────────────
 
