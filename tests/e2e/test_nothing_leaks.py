@@ -166,7 +166,7 @@ def test_or16_nothing_that_a_run_writes_has_a_prompt_a_text_or_a_secret(
     }
     # It has seen what it is to have seen: else nothing would be proven.
     for action in ("place", "answer", "refuse", "abort"):
-        assert f'"action": "{action}"' in written["the orchestrator's log"]
+        assert f'"action":"{action}"' in written["the orchestrator's log"]
     assert "text_completion demo" in written["the traces"]
     assert "tidegate_outcomes_total" in metrics
     secrets = {KEY, WRONG_KEY, *windows(PLANTED), *windows(STORY)}
