@@ -103,6 +103,7 @@ class Recording:
             "commit": self.checkout.commit,
             "dirty": bool(self._now().changed),
             "machine": self._machine(),
+            "versions": versions(),
         }
 
     def bundle(
@@ -114,10 +115,10 @@ class Recording:
         more_versions: Mapping[str, str] | None = None,
     ) -> Bundle:
         """Bundle of ``results``, found with the engine and the model of ``card``."""
+        facts = self.facts() | {"versions": versions() | dict(more_versions or {})}
         return Bundle(
-            **self.facts(),  # type: ignore[arg-type]
+            **facts,  # type: ignore[arg-type]
             quick=quick,
-            versions=versions() | dict(more_versions or {}),
             engine=f"{card.engine} {card.engine_version}" if card else "none",
             engine_digest=card.engine_digest if card else "",
             model=card.model if card else "none",
