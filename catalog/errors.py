@@ -103,4 +103,4 @@ class PoolInUse(ProvisionError):
 
 
 class PortsUnguarded(ProvisionError):
-    """Others could reach a Triton that would ask nobody for a token."""
+    """A Triton would be reachable from other machines without requiring a token."""

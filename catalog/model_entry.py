@@ -10,7 +10,7 @@ class ModelState(StrEnum):
     """State of a model: ``ACTIVE`` only if every file was there and as it should be."""
 
     STAGING = "staging"
-    """Files are on their way, or were: adding the model again goes on."""
+    """Files are being downloaded, or that was interrupted: adding the model again resumes it."""
     ACTIVE = "active"
     BROKEN = "broken"
     """``verify`` found something wrong, which ``problem`` says."""

@@ -77,7 +77,7 @@ class ModelCatalog:
         found = self.find(text)
         if found is None:
             raise ModelNotFound(
-                f"there is no model {text!r} on this machine: there {self.what_there_is()}"
+                f"there is no model {text!r} on this machine; {self.what_there_is()}"
             )
         return found
 
@@ -89,11 +89,11 @@ class ModelCatalog:
         return next(iter(usable or its), None)
 
     def what_there_is(self) -> str:
-        """The names of active models, as an error needs them: ``is a, b``, or ``are none``."""
+        """The names of active models and how to add one, as an error says it."""
         names = sorted(entry.name for entry in self.entries() if entry.state is ModelState.ACTIVE)
         if not names:
-            return "are none; tidegate models add HF_ID, PATH or FILE.gguf gets one"
-        return f"is {', '.join(names)}; tidegate models add gets another"
+            return "none has been added: tidegate models add HF_ID, PATH or FILE.gguf"
+        return f"available: {', '.join(names)}; add one with tidegate models add"
 
     def path_of(self, entry: ModelEntry) -> Path:
         """The folder with the model's files, which changes once it is complete."""

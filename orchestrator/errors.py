@@ -70,7 +70,7 @@ class TidegateError(Exception):
         field: str | None = None,
         details: Mapping[str, Detail] | None = None,
     ) -> None:
-        # Headers may hold bytes that are no text; an error must be one.
+        # Headers may hold bytes that are not text; an error must be one.
         message = brief(message.encode(errors="replace").decode())
         super().__init__(message)
         self.message = message

@@ -218,7 +218,7 @@ class Lifecycle:
                 stages.dispatcher.upkeep()
                 stages.demand.upkeep()
                 await self._discovery.remove_retired()
-                await stages.registry.replace_worn_lanes()
+                await stages.registry.replace_exhausted_lanes()
                 stages.store.prune()
                 stages.sessions.prune()
                 if stages.durable is not None:

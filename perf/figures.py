@@ -190,7 +190,7 @@ class Figures:
         raise UnknownFigure(f"{bundle} has no row {section} / {what}")
 
     def raw(self, bundle: str, *path: str) -> Any:
-        """Value of a bundle that is no list of figures, by the names on the way to it."""
+        """Value of a bundle that is not a list of figures, by the names on the way to it."""
         value: Any = self._read(bundle)
         for name in path:
             try:

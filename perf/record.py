@@ -3,7 +3,7 @@
     python -m perf.record [--only NAME …] [--dry-run] [--traces FOLDER]
 
 Says first what it will run and for how long. Each entry of ``TABLE`` is a command of ``perf``, in a
-process of its own. What measures time runs alone; what is judged by its books, or runs on virtual
+process of its own. What measures time runs alone; what is judged by counts, or runs on virtual
 time, comes last, two at once. A bundle gets into ``perf/results`` when all of its parts were
 measured and nothing failed; else the old one stays, the reason is said, and the others go on. What
 they print is in ``build/record/NAME``. The exit status is 1 when one of them was not recorded.
@@ -27,6 +27,7 @@ from rich.console import Console
 
 from perf.report.command import new_console, new_parser, status_of
 from perf.report.recording import RESULTS, ROOT, Checkout, DirtyTree
+from perf.stack.proxies import KINDS
 
 AT_ONCE: Final = 2
 """Number of entries run at once, of those that may run beside others."""
@@ -97,6 +98,7 @@ TABLE: Final = (
     Entry("shared-state", "perf.service", "--only state", 150),
     Entry("processes", "perf.service", "--only processes", 150),
     Entry("finish", "perf.service", "--only finish", 240),
+    Entry("front", "perf.service", "--only front", 60, on="a proxy"),
     *(
         entry
         for cpu in CPUS
@@ -134,7 +136,6 @@ TABLE: Final = (
         "perf.goodput.rows",
         "--timed --cells capacity twice tight flood batch long-prompts --seeds 3 --seconds 5",
         1650,
-        beside=True,
     ),
     Entry("soak", "perf.chaos", "--soak 600", 640, beside=True),
     Entry("slot-soak", "perf.slot", "--soak 600", 640, beside=True),
@@ -189,9 +190,11 @@ TABLE: Final = (
 
 
 def has(what: str) -> bool:
-    """Whether this machine has a ``gpu``, or a CPU of the kind in ``CPUS``."""
+    """Whether this machine has a ``gpu``, ``a proxy``, or a CPU of the kind in ``CPUS``."""
     if what == "gpu":
         return shutil.which("nvidia-smi") is not None
+    if what == "a proxy":
+        return any(kind.is_here for kind in KINDS)
     flags = Path("/proc/cpuinfo").read_text()
     kinds = [kind for kind, flag in zip(CPUS, _CPU_FLAGS, strict=True) if flag in flags]
     return kinds[-1:] == [what]

@@ -1,6 +1,6 @@
 """Keeps a pool of instances as its file asks for them (PV-1).
 
-    pool.toml ─▶ wishes ─▶ Manager ─┬─ Member ─ guardian ─ tritonserver     each detached: they
+    pool.toml ─▶ specs ─▶ Manager ─┬─ Member ─ guardian ─ tritonserver     each detached: they
                                     └─ Member ─ guardian ─ tritonserver     outlive the manager
 
 The manager after one that was killed finds running instances and goes on with them (``recover``). A
@@ -32,7 +32,7 @@ class WantedUnit(Protocol):
 
     @property
     def digest(self) -> str:
-        """Digest of the wish: a change is a reason to start the instance anew."""
+        """Digest of the spec: a change is a reason to start the instance anew."""
 
     @property
     def has_own_ports(self) -> bool:
@@ -49,13 +49,13 @@ class Machine(Protocol[W_contra]):
     def found(self) -> Sequence[Found]:
         """Every running unit of this pool. Remains of other runs are cleared."""
 
-    def make(self, wish: W_contra, kept: InstanceRecord | None, on_step: OnStep) -> PoolUnit:
+    def make(self, spec: W_contra, kept: InstanceRecord | None, on_step: OnStep) -> PoolUnit:
         """A unit that is not started yet; it keeps the chosen ports of ``kept``, if any."""
 
     def make_former(self, found: Found, on_step: OnStep) -> PoolUnit:
         """The unit of a running process that is no longer asked for as it is."""
 
-    async def fits_beside(self, wish: W_contra) -> bool:
+    async def fits_beside(self, spec: W_contra) -> bool:
         """Whether an instance could start while everything else goes on running."""
 
 
@@ -72,7 +72,7 @@ class Registration(Protocol):
     def set_ready(self, addresses: frozenset[str]) -> None:
         """Set the addresses of all ready instances. Returns at once."""
 
-    async def told(self, timeout_s: float) -> None:
+    async def wait_told(self, timeout_s: float) -> None:
         """Wait until orchestrators have been told, or for ``timeout_s``."""
 
 
@@ -118,16 +118,16 @@ class Manager(Generic[W]):
 
     # ── what is asked for ────────────────────────────────────────────────────────────────────
 
-    async def recover(self, wishes: Mapping[str, W]) -> None:
+    async def recover(self, specs: Mapping[str, W]) -> None:
         """Go on with running instances. Call it once, before anything else; then ``apply``."""
         spare = []
         for found in self._machine.found():
             name = found.label.unit
-            member = await self._attached(found, wishes.get(name))
+            member = await self._attached(found, specs.get(name))
             if member is None:
                 continue
             other = self.members.get(name)
-            if other is None or self._is_current(found, wishes.get(name)):
+            if other is None or self._is_current(found, specs.get(name)):
                 self.members[name] = member
                 member = other
             if member is not None:
@@ -146,30 +146,30 @@ class Manager(Generic[W]):
         # Of two with one name, the spare was to replace the current one, or was replaced by it.
         await asyncio.gather(*(self._end(member) for member in spare))
 
-    async def apply(self, wishes: Mapping[str, W]) -> None:
+    async def apply(self, specs: Mapping[str, W]) -> None:
         """Run these instances and no others; those that are as they should be are not touched."""
         async with self._applying:
-            gone = [m for name, m in self.members.items() if name not in wishes]
+            gone = [m for name, m in self.members.items() if name not in specs]
             changed = [
-                (name, wish)
-                for name, wish in wishes.items()
-                if name in self.members and self.members[name].digest != wish.digest
+                (name, spec)
+                for name, spec in specs.items()
+                if name in self.members and self.members[name].digest != spec.digest
             ]
-            new = [wish for name, wish in wishes.items() if name not in self.members]
+            new = [spec for name, spec in specs.items() if name not in self.members]
             if gone or changed or new:
                 text = f"{len(new)} to start, {len(changed)} to replace, {len(gone)} to end"
                 self._emit(PoolEvent(EventKind.CHANGED, POOL, text))
-            for wish in new:
-                self.add(wish)
+            for spec in new:
+                self.add(spec)
             await asyncio.gather(
                 *(self.remove(member.name) for member in gone),
-                *(self.replace(name, wish) for name, wish in changed),
+                *(self.replace(name, spec) for name, spec in changed),
             )
 
-    def add(self, wish: W) -> Member:
+    def add(self, spec: W) -> Member:
         """Start one more instance; it is kept up from now on."""
-        member = self._make(wish, self.state.instances.get(wish.name))
-        self.members[wish.name] = member
+        member = self._make(spec, self.state.instances.get(spec.name))
+        self.members[spec.name] = member
         self._save()
         member.begin()
         return member
@@ -183,16 +183,16 @@ class Manager(Generic[W]):
             self.state.instances.pop(name, None)
         self._save()
 
-    async def replace(self, name: str, wish: W) -> bool:
-        """Replace an instance by ``wish``; returns whether that serves.
+    async def replace(self, name: str, spec: W) -> bool:
+        """Replace an instance by ``spec``; returns whether that serves.
 
         If memory and ports allow, the new one is started first, and if it fails the old one stays.
         Otherwise the old one is ended first.
         """
         old = self.members[name]
         self._emit(PoolEvent(EventKind.REPLACING, name))
-        if old.is_ready and wish.has_own_ports and await self._machine.fits_beside(wish):
-            new = self._make(wish, None)
+        if old.is_ready and spec.has_own_ports and await self._machine.fits_beside(spec):
+            new = self._make(spec, None)
             self.incoming[name] = new
             new.begin()
             try:
@@ -214,7 +214,7 @@ class Manager(Generic[W]):
         await self.remove(name)
         if kept is not None:
             self.state.instances[name] = kept  # its ports
-        member = self.add(wish)
+        member = self.add(spec)
         return not await member.first_outcome()
 
     async def stop(self, drain_s: float) -> None:
@@ -233,19 +233,19 @@ class Manager(Generic[W]):
 
     # ── members ──────────────────────────────────────────────────────────────────────────────
 
-    def _is_current(self, found: Found, wish: W | None) -> bool:
+    def _is_current(self, found: Found, spec: W | None) -> bool:
         """Whether, of two with one name, this is the one that served: by the state, or if that is
         lost, by being as it should be."""
         record = self.state.instances.get(found.label.unit)
         if record is not None and record.mark:
             return record.mark == found.label.mark
-        return wish is not None and wish.digest == found.label.facts.get("digest")
+        return spec is not None and spec.digest == found.label.facts.get("digest")
 
-    async def _attached(self, found: Found, wish: W | None) -> Member | None:
+    async def _attached(self, found: Found, spec: W | None) -> Member | None:
         """A member attached to a run that was found; None if it has ended meanwhile."""
         digest, on_step = found.label.facts.get("digest", ""), self._on_step(found.label.unit)
-        if wish is not None and wish.digest == digest:
-            unit = self._machine.make(wish, InstanceRecord(ports=ports_of(found)), on_step)
+        if spec is not None and spec.digest == digest:
+            unit = self._machine.make(spec, InstanceRecord(ports=ports_of(found)), on_step)
         else:
             unit = self._machine.make_former(found, on_step)
         try:
@@ -257,9 +257,9 @@ class Manager(Generic[W]):
         member.restarts = 0 if kept is None else kept.restarts
         return member
 
-    def _make(self, wish: W, kept: InstanceRecord | None) -> Member:
-        unit = self._machine.make(wish, kept, self._on_step(wish.name))
-        return self._member(unit, wish.digest)
+    def _make(self, spec: W, kept: InstanceRecord | None) -> Member:
+        unit = self._machine.make(spec, kept, self._on_step(spec.name))
+        return self._member(unit, spec.digest)
 
     def _member(self, unit: PoolUnit, digest: str) -> Member:
         return Member(unit, digest, self._emit, self._changed, self._rng, self.config.policy)
@@ -281,7 +281,7 @@ class Manager(Generic[W]):
         was_ready = member.is_ready
         await member.retire()
         if was_ready:
-            await self._registrar.told(self.config.tell_s)
+            await self._registrar.wait_told(self.config.tell_s)
         await member.end(self.config.drain_s if drain_s is None else drain_s)
         self._emit(PoolEvent(EventKind.STOPPED, member.name, seconds=loop.time() - began))
 

@@ -186,7 +186,7 @@ def _unmanaged(home: Path) -> Answer:
             {
                 "name": found.label.unit,
                 "state": "unmanaged",
-                "reason": "it serves; nobody would restart it",
+                "reason": "it runs without a pool manager, which would restart it",
                 "address": found.label.facts.get("ports", ""),
                 "where": "",
                 "pid": found.guardian.pid,
@@ -219,7 +219,7 @@ def _table(*columns: str) -> Table:
 
 
 def _show(table: Table) -> None:
-    # Output that is no terminal gets whole lines. Reasons have lines of logs, with brackets of
+    # Output that is not a terminal gets whole lines. Reasons have lines of logs, with brackets of
     # their own.
     width = None if sys.stdout.isatty() else 200
     Console(width=width, markup=False, highlight=False, emoji=False).print(table)

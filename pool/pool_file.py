@@ -365,7 +365,7 @@ def parse_pool_file(text: str, where: str = "pool.toml") -> PoolFile:
         values = tomllib.loads(text)
     except RecursionError:
         raise PoolFileInvalid(f"{where}: its values are nested too deeply") from None
-    except ValueError as error:  # a number of thousands of digits is no TOMLDecodeError
+    except ValueError as error:  # a number of thousands of digits is not a TOMLDecodeError
         raise PoolFileInvalid(f"{where}: {error}") from error
     try:
         return PoolFile.model_validate(values)
@@ -432,7 +432,7 @@ def _near(name: str, known: tuple[str, ...]) -> str:
 
 
 def _without_alternatives(keys: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """``keys`` without the kinds of a union that pydantic adds: they are no keys of the file."""
+    """``keys`` without the kinds of a union that pydantic adds: they are not keys of the file."""
     return tuple(k for k in keys if isinstance(k, int) or re.fullmatch(r"[a-z_][\w.-]*", k))[:4]
 
 

@@ -20,6 +20,7 @@ PLANTED = {
     "only the edge speaks HTTP": "orchestrator.tasks.task -> aiohttp",
     "the worker's floors": "worker.scheduler.plan -> worker.engine.engine",
     "both sides share the protocol only": "orchestrator.health -> worker.models",
+    "the worker knows neither orchestrator nor pool": "worker.core -> catalog.errors",
     "nothing that runs needs the benchmarks": "worker.media.errors -> perf.load.cpu",
 }
 """An import that must not be, by the contract that forbids it."""

@@ -59,7 +59,7 @@ Read when Triton loads the model `slot`, which makes clips ([slot.md](slot.md),
 
 {slot}
 
-## Variables that are no settings
+## Variables that are not settings
 
 | variable | meaning |
 |---|---|

@@ -29,7 +29,7 @@ def _from_json(text: str) -> dict[str, str]:
     try:
         stated = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"begins like a JSON object and is none: {error}") from None
+        raise ValueError(f"starts with {{ but is not valid JSON: {error}") from None
     pairs: dict[str, str] = {}
     for name, value in stated.items():
         _put(pairs, name, value if isinstance(value, str) else json.dumps(value))

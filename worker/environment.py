@@ -29,7 +29,7 @@ _PAGE: Final = Path(__file__).parents[1] / "docs" / "settings.md"
 _SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?")
 """Variables that Kubernetes adds for a service of the same name, without their prefix."""
 _FIELD = re.compile(r'field "(\w+)"')
-"""Where pydantic names the field whose text is no JSON."""
+"""Where pydantic names the field whose text is not JSON."""
 
 
 class Section(BaseModel):
@@ -116,8 +116,8 @@ def guide_to(kind: type[BaseModel]) -> str:
 def problem_of(
     name: str, kind: type[BaseModel], renamed: Mapping[str, str], what: str = "a setting"
 ) -> str:
-    """Reason why ``name`` is no setting of ``kind``, which are called ``what``; empty if it is one.
-    ``renamed`` is as of ``unknown_variables``."""
+    """Reason why ``name`` is not a setting of ``kind``, which are called ``what``; empty if it is
+    one. ``renamed`` is as of ``unknown_variables``."""
     if name in renamed:
         return _moved(renamed[name])
     known = fields_of(kind)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_LEAST_BYTES: Final = 512
+_MIN_BYTES: Final = 512
 _RESERVED_BITS: Final = 20
 _RESERVED_EACH: Final = 4
 """``reserve`` has so many buffers of each size below 2 ** 20 bytes: 4 MiB in all."""
@@ -116,7 +116,7 @@ def pack_int32(
 
 def reserve() -> None:
     """Lock pages for what steps copy, so that none of them has to wait for that: milliseconds."""
-    for power in range(_LEAST_BYTES.bit_length() - 1, _RESERVED_BITS):
+    for power in range(_MIN_BYTES.bit_length() - 1, _RESERVED_BITS):
         _free[1 << power].extend(_Buffer(1 << power) for _ in range(_RESERVED_EACH))
 
 
@@ -128,7 +128,7 @@ def _filled(array: NDArray[np.generic]) -> tuple[_Buffer, torch.Tensor]:
 
 
 def _take(nbytes: int) -> _Buffer:
-    size = max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length() if nbytes else 0)
+    size = max(_MIN_BYTES, 1 << (nbytes - 1).bit_length() if nbytes else 0)
     free = _free[size]
     try:
         buffer = free.popleft()

@@ -71,7 +71,7 @@ class Follower(Generic[_T]):
         attempt = 0
         while True:
             hint_s = 0.0
-            trouble = "the server ended the stream without a terminal event"
+            reason = "the server ended the stream without a terminal event"
             try:
                 parser = SseParser(parser.last_event_id)
                 async with (
@@ -96,12 +96,12 @@ class Follower(Generic[_T]):
                 if not error.retryable:
                     raise
                 hint_s = error.retry_after_s or 0.0
-                trouble = str(error)
+                reason = str(error)
             except (aiohttp.ClientError, TimeoutError) as error:
-                trouble = str(error) or type(error).__name__
+                reason = str(error) or type(error).__name__
             pause = max(hint_s, _pause_s(attempt, parser.retry_ms))
             if _clock.now() + pause > min(last_sign + self._patience_s, self._give_up_at):
-                raise self._lost(trouble)
+                raise self._lost(reason)
             await _clock.sleep(pause)
             attempt += 1
 

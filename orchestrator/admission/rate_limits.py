@@ -212,7 +212,7 @@ class Limiter:
 
     @contextmanager
     def counted(self, key: str) -> Iterator[None]:
-        """Count a request that is no task, for as long as the block runs. Raises
+        """Count a request that is not a task, for as long as the block runs. Raises
         ``RateLimited``."""
         self._enter(key)
         try:

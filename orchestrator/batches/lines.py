@@ -15,7 +15,7 @@ _MAX_ID_CHARS = 512
 
 
 class BadLine(ValueError):
-    """A line that is no request of a batch."""
+    """A line that is not a request of a batch."""
 
     def __init__(self, code: str, message: str, param: str | None, line: int) -> None:
         super().__init__(message)

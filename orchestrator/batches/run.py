@@ -62,7 +62,7 @@ class Run:
         self._failing = False
         self._saving = asyncio.Lock()
 
-    def told(self) -> StoredBatch:
+    def snapshot(self) -> StoredBatch:
         """The batch, with its lines' outcomes so far."""
         if self._ledger is None or self.batch.status.is_over:
             return self.batch
@@ -274,7 +274,7 @@ class Run:
 
     async def _end(self, status: Status, **changes: object) -> None:
         stamp = self._shop.time.stamp()
-        await self._become(status, counts=self.told().counts, over=stamp, **changes)
+        await self._become(status, counts=self.snapshot().counts, over=stamp, **changes)
         service_log.info(
             "a batch is over",
             extra=fields(

@@ -260,7 +260,7 @@ class Batches:
         """A batch of an owner. Raises ``NotFound``."""
         await self._opened()
         run = self._runs.get(name)
-        batch = self._over.get(name) if run is None else run.told()
+        batch = self._over.get(name) if run is None else run.snapshot()
         if batch is None or (batch.owner, batch.dialect) != (owner, dialect):
             raise NotFound(f"there is no batch {name[:64]!r}; they are kept for a while only")
         return batch
@@ -273,7 +273,7 @@ class Batches:
         if run is None:
             raise InvalidRequest(f"the batch is {batch.status.value}: it cannot be cancelled")
         await run.cancel()
-        return run.told()
+        return run.snapshot()
 
     async def delete(self, owner: str, dialect: str, name: str) -> None:
         """Remove a batch that is over, with its results. Raises ``NotFound``,
@@ -286,7 +286,7 @@ class Batches:
     def _all(self) -> Iterator[StoredBatch]:
         yield from self._over.values()
         for run in self._runs.values():
-            yield run.told()
+            yield run.snapshot()
 
 
 def new_id(prefix: str) -> str:

@@ -311,8 +311,8 @@ class Dispatcher:
     # ── second tries (OR-10) ─────────────────────────────────────────────────────────────────
 
     def upkeep(self) -> None:
-        """See to jobs that are late with their first tokens, or on instances that are silent or
-        drain.
+        """Hedge, retry or move jobs whose first token is late, or whose instance is silent or
+        drains.
 
         To be called every 250 ms or so.
         """

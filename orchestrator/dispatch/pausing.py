@@ -92,7 +92,7 @@ class Pausing:
     ) -> None:
         self.stats = PauseStats()
         self.listener: PauseListener | None = None
-        self.spared: Task | None = None
+        self.never_paused: Task | None = None
         """A task that is never paused: a replay asks what would have come of that."""
         self._registry = registry
         self._forecaster = forecaster
@@ -264,7 +264,7 @@ class Pausing:
                 continue
             if task.is_promised and not task.is_unread:
                 continue  # we named its deadline ourselves: it is not traded away
-            if task is self.spared:
+            if task is self.never_paused:
                 continue
             if not attempt.has_slot or attempt.pauses >= _most_pauses(attempt):
                 continue

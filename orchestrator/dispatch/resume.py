@@ -71,7 +71,7 @@ def ending_of_complete_text(task: Task, lost: Instance | None) -> Ending | None:
     sampling, ids = task.sampling, task.transcript.ids
     if not ids:
         return None
-    has_stop_token = ids[-1] in sampling.stop_token_ids  # which is no part of the text
+    has_stop_token = ids[-1] in sampling.stop_token_ids  # which is not part of the text
     text = lost.encoder.tokens.text_of(ids[:-1] if has_stop_token else ids)
     if text != task.transcript.text():
         return None

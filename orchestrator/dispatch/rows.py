@@ -28,7 +28,7 @@ EVERY_S, INSTANCES_AT_ONCE = 0.05, 2
 """Seconds between two decisions while jobs run, and how many instances that is meant for. One
 instance's decision takes some two milliseconds: with more instances the pause is longer, so that it
 is never much of a core."""
-LEAST_REQUESTS = 4
+MIN_REQUESTS = 4
 """Number of recent requests below which they say nothing of the demand."""
 
 
@@ -115,7 +115,7 @@ class RowControl:
         assert instance.step_learner is not None
         pace, others = instance.step_learner.model, instance.foreign_load
         most = max(1, pace.slots - others)
-        if demand is None or len(demand.left) < LEAST_REQUESTS:
+        if demand is None or len(demand.left) < MIN_REQUESTS:
             instance.outlook = None
             return UNBOUNDED
         rows, before = row_counts(most), instance.outlook

@@ -357,7 +357,7 @@ def classify_end(end: End, cause: AbortCause | None) -> JobResult:
 def _predicted_ms(instance: Instance, attempt: AttemptFacts, end: End) -> float:
     """Ms that few jobs with the same work exceed; 0 while unknown.
 
-    Jobs that came while it ran slowed it down too, and are no fault of the instance.
+    Jobs that came while it ran slowed it down too, and are not the instance's fault.
     """
     if attempt.basis is None or not attempt.basis[0].known:
         return 0.0

@@ -10,7 +10,7 @@ UNLIMITED = 2**62
 
 
 def read_capability(text: str) -> tuple[int, int]:
-    """``9.0`` as (9, 0), so that it can be compared; (0, 0) for a text that is no version."""
+    """``9.0`` as (9, 0), so that it can be compared; (0, 0) for a text that is not a version."""
     major, _, minor = text.partition(".")
     is_version = major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()
     return (int(major), int(minor)) if is_version else (0, 0)

@@ -88,7 +88,7 @@ class ConcurrencyLimit:
     @property
     def most_rows(self) -> int:
         """Jobs that should run at once. Long prompts, which may take many steps beside decodes
-        (``worker.scheduler.stalls``), are no rows yet."""
+        (``worker.scheduler.stalls``), are not rows yet."""
         return self.best_rows + self._long_prompts
 
     @property

@@ -64,7 +64,7 @@ def _lacks_health(instance: Instance, breaker: BreakerState) -> str:
     if breaker is BreakerState.OPEN:
         return "its circuit breaker is open: too many of its jobs failed"
     if instance.removed or instance.retiring_since is not None:
-        return "it is leaving: nobody names it any more"
+        return "it is being removed: no list of instances names it any more"
     if instance.cordoned:
         return "an operator took it out of use"
     if instance.draining:

@@ -141,7 +141,7 @@ class Instance:
 
     @property
     def is_out_of_use(self) -> bool:
-        """Whether an operator took it out of use, or nobody names it any more."""
+        """Whether an operator took it out of use, or no list of instances names it any more."""
         return self.removed or self.cordoned or self.retiring_since is not None
 
     def is_to_serve(self, model: str) -> bool:

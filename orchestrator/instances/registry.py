@@ -191,8 +191,8 @@ class Registry:
         lane.start()
         return lane
 
-    async def replace_worn_lanes(self) -> None:
-        """Open a lane beside each worn one, and close replaced lanes whose jobs have ended.
+    async def replace_exhausted_lanes(self) -> None:
+        """Open a lane beside each exhausted one, and close replaced lanes whose jobs have ended.
 
         To be called now and then.
         """
@@ -201,7 +201,7 @@ class Registry:
             if instance.removed or self._owner is None:
                 continue
             for lane in list(instance.lanes):
-                if lane.is_worn and lane.successor is None:
+                if lane.is_exhausted and lane.successor is None:
                     lane.successor = self._open_lane(instance, self._owner)
                 elif lane.successor is not None and lane.is_relieved and not lane.load:
                     instance.lanes.remove(lane)

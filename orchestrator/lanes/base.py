@@ -101,7 +101,7 @@ class Lane(ABC):
         """Whether Triton takes no new requests for the model; jobs that it has go on."""
         self.last_frame_at = clock.now()
         """When the peer was last heard of, in seconds of the clock."""
-        self.is_worn = False
+        self.is_exhausted = False
         """Whether the lane has carried enough that a new lane is to take its place."""
         self.successor: Lane | None = None
         """The lane that takes new jobs once it is open; jobs that are on this one end here."""
@@ -124,12 +124,12 @@ class Lane(ABC):
         """Whether new jobs go to its successor."""
         return self.successor is not None and self.successor.is_open
 
-    def take_over(self, worn: "Lane") -> None:
+    def take_over(self, replaced: "Lane") -> None:
         """Add the totals of the lane that this one replaces."""
-        self.tokens_total += worn.tokens_total
-        self.frames_total += worn.frames_total
-        self.sessions_total += worn.sessions_total
-        self.submitted_total += worn.submitted_total
+        self.tokens_total += replaced.tokens_total
+        self.frames_total += replaced.frames_total
+        self.sessions_total += replaced.sessions_total
+        self.submitted_total += replaced.submitted_total
 
     def silent_s(self, now: float) -> float:
         """Seconds since the last frame came."""

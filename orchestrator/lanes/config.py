@@ -60,6 +60,6 @@ class LaneConfig(Section):
         return "" if self.token is None else self.token.get_secret_value()
 
     @property
-    def worn_after_bytes(self) -> int:
+    def exhausted_after_bytes(self) -> int:
         """``renew_after_mib`` in bytes."""
         return self.renew_after_mib * 2**20

@@ -349,7 +349,7 @@ class GrpcCall(asyncio.BufferedProtocol):
                 stream &= MAX_STREAM  # one bit is reserved
                 check_frame(kind, stream, stop - start, _STREAM)
             if self._in_headers and kind != FrameType.CONTINUATION:
-                raise Http2Error("headers that break off")
+                raise Http2Error("a header block was interrupted by another frame")
             if kind == FrameType.DATA:
                 self._take_data(start, stop, flags)
             else:
@@ -416,11 +416,11 @@ class GrpcCall(asyncio.BufferedProtocol):
         match kind:
             case FrameType.HEADERS | FrameType.CONTINUATION:
                 if kind == FrameType.CONTINUATION and not self._in_headers:
-                    raise Http2Error("more headers, of none")
+                    raise Http2Error("CONTINUATION without HEADERS")
                 self._in_headers = not flags & Flag.END_HEADERS
                 self._header_block += unpadded(payload, flags)
                 if len(self._header_block) > _MAX_HEADER_BYTES:
-                    raise Http2Error("headers without end")
+                    raise Http2Error(f"headers of more than {_MAX_HEADER_BYTES} bytes")
                 if kind == FrameType.HEADERS:
                     self._headers_end_stream = bool(flags & Flag.END_STREAM)
                 if flags & Flag.END_HEADERS:
@@ -432,7 +432,7 @@ class GrpcCall(asyncio.BufferedProtocol):
             case FrameType.WINDOW_UPDATE:
                 count = read_number(payload)
                 if not count:
-                    raise Http2Error("a WINDOW_UPDATE of nothing")
+                    raise Http2Error("a WINDOW_UPDATE of 0")
                 self._windows[stream] = widened(self._windows[stream], count)
                 self._pump()
             case FrameType.RST_STREAM:

@@ -163,11 +163,13 @@ class StreamLane(Lane):
     async def _session_ended(self, end: SessionEnd) -> None:
         reason = end.reason
         if end.is_closed:
-            reason = "worn out" if self.is_relieved else "the orchestrator is stopping"
+            reason = "the orchestrator is stopping"
+            if self.is_relieved:
+                reason = "replaced after carrying as much as one stream may"
         else:
             by_sibling = self.is_reopening and end.error is None
             self.is_reopening = by_sibling or isinstance(end.error, LaneStale)
-        self.is_open = self.is_closing = self.is_worn = self._is_leaving = False
+        self.is_open = self.is_closing = self.is_exhausted = self._is_leaving = False
         self._cancels.clear()
         self._lose_jobs()
         self._owner.lane_closed(self, reason)
@@ -198,7 +200,7 @@ class StreamLane(Lane):
                 await call.close()
 
     def _leave(self) -> None:
-        self._is_leaving = self.is_worn = True
+        self._is_leaving = self.is_exhausted = True
 
     def _take(self, messages: list[bytes]) -> None:
         """Take in all messages that came together: usually one frame."""
@@ -232,7 +234,8 @@ class StreamLane(Lane):
             raise LaneBroken(f"expected frame {self._seq}, got {frame.seq}: tokens are missing")
         now = self.last_frame_at = self._clock.now()
         tokens = self._dispatch(frame, now)
-        self.is_worn = self._is_leaving or self._carried_bytes >= self._config.worn_after_bytes
+        has_carried_all = self._carried_bytes >= self._config.exhausted_after_bytes
+        self.is_exhausted = self._is_leaving or has_carried_all
         self._until_sample -= 1
         if self._until_sample <= 0 and tokens:
             self._until_sample = SAMPLE_EVERY

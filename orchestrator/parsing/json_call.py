@@ -24,7 +24,7 @@ _HEAD = re.compile(
 """Possessive quantifiers: otherwise spaces that each part could have would be tried in every
 way."""
 MAX_SHORT = 256
-"""Most characters of a key, a name or another short value; with more it is no call."""
+"""Most characters of a key, a name or another short value; with more it is not a call."""
 _decode = msgspec.json.Decoder().decode
 
 
@@ -66,7 +66,7 @@ class Value:
 
 
 class Wrong(ValueError):
-    """The text is no call. ``at`` is behind the first character that shows it."""
+    """The text is not a call. ``at`` is behind the first character that shows it."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class JsonCall:
     __slots__ = ("_arguments", "_at", "_key", "_names", "_short", "_untold", "_value", "name")
 
     def __init__(self, names: Container[str] | None = None) -> None:
-        """A call of a tool that is not in ``names`` is no call; None allows any name."""
+        """A call of a tool that is not in ``names`` is not a call; None allows any name."""
         self.name = ""
         self._names = names
         self._at = _At.START

@@ -16,7 +16,7 @@ class Tags(NamedTuple):
 
 
 class ReasoningReader:
-    """Splits thinking off the beginning of an output. White space around the tags is no part of
+    """Splits thinking off the beginning of an output. White space around the tags is not part of
     it."""
 
     __slots__ = ("_held", "_inside", "_read", "_tags", "is_over")

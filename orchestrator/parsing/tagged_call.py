@@ -41,7 +41,7 @@ class TagSyntax(NamedTuple):
     key."""
     end: str
     on_lines: bool
-    """Whether a value has lines of its own: a line break at each of its ends is no part of it."""
+    """Whether a value has lines of its own: a line break at each of its ends is not part of it."""
 
 
 QWEN3_CODER = TagSyntax(

@@ -16,7 +16,7 @@ from orchestrator.placement.choose import place
 from orchestrator.placement.requirements import Demand, Requirements
 from orchestrator.prediction import IDLE, Costs, Due, Load, StepModel, Work, urgency
 from orchestrator.prediction.feasibility import RESUBMIT_MS
-from orchestrator.prediction.forecaster import LEAST_WAIT_MS, LONG, USUAL
+from orchestrator.prediction.forecaster import LONG, MIN_WAIT_MS, USUAL
 
 EQUAL_CHANCE = 0.05
 """Chances of being in time that differ by at most this much count as equal."""
@@ -72,7 +72,7 @@ class Prospect:
         prompt_ms = step.prompt_token_ms + step.chunk_ms / step.step_tokens
         start_ms = step.wait_ms + step.ahead_tokens * prompt_ms
         costs = Costs(prompt_ms, step.step_ms, step.step_ms, start_ms)
-        return urgency(needs.lengths, needs.prompt_tokens, needs.due, costs, LEAST_WAIT_MS).chance
+        return urgency(needs.lengths, needs.prompt_tokens, needs.due, costs, MIN_WAIT_MS).chance
 
     def finish_ms(self, needs: Needs) -> float:
         """Ms until the request would usually be done there; 0 while nothing is known of the pod."""

@@ -22,7 +22,7 @@ from orchestrator.telemetry.log import fields, service_log
 FIRST_CHARS_PER_TOKEN = 4.0
 """Characters of a prompt per token until pods have told: about right for English."""
 _SMOOTHING = 0.05
-_LEAST_CHARS = 200
+_MIN_CHARS = 200
 """Characters of a prompt from which on it tells the ratio: a chat template adds its own tokens."""
 _MAX_MODELS = 1024
 _NO_CAP = 2**18
@@ -122,7 +122,7 @@ class EndpointPicker:
         picked.pod.ended(flight, end, self._clock.now())
         if end.tokens and end.is_told:
             self.lengths.answered(key, end.tokens, finished=end.finished)
-        if end.prompt_tokens and picked.prompt_chars >= _LEAST_CHARS:
+        if end.prompt_tokens and picked.prompt_chars >= _MIN_CHARS:
             self._learn_ratio(key.model, picked.prompt_chars / end.prompt_tokens)
 
     def lost_sight(self, picked: Picked) -> None:

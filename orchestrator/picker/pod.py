@@ -11,13 +11,13 @@ from orchestrator.instances.candidate import UNLIMITED, Candidate
 from orchestrator.picker.choice import Prospect
 from orchestrator.picker.vllm_page import VllmPage
 from orchestrator.prediction import LEARNT_STEPS, Load, StepLearner, StepModel, Work
-from orchestrator.prediction.step_model import LEAST_SHARE
+from orchestrator.prediction.step_model import MIN_SHARE
 from worker.protocol import WorkerStats
 
 STEP_TOKENS = 2048
 """Most prompt tokens of a step: vLLM's default, which no metric tells."""
-_MOST_SLOTS = 4096
-_LEAST_TOLD = 8
+_MAX_SLOTS = 4096
+_MIN_TOLD = 8
 """Tokens of an answer from which on its time tells the pod's pace."""
 _FIRST_OUTPUT = 128.0
 _SMOOTHING = 0.1
@@ -73,7 +73,7 @@ class Pod:
         """Jobs that ran when jobs waited at the last poll; 0 if none waited."""
         self._foreign = 0
         self._foreign_before = 0
-        self._learner = StepLearner(_MOST_SLOTS, STEP_TOKENS)
+        self._learner = StepLearner(_MAX_SLOTS, STEP_TOKENS)
         self._busy_ms = 0.0
         self._steps = 0
         self._fastest_token_ms = math.inf
@@ -142,10 +142,10 @@ class Pod:
         """Learn from a request whose answer ended by itself, and forget it."""
         load, took_ms = self._load(), 1000 * (now - flight.sent_at)
         self.remove(flight)
-        if not end.is_told or end.tokens < _LEAST_TOLD or took_ms <= 0:
+        if not end.is_told or end.tokens < _MIN_TOLD or took_ms <= 0:
             return
         token_ms = took_ms / end.tokens
-        if 0 < flight.first_at < now and flight.tokens >= _LEAST_TOLD:
+        if 0 < flight.first_at < now and flight.tokens >= _MIN_TOLD:
             token_ms = 1000 * (now - flight.first_at) / (end.tokens - 1)
         self._see_token_ms(token_ms, 1)
         if not self._steps:  # a pod whose metrics do not tell
@@ -158,7 +158,7 @@ class Pod:
 
     def _see_token_ms(self, token_ms: float, count: int) -> None:
         self._told += count
-        if token_ms < LEAST_SHARE * self._fastest_token_ms:
+        if token_ms < MIN_SHARE * self._fastest_token_ms:
             self._told = 0  # what would have been certain was not
         self._fastest_token_ms = min(self._fastest_token_ms, token_ms)
 
@@ -203,7 +203,7 @@ class Pod:
             step=None if pace is None else pace.under(load),
             slots=self._slots,
         )
-        fastest = LEAST_SHARE * self._fastest_token_ms if self._told >= LEARNT_STEPS else 0.0
+        fastest = MIN_SHARE * self._fastest_token_ms if self._told >= LEARNT_STEPS else 0.0
         return Prospect(
             candidate,
             pace,

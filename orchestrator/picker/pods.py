@@ -153,7 +153,7 @@ class Pods:
                             body += await response.content.read(MAX_PAGE_BYTES - len(body))
                         return read_page(body.decode(errors="replace"))
         except NotAPage as error:
-            raise _NoPage(f"{path} is no page of vLLM's metrics: {error}") from None
+            raise _NoPage(f"{path} is not a page of vLLM's metrics: {error}") from None
         except TimeoutError:
             raise _NoPage(f"no answer in {self._config.poll_timeout_s:g} s") from None
         except aiohttp.ClientConnectorError as error:

@@ -267,7 +267,7 @@ class RequestStream:
 
 
 def _read_headers(message: Any) -> CIMultiDict[str]:
-    """Headers as others here read them. Bytes that are no UTF-8 are replaced."""
+    """Headers as others here read them. Bytes that are not UTF-8 are replaced."""
     return CIMultiDict(
         (one.key, one.raw_value.decode(errors="replace") if one.raw_value else one.value)
         for one in message.headers

@@ -46,7 +46,7 @@ _EDGES = sorted({*range(1, 17), *(round(16 * 2 ** (i / 4)) for i in range(1, 57)
 _LASTING = [1 - (i + 0.5) / QUANTILES for i in range(QUANTILES)]
 _LOG_LASTING = [math.log(share) for share in _LASTING]
 """Logarithms of the shares of answers that are longer than each of the quantiles."""
-_LEAST_LASTING = 1e-300
+_MIN_LASTING = 1e-300
 """Least share of answers taken to be longer than an edge: keeps logarithms finite."""
 _PRIOR = 6.0
 _FIRST_MEAN = 128.0
@@ -66,7 +66,7 @@ _NEWS_SHARE = 16
 """A curve is made anew once answers have grown by one part in this many."""
 _LEAK = 0.01
 """Share of the chains' weights that each answer evens out: usefulness may change."""
-_LEAST_CHANCE = 1e-6
+_MIN_CHANCE = 1e-6
 """Least chance that a chain may give a length: one surprise does not silence it for long."""
 
 CHAINS = 4
@@ -121,7 +121,7 @@ class LengthCurve:
     def __init__(self, lasting: Sequence[float]) -> None:
         """``lasting`` are the shares of answers that are longer than each edge."""
         self._lasting = lasting
-        self._log_ended = [-math.log(max(share, _LEAST_LASTING)) for share in lasting]
+        self._log_ended = [-math.log(max(share, _MIN_LASTING)) for share in lasting]
         """−log of the share of answers that are longer than each edge, rising; the first is 0."""
         self._known: dict[tuple[int, int], tuple[float, ...]] = {}
 
@@ -412,7 +412,7 @@ class AnswerLengths:
         if len(heard) < 2:
             return
         chances = [
-            max(_LEAST_CHANCE, _chance(lasting, tokens, finished=finished))
+            max(_MIN_CHANCE, _chance(lasting, tokens, finished=finished))
             for lasting in said
             if lasting is not None
         ]

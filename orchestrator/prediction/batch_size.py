@@ -39,7 +39,7 @@ from orchestrator.prediction.step_model import StepModel
 
 MAX_REQUESTS = 96
 """Most requests that a decision rests on, the latest ones: it takes two milliseconds."""
-LEAST_SPAN_S, MAX_SPAN_S = 1.0, 10.0
+MIN_SPAN_S, MAX_SPAN_S = 1.0, 10.0
 """Bounds in seconds on the window of requests, which is as long as their deadlines usually are."""
 ABOUT_BEST, WORTH_LOWERING = 0.05, 0.15
 """Shares of the greatest ``met``, divided by the square root of the number of requests, since with
@@ -54,14 +54,14 @@ simulator, at twice the capacity, 0.1 met no more and wasted 25 % of the tokens 
 with a speed that wanders by a third it met 76 % instead of 77."""
 BATCH_WEIGHT = 0.05
 """Weight of a batch request beside an interactive one."""
-LEAST_PROMPT_SHARE = 1 / 16
+MIN_PROMPT_SHARE = 1 / 16
 """Share of an engine's time that long prompts get in any case, as workers have it."""
 _MAX_PROMPT_SHARE = 0.9
 _SURE, _LOST = 1.15, 0.85
 """Multiples of the usual time within which a length is in time, or is not. They are closer together
 than for one job (``prediction.urgency``): over many jobs the speed is known well."""
-_LEAST_MS = 1e-6
-_LEAST_LOAD = 1e-6
+_MIN_MS = 1e-6
+_MIN_LOAD = 1e-6
 _MAX_SLACK_MS = 60_000.0
 _MAX_EXPONENT, _EVEN = 50.0, 1e-6
 _PER_DOUBLING = 3
@@ -155,7 +155,7 @@ class RecentDemand:
         """The demand as of ``now``, in seconds of the clock; None if nothing came lately."""
         latest = self._asked[-MAX_REQUESTS:]
         stated = sorted(one.whole_ms for one in latest if one.weight == 1.0) or [math.inf]
-        span_s = min(max(stated[len(stated) // 2] / 1000, LEAST_SPAN_S), MAX_SPAN_S)
+        span_s = min(max(stated[len(stated) // 2] / 1000, MIN_SPAN_S), MAX_SPAN_S)
         window = [one for one in latest if one.at > now - span_s]
         if not window:
             return None
@@ -227,11 +227,11 @@ def outlook(
     cost = np.concatenate([part_ms, rest_ms], axis=1)
     prompts = np.broadcast_to(share * times.prompt_ms, part_ms.shape)
     prompts = np.concatenate([prompts, np.zeros_like(part_ms)], axis=1)
-    order = np.argsort(-gain / np.maximum(cost, _LEAST_MS), axis=1)
+    order = np.argsort(-gain / np.maximum(cost, _MIN_MS), axis=1)
     gain, cost, prompts = (np.take_along_axis(a, order, 1) for a in (gain, cost, prompts))
     spent = np.cumsum(cost, axis=1)
     served_ms = np.minimum(room_ms, (1 - lost) * spent[:, -1])[:, None]
-    served = np.clip(1 - (spent - served_ms) / np.maximum(cost, _LEAST_MS), 0.0, 1.0)
+    served = np.clip(1 - (spent - served_ms) / np.maximum(cost, _MIN_MS), 0.0, 1.0)
     met = (gain * served).sum(axis=1)
     # Tokens of requests that will be late are of use to nobody.
     vain = np.concatenate([part_ms * (1 - part_chance), rest_ms * (1 - whole_chance)], axis=1)
@@ -263,7 +263,7 @@ def paced_outlook(
     if short is None:
         return found
     prompts_ms = share * float(short.prompt_tokens.sum()) * pace.prompt_token_ms
-    least_share = prompts_ms / short.span_ms + LEAST_PROMPT_SHARE
+    least_share = prompts_ms / short.span_ms + MIN_PROMPT_SHARE
     waiting = foresee(short, prompt_share=min(prompt_share, least_share))
     return waiting if waiting.met.max() > found.met.max() else found
 
@@ -336,10 +336,10 @@ def _crowd(
     slack_ms = times.room_ms - tokens * times.token_ms
     slack_ms = np.minimum(slack_ms, demand.first_ms - times.first_ms).clip(0.0, _MAX_SLACK_MS)
     work_ms = cost_ms.sum(axis=1)
-    load = np.maximum(work_ms / room_ms, _LEAST_LOAD)
+    load = np.maximum(work_ms / room_ms, _MIN_LOAD)
     # As if all were alike: a few large requests among many small ones queue as the large ones do.
-    alike = work_ms**2 / np.maximum((cost_ms**2).sum(axis=1), _LEAST_MS)
-    slack_ms = (cost_ms * slack_ms).sum(axis=1) / np.maximum(work_ms, _LEAST_MS)
+    alike = work_ms**2 / np.maximum((cost_ms**2).sum(axis=1), _MIN_MS)
+    slack_ms = (cost_ms * slack_ms).sum(axis=1) / np.maximum(work_ms, _MIN_MS)
     # The number of requests that leave while one can wait.
     served = share * alike * slack_ms / demand.span_ms / load
     counts = np.arange(own[-1] + 1)

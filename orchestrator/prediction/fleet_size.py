@@ -18,14 +18,14 @@ from heapq import heappop, heappush
 
 from orchestrator.prediction.step_model import StepModel, Work
 
-_LEAST_REQUESTS, _MOST_REQUESTS = 4000, 40_000
+_MIN_REQUESTS, _MAX_REQUESTS = 4000, 40_000
 """Requests of one simulation: with 4000 a share of 99 % is known to some 0.3 %."""
 _DEADLINES = 10
-"""Length of a simulation in deadlines, as far as ``_MOST_REQUESTS`` allows: a queue that grows
+"""Length of a simulation in deadlines, as far as ``_MAX_REQUESTS`` allows: a queue that grows
 shows only after some."""
 _ROW_SHARES = (0.5, 0.65, 0.8, 0.9, 1.0)
 """Shares of the deadline that a request may take in as many rows as are tried."""
-MOST_INSTANCES = 4096
+MAX_INSTANCES = 4096
 MORE = 1.1
 """A tenth more load."""
 
@@ -121,13 +121,13 @@ def _fewest(
     """Raises ``PlanError``."""
     # With fewer the queue would grow for as long as the load lasts.
     low = max(least, 1 + math.floor(load.per_s * _cheapest_ms(model, load) / 1000))
-    if low > MOST_INSTANCES:
-        raise PlanError(f"more than {MOST_INSTANCES} instances would be needed")
+    if low > MAX_INSTANCES:
+        raise PlanError(f"more than {MAX_INSTANCES} instances would be needed")
     high, found = low, estimate(model, load, low, seed)
     while found.kept < keep:
         low, high = high + 1, high + max(1, high // 8)
-        if high > MOST_INSTANCES:
-            raise PlanError(f"more than {MOST_INSTANCES} instances would be needed")
+        if high > MAX_INSTANCES:
+            raise PlanError(f"more than {MAX_INSTANCES} instances would be needed")
         found = estimate(model, load, high, seed)
     while low < high:
         middle = (low + high) // 2
@@ -297,7 +297,7 @@ def _simulate(
     rng = random.Random(seed)
     now_ms, arrivals_ms = 0.0, []
     wanted = round(load.per_s * load.deadline_ms / 1000 * _DEADLINES)
-    count = min(max(wanted, _LEAST_REQUESTS), _MOST_REQUESTS)
+    count = min(max(wanted, _MIN_REQUESTS), _MAX_REQUESTS)
     for _ in range(count):
         now_ms += rng.expovariate(load.per_s) * 1000
         arrivals_ms.append(now_ms)

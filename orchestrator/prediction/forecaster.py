@@ -27,9 +27,9 @@ from worker.protocol import End, FinishReason, OnDeadline
 
 USUAL, LONG = 0.5, 0.9
 BACKGROUND_CHANCE = 0.01
-"""Work with less of a chance than this only gets what nobody else wants."""
-LEAST_WAIT_MS = 50.0
-"""Ms that a task not chosen now waits at least, about."""
+"""Chance (0 to 1) of being on time below which work only gets slots that nothing else wants."""
+MIN_WAIT_MS = 50.0
+"""Shortest wait assumed for a task that is not chosen now, in milliseconds."""
 _WAIT_PER_DRAIN = 2.0
 """Expected wait over the time in which the waiting work could be done, for more work comes
 meanwhile. In the simulator 0.5, 1 and 2 kept 0.95, 0.98 and 1.00 of the best at twice the capacity,
@@ -51,7 +51,7 @@ _PROMISES_LOST = 0.06
 _SAFETY_STEP = 0.1
 PROMISED = 12.0
 """How much more urgent, as a logarithm, work is whose deadline we named ourselves."""
-PROMISE_SLACK_MS = 0.8 * PROMISED * LEAST_WAIT_MS
+PROMISE_SLACK_MS = 0.8 * PROMISED * MIN_WAIT_MS
 """Ms of slack at which promised work is about as urgent as other work."""
 _SERVING_TTL_S = 0.25
 _FRESH_S = 0.002
@@ -132,7 +132,7 @@ class Forecaster:
         self.lengths = AnswerLengths()
         self._safety: defaultdict[str, float] = defaultdict(lambda: FIRST_SAFETY)
         self._epoch = 0.0
-        self._wait_ms: defaultdict[str, float] = defaultdict(lambda: LEAST_WAIT_MS)
+        self._wait_ms: defaultdict[str, float] = defaultdict(lambda: MIN_WAIT_MS)
         self._serving: dict[str, _Serving] = {}
         self.known_speed: dict[str, StepModel] = {}
         """The step model of the fastest instance, by model that is or was served."""
@@ -153,7 +153,7 @@ class Forecaster:
         for model, total_ms in work_ms.items():
             capacity = self.capacity_of(model)
             instances = max(1, len(capacity.models)) * capacity.part
-            self._wait_ms[model] = max(LEAST_WAIT_MS, _WAIT_PER_DRAIN * total_ms / instances)
+            self._wait_ms[model] = max(MIN_WAIT_MS, _WAIT_PER_DRAIN * total_ms / instances)
 
     def plan(self, task: Task, now: float) -> None:
         """Set the values by which the queue treats a task."""
@@ -196,7 +196,7 @@ class Forecaster:
     def _urgency(self, task: Task, now: float, wait_ms: float) -> Urgency:
         costs = self._costs_of(task.model, now)
         if costs is None:  # nothing is known yet: by deadline
-            return Urgency(1.0, -task.share_ms(now) / LEAST_WAIT_MS, 1.0)
+            return Urgency(1.0, -task.share_ms(now) / MIN_WAIT_MS, 1.0)
         made = task.completion_tokens
         new = 0 if made else self._prompt_left(task, costs, now)
         due_at = task.parts.due_at(made + 1, task.marks.first_token)
@@ -214,7 +214,7 @@ class Forecaster:
         share = LONG if task.reserved_chance is None else task.reserved_chance
         long_ms = new * costs.prompt_ms + left[int(share * len(left))] * costs.token_ms * SURE
         slack_ms = max(0.0, due.whole_ms - long_ms)
-        return found._replace(log_urgency=PROMISED - slack_ms / LEAST_WAIT_MS)
+        return found._replace(log_urgency=PROMISED - slack_ms / MIN_WAIT_MS)
 
     @staticmethod
     def _prompt_left(task: Task, costs: Costs, now: float) -> float:

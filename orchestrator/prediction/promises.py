@@ -47,7 +47,7 @@ class Reservation:
     unix_ms: int
     """The deadline, in epoch milliseconds."""
     chance: float
-    """Chance with which it is to be kept."""
+    """Chance (0 to 1) with which the reservation is to be met."""
     held_until: float
     """When it is void unless it was used, in seconds of the clock."""
     work_ms: float

@@ -40,7 +40,7 @@ _FIRST_STRETCH: Final = {0.5: 0.0, 0.9: 0.2, 0.99: 0.4}
 """Logarithms of the factors by which the first reservations take longer than predicted: what a
 client counts on should not pay for what is not known yet."""
 _STRETCH_STEP: Final = 0.08
-_LEAST_STRETCH, _MAX_STRETCH = math.log(0.5), math.log(8.0)
+_MIN_STRETCH, _MAX_STRETCH = math.log(0.5), math.log(8.0)
 _PAUSE_S: Final = 0.1
 """Least seconds between two requests of which it is learnt whether their chance was right: one
 prediction takes a millisecond."""
@@ -199,7 +199,7 @@ class Quotes:
         """Learn from a reservation that was used."""
         self.ended[chance, kept] += 1
         stretch = self._stretch[chance] + _STRETCH_STEP * ((not kept) - BROKEN[chance])
-        self._stretch[chance] = min(max(stretch, _LEAST_STRETCH), _MAX_STRETCH)
+        self._stretch[chance] = min(max(stretch, _MIN_STRETCH), _MAX_STRETCH)
 
 
 def _learn(of: Reliability, chance: float, task: Task) -> None:

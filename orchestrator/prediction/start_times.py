@@ -22,7 +22,7 @@ _EVERY = 2
 """One waiting task in this many is predicted to learn from, whether or not its client asks."""
 _PAUSE_S = 0.05
 """Least seconds between two predictions to learn from: one takes a millisecond."""
-_LEAST_MS = 10.0
+_MIN_MS = 10.0
 """Waits shorter than this are matters of luck, and teach nothing."""
 _WINDOW = 48
 _PARTS = 4
@@ -70,7 +70,7 @@ class StartTimes:
         latest_ms = self._forecaster.latest_start_ms(task, self._clock.now())
         if task.is_promised:  # kept, but no sooner than it has to be
             return max(min(plain_ms, latest_ms), latest_ms - PROMISE_SLACK_MS)
-        return min(start_ms, max(latest_ms, _LEAST_MS)) if task in self._queue else start_ms
+        return min(start_ms, max(latest_ms, _MIN_MS)) if task in self._queue else start_ms
 
     def likely_ms(self, task: Task) -> tuple[float, ...]:
         """Equally likely times in ms from now until ``task`` starts, as any other task, rising."""
@@ -83,7 +83,7 @@ class StartTimes:
         """Ms from now until the queue has room for one more task: one starts, or gives up."""
         now = self._clock.now()
         residuals, free = self._residuals(model, now)
-        first_ms = start_ms(residuals, (), free) if residuals else _LEAST_MS
+        first_ms = start_ms(residuals, (), free) if residuals else _MIN_MS
         leaves_at = self._queue.next_expiry
         if leaves_at is not None:
             first_ms = min(first_ms, 1000 * (leaves_at - now))
@@ -117,7 +117,7 @@ class StartTimes:
         at, predicted_ms, part = task.predicted_start
         task.predicted_start = None
         took_ms = 1000 * (self._clock.now() - at)
-        if min(took_ms, predicted_ms) >= _LEAST_MS:
+        if min(took_ms, predicted_ms) >= _MIN_MS:
             self._ratios[part].add(_log_ratio(took_ms, predicted_ms))
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.prediction.quantiles import Quantiles
-from orchestrator.prediction.step_model import LEAST_SHARE, Load, StepModel, Work
+from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
 from worker.protocol import WorkerStats
 
 MID, HIGH = 0.5, 0.98
@@ -43,7 +43,7 @@ those with 64 stayed within 0.37 and 0.52 (5 % to 95 %) where it was 0.44. A fil
 parts, of a fixed noise, said anything from 0.25 to 1."""
 _JUMP_VARIANCE = 0.1
 """Variance of the speed after a jump."""
-_FIRST_NOISE, _LEAST_NOISE = 0.3**2, 0.05**2
+_FIRST_NOISE, _MIN_NOISE = 0.3**2, 0.05**2
 """Variance of a window's time around what is predicted, as a logarithm."""
 _NOISE_SMOOTHING = 1 / 32
 _MAX_MOVE = 3.0
@@ -156,7 +156,7 @@ class StepLearner:
     def observe(self, stats: WorkerStats) -> None:
         """Take in a worker's statistics; statistics without new steps change nothing."""
         if not (math.isfinite(stats.busy_ms_total) and math.isfinite(stats.step_ms)):
-            return  # a forecast that is no number would refuse everybody
+            return  # a forecast that is not a number would refuse everybody
         now = _Totals(
             stats.steps_total, stats.busy_ms_total, stats.tokens_total, stats.prefill_tokens_total
         )
@@ -181,7 +181,7 @@ class StepLearner:
         per_row = max(1.0, made / steps / max(1, stats.running, self._last_running))
         self._last_running = stats.running
         token_ms = busy_ms / steps / per_row
-        if token_ms < LEAST_SHARE * self._bound_ms:
+        if token_ms < MIN_SHARE * self._bound_ms:
             self._bound_steps = 0
         self._fastest_ms = min(self._fastest_ms, token_ms)
         if is_past:
@@ -282,7 +282,7 @@ class StepLearner:
         # A surprise says the less of the noise the less was known.
         seen = max(min(abs(surprise), spread) ** 2 - unsure, 0.0)
         self._noise += _NOISE_SMOOTHING * self._noise / total * (seen - self._noise)
-        self._noise = max(self._noise, _LEAST_NOISE)
+        self._noise = max(self._noise, _MIN_NOISE)
         if abs(surprise) > max(_OUTLIER, spread):
             # One odd window may be a stall of the machine; two in a row are a new speed.
             self._odd = max(1, self._odd + 1) if surprise > 0 else min(-1, self._odd - 1)

@@ -10,7 +10,7 @@ turn the model's one figure into a fast, a usual and a slow one.
 
 from dataclasses import dataclass
 
-LEAST_SHARE = 0.8
+MIN_SHARE = 0.8
 """Share of the fastest step ever seen that is certain: less than the machine has ever needed."""
 
 
@@ -160,7 +160,7 @@ class StepModel:
         Never an average, and nothing that a slow moment could move. A cached prompt still needs a
         step. 0 while too little has been seen.
         """
-        return LEAST_SHARE * self.fastest_ms * work.output_tokens
+        return MIN_SHARE * self.fastest_ms * work.output_tokens
 
     def service_ms(self, work: Work, rows: int | None = None) -> float:
         """The usual time from start to finish among ``rows`` jobs; by default in every slot."""

@@ -311,7 +311,10 @@ class PromptEncoder:
             return [text]
         mark = next((c for c in _MARKS if not any(c in t.text for t in texts_of(chat))), None)
         if mark is None:
-            raise InvalidRequest("messages hold every noncharacter there is", field="messages")
+            raise InvalidRequest(
+                "messages use all Unicode noncharacters: leave one out, it is needed",
+                field="messages",
+            )
         marked = rewritten(chat, lambda text: mark.join(broken.get(text, (text.text,))))
         return self._render(marked).split(mark)
 
@@ -350,7 +353,7 @@ class PromptEncoder:
             # Whatever the template has behind the text would end it.
             text, end, _ = text.rpartition(_OPEN_END)
             if not end:
-                raise Refused("it leaves out the last one, with which the model is to go on")
+                raise Refused("it drops the last message, which the model is to continue")
             return text
         except Refused as error:
             allowed = without_later_systems(chat)

@@ -149,7 +149,8 @@ class TaskQueue(Generic[T]):
         self._add(task, arrival)
 
     def remove(self, task: T) -> bool:
-        """Take a task out, wherever it stands, at nobody's cost. False if it is not queued."""
+        """Take a task out, wherever it stands, without charging its tenant's share. False if it is
+        not queued."""
         return self._discard(task.id) is not None
 
     def take(self, task: T) -> None:

@@ -81,7 +81,7 @@ _OTHER_VARIABLES = (
     "TIDEGATE_WORKER_",
     "TIDEGATE_SLOT_",
 )
-"""Variables that are read by the launcher and by workers, and are no settings of this process."""
+"""Variables that are read by the launcher and by workers, and are not settings of this process."""
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 

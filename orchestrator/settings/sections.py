@@ -430,8 +430,8 @@ class BatchSettings(Section):
     file_bytes: int = Field(default=256 * 2**20, ge=1024)
     """Most bytes in one file."""
     folder_bytes: int = Field(default=4 * 2**30, ge=2**20)
-    """Most bytes that all files may take on the disk. Uploads leave a tenth of it to the outcomes
-    of batches, which wait when that is full too."""
+    """Most bytes that all files may take on the disk. A tenth of it is reserved for the results of
+    batches, which wait when that is full too."""
     keep_s: float = Field(default=7 * 86_400.0, ge=0)
     """How long a file is kept after its upload, and a batch with its results after its end."""
 

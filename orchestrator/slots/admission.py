@@ -84,7 +84,7 @@ class SlotAdmission:
         if not ready:
             raise NotReady("no instance that renders slots is ready; try again shortly")
         now = self._clock.now()
-        _require_providers(slot.wish, ready)
+        _require_providers(slot.needs, ready)
         self._waiting.time(slot)
         self._require_room(slot, ready, now)
         if self._config.mode is AdmissionMode.OFF:
@@ -100,7 +100,7 @@ class SlotAdmission:
         if slot.loss is not None:
             return slot.loss
         lines = {one.address: InstanceTimeline(one.ability, now, ()) for one in self._fleet.seen()}
-        found = place(slot.wish, lines)
+        found = place(slot.needs, lines)
         if found is None:
             return NotReady("no instance that could render this is left; try again shortly")
         stats = self.stats
@@ -110,7 +110,7 @@ class SlotAdmission:
             return None
         stats.refused_late()
         others = [other for other in self._waiting if other is not slot]
-        return self._infeasible(slot.wish, _Hindrance(found, is_others=False), others, now)
+        return self._infeasible(slot.needs, _Hindrance(found, is_others=False), others, now)
 
     def tries(self, slot: Slot, free: list[SlotInstance], now: float) -> list[SlotInstance]:
         """The ``free`` instances on which to begin a slot that will hardly be in time anywhere."""
@@ -119,7 +119,7 @@ class SlotAdmission:
             return []
         if slot.refusal_sample or not self.refuses:
             return free
-        return [one for one in free if slot.wish.may_be_met(one.ability, now)]
+        return [one for one in free if slot.needs.may_be_met(one.ability, now)]
 
     def _require_room(self, slot: Slot, ready: list[SlotInstance], now: float) -> None:
         """Raise ``QueueFull`` if too many slots wait already."""
@@ -157,23 +157,23 @@ class SlotAdmission:
         self, slot: Slot, ready: list[SlotInstance], now: float
     ) -> DeadlineInfeasible | None:
         """Why ``slot`` cannot be in time, or would make earlier ones late; None if neither."""
-        wish, others = slot.wish, list(self._waiting)
-        found = self._hindrance(wish, others, self._waiting.place_of(slot), now)
+        needs, others = slot.needs, list(self._waiting)
+        found = self._hindrance(needs, others, self._waiting.place_of(slot), now)
         if found is None:
             return None
         if not found.is_others:
-            tries = (one.ability for one in ready if one.free or not wish.is_known(one.ability))
-            if any(wish.may_be_met(ability, now) for ability in tries):
+            tries = (one.ability for one in ready if one.free or not needs.is_known(one.ability))
+            if any(needs.may_be_met(ability, now) for ability in tries):
                 return None
-        return self._infeasible(wish, found, others, now)
+        return self._infeasible(needs, found, others, now)
 
     def _hindrance(
-        self, wish: SlotNeeds, others: Sequence[Slot], place_in_line: int, now: float
+        self, needs: SlotNeeds, others: Sequence[Slot], place_in_line: int, now: float
     ) -> _Hindrance | None:
-        """The reason not to let ``wish`` in at that place in line; None if there is none."""
-        before = [other.wish for other in others[:place_in_line]]
-        after = [other.wish for other in others[place_in_line:]]
-        found = forecast([*before, wish, *after], self._waiting.lines(now))
+        """The reason not to let ``needs`` in at that place in line; None if there is none."""
+        before = [other.needs for other in others[:place_in_line]]
+        after = [other.needs for other in others[place_in_line:]]
+        found = forecast([*before, needs, *after], self._waiting.lines(now))
         own, behind = found[place_in_line], found[place_in_line + 1 :]
         assert own is not None, "somebody has its providers"
         if not own.is_in_time:
@@ -184,48 +184,50 @@ class SlotAdmission:
         without = forecast([*before, *after], lines)[place_in_line:]
         pairs = zip(behind, without, strict=True)
         if any(_is_in_time(alone) and not _is_in_time(late) for late, alone in pairs):
-            last = place(wish, lines)  # behind all others
+            last = place(needs, lines)  # behind all others
             assert last is not None
             return _Hindrance(last, is_others=True)
         return None
 
     def _infeasible(
-        self, wish: SlotNeeds, found: _Hindrance, others: Sequence[Slot], now: float
+        self, needs: SlotNeeds, found: _Hindrance, others: Sequence[Slot], now: float
     ) -> DeadlineInfeasible:
-        """The error that says why ``wish`` is refused, and which deadline would do."""
+        """The error that says why ``needs`` is refused, and which deadline would do."""
         expected = found.expected
         ability = self._fleet.instances[expected.address].ability
-        fits_idle = best_plan(wish, InstanceTimeline(ability, now, ()))[2]
+        fits_idle = best_plan(needs, InstanceTimeline(ability, now, ()))[2]
         finish_at = expected.finish_at + ability.buffer_s
         why = f"it would be done after {finish_at - now:.1f} s at the least"
         if found.is_others:
             why = (
                 "slots that were let in before could not be in time with it, and behind them " + why
             )
-        feasible_at = self._feasible_at(wish, found, others, now)
+        feasible_at = self._feasible_at(needs, found, others, now)
         return DeadlineInfeasible(
-            f"{max(0.0, wish.deadline_at - now):.1f} s until the deadline are too little: {why}, "
+            f"{max(0.0, needs.deadline_at - now):.1f} s until the deadline are too little: {why}, "
             f"of which {ability.buffer_s:g} s are kept back; come again with a deadline "
             f"{feasible_at - now:.1f} s from now",
             predicted_finish_ms=1000 * (finish_at - now),
             earliest_feasible_unix_ms=math.ceil(1000 * (self._clock.unix() + feasible_at - now)),
-            binding_constraint="queue" if fits_idle else wish.longest_stage(expected.plan, ability),
+            binding_constraint="queue"
+            if fits_idle
+            else needs.longest_stage(expected.plan, ability),
         )
 
     def _feasible_at(
-        self, wish: SlotNeeds, found: _Hindrance, others: Sequence[Slot], now: float
+        self, needs: SlotNeeds, found: _Hindrance, others: Sequence[Slot], now: float
     ) -> float:
-        """A deadline by which ``wish`` would be let in now, and hardly later than the first such
+        """A deadline by which ``needs`` would be let in now, and hardly later than the first such
         (DL-16).
 
         A later deadline makes it wait behind more of ``others``, so its finish at its present place
         is not the answer yet.
         """
-        if place(wish, self._waiting.lines(now)) is None:  # nobody is ready just now
+        if place(needs, self._waiting.lines(now)) is None:  # nobody is ready just now
             instance = self._fleet.instances[found.expected.address]
             return found.expected.finish_at + instance.ability.buffer_s
         start_bys = [other.start_by for other in others if not other.refusal_sample]
-        own = wish
+        own = needs
         for _ in range(_MAX_PLACES):
             if found.is_others:
                 start_by = self._waiting.start_by(own)
@@ -241,24 +243,24 @@ class SlotAdmission:
                 return own.deadline_at
             found = hindrance
         lines = self._waiting.lines(now)
-        forecast((other.wish for other in others), lines)
-        last = place(wish, lines)
+        forecast((other.needs for other in others), lines)
+        last = place(needs, lines)
         assert last is not None, "somebody has its providers"
         finish_at = last.finish_at + self._fleet.instances[last.address].ability.buffer_s
-        behind_s = max(start_bys, default=now) - self._waiting.start_by(wish.by(now))
+        behind_s = max(start_bys, default=now) - self._waiting.start_by(needs.by(now))
         return max(finish_at, now + behind_s) + _RESENT_S
 
 
-def _require_providers(wish: SlotNeeds, ready: list[SlotInstance]) -> None:
+def _require_providers(needs: SlotNeeds, ready: list[SlotInstance]) -> None:
     """Raise ``InvalidRequest`` unless one of ``ready`` has all providers that the recipe names."""
-    missing = [instance.ability.missing(wish.chosen) for instance in ready]
+    missing = [instance.ability.missing(needs.chosen) for instance in ready]
     stage = missing[0]
     if stage is None or None in missing:
         return
     known = {name for one in ready for name in one.ability.others.get(stage, {})}
     field = f"recipe.providers.{stage.name.lower()}"
     raise InvalidRequest(
-        f"{field}: no instance has {excerpt(wish.chosen[stage])} with what else is named; "
+        f"{field}: no instance has {excerpt(needs.chosen[stage])} with what else is named; "
         f"available: {', '.join(sorted(known))}",
         field=field,
     )

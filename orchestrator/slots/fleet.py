@@ -102,7 +102,7 @@ class SlotFleet:
         *,
         is_watching: bool = True,
     ) -> None:
-        """Without ``is_watching`` no instance is asked: for instances that are no Tritons."""
+        """Without ``is_watching`` no instance is asked: for instances that are not Tritons."""
         self.instances: dict[str, SlotInstance] = {}
         self.on_change: Callable[[], None] = _nothing
         self._registry = registry

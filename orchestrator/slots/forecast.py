@@ -128,7 +128,7 @@ class SlotNeeds:
         self._least_s: dict[Ability, float] = {}
 
     def by(self, deadline_at: float) -> "SlotNeeds":
-        """A copy of the wish with another deadline."""
+        """A copy of the needs, with another deadline."""
         other = copy.copy(self)
         other.deadline_at = deadline_at
         return other
@@ -252,43 +252,43 @@ class Expected(NamedTuple):
     is_in_time: bool
 
 
-def best_plan(wish: SlotNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float, bool]:
-    """The best plan of ``wish`` that ``line`` would finish in time, when, and True; otherwise the
+def best_plan(needs: SlotNeeds, line: InstanceTimeline) -> tuple[ClipPlan, float, bool]:
+    """The best plan of ``needs`` that ``line`` would finish in time, when, and True; otherwise the
     least plan, when, and False."""
     ability = line.ability
-    due_at = wish.due_at(ability)
+    due_at = needs.due_at(ability)
 
     def finish_at(plan: ClipPlan) -> float:
-        return line.finish(ability.work(plan, wish.chosen))
+        return line.finish(ability.work(plan, needs.chosen))
 
-    plan = wish.fit(ability, lambda plan: finish_at(plan) <= due_at)
+    plan = needs.fit(ability, lambda plan: finish_at(plan) <= due_at)
     if plan is not None:
         return plan, finish_at(plan), True
-    plan = wish.least(ability)
+    plan = needs.least(ability)
     return plan, finish_at(plan), False
 
 
-def place(wish: SlotNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
+def place(needs: SlotNeeds, lines: Mapping[str, InstanceTimeline]) -> Expected | None:
     """The earliest finish in time, or the earliest of all if none is in time; None if no instance
-    has the providers that the wish names."""
+    has the providers that ``needs`` names."""
     found = [
-        Expected(address, *best_plan(wish, line))
+        Expected(address, *best_plan(needs, line))
         for address, line in lines.items()
-        if line.ability.missing(wish.chosen) is None
+        if line.ability.missing(needs.chosen) is None
     ]
     return min(found, key=lambda each: (not each.is_in_time, each.finish_at), default=None)
 
 
 def forecast(
-    wishes: Iterable[SlotNeeds], lines: Mapping[str, InstanceTimeline]
+    all_needs: Iterable[SlotNeeds], lines: Mapping[str, InstanceTimeline]
 ) -> list[Expected | None]:
     """What will become of waiting slots, in their order. A slot that will not be in time takes
     nobody's place. Leaves ``lines`` as they will be then."""
     expected = []
-    for wish in wishes:
-        found = place(wish, lines)
+    for needs in all_needs:
+        found = place(needs, lines)
         if found is not None and found.is_in_time:
             line = lines[found.address]
-            line.take(line.ability.work(found.plan, wish.chosen))
+            line.take(line.ability.work(found.plan, needs.chosen))
         expected.append(found)
     return expected

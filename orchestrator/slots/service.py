@@ -156,7 +156,7 @@ class Slots:
         """Parts of ``slot`` that will probably not be rendered; empty while no pace is known, for
         then all of it is begun."""
         instance = self.fleet.instances.get(expected.address)
-        if instance is not None and not slot.wish.is_known(instance.ability):
+        if instance is not None and not slot.needs.is_known(instance.ability):
             return ()
         return expected.plan.given_up
 
@@ -277,14 +277,14 @@ class Slots:
         better = [instance for instance in free if instance.address not in slot.failed_on] or free
         if not in_time:
             better = self._admission.tries(slot, better, now)
-        found = place(slot.wish, {one.address: one.line(now) for one in better})
+        found = place(slot.needs, {one.address: one.line(now) for one in better})
         if found is not None and (found.is_in_time or not in_time):
             self._send(slot, self.fleet.instances[found.address], found, now)
 
     def _send(self, slot: Slot, instance: SlotInstance, found: Expected, now: float) -> None:
         self._waiting.remove(slot)
         slot.dispatched(instance.address, now)
-        begun = Begun(found.plan, slot.wish.chosen, slot.percents)
+        begun = Begun(found.plan, slot.needs.chosen, slot.percents)
         keep_on = instance.can_keep_on and self.refusals.runs_on(slot)
         attempt = SlotAttempt(slot, instance.address, begun, self, self._clock, keep_on=keep_on)
         slot.attempt = attempt

@@ -52,7 +52,7 @@ class Slot(WorkItem[SlotJob, SlotListener]):
         super().__init__(slot_id, job)
         self.model = MODEL
         self.stage = Stage.QUEUED
-        self.wish = SlotNeeds(job.recipe, job.deadline.at, degrade=job.degrade)
+        self.needs = SlotNeeds(job.recipe, job.deadline.at, degrade=job.degrade)
         self.start_by = job.deadline.at
         """Start time after which its least plan will hardly be in time; orders waiting slots."""
         self.attempt: Stoppable | None = None

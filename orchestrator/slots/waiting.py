@@ -55,9 +55,9 @@ class WaitingSlots:
         """How many slots would go before ``slot``."""
         return sum(1 for other in self._slots if _place(other) <= _place(slot))
 
-    def start_by(self, wish: SlotNeeds) -> float:
-        """Until when ``wish`` can start, by what instances tell now."""
-        return max(wish.start_by(ability) for ability in self._abilities())
+    def start_by(self, needs: SlotNeeds) -> float:
+        """Until when ``needs`` can start, by what instances tell now."""
+        return max(needs.start_by(ability) for ability in self._abilities())
 
     def position(self, slot: Slot) -> int:
         """Place of ``slot`` in line, 1 for the next one; 0 if it does not wait."""
@@ -71,8 +71,8 @@ class WaitingSlots:
 
     def time(self, slot: Slot) -> None:
         """Set until when ``slot`` can start, by what instances tell now."""
-        slot.start_by = self.start_by(slot.wish)
-        slot.drop_at = max(slot.wish.start_by(ability.at_best) for ability in self._abilities())
+        slot.start_by = self.start_by(slot.needs)
+        slot.drop_at = max(slot.needs.start_by(ability.at_best) for ability in self._abilities())
 
     def lines(self, now: float) -> dict[str, InstanceTimeline]:
         """The lines of instances that take slots, as they will become free."""
@@ -82,7 +82,7 @@ class WaitingSlots:
         """What will become of a waiting slot; None if nothing can be said."""
         now = self._clock.now()
         if now - self._expected_at >= FORECAST_TTL_S:
-            found = forecast((each.wish for each in self._slots), self.lines(now))
+            found = forecast((each.needs for each in self._slots), self.lines(now))
             self._expected = dict(zip(self._slots, found, strict=True))
             self._expected_at = now
         return self._expected.get(slot)

@@ -17,7 +17,7 @@ TIMEOUT_S = 2.0
 """Longest wait for the store, in seconds, for one answer or one connection."""
 PATIENCE_S = 0.5
 """Longest wait for the store, in seconds, where a request can do without it."""
-LEAST_VERSION = (6, 2)
+MIN_VERSION = (6, 2)
 LAYOUT = b"2"
 """Version of the keys' layout. Orchestrators of different layouts must not share a prefix."""
 
@@ -67,7 +67,7 @@ class Names:
         """Written now and then, to see whether the store takes anything more."""
 
     def alive(self, tag: str) -> str:
-        """There as long as the orchestrator of that tag is heard of."""
+        """Key of the lease of the orchestrator with that tag; it expires when it is not renewed."""
         return f"{self.prefix}alive:{tag}"
 
     def held(self, tag: str) -> str:
@@ -140,9 +140,9 @@ def check(client: "redis.Redis", names: Names) -> None:
 def require_version(server: Mapping[str, Any]) -> None:
     """Raise ``StateError`` for a store that is too old; ``server`` is what it says of itself."""
     version = str(server.get("valkey_version") or server["redis_version"])
-    if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         raise StateError(
-            f"the store is of version {version}, and {'.'.join(map(str, LEAST_VERSION))} is the "
+            f"the store is of version {version}, and {'.'.join(map(str, MIN_VERSION))} is the "
             "least that will do: upgrade it"
         )
 
@@ -172,7 +172,7 @@ def _warn_of_risks(client: "redis.Redis") -> None:
         )
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """A description of an error of the store, for clients: without addresses."""
     if isinstance(error, StateError):
         return str(error)

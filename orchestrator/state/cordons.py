@@ -41,7 +41,7 @@ class Cordons:
         except connection.FAILURES as error:
             service_log.warning(
                 "the other orchestrators were not told of an instance's drain: say it to each",
-                extra=fields(instance=address, error=connection.told(error)),
+                extra=fields(instance=address, error=connection.describe_error(error)),
             )
 
     def _apply(self) -> None:

@@ -32,7 +32,7 @@ FLUSH_S = 0.05
 """How long a change waits for others, in seconds, before it is written."""
 RETRY_S = 1.0
 ITEMS_AT_A_TIME = 32
-MOST_NOTED = 65_536
+MAX_NOTED = 65_536
 """Most items that wait for the store while it is away. It forgets older ones by itself, with their
 retention."""
 CLOSE_WAIT_S = 2.0
@@ -167,7 +167,7 @@ class SharedItems:
         known = self._noted.get(name)
         if known is None or known.change < noted.change:
             self._noted[name] = noted
-            if len(self._noted) > MOST_NOTED:
+            if len(self._noted) > MAX_NOTED:
                 del self._noted[next(iter(self._noted))]
 
     async def _write_all(self) -> None:
@@ -230,7 +230,7 @@ class SharedItems:
             service_log.warning(
                 "sessions, responses and conversations are not copied to the store: what has "
                 "changed would be lost with this orchestrator; will retry",
-                extra=fields(items=len(self._noted), error=connection.told(error)),
+                extra=fields(items=len(self._noted), error=connection.describe_error(error)),
             )
 
 

@@ -30,10 +30,10 @@ ASK_S = 1.0
 """Seconds between two questions about instances of which little is known here."""
 KINDS = 128
 """Kinds of answers that are told and heard of at a time, those with the latest answers."""
-MOST_KINDS = 1024
+MAX_KINDS = 1024
 """Kinds that the store knows."""
 KEEP_S = 86_400.0
-"""How long the store knows what nobody has added to, in seconds."""
+"""Seconds after which the store forgets statistics that got no new samples."""
 FEW_WINDOWS = 64
 """Windows of an instance's steps below which others may know more."""
 
@@ -141,7 +141,7 @@ class SharedLearning:
             tally.kept,
             msgspec.json.encode(_Counts(tally.ended, tally.cut)),
             HALF_LIFE,
-            MOST_KINDS,
+            MAX_KINDS,
             round(1000 * KEEP_S),
             self._names.lengths_of(b""),
         )

@@ -51,7 +51,7 @@ class RenewalPart(Protocol):
     def ask(self, pipe: Any) -> int:
         """Add commands to the renewal's; returns how many."""
 
-    def told(self, answers: Sequence[Any]) -> None:
+    def receive(self, answers: Sequence[Any]) -> None:
         """Take the commands' answers in; one that failed has its exception."""
 
 
@@ -142,7 +142,7 @@ class Members:
             service_log.warning(
                 "the other orchestrators were not told that this one leaves: they find out when "
                 "its lease is over",
-                extra=fields(error=connection.told(error)),
+                extra=fields(error=connection.describe_error(error)),
             )
 
     async def _renew_for_ever(self) -> None:
@@ -155,7 +155,7 @@ class Members:
                     call()
             except connection.FAILURES as error:
                 self._is_checked = False
-                self._tell(connection.told(error))
+                self._tell(connection.describe_error(error))
             except Exception:
                 service_log.exception("the lease was not renewed; will retry")
             await asyncio.sleep(every_s)
@@ -188,7 +188,7 @@ class Members:
                 call()
         self.has_renewed = True
         for part, answers in zip(parts, more, strict=True):
-            part.told(answers)
+            part.receive(answers)
         if loop.time() - began <= PATIENCE_S:
             self.prompt_renewal = number
 

@@ -18,10 +18,10 @@ from orchestrator.telemetry.log import service_log
 
 KEEP_S = 3600.0
 """How long the store keeps what was told, in seconds; no deadline is later by default."""
-MOST_KEPT, MOST_AT_A_TIME = 4096, 256
+MAX_KEPT, MAX_AT_A_TIME = 4096, 256
 
 
-class _Told(msgspec.Struct, frozen=True, array_like=True):
+class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
     news: RunNews
     ends: float
     """When the run is due, in seconds of the store's clock; 0 for a call that has ended."""
@@ -45,19 +45,19 @@ class SharedRuns:
 
     def _note(self, news: RunNews) -> None:
         ends = 0.0 if news.calls is None else self._members.store_time() + news.left_s
-        self._untold.append(msgspec.msgpack.encode(_Told(news, ends)))
-        if len(self._untold) > MOST_KEPT:  # the store is away
+        self._untold.append(msgspec.msgpack.encode(_RunUpdate(news, ends)))
+        if len(self._untold) > MAX_KEPT:  # the store is away
             del self._untold[0]
 
     def ask(self, pipe: Any) -> int:
         """Add the script that tells and hears."""
-        told = self._untold[:MOST_AT_A_TIME]
+        told = self._untold[:MAX_AT_A_TIME]
         self._asked = len(told)
         keep_ms = round(1000 * KEEP_S)
-        pipe.eval(scripts.RUNS, 1, self._name, self._tag, self._last, MOST_KEPT, keep_ms, *told)
+        pipe.eval(scripts.RUNS, 1, self._name, self._tag, self._last, MAX_KEPT, keep_ms, *told)
         return 1
 
-    def told(self, answers: Sequence[Any]) -> None:
+    def receive(self, answers: Sequence[Any]) -> None:
         """Take in what others have told."""
         (entries,) = answers
         if isinstance(entries, Exception):  # the others go without, as long as it is refused
@@ -68,7 +68,7 @@ class SharedRuns:
             if tag.decode() == self._tag:
                 continue
             try:
-                heard = msgspec.msgpack.decode(body, type=_Told)
+                heard = msgspec.msgpack.decode(body, type=_RunUpdate)
             except msgspec.DecodeError:
                 service_log.exception("what another orchestrator tells of a run cannot be read")
                 continue

@@ -144,7 +144,7 @@ class SlotShares:
             pipe.eval(scripts.DEMANDS, len(keys), *keys, *facts)
         return len(self._asked)
 
-    def told(self, answers: Sequence[Any]) -> None:
+    def receive(self, answers: Sequence[Any]) -> None:
         """Take in what the others demand. Of instances for which the store refuses that, all keep
         what was told before."""
         for part, answer in zip(self._asked, answers, strict=True):

@@ -8,7 +8,8 @@ from orchestrator.state.members import Members
 
 
 class Siblings:
-    """The other processes at this one's port. One of all leads: it keeps files and batches."""
+    """The other processes at this one's port. Exactly one of all is the leader: it keeps files and
+    batches."""
 
     def __init__(self, members: Members, group: str, name: str) -> None:
         """``group`` is the same for all of a port; ``name`` is this process's own address."""

@@ -76,7 +76,7 @@ class Takeover:
             self._may_have_missed = True
             service_log.warning(
                 "tasks of another orchestrator were not taken on; will retry",
-                extra=fields(error=connection.told(error)),
+                extra=fields(error=connection.describe_error(error)),
             )
 
     async def _take_missed(self) -> None:

@@ -23,7 +23,7 @@ from orchestrator.tasks.journal.records import (
     UnfinishedTask,
 )
 
-_LEAST_MS = 1
+_MIN_MS = 1
 """Shortest retention that the store knows, in ms."""
 
 
@@ -76,7 +76,7 @@ class SharedTasks:
         return SharedReader(self)
 
     def close(self) -> None:
-        """Nothing: each thread has a connection of its own."""
+        """Do nothing: each thread closes the connection that it has."""
 
     def known_ids(self) -> set[str]:
         """Tasks that this process has, and whose end is not in the store yet."""
@@ -145,7 +145,7 @@ class SharedWriter(GroupCommit):
                 if isinstance(one, Accept):
                     self._unsure[one.row.n] = self._tasks.by_number[one.row.n]
             if self._fault or not operations:  # what goes on may take no memory, and a task does
-                pipe.set(self._names.room, b"", px=_LEAST_MS)
+                pipe.set(self._names.room, b"", px=_MIN_MS)
             layout, *answers = pipe.execute(raise_on_error=False)
         self._note(operations, answers[len(unsure) : len(unsure) + len(operations)])
         for answer in (layout, *answers):
@@ -234,8 +234,8 @@ class SharedWriter(GroupCommit):
             tag,
             stored,
             result,
-            max(_LEAST_MS, round(1000 * terms.keep_s)),
-            max(_LEAST_MS, round(1000 * terms.keep_results_s)),
+            max(_MIN_MS, round(1000 * terms.keep_s)),
+            max(_MIN_MS, round(1000 * terms.keep_results_s)),
             int(accepted),
         )
 
@@ -249,7 +249,7 @@ class SharedWriter(GroupCommit):
     def _failed(self, error: Exception) -> str:
         if not isinstance(error, redis.ResponseError):  # else it answers, and may take something
             self._disconnect()
-        return connection.told(error)
+        return connection.describe_error(error)
 
     def _tidy(self) -> None:
         """Look whether the store is there, so that its absence is known before a task comes."""
@@ -297,7 +297,7 @@ class SharedReader(LookUps):
         return Found(_row_of(record), read_record(StoredResult, task_id, result))
 
     def _told(self, error: Exception) -> str:
-        return connection.told(error)
+        return connection.describe_error(error)
 
     def _disconnect(self) -> None:
         if self._client is not None:

@@ -25,7 +25,7 @@ class Image(msgspec.Struct, frozen=True, gc=False):
         return cls(data, width, height, hashlib.sha256(data).digest())
 
     def __repr__(self) -> str:
-        """Without the file, which nothing may log."""
+        """Size of the image in pixels and bytes, without its contents, which must not be logged."""
         return f"Image({self.width}x{self.height}, {len(self.data)} bytes)"
 
 

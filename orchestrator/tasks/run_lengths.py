@@ -35,7 +35,7 @@ HALF_LIFE: Final = 64
 """Runs after which a run has half its weight."""
 _LEANING: Final = 3.0
 """Weight, in runs, of what is known of a wider kind."""
-_LEAST_ALIVE: Final = 0.02
+_MIN_ALIVE: Final = 0.02
 _FEWEST: Final = 0.1
 """Fewer expected calls than this are none."""
 _KEPT: Final = 0.5 ** (1 / HALF_LIFE)
@@ -109,7 +109,7 @@ class RunLengths:
         for number in range(min(made, MAX_CALLS), MAX_CALLS + 1):
             alive *= 1 - _ends_after(nodes, number)
             calls += alive
-            if alive < _LEAST_ALIVE:
+            if alive < _MIN_ALIVE:
                 break
         if calls < _FEWEST:
             return NONE_TO_COME
@@ -176,7 +176,7 @@ class RunWatch:
             return
         self._forget_past()
         run = self._run_of(task, names)
-        if not run.running:  # one beside another is no further call
+        if not run.running:  # one beside another is not a further call
             run.calls += 1
             if run.ended_at < job.arrived:
                 self.lengths.add_gap(run.kinds, job.arrived - run.ended_at)

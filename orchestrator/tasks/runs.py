@@ -51,7 +51,7 @@ class _Run:
     calls: int
     """Number of calls that have not ended well yet, those to come included."""
     counted: float = -1.0
-    """When the call came that was counted last: its other choices are no further calls."""
+    """When the call came that was counted last: its other choices are not further calls."""
 
 
 class RunNews(msgspec.Struct, frozen=True, array_like=True):

@@ -77,7 +77,7 @@ class Submissions(Generic[T]):
         ``before`` looks for one that is no longer known here.
 
         A submission that comes while another one is being decided waits for that, ``wait_s`` at
-        most. A refusal is no task: it keeps no key. Raises what ``submit`` raises, ``KeyReused``
+        most. A refusal is not a task: it keeps no key. Raises what ``submit`` raises, ``KeyReused``
         and ``KeyInUse``.
         """
         self._store.prune()  # a task that is over its age is gone for whoever asks for it

@@ -1,1 +1,1 @@
-"""Attacks from outside on a running service, and the books that must balance after each."""
+"""Attacks from outside on a running service, and what must hold after each."""

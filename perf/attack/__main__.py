@@ -12,7 +12,7 @@ from rich.console import Console
 
 from catalog.paths import state_dir
 from perf.attack import attacks, triton_attacks
-from perf.attack.books import Books, HealthProbe
+from perf.attack.checks import HealthProbe, StateChecks
 from perf.attack.target import Budget, Tally, Target
 from perf.load.connection import HOST
 from perf.report.command import begin, new_console, new_parser, status_of
@@ -22,8 +22,8 @@ from perf.stack.stack import Stack, StackSpec, running
 
 HEALTH_P99_MS = 100.0
 PEAK_GROWTH_MIB = 768.0
-"""Growth allowed, in MiB: 256 of bodies, 64 of prompts, what one is while it is decoded, as much
-again."""
+"""Growth of resident memory that is allowed at its peak, in MiB: 256 for bodies, 64 for prompts,
+those of one that is being decoded, and as much again."""
 
 ATTACKS = attacks.ATTACKS | triton_attacks.ATTACKS
 
@@ -69,15 +69,15 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Attack
     one = ATTACKS[name]
     warm = Tally()
     await one(target, random.Random(seed + 1), warm, Budget(1e9, seconds / 2))
-    await Books(target).close(warm)
-    books, tally, probe = Books(target), Tally(), HealthProbe(target)
+    await StateChecks(target).close(warm)
+    checks, tally, probe = StateChecks(target), Tally(), HealthProbe(target)
     async with probe:
         await one(target, random.Random(seed), tally, Budget(1e9, seconds))
-    after = await books.close(tally)
+    after = await checks.close(tally)
     p99_ms = percentile(probe.port_latencies_ms, 99)
     if p99_ms > HEALTH_P99_MS:
         tally.fault(f"the health port took {p99_ms:.0f} ms at the 99th percentile")
-    growth_mib = probe.peak_mib - books.before["orchestrator"].rss_mib
+    growth_mib = probe.peak_mib - checks.before["orchestrator"].rss_mib
     if growth_mib > PEAK_GROWTH_MIB:
         tally.fault(f"the orchestrator grew by {growth_mib:.0f} MiB")
     return AttackRow(
@@ -92,8 +92,8 @@ async def attack(name: str, target: Target, seed: int, seconds: float) -> Attack
         health_port_p99_ms=p99_ms,
         health_port_worst_ms=max(probe.port_latencies_ms),
         peak_mib=probe.peak_mib,
-        rss_mib={p: (one.rss_mib, after[p].rss_mib) for p, one in books.before.items()},
-        fds={p: (one.fds, after[p].fds) for p, one in books.before.items()},
+        rss_mib={p: (one.rss_mib, after[p].rss_mib) for p, one in checks.before.items()},
+        fds={p: (one.fds, after[p].fds) for p, one in checks.before.items()},
     )
 
 

@@ -10,7 +10,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from perf.attack import nasty
+from perf.attack import mutations
 from perf.attack.target import SECRET, Attack, Budget, Tally, Target, several
 from perf.attack.wire import SILENCE_S, connection, exchange, request
 
@@ -70,7 +70,7 @@ async def bodies(target: Target, rng: random.Random, tally: Tally, budget: Budge
             headers[rng.choice(nonsense)] = rng.choice(
                 ("", "-1", "1e999", "9" * 400, "5S", "nan", "\xff", "2020-01-01", "a b", "*/*")
             )
-        data = nasty.body(rng, valid[path])
+        data = mutations.body(rng, valid[path])
         sent = request(target, "POST", path, data, headers)
         tally.answer(await exchange(target, sent), sent[-300:])
 
@@ -104,7 +104,7 @@ async def malformed(target: Target, rng: random.Random, tally: Tally, budget: Bu
         method = "POST" if rng.random() < 0.6 else rng.choice(methods)
         data = request(target, method, path, json.dumps(valid.get(path, {})).encode(), headers)
         if rng.random() < 0.8:
-            data = nasty.flipped(rng, data)
+            data = mutations.flipped(rng, data)
         cut = rng.randrange(len(data)) if rng.random() < 0.5 else None
         tally.answer(await exchange(target, data, cut=cut, silence_s=SILENCE_S), data[:300])
 

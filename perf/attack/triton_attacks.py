@@ -14,7 +14,7 @@ import msgspec
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from orchestrator.lanes.wire import to_frame, to_request
-from perf.attack import nasty
+from perf.attack import mutations
 from perf.attack.target import SECRET, Attack, Budget, Tally, Target, several
 from worker.protocol import (
     PROTOCOL_VERSION,
@@ -52,7 +52,7 @@ async def lanes(target: Target, rng: random.Random, tally: Tally, budget: Budget
                     outcome = f"gRPC {code}"
                 except (msgspec.DecodeError, ValueError) as error:
                     outcome = "no frame"
-                    tally.fault(f"an answer that is no frame: {error}")
+                    tally.fault(f"an answer that is not a frame: {error}")
             call.cancel()
             tally.add(outcome)
 
@@ -100,16 +100,16 @@ async def _stream(
         action = rng.randrange(6)
         if action == 0:
             raw = request.raw_input_contents[1][4:]
-            bent = nasty.flipped(rng, raw)
+            bent = mutations.flipped(rng, raw)
             request.raw_input_contents[1] = struct.pack("<I", len(bent)) + bent
         elif action == 1:
             fields = msgspec.to_builtins(message)
-            fields[rng.choice([*fields, "unknown"])] = nasty.value(rng)
+            fields[rng.choice([*fields, "unknown"])] = mutations.value(rng)
             with suppress(UnicodeEncodeError, OverflowError):
                 bent = msgspec.msgpack.encode(fields)
                 request.raw_input_contents[1] = struct.pack("<I", len(bent)) + bent
         elif action == 2:
-            request.raw_input_contents[1] = nasty.flipped(rng, request.raw_input_contents[1])
+            request.raw_input_contents[1] = mutations.flipped(rng, request.raw_input_contents[1])
         elif action == 3:
             request.inputs[1].shape[0] = rng.choice((0, 2, -1, 2**40))
         yield request
@@ -132,8 +132,10 @@ async def plain(target: Target, rng: random.Random, tally: Tally, budget: Budget
         while budget.more():
             bent = dict(valid)
             if rng.random() < 0.7:
-                bent["sampling_parameters"] = nasty.body(rng, parameters).decode(errors="replace")
-            body = nasty.body(rng, bent) if rng.random() < 0.5 else json.dumps(bent).encode()
+                bent["sampling_parameters"] = mutations.body(rng, parameters).decode(
+                    errors="replace"
+                )
+            body = mutations.body(rng, bent) if rng.random() < 0.5 else json.dumps(bent).encode()
             path = rng.choice(("generate", "generate_stream"))
             try:
                 async with http.post(f"{url}/{path}", data=body) as response:

@@ -1,7 +1,7 @@
 """``make chaos``: each process in turn is killed, stopped, restarted, cut off from the network or
 its disk, under load.
 
-Exits with 1 when the books do not balance afterwards. What happens, and when, follows the seed.
+Exits with 1 when what must hold afterwards does not. What happens, and when, follows the seed.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from perf.chaos import books, network, soak
+from perf.chaos import checks, network, soak
 from perf.chaos.clients import KINDS, Ledger, SteadyClients
 from perf.chaos.disk import NoDisk, small_disk
 from perf.chaos.faults import (
@@ -149,8 +149,8 @@ async def play(
     finally:
         await load.stop()
     costs = [(row.fault, faults[i % len(faults)].costs) for i, row in enumerate(rows)]
-    books.judge_rounds(ledger, costs)
-    await books.close(world, ledger)
+    checks.judge_rounds(ledger, costs)
+    await checks.close(world, ledger)
     return [_filled(row, ledger) for row in rows]
 
 
@@ -266,9 +266,9 @@ async def _main(can: Allowed) -> int:
         ledger.memory_prefixes |= world.memory_prefixes()
         for process in world.orchestrators:
             await process.stop(5.0)
-        journal = books.read_journals(world.journals, ledger)
+        journal = checks.read_journals(world.journals, ledger)
     await asyncio.sleep(0.5)
-    books.judge_leaks(pids, ledger)
+    checks.judge_leaks(pids, ledger)
     if args.kills:
         rows = merged(rows)
     found = shown(rows, ledger, console)

@@ -28,7 +28,7 @@ import aiohttp
 
 from catalog.errors import StartFailed
 from perf.chaos import disk
-from perf.chaos.batch_books import AWAY, BatchClient, BatchOrder, Dialect, Sent, request_body
+from perf.chaos.batch_checks import AWAY, BatchClient, BatchOrder, Dialect, Sent, request_body
 from perf.chaos.world import READY_S, alive, orchestrating
 from perf.load.cpu import process_cpu_s
 from perf.load.usage import Usage

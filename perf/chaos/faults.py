@@ -147,8 +147,8 @@ def orchestrator_faults(number: int, seed: int = 1) -> list[Fault]:
     ]
 
 
-def triton_faults(number: int) -> list[Fault]:
-    """Faults of one Triton."""
+def triton_kills(number: int) -> list[Fault]:
+    """Kills of one Triton and of its worker."""
 
     async def kill_server(world: World) -> None:
         await _replace(world.tritons[number], server_of(world.tritons[number]))
@@ -156,19 +156,30 @@ def triton_faults(number: int) -> list[Fault]:
     async def kill_stub(world: World) -> None:
         await _replace(world.tritons[number], stubs_of(world.tritons[number])[0])
 
+    return [
+        Fault(f"kill -9 Triton {number}", _NOBODY_NOTICES, kill_server, ends_worker=True),
+        Fault(f"kill -9 worker {number}", _NOBODY_NOTICES, kill_stub, ends_worker=True),
+    ]
+
+
+def triton_faults(number: int) -> list[Fault]:
+    """Faults of one Triton."""
+
     async def pause(world: World) -> None:
         await stand_still(server_of(world.tritons[number]), LONG_S)
 
     async def blink(world: World) -> None:
         await stand_still(stubs_of(world.tritons[number])[0], SHORT_S)
 
-    found = {
-        f"kill -9 Triton {number}": kill_server,
-        f"kill -9 worker {number}": kill_stub,
-        f"SIGSTOP Triton {number}, {LONG_S:g} s": pause,
-        f"SIGSTOP worker {number}, {SHORT_S:g} s": blink,
-    }
-    return [Fault(name, _NOBODY_NOTICES, one, ends_worker=True) for name, one in found.items()]
+    still, short = (
+        f"SIGSTOP Triton {number}, {LONG_S:g} s",
+        f"SIGSTOP worker {number}, {SHORT_S:g} s",
+    )
+    return [
+        *triton_kills(number),
+        Fault(still, _NOBODY_NOTICES, pause, ends_worker=True),
+        Fault(short, _NOBODY_NOTICES, blink, ends_worker=True),
+    ]
 
 
 def device_faults(number: int) -> list[Fault]:
@@ -181,7 +192,7 @@ def device_faults(number: int) -> list[Fault]:
             await asyncio.to_thread(world.fault_file.write_text, f"{fault} {stub}")
             await _out_of_service(world, number)
             async with asyncio.timeout(READY_S):
-                while is_running(stub):  # noqa: ASYNC110 - it is no child of this process
+                while is_running(stub):  # noqa: ASYNC110 - it is not a child of this process
                     await asyncio.sleep(0.05)
             await triton.stop(0.0)
             await triton.start()

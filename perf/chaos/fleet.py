@@ -1,5 +1,5 @@
-"""``python -m perf.chaos.fleet``: three orchestrators that share a Redis, of which any may be
-killed or stand still, as the Redis may, under clients that come back to any of them.
+"""``python -m perf.chaos.fleet``: three orchestrators that share a Redis, before two Tritons. All
+are killed, some stand still, in turns, under clients that come back to any orchestrator.
 
 Exits with 1 unless every durable task that was promised has one end, with the text of an
 undisturbed run, and each of its events reached its client once and in order.
@@ -16,10 +16,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf.chaos import books
+from perf.chaos import checks
 from perf.chaos.__main__ import merged, play, shown
 from perf.chaos.clients import KINDS, Ledger
-from perf.chaos.faults import DIES, Fault, kill_process, stand_still, start_process
+from perf.chaos.faults import (
+    DIES,
+    Fault,
+    kill_process,
+    stand_still,
+    start_process,
+    triton_kills,
+    until_whole,
+)
 from perf.chaos.world import World, alive, orchestrating
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.stack.stack import StackSpec, tritons
@@ -102,6 +110,8 @@ def store_faults(fleet: FleetWorld) -> list[Fault]:
 def plan_of(fleet: FleetWorld, rng: random.Random, kills: int) -> list[Fault]:
     """Faults in any order, with so many kills of orchestrators among them."""
     plan = store_faults(fleet)
+    for number in range(len(fleet.world.tritons)):
+        plan += triton_kills(number)
     for number in range(ORCHESTRATORS):
         plan += faults_of(fleet, number)[1:]
     for at in range(kills):
@@ -111,8 +121,9 @@ def plan_of(fleet: FleetWorld, rng: random.Random, kills: int) -> list[Fault]:
 
 
 async def settled(world: World) -> None:
-    """Wait until what died was noticed, and its tasks were taken on."""
+    """Wait until what died was noticed, its tasks were taken on, and all are there again."""
     await asyncio.sleep(SETTLE_S)
+    await until_whole(world)
 
 
 async def judge_store(store: StoreServer, ledger: Ledger) -> dict[str, int]:
@@ -160,7 +171,7 @@ async def _main() -> int:
         ledger.memory_prefixes |= fleet.world.memory_prefixes()
         stored = await judge_store(fleet.store, ledger)
     await asyncio.sleep(0.5)
-    books.judge_leaks(pids, ledger)
+    checks.judge_leaks(pids, ledger)
     found = shown(merged(rows), ledger, console)
     recording.save(
         recording.facts()

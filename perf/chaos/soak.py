@@ -15,9 +15,9 @@ from typing import Final
 
 import aiohttp
 
-from perf.chaos import books
+from perf.chaos import checks
+from perf.chaos.bad_clients import BadClient
 from perf.chaos.clients import Ledger, SteadyClients
-from perf.chaos.trouble import Troublemaker
 from perf.chaos.world import World, orchestrating
 from perf.load.usage import PARTS, Looks, Usage
 from perf.report.stats import median
@@ -30,9 +30,9 @@ tenth."""
 SILENT_S: Final = 80.0
 """Seconds of silence allowed: on a busy machine a whole answer, sent in one piece, may take
 long."""
-TROUBLE_EVERY_S: Final = 4.0
-BUSY_TROUBLE_EVERY_S: Final = 0.5
-"""Mean pause in seconds between two requests of a troublemaker in the first tenth."""
+BAD_EVERY_S: Final = 4.0
+BUSY_BAD_EVERY_S: Final = 0.5
+"""Mean pause in seconds between two requests of a bad client in the first tenth."""
 MAX_GROWTH: Final = 0.01
 """Largest growth of resident memory, as a share, from the second tenth to the last."""
 _ENV: Final = {
@@ -56,7 +56,7 @@ class Soak:
     looks: Looks = field(default_factory=Looks)
     journal_bytes: list[int] = field(default_factory=list)
     """Size of the journal at each look."""
-    journal: books.JournalFacts | None = None
+    journal: checks.JournalFacts | None = None
 
 
 async def run(seconds: float, seed: int) -> Soak:
@@ -78,31 +78,31 @@ async def run(seconds: float, seed: int) -> Soak:
             found.journal_bytes.append(journals[0].stat().st_size)
             return {part: Usage.of_each(pids) for part, pids in world.parts().items()}
 
-        begun, rng = time.monotonic(), random.Random(f"trouble {seed}")
+        begun, rng = time.monotonic(), random.Random(f"bad clients {seed}")
         async with found.looks.looking(look):
-            await _trouble(world, ledger, rng, BUSY_TROUBLE_EVERY_S, begun + seconds / PARTS)
+            await _bad_requests(world, ledger, rng, BUSY_BAD_EVERY_S, begun + seconds / PARTS)
             load.pause_s = PAUSE_S
-            await _trouble(world, ledger, rng, TROUBLE_EVERY_S, begun + seconds)
+            await _bad_requests(world, ledger, rng, BAD_EVERY_S, begun + seconds)
             await load.stop()
-        await books.close(world, ledger)
+        await checks.close(world, ledger)
         if pids != world.pids():
             ledger.faults.append("a process was replaced while nothing was done to any")
         for process in orchestrators:
             await process.stop(5.0)
-        found.journal = books.read_journals(journals, ledger)
+        found.journal = checks.read_journals(journals, ledger)
     await asyncio.sleep(0.5)
-    books.judge_leaks(pids, ledger)
+    checks.judge_leaks(pids, ledger)
     judge_answers(ledger)
     judge_growth(found)
     return found
 
 
-async def _trouble(
+async def _bad_requests(
     world: World, ledger: Ledger, rng: random.Random, every_s: float, until: float
 ) -> None:
     timeout = aiohttp.ClientTimeout(total=60.0)
     async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as group:
-        maker = Troublemaker(http, world.orchestrators[0].url, ledger, rng)
+        maker = BadClient(http, world.orchestrators[0].url, ledger, rng)
         while (left := until - time.monotonic()) > 0:
             group.create_task(maker.visit())
             await asyncio.sleep(min(left, rng.uniform(0.0, 2 * every_s)))

@@ -35,7 +35,7 @@ from catalog.paths import state_dir
 from orchestrator.tasks.job import Priority
 from perf.goodput.front import Front, fronts
 from perf.goodput.policies import FIXED_ROWS, HANG_UP, OURS, Policy
-from perf.load.cells import CAP_TOKENS, DEMO_COST, FACT_TOKENS, TOKEN_MS, Mix, Wish, mixes
+from perf.load.cells import CAP_TOKENS, DEMO_COST, FACT_TOKENS, TOKEN_MS, CellRequest, Mix, mixes
 from perf.load.chats import PATH, chat, story
 from perf.load.drive import PATH as COMPLETIONS
 from perf.load.drive import completion
@@ -65,7 +65,7 @@ POLICIES: Final = (
 _WARM_S = 4.0
 _ALONE = 5
 """Number of answers that run one after the other to tell how fast the machine is."""
-_LEAST_STRETCH = 0.5
+_MIN_STRETCH = 0.5
 _SLOWEST_PER_S, _FASTEST_PER_S, _FASTER = 8.0, 60.0, 1.2
 """Rates tried for the capacity, in requests per second: lowest, highest, and the factor between."""
 _CAPACITY_MET = 0.95
@@ -89,31 +89,35 @@ class Requests(NamedTuple):
     def asks(self, mix: Mix, seconds: float, seed: int) -> list[StreamRequest]:
         """Requests of the cell; the engine ends answers by itself, about as long as is wished."""
         rng = random.Random(seed)
-        wishes = mix.wishes(seconds, seed)
-        return [StreamRequest(w.at_s, w.deadline_ms, self.body(w, rng)) for w in wishes]
+        requests = mix.requests(seconds, seed)
+        return [StreamRequest(w.at_s, w.deadline_ms, self.body(w, rng)) for w in requests]
 
-    def body(self, wish: Wish, rng: random.Random) -> dict[str, object]:
-        body = _ids_body(wish, self.card) if self.timed else _chat_body(wish, self.card.model, rng)
-        return body | {"tenant": wish.tenant, "priority": wish.priority.value}
+    def body(self, request: CellRequest, rng: random.Random) -> dict[str, object]:
+        body = (
+            _ids_body(request, self.card)
+            if self.timed
+            else _chat_body(request, self.card.model, rng)
+        )
+        return body | {"tenant": request.tenant, "priority": request.priority.value}
 
 
-def _ids_body(wish: Wish, card: ModelCard) -> dict[str, object]:
+def _ids_body(request: CellRequest, card: ModelCard) -> dict[str, object]:
     """Body of a prompt whose last ids tell its length to the engine, and whose first ones are those
     of its kind, as chats of a kind begin with the same words."""
-    opening = [_FIRST_ID + sum(wish.kind.encode()) % _KINDS] * _OPENING_TOKENS
+    opening = [_FIRST_ID + sum(request.kind.encode()) % _KINDS] * _OPENING_TOKENS
     ids = range(_FIRST_ID + _KINDS, card.vocab_size)
-    own = _FRESH.choices(ids, k=max(0, wish.prompt_tokens - _OPENING_TOKENS - 2))
-    prompt = [*opening, *own, *length_ids(wish.answer_tokens)]
+    own = _FRESH.choices(ids, k=max(0, request.prompt_tokens - _OPENING_TOKENS - 2))
+    prompt = [*opening, *own, *length_ids(request.answer_tokens)]
     return completion(card.model, CAP_TOKENS, prompt) | {"ignore_eos": False}
 
 
-def _chat_body(wish: Wish, model: str, rng: random.Random) -> dict[str, object]:
-    is_fact = wish.answer_tokens < FACT_TOKENS
+def _chat_body(request: CellRequest, model: str, rng: random.Random) -> dict[str, object]:
+    is_fact = request.answer_tokens < FACT_TOKENS
     text = rng.choice(words.FACTS)[0] if is_fact else story(rng)
-    if wish.prompt_tokens > 1000:
+    if request.prompt_tokens > 1000:
         # New ones each time, whatever the seed: no policy may find in a worker's cache what was
         # computed for the one before it.
-        pages = _FRESH.choices(words.THINGS, k=int(_WORDS_PER_TOKEN * wish.prompt_tokens))
+        pages = _FRESH.choices(words.THINGS, k=int(_WORDS_PER_TOKEN * request.prompt_tokens))
         text = f"{' '.join(pages)}. {text}"
     return chat(model, text, max_tokens=CAP_TOKENS, seed=rng.randrange(2**31))
 
@@ -132,16 +136,18 @@ class RowsBench(NamedTuple):
         asks = self.served.asks(mix, warm_s + seconds, seed)
         most_s = max(ask.deadline_ms for ask in asks) / 1000 + 0.25
         results = await self.fronts[policy.name].offer(self.served.path, asks, most_s)
-        kinds = [wish.kind for wish in mix.wishes(warm_s + seconds, seed)]
+        kinds = [request.kind for request in mix.requests(warm_s + seconds, seed)]
         return Turn.of(asks, results, warm_s, seconds, kinds)
 
     async def token_ms(self, policy: Policy) -> float:
         """Median time of a token in ms where one answer runs alone, the first token left out."""
         found = []
         for number in range(_ALONE):
-            wish = Wish(0.0, "stories", 0, FACT_TOKENS, 60_000.0, "all", Priority.INTERACTIVE)
-            body = self.served.body(wish, random.Random(number))
-            ask = StreamRequest(0.0, wish.deadline_ms, body)
+            request = CellRequest(
+                0.0, "stories", 0, FACT_TOKENS, 60_000.0, "all", Priority.INTERACTIVE
+            )
+            body = self.served.body(request, random.Random(number))
+            ask = StreamRequest(0.0, request.deadline_ms, body)
             (result,) = await self.fronts[policy.name].offer(self.served.path, [ask], 60.0)
             found.append(1000 * (result.end_s - result.first_s) / max(1, result.tokens - 1))
         return median(found)
@@ -227,7 +233,7 @@ async def _stretch(bench: RowsBench, args: argparse.Namespace) -> float:
     """How many times as long as drawn all times of the cells are, where nobody says it."""
     if args.timed:
         return TIMED_STRETCH
-    return max(_LEAST_STRETCH, await bench.token_ms(_FIFO) / TOKEN_MS)
+    return max(_MIN_STRETCH, await bench.token_ms(_FIFO) / TOKEN_MS)
 
 
 def cell_of(mix: Mix, policy: Policy, turns: Sequence[Turn]) -> Cell:

@@ -28,7 +28,7 @@ DEMO_COST: Final = StepCost(2.5e-3, 0.219e-3, 0.15e-3)
 with 64."""
 
 
-class Wish(NamedTuple):
+class CellRequest(NamedTuple):
     """One request to come. ``answer_tokens`` is about how long its answer is by itself."""
 
     at_s: float
@@ -55,12 +55,12 @@ class Stream:
     on_s: float = 1.0
     every_s: float = 1.0
 
-    def wishes(self, seconds: float, rng: random.Random) -> Iterator[Wish]:
+    def requests(self, seconds: float, rng: random.Random) -> Iterator[CellRequest]:
         at_s = 0.0
         while (at_s := at_s + rng.expovariate(self.per_s)) < seconds:
             if at_s % self.every_s > self.on_s:
                 continue
-            yield Wish(
+            yield CellRequest(
                 at_s,
                 self.kind,
                 self.prompts.draw(rng),
@@ -84,12 +84,12 @@ class Mix:
         """Requests per second on average; for bursts, within them."""
         return sum(stream.per_s for stream in self.streams)
 
-    def wishes(self, seconds: float, seed: int) -> list[Wish]:
+    def requests(self, seconds: float, seed: int) -> list[CellRequest]:
         """Requests in order of time; the same for a seed every time."""
         return sorted(
-            wish
+            request
             for number, stream in enumerate(self.streams)
-            for wish in stream.wishes(seconds, random.Random(1000 * seed + number))
+            for request in stream.requests(seconds, random.Random(1000 * seed + number))
         )
 
     def stretched(self, times: float) -> Self:

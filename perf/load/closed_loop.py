@@ -68,7 +68,7 @@ class MeasuredWindow(msgspec.Struct, frozen=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """Windows, and the books of the whole run: all of ``tokens`` were seen as events."""
+    """Windows, and the totals of the whole run: all of ``tokens`` were seen as events."""
 
     windows: list[MeasuredWindow]
     requests: int

@@ -31,7 +31,7 @@ _CODE = re.compile(rb'"code": ?"([a-z_]+)"')
 _FINISH = re.compile(rb'"finish_reason": ?"([a-z_]+)"')
 _EVENT = EVENT[1:]
 _ROLE = b'"role"'
-"""Bytes that are only in a chat's first event, which is no token."""
+"""Bytes that are only in a chat's first event, which is not a token."""
 _TEXT = re.compile(rb'"(?:text|content)": ?"[^"]')
 """Pattern of text: a chat's first event has none, and some servers send it before they begin."""
 

@@ -64,7 +64,7 @@ def tier() -> Tier:
     """Kind of this machine: as ``TIDEGATE_PERF_TIER`` says, else by what it has. A virtual machine
     of up to four cores counts as CI's, with or without a CI around it.
 
-    Raises ``ValueError`` for a word that is no tier.
+    Raises ``ValueError`` for a word that is not a tier.
     """
     told = os.environ.get("TIDEGATE_PERF_TIER", "")
     if told:

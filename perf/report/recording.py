@@ -1,6 +1,6 @@
 """Saves a run's figures with what they were measured on: never under a commit that is another.
 
-A checkout with changes is no commit, so nothing is saved from one, unless the command is told so
+A checkout with changes is not a commit, so nothing is saved from one, unless the command is told so
 with ``--allow-dirty``: then the bundle says ``dirty``, and it may not lie among the recorded ones.
 """
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from perf.report.command import begin, new_console, new_parser, status_of
-from perf.rollout.clients import Clients, Told
+from perf.rollout.clients import ClientRecord, Clients
 from perf.rollout.pods import DRAIN_S, GRACE_S, Cluster
 
 _LULL_S = 2.0
@@ -38,11 +38,11 @@ async def play(cluster: Cluster, clients: Clients) -> dict[str, float]:
     return took
 
 
-def judge(told: Told, cluster: Cluster) -> list[str]:
-    """What should not have been."""
-    faults = list(told.faults)
+def judge(record: ClientRecord, cluster: Cluster) -> list[str]:
+    """Faults of the run, a line each."""
+    faults = list(record.faults)
     faults += [f"{name} needed SIGKILL after {GRACE_S:g} s" for name in cluster.ended.killed]
-    waits = {"an answer's start": told.longest_wait_s, "its next part": told.longest_silence_s}
+    waits = {"an answer's start": record.longest_wait_s, "its next part": record.longest_silence_s}
     faults += [
         f"somebody waited {seconds:.1f} s for {what}, longer than the drain of {DRAIN_S:g} s"
         for what, seconds in waits.items()
@@ -73,14 +73,14 @@ async def _main() -> int:
             await cluster.end()
         finally:
             cluster.kill()
-    told, faults = clients.told, judge(clients.told, cluster)
+    record, faults = clients.record, judge(clients.record, cluster)
     figures = {
         "seconds": took,
         "pods_ended_s": cluster.ended.seconds,
-        "outcomes": dict(told.outcomes),
-        "refusals": told.refusals,
-        "longest_wait_s": round(told.longest_wait_s, 2),
-        "longest_silence_s": round(told.longest_silence_s, 2),
+        "outcomes": dict(record.outcomes),
+        "refusals": record.refusals,
+        "longest_wait_s": round(record.longest_wait_s, 2),
+        "longest_silence_s": round(record.longest_silence_s, 2),
         "drain_s": DRAIN_S,
         "faults": faults,
     }

@@ -19,17 +19,17 @@ _SILENT_S: Final = 30.0
 
 
 @dataclass(slots=True)
-class Told:
-    """What clients were told."""
+class ClientRecord:
+    """What came of clients' requests."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     """Requests by outcome; ``met`` has the whole text."""
     refusals: int = 0
     """Answers that sent a client to another orchestrator, or to come again."""
     longest_wait_s: float = 0.0
-    """From a request's first try to the start of its answer, at most."""
+    """Longest time from a request's first try to the start of its answer, in seconds."""
     longest_silence_s: float = 0.0
-    """Between two parts of a streamed text, at most."""
+    """Longest time between two parts of a streamed text, in seconds."""
     faults: list[str] = field(default_factory=list)
 
 
@@ -37,7 +37,7 @@ class Clients:
     """``count`` clients, half of which stream. ``endpoints`` is looked at for each connection."""
 
     def __init__(self, endpoints: Sequence[str], count: int, seed: int) -> None:
-        self.told = Told()
+        self.record = ClientRecord()
         self._endpoints = endpoints
         self._count = count
         self._seed = seed
@@ -56,7 +56,7 @@ class Clients:
             outcome, text = await self._ask(tokens, False, random.Random(0))
             assert outcome == "met", outcome
             self._texts[tokens] = text
-        self.told = Told()
+        self.record = ClientRecord()
         self._tasks = [asyncio.create_task(self._ask_on(n)) for n in range(self._count)]
 
     async def stop(self) -> None:
@@ -79,9 +79,9 @@ class Clients:
             outcome, text = await self._ask(tokens, number % 2 == 0, rng)
             if outcome == "met" and text != self._texts[tokens]:
                 outcome = "other text"
-            self.told.outcomes[outcome] += 1
+            self.record.outcomes[outcome] += 1
             if outcome != "met":
-                self.told.faults.append(f"a request for {tokens} tokens came to {outcome}")
+                self.record.faults.append(f"a request for {tokens} tokens came to {outcome}")
             await asyncio.sleep(rng.uniform(0.0, PAUSE_S))
 
     async def _ask(self, tokens: int, streams: bool, rng: random.Random) -> tuple[str, str]:
@@ -101,9 +101,9 @@ class Clients:
             nonlocal last
             now = time.monotonic()
             if last is None:
-                self.told.longest_wait_s = max(self.told.longest_wait_s, now - begun)
+                self.record.longest_wait_s = max(self.record.longest_wait_s, now - begun)
             else:
-                self.told.longest_silence_s = max(self.told.longest_silence_s, now - last)
+                self.record.longest_silence_s = max(self.record.longest_silence_s, now - last)
             last = now
 
         asker = Asker(self._http, {"Authorization": f"Bearer {TOKEN}"}, lambda: None, heard)
@@ -113,5 +113,5 @@ class Clients:
         """Any of the endpoints, as they are by then, again and again."""
         while True:
             yield f"http://{rng.choice(list(self._endpoints))}"
-            self.told.refusals += 1  # refused, or not there
+            self.record.refusals += 1  # refused, or not there
             await asyncio.sleep(PAUSE_S)

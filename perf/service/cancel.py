@@ -18,6 +18,7 @@ The step is what the worker reports of itself. The aim is one step + 5 ms at the
 import asyncio
 import random
 import re
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -145,9 +146,11 @@ async def _running_task(stack: Stack, model: str) -> AsyncIterator[Act]:
 
 
 @asynccontextmanager
-async def running_stream(port: int, model: str, *, ignores_eos: bool = True) -> AsyncIterator[Act]:
+async def running_stream(
+    port: int, model: str, *, ignores_eos: bool = True, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Act]:
     """Run an OpenAI stream; the act closes its socket."""
-    async with HttpConnection(HOST, port) as stream:
+    async with HttpConnection(HOST, port, tls) as stream:
         stream.send("POST", PATH, completion(model, _TOKENS) | {"ignore_eos": ignores_eos})
         await stream.until(FIRST_TEXT)
 

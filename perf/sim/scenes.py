@@ -115,17 +115,17 @@ class Drawn:
     def arrivals(self, seconds: float, seed: int) -> list[SimArrival]:
         return [
             SimArrival(
-                at_s=wish.at_s,
-                prompt_tokens=wish.prompt_tokens,
+                at_s=request.at_s,
+                prompt_tokens=request.prompt_tokens,
                 max_tokens=CAP_TOKENS,
-                length=wish.answer_tokens,
-                deadline_ms=wish.deadline_ms,
-                tenant=wish.tenant,
-                priority=wish.priority,
-                kind=wish.kind,
-                opening=(1 + sum(wish.kind.encode()),) * _OPENING_TOKENS,
+                length=request.answer_tokens,
+                deadline_ms=request.deadline_ms,
+                tenant=request.tenant,
+                priority=request.priority,
+                kind=request.kind,
+                opening=(1 + sum(request.kind.encode()),) * _OPENING_TOKENS,
             )
-            for wish in self.mix.wishes(seconds, seed)
+            for request in self.mix.requests(seconds, seed)
         ]
 
 

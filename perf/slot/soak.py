@@ -27,7 +27,7 @@ _SERVER: Final = "server"
 _WARM_UP: Final = 4
 _PATIENCE_S: Final = 120.0
 _CLIPS: Final = 100
-MOST_MIB_PER_100: Final = 100.0
+MAX_MIB_PER_100: Final = 100.0
 _FEW: Final = {"rss_mib": 8.0, "shm_mib": 1.0, "fds": 8.0, "threads": 4.0, "processes": 0.0}
 """Growth that says nothing where it is less than this."""
 _MOMENT_S: Final = 0.05
@@ -71,7 +71,7 @@ class SlotSoak:
 
 
 def visits(draw: random.Random) -> Iterator[Visit]:
-    """Arrivals without end: seven of ten are clips, the others are trouble."""
+    """Arrivals without end: seven of ten are clips, the others are wrong or hang up."""
     while True:
         recipe = {
             "schema": "1.0",
@@ -163,7 +163,7 @@ def judge_growth(found: SlotSoak) -> None:
     for name, (before, after) in growth(found).items():
         allowed = _FEW[name]
         if name == "rss_mib":
-            allowed = max(allowed, MOST_MIB_PER_100 * clips / _CLIPS)
+            allowed = max(allowed, MAX_MIB_PER_100 * clips / _CLIPS)
         if after - before > allowed:
             found.faults.append(f"{name} grew from {before:.1f} to {after:.1f}")
 

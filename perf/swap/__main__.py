@@ -130,11 +130,11 @@ async def under_load(
             [swap.freed_mib for swap in swaps],
             better="neither",
         ),
-        *_books(key, state),
+        *_outcomes(key, state),
     ]
 
 
-def _books(key: str, state: StreamEnds) -> list[Figure]:
+def _outcomes(key: str, state: StreamEnds) -> list[Figure]:
     for fault in state.lost[:3]:
         print(f"lost: {fault}", file=sys.stderr)
     return [
@@ -190,7 +190,7 @@ async def blue_green(
                 await _swap(http, address, paths[1 - number % 2])
             total.append(1000 * (time.perf_counter() - began_at))
             await asyncio.sleep(0.5)
-    return [Figure.of("both_ms", "both instances", "ms", total), *_books("both", state)]
+    return [Figure.of("both_ms", "both instances", "ms", total), *_outcomes("both", state)]
 
 
 @asynccontextmanager

@@ -95,6 +95,6 @@ def _transfer(url: str, file: _Appended, begin: int, headers: Mapping[str, str])
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise
         raise StagingFailed(
-            f"{url} breaks off: {error or type(error).__name__}; run the command again, which goes"
-            " on from where this is"
+            f"the download of {url} was interrupted: {error or type(error).__name__}; run the"
+            " command again to resume it"
         ) from error

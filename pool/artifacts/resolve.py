@@ -37,9 +37,9 @@ def resolve_model(text: str, home: Path) -> Path:
         return path.resolve()
     if path.is_file():
         raise ModelNotFound(
-            f"{text} is a file and no GGUF model: give a .gguf file, or the folder of a checkpoint"
+            f"{text} is a file, but not a GGUF model: give a .gguf file, or the folder of a checkpoint"
         )
     raise ModelNotFound(
         f"there is no model {text!r}: it is neither a folder nor a .gguf file, nor registered on"
-        f" this machine, where there {catalog.what_there_is()} ({DEMO} is always there)"
+        f" this machine; {catalog.what_there_is()} ({DEMO} is always there)"
     )

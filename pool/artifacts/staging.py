@@ -62,31 +62,31 @@ class AddRequest:
 
 
 async def add_model(
-    catalog: ModelCatalog, wish: AddRequest, progress: Progress | None = None
+    catalog: ModelCatalog, request: AddRequest, progress: Progress | None = None
 ) -> ModelEntry:
     """Bring the model here; returns its active entry. One that is there already is only looked up.
 
     Raises ``StagingFailed`` and its subclasses, ``CatalogUnusable``.
     """
     progress = progress or Progress()
-    path = _on_this_machine(wish.what)
+    path = _on_this_machine(request.what)
     hub: HubModel | None = None
     if path is not None:
-        if wish.revision:
+        if request.revision:
             raise StagingFailed(f"{path} is on this machine and has no revisions")
         listing = await asyncio.to_thread(list_local, path)
-    elif is_repository(wish.what):
-        hub = await list_hub(wish.what, wish.revision)
+    elif is_repository(request.what):
+        hub = await list_hub(request.what, request.revision)
         listing = hub.listing
     else:
         raise StagingFailed(
-            f"there is no {wish.what} on this machine, and no hub would call a model so: expected"
-            " a folder, a .gguf file, or org/name"
+            f"{request.what} is not on this machine and is not a model's name on a hub: expected a"
+            " folder, a .gguf file, or org/name"
         )
-    choice = choose(listing, wish.file, pickles=wish.pickles)
+    choice = choose(listing, request.file, pickles=request.pickles)
     entry = ModelEntry(
         id=_id_of(listing, choice),
-        name=_name_of(wish, listing),
+        name=_name_of(request, listing),
         state=ModelState.STAGING,
         format=choice.format,
         source=listing.source,
@@ -97,11 +97,11 @@ async def add_model(
     )
     progress.chosen(listing, choice)
     with catalog.claim(entry.id):
-        known = _known(catalog, entry, wish)
+        known = _known(catalog, entry, request)
         if known is not None:
             return known
         try:
-            staging = _Staging(catalog, entry, choice, wish, progress)
+            staging = _Staging(catalog, entry, choice, request, progress)
             if hub is not None:
                 return await staging.fetch(hub)
             assert path is not None
@@ -123,13 +123,13 @@ class _Staging:
         catalog: ModelCatalog,
         entry: ModelEntry,
         choice: Choice,
-        wish: AddRequest,
+        request: AddRequest,
         progress: Progress,
     ) -> None:
         self._catalog = catalog
         self._entry = entry
         self._choice = choice
-        self._wish = wish
+        self._request = request
         self._progress = progress
         self._folder = catalog.path_of(entry)
         self._checked: dict[str, Digests] = {}
@@ -147,7 +147,7 @@ class _Staging:
         return await asyncio.to_thread(self._register)
 
     def _begin(self, needed: int) -> None:
-        require_room(self._catalog, needed, self._wish.keep_free)
+        require_room(self._catalog, needed, self._request.keep_free)
         self._catalog.stage(self._entry)
 
     def _here(self) -> int:
@@ -164,14 +164,14 @@ class _Staging:
         return sum(
             file.bytes
             for file in self._choice.files
-            if self._wish.copy or not can_link(_origin(source, file), folder)
+            if self._request.copy or not can_link(_origin(source, file), folder)
         )
 
     def _take(self, source: Path) -> None:
         for file in self._choice.files:
             origin = _origin(source, file)
             target = self._folder / file.path
-            take(origin, target, copy=self._wish.copy)
+            take(origin, target, copy=self._request.copy)
             self._progress.came(file.bytes)
             if target.stat().st_size != file.bytes:
                 raise DamagedModel(f"{origin} changed while it was taken: add it again")
@@ -183,7 +183,7 @@ class _Staging:
         def came(count: int) -> None:
             loop.call_soon_threadsafe(self._progress.came, count)
 
-        with ThreadPoolExecutor(self._wish.connections, "tidegate-fetch") as threads:
+        with ThreadPoolExecutor(self._request.connections, "tidegate-fetch") as threads:
             tasks = [
                 loop.run_in_executor(threads, self._fetch, hub, file, came, stop)
                 for file in self._choice.files
@@ -236,23 +236,23 @@ class _Staging:
         return self._catalog.activate(msgspec.structs.replace(entry, digest=digest))
 
 
-def _known(catalog: ModelCatalog, entry: ModelEntry, wish: AddRequest) -> ModelEntry | None:
-    """The entry of this very model if it is active, renamed if the wish says so; None if there is
-    none. Raises ``StagingFailed`` if the name is another model's."""
+def _known(catalog: ModelCatalog, entry: ModelEntry, request: AddRequest) -> ModelEntry | None:
+    """The entry of this very model if it is active, renamed if the request says so; None if there
+    is none. Raises ``StagingFailed`` if the name is another model's."""
     for each in catalog.entries():
         if each.id == entry.id and each.state is ModelState.ACTIVE:
-            if not wish.name or wish.name == each.name:
+            if not request.name or request.name == each.name:
                 return each
             require_free(entry, catalog.entries())
-            catalog.update(each.id, name=wish.name)
-            return msgspec.structs.replace(each, name=wish.name)
+            catalog.update(each.id, name=request.name)
+            return msgspec.structs.replace(each, name=request.name)
     require_free(entry, catalog.entries())
     return None
 
 
-def _name_of(wish: AddRequest, listing: Listing) -> str:
+def _name_of(request: AddRequest, listing: Listing) -> str:
     """The name of the model from now on. Raises ``StagingFailed``."""
-    name = wish.name or _NO_NAME.sub("-", listing.name.rpartition("/")[2]).strip(".-") or "model"
+    name = request.name or _NO_NAME.sub("-", listing.name.rpartition("/")[2]).strip(".-") or "model"
     if name == DEMO:
         raise StagingFailed(
             f"{DEMO} is the checkpoint that comes with Tidegate, so that no other model can be"
@@ -260,7 +260,7 @@ def _name_of(wish: AddRequest, listing: Listing) -> str:
         )
     if not _NAME.fullmatch(name):
         raise StagingFailed(
-            f"the name {name[:128]!r} is none: expected 1 to 128 letters, digits and . _ : -, the"
+            f"invalid name {name[:128]!r}: expected 1 to 128 letters, digits and . _ : -, the"
             " first a letter or digit"
         )
     return name

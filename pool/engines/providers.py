@@ -22,11 +22,11 @@ class EngineRequest:
     allow_system_packages: bool = False
 
 
-def provider_of(wish: EngineRequest, home: Path) -> TritonProvider | EnvironmentProvider:
-    """The provider for ``wish``. Raises ``EngineUnknown``."""
-    if wish.engine == "triton":
-        return TritonProvider(wish.path)
+def provider_of(request: EngineRequest, home: Path) -> TritonProvider | EnvironmentProvider:
+    """The provider for ``request``. Raises ``EngineUnknown``."""
+    if request.engine == "triton":
+        return TritonProvider(request.path)
     tools = toolchain(home)
-    mode: ComputeMode = wish.mode or ("cuda" if tools.gpus else "cpu")
-    recipe = recipe_of(wish.engine, mode, tools, from_source=wish.from_source)
-    return EnvironmentProvider(recipe, wish.allow_system_packages)
+    mode: ComputeMode = request.mode or ("cuda" if tools.gpus else "cpu")
+    recipe = recipe_of(request.engine, mode, tools, from_source=request.from_source)
+    return EnvironmentProvider(recipe, request.allow_system_packages)

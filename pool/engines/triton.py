@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Source = Literal["path", "ngc", "wheel"]
 
 LOCKED = "shared-memory,model-repository,trace,logging"
-"""Triton's protocols that are no client's business: loading and unloading models, mapping shared
+"""Triton's protocols that are not for clients: loading and unloading models, mapping shared
 memory, and having the server write files."""
 _NO_HEADER = "no header\ncan carry this"
 """Header that a request for a locked protocol must show. A key would stand in the command line, for

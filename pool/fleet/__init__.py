@@ -1,6 +1,6 @@
 """The parts of a pool manager (``pool.manager``).
 
-- ``wish``         one instance that is to run, and which changes need a restart
+- ``spec``         one instance that is to run, and which changes need a restart
 - ``member``       a running one: its states, from the first start to its end
 - ``triton``       its Triton, started detached or adopted
 - ``beside``       an orchestrator beside the instances

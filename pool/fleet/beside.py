@@ -5,7 +5,7 @@ from collections.abc import Callable
 from catalog.errors import StartFailed
 from pool.fleet.home import InstanceRecord, PoolHome
 from pool.fleet.member import OnStep, ports_of
-from pool.fleet.wish import OrchestratorSpec
+from pool.fleet.specs import OrchestratorSpec
 from pool.process.detached import DetachedProcess, DetachedStarter, Found
 from pool.process.ports import free_ports, is_free, require_free
 from pool.supervise import Keeping
@@ -23,7 +23,7 @@ class PoolOrchestrator(OrchestratorProcess):
     def __init__(
         self,
         home: PoolHome,
-        wish: OrchestratorSpec,
+        spec: OrchestratorSpec,
         kept_port: int,
         lane_token: str,
         on_step: OnStep,
@@ -31,22 +31,22 @@ class PoolOrchestrator(OrchestratorProcess):
         warn: Callable[[str], None],
     ) -> None:
         env = {
-            **wish.settings,
+            **spec.settings,
             "TIDEGATE_INSTANCES": f"file:{home.address_list}",
             "TIDEGATE_DISCOVERY__INTERVAL_S": _READ_EVERY_S,
-            "TIDEGATE_SHUTDOWN__GRACE_S": str(wish.drain_s),
+            "TIDEGATE_SHUTDOWN__GRACE_S": str(spec.drain_s),
             **({"TIDEGATE_LANES__TOKEN": lane_token} if lane_token else {}),
         }
-        start = DetachedStarter(home.path, wish.name, self._facts, on_step)
+        start = DetachedStarter(home.path, spec.name, self._facts, on_step)
         super().__init__(
-            wish.host,
-            wish.port or kept_port,
+            spec.host,
+            spec.port or kept_port,
             env,
-            log=home.logs / f"{wish.name}.log",
+            log=home.logs / f"{spec.name}.log",
             warn=warn,
             keeping=Keeping(start, heartbeat_s, lambda: on_step("started")),
         )
-        self._wish = wish
+        self._spec = spec
         self._on_step = on_step
 
     async def start(self) -> None:
@@ -66,16 +66,16 @@ class PoolOrchestrator(OrchestratorProcess):
         self.asked_at = self._public
 
     def _facts(self) -> dict[str, str]:
-        wish = self._wish
-        return {"digest": wish.digest, "ports": str(self.port), "host": wish.host}
+        spec = self._spec
+        return {"digest": spec.digest, "ports": str(self.port), "host": spec.host}
 
     def _choose_port(self) -> int:
         """The port asked for; otherwise its earlier port, or a free one. Raises ``StartFailed``."""
-        host = self._wish.host
-        if self._wish.port:
+        host = self._spec.host
+        if self._spec.port:
             try:
-                require_free(host, self._wish.port, "give another port in [orchestrator]")
+                require_free(host, self._spec.port, "give another port in [orchestrator]")
             except OSError as error:
                 raise StartFailed(str(error)) from error
-            return self._wish.port
+            return self._spec.port
         return self.port if self.port and is_free(host, self.port) else free_ports(1, host)[0]

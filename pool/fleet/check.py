@@ -7,7 +7,7 @@ from catalog.errors import NoEngine, ProvisionError, StartFailed
 from pool.artifacts.resolve import resolve_model
 from pool.engines.triton import find_triton
 from pool.fleet.gpus import Gpus, need_bytes
-from pool.fleet.wish import InstanceSpec, OrchestratorSpec, wishes_of
+from pool.fleet.specs import InstanceSpec, OrchestratorSpec, specs_of
 from pool.pool_file import PoolFile
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB
@@ -34,12 +34,12 @@ async def plan(file: PoolFile, state_dir: Path, reader: GpuReader) -> list[Plann
     lacking = _triton_problem(file, state_dir)
     gpus = Gpus(reader, file.pool.heartbeat_s, lambda: 0.0, lambda uuid, reason: None)
     planned = []
-    for wish in wishes_of(file).values():
-        if isinstance(wish, OrchestratorSpec):
-            where = f"{wish.host}:{wish.port or 'chosen'}"
-            planned.append(Planned(wish.name, "", "", "", "cpu", None, where, ""))
+    for spec in specs_of(file).values():
+        if isinstance(spec, OrchestratorSpec):
+            where = f"{spec.host}:{spec.port or 'chosen'}"
+            planned.append(Planned(spec.name, "", "", "", "cpu", None, where, ""))
         else:
-            one = await _planned(wish, state_dir, gpus)
+            one = await _planned(spec, state_dir, gpus)
             planned.append(replace(one, problem=one.problem or lacking))
     return planned
 
@@ -55,35 +55,35 @@ def _triton_problem(file: PoolFile, state_dir: Path) -> str:
     return ""
 
 
-async def _planned(wish: InstanceSpec, state_dir: Path, gpus: Gpus) -> Planned:
+async def _planned(spec: InstanceSpec, state_dir: Path, gpus: Gpus) -> Planned:
     problem, path, need = "", "", None
     try:
-        model = resolve_model(wish.model, state_dir)
+        model = resolve_model(spec.model, state_dir)
     except ProvisionError as error:
         problem = str(error)
     else:
-        path, need = str(model), need_bytes(wish, model)
-        problem = await _lack(wish, model, need, gpus)
+        path, need = str(model), need_bytes(spec, model)
+        problem = await _lack(spec, model, need, gpus)
     return Planned(
-        name=wish.name,
-        model=wish.model,
+        name=spec.name,
+        model=spec.model,
         path=path,
-        engine=wish.settings["TIDEGATE_WORKER__ENGINE"],
-        device=",".join(wish.groups[0]) or "cpu",
+        engine=spec.settings["TIDEGATE_WORKER__ENGINE"],
+        device=",".join(spec.groups[0]) or "cpu",
         need_gib=None if need is None else round(need / GIB, 2),
-        ports=" ".join(f"{name} {port or 'chosen'}" for name, port in wish.ports._asdict().items()),
+        ports=" ".join(f"{name} {port or 'chosen'}" for name, port in spec.ports._asdict().items()),
         problem=problem,
     )
 
 
-async def _lack(wish: InstanceSpec, model: Path, need: int, gpus: Gpus) -> str:
-    if not wish.on_gpu:
+async def _lack(spec: InstanceSpec, model: Path, need: int, gpus: Gpus) -> str:
+    if not spec.on_gpu:
         free = memory_free()
         if free is None or need <= free:
             return ""
         return f"it needs {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB of memory are free"
     try:
-        await gpus.take(wish.name, wish, model)
+        await gpus.take(spec.name, spec, model)
     except StartFailed as error:
         return str(error)
     return ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from catalog.errors import StartFailed
 from pool.events import pool_log
-from pool.fleet.wish import InstanceSpec
+from pool.fleet.specs import InstanceSpec
 from pool.preflight.cpu import memory_free
 from pool.preflight.need import GIB, need_of
 from pool.preflight.nvml import GpuReader, GpuUnavailable
@@ -33,15 +33,15 @@ class Gpus:
         self._changed = asyncio.Condition()
         self._is_failing = False
 
-    async def take(self, who: str, wish: InstanceSpec, model: Path) -> tuple[str, ...]:
-        """Reserve the first of the wish's groups that has room for ``who``, until ``settle``.
+    async def take(self, who: str, spec: InstanceSpec, model: Path) -> tuple[str, ...]:
+        """Reserve the first of the spec's groups that has room for ``who``, until ``settle``.
         Raises ``StartFailed`` with what is lacking on each."""
-        if not wish.on_gpu:
+        if not spec.on_gpu:
             return ()
-        need = need_bytes(wish, model)
+        need = need_bytes(spec, model)
         refusals = []
-        for group in wish.groups:
-            per_gpu = wish.vram_gib is not None
+        for group in spec.groups:
+            per_gpu = spec.vram_gib is not None
             reason = await self.ledger.refusal(who, group, need * len(group) if per_gpu else need)
             if not reason:
                 return group
@@ -52,15 +52,15 @@ class Gpus:
         """Note that ``who`` has loaded, or failed to: its memory is measured from now on."""
         self.ledger.settle(who)
 
-    async def fits_beside(self, wish: InstanceSpec, model: Path) -> bool:
+    async def fits_beside(self, spec: InstanceSpec, model: Path) -> bool:
         """Whether an instance could start while everything else goes on. Nothing is reserved."""
-        need = need_bytes(wish, model)
-        if not wish.on_gpu:
+        need = need_bytes(spec, model)
+        if not spec.on_gpu:
             free = memory_free()
             return free is None or need < free
-        who = f"{wish.name} beside"
+        who = f"{spec.name} beside"
         try:
-            await self.take(who, wish, model)
+            await self.take(who, spec, model)
         except StartFailed:
             return False
         self.ledger.settle(who)
@@ -105,14 +105,14 @@ class Gpus:
             self._changed.notify_all()
 
 
-def need_bytes(wish: InstanceSpec, model: Path) -> int:
-    """Bytes that a wish will take: as it states (on each GPU), otherwise by its files (on all)."""
-    if wish.vram_gib is not None:
-        return int(wish.vram_gib * GIB)
+def need_bytes(spec: InstanceSpec, model: Path) -> int:
+    """Bytes that a spec will take: as it states (on each GPU), otherwise by its files (on all)."""
+    if spec.vram_gib is not None:
+        return int(spec.vram_gib * GIB)
     settings: dict[str, object] = {
         name.removeprefix(PREFIX).lower().replace(DELIMITER, "."): (
             int(value) if value.isdigit() else value
         )
-        for name, value in wish.settings.items()
+        for name, value in spec.settings.items()
     }
-    return need_of(model, settings, on_gpu=wish.on_gpu).total
+    return need_of(model, settings, on_gpu=spec.on_gpu).total

@@ -9,8 +9,8 @@ from pool.engines.triton import TritonPorts
 from pool.fleet.beside import PoolOrchestrator
 from pool.fleet.home import InstanceRecord
 from pool.fleet.member import OnStep, PoolUnit, ports_of
+from pool.fleet.specs import ORCHESTRATOR, AnySpec, InstanceSpec, OrchestratorSpec
 from pool.fleet.triton import PoolTriton, TritonHost, former
-from pool.fleet.wish import ORCHESTRATOR, AnySpec, InstanceSpec, OrchestratorSpec
 from pool.process.detached import Found, clear_remains, find_detached
 
 
@@ -25,11 +25,11 @@ class PoolMachine:
         clear_remains(self.host.home.path, found)
         return found
 
-    def make(self, wish: AnySpec, kept: InstanceRecord | None, on_step: OnStep) -> PoolUnit:
+    def make(self, spec: AnySpec, kept: InstanceRecord | None, on_step: OnStep) -> PoolUnit:
         ports = (0, 0, 0) if kept is None else kept.ports
-        if isinstance(wish, OrchestratorSpec):
-            return self._beside(wish, ports[0], on_step)
-        return PoolTriton(self.host, wish, TritonPorts(*ports), on_step)
+        if isinstance(spec, OrchestratorSpec):
+            return self._beside(spec, ports[0], on_step)
+        return PoolTriton(self.host, spec, TritonPorts(*ports), on_step)
 
     def make_former(self, found: Found, on_step: OnStep) -> PoolUnit:
         if found.label.unit != ORCHESTRATOR:
@@ -38,22 +38,22 @@ class PoolMachine:
         host = found.label.facts.get("host", "127.0.0.1")
         return self._beside(OrchestratorSpec(host, port, {}, 0.0), port, on_step)
 
-    async def fits_beside(self, wish: AnySpec) -> bool:
-        if isinstance(wish, OrchestratorSpec):
+    async def fits_beside(self, spec: AnySpec) -> bool:
+        if isinstance(spec, OrchestratorSpec):
             return False
         try:
-            model = await asyncio.to_thread(resolve_model, wish.model, self.host.state_dir)
+            model = await asyncio.to_thread(resolve_model, spec.model, self.host.state_dir)
         except ProvisionError:
             return True  # it will fail to start, with the reason, and the old one stays
-        return await self.host.gpus.fits_beside(wish, model)
+        return await self.host.gpus.fits_beside(spec, model)
 
-    def _beside(self, wish: OrchestratorSpec, kept_port: int, on_step: OnStep) -> PoolOrchestrator:
+    def _beside(self, spec: OrchestratorSpec, kept_port: int, on_step: OnStep) -> PoolOrchestrator:
         host = self.host
         return PoolOrchestrator(
-            host.home, wish, kept_port, host.lane_token, on_step, host.heartbeat_s, host.warn
+            host.home, spec, kept_port, host.lane_token, on_step, host.heartbeat_s, host.warn
         )
 
 
-def on_cpu(wishes: Mapping[str, AnySpec]) -> int:
+def on_cpu(specs: Mapping[str, AnySpec]) -> int:
     """How many instances share this machine's memory."""
-    return sum(isinstance(wish, InstanceSpec) and not wish.on_gpu for wish in wishes.values())
+    return sum(isinstance(spec, InstanceSpec) and not spec.on_gpu for spec in specs.values())

@@ -194,9 +194,9 @@ class Registrar:
         for follower in self._followers.values():
             follower.set(addresses)
 
-    async def told(self, timeout_s: float) -> None:
+    async def wait_told(self, timeout_s: float) -> None:
         """Wait until all targets know, or for ``timeout_s``."""
-        waiting = [asyncio.create_task(f.told()) for f in self._followers.values()]
+        waiting = [asyncio.create_task(f.wait_told()) for f in self._followers.values()]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=timeout_s)
             for task in late:
@@ -226,7 +226,7 @@ class _Follower:
         self._is_told.clear()
         self._changed.set()
 
-    async def told(self) -> None:
+    async def wait_told(self) -> None:
         await self._is_told.wait()
 
     async def close(self) -> None:

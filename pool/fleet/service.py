@@ -23,8 +23,8 @@ from pool.fleet.home import PoolHome, PoolState, home_of
 from pool.fleet.machine import PoolMachine, on_cpu
 from pool.fleet.metrics import PoolNumbers, pool_metrics, serve_metrics
 from pool.fleet.registrar import RENEWALS, AddressList, HttpTarget, Registrar, Target
+from pool.fleet.specs import MODELS, AnySpec, specs_of
 from pool.fleet.triton import TritonHost
-from pool.fleet.wish import MODELS, AnySpec, wishes_of
 from pool.guard import PLAIN_TOKEN, require_guard
 from pool.manager import POOL, Manager, ManagerConfig
 from pool.pool_file import PoolFile, read_pool_file
@@ -54,7 +54,7 @@ class PoolService:
         self.file = read_pool_file(path)
         self.home = PoolHome(home_of(self.file))
         self.manager: Manager[AnySpec] | None = None
-        self._wishes: dict[str, AnySpec] = wishes_of(self.file)
+        self._specs: dict[str, AnySpec] = specs_of(self.file)
         self._reader = reader
         self._emit = emit
         self._gpus: Gpus | None = None
@@ -112,8 +112,8 @@ class PoolService:
             text = f"{', '.join(stays)} in [pool] count from the manager's next start"
             self._emit(PoolEvent(EventKind.WARNED, POOL, text))
         self._warn_of_loopback(file)
-        old, new = self._wishes, wishes_of(file)
-        self.file, self._wishes = file, new
+        old, new = self._specs, specs_of(file)
+        self.file, self._specs = file, new
         if self._gpus is not None:
             self._gpus.ledger.restore()  # reading this anew declares them mended
         before = self._applying
@@ -191,7 +191,7 @@ class PoolService:
         stack.push_async_callback(control.close)
         await self._serve_metrics(stack)
         await self._registrar.follow(self._targets())
-        await self.manager.recover(self._wishes)
+        await self.manager.recover(self._specs)
         self._applying = asyncio.create_task(self._apply(None), name="apply")
         for work in (self._follow_file(), self._gpus.watch()):
             task = asyncio.create_task(work)
@@ -205,7 +205,7 @@ class PoolService:
             await self.manager.leave()
         else:
             await self.manager.stop(ending.drain_s)
-            await self._registrar.told(self.manager.config.tell_s)
+            await self._registrar.wait_told(self.manager.config.tell_s)
 
     async def _apply(self, before: "asyncio.Task[None] | None") -> None:
         assert self.manager is not None
@@ -213,7 +213,7 @@ class PoolService:
             await asyncio.wait([before])
         try:
             await self._registrar.follow(self._targets())
-            await self.manager.apply(self._wishes)
+            await self.manager.apply(self._specs)
         except Exception:
             pool_log.exception("the pool could not be brought in line; the next reload tries again")
 
@@ -251,7 +251,7 @@ class PoolService:
             install=install,
             lane_token=lane_token,
             gpus=gpus,
-            sharing=lambda: on_cpu(self._wishes),
+            sharing=lambda: on_cpu(self._specs),
             heartbeat_s=self.file.pool.heartbeat_s,
             warn=self._warn,
             advertise=self.file.pool.advertise,

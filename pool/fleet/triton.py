@@ -1,4 +1,4 @@
-"""Runs the Triton of one wish, detached: finds its model and measures memory before each start."""
+"""Runs one instance's Triton, detached: finds its model, measures memory before each start."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import InstanceRecord, PoolHome
 from pool.fleet.member import OnStep, ports_of
-from pool.fleet.wish import CHOSEN, InstanceSpec
+from pool.fleet.specs import CHOSEN, InstanceSpec
 from pool.preflight.nvml import GpuUnavailable
 from pool.process.detached import DetachedProcess, DetachedStarter, Found
 from pool.process.ports import free_ports, host_port, is_free, require_free
@@ -50,34 +50,34 @@ class PoolTriton(TritonInstance):
     """The Triton of one instance (``member.PoolUnit``)."""
 
     def __init__(
-        self, host: TritonHost, wish: InstanceSpec, kept: TritonPorts, on_step: OnStep
+        self, host: TritonHost, spec: InstanceSpec, kept: TritonPorts, on_step: OnStep
     ) -> None:
-        start = DetachedStarter(host.home.path, wish.name, self._facts, on_step)
-        spec = TritonSpec(
+        start = DetachedStarter(host.home.path, spec.name, self._facts, on_step)
+        server = TritonSpec(
             MODEL_REPOSITORY,
-            wish.models,
-            host=wish.host,
-            load_timeout_s=wish.load_timeout_s,
+            spec.models,
+            host=spec.host,
+            load_timeout_s=spec.load_timeout_s,
             lane_token=host.lane_token,
-            tls=wish.tls,
+            tls=spec.tls,
         )
         super().__init__(
-            wish.name,
+            spec.name,
             host.install,
-            spec,
+            server,
             kept,
-            log=host.home.logs / f"{wish.name}.log",
+            log=host.home.logs / f"{spec.name}.log",
             warn=host.warn,
             keeping=Keeping(start, host.heartbeat_s, lambda: on_step("started")),
         )
         self._host = host
-        self._wish = wish
+        self._wanted = spec
         self._on_step = on_step
         self._group: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
-        host = self._host.advertise or connect_host(self._wish.host)
+        host = self._host.advertise or connect_host(self._wanted.host)
         return host_port(host, self.ports.grpc) if self.ports.grpc else ""
 
     @property
@@ -85,11 +85,11 @@ class PoolTriton(TritonInstance):
         return f"gRPC on {self.address}"
 
     async def start(self) -> None:
-        host, wish = self._host, self._wish
-        model = await asyncio.to_thread(resolve_model, wish.model, host.state_dir)
+        host, spec = self._host, self._wanted
+        model = await asyncio.to_thread(resolve_model, spec.model, host.state_dir)
         # Two instances of one name, while one replaces the other, each have a reservation.
         who = f"{self.name} {id(self)}"
-        self._group = await host.gpus.take(who, wish, model)
+        self._group = await host.gpus.take(who, spec, model)
         self._on_step("fits")
         try:
             self.ports = self._choose_ports()  # a start that finds one taken is followed by another
@@ -115,18 +115,18 @@ class PoolTriton(TritonInstance):
 
     def _facts(self) -> dict[str, str]:
         return {
-            "digest": self._wish.digest,
+            "digest": self._wanted.digest,
             "ports": ",".join(map(str, self.ports)),
-            "host": self._wish.host,
-            "models": ",".join(self._wish.models),
+            "host": self._wanted.host,
+            "models": ",".join(self._wanted.models),
             "devices": ",".join(self._group),
         }
 
     async def _env(self, model: Path) -> dict[str, str]:
         env = {"TIDEGATE_WORKER__MODEL_PATH": str(model)}
-        if self._wish.model == _DEMO:
+        if self._wanted.model == _DEMO:
             env["TIDEGATE_WORKER__MODEL_NAME"] = _DEMO
-        env |= self._wish.settings
+        env |= self._wanted.settings
         if len(self._group) > 1 and self._is_split(env.get(_ENGINE, "auto"), model):
             env.setdefault(_TENSOR_PARALLEL, str(len(self._group)))
         env |= await asyncio.to_thread(environment_for, env, self._host.state_dir)
@@ -147,7 +147,7 @@ class PoolTriton(TritonInstance):
 
     def _choose_ports(self) -> TritonPorts:
         """The next start's ports: fixed or kept ones, otherwise free ones. Raises ``PortInUse``."""
-        asked, kept, host = self._wish.ports, self.ports, self._wish.host
+        asked, kept, host = self._wanted.ports, self.ports, self._wanted.host
         for port in filter(None, asked):
             require_free(host, port, f"end what has it, or give {self.name} another port")
         free = iter(free_ports(3, host, {*asked, *kept}))
@@ -162,10 +162,10 @@ class PoolTriton(TritonInstance):
 def former(found: Found, host: TritonHost, on_step: OnStep) -> PoolTriton:
     """The unit of a running process that is not asked for as it is: good for ending it."""
     facts = found.label.facts
-    wish = InstanceSpec(
+    spec = InstanceSpec(
         name=found.label.unit,
         model="",
         host=facts.get("host", "127.0.0.1"),
         models=tuple(filter(None, facts.get("models", "").split(","))),
     )
-    return PoolTriton(host, wish, CHOSEN, on_step)
+    return PoolTriton(host, spec, CHOSEN, on_step)

@@ -28,10 +28,10 @@ from worker.extras import pip_install
 
 _MIB = 2**20
 _GIB = 2**30
-_LEAST_SHM = 64 * _MIB
-_LEAST_DISK = 1 * _GIB
-_LEAST_FILES = 4096
-_LEAST_MEMORY = 2 * _GIB
+_MIN_SHM = 64 * _MIB
+_MIN_DISK = 1 * _GIB
+_MIN_FILES = 4096
+_MIN_MEMORY = 2 * _GIB
 
 
 class Verdict(StrEnum):
@@ -202,7 +202,7 @@ def _memory(wanted: WantedService) -> Finding:
     if free is None:
         return Finding("memory", Verdict.OK, "unknown")
     found = f"{_size(free)} free"
-    if free < _LEAST_MEMORY:
+    if free < _MIN_MEMORY:
         return Finding(
             "memory",
             Verdict.WARN,
@@ -222,11 +222,11 @@ def _shared_memory(wanted: WantedService) -> Finding:
             f"cannot be used: {error.strerror}",
             "mount -t tmpfs tmpfs /dev/shm, or docker run --ipc=host",
         )
-    if free < _LEAST_SHM:
+    if free < _MIN_SHM:
         return Finding(
             "/dev/shm",
             Verdict.FAIL,
-            f"{_size(free)} free, of which Triton and its models need {_size(_LEAST_SHM)}",
+            f"{_size(free)} free, of which Triton and its models need {_size(_MIN_SHM)}",
             "docker run --shm-size=1g, or remove what ended programs left in /dev/shm",
         )
     return Finding("/dev/shm", Verdict.OK, f"{_size(free)} free")
@@ -243,7 +243,7 @@ def _disk(wanted: WantedService) -> Finding:
         )
     free = shutil.disk_usage(folder).free
     found = f"{_size(free)} free in {folder}"
-    if free < _LEAST_DISK:
+    if free < _MIN_DISK:
         advice = "make room, or set TIDEGATE_HOME to a folder on another disk"
         return Finding("disk", Verdict.WARN, found, advice)
     return Finding("disk", Verdict.OK, found)
@@ -253,7 +253,7 @@ def _files(wanted: WantedService) -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return Finding("open files", Verdict.OK, "no limit")
-    if soft < _LEAST_FILES:
+    if soft < _MIN_FILES:
         can = f"ulimit -n {hard}" if hard > soft else "raise LimitNOFILE or /etc/security/limits"
         return Finding(
             "open files",

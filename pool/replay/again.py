@@ -58,7 +58,7 @@ class OneThing:
     """What is not as it was recorded: one of these, or nothing."""
 
     is_let_in: bool = False
-    is_spared: bool = False
+    is_never_paused: bool = False
     has_one_more: bool = False
     later_s: float = 0.0
     is_alone: bool = False
@@ -210,8 +210,8 @@ class _Run:
             task.is_promised = request.is_promised
             task.reserved_chance = request.reserved_chance
             self._lengths.tell(task, request.left)
-            if request is self._asked and self._change.is_spared:
-                self._service.parts.pausing.spared = task
+            if request is self._asked and self._change.is_never_paused:
+                self._service.parts.pausing.never_paused = task
             self._orchestrator.offer(task, [_Result(result, self._shift)])
         except TidegateError:
             result.outcome, result.ended = Outcome.REFUSED, self._clock.now() + self._shift
@@ -345,7 +345,7 @@ class _Run:
         self._service.workers[address].runner.cost = _cost(pace)
 
     def _teach(self, name: str, state: InstanceAt) -> None:
-        """Have the orchestrator know an instance's pace as it knew it then."""
+        """Restore what the orchestrator had learnt of an instance's pace."""
         instance = self._orchestrator.registry.instances[self._addresses[name]]
         instance.concurrency.best_rows = state.most_rows
         assert instance.step_learner is not None, f"{name} is not up"

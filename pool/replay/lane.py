@@ -20,7 +20,7 @@ from worker.protocol import (
 from worker.protocol.tensors import FRAME, LANE_MESSAGE
 from worker.service.call import Call, Tensors, strings
 
-_LEAST_S = 1e-9
+_MIN_S = 1e-9
 _WIRE_S = 0.001
 """Seconds from the orchestrator to the engine's inbox."""
 
@@ -70,7 +70,7 @@ class SimLane(StreamLane):
             self._worker.started_late += 1
         call = self._call(message, request_id)
         # Timers of one time fire in any order; what is sent first is to arrive first.
-        self._sent_until = max(now + _WIRE_S, self._sent_until + _LEAST_S)
+        self._sent_until = max(now + _WIRE_S, self._sent_until + _MIN_S)
         self._clock.call_at(self._sent_until, partial(self._worker.accept, call))
 
     def _call(self, message: LaneMessage, request_id: str) -> Call:

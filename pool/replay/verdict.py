@@ -18,11 +18,11 @@ from pool.replay.again import NOTHING, OneThing, OutOfTime, ReplayedRequest, Rep
 from worker.protocol import Outcome
 
 LATER_S: Final = 0.1
-"""To how many seconds it is told how much later a deadline would have been met."""
+"""Resolution, in seconds, of how much later a deadline would have been met."""
 MAX_LATER: Final = 4.0
 """Longest time that is tried beyond the deadline, over the time that it was given."""
 MAX_LATER_S: Final = 30.0
-LEAST_LATER_S: Final = 5.0
+MIN_LATER_S: Final = 5.0
 
 
 def explain(question: ReplayQuestion) -> Findings:
@@ -82,7 +82,7 @@ def _try(replayer: Replayer, change: Alone) -> Tried:
         case Alone.LET_IN:
             other = OneThing(is_let_in=True)
         case Alone.NOT_PAUSED:
-            other = OneThing(is_spared=True)
+            other = OneThing(is_never_paused=True)
         case Alone.ONE_MORE_INSTANCE:
             other = OneThing(has_one_more=True)
         case Alone.NOBODY_ELSE:
@@ -95,7 +95,7 @@ def _later(replayer: Replayer) -> Tried:
     Raises ``OutOfTime``."""
     asked = replayer.recording.request
     given_s = asked.deadline_at - asked.arrived
-    most = math.ceil(min(MAX_LATER_S, max(LEAST_LATER_S, MAX_LATER * given_s)) / LATER_S)
+    most = math.ceil(min(MAX_LATER_S, max(MIN_LATER_S, MAX_LATER * given_s)) / LATER_S)
 
     def end(steps: int) -> float | None:
         """When it is met with a deadline that is later by so many steps; None if it is not."""

@@ -57,9 +57,9 @@ def test_few_steps_are_called_rough(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("recorded", "more", "said"),
     [
-        ("{", [], "is no answer of GET /v2/instances"),
-        ("[]", [], "is no answer of GET /v2/instances"),
-        ({"instances": [{"address": 3}]}, [], "is no answer of GET /v2/instances"),
+        ("{", [], "is not a response of GET /v2/instances"),
+        ("[]", [], "is not a response of GET /v2/instances"),
+        ({"instances": [{"address": 3}]}, [], "is not a response of GET /v2/instances"),
         ({"instances": []}, [], "no instance has measured steps"),
         ({"address": "a:1", "state": "up"}, [], "no instance has measured steps"),
         (instance(slots=0), [], "prediction.pace of a:1 cannot be"),

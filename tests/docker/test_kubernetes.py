@@ -164,8 +164,6 @@ def test_variables_are_settings(overlay: str) -> None:
 def test_an_orchestrator_takes_its_variables(
     overlay: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if overlay == "fleet" and "state" not in Settings.model_fields:
-        pytest.skip("this orchestrator has no shared state yet")
     orchestrator = container_of(named(rendered(overlay), "Deployment", "tidegate-orchestrator"))
     monkeypatch.chdir(tmp_path)
     for name, value in environment_of(orchestrator).items():

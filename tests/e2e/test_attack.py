@@ -1,4 +1,4 @@
-"""The attacks of ``make attack``, bounded: whatever comes, the books balance afterwards."""
+"""The attacks of ``make attack``, bounded: counters and resources add up whatever comes."""
 
 import asyncio
 import random
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from perf.attack.__main__ import ATTACKS
-from perf.attack.books import Books
+from perf.attack.checks import StateChecks
 from perf.attack.target import Budget, Tally, Target
 from tests.e2e.conftest import Stack
 from tests.support.stack import Orchestrator, Triton, running
@@ -33,7 +33,7 @@ def guarded() -> Iterator[Stack]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_the_books_balance_after(name: str, guarded: Stack) -> None:
+def test_what_is_counted_adds_up_after(name: str, guarded: Stack) -> None:
     """No undocumented error, no secret in any answer or log, nothing left running, nothing lost."""
     target = Target(
         "127.0.0.1",
@@ -47,10 +47,10 @@ def test_the_books_balance_after(name: str, guarded: Stack) -> None:
     tally = Tally()
 
     async def attack() -> None:
-        books = Books(target)
+        checks = StateChecks(target)
         await ATTACKS[name](target, random.Random(1), tally, Budget(TRIES.get(name, 80), SECONDS))
         # Sizes are of a machine and a first time; ``make attack`` looks at those.
-        await books.close(tally, sizes=False)
+        await checks.close(tally, sizes=False)
 
     asyncio.run(attack())
     assert tally.tries

@@ -3,7 +3,7 @@ clients are back before its lanes are."""
 
 import pytest
 
-from perf.chaos import books
+from perf.chaos import checks
 from perf.chaos.__main__ import play
 from perf.chaos.clients import KINDS, Ledger
 from perf.chaos.faults import kills
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.mark.usefixtures("idle_afterwards")
-async def test_the_books_balance_though_an_orchestrator_dies(paced: Stack) -> None:
+async def test_every_request_is_accounted_for_though_an_orchestrator_dies(paced: Stack) -> None:
     """Every durable task is met, to the letter and once; so is everything that a restart finds."""
     ledger = Ledger()
     (kill,) = (fault for fault in kills(0) if fault.name.endswith("0, its lanes shut"))
@@ -28,9 +28,9 @@ async def test_the_books_balance_though_an_orchestrator_dies(paced: Stack) -> No
         pids = world.pids() - {paced.triton.server_pid, paced.triton.stub_pid}
         for process in orchestrators:
             await process.stop(5.0)
-        facts = books.read_journals(journals, ledger)
+        facts = checks.read_journals(journals, ledger)
     ledger.memory_prefixes.clear()  # the Triton stays for other tests
-    books.judge_leaks(pids, ledger)
+    checks.judge_leaks(pids, ledger)
     assert ledger.faults == []
     assert facts.outcomes == {"met": len(ledger.durable_ids)}
     assert len(rows) == 1

@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import suppress
 
 from perf.chaos.__main__ import Allowed, plan_of
-from perf.chaos.books import judge_rounds
+from perf.chaos.checks import judge_rounds
 from perf.chaos.clients import Ledger
 from perf.chaos.gates import Gate
 from worker.runner.simulated_device import DeviceFault

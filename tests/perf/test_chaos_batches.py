@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from perf.chaos.batch_books import BatchOrder, Sent
+from perf.chaos.batch_checks import BatchOrder, Sent
 from perf.chaos.batches import BatchFindings, Memory, strikes
 
 ORDER = BatchOrder("a", 4, "key", refused_every=4)

@@ -5,20 +5,20 @@ import asyncio
 from pool.events import EventKind
 from pool.manager import Manager
 from pool.supervise import UnitState
-from tests.support.fake_pool import LOAD_S, FakeMachine, FakeWish, killed, simulate
+from tests.support.fake_pool import LOAD_S, FakeMachine, FakeSpec, killed, simulate
 
 
-def wishes(*wanted: FakeWish) -> dict[str, FakeWish]:
-    return {wish.name: wish for wish in wanted}
+def specs(*wanted: FakeSpec) -> dict[str, FakeSpec]:
+    return {spec.name: spec for spec in wanted}
 
 
-A, B, C = FakeWish("a"), FakeWish("b"), FakeWish("c")
+A, B, C = FakeSpec("a"), FakeSpec("b"), FakeSpec("c")
 
 
-async def up(machine: FakeMachine, *wanted: FakeWish) -> Manager[FakeWish]:
+async def up(machine: FakeMachine, *wanted: FakeSpec) -> Manager[FakeSpec]:
     manager = machine.manager()
-    await manager.recover(wishes(*wanted))
-    await manager.apply(wishes(*wanted))
+    await manager.recover(specs(*wanted))
+    await manager.apply(specs(*wanted))
     await asyncio.sleep(LOAD_S + 1)
     return manager
 
@@ -27,7 +27,7 @@ def test_what_is_asked_for_starts_and_is_told_once_it_is_ready() -> None:
     async def run() -> None:
         machine = FakeMachine()
         manager = machine.manager()
-        await manager.apply(wishes(A, B))
+        await manager.apply(specs(A, B))
         await asyncio.sleep(LOAD_S / 2)
         assert machine.ready == frozenset()
         await asyncio.sleep(LOAD_S)
@@ -117,7 +117,7 @@ def test_one_more_and_one_less_leave_the_others_alone() -> None:
         manager = await up(machine, A, B)
         kept = machine.running()["b"]
         gone = machine.running()["a"]
-        await manager.apply(wishes(B, C))
+        await manager.apply(specs(B, C))
         await asyncio.sleep(LOAD_S + 1)
         assert gone.drained_s == 30.0
         assert machine.running()["b"] is kept
@@ -135,7 +135,7 @@ def test_the_same_file_again_changes_nothing() -> None:
         machine = FakeMachine()
         manager = await up(machine, A, B)
         before = len(machine.events)
-        await manager.apply(wishes(A, B))
+        await manager.apply(specs(A, B))
         assert len(machine.events) == before
         await manager.stop(0.0)
 
@@ -148,7 +148,7 @@ def test_a_changed_one_is_replaced_without_a_moment_of_none() -> None:
         manager = await up(machine, A)
         old = machine.running()["a"]
         machine.told_ready.clear()
-        await manager.apply(wishes(FakeWish("a", 2)))
+        await manager.apply(specs(FakeSpec("a", 2)))
         assert old.ended.is_set() and old.drained_s == 30.0
         assert frozenset() not in machine.told_ready
         assert machine.running()["a"].digest == "a 2"
@@ -165,11 +165,11 @@ def test_a_replacement_that_fails_leaves_the_old_one() -> None:
         manager = await up(machine, A)
         old = machine.running()["a"]
         machine.failing["a 2"] = 1
-        assert not await manager.replace("a", FakeWish("a", 2))
+        assert not await manager.replace("a", FakeSpec("a", 2))
         assert machine.running()["a"] is old
         assert manager.members["a"].is_ready
         assert EventKind.KEPT in machine.kinds("a")
-        assert await manager.replace("a", FakeWish("a", 2)), "it can be asked for again"
+        assert await manager.replace("a", FakeSpec("a", 2)), "it can be asked for again"
         await manager.stop(0.0)
 
     simulate(run())
@@ -177,11 +177,11 @@ def test_a_replacement_that_fails_leaves_the_old_one() -> None:
 
 def test_without_room_or_with_fixed_ports_the_old_one_ends_first() -> None:
     async def run() -> None:
-        for has_room, wish in ((False, FakeWish("a", 2)), (True, FakeWish("a", 2, False))):
+        for has_room, spec in ((False, FakeSpec("a", 2)), (True, FakeSpec("a", 2, False))):
             machine = FakeMachine()
             manager = await up(machine, A)
             machine.has_room = has_room
-            assert await manager.replace("a", wish)
+            assert await manager.replace("a", spec)
             assert machine.ready == {"127.0.0.1:9001"}, "on its port"
             assert frozenset() in machine.told_ready
             await manager.stop(0.0)
@@ -193,7 +193,7 @@ def test_a_replacement_that_is_cut_short_leaves_the_old_one() -> None:
     async def run() -> None:
         machine = FakeMachine()
         manager = await up(machine, A)
-        replacing = asyncio.create_task(manager.replace("a", FakeWish("a", 2)))
+        replacing = asyncio.create_task(manager.replace("a", FakeSpec("a", 2)))
         await asyncio.sleep(LOAD_S / 2)
         replacing.cancel()
         await asyncio.gather(replacing, return_exceptions=True)
@@ -238,7 +238,7 @@ def test_those_that_are_found_are_told_together() -> None:
         machine.told_ready.clear()
         machine.ready = frozenset()
         manager = machine.manager()
-        await manager.recover(wishes(A, B, C))
+        await manager.recover(specs(A, B, C))
         assert [len(told) for told in machine.told_ready] == [3]
         await manager.stop(0.0)
 
@@ -250,7 +250,7 @@ def test_what_has_changed_while_nobody_watched_is_brought_in_line() -> None:
         machine = FakeMachine()
         await killed(await up(machine, A, B))
         old = machine.running()
-        second = await up(machine, FakeWish("a", 2), C)
+        second = await up(machine, FakeSpec("a", 2), C)
         assert old["a"].drained_s == 30.0 and old["b"].drained_s == 30.0
         assert {n: s.digest for n, s in machine.running().items()} == {"a": "a 2", "c": "c 1"}
         await second.stop(0.0)
@@ -266,14 +266,14 @@ def test_of_two_with_one_name_the_one_that_served_stays() -> None:
             machine = FakeMachine()
             first = await up(machine, A)
             old = machine.running()["a"]
-            asyncio.create_task(first.replace("a", FakeWish("a", 2)))  # noqa: RUF006
+            asyncio.create_task(first.replace("a", FakeSpec("a", 2)))  # noqa: RUF006
             await asyncio.sleep(LOAD_S / 2)
             await killed(first)
             assert len(machine.found()) == 2
             if lost_state:
                 machine.written.instances.clear()
             second = machine.manager()
-            await second.recover(wishes(A))
+            await second.recover(specs(A))
             assert machine.running()["a"] is old
             assert second.members["a"].is_ready
             await second.stop(0.0)

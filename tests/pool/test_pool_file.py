@@ -7,20 +7,20 @@ import pytest
 
 from catalog.errors import PoolFileInvalid
 from catalog.paths import ROOT
-from pool.fleet.wish import InstanceSpec, OrchestratorSpec, wishes_of
+from pool.fleet.specs import InstanceSpec, OrchestratorSpec, specs_of
 from pool.pool_file import PoolFile, parse_pool_file, read_pool_file
 
 ONE = '[[instances]]\nname = "a"\nmodel = "demo"\n'
 
 
 def instances(text: str) -> dict[str, InstanceSpec]:
-    wishes = wishes_of(parse_pool_file(text)).items()
-    return {name: wish for name, wish in wishes if isinstance(wish, InstanceSpec)}
+    specs = specs_of(parse_pool_file(text)).items()
+    return {name: spec for name, spec in specs if isinstance(spec, InstanceSpec)}
 
 
 def test_the_documentations_example_fits() -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/pool.md").read_text(), re.S)
-    assert set(wishes_of(parse_pool_file(example))) == {"chat-0", "chat-1", "orchestrator"}
+    assert set(specs_of(parse_pool_file(example))) == {"chat-0", "chat-1", "orchestrator"}
 
 
 def test_dockers_example_fits() -> None:
@@ -143,7 +143,7 @@ def test_a_file_that_would_be_overwritten_by_its_own_pool_is_refused(tmp_path: P
 
 def test_instances_take_devices_in_turn_and_can_go_to_the_others() -> None:
     found = instances(ONE + 'devices = [0, "1,2"]\ncount = 3\n')
-    assert {name: wish.groups for name, wish in found.items()} == {
+    assert {name: spec.groups for name, spec in found.items()} == {
         "a-0": (("0",), ("1", "2")),
         "a-1": (("1", "2"), ("0",)),
         "a-2": (("0",), ("1", "2")),
@@ -160,8 +160,8 @@ def test_an_engine_on_one_gpu_is_given_no_group() -> None:
 def test_settings_and_ports_are_given_to_each() -> None:
     more = "count = 2\nmemory_gib = 3\nports = { grpc = 9001 }\nsettings = { overlap = false }\n"
     found = instances(ONE + more)
-    assert [wish.ports.grpc for wish in found.values()] == [9001, 9011]
-    assert [wish.ports.http for wish in found.values()] == [0, 0]
+    assert [spec.ports.grpc for spec in found.values()] == [9001, 9011]
+    assert [spec.ports.http for spec in found.values()] == [0, 0]
     assert found["a-1"].settings == {
         "TIDEGATE_WORKER__ENGINE": "auto",
         "TIDEGATE_WORKER__DEVICE": "cpu",
@@ -192,7 +192,7 @@ def test_one_more_changes_no_other_and_what_an_instance_is_does() -> None:
     before = instances(ONE + "count = 2\n")
     more = instances(ONE + "count = 3\n")
     assert {name: more[name].digest for name in before} == {
-        name: wish.digest for name, wish in before.items()
+        name: spec.digest for name, spec in before.items()
     }
     patient = instances("[pool]\nload_timeout_s = 9\n" + ONE + "count = 2\n")
     assert patient["a-0"].digest == before["a-0"].digest, "how long loading may take is no change"
@@ -204,7 +204,7 @@ def test_the_orchestrator_beside_has_its_settings() -> None:
     told = (
         "[orchestrator]\nport = 0\nsettings = { queue.max_waiting = 7, dispatch.pause = false }\n"
     )
-    beside = wishes_of(parse_pool_file(told))["orchestrator"]
+    beside = specs_of(parse_pool_file(told))["orchestrator"]
     assert isinstance(beside, OrchestratorSpec)
     assert beside.settings == {
         "TIDEGATE_QUEUE__MAX_WAITING": "7",

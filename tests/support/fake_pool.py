@@ -20,7 +20,7 @@ LOAD_S = 2.0
 
 
 @dataclass(frozen=True)
-class FakeWish:
+class FakeSpec:
     """``version`` stands for all that an instance is."""
 
     name: str
@@ -74,7 +74,7 @@ class FakeMachine:
     def kinds(self, name: str) -> list[EventKind]:
         return [event.kind for event in self.events if event.target == name]
 
-    def manager(self, drain_s: float = 30.0) -> Manager[FakeWish]:
+    def manager(self, drain_s: float = 30.0) -> Manager[FakeSpec]:
         return Manager(
             self,
             self,
@@ -90,14 +90,14 @@ class FakeMachine:
     def found(self) -> Sequence[Found]:
         return [server.found for server in self.servers if not server.ended.is_set()]
 
-    def make(self, wish: FakeWish, kept: InstanceRecord | None, on_step: OnStep) -> "FakeUnit":
+    def make(self, spec: FakeSpec, kept: InstanceRecord | None, on_step: OnStep) -> "FakeUnit":
         port = 0 if kept is None else kept.ports[1]
-        return FakeUnit(self, wish.name, wish.digest, port, on_step)
+        return FakeUnit(self, spec.name, spec.digest, port, on_step)
 
     def make_former(self, found: Found, on_step: OnStep) -> "FakeUnit":
         return FakeUnit(self, found.label.unit, "former", 0, on_step)
 
-    async def fits_beside(self, wish: FakeWish) -> bool:
+    async def fits_beside(self, spec: FakeSpec) -> bool:
         return self.has_room
 
     # ── Keeper ───────────────────────────────────────────────────────────────────────────────
@@ -114,7 +114,7 @@ class FakeMachine:
             self.told_ready.append(addresses)
         self.ready = addresses
 
-    async def told(self, timeout_s: float) -> None:
+    async def wait_told(self, timeout_s: float) -> None:
         pass
 
 
@@ -195,7 +195,7 @@ def simulate(work: Coroutine[Any, Any, None]) -> None:
         loop.close()
 
 
-async def killed(manager: Manager[FakeWish]) -> None:
+async def killed(manager: Manager[FakeSpec]) -> None:
     """As after kill -9: it does nothing any more, and its instances know nothing of it."""
     for member in (*manager.members.values(), *manager.incoming.values()):
         await member.leave()

@@ -25,7 +25,7 @@ from pool.process.detached import (
     clear_remains,
     find_detached,
 )
-from tests.support.fake_pool import FakeWish
+from tests.support.fake_pool import FakeSpec
 
 SLEEP = ("bash", "-c", "sleep 1000 & wait")
 
@@ -104,18 +104,18 @@ class SleeperMachine:
         clear_remains(self.home, found)
         return found
 
-    def make(self, wish: FakeWish, kept: InstanceRecord | None, on_step: OnStep) -> Sleeper:
+    def make(self, spec: FakeSpec, kept: InstanceRecord | None, on_step: OnStep) -> Sleeper:
         def stepped(step: str) -> None:
             die_at(self._step, step)
             on_step(step)
 
         port = 0 if kept is None else kept.ports[1]
-        return Sleeper(self.home, wish.name, wish.digest, port, stepped)
+        return Sleeper(self.home, spec.name, spec.digest, port, stepped)
 
     def make_former(self, found: Found, on_step: OnStep) -> Sleeper:
         return Sleeper(self.home, found.label.unit, "", 0, on_step)
 
-    async def fits_beside(self, wish: FakeWish) -> bool:
+    async def fits_beside(self, spec: FakeSpec) -> bool:
         return True
 
 
@@ -125,7 +125,7 @@ class Deaf:
     def set_ready(self, addresses: frozenset[str]) -> None:
         pass
 
-    async def told(self, timeout_s: float) -> None:
+    async def wait_told(self, timeout_s: float) -> None:
         pass
 
 
@@ -134,15 +134,15 @@ def die_at(wanted: str, step: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def manage(home: PoolHome, machine: SleeperMachine) -> Manager[FakeWish]:
+async def manage(home: PoolHome, machine: SleeperMachine) -> Manager[FakeSpec]:
     """A manager whose one instance is ready. ``home`` is to be claimed."""
     state = home.read(lambda warning: None)
     manager = Manager(
         machine, home, Deaf(), lambda event: None, ManagerConfig(), state, random.Random(1)
     )
-    wishes = {"one": FakeWish("one")}
-    await manager.recover(wishes)
-    await manager.apply(wishes)
+    specs = {"one": FakeSpec("one")}
+    await manager.recover(specs)
+    await manager.apply(specs)
     assert await manager.members["one"].first_outcome() == ""
     return manager
 

@@ -255,7 +255,7 @@ async def streams_no_json(request: web.Request) -> web.StreamResponse:
         (is_a_page, None, r"a chat of 8 tokens .*: text/html instead of JSON"),
         (wants_a_key, None, r"wants another key: status 401: no such key"),
         (streams_for_ever, None, r"a streamed chat of 32 tokens: no end within 0\.3\d* s"),
-        (streams_no_json, None, r"a streamed chat of 32 tokens: an event is no JSON: 'tide'"),
+        (streams_no_json, None, r"a streamed chat of 32 tokens: an event is not JSON: 'tide'"),
     ],
 )
 async def test_a_server_that_cannot_be_tested_is_told_why(
@@ -329,7 +329,7 @@ def test_a_deadline_is_said_as_the_template_has_it(text: str, place: str, said: 
         (lambda: Target("127.0.0.1:8000", MODEL, TOLD), "no base URL; expected for instance http"),
         (lambda: Target("http://a:b@h/v1", MODEL, TOLD), "a user or password in it"),
         (lambda: Target("http://h/v1", "", TOLD), "no model is named"),
-        (lambda: Target("http://h/v1", "m", TOLD, absolute=TOLD), "is no absolute deadline"),
+        (lambda: Target("http://h/v1", "m", TOLD, absolute=TOLD), "is not an absolute deadline"),
         (lambda: command.effort_of({"seconds": 0.0}), "seconds must be above 0"),
         (lambda: command.target_of({"drain": "kill '"}), "cannot be read"),
     ],
@@ -432,5 +432,5 @@ def test_each_rule_is_a_test_of_pytest(pytester: pytest.Pytester, server: Deadli
     done.stdout.fnmatch_lines(["*1 pass, 1 fail, 2 not applicable*"])
     refused = pytester.runpytest_inprocess(*arguments, "--conformance-url", "nowhere")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["*'nowhere' is no base URL*"])
+    refused.stderr.fnmatch_lines(["*'nowhere' is not a base URL*"])
     assert pytester.runpytest_inprocess(*arguments).ret == pytest.ExitCode.NO_TESTS_COLLECTED

@@ -37,7 +37,7 @@ def test_a_value_may_hold_commas_equals_signs_and_quoted_blanks() -> None:
     [
         ("max_num_seqs", "'max_num_seqs' is no pair"),
         ("=8", "'=8' is no pair"),
-        ('{"a": 1', "begins like a JSON object"),
+        ('{"a": 1', "is not valid JSON"),
         ("a-b=1 a_b=2", "a_b is given twice"),
         ("a='1", "No closing quotation"),
     ],

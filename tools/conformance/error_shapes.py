@@ -8,7 +8,7 @@ from .rules import Finding, Verdict
 from .wire import Answer
 
 _CASES: Final = {
-    "a body that is no JSON": b'{"model": ',
+    "a body that is not JSON": b'{"model": ',
     "messages that are a number": {"messages": 5},
     "a max_tokens that is a word": {"max_tokens": "many"},
     "the same, streamed": {"max_tokens": "many", "stream": True},

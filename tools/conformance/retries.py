@@ -16,7 +16,7 @@ _ASKED: Final = 5
 """Refused requests that come back."""
 _MAY_FAIL: Final = 1
 _TIMES: Final = 4.0
-_LEAST_S: Final = 2.0
+_MIN_S: Final = 2.0
 _RULES: Final = ("retry.said", "retry.honest", "retry.close")
 
 
@@ -80,7 +80,7 @@ def _said(told: list[float | None]) -> Finding:
 
 
 async def _come_back(trial: Trial, waits: list[float]) -> list[Finding]:
-    """The last ones refused come back: they were told of the most that was before them."""
+    """The last ones refused come back: they saw the longest queue."""
     asked = waits[-_ASKED:]
     told_s = statistics.median(asked)
     if max(asked) > trial.effort.patience_s:
@@ -118,7 +118,7 @@ def _close(told_s: float, room_s: float) -> Finding:
     rule = "retry.close"
     if math.isinf(room_s):
         return Finding(rule, Verdict.UNMEASURED, "who asked all the time was not served either")
-    is_close = told_s <= max(_LEAST_S, _TIMES * room_s)
+    is_close = told_s <= max(_MIN_S, _TIMES * room_s)
     said = f"told {told_s:g} s; who asked all the time was served when asking at {room_s:.2f} s"
     figures = {"told_s": told_s, "room_s": room_s}
     return Finding(rule, Verdict.PASS if is_close else Verdict.FAIL, said, figures)

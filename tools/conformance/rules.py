@@ -58,7 +58,7 @@ RULES: Final = (
     Rule(
         "errors.status",
         "A request that cannot be read is refused with a 4xx status, streamed or not.",
-        "status of a body that is no JSON, of messages that are a number, of a max_tokens that is"
+        "status of a body that is not JSON, of messages that are a number, of a max_tokens that is"
         " a word",
         "none",
         "clients retry what is 5xx and give up what is 4xx",

@@ -53,7 +53,7 @@ class Saying:
         )
 
     def unreadable(self) -> str:
-        """Text that is no deadline in any spelling."""
+        """Text that is not a deadline in any spelling."""
         return self.template.format(**dict.fromkeys((*RELATIVE, *ABSOLUTE), "soon"))
 
     def put(self, text: str, headers: dict[str, str], body: dict[str, object]) -> None:
@@ -93,7 +93,9 @@ def read_field(text: str) -> dict[str, object]:
     ``BadTarget``."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise BadTarget(f"{text!r} is no field; expected name=value, for instance ignore_eos=true")
+        raise BadTarget(
+            f"{text!r} is not a field; expected name=value, for instance ignore_eos=true"
+        )
     return {name: _plain(value)}
 
 
@@ -133,7 +135,7 @@ class Target:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadTarget(
-                f"{self.url!r} is no base URL; expected for instance http://127.0.0.1:8000/v1"
+                f"{self.url!r} is not a base URL; expected for instance http://127.0.0.1:8000/v1"
             )
         if parts.username or parts.password:
             raise BadTarget("the URL has a user or password in it; give the key by itself")
@@ -141,7 +143,9 @@ class Target:
             raise BadTarget("no model is named; GET /models of the server lists those it has")
         if self.absolute is not None and not self.absolute.is_absolute:
             known = ", ".join(f"{{{name}}}" for name in ABSOLUTE)
-            raise BadTarget(f"'{self.absolute}' is no absolute deadline; it needs one of {known}")
+            raise BadTarget(
+                f"'{self.absolute}' is not an absolute deadline; it needs one of {known}"
+            )
 
     def path(self, path: str) -> str:
         return self.url.rstrip("/") + path

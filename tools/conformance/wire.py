@@ -55,7 +55,7 @@ class Answer:
     broken: str = ""
     """Reason why what came cannot be read, in words."""
     body: bytes = b""
-    """Body of an answer that is no stream."""
+    """Body of an answer that is not a stream."""
     started: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set with the first text, or with the end where there is none."""
 
@@ -277,7 +277,7 @@ def _take_event(answer: Answer, data: bytes, at_s: float) -> None:
     try:
         event = json.loads(data)
     except ValueError:
-        answer.broken = f"an event is no JSON: {data[:60].decode(errors='replace')!r}"
+        answer.broken = f"an event is not JSON: {data[:60].decode(errors='replace')!r}"
         return
     if isinstance(event, dict):
         _take(answer, event, at_s)

@@ -1,6 +1,6 @@
 """Chooses the attention backend: measured when the worker loads, fixed if results must repeat.
 
-A backend that cannot run here, or whose results are wrong, is no candidate; what was tried, with
+A backend that cannot run here, or whose results are wrong, is not a candidate; what was tried, with
 errors and times, is logged and kept.
 """
 
@@ -28,7 +28,7 @@ AttentionSetting = Literal["auto", "reference", "numba", "triton", "flashinfer"]
 _ON_CUDA: Final[tuple[AttentionName, ...]] = ("triton", "flashinfer", "reference")
 _ON_CPU: Final[tuple[AttentionName, ...]] = ("numba", "reference")
 _REPEATS: Final = 20
-_LEAST_REPEATS, _ENOUGH_US = 5, 50_000.0
+_MIN_REPEATS, _ENOUGH_US = 5, 50_000.0
 _TRIAL_DECODES: Final = 16
 _TRIAL_KEYS: Final = 1024
 _TRIAL_CHUNK: Final = 256
@@ -36,7 +36,7 @@ _TRIAL_CHUNK: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One backend on the trial batch. ``problem`` says why it is no candidate, else None.
+    """One backend on the trial batch. ``problem`` says why it is not a candidate, else None.
 
     ``error`` is relative to float64, ``step_us`` one layer's attention of the batch.
     """
@@ -193,7 +193,7 @@ def _time_us(call: Callable[[], object], device: torch.device) -> float:
 def _host_times_us(call: Callable[[], object]) -> list[float]:
     """Times of calls one after the other: fewer where they take long, since the load waits."""
     times: list[float] = []
-    while len(times) < _LEAST_REPEATS or (len(times) < _REPEATS and sum(times) < _ENOUGH_US):
+    while len(times) < _MIN_REPEATS or (len(times) < _REPEATS and sum(times) < _ENOUGH_US):
         started = time.perf_counter()
         call()
         times.append((time.perf_counter() - started) * 1e6)

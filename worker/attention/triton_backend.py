@@ -246,7 +246,7 @@ class TritonAttention:
                 count,
                 max(1, count - rows),
                 # Where there is one item for each row, none is to be split.
-                LEAST_TILES=2**30 if count == rows else a_pass.tiling.least_tiles,
+                MIN_TILES=2**30 if count == rows else a_pass.tiling.least_tiles,
                 TILE_KEYS=a_pass.tiling.keys,
                 ROWS=_power_of_two(rows),
                 BLOCK=_PLAN_BLOCK,

@@ -29,7 +29,7 @@ def share_out(
     rows,
     item_count,
     aimed,  # items to aim at; there are ``rows`` more at most
-    LEAST_TILES: tl.constexpr,  # fewest tiles of keys in an item
+    MIN_TILES: tl.constexpr,  # fewest tiles of keys in an item
     TILE_KEYS: tl.constexpr,
     ROWS: tl.constexpr,  # at least ``rows``
     BLOCK: tl.constexpr,  # items of a program
@@ -38,7 +38,7 @@ def share_out(
     row = tl.arange(0, ROWS)
     context = tl.load(contexts + row, mask=row < rows, other=0)
     tiles = (context + TILE_KEYS - 1) // TILE_KEYS
-    size = tl.maximum((tl.sum(tiles, 0) + aimed - 1) // aimed, LEAST_TILES)
+    size = tl.maximum((tl.sum(tiles, 0) + aimed - 1) // aimed, MIN_TILES)
     # Rounded: to split what is hardly longer than an item costs more than it evens out.
     counts = tl.where(tiles > 0, tl.maximum((2 * tiles + size) // (2 * size), 1), 0)
     ends = tl.cumsum(counts, 0)
@@ -109,7 +109,7 @@ def _add_keys(
     higher = tl.maximum(best, tl.max(scores, 1) * scale)
     pivot = higher
     if MASKED:
-        # A line that has seen no key yet keeps -inf; subtracting that from itself is no number.
+        # A line that has seen no key yet keeps -inf; subtracting that from itself is not a number.
         pivot = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp2(scores * scale - pivot[:, None])
     fade = tl.exp2(best - pivot)

@@ -393,7 +393,7 @@ class Engine(ThreadedEngine):
         self._totals.tokens += tokens
 
     def _spoil(self, request: Request) -> None:
-        """Have a request end whose numbers are not finite, and nobody read its blocks."""
+        """Have a request fail whose logits are NaN or infinite, and its KV blocks not be reused."""
         if not request.spoilt:
             engine_log.error(NOT_FINITE_LOG, request.computed)
             self._totals.not_finite += 1

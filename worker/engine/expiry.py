@@ -73,7 +73,7 @@ class ExpiryCheck:
             else:
                 ready_by = now
             is_due = ready_by >= job.deadline or job.abort is not None
-            if is_due and not _is_spared(request, now):
+            if is_due and not _goes_on(request, now):
                 expired.append(request)
         return expired
 
@@ -85,7 +85,7 @@ class ExpiryCheck:
             job = request.job
             certain = request.least_tokens - BOUND_STEPS
             misses = certain > 0 and now + certain * token_s >= job.deadline
-            if (misses or job.abort is not None) and not _is_spared(request, now):
+            if (misses or job.abort is not None) and not _goes_on(request, now):
                 unfinishable.append(request)
         return unfinishable
 
@@ -100,7 +100,7 @@ class ExpiryCheck:
         return DEADLINE_PASSED if now >= request.deadline else CANNOT_FINISH
 
 
-def _is_spared(request: Request, now: float) -> bool:
+def _goes_on(request: Request, now: float) -> bool:
     """Whether a request that is certain to miss goes on all the same, to test that (DL-17)."""
     job = request.job
     if not job.keeps_on or job.abort is not None or request.ends_cleanly or now >= job.deadline:

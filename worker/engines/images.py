@@ -85,7 +85,7 @@ def places_of(vision: Vision, token_ids: Sequence[int]) -> list[int]:
 
 def decoded(vision: Vision, file: bytes, number: int) -> tuple[Any, int]:
     """A file as an RGB image, turned as its metadata says, and the number of its tokens. Raises
-    ``InvalidCall`` for what is no image that the model reads; ``number`` names it there."""
+    ``InvalidCall`` for what is not an image that the model reads; ``number`` names it there."""
     from PIL import Image, ImageOps
 
     try:

@@ -65,7 +65,7 @@ from worker.scheduler.step_time import StepTime
 
 MAX_WAIT_S: Final = 0.1
 """Longest time in seconds that a backend may wait for work, unless a deadline is nearer."""
-LEAST_WAIT_S: Final = 0.001
+MIN_WAIT_S: Final = 0.001
 LONGEST_LEAVE_S: Final = 0.25
 """Seconds after which a job that was given up ends although a backend still holds its memory."""
 STATS_AGE_S: Final = 0.02
@@ -365,7 +365,7 @@ class SteppedEngine(ThreadedEngine):
             self._backend_began = self._clock()
             self._prompt_tokens_seen = self._backend.load().prompt_tokens_total
         rows = len(self._running)
-        wait_s = LEAST_WAIT_S if any(map(self._is_held, self._leaving)) else 0.0
+        wait_s = MIN_WAIT_S if any(map(self._is_held, self._leaving)) else 0.0
         produced = self._backend.step(self._patience_s() if rows else wait_s)
         now = self._clock()
         for request in [one for one in self._leaving if not self._is_held(one)]:
@@ -386,7 +386,7 @@ class SteppedEngine(ThreadedEngine):
         return has_time and self._backend.holds(request.slot)
 
     def _patience_s(self) -> float:
-        """Seconds until the next deadline, ``LEAST_WAIT_S`` to ``MAX_WAIT_S``."""
+        """Seconds until the next deadline, ``MIN_WAIT_S`` to ``MAX_WAIT_S``."""
         now = self._clock()
         slow_s = self._step_time.slow_step_s(0)
         nearest = now + MAX_WAIT_S
@@ -394,7 +394,7 @@ class SteppedEngine(ThreadedEngine):
         for request in itertools.chain(*held):
             early_s = slow_s if request.ends_cleanly else 0.0
             nearest = min(nearest, request.deadline - early_s)
-        return max(LEAST_WAIT_S, nearest - now)
+        return max(MIN_WAIT_S, nearest - now)
 
     def _measure(self, duration_s: float, rows: int, produced: Sequence[Produced]) -> None:
         read = self._backend.load().prompt_tokens_total

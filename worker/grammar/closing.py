@@ -29,7 +29,7 @@ MARGIN: Final = 4
 """Tokens that are kept for steps that take longer than usual, and for the way back."""
 FORCED: Final = 2
 """Tokens with which a sentence is made to end: a mark, and the end token."""
-LEAST_WINDOW, MAX_WINDOW = 8, 48
+MIN_WINDOW, MAX_WINDOW = 8, 48
 """Bounds on the last tokens, a quarter of all, within which the next sentence's end ends a text."""
 MAX_PATH: Final = 256
 """Most tokens of a way to a matching end that is looked for."""
@@ -202,7 +202,7 @@ class Closing:
     # ── text ─────────────────────────────────────────────────────────────────────────────────
 
     def _close_text(self, words: Words, end: Words, left: float) -> None:
-        window = min(max((self._seen + left) / 4, LEAST_WINDOW), MAX_WINDOW)
+        window = min(max((self._seen + left) / 4, MIN_WINDOW), MAX_WINDOW)
         if left > window:
             return
         self.has_begun = True

@@ -49,7 +49,7 @@ def remove_kv_directory(root: Path, fingerprint: str) -> KvDirectory:
     """
     path = root / fingerprint
     if not (_FINGERPRINT.fullmatch(fingerprint) and _is_kv_directory(path)):
-        raise ValueError(f"{path} is no KV directory; list shows those there are")
+        raise ValueError(f"{path} is not a KV directory; run list to see them")
     directory = _measure(path)
     shutil.rmtree(path)
     return directory

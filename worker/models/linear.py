@@ -110,7 +110,7 @@ class Int8Format:
     """A ``Format`` of int8 weights, one scale per output (symmetric, largest magnitude at 127).
 
     A layer whose number of outputs is odd (some vocabularies) stays dense. Raises
-    ``UnsupportedModel`` for inputs that are no multiple of 64: torch's kernel reads beyond them.
+    ``UnsupportedModel`` for inputs that are not a multiple of 64: torch's kernel reads beyond them.
     """
 
     least_rows = 1

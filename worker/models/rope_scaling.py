@@ -25,7 +25,7 @@ class DynamicScaling:
     """An NTK-aware stretch that begins beyond ``max_position_embeddings``.
 
     Its rotation depends on the length of the text, so keys that are in the cache already would be
-    wrong beyond that point: contexts end there, and up to there it is no stretch at all.
+    wrong beyond that point: contexts end there, and up to there it is not a stretch at all.
     """
 
     factor: float

@@ -45,8 +45,8 @@ def read_gguf(path: Path) -> dict[str, object]:
     """The metadata of a GGUF file by key; arrays are lists. Bytes of a text that are not UTF-8 are
     kept as surrogates (``as_text``).
 
-    Raises ``OSError``, and ``ValueError`` for a file that is no GGUF, is cut, or whose tensors do
-    not fit into it.
+    Raises ``OSError``, and ``ValueError`` for a file that is not a GGUF, is cut, or whose tensors
+    do not fit into it.
     """
     size = path.stat().st_size
     if size == 0:
@@ -71,13 +71,15 @@ class _Header:
 
     def read(self) -> dict[str, object]:
         if self._take(4) != _MAGIC:
-            raise ValueError("it does not begin with GGUF, so it is no GGUF file")
+            raise ValueError("it does not begin with GGUF, so it is not a GGUF file")
         version = self._scalar("I")
         if version not in _VERSIONS:
-            raise ValueError(f"its GGUF version is {version}, and known are 2 and 3")
+            raise ValueError(f"unsupported GGUF version {version}: supported are 2 and 3")
         tensors, pairs = self._scalar("Q"), self._scalar("Q")
         if max(tensors, pairs) > _MAX_ENTRIES:
-            raise ValueError(f"its header tells of {pairs} pairs and {tensors} tensors")
+            raise ValueError(
+                f"its header states {pairs} pairs and {tensors} tensors, more than models have"
+            )
         values = {self._text(): self._value(self._scalar("I")) for _ in range(pairs)}
         end = max((self._tensor_end() for _ in range(tensors)), default=0)
         alignment = values.get("general.alignment", 32)

@@ -76,4 +76,4 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
             if len(self.text) > MAX_GRAMMAR_BYTES or len(self.text.encode()) > MAX_GRAMMAR_BYTES:
                 raise InvalidGrammar(f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes")
         except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
-            raise InvalidGrammar("a string in the grammar is no Unicode text") from None
+            raise InvalidGrammar("a string in the grammar is not Unicode text") from None

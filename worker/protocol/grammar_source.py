@@ -151,7 +151,7 @@ def problem(message: str) -> str:
 
 def schema_with_options(grammar: Grammar) -> dict[str, Any]:
     """The schema of a grammar of JSON as it is compiled, with the library's options in it. Raises
-    ``InvalidGrammar``, and ``ValueError`` or ``RecursionError`` for what is no JSON."""
+    ``InvalidGrammar``, and ``ValueError`` or ``RecursionError`` for what is not JSON."""
     is_any = grammar.kind is GrammarKind.JSON_OBJECT
     schema = _prepared({"type": "object"} if is_any else _schema(grammar.text), grammar)
     own = schema.get("x-guidance")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _STEP_SHARE: Final = 0.1
 """Share of what a limit leaves beside the weights that is kept for activations."""
 _SPARE_SHARE: Final = 0.03
-_LEAST_SPARE_BYTES: Final = 512 * 2**20
+_MIN_SPARE_BYTES: Final = 512 * 2**20
 """Share of a GPU's free memory, and bytes, that the KV pool leaves at least beside the largest
 step. Recordings of up to 64 rows of an 8B model took 86 MiB (H100)."""
 _ADVICE: Final = (
@@ -99,7 +99,7 @@ def block_bytes(config: "ModelConfig", block_tokens: int, number_bytes: int) -> 
 def cuda_pool_bytes(free: int, step_bytes: int) -> int:
     """Bytes for the KV pool on a GPU with ``free`` bytes after loading, of which the largest step
     takes ``step_bytes``: what is left, without a share for recordings, libraries and fragments."""
-    return max(0, free - step_bytes - max(_LEAST_SPARE_BYTES, int(_SPARE_SHARE * free)))
+    return max(0, free - step_bytes - max(_MIN_SPARE_BYTES, int(_SPARE_SHARE * free)))
 
 
 def cpu_pool_bytes(free: int, instances: int, context_bytes: int) -> int:

@@ -17,7 +17,7 @@ _GROUP: Final = re.compile(r"\\([1-9])")
 
 
 class ScriptedCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool call. ``arguments`` are a table, or a text: JSON, or what is no JSON on purpose."""
+    """A tool call. ``arguments`` are a table, or a text: JSON, or what is not JSON on purpose."""
 
     name: str
     arguments: dict[str, Any] | str = {}

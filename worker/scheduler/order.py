@@ -10,7 +10,7 @@ _PATIENCE_S = 300.0
 """Seconds after its submission that a request without a deadline counts as due, not to starve."""
 _BEYOND = 1 / 8
 _HORIZON = 2.0
-_LEAST_S = 1e-6
+_MIN_S = 1e-6
 
 
 def expected_left(request: Request, step_time: StepTime) -> float:
@@ -73,5 +73,5 @@ def prompt_urgency(slack_s: float, work_s: float, backlog_s: float) -> float:
     least slack first, with a long one the shortest work first: when not everybody can be in time,
     one long prompt must not make several short ones late.
     """
-    wait_s = max(_LEAST_S, _HORIZON * backlog_s)
-    return -max(0.0, slack_s) / wait_s - math.log(max(_LEAST_S, work_s))
+    wait_s = max(_MIN_S, _HORIZON * backlog_s)
+    return -max(0.0, slack_s) / wait_s - math.log(max(_MIN_S, work_s))

@@ -28,7 +28,7 @@ from worker.scheduler.step_time import StepTime
 
 SURE: Final = 1.3
 LOST: Final = 0.6
-LEAST_SHARE: Final = 1 / 16
+MIN_SHARE: Final = 1 / 16
 """Least share of the time of steps that prompts get, so that none starves."""
 _MAX_NEEDS: Final = 3
 """Most different paces needed by prompts that are compared."""
@@ -130,7 +130,7 @@ class Stalls:
         if any(one.ages and one.time_s < SURE * one.work_s for one in paced):
             return most_s
         borne_s = min((row.time_s / SURE - row.work_s) / row.left for row in tight)
-        pace_s = min(most_s, max(borne_s, LEAST_SHARE * plain_s))
+        pace_s = min(most_s, max(borne_s, MIN_SHARE * plain_s))
         needs: list[float] = []
         for prompt in paced:
             least_s = prompt.work_s * (plain_s + most_s) / most_s

@@ -238,7 +238,7 @@ def _convert(source: Mapping[str, Any]) -> _Stated:
         raise InvalidCall(f"{names.SAMPLING_PARAMETERS}: {excerpt(error, 200)}") from None
     except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
         raise InvalidCall(
-            f"{names.SAMPLING_PARAMETERS}: a string in it is no Unicode text"
+            f"{names.SAMPLING_PARAMETERS}: a string in it is not Unicode text"
         ) from None
 
 

@@ -366,4 +366,4 @@ def _send(responder: Responder, seq: int, report: SwapReport, *, final: bool) ->
     try:
         responder.send({FRAME: strings(encode(Frame(seq, swap=report)))}, final=final)
     except ResponderLost as error:
-        service_log.info("whoever asked for a swap is gone: %s", error)
+        service_log.info("the client that asked for a swap has disconnected: %s", error)

@@ -42,8 +42,8 @@ def ensure(
             command = docker_command(image, DEMO_CHECKPOINT, gpus=mode != "cpu")
             print_json(command) if as_json else print(shlex.join(command))
             return 0
-        wish = EngineRequest(engine, mode, from_source, triton, allow_system_packages)
-        provider = provider_of(wish, home)
+        request = EngineRequest(engine, mode, from_source, triton, allow_system_packages)
+        provider = provider_of(request, home)
         print(f"{engine}: looking for it, else making it (minutes)", file=sys.stderr)
         made = asyncio.run(provider.ensure(home))
         return show(made.catalog_id, as_json=as_json)

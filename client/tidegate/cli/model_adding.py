@@ -12,17 +12,17 @@ from rich.progress import Progress, TaskID
 from catalog.models import ModelCatalog
 from pool.artifacts import staging
 from pool.artifacts.source import Choice, Listing
-from tidegate.cli.model_store import about, described, preload_model, progress_bar, told
+from tidegate.cli.model_store import about, described, preload_model, progress_bar, run_on_catalog
 from tidegate.cli.terminal import console, print_json
 
 
-def add(wish: staging.AddRequest, *, load: bool, as_json: bool) -> int:
+def add(request: staging.AddRequest, *, load: bool, as_json: bool) -> int:
     """Add a model to the catalog; returns the exit status, like every command here."""
 
     def work(catalog: ModelCatalog) -> int:
         with progress_bar() as bar:
             shown = _Shown(bar)
-            entry = asyncio.run(staging.add_model(catalog, wish, shown))
+            entry = asyncio.run(staging.add_model(catalog, request, shown))
         if load:
             preload_model(catalog, entry)
         if as_json:
@@ -34,7 +34,7 @@ def add(wish: staging.AddRequest, *, load: bool, as_json: bool) -> int:
             out.print(f"try it: tidegate up --model {entry.name}")
         return 0
 
-    return told("add", work)
+    return run_on_catalog("add", work)
 
 
 class _Shown(staging.Progress):

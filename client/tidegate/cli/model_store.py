@@ -42,7 +42,7 @@ def listing(*, as_json: bool) -> int:
         console().print(table(columns, rows, numbers=("SIZE", "USED")))
         return 0
 
-    return told("list", work)
+    return run_on_catalog("list", work)
 
 
 def show(name: str, *, as_json: bool) -> int:
@@ -74,7 +74,7 @@ def show(name: str, *, as_json: bool) -> int:
             out.print(f"  {size(file.bytes):>9}  {file.sha256[:12]:<12}  {file.path}")
         return 0
 
-    return told("show", work)
+    return run_on_catalog("show", work)
 
 
 def verify(names: Sequence[str], *, as_json: bool) -> int:
@@ -92,7 +92,7 @@ def verify(names: Sequence[str], *, as_json: bool) -> int:
             print_json([described(catalog, entry) for entry in seen])
         return FAILED if any(entry.state is ModelState.BROKEN for entry in seen) else 0
 
-    return told("verify", work)
+    return run_on_catalog("verify", work)
 
 
 def load(names: Sequence[str], *, as_json: bool) -> int:
@@ -107,7 +107,7 @@ def load(names: Sequence[str], *, as_json: bool) -> int:
                     console().print(f"{entry.name}: in memory")
         return FAILED if missing else 0
 
-    return told("load", work)
+    return run_on_catalog("load", work)
 
 
 def remove(names: Sequence[str], *, force: bool, as_json: bool) -> int:
@@ -126,7 +126,7 @@ def remove(names: Sequence[str], *, force: bool, as_json: bool) -> int:
             print_json({"removed": [entry.id for entry in entries]})
         return 0
 
-    return told("remove", work)
+    return run_on_catalog("remove", work)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def preload_model(catalog: ModelCatalog, entry: ModelEntry) -> bool:
     return True
 
 
-def told(command: str, work: Callable[[ModelCatalog], int]) -> int:
+def run_on_catalog(command: str, work: Callable[[ModelCatalog], int]) -> int:
     try:
         return work(ModelCatalog(state_dir()))
     except (ProvisionError, OSError) as error:  # a file that goes while it is looked at, for one

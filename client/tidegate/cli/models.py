@@ -87,7 +87,7 @@ def add(
     with _importing():
         from pool.artifacts.staging import AddRequest
         from tidegate.cli import model_adding
-    wish = AddRequest(
+    request = AddRequest(
         what,
         name=name,
         revision=revision,
@@ -97,7 +97,7 @@ def add(
         keep_free=keep_free / 100,
         connections=connections,
     )
-    return model_adding.add(wish, load=load, as_json=as_json)
+    return model_adding.add(request, load=load, as_json=as_json)
 
 
 @models.command("list", help="Models on this machine.", short_help="what is on this machine")

@@ -27,11 +27,11 @@ class Picture:
     before: Samples | None = None
     earlier: tuple[float, ...] = ()
     """Requests met per second, one value for each earlier look."""
-    trouble: str = ""
+    error: str = ""
 
-    def with_trouble(self, trouble: str) -> "Picture":
+    def with_error(self, error: str) -> "Picture":
         """A copy that shows the same numbers as out of date, and why."""
-        return replace(self, trouble=trouble)
+        return replace(self, error=error)
 
     def trend(self) -> tuple[float, ...]:
         """Value of ``earlier`` for the next look."""
@@ -71,8 +71,8 @@ class Picture:
         wanted = sum(instance.state != "absent" for instance in self.instances)
         head = Text(f"{self.url}   {ready} of {wanted} instances ready", style="bold")
         parts: list[RenderableType] = [head]
-        if self.trouble:
-            parts.append(Text(f"as it was: {self.trouble}", style="bold red"))
+        if self.error:
+            parts.append(Text(f"not updated: {self.error}", style="bold red"))
         return Group(*parts, Text(), self._service(), Text(), self._instances())
 
     def _service(self) -> Text:

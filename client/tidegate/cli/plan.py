@@ -92,7 +92,7 @@ def plan(
         from tidegate.cli import planning
 
     load = OfferedLoad(per_s, deadline_ms, Work(prompt, 0, tokens))
-    wish = planning.Wish(load, keep / 100, seed, model, as_json)
+    options = planning.PlanOptions(load, keep / 100, seed, model, as_json)
     if recorded is not None:
-        return planning.plan_recorded(recorded, wish)
-    return ask("plan", url, token, lambda client: planning.plan_service(client, wish))
+        return planning.plan_recorded(recorded, options)
+    return ask("plan", url, token, lambda client: planning.plan_service(client, options))

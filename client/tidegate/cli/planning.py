@@ -25,7 +25,7 @@ from tidegate.listings import Instance, InstanceList, InstancePace
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlanOptions:
     """What is asked for; ``keep`` is a share of deadlines."""
 
     load: OfferedLoad
@@ -35,14 +35,14 @@ class Wish:
     as_json: bool
 
 
-async def plan_service(client: Client, wish: Wish) -> int:
+async def plan_service(client: Client, options: PlanOptions) -> int:
     """Plan with what a running service has measured; returns the exit status."""
-    return _show(await client.instances(), wish)
+    return _show(await client.instances(), options)
 
 
-def plan_recorded(path: Path, wish: Wish) -> int:
+def plan_recorded(path: Path, options: PlanOptions) -> int:
     """Plan with what was recorded; returns the exit status."""
-    return _show(read_recorded(path), wish)
+    return _show(read_recorded(path), options)
 
 
 def read_recorded(path: Path) -> Sequence[Instance]:
@@ -57,11 +57,13 @@ def read_recorded(path: Path) -> Sequence[Instance]:
             return msgspec.json.decode(data, type=InstanceList).instances
         return [msgspec.json.decode(data, type=Instance)]
     except msgspec.MsgspecError as error:
-        raise click.ClickException(f"{path} is no answer of GET /v2/instances: {error}") from None
+        raise click.ClickException(
+            f"{path} is not a response of GET /v2/instances: {error}"
+        ) from None
 
 
-def _show(instances: Sequence[Instance], wish: Wish) -> int:
-    instance, pace = _slowest(instances, wish.model)
+def _show(instances: Sequence[Instance], options: PlanOptions) -> int:
+    instance, pace = _slowest(instances, options.model)
     model = StepModel(
         slots=pace.slots,
         step_tokens=pace.step_tokens,
@@ -71,19 +73,19 @@ def _show(instances: Sequence[Instance], wish: Wish) -> int:
         ratios=(pace.ratio, pace.ratio),
     )
     try:
-        found = plan_fleet(model, wish.load, wish.keep, wish.seed)
+        found = plan_fleet(model, options.load, options.keep, options.seed)
     except PlanError as error:
         raise click.ClickException(str(error)) from None
-    assumed = _assumptions(instance, pace, wish)
-    if wish.as_json:
+    assumed = _assumptions(instance, pace, options)
+    if options.as_json:
         print_json({"plan": asdict(found), "pace": pace, "assumptions": assumed})
         return 0
     out = console()
-    out.print(_in_words(found, wish))
+    out.print(_in_words(found, options))
     columns = ("LOAD", "INSTANCES", "KEPT", "ROWS", "BUSY", "WAIT P95", "ANSWER P95")
-    more = wish.load.times(1.1).per_s
+    more = options.load.times(1.1).per_s
     rows = [
-        _line(f"{wish.load.per_s:g}/s", found.enough),
+        _line(f"{options.load.per_s:g}/s", found.enough),
         _line(f"{more:g}/s", found.with_more),
     ]
     if found.enough_for_more.instances > found.enough.instances:
@@ -137,9 +139,9 @@ def _full_step_ms(pace: InstancePace) -> float:
     return pace.base_ms / pace.slots + pace.row_ms
 
 
-def _in_words(plan: FleetPlan, wish: Wish) -> str:
+def _in_words(plan: FleetPlan, options: PlanOptions) -> str:
     enough, more = plan.enough, plan.enough_for_more
-    kept = f"{100 * wish.keep:g} %"
+    kept = f"{100 * options.keep:g} %"
     text = f"{_instances(enough.instances)} {_verb(enough)} {kept} of deadlines."
     if more.instances == enough.instances:
         return f"{text} A tenth more load needs no more.\n"
@@ -169,8 +171,8 @@ def _line(load: str, found: FleetEstimate) -> tuple[str, ...]:
     )
 
 
-def _assumptions(instance: Instance, pace: InstancePace, wish: Wish) -> list[str]:
-    work = wish.load.work
+def _assumptions(instance: Instance, pace: InstancePace, options: PlanOptions) -> list[str]:
+    work = options.load.work
     assumed = [
         f"requests come at random (Poisson), {work.prompt_tokens} tokens of prompt that no cache "
         f"has and {work.output_tokens} of answer each: where these differ, plan for the longest "

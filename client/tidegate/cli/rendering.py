@@ -41,24 +41,24 @@ class Unusable(ValueError):
     """An argument that cannot be used, whatever the service would say."""
 
 
-def recipe_of(wish: ClipOptions) -> dict[str, Any]:
+def recipe_of(options: ClipOptions) -> dict[str, Any]:
     """Recipe from the file, changed by what else was given. Raises ``Unusable``."""
     recipe: dict[str, Any] = {"schema": SCHEMA}
-    if wish.recipe is not None:
+    if options.recipe is not None:
         try:
-            recipe = msgspec.json.decode(wish.recipe.read_bytes())
+            recipe = msgspec.json.decode(options.recipe.read_bytes())
         except OSError as error:
-            raise Unusable(f"--recipe {wish.recipe}: {error.strerror}") from None
+            raise Unusable(f"--recipe {options.recipe}: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Unusable(f"--recipe {wish.recipe} is not JSON: {error}") from None
+            raise Unusable(f"--recipe {options.recipe} is not JSON: {error}") from None
         if not isinstance(recipe, dict):
-            raise Unusable(f"--recipe {wish.recipe} holds no JSON object: see docs/slot.md")
-    if wish.text is not None:
-        recipe["text"] = sys.stdin.read().strip() if wish.text == "-" else wish.text
+            raise Unusable(f"--recipe {options.recipe} holds no JSON object: see docs/slot.md")
+    if options.text is not None:
+        recipe["text"] = sys.stdin.read().strip() if options.text == "-" else options.text
     changes: Mapping[str, Mapping[str, object]] = {
-        "portrait": {"prompt": wish.portrait, "seed": wish.seed},
-        "voice": {"name": wish.voice},
-        "video": {"size": wish.size, "seconds": wish.seconds},
+        "portrait": {"prompt": options.portrait, "seed": options.seed},
+        "voice": {"name": options.voice},
+        "video": {"size": options.size, "seconds": options.seconds},
     }
     for part, fields in changes.items():
         given = {name: value for name, value in fields.items() if value is not None}
@@ -68,11 +68,11 @@ def recipe_of(wish: ClipOptions) -> dict[str, Any]:
     return recipe
 
 
-def check_files(wish: ClipOptions) -> None:
+def check_files(options: ClipOptions) -> None:
     """Make sure that a clip can be saved before it is rendered. Raises ``Unusable``."""
-    if len({_output(path) for path in wish.out}) < len(wish.out):
+    if len({_output(path) for path in options.out}) < len(options.out):
         raise Unusable("--out: one file of each kind at most")
-    for path in (*wish.out, *filter(None, [wish.preview])):
+    for path in (*options.out, *filter(None, [options.preview])):
         folder = path.parent
         if not folder.is_dir():
             raise Unusable(f"{path}: there is no directory {folder}")
@@ -80,10 +80,10 @@ def check_files(wish: ClipOptions) -> None:
             raise Unusable(f"{path} cannot be written")
 
 
-async def run(client: Client, wish: ClipOptions, recipe: dict[str, Any]) -> int:
+async def run(client: Client, options: ClipOptions, recipe: dict[str, Any]) -> int:
     """Render a clip; the exit status. Raises ``TidegateError`` once what there is was saved."""
     slot_id = ""
-    stream = client.slots.stream(recipe, **_options(wish))
+    stream = client.slots.stream(recipe, **_options(options))
     try:
         async with stream as events:
             with open_progress() as progress:
@@ -93,15 +93,15 @@ async def run(client: Client, wish: ClipOptions, recipe: dict[str, Any]) -> int:
                         progress.queued(event)
                     elif isinstance(event, SlotStage):
                         progress.stage(event)
-                    elif isinstance(event, SlotPreview) and wish.preview is not None:
-                        save(wish.preview, event.data)
+                    elif isinstance(event, SlotPreview) and options.preview is not None:
+                        save(options.preview, event.data)
                     elif isinstance(event, SlotResult):
                         slot_id = event.slot_id or slot_id
                         progress.done()
                         break
                 else:
                     raise ProtocolError("the stream ended without a terminal event")
-        saved = await _download(client, wish, slot_id, event.outputs)
+        saved = await _download(client, options, slot_id, event.outputs)
     except asyncio.CancelledError:
         await _say_cancelled(client, slot_id)
         return INTERRUPTED
@@ -111,25 +111,25 @@ async def run(client: Client, wish: ClipOptions, recipe: dict[str, Any]) -> int:
         # What there was by then, with the reason behind it.
         outputs = error.details.get("outputs") or {}
         with suppress(TidegateError):  # the reason counts
-            for name, path in (await _download(client, wish, slot_id, outputs)).items():
+            for name, path in (await _download(client, options, slot_id, outputs)).items():
                 print(f"tidegate slot: saved {path} ({name}) of what there was", file=sys.stderr)
         raise
-    if wish.as_json:
+    if options.as_json:
         print_json(msgspec.to_builtins(event) | {"files": {k: str(v) for k, v in saved.items()}})
     else:
         _tell(event, saved)
     return 0
 
 
-def _options(wish: ClipOptions) -> SlotOptions:
-    options = SlotOptions(outputs=[_output(path) for path in wish.out], on_disconnect="cancel")
-    if wish.preview is not None:
-        options["preview"] = True
-    if wish.deadline is not None:
-        options["deadline"] = timedelta(seconds=wish.deadline)
-    if wish.on_deadline is not None:
-        options["on_deadline"] = wish.on_deadline
-    return options
+def _options(options: ClipOptions) -> SlotOptions:
+    sent = SlotOptions(outputs=[_output(path) for path in options.out], on_disconnect="cancel")
+    if options.preview is not None:
+        sent["preview"] = True
+    if options.deadline is not None:
+        sent["deadline"] = timedelta(seconds=options.deadline)
+    if options.on_deadline is not None:
+        sent["on_deadline"] = options.on_deadline
+    return sent
 
 
 def _output(path: Path) -> Output:
@@ -141,11 +141,11 @@ def _output(path: Path) -> Output:
 
 
 async def _download(
-    client: Client, wish: ClipOptions, slot_id: str, outputs: Mapping[str, str]
+    client: Client, options: ClipOptions, slot_id: str, outputs: Mapping[str, str]
 ) -> dict[str, Path]:
     """Save those of the wished outputs that there are; returns the path of each."""
     saved: dict[str, Path] = {}
-    for path in wish.out:
+    for path in options.out:
         name = _output(path)
         if name in outputs:
             save(path, await client.slots.download(slot_id, name))

@@ -79,12 +79,12 @@ def slot(
     with importing():
         from tidegate.cli import asking, rendering
 
-    wish = ClipOptions(text=text, recipe=recipe, as_json=as_json, **given)  # type: ignore[arg-type]
+    clip = ClipOptions(text=text, recipe=recipe, as_json=as_json, **given)  # type: ignore[arg-type]
     try:
-        body = rendering.recipe_of(wish)
-        rendering.check_files(wish)
+        body = rendering.recipe_of(clip)
+        rendering.check_files(clip)
     except rendering.Unusable as error:
         raise click.UsageError(str(error)) from None
     return asking.ask(
-        "slot", url, token, lambda client: rendering.run(client, wish, body), streams=True
+        "slot", url, token, lambda client: rendering.run(client, clip, body), streams=True
     )

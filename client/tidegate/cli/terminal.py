@@ -1,7 +1,7 @@
 """Output of the commands: tables for people, JSON for programs.
 
-Colour and width follow the terminal, ``NO_COLOR`` and ``COLUMNS``. Output that is no terminal gets
-neither colour nor lines that are cut.
+Colour and width follow the terminal, ``NO_COLOR`` and ``COLUMNS``. Output that is not a terminal
+gets neither colour nor lines that are cut.
 """
 
 import os
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 _WIDE = 400
-"""Width in columns of output that is no terminal, so that nothing is cut."""
+"""Width in columns of output that is not a terminal, so that nothing is cut."""
 
 CONTROL_CHARACTERS = dict.fromkeys(set(range(32)) - {9, 10} | set(range(127, 160)))
 """Control characters to delete, or a model could drive the terminal with escape sequences."""

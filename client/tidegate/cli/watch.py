@@ -9,7 +9,7 @@ from tidegate.cli.terminal import console, print_json
 from tidegate.client import Client
 from tidegate.errors import TidegateError
 
-_LEAST_S = 0.05
+_MIN_S = 0.05
 """Shortest pause in seconds between two looks: the service has other work, too."""
 
 
@@ -29,11 +29,11 @@ async def run(client: Client, url: str, *, every_s: float, once: bool, as_json: 
     live = Live(picture.render(), console=out, screen=True, auto_refresh=False)
     with live:
         while True:
-            await _clock.sleep(max(every_s, _LEAST_S))
+            await _clock.sleep(max(every_s, _MIN_S))
             try:
                 picture = await look(client, url, picture.samples, picture.trend())
             except TidegateError as error:
-                picture = picture.with_trouble(" ".join(str(error).split()))
+                picture = picture.with_error(" ".join(str(error).split()))
             live.update(picture.render(), refresh=True)
 
 

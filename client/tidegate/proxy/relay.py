@@ -128,7 +128,7 @@ class Relay:
 
     async def _from_client(self, item: SessionMessage | Exception) -> None:
         if isinstance(item, Exception):
-            error = ErrorData(code=PARSE_ERROR, message=f"this is no JSON-RPC message: {item}")
+            error = ErrorData(code=PARSE_ERROR, message=f"not a valid JSON-RPC message: {item}")
             await self._answer(JSONRPCError(jsonrpc="2.0", id=None, error=error))
             return
         match item.message:
@@ -225,7 +225,7 @@ class Relay:
 
     async def _from_server(self, item: SessionMessage | Exception) -> None:
         if isinstance(item, Exception):
-            logger.warning("the server said what is no JSON-RPC message: %s", item)
+            logger.warning("the server sent an invalid JSON-RPC message: %s", item)
             return
         match item.message:
             case JSONRPCRequest() as request:

@@ -85,7 +85,7 @@ async def batches(request: web.Request) -> web.Response:
     """The key's batches, the newest first."""
     own = await batches_of(request).batches(owner_of(request), DIALECT)
     page = page_of(own, request.query, most=_MAX_PER_PAGE, after="after_id", before="before_id")
-    return json_response(page.told(shape))
+    return json_response(page.body(shape))
 
 
 async def retrieve(request: web.Request) -> web.Response:

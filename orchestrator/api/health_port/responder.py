@@ -77,7 +77,7 @@ class Exchange:
         """Whether the connection ends once all is sent; nothing more is read then."""
 
     def receive(self, data: bytes) -> None:
-        # Empty lines before a request are no part of it (RFC 9112, 2.2), and must not pile up.
+        # Empty lines before a request are not part of it (RFC 9112, 2.2), and must not pile up.
         self._unread = (self._unread + data).lstrip(b"\r\n")
 
     def proceed(self, now: float) -> None:

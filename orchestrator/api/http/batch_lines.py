@@ -141,7 +141,7 @@ class BatchLines:
 
 
 def _withdrawn() -> Unauthenticated:
-    return Unauthenticated("the key that made this batch is none of this service's any more")
+    return Unauthenticated("the API key that created this batch has been removed")
 
 
 def _unserved(body: bytes) -> InvalidRequest | None:

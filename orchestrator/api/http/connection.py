@@ -139,8 +139,8 @@ class Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._discards:
             return
-        # The last byte that is no line end, and all behind it, are looked at separately: a request
-        # that ends with them is whole, and nothing of another one has come.
+        # The last byte that is not a line end, and all behind it, are looked at separately: a
+        # request that ends with them is whole, and nothing of another one has come.
         last = max(0, len(data.rstrip(b"\r\n")) - 1)
         if last:
             self._feed(data[:last])

@@ -4,7 +4,7 @@
 
     for everybody, 3/4 of them from one address │ operators │ beyond the limit
     ◀───────────── most - 16 ─────────────────▶ ◀── 16 ───▶ ◀── 64 at most ──▶
-                                                ◀──── whoever is no operator ─▶
+                                                ◀──── whoever is not an operator ─▶
                                                       gets a 503 and is closed
 """
 

@@ -64,7 +64,7 @@ _RFC3339 = re.compile(
     r"(\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:)(\d{2})(\.\d+)?([Zz]|[+-]\d{2}:\d{2})", re.ASCII
 )
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,9})?", re.ASCII)
-_LEAST_S = -1e12
+_MIN_S = -1e12
 """Earliest deadline, relative to arrival: anything earlier is just as late, and unfit to be
 shown."""
 _SECONDS_OF_OUR_TIME = (1e9, 1e11)
@@ -141,7 +141,7 @@ def read_deadline(
 def _deadline(
     limit: _Limit, arrival: Instant, policy: DeadlineConfig, *, is_default: bool
 ) -> Deadline:
-    budget = max(limit.budget_s, _LEAST_S)
+    budget = max(limit.budget_s, _MIN_S)
     clamped = budget > policy.max_s
     if clamped:
         budget = policy.max_s

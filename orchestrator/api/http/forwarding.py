@@ -162,7 +162,9 @@ class Forwarding:
                 async for piece in reply.content.iter_any():
                     await response.write(piece)
             except aiohttp.ClientError as failure:
-                raise ConnectionResetError("the holder's answer broke off") from failure
+                raise ConnectionResetError(
+                    "the other orchestrator's response ended early"
+                ) from failure
             await response.write_eof()
             return response
 

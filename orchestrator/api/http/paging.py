@@ -22,7 +22,7 @@ class Page(NamedTuple, Generic[N]):
     entries: Sequence[N]
     has_more: bool
 
-    def told(self, shape: Callable[[N], object]) -> dict[str, object]:
+    def body(self, shape: Callable[[N], object]) -> dict[str, object]:
         """The page as OpenAI and Anthropic spell it in JSON; ``shape`` renders each entry."""
         return {
             "object": "list",

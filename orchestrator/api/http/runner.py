@@ -77,7 +77,7 @@ class _Server(web.Server):
                 response.headers.update(self._browsers.headers(request.headers))
                 return response
             if request.headers.get("Expect", _EXPECTED).lower() != _EXPECTED:
-                # aiohttp's own answer repeats the header, and breaks off where it is no text.
+                # aiohttp's own answer repeats the header, and breaks off where it is not text.
                 wrong = InvalidRequest("Expect must be 100-continue", field="Expect")
                 return refused(request, wrong)
             try:

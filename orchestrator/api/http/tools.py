@@ -19,7 +19,7 @@ MAX_DEPTH = 64
 """Most levels of a schema or of arguments: code that walks them recurses once per level."""
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
 UNREADABLE = "INVALID_JSON"
-"""Name under which arguments that are no JSON object are passed on, taken from Anthropic's
+"""Name under which arguments that are not JSON object are passed on, taken from Anthropic's
 documentation (fine-grained tool streaming)."""
 _string_reader = Reader(str)
 _object_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
@@ -46,7 +46,7 @@ def read_call(call_id: str, name: str, arguments: str | msgspec.Raw, where: str)
     """Read a call of an earlier turn. Its arguments are an object or a string that holds one; null
     or an empty string means no arguments.
 
-    Arguments that are no JSON object are shown to the model as it wrote them, unless requests are
+    Arguments that are not JSON object are shown to the model as it wrote them, unless requests are
     read strictly. Raises ``InvalidRequest``.
     """
     if isinstance(arguments, str):

@@ -40,7 +40,7 @@ class Unhandled:
         return self._answer(error, context)
 
     def malformed(self, request: web.BaseRequest, error: BaseException | None) -> web.Response:
-        """The answer to bytes that are no request; nothing of them is repeated or kept."""
+        """The answer to bytes that are not a request; nothing of them is repeated or kept."""
         context = self._context(request)
         self._malformed += 1
         if context.arrival.mono >= self._log_at:

@@ -90,7 +90,7 @@ async def create(request: web.Request) -> web.Response:
 async def batches(request: web.Request) -> web.Response:
     """The key's batches, the newest first."""
     own = await batches_of(request).batches(owner_of(request), DIALECT)
-    return json_response(page_of(own, request.query, most=_MAX_PER_PAGE).told(shape))
+    return json_response(page_of(own, request.query, most=_MAX_PER_PAGE).body(shape))
 
 
 async def retrieve(request: web.Request) -> web.Response:

@@ -91,7 +91,8 @@ class EmbeddingRequest(GenerationRequest, frozen=True, forbid_unknown_fields=Tru
                 raise InvalidRequest(f"{field} is not for embeddings: leave it out", field=field)
         if self.on_deadline is not OnDeadline.ERROR:
             raise InvalidRequest(
-                "on_deadline must be error: a part of an embedding is none", field="on_deadline"
+                "on_deadline must be error: an embedding cannot be returned in part",
+                field="on_deadline",
             )
         if self.on_disconnect is not OnDisconnect.CANCEL:
             raise InvalidRequest(
@@ -154,12 +155,12 @@ def routes() -> list[web.RouteDef]:
 
 async def _embedded(request: web.Request, choices: Choices) -> list[Task]:
     """Submit a request's prompts and wait for their embeddings. Raises ``TidegateError`` when one
-    of them fails, and ``InvalidRequest`` where the model makes none."""
+    of them fails, and ``InvalidRequest`` where the model does not support them."""
     orchestrator, job, over = request.app[ORCHESTRATOR], choices.request.job, asyncio.Event()
     if (await orchestrator.loaded_model(job)).card.pooling is None:
         raise InvalidRequest(
-            f"the model {job.model!r} makes no embeddings: its engine has no model, or is of an "
-            "earlier version",
+            f"the model {job.model!r} does not support embeddings: its engine generates synthetic"
+            " tokens, or its worker is older than this feature",
             field="model",
         )
     listener = _Done(choices, over)

@@ -21,7 +21,7 @@ _FIELD_BYTES = 256
 _NAME_CHARS = 256
 _MAX_PARTS = 16
 _MAX_PER_PAGE = 10_000
-_LEAST_KEEP_S = 3600
+_MIN_KEEP_S = 3600
 
 
 async def create(request: web.Request) -> web.Response:
@@ -59,7 +59,7 @@ async def files(request: web.Request) -> web.Response:
     if request.query.get("order") == "asc":
         own.reverse()
     page = page_of(own, request.query, most=_MAX_PER_PAGE, default=_MAX_PER_PAGE)
-    return json_response(page.told(shape))
+    return json_response(page.body(shape))
 
 
 async def retrieve(request: web.Request) -> web.Response:
@@ -103,7 +103,7 @@ def read_keep_s(anchor: object, seconds: object, field: str) -> float:
         raise InvalidRequest(
             f"{field} must have an anchor, created_at, and whole seconds", field=field
         )
-    return max(float(text), _LEAST_KEEP_S)
+    return max(float(text), _MIN_KEEP_S)
 
 
 def routes() -> list[web.RouteDef]:

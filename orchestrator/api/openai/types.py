@@ -386,7 +386,7 @@ def read_prompts(stated: msgspec.Raw, field: str) -> tuple[Prompt, ...]:
 
 def split_list(text: bytes, field: str) -> list[msgspec.Raw]:
     """The items of a JSON list of at most ``MAX_CHOICES``. Raises ``InvalidRequest`` for more, and
-    ``msgspec.DecodeError`` for what is no list."""
+    ``msgspec.DecodeError`` for what is not a list."""
     try:
         items = msgspec.structs.astuple(_prompts_decoder.decode(text))
     except msgspec.ValidationError as error:

@@ -64,7 +64,7 @@ class _Entry(NamedTuple):
 
     id: str
     key: str
-    told: dict[str, object]
+    body: dict[str, object]
 
 
 class _Listing(NamedTuple):
@@ -81,7 +81,7 @@ class _Seen(NamedTuple):
         """When the shown entries changed last, in Unix ms; now while one is being verified."""
         return max([catalog_ms, *(each.ended_ms or now_ms() for each in self.states.values())])
 
-    def told(self, kind: Kind, id: str) -> object:
+    def report_of(self, kind: Kind, id: str) -> object:
         return msgspec.to_builtins(self.states.get((kind, id)))
 
 
@@ -166,7 +166,7 @@ class Catalogs:
         told["bytes"] = entry.bytes
         if not entry.source.startswith("hub:"):
             told["source"] = "local"
-        told["verification"] = seen.told("models", entry.id)
+        told["verification"] = seen.report_of("models", entry.id)
         return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
 
     def _engine(self, entry: EngineEntry, seen: _Seen) -> _Entry:
@@ -176,7 +176,7 @@ class Catalogs:
         told["build_flags"] = [_without_folders(flag) for flag in entry.build_flags]
         told["artifacts"] = [PurePath(path).name for path in entry.artifacts]
         told["digest"], told["compute_mode"] = entry.digest, entry.compute_mode
-        told["verification"] = seen.told("engines", entry.id)
+        told["verification"] = seen.report_of("engines", entry.id)
         return _Entry(entry.id, _key(entry.created_ms, entry.id), told)
 
 
@@ -206,14 +206,14 @@ async def engines(request: web.Request) -> web.Response:
 async def one(request: web.Request) -> web.Response:
     """Show one entry: what it is, its digests, its state."""
     changed_ms, entry = await _one(request)
-    return _answer(request, entry.told, changed_ms)
+    return _answer(request, entry.body, changed_ms)
 
 
 async def state(request: web.Request) -> web.Response:
     """Show whether an entry can be used, and how its verification goes."""
     _, entry = await _one(request)
     names = ("id", "name", "engine", "state", "problem", "verified_ms", "verification")
-    told = {name: entry.told[name] for name in names if name in entry.told}
+    told = {name: entry.body[name] for name in names if name in entry.body}
     return _answer(request, told, None)
 
 
@@ -221,7 +221,7 @@ async def verify(request: web.Request) -> web.Response:
     """Read every byte of an entry again; ``…/state`` has the result. Idempotent."""
     kind, _ = request.app[CATALOGS].of(request)
     _, entry = await _one(request)
-    if entry.told.get("state") == ModelState.STAGING.value:
+    if entry.body.get("state") == ModelState.STAGING.value:
         raise InvalidRequest(f"the model {entry.id} is not complete, so there is nothing to verify")
     asked = request.app[CATALOGS].verifications.ask(kind, entry.id)
     body = {"id": entry.id, "verification": msgspec.to_builtins(asked)}
@@ -236,7 +236,7 @@ async def _page(request: web.Request) -> web.Response:
     later = [entry for entry in found.entries if entry.key > after]
     page = later[:limit]
     next_cursor = _encoded(page[-1].key) if len(later) > limit else None
-    told = {kind: [entry.told for entry in page], "next_cursor": next_cursor}
+    told = {kind: [entry.body for entry in page], "next_cursor": next_cursor}
     return _answer(request, told, found.changed_ms)
 
 

@@ -12,7 +12,7 @@ from orchestrator.api.http.decode import Reader
 from orchestrator.errors import InvalidRequest
 
 MAX_GRACE_MS = 24 * 3_600_000.0
-"""Longest grace period in ms: a longer one is no drain but an outage."""
+"""Longest grace period in ms: a longer one is not a drain but an outage."""
 
 
 class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from orchestrator.lanes.polled import PolledLane
 from worker.protocol import Code, excerpt
 
 MAX_ANSWER_BYTES = 2**20
-"""Most bytes read of an answer that is no stream."""
+"""Most bytes read of an answer that is not a stream."""
 _MAX = 2**31
 _KEY = re.compile(r"[!-~]+")
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -79,7 +79,7 @@ class HttpLane(PolledLane):
             key = (await asyncio.to_thread(path.read_text, "utf-8")).strip()
         except (OSError, ValueError) as error:
             # Without the file's path: a probe, which needs no key, shows why an instance is not up.
-            why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise BadFolder(f"its key_file cannot be read: {why}") from None
         if not _KEY.fullmatch(key):
             raise BadFolder("its key_file must hold one key: a line of ASCII without spaces")

@@ -36,7 +36,7 @@ class SseDecoder:
         self._data: list[memoryview] = []
         self._name = b""
         self._owned = 0
-        """How many entries of ``_data`` have bytes of their own, and are no views of a chunk."""
+        """How many entries of ``_data`` have bytes of their own, and are not views of a chunk."""
         self._size = 0
         self._after_cr = False
         self._is_first = True

@@ -159,7 +159,7 @@ def is_damage(error: Exception) -> bool:
     return name.startswith(_DAMAGED)
 
 
-def told(error: Exception, path: Path) -> str:
+def describe_error(error: Exception, path: Path) -> str:
     """A description of an error of the journal at ``path``, for clients: without paths of the
     machine, and with no more than the kind of an unforeseen error."""
     if isinstance(error, OSError):

@@ -26,7 +26,8 @@ class JournalHeld(JournalError):
 
 
 class JournalLock:
-    """Both locks. Used by one thread at a time; every method may raise ``OSError``."""
+    """Holder of the journal's two locks. Used by one thread at a time; every method may raise
+    ``OSError``."""
 
     def __init__(self, path: Path) -> None:
         """Take both locks. Raises ``JournalError`` where another process has them. Creates the

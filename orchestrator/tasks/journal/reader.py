@@ -3,7 +3,7 @@
 import os
 import sqlite3
 
-from orchestrator.tasks.journal.file import JournalFile, connect, told
+from orchestrator.tasks.journal.file import JournalFile, connect, describe_error
 from orchestrator.tasks.journal.look_ups import ById, Found, LookUps, Question
 from orchestrator.tasks.journal.packed import read_record
 from orchestrator.tasks.journal.records import COLUMNS, StoredResult, TaskRow
@@ -43,7 +43,7 @@ class JournalReader(LookUps):
         return Found(row, read_record(StoredResult, row.n, body))
 
     def _told(self, error: Exception) -> str:
-        return told(error, self._file.config.path)
+        return describe_error(error, self._file.config.path)
 
     def _connection(self) -> sqlite3.Connection:
         inode = os.stat(self._file.config.path).st_ino

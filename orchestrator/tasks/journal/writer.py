@@ -10,10 +10,10 @@ from orchestrator.tasks.journal.ages import AgeClock
 from orchestrator.tasks.journal.file import (
     JournalFile,
     connect,
+    describe_error,
     is_damage,
     prepare,
     set_aside,
-    told,
 )
 from orchestrator.tasks.journal.group_commit import GroupCommit
 from orchestrator.tasks.journal.lock import JournalError
@@ -74,7 +74,7 @@ class JournalWriter(GroupCommit):
         if is_damage(error):
             self._begin_anew()
         name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-        return f"{told(error, self._config.path)} ({name})"
+        return f"{describe_error(error, self._config.path)} ({name})"
 
     def _begin_anew(self) -> None:
         """Put a damaged file aside. The next try makes a new one, with the live tasks; if that is

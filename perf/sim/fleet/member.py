@@ -15,8 +15,8 @@ from itertools import islice
 from orchestrator.instances.candidate import Candidate
 from orchestrator.placement import Demand, Requirements, place
 from orchestrator.prediction import Costs, Due, urgency
-from orchestrator.prediction.forecaster import BACKGROUND_CHANCE, LEAST_WAIT_MS, USUAL
-from orchestrator.prediction.step_model import LEAST_SHARE
+from orchestrator.prediction.forecaster import BACKGROUND_CHANCE, MIN_WAIT_MS, USUAL
+from orchestrator.prediction.step_model import MIN_SHARE
 from orchestrator.queue.task_queue import TaskQueue
 from perf.sim.fleet.instance import FleetRequest, InstanceKind
 from perf.sim.fleet.sharing import Sharing
@@ -281,9 +281,9 @@ class SimMember:
         servers = self._servers or len(seen) * self._part
         return Planned(
             at=now,
-            wait_ms=max(LEAST_WAIT_MS, WAIT_PER_DRAIN * waiting_ms / servers),
+            wait_ms=max(MIN_WAIT_MS, WAIT_PER_DRAIN * waiting_ms / servers),
             costs=Costs(1000 * fastest.cost.prompt_token_s, token_ms, token_ms / rows),
-            least_s=LEAST_SHARE * fastest.step_s(1),
+            least_s=MIN_SHARE * fastest.step_s(1),
         )
 
     @property

@@ -331,7 +331,7 @@ async def test_a_lane_that_has_carried_much_is_replaced_and_its_jobs_end_on_it(
     await submit(service)
     await worker.until(lambda: worker.running == 1)
     (first,) = instance.lanes
-    assert isinstance(first, StreamLane) and not first.is_worn
+    assert isinstance(first, StreamLane) and not first.is_exhausted
     first._config = first._config.model_copy(update={"renew_after_mib": 0})
     await service.until(lambda: first.is_relieved)
     assert (first.load, len(instance.lanes)) == (1, 2)

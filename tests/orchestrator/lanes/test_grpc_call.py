@@ -227,7 +227,7 @@ async def test_whatever_a_peer_does_wrong_ends_the_call(received: bytes, status:
         (frame(FrameType.PING, 0, 0, bytes(7)), "PING of 7 bytes instead of 8"),
         (frame(FrameType.GOAWAY, 0, 1, bytes(8)), "GOAWAY on stream 1, where it has no place"),
         (window_update(5, 1), "WINDOW_UPDATE for stream 5, which nobody opened"),
-        (window_update(0, 0), "a WINDOW_UPDATE of nothing"),
+        (window_update(0, 0), "a WINDOW_UPDATE of 0"),
         (window_update(0, MAX_WINDOW), "a flow control window of 2147549182 bytes"),
         (window_update(1, MAX_WINDOW), "a flow control window of 2147549182 bytes"),
         (settings({Setting.INITIAL_WINDOW_SIZE: 2**31}), "a flow control window of 2147483648"),
@@ -237,10 +237,10 @@ async def test_whatever_a_peer_does_wrong_ends_the_call(received: bytes, status:
             "a flow control window of 2147483648 bytes",
         ),
         (settings({Setting.MAX_FRAME_SIZE: 100}), "SETTINGS allow frames of 100 bytes"),
-        (frame(FrameType.CONTINUATION, Flag.END_HEADERS, 1), "more headers, of none"),
+        (frame(FrameType.CONTINUATION, Flag.END_HEADERS, 1), "CONTINUATION without HEADERS"),
         (
             frame(FrameType.HEADERS, 0, 1) + frame(FrameType.PING, 0, 0, bytes(8)),
-            "headers that break off",
+            "a header block was interrupted",
         ),
     ],
 )

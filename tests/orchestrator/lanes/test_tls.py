@@ -21,7 +21,7 @@ from pool.engines.triton import (
     TritonSpec,
     triton_command,
 )
-from pool.fleet.wish import InstanceSpec, OrchestratorSpec, wishes_of
+from pool.fleet.specs import InstanceSpec, OrchestratorSpec, specs_of
 from pool.pool_file import parse_pool_file
 from pool.units.triton import TritonInstance
 from tests.orchestrator.api.native.test_slots import serving, submit, until_ended
@@ -312,7 +312,7 @@ def test_a_pool_has_its_tritons_and_its_orchestrator_speak_it() -> None:
     made = certificates()
     text = '[orchestrator]\n[[instances]]\nname = "a"\nmodel = "demo"\n'
     table = f'[lanes.tls]\ncertificate = "{made.server.certificate}"\nkey = "{made.server.key}"\n'
-    before, after = wishes_of(parse_pool_file(text)), wishes_of(parse_pool_file(table + text))
+    before, after = specs_of(parse_pool_file(text)), specs_of(parse_pool_file(table + text))
     triton, beside = after["a"], after["orchestrator"]
     assert isinstance(triton, InstanceSpec) and isinstance(beside, OrchestratorSpec)
     assert triton.tls == serving_as(made, made.server)

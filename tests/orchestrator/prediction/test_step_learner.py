@@ -17,7 +17,7 @@ from orchestrator.prediction import (
     StepModel,
     Work,
 )
-from orchestrator.prediction.step_model import LEAST_SHARE
+from orchestrator.prediction.step_model import MIN_SHARE
 from worker.protocol import WorkerStats
 
 
@@ -285,7 +285,7 @@ def test_dl19_what_a_crowd_taught_is_certain_no_more_once_a_step_beats_it() -> N
     assert learner.model.least_ms(Work(1, 0, 100)) == 0.0
     for _ in range(7):
         learner.observe(worker.run(10, 1, 0))
-    assert learner.model.least_ms(Work(1, 0, 100)) == pytest.approx(LEAST_SHARE * 1050)
+    assert learner.model.least_ms(Work(1, 0, 100)) == pytest.approx(MIN_SHARE * 1050)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -303,11 +303,11 @@ def test_dl7_what_is_certain_is_less_than_any_step_ever_took(
         learner.observe(worker.run(steps, rows, prompts))
         fastest = min(fastest, (worker.busy - before) / steps)
         if learner.model.known:
-            assert learner.model.least_ms(Work(100, 0, 1)) <= LEAST_SHARE * fastest
+            assert learner.model.least_ms(Work(100, 0, 1)) <= MIN_SHARE * fastest
     worker.base, worker.row = 10 * worker.base, 10 * worker.row
     for _ in range(5):
         learner.observe(worker.run(5, 8, 0))
-        assert learner.model.least_ms(Work(100, 0, 1)) <= LEAST_SHARE * fastest
+        assert learner.model.least_ms(Work(100, 0, 1)) <= MIN_SHARE * fastest
 
 
 def test_several_tokens_a_step_count_as_such() -> None:

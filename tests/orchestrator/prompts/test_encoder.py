@@ -51,7 +51,7 @@ def test_an_open_message_is_gone_on_with(content: str) -> None:
 
 def test_a_template_may_leave_no_room_to_go_on() -> None:
     encoder = encoder_of(chat_template="{{ messages[0].content }}")
-    with pytest.raises(InvalidRequest, match="leaves out the last one"):
+    with pytest.raises(InvalidRequest, match="drops the last message"):
         encoder.encode((Message("user", "hi"), Message("assistant", "x", is_open=True)))
 
 

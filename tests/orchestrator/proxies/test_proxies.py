@@ -4,8 +4,10 @@ import asyncio
 import json
 import re
 import shutil
+import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ import yaml
 from h2.errors import ErrorCodes
 
 from orchestrator.api.http.accepting import widen_backlog
+from perf.stack import proxies
+from perf.stack.proxies import CADDY, ENVOY, HAPROXY, KINDS, NGINX, Certificate, Kind
 from tests.orchestrator.conftest import MakeService, MakeWorker, Service
-from tests.support import proxies
+from tests.support.certificates import certificates
 from tests.support.cutting_proxy import losing_answers
 from tests.support.fake_worker import FakeWorker, Plan
 from tests.support.h2_client import Exchange, H2Client
-from tests.support.proxies import CADDY, HAPROXY, KINDS, NGINX, Kind, Proxy
 from worker.protocol import AbortCause
 
 pytestmark = pytest.mark.slow
@@ -29,21 +32,49 @@ CHAT = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_to
 TASK = {"prompt": "hi", "max_tokens": 4}
 STREAMS, CONNECTIONS = 1000, 8
 
+
+@dataclass
+class Proxy:
+    """A proxy that runs."""
+
+    port: int
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[H2Client]:
+        """One connection over TLS and HTTP/2."""
+        trust = await asyncio.to_thread(
+            ssl.create_default_context, cafile=certificates().ca.certificate
+        )
+        async with H2Client.connected("127.0.0.1", self.port, trust) as client:
+            yield client
+
+
 Front = Callable[..., AbstractAsyncContextManager[Proxy]]
+
+
+def shown() -> Certificate:
+    """Certificate of the tests for 127.0.0.1."""
+    pair = certificates().server
+    return Certificate(pair.pem, pair.key_pem)
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
     if not found.is_here:
-        pytest.skip(f"{found.name} is not here (Debian: apt install {found.name})")
+        how = "make test-clients" if found is ENVOY else f"Debian: apt install {found.name}"
+        pytest.skip(f"{found.name} is not here ({how})")
     return found
 
 
 @pytest.fixture
 def front(kind: Kind, tmp_path: Path) -> Front:
-    def run(*upstreams: str, **options: Any) -> AbstractAsyncContextManager[Proxy]:
-        return proxies.running(kind, tmp_path, *upstreams, **options)
+    @asynccontextmanager
+    async def run(*upstreams: str, **options: Any) -> AsyncIterator[Proxy]:
+        async with proxies.running(
+            kind, tmp_path, *upstreams, certificate=shown(), **options
+        ) as port:
+            yield Proxy(port)
 
     return run
 
@@ -72,7 +103,7 @@ async def texts(exchange: Exchange) -> AsyncIterator[str]:
 
 def test_the_proxy_takes_its_recipe(kind: Kind, tmp_path: Path) -> None:
     upstreams = "127.0.0.1:1", "127.0.0.1:2"
-    proxies.check(kind, proxies.configure(kind, tmp_path, 8443, upstreams, {}))
+    proxies.check(kind, proxies.configure(kind, tmp_path, 8443, upstreams, shown()))
 
 
 async def test_an_event_arrives_before_the_next_is_made(
@@ -277,6 +308,18 @@ def test_envoy_and_an_ingress_say_what_nginx_does() -> None:
         setting = name.rpartition("/")[2].replace("-", "_")
         setting = "client_max_body_size" if setting == "proxy_body_size" else setting
         assert re.search(rf"^\s*{setting} {value}s?;", nginx, re.M), name
+    manifests = proxies.RECIPES.parent / "kubernetes" / "base" / "orchestrator.yaml"
+    services = [
+        each
+        for each in yaml.safe_load_all(manifests.read_text())
+        if each["kind"] == "Service" and each["metadata"]["name"] == "tidegate"
+    ]
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    target = path["backend"]["service"]
+    (service,) = services
+    assert target["name"] == service["metadata"]["name"]
+    assert target["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
     envoy = yaml.safe_load((proxies.RECIPES / "envoy.yaml").read_text())
     (listener,), (cluster,) = (
         envoy["static_resources"][name] for name in ("listeners", "clusters")

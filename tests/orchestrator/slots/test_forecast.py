@@ -29,8 +29,8 @@ NOW = 100.0
 def ability(
     audio: float = 1.0, image: float = 0.0, video: float = 0.0, clip: float = 0.0, **more: Any
 ) -> Ability:
-    """Of an instance that takes so long for all of a stage of ``wish``'s."""
-    plan = wish(1e9).whole(NOMINAL_ABILITY)
+    """Of an instance that takes so long for all of a stage of ``needs``'s."""
+    plan = needs(1e9).whole(NOMINAL_ABILITY)
     rates = {
         Stage.SPEECH: audio / plan.seconds,
         Stage.PORTRAIT: image / plan.image_units,
@@ -40,13 +40,13 @@ def ability(
     return Ability(rates, buffer_s=1.0, **more)
 
 
-def wish(left_s: float, *, degrade: bool = False, **recipe: Any) -> SlotNeeds:
+def needs(left_s: float, *, degrade: bool = False, **recipe: Any) -> SlotNeeds:
     known = {"schema": "1.1", "text": "Good morning to everybody here."} | recipe
     return SlotNeeds(read_recipe(known), NOW + left_s, degrade=degrade)
 
 
 def test_who_says_nothing_is_taken_at_its_targets() -> None:
-    work = NOMINAL_ABILITY.work(NOMINAL, wish(1).chosen)
+    work = NOMINAL_ABILITY.work(NOMINAL, needs(1).chosen)
     assert alone_s(work) == pytest.approx(12 + 8 + 1)
 
 
@@ -56,7 +56,7 @@ def test_stages_of_two_slots_overlap_and_one_serves_one_at_a_time() -> None:
     line = InstanceTimeline(can, NOW, ())
     ends = []
     for _ in range(3):
-        want = wish(100)
+        want = needs(100)
         work = can.work(want.whole(can), want.chosen)
         ends.append(line.finish(work) - NOW)
         line.take(work)
@@ -66,7 +66,7 @@ def test_stages_of_two_slots_overlap_and_one_serves_one_at_a_time() -> None:
 
 def test_what_is_under_way_counts_for_what_is_left_of_it() -> None:
     can = ability(2, 2, 4, 0, slots=1)
-    want = wish(100)
+    want = needs(100)
     plan = want.whole(can)
     work = can.work(plan, want.chosen)
     half = Begun(plan, want.chosen, {"audio": 100, "image": 100, "video": 50})
@@ -79,13 +79,13 @@ def test_what_is_under_way_counts_for_what_is_left_of_it() -> None:
 
 def test_less_is_planned_only_where_that_is_allowed_and_needed() -> None:
     can = ability(1, 1, 8, 1)
-    assert best_plan(wish(11.1, degrade=True), InstanceTimeline(can, NOW, ()))[0].given_up == ()
-    less, _, fits = best_plan(wish(6.5, degrade=True), InstanceTimeline(can, NOW, ()))
+    assert best_plan(needs(11.1, degrade=True), InstanceTimeline(can, NOW, ()))[0].given_up == ()
+    less, _, fits = best_plan(needs(6.5, degrade=True), InstanceTimeline(can, NOW, ()))
     assert fits and less.given_up == ("no check", "12 frames a second instead of 24")
-    less, _, fits = best_plan(wish(7, degrade=True), InstanceTimeline(can, NOW, ()))
+    less, _, fits = best_plan(needs(7, degrade=True), InstanceTimeline(can, NOW, ()))
     assert fits and less.given_up == ("12 frames a second instead of 24",), "there is time for it"
-    assert not best_plan(wish(7), InstanceTimeline(can, NOW, ()))[2]
-    assert not best_plan(wish(1.01, degrade=True), InstanceTimeline(can, NOW, ()))[2]
+    assert not best_plan(needs(7), InstanceTimeline(can, NOW, ()))[2]
+    assert not best_plan(needs(1.01, degrade=True), InstanceTimeline(can, NOW, ()))[2]
 
 
 def test_the_instance_that_finishes_first_is_taken() -> None:
@@ -94,25 +94,25 @@ def test_the_instance_that_finishes_first_is_taken() -> None:
         "slow": InstanceTimeline(slow, NOW, ()),
         "fast": InstanceTimeline(fast, NOW, (), [2.0, 2.5]),
     }
-    found = place(wish(50), lines)
+    found = place(needs(50), lines)
     assert found is not None and (found.address, found.finish_at) == ("fast", NOW + 3)
     others = {"slow": lines["slow"], "fast": InstanceTimeline(fast, NOW, (), [9.0, 9.0])}
-    found = place(wish(50), others)
+    found = place(needs(50), others)
     assert found is not None and found.address == "slow"
 
 
 def test_providers_are_asked_for_by_name() -> None:
     told = make_state(stages={"video": StageState("warp", 1.0, others={"fine": 3.0})})
     can = Ability.of(told)
-    plain, fine = wish(50), wish(50, providers={"video": "fine"})
+    plain, fine = needs(50), needs(50, providers={"video": "fine"})
     plan = plain.whole(can)
     work, dear = can.work(plan, plain.chosen), can.work(plan, fine.chosen)
     assert dear[Stage.VIDEO] == pytest.approx(3 * work[Stage.VIDEO])
-    assert can.missing(wish(1, providers={"video": "other"}).chosen) is Stage.VIDEO
+    assert can.missing(needs(1, providers={"video": "other"}).chosen) is Stage.VIDEO
     assert (
-        place(wish(1, providers={"video": "other"}), {"a": InstanceTimeline(can, NOW, ())}) is None
+        place(needs(1, providers={"video": "other"}), {"a": InstanceTimeline(can, NOW, ())}) is None
     )
-    assert NOMINAL_ABILITY.missing(wish(1, providers={"video": "other"}).chosen) is None
+    assert NOMINAL_ABILITY.missing(needs(1, providers={"video": "other"}).chosen) is None
 
 
 @given(st.lists(st.floats(0.5, 60), max_size=12), st.integers(1, 3), st.booleans())
@@ -120,10 +120,10 @@ def test_nothing_that_is_said_to_be_in_time_is_late(
     left: list[float], slots: int, degrade: bool
 ) -> None:
     can = ability(1, 2, 3, 0.5, slots=slots)
-    wishes = [wish(s, degrade=degrade) for s in sorted(left)]
+    all_needs = [needs(s, degrade=degrade) for s in sorted(left)]
     lines = {"a": InstanceTimeline(can, NOW, ()), "b": InstanceTimeline(can, NOW, ())}
     busy: dict[str, float] = {"a": 0.0, "b": 0.0}
-    for want, found in zip(wishes, forecast(wishes, lines), strict=True):
+    for want, found in zip(all_needs, forecast(all_needs, lines), strict=True):
         assert found is not None
         assert found.is_in_time == (found.finish_at <= want.due_at(can))
         if found.is_in_time:

@@ -55,9 +55,9 @@ class Scene:
         instance.health, instance.heard_at = SlotHealth.UP, NOW
         instance.ability = Ability(rates, slots=rng.choice((1, 2)))
         for _ in range(instance.ability.slots):
-            wish = self.slot(1000.0, rng.choice(TEXTS), degrade=False).wish
+            needs = self.slot(1000.0, rng.choice(TEXTS), degrade=False).needs
             done = {stage.value: 100 for stage in list(Stage)[: rng.randrange(3)]}
-            begun = Begun(wish.whole(instance.ability), wish.chosen, done)
+            begun = Begun(needs.whole(instance.ability), needs.chosen, done)
             attempt: Any = SimpleNamespace(begun=begun)
             instance.attempts.append(attempt)
         return instance
@@ -77,9 +77,9 @@ class Scene:
 
     def done_s(self, slot: Slot) -> float:
         """What it takes until there is the clip, and the time that is kept back."""
-        others, place = [other.wish for other in self.waiting], self.waiting.place_of(slot)
-        wishes = [*others[:place], slot.wish, *others[place:]]
-        found = forecast(wishes, self.waiting.lines(NOW))[place]
+        others, place = [other.needs for other in self.waiting], self.waiting.place_of(slot)
+        all_needs = [*others[:place], slot.needs, *others[place:]]
+        found = forecast(all_needs, self.waiting.lines(NOW))[place]
         assert found is not None and found.is_in_time
         return found.finish_at - NOW + self.instances[found.address].ability.buffer_s
 

@@ -153,7 +153,7 @@ class Fleet:
             self.store.answers.clear()
             (part,) = one.parts
             assert part.ask(self.store) == len(self.store.answers)
-            part.told(self.store.answers)
+            part.receive(self.store.answers)
             for call in one.on_seen:
                 call()
 

@@ -44,8 +44,8 @@ GROW = ("mkdir", "fsync", "write")
 
 
 def add(home: Path, source: Path) -> None:
-    wish = AddRequest(str(source), copy=True, keep_free=0.0)
-    asyncio.run(add_model(ModelCatalog(home), wish))
+    request = AddRequest(str(source), copy=True, keep_free=0.0)
+    asyncio.run(add_model(ModelCatalog(home), request))
 
 
 def remove(home: Path, source: Path) -> None:
@@ -74,8 +74,8 @@ def fetch(home: Path, source: Path) -> None:
         return hub
 
     staging.list_hub = listed
-    wish = AddRequest("org/model", keep_free=0.0)
-    asyncio.run(add_model(ModelCatalog(home), wish))
+    request = AddRequest("org/model", keep_free=0.0)
+    asyncio.run(add_model(ModelCatalog(home), request))
 
 
 def kill_at(count: int) -> None:

@@ -32,8 +32,8 @@ from huggingface_hub import constants
 from catalog.models import ModelCatalog
 from pool.artifacts.staging import AddRequest, add_model
 constants.DOWNLOAD_CHUNK_SIZE, constants.HF_HUB_DOWNLOAD_TIMEOUT = 500, 60
-wish = AddRequest("org/model", keep_free=0.0)
-asyncio.run(add_model(ModelCatalog(Path(sys.argv[1])), wish))
+request = AddRequest("org/model", keep_free=0.0)
+asyncio.run(add_model(ModelCatalog(Path(sys.argv[1])), request))
 """
 
 

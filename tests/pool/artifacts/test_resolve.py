@@ -60,17 +60,17 @@ def test_folders_and_gguf_files_are_taken_as_they_are(tmp_path: Path) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.bin").write_bytes(b"")
-    with pytest.raises(ModelNotFound, match=r"no GGUF model: give a \.gguf file"):
+    with pytest.raises(ModelNotFound, match=r"not a GGUF model: give a \.gguf file"):
         resolve_model(str(tmp_path / "m.bin"), tmp_path)
 
 
 def test_an_unknown_name_is_refused_with_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="where there are none; tidegate models add"):
+    with pytest.raises(ModelNotFound, match="none has been added: tidegate models add"):
         resolve_model("none", tmp_path)
     ModelCatalog(tmp_path).activate(
         _register(tmp_path, "small", "config.json", ModelFormat.SAFETENSORS)
     )
-    with pytest.raises(ModelNotFound, match=r"where there is small; .*\(demo is always there\)"):
+    with pytest.raises(ModelNotFound, match=r"available: small; .*\(demo is always there\)"):
         resolve_model("none", tmp_path)
 
 

@@ -28,10 +28,10 @@ class Counted(Progress):
         self.bytes += count
 
 
-async def add(catalog: ModelCatalog, what: str = "org/model", **wishes: object) -> ModelEntry:
+async def add(catalog: ModelCatalog, what: str = "org/model", **requests: object) -> ModelEntry:
     progress = Counted()
-    wish = AddRequest(what, keep_free=0.0, **wishes)  # type: ignore[arg-type]
-    entry = await add_model(catalog, wish, progress)
+    request = AddRequest(what, keep_free=0.0, **requests)  # type: ignore[arg-type]
+    entry = await add_model(catalog, request, progress)
     assert progress.bytes in (0, entry.bytes)
     return entry
 
@@ -101,7 +101,7 @@ async def test_what_goes_wrong_on_the_way_is_mended(
     ("faults", "said"),
     [
         pytest.param(Faults(corrupt=99), "came twice with another content", id="corrupt"),
-        pytest.param(Faults(cut_after=0, times=99), "breaks off: ", id="cut"),
+        pytest.param(Faults(cut_after=0, times=99), " was interrupted: ", id="cut"),
         pytest.param(Faults(stall_after=0, times=99), "timed out; run the command", id="stall"),
         pytest.param(Faults(false_length=True), "do not belong together", id="length"),
         pytest.param(Faults(missing=frozenset({"model.safetensors"})), "answers 404", id="missing"),

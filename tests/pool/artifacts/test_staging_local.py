@@ -26,9 +26,9 @@ def make_folder(path: Path, files: dict[str, bytes] | None = None) -> Path:
     return path
 
 
-async def add(catalog: ModelCatalog, path: Path, **wishes: object) -> ModelEntry:
-    wish = AddRequest(str(path), keep_free=0.0, **wishes)  # type: ignore[arg-type]
-    return await add_model(catalog, wish)
+async def add(catalog: ModelCatalog, path: Path, **requests: object) -> ModelEntry:
+    request = AddRequest(str(path), keep_free=0.0, **requests)  # type: ignore[arg-type]
+    return await add_model(catalog, request)
 
 
 async def test_the_demo_checkpoint_gets_the_digest_that_its_card_has(catalog: ModelCatalog) -> None:
@@ -118,8 +118,8 @@ async def test_a_damaged_folder_is_not_registered(
     [
         (gguf()[:-1], "the file is cut"),
         (gguf()[:40], "the file is cut"),
-        (b"GGML" + gguf()[4:], "no GGUF file"),
-        (gguf()[:4] + b"\x09" + gguf()[5:], "version is 9"),
+        (b"GGML" + gguf()[4:], "not a GGUF file"),
+        (gguf()[:4] + b"\x09" + gguf()[5:], "version 9"),
         (b"", "it is empty"),
     ],
 )
@@ -190,7 +190,7 @@ async def test_a_name_that_would_name_something_else_is_refused(
 ) -> None:
     folder = make_folder(tmp_path / "mine")
     for name in ("demo", "..", "-x", "a/b", "a b", "a\nb", "\x1b[2J", "x" * 129):
-        with pytest.raises(StagingFailed, match=r"--name|the name"):
+        with pytest.raises(StagingFailed, match=r"--name|invalid name"):
             await add(catalog, folder, name=name)
     assert catalog.entries() == ()
 

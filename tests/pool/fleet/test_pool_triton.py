@@ -10,8 +10,8 @@ from catalog.errors import PortInUse
 from pool.engines.triton import TritonInstall, TritonPorts
 from pool.fleet.gpus import Gpus
 from pool.fleet.home import PoolHome
+from pool.fleet.specs import CHOSEN, InstanceSpec
 from pool.fleet.triton import PoolTriton, TritonHost, former
-from pool.fleet.wish import CHOSEN, InstanceSpec
 from pool.process.detached import Found, Label
 from pool.process.ports import free_ports
 from pool.process.proc import ProcessId
@@ -41,8 +41,8 @@ def host(tmp_path: Path, advertise: str = "") -> TritonHost:
     )
 
 
-def unit(tmp_path: Path, wish: InstanceSpec, kept: TritonPorts = CHOSEN) -> PoolTriton:
-    return PoolTriton(host(tmp_path), wish, kept, on_step)
+def unit(tmp_path: Path, spec: InstanceSpec, kept: TritonPorts = CHOSEN) -> PoolTriton:
+    return PoolTriton(host(tmp_path), spec, kept, on_step)
 
 
 async def test_gpus_are_named_by_uuid_since_cuda_may_count_otherwise(tmp_path: Path) -> None:
@@ -105,15 +105,15 @@ async def test_a_fixed_port_that_somebody_has_is_said(tmp_path: Path) -> None:
 
 async def test_orchestrators_are_told_the_name_by_which_they_reach_it(tmp_path: Path) -> None:
     ports = TritonPorts(1, 2, 3)
-    wish = InstanceSpec("a", "demo", host="0.0.0.0")
-    assert unit(tmp_path, wish, ports).address == "127.0.0.1:2"
-    named = PoolTriton(host(tmp_path, "gpu7.example"), wish, ports, on_step)
+    spec = InstanceSpec("a", "demo", host="0.0.0.0")
+    assert unit(tmp_path, spec, ports).address == "127.0.0.1:2"
+    named = PoolTriton(host(tmp_path, "gpu7.example"), spec, ports, on_step)
     assert named.address == "gpu7.example:2"
-    assert unit(tmp_path, wish).address == "", "no port yet"
+    assert unit(tmp_path, spec).address == "", "no port yet"
 
 
 async def test_one_that_is_not_asked_for_any_more_is_known_by_its_label(tmp_path: Path) -> None:
     facts = {"host": "10.1.2.3", "models": "llm,slot", "ports": "1,2,3"}
     found = Found(ProcessId(1, 1), Label(str(tmp_path), "old", "mark", facts))
     made = former(found, host(tmp_path), on_step)
-    assert (made.name, made._wish.host, made._wish.models) == ("old", "10.1.2.3", ("llm", "slot"))
+    assert (made.name, made._spec.host, made._spec.models) == ("old", "10.1.2.3", ("llm", "slot"))

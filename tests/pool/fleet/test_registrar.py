@@ -87,14 +87,14 @@ async def test_what_is_ready_is_told_with_the_key_and_what_is_not_is_taken_off(
         target = HttpTarget(fake.url + "/", "secret", 45.0)
         await registrar.follow({target.name: target})
         registrar.set_ready(frozenset({"a:1", "[::1]:2"}))
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         assert fake.known == {"a:1": 45.0, "[::1]:2": 45.0}
         assert fake.keys == {"Bearer secret"}
         registrar.set_ready(frozenset({"[::1]:2"}))
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         assert set(fake.known) == {"[::1]:2"}
         registrar.set_ready(frozenset())
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         assert fake.known == {}
     assert rig.warned == []
 
@@ -110,11 +110,11 @@ async def test_or25_without_a_key_it_is_the_one_that_is_kept_on_this_machine(
         target = HttpTarget(fake.url, "", 45.0)
         await registrar.follow({target.name: target})
         registrar.set_ready(frozenset({"a:1"}))
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         await asyncio.to_thread(path.unlink)  # as of one that was restarted
         keys.append(await asyncio.to_thread(keep_key, path))
         registrar.set_ready(frozenset({"b:1"}))
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
     assert fake.keys == {f"Bearer {key}" for key in keys}
 
 
@@ -124,7 +124,7 @@ async def test_one_that_was_restarted_hears_of_all_within_a_renewal(fake: FakeOr
         target = HttpTarget(fake.url, "", 0.15)
         await registrar.follow({target.name: target})
         registrar.set_ready(frozenset({"a:1", "b:1"}))
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         fake.known.clear()
         await rig.until({"a:1", "b:1"}, fake)
 
@@ -151,7 +151,7 @@ async def test_one_that_refuses_is_said_once_and_holds_up_nobody(
         gone = HttpTarget("http://127.0.0.1:9", "", 0.06)
         await registrar.follow({each.name: each for each in (good, bad, gone)})
         registrar.set_ready(frozenset({"a:1"}))
-        await registrar.told(0.3)
+        await registrar.wait_told(0.3)
         assert (tmp_path / "instances").read_text().endswith("\na:1\n")
         assert set(registrar.errors) == {bad.name, gone.name}
         assert [name for name, _ in rig.warned].count(bad.name) == 1
@@ -163,12 +163,12 @@ async def test_targets_come_and_go_with_the_file(fake: FakeOrchestrator, tmp_pat
         registrar.set_ready(frozenset({"a:1"}))
         first = AddressList(tmp_path / "first")
         await registrar.follow({first.name: first})
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         target = HttpTarget(fake.url, "", 45.0)
         await registrar.follow({target.name: target})
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         registrar.set_ready(frozenset({"b:1"}))
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
     assert set(fake.known) == {"b:1"}
     assert first.name == f"file:{tmp_path / 'first'}"
     assert (tmp_path / "first").read_text().endswith("\na:1\n"), "left as it was"
@@ -199,12 +199,12 @@ async def test_a_list_has_one_writer_and_the_next_one_once_that_is_gone(
     async with rig.registrar as registrar:
         await registrar.follow({second.name: second})
         registrar.set_ready(frozenset({"b:1"}))
-        await registrar.told(0.1)
+        await registrar.wait_told(0.1)
         assert f"another pool manager writes {path}" in registrar.errors[second.name]
         await first.tell(frozenset({"a:2"}))
         assert await WatchedFile(f"file:{path}").read() == {"a:2"}
         await first.close()
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         assert await WatchedFile(f"file:{path}").read() == {"b:1"}
         assert not registrar.errors
         with pytest.raises(CannotTell):
@@ -237,12 +237,12 @@ async def test_a_real_orchestrator_takes_what_it_is_told(
         target = HttpTarget(service.url, "root", 45.0)
         await registrar.follow({target.name: target})
         registrar.set_ready(frozenset({worker.address}))
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         assert registrar.errors == {}
         instances = service.orchestrator.registry.instances
         await service.until(lambda: instances[worker.address].ready)
         registrar.set_ready(frozenset())
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         assert instances[worker.address].retiring_since is not None
 
 
@@ -281,7 +281,7 @@ async def test_a_mistake_of_ours_leaves_nobody_untold(tmp_path: Path) -> None:
             while not registrar.errors:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
         registrar.set_ready(frozenset({"b:1"}))
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
         assert (tmp_path / "list").read_text().endswith("\nb:1\n")
 
 
@@ -293,6 +293,6 @@ async def test_any_heartbeat_makes_a_time_to_live_that_orchestrators_take(
         target = HttpTarget(fake.url, "", heartbeats_s)
         await registrar.follow({target.name: target})
         registrar.set_ready(frozenset({"a:1"}))
-        await registrar.told(PATIENCE_S)
+        await registrar.wait_told(PATIENCE_S)
     assert fake.known == {"a:1": told_s}
     assert target.renew_s is not None and target.renew_s <= told_s / 3

@@ -56,7 +56,7 @@ class Running:
 
     def asked(self) -> set[str]:
         assert self.service is not None
-        return set(self.service._wishes)
+        return set(self.service._specs)
 
     def ready(self) -> set[str]:
         assert self.service is not None and self.service.manager is not None

@@ -141,7 +141,9 @@ async def test_one_that_says_that_it_starts_is_waited_for(
         status, body = await get("127.0.0.1", process.port, "/health/live")
         assert (status, body) == (200, b'{"status":"live"}')
         # It serves, and has nothing to serve from: who waits in vain hears what for.
-        with pytest.raises(StartFailed, match=r"503 to /health/ready after 0 s\n127\.0\.0\.1:\d+: \w+"):
+        with pytest.raises(
+            StartFailed, match=r"503 to /health/ready after 0 s\n127\.0\.0\.1:\d+: \w+"
+        ):
             await process.wait_ready(0.0)
     finally:
         await process.stop(0.0)

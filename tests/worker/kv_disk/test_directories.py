@@ -47,7 +47,7 @@ def test_one_is_removed_by_its_fingerprint_and_nothing_else_is(
     assert [one.path.name for one in kv_directories(kv_path)] == [OWN]
     for other in ("notes", "c" * 32, "d" * 32, ".", f"../{kv_path.name}/{OWN}", "e" * 32):
         assert main(["remove", str(kv_path), other]) == 1
-        assert "is no KV directory" in capsys.readouterr().err
+        assert "is not a KV directory" in capsys.readouterr().err
     assert (kv_path / "notes").is_dir() and (kv_path / OWN / "blocks").is_dir()
 
 

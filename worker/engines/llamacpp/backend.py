@@ -36,7 +36,7 @@ from worker.scheduler.step_time import StepTime
 
 _LONE_STALLS: Final = 4
 """A step of prompts alone may take this many times ``max_stall_s``; later jobs wait for its end."""
-_LEAST_PIECE: Final = 8
+_MIN_PIECE: Final = 8
 """Fewest prompt tokens of a step: fewer are not worth reading the weights for."""
 
 
@@ -98,7 +98,7 @@ class LlamaBackend:
     def add(self, handle: int, job: Job, max_tokens: int) -> None:
         """See ``Backend``."""
         if job.pooling is not None:
-            raise InvalidCall("the llamacpp engine makes no embeddings")
+            raise InvalidCall("the llamacpp engine does not support embeddings")
         if job.sampling.prompt_logprobs is not None:
             raise InvalidCall("the llamacpp engine has no log-probabilities of prompts")
         request = make_request(job, submitted_at=self._clock(), own_seed=randbits(64))
@@ -269,7 +269,7 @@ class LlamaBackend:
         stall_s = max(self._limits.max_stall_s, times.plain_step_s)
         if not decodes:
             stall_s *= _LONE_STALLS
-        return max(min(room, _LEAST_PIECE), times.prompt_tokens_within(stall_s, room))
+        return max(min(room, _MIN_PIECE), times.prompt_tokens_within(stall_s, room))
 
     def _constrained(self, rows: list[_Running], pieces: list[Piece]) -> list[MaskedRow]:
         found = []

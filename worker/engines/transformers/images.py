@@ -40,7 +40,7 @@ class ImageReader:
     def read(self, files: Sequence[bytes], places: int) -> Pixels:
         """Prepare a prompt's images, which has that many ``places`` for their tokens. Any thread.
 
-        Raises ``InvalidCall`` for what is no image, and if its tokens are not as many.
+        Raises ``InvalidCall`` for what is not an image, and if its tokens are not as many.
         """
         tokens = 0
         found: list[Pixels] = []

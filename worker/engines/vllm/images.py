@@ -46,8 +46,8 @@ class VisionReader:
     def read(self, job: Job) -> Seen:
         """Prepare the images of a job's prompt. Any thread.
 
-        Raises ``InvalidCall`` for what is no image, and where the prompt has not as many tokens for
-        them as vLLM makes.
+        Raises ``InvalidCall`` for what is not an image, and where the prompt has not as many tokens
+        for them as vLLM makes.
         """
         from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 

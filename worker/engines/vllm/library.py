@@ -80,7 +80,7 @@ def load_library(settings: WorkerSettings) -> None:
 def process_count(settings: WorkerSettings) -> int:
     """Number of processes over which vLLM splits the model: one for each GPU, or this one alone."""
     stages = settings.engine_args.get("pipeline_parallel_size", "")
-    # vLLM itself refuses what is no number.
+    # vLLM itself refuses what is not a number.
     return settings.tensor_parallel * (int(stages) if stages.isdigit() else 1)
 
 
@@ -114,7 +114,7 @@ def _check_gpus(count: int) -> None:
 def _name_python() -> None:
     """Have ``multiprocessing`` start vLLM's processes with the Python on the PATH, which is that of
     the engine's environment, where this process runs in Triton's stub: there
-    ``sys.executable`` is no Python."""
+    ``sys.executable`` is not a Python."""
     if Path(sys.executable or "").name.startswith("python"):
         return
     found = shutil.which("python3") or shutil.which("python")

@@ -36,7 +36,7 @@ _STEPS = 4
 _MAX_TOKENS = 256
 _KEPT_PROMPTS = 16
 """Prompts whose encodings are kept, about 2 MB each."""
-_LEAST_SIZE = 256
+_MIN_SIZE = 256
 """Least pixels of either side that are drawn, as the model has learnt none smaller; smaller
 portraits are scaled down."""
 _MULTIPLE = 16
@@ -61,7 +61,7 @@ class FluxOptions:
     text: TextPlace = "offload"
     """Place of the text encoders: on the device, resident or layer by layer, or on the CPU."""
     steps: int = _STEPS
-    least_size: int = _LEAST_SIZE
+    least_size: int = _MIN_SIZE
 
     @property
     def dtype(self) -> torch.dtype:

@@ -47,16 +47,17 @@ _ENOUGH = 8
 _FADING = 0.8
 """Factor to an observation's weight each time that as much work has been done since."""
 _MUCH_FASTER = 1 / 4
-"""Share of the expected time below which a run is much faster. Two in a row are no accident, nor
-is the first after an idle time: earlier observations are then dropped, as of a busier machine."""
+"""Share of the expected time below which a run is much faster. Two in a row are not an accident,
+nor is the first after an idle time: earlier observations are then dropped, as of a busier
+machine."""
 _AT_BEST = 0.8
 """Share of the fastest recent rate that no run is expected to fall below."""
 _TIMEOUT_OVER_P95 = 1.5
 _MAX_OVER_STATED = 2.0
 _OVER_WARM_UP = 2.0
 """Factor by which a stage may be slower than its warm-up."""
-_LEAST_OF_STATED = 1 / 1000
-_LEAST_OF_WARM_UP = 1 / 16
+_MIN_OF_STATED = 1 / 1000
+_MIN_OF_WARM_UP = 1 / 16
 """Least work that a rate is computed for, as a share of the warm-up's (a whole picture, a short
 sentence). Less takes a run's fixed cost, which as a rate would have every larger clip refused,
 and nothing would ever correct it."""
@@ -118,7 +119,7 @@ class StageTimes:
         self._units = units
         self.activity = activity or Activity()
         self._seen: deque[_Seen] = deque(maxlen=_KEPT)
-        self._least_units = _LEAST_OF_STATED * units
+        self._least_units = _MIN_OF_STATED * units
         self._expected = budget.target_s / units
         """Seconds per unit of work, as long as nothing was observed."""
         self._spell: int | None = None
@@ -167,7 +168,7 @@ class StageTimes:
         something was rendered for a client."""
         if self._seen:
             self._expected = _OVER_WARM_UP * self._fastest_rate()
-            self._least_units = _LEAST_OF_WARM_UP * self._seen[-1].units
+            self._least_units = _MIN_OF_WARM_UP * self._seen[-1].units
         self._seen.clear()
         self.finished = self.failed = 0
 

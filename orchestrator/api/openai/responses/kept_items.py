@@ -108,7 +108,7 @@ def page_of_items(items: Sequence[KeptItem], query: Mapping[str, str]) -> dict[s
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", field="order")
     listed = items if order == "asc" else items[::-1]
-    return page_of(listed, query, most=_MAX_PER_PAGE).told(KeptItem.body)
+    return page_of(listed, query, most=_MAX_PER_PAGE).body(KeptItem.body)
 
 
 def _type_of(item: InputItem) -> str:

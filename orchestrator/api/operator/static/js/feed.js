@@ -2,8 +2,8 @@
 
 import { ApiError, call, readEvents } from "./api.js";
 
-const MOST_POINTS = 600;
-const MOST_FINISHES = 200;
+const MAX_POINTS = 600;
+const MAX_FINISHES = 200;
 const AGAIN_MS = 1500;
 const SILENT_MS = 10_000;
 const GAP_MS = 5000; // nobody watched for so long: nothing is known of the time between
@@ -74,9 +74,9 @@ export class Feed extends EventTarget {
     this.latest = snapshot;
     const row = this.#rowOf(snapshot);
     if (this.rows.at(-1)?.[0] !== row[0]) this.#add(row);
-    this.rows.splice(0, this.rows.length - MOST_POINTS);
+    this.rows.splice(0, this.rows.length - MAX_POINTS);
     this.finishes.push(...snapshot.finishes);
-    this.finishes.splice(0, this.finishes.length - MOST_FINISHES);
+    this.finishes.splice(0, this.finishes.length - MAX_FINISHES);
     this.dispatchEvent(new Event("change"));
   }
 

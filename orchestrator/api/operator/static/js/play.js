@@ -7,8 +7,8 @@ import { History } from "./history.js";
 import { Run } from "./run.js";
 
 const $ = (id) => document.getElementById(id);
-const LEAST_MS = 50;
-const MOST_MS = 50_000;
+const MIN_MS = 50;
+const MAX_MS = 50_000;
 const STEPS = 200;
 
 // Requests that show what can become of one, with the demo model on a slow machine.
@@ -124,11 +124,11 @@ export class Playground {
 
 // The slider is logarithmic: a tenth matters as much at 50 ms as at 50 s.
 function ofStep(step) {
-  return LEAST_MS * (MOST_MS / LEAST_MS) ** (step / STEPS);
+  return MIN_MS * (MAX_MS / MIN_MS) ** (step / STEPS);
 }
 
 function stepOf(deadlineMs) {
-  const step = (STEPS * Math.log(deadlineMs / LEAST_MS)) / Math.log(MOST_MS / LEAST_MS);
+  const step = (STEPS * Math.log(deadlineMs / MIN_MS)) / Math.log(MAX_MS / MIN_MS);
   return Math.round(Math.min(STEPS, Math.max(0, step)));
 }
 

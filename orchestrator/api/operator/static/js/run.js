@@ -4,7 +4,7 @@ import { getJson } from "./api.js";
 import { follow, pause } from "./follow.js";
 import { Submission } from "./submission.js";
 
-const MOST_STREAMS = 3; // a browser has six connections to a host, and others need some
+const MAX_STREAMS = 3; // a browser has six connections to a host, and others need some
 const POLL_MS = 300;
 
 let numbers = 0;
@@ -53,7 +53,7 @@ export class Run extends Submission {
   }
 
   async follow() {
-    if (streams < MOST_STREAMS) await this.#listen().finally(() => streams--);
+    if (streams < MAX_STREAMS) await this.#listen().finally(() => streams--);
     else await this.#poll().finally(() => polled--);
   }
 

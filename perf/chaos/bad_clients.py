@@ -1,4 +1,4 @@
-"""Clients of the soak that bring trouble, each of which knows which answers are right."""
+"""Clients of the soak that send what is wrong or hang up; each knows which answers are right."""
 
 import random
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _ENDS_AFTER_EVENTS: Final = 6
 
 
 @dataclass(slots=True)
-class Troublemaker:
+class BadClient:
     """Sends one request after the other; a wrong answer is a fault of the ledger."""
 
     http: aiohttp.ClientSession

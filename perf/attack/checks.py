@@ -23,8 +23,8 @@ def sizes_of(target: Target) -> dict[str, Usage]:
     return {part: Usage.of_each([pid]) for part, pid in target.pids.items()}
 
 
-class Books:
-    """Books opened before an attack; closed behind it, they add what does not balance to its
+class StateChecks:
+    """State noted before an attack; checked behind it, which adds what does not hold to its
     tally."""
 
     def __init__(self, target: Target) -> None:
