@@ -54,6 +54,13 @@ _SERVICE: Final = ("catalog", "orchestrator", "pool")
 SOURCES: Final = {
     "perf.service": (*_SERVICE, "worker", "model_repository", "perf/service"),
     "perf.engine": ("worker", "perf/engine"),
+    "perf.engine.occupancy": (
+        "worker/attention",
+        "worker/models/fused.py",
+        "worker/models/fused_kernels.py",
+        "worker/sampling/triton_draws.py",
+        "perf/engine/occupancy.py",
+    ),
     "perf.goodput": (*_SERVICE, "worker", "perf/goodput"),
     "perf.peers": (*_SERVICE, "worker", "perf/peers"),
     "perf.sim": (

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -54,6 +54,8 @@ class FaultRow:
     others: dict[str, int]
     """Requests with other outcomes, by kind and name."""
     rounds: int = 1
+    out_of_service_s: float | None = None
+    """Seconds from a device's fault until its worker was out of service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +145,10 @@ async def play(
             has_ended_worker |= fault.ends_worker
             await asyncio.sleep(rng.uniform(0.1, 1.0))
             ledger.memory_prefixes |= world.memory_prefixes()
-            await fault.happen(world)
+            left_s = await fault.happen(world)
             await settle(world)
-            rows.append(FaultRow(ledger.round, time.monotonic() - at, {}, {}))
+            took_s = time.monotonic() - at
+            rows.append(FaultRow(ledger.round, took_s, {}, {}, out_of_service_s=left_s))
     finally:
         await load.stop()
     costs = [(row.fault, faults[i % len(faults)].costs) for i, row in enumerate(rows)]
@@ -158,7 +161,9 @@ def _filled(row: FaultRow, ledger: Ledger) -> FaultRow:
     counts = ledger.outcomes.get(row.fault, Counter())
     met = {kind: counts[kind, "met"] for kind in KINDS}
     others = {f"{kind} {what}": n for (kind, what), n in counts.items() if what != "met"}
-    return FaultRow(row.fault, round(row.seconds, 1), met, others)
+    left_s = None if row.out_of_service_s is None else round(row.out_of_service_s, 2)
+    seconds = round(row.seconds, 1)
+    return replace(row, seconds=seconds, met=met, others=others, out_of_service_s=left_s)
 
 
 def merged(rows: list[FaultRow]) -> list[FaultRow]:
@@ -180,11 +185,12 @@ def merged(rows: list[FaultRow]) -> list[FaultRow]:
 def shown(rows: list[FaultRow], ledger: Ledger, console: Console) -> dict[str, object]:
     """Print requests met by kind and other outcomes of any kind, with faults below; returns what a
     bundle has of it."""
-    table = new_table("fault", "times", "s", *KINDS, "others")
+    table = new_table("fault", "times", "s", "out of service after, s", *KINDS, "others")
     for row in rows:
         others = ", ".join(f"{what} {count}" for what, count in row.others.items())
         met = [str(row.met[kind]) for kind in KINDS]
-        table.add_row(row.fault, str(row.rounds), f"{row.seconds:.1f}", *met, others)
+        left = "" if row.out_of_service_s is None else f"{row.out_of_service_s:.2f}"
+        table.add_row(row.fault, str(row.rounds), f"{row.seconds:.1f}", left, *met, others)
     console.print(table)
     console.print(
         f"{ledger.offered} requests, {len(ledger.durable_ids)} of them durable; "

@@ -5,6 +5,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -42,7 +43,9 @@ class Fault:
 
     name: str
     costs: frozenset[str]
-    happen: Callable[[World], Awaitable[None]]
+    happen: Callable[[World], Awaitable[float | None]]
+    """Lets it happen. Of a device's fault: returns the seconds from then on until no orchestrator
+    sent the worker anything."""
     kills: int = 0
     """Number of orchestrators that it ends with SIGKILL."""
     ends_worker: bool = False
@@ -186,16 +189,19 @@ def device_faults(number: int) -> list[Fault]:
     """Faults of one worker's device, which only the paced synthetic engine can fake."""
 
     def of(fault: DeviceFault) -> Fault:
-        async def befall(world: World) -> None:
+        async def befall(world: World) -> float:
             triton = world.tritons[number]
             (stub,) = stubs_of(triton)
             await asyncio.to_thread(world.fault_file.write_text, f"{fault} {stub}")
+            at = time.monotonic()
             await _out_of_service(world, number)
+            left_s = time.monotonic() - at
             async with asyncio.timeout(READY_S):
                 while is_running(stub):  # noqa: ASYNC110 - it is not a child of this process
                     await asyncio.sleep(0.05)
             await triton.stop(0.0)
             await triton.start()
+            return left_s
 
         name = f"the device under worker {number} {_DEVICE_FAULTS[fault]}"
         return Fault(name, _NOBODY_NOTICES, befall, ends_worker=True)

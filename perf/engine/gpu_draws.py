@@ -1,5 +1,6 @@
 """Section ``draws``: what choosing tokens costs beside the model, by sampling parameters."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,11 @@ def draws(report: Report, device: torch.device, scratch: Path, *, tiny: bool) ->
                 lambda k=kind, s=sampling, x=logits: _one(report, device, k, s, x),  # type: ignore[misc]
             )
         report.attempt(f"grammar, {rows} rows", lambda x=logits: _masked(report, device, x))  # type: ignore[misc]
+        if device.type == "cuda" and find_spec("flashinfer") is not None:
+            report.attempt(
+                f"FlashInfer, {rows} rows",
+                lambda x=logits: _by_flashinfer(report, x.to(device)),  # type: ignore[misc]
+            )
 
 
 def _one(
@@ -70,6 +76,22 @@ def _sampler(sampling: Sampling, rows: int, vocabulary: int, device: torch.devic
     slots, positions = np.arange(rows), np.full(rows, _PROMPT_TOKENS)
     last_ids = torch.from_numpy(prompts[:, -1].copy()).to(device)
     return lambda logits: sampler.sample(logits, slots, positions, last_ids).ids
+
+
+def _by_flashinfer(report: Report, logits: torch.Tensor) -> None:
+    """Time FlashInfer's own draws, to hold ours against. The worker does not use them: what a row
+    draws depends on its place in the batch."""
+    from flashinfer import sampling
+
+    heat = _PLAIN.temperature
+    kinds = {
+        "temperature": lambda: sampling.sampling_from_logits(logits / heat),
+        "top_k 50": lambda: sampling.top_k_top_p_sampling_from_logits(logits / heat, 50, 1.0),
+        "top_p 0.9": lambda: sampling.top_p_sampling_from_probs((logits / heat).softmax(-1), 0.9),
+    }
+    for kind, call in kinds.items():
+        us = timed_ms(call, logits.device) * 1e3
+        report.add(f"FlashInfer: {kind}, {len(logits)} rows", us, "µs")
 
 
 def _masked(report: Report, device: torch.device, logits: torch.Tensor) -> None:

@@ -24,7 +24,7 @@ def replayed_ms(call: Callable[[], object], device: torch.device) -> float:
         return timed_ms(call, device)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
     return timed_ms(graph.replay, device)
 

@@ -29,7 +29,7 @@ def stack(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
     case: EngineCase = request.param
-    environment = environment_if_made(case.name, state_dir())
+    environment = environment_if_made(case.name, state_dir(), "cpu")
     # A checkpoint in another format is made here, with the engine's own packages.
     if case.missing and not (environment and case.name == "vllm"):
         pytest.skip(case.missing)

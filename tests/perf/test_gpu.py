@@ -10,11 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf.engine import bare_engine, gpu, gpu_parts
+from perf.engine import bare_engine, gpu, gpu_lost, gpu_parts
 from perf.engine.checkpoints import LLAMA_8B, SHAPES, ModelShape, make_checkpoint
-from perf.report.rows import Report, read_rows
+from perf.report.rows import Report, Row, read_rows
+from tests.support.engine import EOS, Bench
 from tests.worker.runner.test_cuda_runner import CallAgain, RefilledReference
+from tests.worker.service.conftest import byte_tokenizer, loaded_by
 from worker.attention.choice import Choice
+from worker.engine.engine import Engine, EngineConfig
+from worker.runner.device_probe import DeviceProbe
+from worker.runner.simulated_device import SimulatedDevice
+from worker.runner.synthetic import PacedRunner, StepCost
+from worker.runner.xid_watch import XidWatch
+from worker.settings import WorkerSettings
+from worker.text import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +40,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def one_child(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Only the first section gets a process of its own: each imports torch for seconds."""
+    """Only one section gets a process of its own: each imports torch for seconds."""
     started, threads = subprocess.run, torch.get_num_threads()
 
     def start(command: list[str], **rest: object) -> object:
@@ -133,6 +142,45 @@ def test_the_engine_section_with_recorded_decodes(
     assert not [row for row in rows.values() if row.value == "FAILED"], rows
     assert "% of the copy bandwidth" in rows["decode 4 x 40, device"].note
     assert rows["mixed load: all blocks and slots back"].value == "yes"
+
+
+def test_the_end_of_a_worker_is_noted_step_by_step(tmp_path: Path) -> None:
+    """As the last section does on a GPU, over a simulated device."""
+    bench = Bench(blocks=4 * 4000, context_tokens=8000, max_running=4)
+    device = SimulatedDevice(tmp_path / "fault")
+    runner = PacedRunner([7], StepCost(0.02), device=device)
+    engine = Engine(bench.scheduler, runner, EngineConfig([EOS]))
+    loaded = loaded_by(Tokenizer(byte_tokenizer(), {}, ""), engine)
+    watch = XidWatch(device.next_xid, DeviceProbe(device.answer))
+    gpu_lost.broken(
+        Report("lost", tmp_path / "rows", ends_at=1e18),
+        loaded,
+        WorkerSettings(model_path=Path("unused")),
+        [[1, 2]] * 4,
+        lambda: (tmp_path / "fault").write_text(f"lost {os.getpid()}"),
+        lambda: watch.fault,
+    )
+    device.release()
+    rows = {row.what.removeprefix("illegal access: "): row for row in read_rows(tmp_path / "rows")}
+    assert rows["jobs ended after"].note == "0 had ended before; {'instance_lost': 4}"
+    for what in ("out of service after", "jobs ended after", "the process would end after"):
+        assert rows[what].value != "NOT"
+    assert rows["it takes no new lane"].value == rows["its threads have ended"].value == "yes"
+
+
+def test_the_last_section_keeps_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: dict[str, float] = {}
+
+    def noted(name: str, *rest: float) -> tuple[list[Row], bool]:
+        left[name] = rest[-1]
+        return [], True
+
+    monkeypatch.setattr(gpu, "_section_in_child", noted)
+    budget = ["--budget-s", "1000", "--scratch", str(tmp_path)]
+    assert gpu.main([*budget, "--only", "tokens", "lost"]) == 0
+    assert left["tokens"] <= 1000 - gpu.SECTIONS["lost"] < left["lost"]
+    assert gpu.main([*budget, "--only", "tokens"]) == 0
+    assert left["tokens"] > 1000 - gpu.SECTIONS["lost"]
 
 
 def test_bytes_of_the_8b_shape() -> None:

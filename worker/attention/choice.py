@@ -184,7 +184,8 @@ def _time_us(call: Callable[[], object], device: torch.device) -> float:
         return median(_host_times_us(call))
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # A swap may load beside an engine that serves, whose thread uses the device meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
     graph.replay()
     return median(_device_us(graph.replay) for _ in range(_REPEATS))

@@ -34,10 +34,10 @@ class Tiling:
 
 
 _DECODES: Final = Tiling(lines=16, keys=64, warps=4, stages=2, at_once=5, least_tiles=2)
-"""16 lines are the fewest that the matrix units multiply. Chosen, as those below, among what
-``perf.engine.gpu`` tries in its section ``tilings`` on an H100."""
+"""16 lines are the fewest that the matrix units multiply. Chosen, as those below, as the fastest of
+several on an H100; ``perf.engine.occupancy`` says what they take of it."""
 _CHUNKS: Final = Tiling(lines=64, keys=64, warps=4, stages=2, at_once=2, least_tiles=16)
-_LARGE_CHUNKS: Final = Tiling(lines=128, keys=128, warps=8, stages=3, at_once=1, least_tiles=8)
+LARGE_CHUNKS: Final = Tiling(lines=128, keys=128, warps=8, stages=3, at_once=1, least_tiles=8)
 _LARGE_CHUNKS_BYTES: Final = 200 * 1024
 """Shared memory of a multiprocessor from which on they fit well."""
 _CPU_PROGRAMS: Final = 16
@@ -83,13 +83,13 @@ class TritonAttention:
             shared_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
         if chunks is None:
             is_large = shared_bytes >= _LARGE_CHUNKS_BYTES and not invariant
-            chunks = _LARGE_CHUNKS if is_large else _CHUNKS
+            chunks = LARGE_CHUNKS if is_large else _CHUNKS
         self._chunks = self._fitted(chunks)
         self._decodes = self._chunks if invariant else self._fitted(decodes)
 
     def _fitted(self, tiling: Tiling) -> Tiling:
-        """``tiling`` for the pool's numbers, so that nothing spills (by ptxas), and with lines for
-        all heads that share a KV head."""
+        """``tiling`` for the pool's numbers, so that those with the largest tiles do not spill (by
+        ptxas), and with lines for all heads that share a KV head."""
         if self._exact:  # float32 has no matrix units
             tiling = replace(tiling, lines=min(tiling.lines, 32), keys=16, warps=8, stages=2)
         elif self._padded_dim >= 256:

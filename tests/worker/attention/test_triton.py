@@ -87,9 +87,34 @@ def test_keys_split_over_programs(seed: int) -> None:
         assert error_of(backend, layer, case.trial, expected) < TOLERANCE[torch.float32], str(case)
 
 
+SHARED = {1: 64, 2: 16, 5: 32, 8: 48, 16: 16}
+"""Tokens of a block by query heads per KV head."""
+
+
+@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+def test_decodes_and_chunks_of_uneven_lengths(dim: int, shared: int) -> None:
+    """In one step, with heads and blocks of every size that models have."""
+    contexts, chunks, page = [1, 75, 20], [(5, 5), (3, 70)], SHARED[shared]
+    for dtype in TYPES:
+        pool = KVPool(
+            layers=1,
+            blocks=sum(-(-keys // page) for keys in (1, 75, 20, 5, 70)),
+            block_tokens=page,
+            kv_heads=1,
+            head_dim=dim,
+            dtype=dtype,
+            device=DEVICE,
+        )
+        pool.data.normal_(generator=torch.Generator(DEVICE).manual_seed(shared))
+        trial = make_trial(pool, shared, contexts, chunks, np.random.default_rng(dim))
+        expected = exact(pool, 0, trial, 0)
+        assert error_of(TritonAttention(pool, shared), 0, trial, expected) < TOLERANCE[dtype]
+
+
 HEAD_SHAPES = [(80, 16, 64), (96, 3, 32), (256, 5, 16), (64, 1, 16), (128, 8, 16)]
-"""Dimensions of a head, query heads per KV head, and tokens of a block. The last two, which fill
-their tiles, the interpreter sees among random shapes."""
+"""Dimensions of a head, query heads per KV head, and tokens of a block. The last two fill their
+tiles, and are left to a GPU: the interpreter takes more than a second for each."""
 
 
 @pytest.mark.parametrize(("dim", "shared", "page"), HEAD_SHAPES[: 3 if INTERPRETED else None])

@@ -15,9 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch
 
-from tests.support.compile_kernels import Launch
-from worker.attention import KVPool
-from worker.attention.triton_backend import TritonAttention
+from perf.engine.occupancy import attention_launches, usage_of
 
 pytestmark = pytest.mark.slow
 
@@ -42,39 +40,18 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_decodes_and_chunks_compile(
     dtype: torch.dtype, shared: int, dim: int, capability: int
 ) -> None:
-    import numpy as np
-
-    from worker.attention.trial import make_trial
-
-    pool = KVPool(
-        layers=1,
-        blocks=80,
-        block_tokens=16,
-        kv_heads=2,
-        head_dim=dim,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
-    backend = TritonAttention(pool, 2 * shared, windows=(100,))
-    kernels = backend._kernels
-    launches = Launch(kernels.attend), Launch(kernels.combine), Launch(kernels.share_out)
-
-    class Recording:
-        attend, combine, share_out = launches
-
-    backend._kernels = Recording  # type: ignore[assignment]
-    # A split decode and a chunk; then decodes of lengths that only the device knows.
-    trial = make_trial(pool, 2 * shared, [600], [(20, 40)], np.random.default_rng(0))
-    backend.prepare(trial.batch).attend(0, trial.queries, trial.keys_values)
-    one = trial.batch.block_table[:1]
-    table, contexts = torch.from_numpy(one.astype(np.int32)), torch.ones(1, dtype=torch.int32)
-    fixed = backend.decode_step(torch.zeros(1, dtype=torch.int64), table, contexts, 600)
-    fixed.attend(0, trial.queries[:1], trial.keys_values[:1])
-    assert [len(launch.calls) for launch in launches] == [3, 2, 1]
-    for kernel in launches[0].compiled(capability):
-        assert kernel.metadata.shared <= SHARED_BYTES[capability]  # type: ignore[attr-defined]
+    launches, _ = attention_launches(dtype, dim, shared, is_large=capability == 90)
+    calls = {name: len(launch.calls) for name, launch in launches.items()}
+    assert calls == {"attend": 3, "combine": 2, "share_out": 1}
+    for kernel, spills in zip(launches["attend"].compiled(capability), (0, 64, 0), strict=True):
+        usage = usage_of(kernel, "attend", "")
+        assert usage.shared_bytes <= SHARED_BYTES[capability]
+        # The tiles of chunks take every register that there is, and a few more.
+        assert usage.spilled_bytes <= spills
         ptx = kernel.asm["ptx"]  # type: ignore[attr-defined]
         if dtype is not torch.float32:
             assert re.search(r"\bw?gmma|\bmma\.sync", ptx), "no matrix unit is used"
         assert re.search(r"cp\.async\.cg|ld\.global\S*v4", ptx), "keys are read in small pieces"
-    assert launches[1].compiled(capability) and launches[2].compiled(capability)
+    for name in ("combine", "share_out"):
+        for kernel in launches[name].compiled(capability):
+            assert usage_of(kernel, name, "").spilled_bytes == 0

@@ -1,0 +1,52 @@
+"""What is decided before vLLM is imported, which reads it then."""
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from worker.engines.vllm.library import _choose_sums
+from worker.settings import WorkerSettings
+
+SWITCH = "VLLM_BATCH_INVARIANT"
+EXACT, USUAL = (
+    WorkerSettings(model_path=Path("/m"), engine="vllm", device="cuda", deterministic=exact)
+    for exact in (True, False)
+)
+
+
+@pytest.fixture(autouse=True)
+def no_vllm_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.setenv(SWITCH, "0")
+
+
+def test_deterministic_mode_switches_vllms_own_on() -> None:
+    _choose_sums(EXACT)
+    assert os.environ[SWITCH] == "1"
+
+
+@pytest.mark.parametrize(("stated", "expected"), [("1", "1"), ("0", "0"), (None, "0")])
+def test_without_it_the_environment_decides(
+    stated: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if stated is None:
+        monkeypatch.delenv(SWITCH)
+    else:
+        monkeypatch.setenv(SWITCH, stated)
+    _choose_sums(USUAL)
+    assert os.environ[SWITCH] == expected
+
+
+def test_it_does_not_change_once_vllm_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A swap to a deterministic model, say: parts of vLLM have read the switch."""
+    _choose_sums(USUAL)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    _choose_sums(USUAL)
+    with pytest.raises(ValueError, match=r"DETERMINISTIC cannot change in a .* another instance"):
+        _choose_sums(EXACT)
+    assert os.environ[SWITCH] == "0"
+    monkeypatch.setenv(SWITCH, "1")
+    _choose_sums(EXACT)
