@@ -191,17 +191,22 @@ class MethodNotAllowed(NotFound):
 
 
 class DeadlineExceeded(TidegateError, TimeoutError):
-    """The client's deadline is past: nothing that is still to come could be of use (DL-5).
+    """The client's deadline is past, or too near for what is left to do (DL-3, DL-5).
 
-    ``part`` is what of the answer had that deadline, empty for the whole of it (DL-14).
+    ``exceeded_by_ms`` is None where it is not past yet. ``part`` is what of the answer had that
+    deadline, empty for the whole of it (DL-14).
     """
 
     status = 504
     code = Code.DEADLINE_EXCEEDED
 
-    def __init__(self, message: str, *, exceeded_by_ms: float, part: str = "") -> None:
-        self.exceeded_by_ms = round(max(0.0, exceeded_by_ms), 3)
-        details: dict[str, Detail] = {"exceeded_by_ms": self.exceeded_by_ms}
+    def __init__(
+        self, message: str, *, exceeded_by_ms: float | None = None, part: str = ""
+    ) -> None:
+        self.exceeded_by_ms: float | None = None
+        details: dict[str, Detail] = {}
+        if exceeded_by_ms is not None:
+            details["exceeded_by_ms"] = self.exceeded_by_ms = round(max(0.0, exceeded_by_ms), 3)
         super().__init__(message, details=details | {"part": part} if part else details)
 
     @classmethod
@@ -227,7 +232,7 @@ class DeadlineInfeasible(DeadlineExceeded):
         earliest_feasible_unix_ms: int,
         binding_constraint: str,
     ) -> None:
-        super().__init__(message, exceeded_by_ms=0.0)
+        super().__init__(message)
         self.details = {
             "predicted_finish_ms": round(predicted_finish_ms, 1),
             "earliest_feasible_deadline": earliest_feasible_unix_ms,

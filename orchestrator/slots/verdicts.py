@@ -57,7 +57,7 @@ def judged(slot: Slot, code: Code | None, message: str, now: float) -> Ending:
         case Code.DEADLINE_EXCEEDED:
             if slot.deadline.left_ms(now) < 0:
                 return overdue(slot, now)
-            error = DeadlineExceeded(message, exceeded_by_ms=0.0)
+            error = DeadlineExceeded(message)
             if not slot.marks.started:
                 return refused(error)
             return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)

@@ -87,8 +87,7 @@ class Deadline:
             )
         if left <= floor_ms:
             raise DeadlineExceeded(
-                f"{left:.1f} ms remain until the deadline; more than {floor_ms:g} ms are needed",
-                exceeded_by_ms=0.0,
+                f"{left:.1f} ms remain until the deadline; more than {floor_ms:g} ms are needed"
             )
 
 
@@ -123,7 +122,7 @@ class Parts:
             raise DeadlineExceeded(
                 f"{max(0.0, left_ms):.1f} ms remain until the first token's deadline; "
                 f"more than {floor_ms:g} ms are needed",
-                exceeded_by_ms=-left_ms,
+                exceeded_by_ms=-left_ms if left_ms <= 0 else None,
                 part=Part.FIRST_TOKEN,
             )
 

@@ -124,7 +124,7 @@ def _out_of_time(task: Task, end: End, now: float) -> Ending:
     if left_ms < 0 or _takes_part(task):
         return overdue(task, now)
     message = end.message or f"{left_ms:.0f} ms until the deadline are too little for what is left"
-    error = DeadlineExceeded(message, exceeded_by_ms=0.0)
+    error = DeadlineExceeded(message)
     if not task.completion_tokens:
         return refused(error)
     return Ending(Outcome.MISSED, FinishReason.DEADLINE, error)

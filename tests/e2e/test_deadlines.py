@@ -35,7 +35,7 @@ def outcomes(stack: Stack) -> dict[Outcome, float]:
         {"X-Deadline": "2020-01-01T00:00:00Z"},
         {"X-Deadline": "1577836800000"},
         {"X-Timeout-Ms": "5"},
-        {"grpc-timeout": "1m"},
+        {"grpc-timeout": "1n"},
     ],
 )
 async def test_dl1_a_deadline_that_is_past_is_refused(
@@ -46,7 +46,8 @@ async def test_dl1_a_deadline_that_is_past_is_refused(
         async with http.post(path, json=LONG, headers=headers) as response:
             assert response.status == 504, await response.text()
             assert response.headers["x-should-retry"] == "false"
-            assert "X-Deadline-Exceeded-By-Ms" in response.headers
+            is_past = headers != {"X-Timeout-Ms": "5"}
+            assert ("X-Deadline-Exceeded-By-Ms" in response.headers) is is_past
             assert "deadline_exceeded" in await response.text()
 
 
@@ -119,9 +120,7 @@ async def test_dl3_certain_work_that_no_longer_fits_stops_at_once(
         assert response.status == 200
     async with http.post("/v1/completions", json=LONG | {"deadline_ms": 5000}) as response:
         assert response.status == 504
-        # Stopped by its worker it has 0; refused on arrival it has none.
-        exceeded_ms = float(response.headers.get("X-Deadline-Exceeded-By-Ms", "0"))
-        assert exceeded_ms == 0, "it was waited for"
+        assert "X-Deadline-Exceeded-By-Ms" not in response.headers, "it was waited for"
 
 
 async def test_dl6_partial_ends_cleanly_before_the_deadline(http: aiohttp.ClientSession) -> None:

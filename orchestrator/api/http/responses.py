@@ -15,7 +15,6 @@ from orchestrator.api.http.context import (
 from orchestrator.api.http.ignored import IGNORED_HEADER, header_of
 from orchestrator.errors import (
     DeadlineExceeded,
-    DeadlineInfeasible,
     MethodNotAllowed,
     TidegateError,
     Unauthenticated,
@@ -62,7 +61,7 @@ def error_headers(error: TidegateError) -> dict[str, str]:
     if isinstance(error, Unavailable) and error.retryable:
         headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
         headers["retry-after-ms"] = str(error.retry_after_ms)
-    elif isinstance(error, DeadlineExceeded) and not isinstance(error, DeadlineInfeasible):
+    elif isinstance(error, DeadlineExceeded) and error.exceeded_by_ms is not None:
         headers["X-Deadline-Exceeded-By-Ms"] = f"{error.exceeded_by_ms:.3f}"
     elif isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"

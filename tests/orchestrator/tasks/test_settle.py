@@ -111,8 +111,13 @@ def test_dl10_the_outcome_of_every_ending(
     assert (verdict.error.status if verdict.error else None) == status
     if status == 504:
         assert verdict.error is not None
-        exceeded = float(error_headers(verdict.error)["X-Deadline-Exceeded-By-Ms"])
-        assert exceeded == pytest.approx(500 if late else 0)
+        exceeded = error_headers(verdict.error).get("X-Deadline-Exceeded-By-Ms")
+        if late:
+            assert exceeded is not None and float(exceeded) == pytest.approx(500)
+        else:
+            # A worker's word that the deadline is past counts, whatever this clock says; what it
+            # gave up before that has exceeded nothing.
+            assert exceeded == ("0.000" if code is None else None)
         assert error_headers(verdict.error)["x-should-retry"] == "false"
 
 
