@@ -37,7 +37,7 @@ def resolve_model(text: str, home: Path) -> Path:
         return path.resolve()
     if path.is_file():
         raise ModelNotFound(
-            f"{text} is a file, but not a GGUF model: give a .gguf file, or the folder of a checkpoint"
+            f"{text} is a file, but not a GGUF model: give a .gguf file or a checkpoint's folder"
         )
     raise ModelNotFound(
         f"there is no model {text!r}: it is neither a folder nor a .gguf file, nor registered on"
