@@ -1,14 +1,16 @@
-"""A slice of ``make chaos`` (OR-5, OR-14, OR-23): an orchestrator is killed under load, and its
-clients are back before its lanes are."""
+"""Slices of ``make chaos`` (OR-5, OR-14, OR-17, OR-23): an orchestrator is killed under load, and
+its clients are back before its lanes are; so is one of each kind of process of a fleet."""
 
 import pytest
 
-from perf.chaos import checks
+from perf.chaos import checks, fleet
 from perf.chaos.__main__ import play
 from perf.chaos.clients import KINDS, Ledger
-from perf.chaos.faults import kills
+from perf.chaos.faults import kills, triton_kills
 from perf.chaos.gates import Gate
 from perf.chaos.world import World, orchestrating
+from perf.stack.stack import StackSpec
+from perf.stack.store import store_program
 from tests.e2e.conftest import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -35,3 +37,24 @@ async def test_every_request_is_accounted_for_though_an_orchestrator_dies(paced:
     assert facts.outcomes == {"met": len(ledger.durable_ids)}
     assert len(rows) == 1
     assert {kind for counts in ledger.outcomes.values() for kind, _ in counts} == set(KINDS)
+
+
+async def test_or17_a_fleet_ends_each_durable_task_once_whoever_is_killed() -> None:
+    """Three orchestrators, two Tritons, a store: one of each is killed."""
+    program = store_program()
+    if program is None:
+        pytest.skip("needs redis-server or valkey-server (Debian: apt install redis-server)")
+    ledger = Ledger()
+    async with fleet.running(StackSpec("synthetic-paced", step_ms=10.0), program) as running:
+        plan = [
+            fleet.faults_of(running, 0)[0],
+            triton_kills(1)[0],
+            fleet.store_faults(running)[0],
+        ]
+        rows = await play(
+            running.world, plan, ledger, seed=1, per_kind=1, roams=True, settle=fleet.settled
+        )
+        stored = await fleet.judge_store(running.store, ledger)
+    assert ledger.faults == []
+    assert len(rows) == 3
+    assert stored["tasks"] > 0 and stored["open"] == stored["unknown"] == 0
