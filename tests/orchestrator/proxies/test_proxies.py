@@ -196,6 +196,8 @@ def is_lost(answer: Exchange, kind: Kind) -> bool:
     if answer.reset is not None:
         # HAProxy asks clients of HTTP/2 to send again what it got no answer to.
         assert kind is HAPROXY and answer.reset is ErrorCodes.REFUSED_STREAM
+    if kind is ENVOY:  # whose 503 is of its own kind, and no word of Tidegate's
+        return answer.status == 503 and answer.body.startswith(b"upstream connect error")
     return answer.reset is not None or answer.status == 502
 
 
