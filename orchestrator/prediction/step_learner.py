@@ -1,13 +1,8 @@
 """Learns what an instance's steps take, from its statistics and from jobs that finished on it.
 
-``StepLearner`` fits the model's coefficients to the differences between a worker's totals with an
-extended Kalman filter over their logarithms (Haykin, *Adaptive Filter Theory*, ch. 14; Anderson and
-Moore, *Optimal Filtering*, 8.2). What drifts is nearly always the machine's speed, by which all
-three move alike; what a base is beside a row and a prompt's token hardly changes. So the filter's
-drift has two parts, and a step that took longer is the machine's doing unless others with more or
-fewer rows say otherwise. How noisy steps are is learnt, too: a filter that trusts noise takes it
-for the shape, by which it is decided how many rows run. The ratios of finished jobs' actual to
-predicted times are kept in a window.
+``StepLearner`` fits the model's coefficients to the differences between a worker's totals by two
+filters (``step_filter``), of which it believes whichever foretells them better. The ratios of
+finished jobs' actual to predicted times are kept in a window.
 
 Orchestrators in front of one instance see the same statistics, so what they know of its steps is
 not added up: a new one begins with what another has learnt from more of them (``StepsLearnt``).
@@ -21,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.prediction.quantiles import Quantiles
+from orchestrator.prediction.step_filter import CalmFilter, NoisyFilter, StepFilter
 from orchestrator.prediction.step_model import MIN_SHARE, Load, StepModel, Work
 from worker.protocol import WorkerStats
 
@@ -30,24 +26,6 @@ LEARNT_STEPS = 64
 """Steps before the fastest of them bounds anything: ignorance refuses nobody. A time that beats
 what would have been certain begins the count anew: the machine was busy until then."""
 
-_OUTLIER = math.log(1.5)
-_JUMP_AFTER = 2
-_FIRST_VARIANCE = 2.0
-"""Variance of each coefficient's logarithm while nothing is known but the guess."""
-_SPEED_DRIFT = 0.04**2
-"""Variance by which the machine's speed drifts from window to window, as a logarithm."""
-_SHAPE_DRIFT = 0.002**2
-"""Variance by which each coefficient drifts beside the others. In a simulation of steps that
-scatter by 20 to 30 %, with stalls and a speed that changes, the ratio of steps with 16 rows to
-those with 64 stayed within 0.37 and 0.52 (5 % to 95 %) where it was 0.44. A filter without the two
-parts, of a fixed noise, said anything from 0.25 to 1."""
-_JUMP_VARIANCE = 0.1
-"""Variance of the speed after a jump."""
-_FIRST_NOISE, _MIN_NOISE = 0.3**2, 0.05**2
-"""Variance of a window's time around what is predicted, as a logarithm."""
-_NOISE_SMOOTHING = 1 / 32
-_MAX_MOVE = 3.0
-"""Most that a window moves a coefficient's logarithm."""
 _MAX_RATIO = math.log(10.0)
 _SMOOTHING = 0.2
 _RATE_MS = 100.0
@@ -69,8 +47,7 @@ class StepsLearnt(msgspec.Struct, frozen=True, array_like=True):
 
     windows: int
     coefficients: tuple[float, float, float]
-    covariance: tuple[tuple[float, float, float], ...]
-    noise: float
+    variances: tuple[float, float, float]
     prompts_per_step: float
     fastest_ms: float
     bound_steps: int
@@ -87,19 +64,17 @@ class StepLearner:
         """``first_guess_ms`` is a step of one row; what the worker did before replaces it."""
         self._slots = max(1, slots)
         self._step_tokens = max(1, step_tokens)
-        self._coefficients = [
+        guess = (
             0.7 * first_guess_ms,
             0.3 * first_guess_ms / self._slots,
             first_guess_ms / self._step_tokens,
-        ]
-        self._covariance = [[_FIRST_VARIANCE * (i == j) for j in range(3)] for i in range(3)]
-        """Covariance of the coefficients' logarithms."""
-        self._noise = _FIRST_NOISE
+        )
+        self._filters: list[StepFilter] = [NoisyFilter(guess), CalmFilter(guess)]
+        self._best = self._filters[0]
         self._last: _Totals | None = None
         self._last_step_ms = 0.0
         self._prompts_per_step = 0.0
         self._fitted = False
-        self._odd = 0
         self.windows = 0
         """Number of windows of steps that were fitted."""
         self._epoch = 0
@@ -130,7 +105,7 @@ class StepLearner:
         """The step model as learnt so far."""
         if self._model is None:
             known = self._bound_steps >= LEARNT_STEPS
-            base, row, prompt = self._coefficients
+            base, row, prompt = self._best.coefficients
             self._model = StepModel(
                 slots=self._slots,
                 step_tokens=self._step_tokens,
@@ -151,7 +126,8 @@ class StepLearner:
     def _bound_ms(self) -> float:
         """The least time per token, in ms, once enough was seen."""
         # An instance that was never idle has not shown how fast it is alone: the fit tells it.
-        return min(self._fastest_ms, self._coefficients[0] + self._coefficients[1])
+        base, row, _ = self._best.coefficients
+        return min(self._fastest_ms, base + row)
 
     def observe(self, stats: WorkerStats) -> None:
         """Take in a worker's statistics; statistics without new steps change nothing."""
@@ -221,12 +197,10 @@ class StepLearner:
 
     def learnt(self) -> StepsLearnt:
         """What is known, for another orchestrator."""
-        first, second, third = self._covariance
         return StepsLearnt(
             windows=self.windows,
-            coefficients=_three(self._coefficients),
-            covariance=(_three(first), _three(second), _three(third)),
-            noise=self._noise,
+            coefficients=_three(self._best.coefficients),
+            variances=_three(self._best.variances),
             prompts_per_step=self._prompts_per_step,
             fastest_ms=self._fastest_ms,
             bound_steps=self._bound_steps,
@@ -240,8 +214,8 @@ class StepLearner:
         """Know what another orchestrator has learnt of the same instance, instead of what little
         was learnt here."""
         self.windows = known.windows
-        self._coefficients, self._noise = list(known.coefficients), known.noise
-        self._covariance = [list(row) for row in known.covariance]
+        for each in self._filters:
+            each.begin_with(known.coefficients, known.variances)
         self._prompts_per_step = known.prompts_per_step
         self._fastest_ms = min(self._fastest_ms, known.fastest_ms)
         self._bound_steps, self._steps_at_pace = known.bound_steps, known.steps_at_pace
@@ -249,74 +223,34 @@ class StepLearner:
         if known.ratios:
             self._ratios = Quantiles(known.ratios)
             self._jobs = min(known.jobs, self._ratios.count)
-        self._fitted, self._odd = True, 0
+        self._fitted = True
         self._epoch += 1  # jobs under way were predicted by what is gone
         self._model = None
 
     def _guess_from(self, features: list[float], step_ms: float) -> None:
         """Rescale the guess to the average step time before anybody listened."""
-        predicted = sum(c * x for c, x in zip(self._coefficients, features, strict=True))
-        self._speed_up(step_ms / predicted)
+        self._speed_up(features, step_ms)
         self._model = None
 
-    def _speed_up(self, ratio: float) -> None:
-        """Take all steps to take ``ratio`` times as long."""
-        self._coefficients = [c * ratio for c in self._coefficients]
+    def _speed_up(self, features: list[float], step_ms: float) -> None:
+        """Have all filters take up the speed that a window shows, with the shape as it is."""
+        for each in self._filters:
+            each.speed_up(step_ms / each.predicted(features))
 
     def _fit(self, features: list[float], step_ms: float) -> None:
-        """Do one step of the filter; what counts is the error as a share of the whole step."""
+        """Have the filters take in a window, and believe the one that foretells them better."""
         self._model = None
         self.windows += 1
-        parts = [c * x for c, x in zip(self._coefficients, features, strict=True)]
-        predicted = sum(parts)
-        ratio = step_ms / predicted
         if not self._fitted:
             self._fitted = True
-            self._speed_up(ratio)
+            self._speed_up(features, step_ms)
             return
-        shares = [part / predicted for part in parts]
-        weighed, unsure = self._drift(shares)
-        surprise = math.log(ratio)
-        total = self._noise + unsure
-        spread = 3 * math.sqrt(total)
-        # A surprise says the less of the noise the less was known.
-        seen = max(min(abs(surprise), spread) ** 2 - unsure, 0.0)
-        self._noise += _NOISE_SMOOTHING * self._noise / total * (seen - self._noise)
-        self._noise = max(self._noise, _MIN_NOISE)
-        if abs(surprise) > max(_OUTLIER, spread):
-            # One odd window may be a stall of the machine; two in a row are a new speed.
-            self._odd = max(1, self._odd + 1) if surprise > 0 else min(-1, self._odd - 1)
-            if abs(self._odd) >= _JUMP_AFTER:
-                self._jump(ratio)
-            return
-        self._odd = 0
-        for i in range(3):
-            move = weighed[i] / total * surprise
-            self._coefficients[i] *= math.exp(min(max(move, -_MAX_MOVE), _MAX_MOVE))
-            for j in range(3):
-                self._covariance[i][j] -= weighed[i] * weighed[j] / total
-
-    def _drift(self, shares: Sequence[float]) -> tuple[list[float], float]:
-        """Let a window pass. Returns the covariance of each coefficient with a step that consists
-        of these ``shares``, and the variance of what is predicted for that."""
-        covariance = self._covariance
-        for i in range(3):
-            for j in range(3):
-                covariance[i][j] += _SPEED_DRIFT
-            covariance[i][i] += _SHAPE_DRIFT
-        weighed = [sum(covariance[i][j] * shares[j] for j in range(3)) for i in range(3)]
-        return weighed, sum(weighed[i] * shares[i] for i in range(3))
-
-    def _jump(self, ratio: float) -> None:
-        """Take up a new speed; the shape is kept."""
-        self._speed_up(ratio)
-        for i in range(3):
-            for j in range(3):
-                self._covariance[i][j] += _JUMP_VARIANCE
-        self._odd = 0
-        self._epoch += 1
-        self._steps_at_pace = 0
-        self._rates.clear()
+        jumped = [each for each in self._filters if each.fit(features, step_ms)]
+        self._best = max(self._filters, key=lambda each: each.score)
+        if self._best in jumped:
+            self._epoch += 1
+            self._steps_at_pace = 0
+            self._rates.clear()
 
 
 def _three(values: Sequence[float]) -> tuple[float, float, float]:

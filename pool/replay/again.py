@@ -398,12 +398,7 @@ def _learnt(pace: StepModel) -> StepsLearnt:
     return StepsLearnt(
         windows=_LEARNT_WINDOWS,
         coefficients=(pace.base_ms, pace.row_ms, pace.prompt_token_ms),
-        covariance=(
-            (_LEARNT_VARIANCE, 0.0, 0.0),
-            (0.0, _LEARNT_VARIANCE, 0.0),
-            (0.0, 0.0, _LEARNT_VARIANCE),
-        ),
-        noise=0.05**2,
+        variances=(_LEARNT_VARIANCE, _LEARNT_VARIANCE, _LEARNT_VARIANCE),
         prompts_per_step=pace.prompt_tokens_per_step,
         fastest_ms=pace.fastest_ms if pace.known else math.inf,
         bound_steps=LEARNT_STEPS if pace.known else 0,
