@@ -10,6 +10,7 @@ from worker.engines.vllm.adapters import load_adapters
 from worker.engines.vllm.backend import CoreParts
 from worker.engines.vllm.grammar import end_mask
 from worker.engines.vllm.images import VisionReader
+from worker.engines.vllm.library import let_llvmlite_be_scanned
 from worker.engines.vllm.prefix_cache import PrefixReports, block_hasher
 from worker.errors import BrokenCheckpoint
 from worker.log import model_log
@@ -94,6 +95,7 @@ def start_core(
     from vllm.v1.executor import Executor
 
     has_failed = threading.Event()
+    let_llvmlite_be_scanned()
     try:
         core = EngineCore(
             config,

@@ -99,6 +99,27 @@ def _choose_sums(settings: WorkerSettings) -> None:
     os.environ[_INVARIANT] = wanted
 
 
+def let_llvmlite_be_scanned() -> None:
+    """Have llvmlite's library say that it has no ``__dict__``, as is true.
+
+    vLLM 0.32 looks at every object of every module for kernels to replace on the CPU, and llvmlite's
+    wrapper gives a function for any name that it is asked for. So vLLM would not start in a process
+    that has used numba: one whose model was our own engine's, before a swap.
+    """
+    module = sys.modules.get("llvmlite.binding.ffi")
+    if module is None or not hasattr(module.lib, "__dict__"):
+        return
+    kind = type(module.lib)
+    find = kind.__getattr__
+
+    def find_but_no_dict(self: object, name: str) -> object:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return find(self, name)
+
+    kind.__getattr__ = find_but_no_dict
+
+
 def _check_gpus(count: int) -> None:
     """Raise ``DeviceUnavailable`` unless this process sees ``count`` GPUs. It opens none of them:
     each is for a process of its own, and a context here would only take memory."""

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from worker.engines.vllm.library import _choose_sums
+from worker.engines.vllm.library import _choose_sums, let_llvmlite_be_scanned
 from worker.settings import WorkerSettings
 
 SWITCH = "VLLM_BATCH_INVARIANT"
@@ -50,3 +50,12 @@ def test_it_does_not_change_once_vllm_was_imported(monkeypatch: pytest.MonkeyPat
     assert os.environ[SWITCH] == "0"
     monkeypatch.setenv(SWITCH, "1")
     _choose_sums(EXACT)
+
+
+def test_what_finds_a_function_by_any_name_is_left_out_of_vllms_scan() -> None:
+    """vLLM asks every object of every module for its ``__dict__``, and takes what it gets for one."""
+    ffi = pytest.importorskip("llvmlite.binding.ffi")
+    for _ in range(2):
+        let_llvmlite_be_scanned()
+        assert not hasattr(ffi.lib, "__dict__")
+    assert callable(ffi.lib.LLVMPY_GetVersionInfo)
