@@ -30,8 +30,8 @@ CAPABILITY: Final = 90
 _REGISTERS, _OF_A_WARP, _WARPS_APART = 65_536, 256, 4
 _SHARED_BYTES, _RESERVED_BYTES = 228 * 1024, 1024
 _WARPS, _PROGRAMS = 64, 32
-"""Of a multiprocessor of compute capability 9.0: registers, given out in units of so many to a warp
-and of so many warps; shared memory, and what of it each program takes besides; most warps and
+"""What a multiprocessor of compute capability 9.0 has: registers, given out in units of so many to a
+warp and of so many warps; shared memory, and what of it each program takes besides; most warps and
 programs (CUDA's programming guide and occupancy calculator)."""
 HEADS: Final = ((64, 4), (80, 1), (96, 3), (128, 4), (128, 8), (256, 2))
 """Dimensions of a head, and query heads that share a KV head."""
