@@ -30,15 +30,15 @@ CAPABILITY: Final = 90
 _REGISTERS, _OF_A_WARP, _WARPS_APART = 65_536, 256, 4
 _SHARED_BYTES, _RESERVED_BYTES = 228 * 1024, 1024
 _WARPS, _PROGRAMS = 64, 32
-"""What a multiprocessor of compute capability 9.0 has: registers, given out in units of so many to a
-warp and of so many warps; shared memory, and what of it each program takes besides; most warps and
-programs (CUDA's programming guide and occupancy calculator)."""
+"""What a multiprocessor of compute capability 9.0 has: registers, given out in units of so many to
+a warp and of so many warps; shared memory, and what of it each program takes besides; most warps
+and programs (CUDA's programming guide and occupancy calculator)."""
 HEADS: Final = ((64, 4), (80, 1), (96, 3), (128, 4), (128, 8), (256, 2))
 """Dimensions of a head, and query heads that share a KV head."""
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class KernelUsage:
     """What a program of a kernel takes. ``aimed`` are the programs at once that its tiling counts
     on; 0: none."""
 
@@ -59,8 +59,8 @@ class Usage:
         return min(warps // self.warps, by_memory, _WARPS // self.warps, _PROGRAMS)
 
 
-def usage_of(kernel: Any, name: str, case: str, aimed: int = 0) -> Usage:
-    """Usage of a kernel that triton has compiled."""
+def usage_of(kernel: Any, name: str, case: str, aimed: int = 0) -> KernelUsage:
+    """What is taken by a kernel that triton has compiled."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -71,7 +71,7 @@ def usage_of(kernel: Any, name: str, case: str, aimed: int = 0) -> Usage:
             [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     found = {what: int(count) for what, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
-    return Usage(
+    return KernelUsage(
         kernel=name,
         case=case,
         warps=kernel.metadata.num_warps,
@@ -115,8 +115,8 @@ def attention_launches(
     return launches, (backend._decodes.at_once, backend._chunks.at_once)
 
 
-def of_attention() -> Iterator[Usage]:
-    """Usage of attention's kernels, by head sizes."""
+def of_attention() -> Iterator[KernelUsage]:
+    """What is taken by attention's kernels, by head sizes."""
     cases = [(torch.bfloat16, dim, shared) for dim, shared in HEADS]
     for dtype, dim, shared in [*cases, (torch.float32, 128, 4)]:
         launches, (decodes, chunks) = attention_launches(dtype, dim, shared)
@@ -129,8 +129,8 @@ def of_attention() -> Iterator[Usage]:
                 yield usage_of(launches[name].compiled(CAPABILITY)[-1], name, case)
 
 
-def of_others() -> Iterator[Usage]:
-    """Usage of the other kernels, in the shape of Llama 3.1 8B."""
+def of_others() -> Iterator[KernelUsage]:
+    """What is taken by the other kernels, in the shape of Llama 3.1 8B."""
     from worker.models import fused, fused_kernels
     from worker.sampling import triton_draws
 
