@@ -30,9 +30,9 @@ CAPABILITY: Final = 90
 _REGISTERS, _OF_A_WARP, _WARPS_APART = 65_536, 256, 4
 _SHARED_BYTES, _RESERVED_BYTES = 228 * 1024, 1024
 _WARPS, _PROGRAMS = 64, 32
-"""A multiprocessor of compute capability 9.0: registers, given out in units of so many to a warp
-and of so many warps; shared memory, and what of it each program takes besides; most warps and
-programs (CUDA's programming guide and occupancy calculator)."""
+"""What a multiprocessor of compute capability 9.0 has: registers, given out in units of so many to
+a warp and of so many warps; shared memory, and what of it each program takes besides; most warps
+and programs (CUDA's programming guide and occupancy calculator)."""
 HEADS: Final = ((64, 4), (80, 1), (96, 3), (128, 4), (128, 8), (256, 2))
 """Dimensions of a head, and query heads that share a KV head."""
 
@@ -60,7 +60,7 @@ class KernelUsage:
 
 
 def usage_of(kernel: Any, name: str, case: str, aimed: int = 0) -> KernelUsage:
-    """Usage of a kernel that triton has compiled."""
+    """What is taken by a kernel that triton has compiled."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -116,7 +116,7 @@ def attention_launches(
 
 
 def of_attention() -> Iterator[KernelUsage]:
-    """Usage of attention's kernels, by head sizes."""
+    """What is taken by attention's kernels, by head sizes."""
     cases = [(torch.bfloat16, dim, shared) for dim, shared in HEADS]
     for dtype, dim, shared in [*cases, (torch.float32, 128, 4)]:
         launches, (decodes, chunks) = attention_launches(dtype, dim, shared)
@@ -130,7 +130,7 @@ def of_attention() -> Iterator[KernelUsage]:
 
 
 def of_others() -> Iterator[KernelUsage]:
-    """Usage of the other kernels, in the shape of Llama 3.1 8B."""
+    """What is taken by the other kernels, in the shape of Llama 3.1 8B."""
     from worker.models import fused, fused_kernels
     from worker.sampling import triton_draws
 

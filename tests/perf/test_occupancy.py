@@ -2,7 +2,7 @@
 
 import pytest
 
-from perf.engine.occupancy import Usage
+from perf.engine.occupancy import KernelUsage
 
 
 @pytest.mark.parametrize(
@@ -20,5 +20,5 @@ from perf.engine.occupancy import Usage
     ],
 )
 def test_programs_at_once(registers: int, warps: int, shared_kib: int, programs: int) -> None:
-    usage = Usage("attend", "", warps, registers, 0, shared_kib * 1024)
+    usage = KernelUsage("attend", "", warps, registers, 0, shared_kib * 1024)
     assert usage.programs == programs

@@ -102,9 +102,9 @@ def _choose_sums(settings: WorkerSettings) -> None:
 def let_llvmlite_be_scanned() -> None:
     """Have llvmlite's library say that it has no ``__dict__``, as is true.
 
-    vLLM 0.32 looks at every object of every module for kernels to replace on the CPU, and llvmlite's
-    wrapper gives a function for any name that it is asked for. So vLLM would not start in a process
-    that has used numba: one whose model was our own engine's, before a swap.
+    vLLM 0.32 looks at every object of every module for kernels to replace on the CPU, and
+    llvmlite's wrapper gives a function for any name that it is asked for. So vLLM would not start
+    in a process that has used numba: one whose model was our own engine's, before a swap.
     """
     module = sys.modules.get("llvmlite.binding.ffi")
     if module is None or not hasattr(module.lib, "__dict__"):

@@ -53,7 +53,7 @@ def test_it_does_not_change_once_vllm_was_imported(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_finds_a_function_by_any_name_is_left_out_of_vllms_scan() -> None:
-    """vLLM asks every object of every module for its ``__dict__``, and takes what it gets for one."""
+    """vLLM asks every object of every module for its ``__dict__``, and believes what it gets."""
     ffi = pytest.importorskip("llvmlite.binding.ffi")
     for _ in range(2):
         let_llvmlite_be_scanned()
