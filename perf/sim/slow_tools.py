@@ -1,9 +1,9 @@
 """Runs of calls whose tools are slow now and then, and what an agent can do about it.
 
-Load and instances are those of ``perf.sim.chains``: agents make up half of the work, and each of
-their calls states the run's deadline and how many calls are to come. A tool takes 0.2 s on average;
-one in ten, say, takes from 1 to 100 s instead (each order of magnitude is as likely), which a run's
-deadline does not allow for. The same runs at the same times, with each manner:
+Load and instances are the short runs of ``perf.sim.run_loads``: agents make up half of the work,
+and each of their calls states the run's deadline and how many calls are to come. A tool takes 0.2 s
+on average; one in ten, say, takes from 1 to 100 s instead (each order of magnitude is as likely),
+which a run's deadline does not allow for. The same runs at the same times, with each manner:
 
 - ``wait``      a tool takes as long as it takes
 - ``1s`` …      each tool has that long, whatever is left of the run
@@ -20,24 +20,15 @@ time, and whole if no tool's result was missing.
 import asyncio
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
 from perf.report.bundle import BenchResult
 from perf.report.command import begin, new_parser, result
-from perf.sim.__main__ import FLEET, capacity_per_s
 from perf.sim.arrivals import SimArrival
-from perf.sim.chains import (
-    SCENARIO,
-    AgentRun,
-    KeptRuns,
-    UseTool,
-    draw_load,
-    kept_figures,
-    measure,
-    wait_for_tool,
-)
+from perf.sim.chains import KeptRuns, UseTool, kept_figures, measure, wait_for_tool
+from perf.sim.run_loads import SHORT, AgentRun
 from tidegate import ToolTimeout, _clock, deadline, tool_deadline
 
 SLOW_S = (1.0, 100.0)
@@ -72,7 +63,7 @@ MANNERS: dict[str, UseTool] = {
 
 
 def with_slow_tools(
-    load: Iterator[AgentRun | SimArrival], slow_share: float, seed: int
+    load: Iterable[AgentRun | SimArrival], slow_share: float, seed: int
 ) -> Iterator[AgentRun | SimArrival]:
     """``load`` with ``slow_share`` (0 to 1) of its tools slow, and its deadlines as they were."""
     rng = random.Random(seed)
@@ -96,7 +87,9 @@ def measure_manner(
     """Simulate agents that all do as ``manner`` says."""
     # The client's clock is the simulation's.
     with patch.object(_clock, "now", lambda: asyncio.get_running_loop().time()):
-        return measure(load, "calls", FLEET, seed=seed, warm_s=warm_s, use_tool=MANNERS[manner])
+        return measure(
+            load, "calls", SHORT.fleet, seed=seed, warm_s=warm_s, use_tool=MANNERS[manner]
+        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -114,7 +107,6 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     recording = begin(parser, args, "perf.sim.slow_tools", *argv)
     results: list[BenchResult] = []
-    capacity = capacity_per_s(SCENARIO, FLEET, 1)
     print(
         f"{'load':>5} {'slow':>5} {'tools':8} {'runs kept':>16} {'whole':>6} {'× wait':>7}"
         f" {'others kept':>12}"
@@ -127,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
                 for manner in args.manners:
                     cells = []
                     for seed in range(args.seeds):
-                        drawn = draw_load(load * capacity, args.seconds, seed)
+                        drawn = SHORT.draw(SHORT.rates(load), args.seconds, seed)
                         runs = list(with_slow_tools(drawn, slow, seed))
                         cells.append(measure_manner(runs, manner, seed=seed))
                     found += kept_figures(f"{load:g}x.{100 * slow:g}.{manner}", manner, cells)

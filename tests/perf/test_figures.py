@@ -98,6 +98,7 @@ def test_pf9_what_is_old_is_marked(results: Path, brief: bool) -> None:
 def test_pf9_the_page_of_rules_shows_what_each_server_was_found_to_do(tmp_path: Path) -> None:
     findings = [{"rule": rule.id, "verdict": "pass", "said": "well"} for rule in RULES]
     findings[0] |= {"verdict": "fail", "said": "status 500"}
+    findings[1] |= {"verdict": "could not be measured", "said": "it stood still"}
     facts = {"created": "2026-01-02T03:04:05+00:00", "version": "0.1.0", "findings": findings}
     reports = {
         name: {"label": name.title(), "package_version": version} | facts
@@ -111,7 +112,8 @@ def test_pf9_the_page_of_rules_shows_what_each_server_was_found_to_do(tmp_path: 
         "| rule | Tidegate 1 | Other 2 |\n|---|---|---|\n| `errors.status` | fail | fail |\n"
     )
     assert "| on | 2026-01-02 | 2026-01-02 |\n| rules' version | 0.1.0 | 0.1.0 |\n\n" in shown
-    assert shown.endswith("- Other, `errors.status`: status 500.")
+    assert "- Other, `errors.status`: status 500.\n" in shown
+    assert shown.endswith("- Other, `errors.shape`: it stood still.")
 
 
 @pytest.mark.parametrize(
