@@ -138,9 +138,12 @@ class Figures:
         self._is_old = is_old
         self.used: list[str] = []
 
-    def has(self, bundle: str) -> bool:
-        """Whether a bundle was recorded."""
-        return (self._results / f"{bundle}.json").is_file()
+    def has(self, bundle: str, key: str = "") -> bool:
+        """Whether a bundle was recorded, with a figure of that key if one is named."""
+        path = self._results / f"{bundle}.json"
+        if not path.is_file():
+            return False
+        return not key or key in msgspec.convert(_decoded(path), Bundle).figures()
 
     def drawn(self, name: str) -> bool:
         """Whether a picture was drawn."""

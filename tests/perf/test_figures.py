@@ -131,6 +131,14 @@ def test_pf9_what_is_not_there_is_named(results: Path, call: str, named: str) ->
         rendered(block(f"{{{{ {call} }}}}"), results, lambda commit, command: False)
 
 
+def test_pf9_a_page_can_ask_what_was_recorded_and_drawn(results: Path) -> None:
+    asked = ("first", "a.ratio"), ("first", "b"), ("first",), ("none",)
+    calls = [f"has{each}".replace(",)", ")") for each in asked]
+    template = " ".join(f"{{{{ {call} }}}}" for call in [*calls, 'drawn("a.png")'])
+    shown = rendered(block(template), results, lambda commit, command: False)
+    assert "\nTrue False True False False\n" in shown
+
+
 def test_pf9_old_is_by_the_share_of_lines_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> list[str]:
         if arguments[0] == "grep":
