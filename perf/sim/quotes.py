@@ -183,8 +183,8 @@ def main(argv: Sequence[str]) -> int:
             console.print(results[-1].failed, style="red")
     recording.save(recording.bundle(results))
     if args.plot is not None:
-        found = {figure.key: figure for one in results for figure in one.figures}
-        plot.draw_reliability(diagram_of(found), args.plot)
+        measured = {figure.key: figure for one in results for figure in one.figures}
+        plot.draw_reliability(diagram_of(measured), args.plot)
     return 1 if any(one.failed for one in results) else 0
 
 

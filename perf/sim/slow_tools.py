@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
-from perf.report.bundle import BenchResult
+from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_parser, result
 from perf.sim.arrivals import SimArrival
 from perf.sim.chains import KeptRuns, UseTool, kept_figures, measure, wait_for_tool
@@ -115,19 +115,32 @@ def main(argv: Sequence[str]) -> int:
         for slow in args.slow:
             what = f"runs at {load:g} times the capacity, {slow:.0%} of the tools slow"
             with result(results, f"slow-tools-{load:g}x-{100 * slow:g}", what) as found:
-                waited = 0
-                for manner in args.manners:
-                    cells = []
-                    for seed in range(args.seeds):
-                        drawn = SHORT.draw(SHORT.rates(load), args.seconds, seed)
-                        runs = list(with_slow_tools(drawn, slow, seed))
-                        cells.append(measure_manner(runs, manner, seed=seed))
-                    found += kept_figures(f"{load:g}x.{100 * slow:g}.{manner}", manner, cells)
-                    kept = sum(one.runs_kept for one in cells)
-                    waited = kept if manner == "wait" else waited
-                    print(f"{load:5g} {slow:5.0%} {manner:8} {_row(cells, waited)}", flush=True)
+                found += measure_all(load, slow, args.manners, args.seconds, args.seeds)
     recording.save(recording.bundle(results))
     return 1 if any(one.failed for one in results) else 0
+
+
+def measure_all(
+    load: float, slow: float, manners: Sequence[str], seconds: float, seeds: int
+) -> list[Figure]:
+    """Figures of every manner at one load; prints a row for each."""
+    found: list[Figure] = []
+    waited, wait_shares = 0, list[float]()
+    for manner in manners:
+        cells = []
+        for seed in range(seeds):
+            drawn = SHORT.draw(SHORT.rates(load), seconds, seed)
+            cells.append(measure_manner([*with_slow_tools(drawn, slow, seed)], manner, seed=seed))
+        above, shares = f"{load:g}x.{100 * slow:g}.{manner}", [one.run_share for one in cells]
+        found += kept_figures(above, manner, cells)
+        if manner == "wait":
+            waited, wait_shares = sum(one.runs_kept for one in cells), shares
+        elif wait_shares and all(wait_shares):
+            times = [mine / theirs for mine, theirs in zip(shares, wait_shares, strict=True)]
+            label = f"{manner}: runs kept, times as many as with wait"
+            found.append(Figure.of(f"{above}.times", label, "", times, better="higher"))
+        print(f"{load:5g} {slow:5.0%} {manner:8} {_row(cells, waited)}", flush=True)
+    return found
 
 
 def _row(cells: Sequence[KeptRuns], waited: int) -> str:
