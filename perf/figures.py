@@ -145,9 +145,10 @@ class Figures:
             return False
         return not key or key in msgspec.convert(_decoded(path), Bundle).figures()
 
-    def drawn(self, name: str) -> bool:
-        """Whether a picture was drawn."""
-        return (self._results / name).is_file()
+    def picture(self, name: str, words: str) -> str:
+        """A picture for a page in ``docs``, with what it shows; nothing where it was not drawn."""
+        drawn = (self._results / name).is_file()
+        return f"![{words}](../{RESULTS}/{name})" if drawn else ""
 
     def fig(self, bundle: str, key: str, scale: float = 1.0) -> str:
         """Median and spread of a figure, without the unit: ``1.60 (1.10 … 1.72)``."""
@@ -293,7 +294,7 @@ def rendered(
 
     def block(match: re.Match[str]) -> str:
         figures = Figures(results, is_old)
-        names = ("has", "drawn", "fig", "mid", "best", "names", "rows", "found", "raw")
+        names = ("has", "picture", "fig", "mid", "best", "names", "rows", "found", "raw")
         template = environment.from_string(match["template"])
         body = template.render({name: getattr(figures, name) for name in names}).strip("\n")
         told = figures.bundles_in_brief() if brief else "\n".join(figures.bundles())

@@ -134,9 +134,11 @@ def test_pf9_what_is_not_there_is_named(results: Path, call: str, named: str) ->
 def test_pf9_a_page_can_ask_what_was_recorded_and_drawn(results: Path) -> None:
     asked = ("first", "a.ratio"), ("first", "b"), ("first",), ("none",)
     calls = [f"has{each}".replace(",)", ")") for each in asked]
-    template = " ".join(f"{{{{ {call} }}}}" for call in [*calls, 'drawn("a.png")'])
+    (results / "a.png").write_bytes(b"")
+    pictures = ['picture("a.png", "a curve")', 'picture("b.png", "none")']
+    template = " ".join(f"{{{{ {call} }}}}" for call in [*calls, *pictures])
     shown = rendered(block(template), results, lambda commit, command: False)
-    assert "\nTrue False True False False\n" in shown
+    assert "\nTrue False True False ![a curve](../perf/results/a.png) \n" in shown
 
 
 def test_pf9_old_is_by_the_share_of_lines_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
