@@ -82,7 +82,7 @@ class RunLoad:
     """Share (0 to 1) of the work that runs make up."""
     instructions: int = 0
     """Tokens that an agent's context begins with; 0 where contexts do not grow."""
-    seconds: float = 45.0
+    seconds: float = 30.0
     """Seconds of load after the first ``warm_s``, which do not count."""
     warm_s: float = 15.0
 
