@@ -51,6 +51,29 @@ MAX_CHANGED: Final = 0.05
 _PROSE_MAX: Final = 0.25
 """Share of changed lines from which on nobody asks whether all of it is docstrings."""
 _SERVICE: Final = ("catalog", "orchestrator", "pool")
+_SIM: Final = (
+    "orchestrator/admission",
+    "orchestrator/dispatch",
+    "orchestrator/fair_share.py",
+    "orchestrator/placement",
+    "orchestrator/prediction",
+    "orchestrator/queue",
+    "worker/scheduler",
+    "perf/sim/arrivals.py",
+    "perf/sim/campaign.py",
+    "perf/sim/scenes.py",
+    "perf/sim/simulate.py",
+    "perf/sim/rivals",
+    "pool/replay/lane.py",
+    "pool/replay/loop.py",
+    "pool/replay/service.py",
+    "pool/replay/worker.py",
+)
+_RUNS: Final = (
+    "orchestrator/tasks/run_lengths.py",
+    "orchestrator/tasks/runs.py",
+    "perf/sim/run_loads.py",
+)
 SOURCES: Final = {
     "perf.service": (*_SERVICE, "worker", "model_repository", "perf/service"),
     "perf.engine": ("worker", "perf/engine"),
@@ -63,20 +86,15 @@ SOURCES: Final = {
     ),
     "perf.goodput": (*_SERVICE, "worker", "perf/goodput"),
     "perf.peers": (*_SERVICE, "worker", "perf/peers"),
-    "perf.sim": (
-        "orchestrator/admission",
-        "orchestrator/dispatch",
-        "orchestrator/fair_share.py",
-        "orchestrator/placement",
-        "orchestrator/prediction",
-        "orchestrator/queue",
-        "worker/scheduler",
-        "perf/sim/*.py",
-        "perf/sim/rivals",
-        "pool/replay/lane.py",
-        "pool/replay/loop.py",
-        "pool/replay/service.py",
-        "pool/replay/worker.py",
+    "perf.sim": _SIM,
+    "perf.sim.chains": (*_SIM, *_RUNS, "perf/sim/chains.py"),
+    "perf.sim.slow_tools": (*_SIM, *_RUNS, "perf/sim/chains.py", "perf/sim/slow_tools.py"),
+    "perf.sim.quotes": (*_SIM, "perf/sim/quotes.py"),
+    "perf.sim.explained": (
+        *_SIM,
+        "orchestrator/recording",
+        "perf/sim/explained.py",
+        "pool/replay",
     ),
     "perf.sim.fleet": (
         "orchestrator/placement",
@@ -120,9 +138,17 @@ class Figures:
         self._is_old = is_old
         self.used: list[str] = []
 
-    def has(self, bundle: str) -> bool:
-        """Whether a bundle was recorded."""
-        return (self._results / f"{bundle}.json").is_file()
+    def has(self, bundle: str, key: str = "") -> bool:
+        """Whether a bundle was recorded, with a figure of that key if one is named."""
+        path = self._results / f"{bundle}.json"
+        if not path.is_file():
+            return False
+        return not key or key in msgspec.convert(_decoded(path), Bundle).figures()
+
+    def picture(self, name: str, words: str) -> str:
+        """A picture for a page in ``docs``, with what it shows; nothing where it was not drawn."""
+        drawn = (self._results / name).is_file()
+        return f"![{words}](../{RESULTS}/{name})" if drawn else ""
 
     def fig(self, bundle: str, key: str, scale: float = 1.0) -> str:
         """Median and spread of a figure, without the unit: ``1.60 (1.10 … 1.72)``."""
@@ -268,7 +294,7 @@ def rendered(
 
     def block(match: re.Match[str]) -> str:
         figures = Figures(results, is_old)
-        names = ("has", "fig", "mid", "best", "names", "rows", "found", "raw")
+        names = ("has", "picture", "fig", "mid", "best", "names", "rows", "found", "raw")
         template = environment.from_string(match["template"])
         body = template.render({name: getattr(figures, name) for name in names}).strip("\n")
         told = figures.bundles_in_brief() if brief else "\n".join(figures.bundles())

@@ -36,11 +36,16 @@ BROKEN: Final = {0.5: 0.5, 0.9: 0.1, 0.99: 0.005}
 for a client counts on that."""
 POINTS: Final = 9
 """Deadlines for which a quote states the chance."""
-_FIRST_STRETCH: Final = {0.5: 0.0, 0.9: 0.2, 0.99: 0.4}
-"""Logarithms of the factors by which the first reservations take longer than predicted: what a
-client counts on should not pay for what is not known yet."""
+_FIRST_STRETCH: Final = {0.5: 0.0, 0.9: 0.0, 0.99: 0.4}
+"""Logarithms of the factors by which the first reservations take longer than predicted, beyond what
+the prediction allows for others that may come: what a client counts on should not pay for what is
+not known yet."""
 _STRETCH_STEP: Final = 0.08
-_MIN_STRETCH, _MAX_STRETCH = math.log(0.5), math.log(8.0)
+_FIRST_STEPS: Final = 10.0
+"""How many times as long the first step is; later ones are shorter by the root of their number,
+down to ``_STRETCH_STEP`` (Angelopoulos, Barber and Bates 2024): a service that has just started is
+as far from what it will learn as it will ever be."""
+_MAX_STRETCH: Final = math.log(8.0)
 _PAUSE_S: Final = 0.1
 """Least seconds between two requests of which it is learnt whether their chance was right: one
 prediction takes a millisecond."""
@@ -162,9 +167,9 @@ class Quotes:
         least_ms = self._forecaster.capacity_of(task.model).min_start_ms
         found, latest_ms = [], 0.0
         for chance in BROKEN:
-            takes_ms = max(times_ms[min(len(times_ms) - 1, int(chance * len(times_ms)))], least_ms)
-            within_ms = (before_ms + takes_ms) * math.exp(self._stretch[chance]) + RESUBMIT_MS
-            latest_ms = max(latest_ms, within_ms)
+            takes_ms = times_ms[min(len(times_ms) - 1, int(chance * len(times_ms)))]
+            stretched_ms = (before_ms + takes_ms) * math.exp(self._stretch[chance])
+            latest_ms = max(latest_ms, max(stretched_ms, least_ms) + RESUBMIT_MS)
             found.append(ChanceBy(latest_ms, chance))
         return tuple(found)
 
@@ -198,8 +203,10 @@ class Quotes:
     def _used(self, chance: float, kept: bool) -> None:
         """Learn from a reservation that was used."""
         self.ended[chance, kept] += 1
-        stretch = self._stretch[chance] + _STRETCH_STEP * ((not kept) - BROKEN[chance])
-        self._stretch[chance] = min(max(stretch, _MIN_STRETCH), _MAX_STRETCH)
+        ended = self.ended[chance, True] + self.ended[chance, False]
+        step = _STRETCH_STEP * max(1.0, _FIRST_STEPS / math.sqrt(ended))
+        stretch = self._stretch[chance] + step * ((not kept) - BROKEN[chance])
+        self._stretch[chance] = min(max(stretch, -_MAX_STRETCH), _MAX_STRETCH)
 
 
 def _learn(of: Reliability, chance: float, task: Task) -> None:

@@ -57,6 +57,14 @@ class Address:
 
     port: int
     model: str = servers.MODEL
+    pid: int | None = None
+    """The process whose SIGTERM is the server's planned stop; None where it has no process of its
+    own."""
+
+    @property
+    def drain(self) -> tuple[str, ...]:
+        """Command that begins a planned stop, as a supervisor or a kubelet does it."""
+        return () if self.pid is None else ("sh", "-c", f"kill -TERM {self.pid}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ class Contender:
                 deadline=read_saying(self.deadline),
                 absolute=read_saying(self.absolute) if self.absolute else None,
                 partial=self.partial,
+                drain=address.drain,
             )
             return await examine(target, effort)
 
@@ -105,14 +114,14 @@ class Contender:
 async def _tidegate() -> AsyncIterator[Address]:
     spec = StackSpec(max_running=servers.SLOTS, model=DEMO_CHECKPOINT, model_name=servers.MODEL)
     async with running(spec) as stack:
-        yield Address(stack.port)
+        yield Address(stack.port, pid=stack.orchestrator.pid)
 
 
 @asynccontextmanager
 async def _vllm(*, install: bool) -> AsyncIterator[Address]:
     await VLLM.install(allowed=install)
     async with servers.vllm(DEMO_CHECKPOINT) as served:
-        yield Address(served.port)
+        yield Address(served.port, pid=next(iter(served.pids.values())))
 
 
 @asynccontextmanager
@@ -121,6 +130,7 @@ async def _llamacpp() -> AsyncIterator[Address]:
         engine = CONTESTANTS["llamacpp"]
         file = gguf_of_demo(engine, Path(folder))
         async with servers.llamacpp(engine, file) as port:
+            # It runs in a program of ours (perf.peers.llamacpp_server), which no signal drains.
             yield Address(port, file.name)
 
 
@@ -130,8 +140,8 @@ async def _litellm(*, install: bool) -> AsyncIterator[Address]:
     async with AsyncExitStack() as stack:
         behind = await stack.enter_async_context(_llamacpp())
         model = f"openai/{behind.model}"
-        port = await stack.enter_async_context(servers.litellm(behind.port, model))
-        yield Address(port, model)
+        proxy = await stack.enter_async_context(servers.litellm(behind.port, model))
+        yield Address(proxy.port, model, proxy.pid)
 
 
 def _version_of_llamacpp() -> str:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from catalog.errors import StartFailed
 from catalog.paths import state_dir
@@ -121,11 +121,17 @@ async def llamacpp(engine: Contestant, file: Path) -> AsyncIterator[int]:
         yield port
 
 
+class Proxy(NamedTuple):
+    """A proxy that runs: its port and its process id."""
+
+    port: int
+    pid: int
+
+
 @asynccontextmanager
-async def litellm(backend_port: int, model: str) -> AsyncIterator[int]:
-    """Start LiteLLM's proxy, which is installed, before a server at ``backend_port``; yields its
-    port. ``model`` names the kind of server, a slash and its model. Raises ``Skip`` where it does
-    not start."""
+async def litellm(backend_port: int, model: str) -> AsyncIterator[Proxy]:
+    """Start LiteLLM's proxy, which is installed, before a server at ``backend_port``. ``model``
+    names the kind of server, a slash and its model. Raises ``Skip`` where it does not start."""
     port = free_ports(1)[0]
     command = [str(LITELLM.home / "bin" / "litellm"), "--host", HOST, "--port", str(port)]
     command += ["--model", model, "--api_base", f"http://{HOST}:{backend_port}/v1"]
@@ -135,8 +141,8 @@ async def litellm(backend_port: int, model: str) -> AsyncIterator[int]:
         "LITELLM_TELEMETRY": "False",
     }
     path = "/health/liveliness"
-    async with _process(str(LITELLM), LITELLM.package, command, env, port, path=path):
-        yield port
+    async with _process(str(LITELLM), LITELLM.package, command, env, port, path=path) as pid:
+        yield Proxy(port, pid)
 
 
 @dataclass(frozen=True, slots=True)

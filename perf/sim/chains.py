@@ -1,23 +1,29 @@
 """Runs of several calls under one deadline, and what their clients may say of it.
 
 An agent makes some calls, one after the other, with a tool's time between them, and its user waits
-for the last: a planner two to four, a coder five to ten. Between agents come requests of other
-kinds. A run is kept when its last answer is there in time; one whose call failed is over. The same
-runs at the same times, with each manner:
+for the last. Between agents come requests of other kinds (``run_loads``). A run is kept when its
+last answer is there in time; one whose call failed is over. The same runs at the same times, with
+each manner of ours:
 
 - ``nothing``   every call states the run's deadline, and no more
 - ``learnt``    every call states the run's deadline and its session; the service learns how many
   calls are usually to come
-- ``split``     every call has a quarter of it to itself
+- ``split``     every call has an equal share of it to itself
 - ``rest``      every call has an equal share of what is left of it
 - ``calls``     every call states the run's deadline, and how many calls are still to come
 
-    python -m perf.sim.chains [--seconds 60] [--loads 0.6 0.9 1.2 1.6] [--seeds 3] [--json PATH]
+and before others' schedulers (``rivals``), where every call states the run's deadline and its
+client hangs up then: ``fifo``, ``jitserve``, and ``jitserve-stages`` with that paper's rule for
+requests of several stages.
+
+    python -m perf.sim.chains [--runs short long] [--loads 0.6 0.9 1.2 1.6] [--seeds 3] [--json
+                              PATH]
 """
 
 import asyncio
 import random
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,43 +33,36 @@ from orchestrator.service import Orchestrator
 from orchestrator.tasks.task import Task
 from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_parser, result
-from perf.sim.__main__ import FLEET, SPEED, UNBOUNDED, capacity_per_s
-from perf.sim.arrivals import Scenario, SimArrival
+from perf.sim.__main__ import UNBOUNDED
+from perf.sim.arrivals import SimArrival
+from perf.sim.rivals.fleet import EngineFigures, Job, Rival, RivalFleet
+from perf.sim.rivals.policies import Fifo, JitServe, JitServeStages
+from perf.sim.run_loads import LOADS, AgentRun, RunLoad
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
 from worker.protocol import Delta, Outcome
 
-CALLS = {"planner": (2, 4), "coder": (5, 10)}
-"""Least and most calls of a run, by agent; any number between is as likely."""
-RUN_SHARE = 0.5
-"""Share (0 to 1) of the work that runs make up."""
-TOOL_S = 0.2
-PATIENCE = (2.0, 4.0, 8.0)
-MARGIN_MS = 500.0
 MANNERS = ("nothing", "learnt", "split", "rest", "calls")
-SCENARIO = Scenario(SPEED, open_share=1.0)
-_LINGER_S = 30.0
+RIVALS: Mapping[str, Callable[[EngineFigures], Rival]] = {
+    "fifo": Fifo,
+    "jitserve": JitServe,
+    "jitserve-stages": JitServeStages,
+}
+AIM = 0.95
+"""Share (0 to 1) that ``learnt`` is to keep of the runs that ``calls`` keeps."""
+_LINGER_S = 1.0
 
 UseTool = Callable[[float, float, int], Awaitable[bool]]
 """What an agent does between two calls, by how many seconds its tool takes, how many are left of
 the run, and how many calls are to come; whether it has the tool's result."""
+
+Load = Sequence[AgentRun | SimArrival]
 
 
 async def wait_for_tool(tool_s: float, left_s: float, calls_left: int) -> bool:
     """Wait for as long as the tool takes."""
     await asyncio.sleep(tool_s)
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class AgentRun:
-    """Run of an agent. ``calls`` state no deadline of their own; ``tools_s`` come after each."""
-
-    at_s: float
-    agent: str
-    calls: Sequence[SimArrival]
-    tools_s: Sequence[float]
-    deadline_ms: float
 
 
 @dataclass(slots=True)
@@ -91,26 +90,19 @@ class KeptRuns:
     def other_share(self) -> float:
         return self.others_kept / max(1, self.others)
 
+    def add(self, run: AgentRun, done: int, *, is_whole: bool = True) -> None:
+        """Count a run that is over, of whose calls ``done`` were met."""
+        is_kept = done == len(run.calls)
+        self.runs_kept += is_kept
+        self.runs_whole += is_kept and is_whole
+        self.wasted_calls += 0 if is_kept else done
 
-def draw_load(per_s: float, seconds: float, seed: int) -> Iterator[AgentRun | SimArrival]:
-    """Runs and others' requests in order of time, ``per_s`` calls of either kind in all."""
-    rng = random.Random(seed)
-    others = SCENARIO.arrivals((1 - RUN_SHARE) * per_s, seconds, seed)
-    calls = SCENARIO.arrivals(1e6, seconds, seed + 1)
-    runs: list[AgentRun | SimArrival] = []
-    at_s, mean = 0.0, sum(map(sum, CALLS.values())) / 2 / len(CALLS)
-    while (at_s := at_s + rng.expovariate(RUN_SHARE * per_s / mean)) < seconds:
-        agent = rng.choice(tuple(CALLS))
-        own = [replace(next(calls), tenant=agent) for _ in range(rng.randint(*CALLS[agent]))]
-        tools_s = [rng.expovariate(1 / TOOL_S) for _ in own]
-        service_ms = sum(SPEED.service_ms(one.prompt_tokens, one.length) for one in own)
-        deadline_ms = rng.choice(PATIENCE) * service_ms + 1000 * sum(tools_s[:-1]) + MARGIN_MS
-        runs.append(AgentRun(at_s, agent, own, tools_s, deadline_ms))
-    yield from sorted([*runs, *others], key=lambda one: one.at_s)
+
+# ── ours ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def measure(
-    load: Sequence[AgentRun | SimArrival],
+    load: Load,
     manner: str,
     fleet: Fleet,
     *,
@@ -135,7 +127,7 @@ def measure(
 
 async def _measure(
     loop: VirtualLoop,
-    load: Sequence[AgentRun | SimArrival],
+    load: Load,
     manner: str,
     fleet: Fleet,
     settings: Mapping[str, str],
@@ -159,7 +151,7 @@ async def _measure(
         ends_at, done, count = clock.now() + one.deadline_ms / 1000, 0, len(one.calls)
         is_whole = True
         kept.runs += counts  # now: it may still wait for a tool when the simulation ends
-        for call, tool_s in zip(one.calls, one.tools_s, strict=True):
+        for call, tool_s in zip(one.asked(), one.tools_s, strict=True):
             left_ms, calls_left = 1000 * (ends_at - clock.now()), count - 1 - done
             budget_ms = {
                 "split": min(left_ms, one.deadline_ms / count),
@@ -167,7 +159,7 @@ async def _measure(
             }.get(manner, left_ms)
             said: dict[str, Any] = {}
             if manner == "learnt":
-                said = {"session_id": f"{one.agent} {one.at_s}"}
+                said = {"session_id": one.name}
             elif manner == "calls":
                 said = {"calls_left": calls_left}
             if not await _call(parts.orchestrator, clock, call, budget_ms, **said):
@@ -176,9 +168,8 @@ async def _measure(
             if calls_left:
                 left_s = ends_at - clock.now()
                 is_whole = await use_tool(tool_s, left_s, calls_left) and is_whole
-        kept.runs_kept += counts and done == count
-        kept.runs_whole += counts and done == count and is_whole
-        kept.wasted_calls += done if counts and done < count else 0
+        if counts:
+            kept.add(one, done, is_whole=is_whole)
 
     def spawn(one: AgentRun | SimArrival) -> None:
         task = asyncio.ensure_future(client(one))
@@ -187,7 +178,8 @@ async def _measure(
 
     for one in load:
         loop.call_at(one.at_s, spawn, one)
-    await asyncio.sleep(load[-1].at_s + _LINGER_S - clock.now())
+    last_due = max(one.at_s + one.deadline_ms / 1000 for one in load)
+    await asyncio.sleep(last_due + _LINGER_S - clock.now())
     await parts.lifecycle.drain(0.0)
     await parts.lifecycle.close()
     for task in running:
@@ -232,45 +224,117 @@ class _EndListener:
         self.is_over.set()
 
 
+# ── the rivals ───────────────────────────────────────────────────────────────────────────────────
+
+
+class _RivalClients:
+    """Clients of runs and of other requests before a rival: what they send next, and what they
+    keep."""
+
+    def __init__(self, load: Load, policy: Rival, warm_s: float) -> None:
+        self.kept = KeptRuns()
+        self._policy = policy
+        self._warm_s = warm_s
+        self._runs = {one.name: one for one in load if isinstance(one, AgentRun)}
+        self._asked = {name: run.asked() for name, run in self._runs.items()}
+        self._done: Counter[str] = Counter()
+        self.kept.runs = sum(run.at_s >= warm_s for run in self._runs.values())
+
+    def first(self, load: Load) -> Iterator[SimArrival]:
+        """What clients begin with: requests of their own, or the first calls of runs."""
+        for one in load:
+            if isinstance(one, SimArrival):
+                yield one
+            else:
+                yield self._next(one, one.at_s)
+
+    def then(self, job: Job) -> SimArrival | None:
+        """What the client of an ended job sends next."""
+        session, counts = job.arrival.session, job.arrival.at_s >= self._warm_s
+        job.arrival = replace(job.arrival, opening=())  # long ones would fill the memory
+        if not session:
+            self.kept.others += counts
+            self.kept.others_kept += counts and job.met
+            return None
+        run = self._runs[session]
+        self._done[session] += job.met
+        done = self._done[session]
+        at_s = job.ended_at + run.tools_s[done - 1]
+        if job.met and done < len(run.calls) and at_s < run.at_s + run.deadline_ms / 1000:
+            return self._next(run, at_s)
+        if job.met and done == len(run.calls) and isinstance(self._policy, JitServeStages):
+            self._policy.run_over(run.agent, session)
+        if run.at_s >= self._warm_s:
+            self.kept.add(run, done)
+        return None
+
+    def _next(self, run: AgentRun, at_s: float) -> SimArrival:
+        left_ms = run.deadline_ms - 1000 * (at_s - run.at_s)
+        call = next(self._asked[run.name])
+        return replace(call, at_s=at_s, deadline_ms=left_ms, session=run.name)
+
+
+def measure_rival(
+    load: Load, name: str, of: RunLoad, *, seed: int, warm_s: float = 15.0
+) -> KeptRuns:
+    """Simulate one rival under one load."""
+    policy = RIVALS[name](of.engine.machine)
+    clients = _RivalClients(load, policy, warm_s)
+    fleet = RivalFleet(of.fleet.spec, of.fleet.count, policy, seed)
+    fleet.run(clients.first(load), clients.then)
+    return clients.kept
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────
+
+
 def main(argv: Sequence[str]) -> int:
     parser = new_parser(__doc__)
+    parser.add_argument("--runs", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument(
-        "--seconds",
-        type=float,
-        default=75.0,
-        help="of load per cell, the first 15 of which do not count",
+        "--seconds", type=float, help="of load per cell that count; by default what its runs have"
     )
     parser.add_argument("--loads", type=float, nargs="+", default=[0.6, 0.9, 1.2, 1.6])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--manners", nargs="+", choices=MANNERS, default=list(MANNERS))
+    names = [*MANNERS, *RIVALS]
+    parser.add_argument("--manners", nargs="+", choices=names, default=names)
     args = parser.parse_args(argv)
     recording = begin(parser, args, "perf.sim.chains", *argv)
     results: list[BenchResult] = []
-    capacity = capacity_per_s(SCENARIO, FLEET, 1)
-    print(f"{'load':>5} {'said':8} {'runs kept':>16} {'others kept':>16} {'calls wasted':>13}")
-    for load in args.loads:
-        with result(results, f"chains-{load:g}x", f"runs at {load:g} times the capacity") as found:
-            for manner in args.manners:
-                cells = [
-                    measure(
-                        list(draw_load(load * capacity, args.seconds, seed)),
-                        manner,
-                        FLEET,
-                        seed=seed,
-                    )
-                    for seed in range(args.seeds)
-                ]
-                found += kept_figures(f"{load:g}x.{manner}", manner, cells)
-                print(
-                    f"{load:5g} {manner:8} {_shares([one.run_share for one in cells])}"
-                    f" {_shares([one.other_share for one in cells])}"
-                    f" {sum(one.wasted_calls for one in cells):13}"
-                    f"   ({sum(one.runs_kept for one in cells)} of"
-                    f" {sum(one.runs for one in cells)} runs)",
-                    flush=True,
-                )
+    print(f"{'runs':5} {'load':>5} {'said':15} {'runs kept':>16} {'others kept':>16} {'wasted':>7}")
+    for of in (LOADS[name] for name in args.runs):
+        for load in args.loads:
+            what = f"{of.name} runs at {load:g} times the capacity"
+            with result(results, f"chains-{of.name}-{load:g}x", what) as found:
+                found += measure_all(of, load, args.manners, args.seconds, args.seeds)
     recording.save(recording.bundle(results))
     return 1 if any(one.failed for one in results) else 0
+
+
+def measure_all(
+    of: RunLoad, load: float, manners: Sequence[str], seconds: float | None, seeds: int
+) -> list[Figure]:
+    """Figures of every manner at one load; prints a row for each."""
+    rates, above = of.rates(load), f"{of.name}.{load:g}x"
+    shares: dict[str, list[float]] = {}
+    found: list[Figure] = []
+    for manner in manners:
+        cells = []
+        for seed in range(seeds):
+            drawn = of.draw(rates, of.warm_s + (seconds or of.seconds), seed)
+            if manner in RIVALS:
+                cells.append(measure_rival(drawn, manner, of, seed=seed, warm_s=of.warm_s))
+            else:
+                cells.append(measure(drawn, manner, of.fleet, seed=seed, warm_s=of.warm_s))
+        shares[manner] = [one.run_share for one in cells]
+        found += kept_figures(f"{above}.{manner}", manner, cells)
+        print(f"{of.name:5} {load:5g} {manner:15} {_row(cells)}", flush=True)
+    if {"learnt", "calls"} <= set(shares):
+        pairs = zip(shares["learnt"], shares["calls"], strict=True)
+        ratios = [learnt / known for learnt, known in pairs if known]
+        label = f"runs kept, learnt ÷ calls known (aim: {AIM:g})"
+        found.append(Figure.of(f"{above}.ratio", label, "", ratios, better="higher"))
+    return found
 
 
 def kept_figures(above: str, what: str, cells: Sequence[KeptRuns]) -> list[Figure]:
@@ -283,6 +347,14 @@ def kept_figures(above: str, what: str, cells: Sequence[KeptRuns]) -> list[Figur
             ("others", "other requests kept", [one.other_share for one in cells]),
         )
     ]
+
+
+def _row(cells: Sequence[KeptRuns]) -> str:
+    kept, runs = sum(one.runs_kept for one in cells), sum(one.runs for one in cells)
+    return (
+        f"{_shares([one.run_share for one in cells])} {_shares([one.other_share for one in cells])}"
+        f" {sum(one.wasted_calls for one in cells):7}   ({kept} of {runs} runs)"
+    )
 
 
 def _shares(shares: Sequence[float]) -> str:

@@ -1,12 +1,14 @@
-"""The plot of a campaign: goodput by load, for every trace and manner of deadlines."""
+"""Plots: of a campaign, goodput by load, for every trace and manner of deadlines; of quotes, the
+share met by the chance that was quoted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +64,11 @@ def draw(cells: Sequence[PlotPoint], stem: Path) -> list[Path]:
     A row of panels for each trace and its arrivals, a column for each manner. Goodput is in units
     of the capacity, so that panels share one scale.
     """
-    # Here, so that a campaign without a plot needs no matplotlib.
-    import matplotlib
-
-    matplotlib.use("Agg")
-    # Text stays text, and the same campaign draws the same file.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tidegate"})
-    matplotlib.rcParams.update({"font.size": 11, "axes.edgecolor": _INK, "text.color": _INK})
-    from matplotlib.figure import Figure
-
     rows = list(dict.fromkeys((cell.trace, cell.arrivals) for cell in cells))
     manners = list(dict.fromkeys(cell.manner for cell in cells))
     styles = _styles(list(dict.fromkeys(cell.policy for cell in cells)))
     size = (max(6.0, 3.6 * len(manners)), 1.4 + 2.8 * len(rows))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = _new_figure(*size)
     panels = figure.subplots(len(rows), len(manners), squeeze=False, sharex=True, sharey=True)
     for (trace, arrivals), row in zip(rows, panels, strict=True):
         for manner, axes in zip(manners, row, strict=True):
@@ -107,6 +100,81 @@ def draw(cells: Sequence[PlotPoint], stem: Path) -> list[Path]:
         ncols=max(2, min(3, round(size[0] / 3))),
         frameon=False,
     )
+    return _saved(figure, stem)
+
+
+@dataclass(frozen=True, slots=True)
+class ChancePoint:
+    """Requests of one load that were told about the same chance: from ``low`` to ``high``, equal
+    where the chance is one; ``met`` is the median of the shares met, over seeds, with its
+    spread. All from 0 to 1."""
+
+    load: float
+    low: float
+    high: float
+    met: float
+    least: float
+    most: float
+
+
+def draw_reliability(panels: Mapping[str, Sequence[ChancePoint]], stem: Path) -> list[Path]:
+    """Write ``stem``.png and ``stem``.svg: a reliability diagram for each title, a colour for each
+    load. A chance that means what it says lies on the diagonal. Returns their paths."""
+    figure = _new_figure(4.6 * len(panels), 4.8)
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    loads = sorted({point.load for points in panels.values() for point in points})
+    styles = dict(zip(loads, (_STYLES[OURS], *_RIVALS), strict=False))
+    for axes, (title, points) in zip(row, panels.items(), strict=True):
+        axes.plot([0, 1], [0, 1], color="#888888", lw=1.2, ls=":", zorder=1)
+        for load, style in styles.items():
+            own = [point for point in points if point.load == load]
+            middles = [(point.low + point.high) / 2 for point in own]
+            axes.errorbar(
+                middles,
+                [point.met for point in own],
+                xerr=[(point.high - point.low) / 2 for point in own],
+                yerr=[
+                    [point.met - point.least for point in own],
+                    [point.most - point.met for point in own],
+                ],
+                fmt=style.marker,
+                ms=5,
+                lw=1.0,
+                color=style.colour,
+                label=f"{load:g} × capacity",
+            )
+        axes.set_title(title, loc="left", size=11, weight="bold")
+        axes.set_xlabel("chance that was told")
+        axes.set_xlim(-0.02, 1.02)
+        axes.set_ylim(-0.02, 1.02)
+        axes.grid(color="#dddddd", lw=0.7)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    row[0].set_ylabel("share met")
+    figure.legend(
+        *row[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=len(loads),
+        frameon=False,
+    )
+    return _saved(figure, stem)
+
+
+def _new_figure(width: float, height: float) -> "Figure":
+    # Here, so that whoever draws nothing needs no matplotlib.
+    import matplotlib
+
+    matplotlib.use("Agg")
+    # Text stays text, and the same figures draw the same file.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tidegate"})
+    matplotlib.rcParams.update({"font.size": 11, "axes.edgecolor": _INK, "text.color": _INK})
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _saved(figure: "Figure", stem: Path) -> list[Path]:
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     stem.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(paths[0], dpi=150, metadata={"Software": ""})

@@ -9,15 +9,23 @@ asks for a quote. Then
 - three in ten reserve the earliest deadline with 50, 90 or 99 %, and send the request with it;
 - one in ten has no such thing as a quote, and takes what others would take: that percentile of the
   latest hundred answers' times.
+
+    python -m perf.sim.quotes [--loads 0.5 1 1.5 2] [--seconds 120] [--seeds 3] [--json PATH]
+                              [--plot STEM]
+    python -m perf.sim.quotes --plot STEM --of perf/results/sim-quotes.json
+
+draws what was told against what became of it; the second draws what was recorded.
 """
 
 import random
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -25,9 +33,10 @@ from orchestrator.prediction.quotes import BROKEN
 from orchestrator.service import Orchestrator
 from orchestrator.tasks.deadline import Deadline
 from perf.load.cells import mixes
-from perf.report.bundle import BenchResult, Figure
+from perf.report.bundle import BenchResult, Bundle, Figure
 from perf.report.command import begin, new_console, new_parser, result
 from perf.report.stats import percentile
+from perf.sim import plot
 from perf.sim.arrivals import SimArrival
 from perf.sim.scenes import CAPACITY_PER_S, ENGINES, Drawn
 from perf.sim.simulate import Driver, SimResult, new_job, simulate
@@ -152,7 +161,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--loads", nargs="+", type=float, default=LOADS, metavar="TIMES")
     parser.add_argument("--seconds", type=float, default=120.0, metavar="S")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
+    parser.add_argument("--plot", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")
+    parser.add_argument("--of", type=Path, metavar="BUNDLE", help="measure nothing, draw these")
     args = parser.parse_args(argv)
+    if args.of is not None:
+        if args.plot is None:
+            parser.error("--of needs --plot, which says where to draw")
+        recorded = msgspec.json.decode(args.of.read_bytes(), type=Bundle)
+        plot.draw_reliability(diagram_of(recorded.figures()), args.plot)
+        return 0
     recording, console = begin(parser, args, "perf.sim.quotes", *argv), new_console()
     results: list[BenchResult] = []
     for load in args.loads:
@@ -165,7 +182,29 @@ def main(argv: Sequence[str]) -> int:
         if results[-1].failed:
             console.print(results[-1].failed, style="red")
     recording.save(recording.bundle(results))
+    if args.plot is not None:
+        measured = {figure.key: figure for one in results for figure in one.figures}
+        plot.draw_reliability(diagram_of(measured), args.plot)
     return 1 if any(one.failed for one in results) else 0
+
+
+def diagram_of(figures: Mapping[str, Figure]) -> dict[str, list[plot.ChancePoint]]:
+    """Points of the reliability diagram, by the title of its panel."""
+    titles = {"quoted": "quoted, not reserved", "reserved": "reserved", "guessed": "guessed"}
+    found: dict[str, list[plot.ChancePoint]] = {title: [] for title in titles.values()}
+    for key, figure in figures.items():
+        load, _, name = key.partition("x.")
+        how, _, level = name.partition(".")
+        if how not in titles or not level.isdigit():
+            continue
+        low = int(level) / 100
+        high = next(high for at, high in BINS if at == low) if how == "quoted" else low
+        found[titles[how]].append(
+            plot.ChancePoint(
+                float(load), low, min(high, 1.0), figure.median, figure.low, figure.high
+            )
+        )
+    return found
 
 
 def show(load: float, figures: Sequence[Figure], console: Console) -> None:

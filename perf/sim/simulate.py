@@ -71,6 +71,7 @@ class Fleet:
     spec: WorkerSpec
     count: int = 2
     context_tokens: int = 4096
+    block_tokens: int = 16
 
 
 WorkerEvent = Callable[[list[SimWorker]], None]
@@ -134,7 +135,8 @@ def new_orchestrator(
 ) -> tuple[Components, list[SimWorker]]:
     """An orchestrator that has not started yet, and the workers that it is in front of."""
     addresses = [f"10.0.0.{i + 1}:8001" for i in range(fleet.count)]
-    machine = VirtualInstance(fleet.spec, virtual_card(MODEL, fleet.spec, fleet.context_tokens))
+    card = virtual_card(MODEL, fleet.spec, fleet.context_tokens, fleet.block_tokens)
+    machine = VirtualInstance(fleet.spec, card)
     values = {"instances": ",".join(addresses), "telemetry__log_level": "warning"}
     values |= {name.lower(): value for name, value in settings.items()}
     service = new_service(dict.fromkeys(addresses, machine), clock, load_settings(**values), rng)

@@ -1,9 +1,9 @@
 """Runs of calls whose tools are slow now and then, and what an agent can do about it.
 
-Load and instances are those of ``perf.sim.chains``: agents make up half of the work, and each of
-their calls states the run's deadline and how many calls are to come. A tool takes 0.2 s on average;
-one in ten, say, takes from 1 to 100 s instead (each order of magnitude is as likely), which a run's
-deadline does not allow for. The same runs at the same times, with each manner:
+Load and instances are the short runs of ``perf.sim.run_loads``: agents make up half of the work,
+and each of their calls states the run's deadline and how many calls are to come. A tool takes 0.2 s
+on average; one in ten, say, takes from 1 to 100 s instead (each order of magnitude is as likely),
+which a run's deadline does not allow for. The same runs at the same times, with each manner:
 
 - ``wait``      a tool takes as long as it takes
 - ``1s`` …      each tool has that long, whatever is left of the run
@@ -20,24 +20,15 @@ time, and whole if no tool's result was missing.
 import asyncio
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
-from perf.report.bundle import BenchResult
+from perf.report.bundle import BenchResult, Figure
 from perf.report.command import begin, new_parser, result
-from perf.sim.__main__ import FLEET, capacity_per_s
 from perf.sim.arrivals import SimArrival
-from perf.sim.chains import (
-    SCENARIO,
-    AgentRun,
-    KeptRuns,
-    UseTool,
-    draw_load,
-    kept_figures,
-    measure,
-    wait_for_tool,
-)
+from perf.sim.chains import KeptRuns, UseTool, kept_figures, measure, wait_for_tool
+from perf.sim.run_loads import SHORT, AgentRun
 from tidegate import ToolTimeout, _clock, deadline, tool_deadline
 
 SLOW_S = (1.0, 100.0)
@@ -72,7 +63,7 @@ MANNERS: dict[str, UseTool] = {
 
 
 def with_slow_tools(
-    load: Iterator[AgentRun | SimArrival], slow_share: float, seed: int
+    load: Iterable[AgentRun | SimArrival], slow_share: float, seed: int
 ) -> Iterator[AgentRun | SimArrival]:
     """``load`` with ``slow_share`` (0 to 1) of its tools slow, and its deadlines as they were."""
     rng = random.Random(seed)
@@ -96,7 +87,9 @@ def measure_manner(
     """Simulate agents that all do as ``manner`` says."""
     # The client's clock is the simulation's.
     with patch.object(_clock, "now", lambda: asyncio.get_running_loop().time()):
-        return measure(load, "calls", FLEET, seed=seed, warm_s=warm_s, use_tool=MANNERS[manner])
+        return measure(
+            load, "calls", SHORT.fleet, seed=seed, warm_s=warm_s, use_tool=MANNERS[manner]
+        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -114,7 +107,6 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     recording = begin(parser, args, "perf.sim.slow_tools", *argv)
     results: list[BenchResult] = []
-    capacity = capacity_per_s(SCENARIO, FLEET, 1)
     print(
         f"{'load':>5} {'slow':>5} {'tools':8} {'runs kept':>16} {'whole':>6} {'× wait':>7}"
         f" {'others kept':>12}"
@@ -123,19 +115,32 @@ def main(argv: Sequence[str]) -> int:
         for slow in args.slow:
             what = f"runs at {load:g} times the capacity, {slow:.0%} of the tools slow"
             with result(results, f"slow-tools-{load:g}x-{100 * slow:g}", what) as found:
-                waited = 0
-                for manner in args.manners:
-                    cells = []
-                    for seed in range(args.seeds):
-                        drawn = draw_load(load * capacity, args.seconds, seed)
-                        runs = list(with_slow_tools(drawn, slow, seed))
-                        cells.append(measure_manner(runs, manner, seed=seed))
-                    found += kept_figures(f"{load:g}x.{100 * slow:g}.{manner}", manner, cells)
-                    kept = sum(one.runs_kept for one in cells)
-                    waited = kept if manner == "wait" else waited
-                    print(f"{load:5g} {slow:5.0%} {manner:8} {_row(cells, waited)}", flush=True)
+                found += measure_all(load, slow, args.manners, args.seconds, args.seeds)
     recording.save(recording.bundle(results))
     return 1 if any(one.failed for one in results) else 0
+
+
+def measure_all(
+    load: float, slow: float, manners: Sequence[str], seconds: float, seeds: int
+) -> list[Figure]:
+    """Figures of every manner at one load; prints a row for each."""
+    found: list[Figure] = []
+    waited, wait_shares = 0, list[float]()
+    for manner in manners:
+        cells = []
+        for seed in range(seeds):
+            drawn = SHORT.draw(SHORT.rates(load), seconds, seed)
+            cells.append(measure_manner([*with_slow_tools(drawn, slow, seed)], manner, seed=seed))
+        above, shares = f"{load:g}x.{100 * slow:g}.{manner}", [one.run_share for one in cells]
+        found += kept_figures(above, manner, cells)
+        if manner == "wait":
+            waited, wait_shares = sum(one.runs_kept for one in cells), shares
+        elif wait_shares and all(wait_shares):
+            times = [mine / theirs for mine, theirs in zip(shares, wait_shares, strict=True)]
+            label = f"{manner}: runs kept, times as many as with wait"
+            found.append(Figure.of(f"{above}.times", label, "", times, better="higher"))
+        print(f"{load:5g} {slow:5.0%} {manner:8} {_row(cells, waited)}", flush=True)
+    return found
 
 
 def _row(cells: Sequence[KeptRuns], waited: int) -> str:

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards"), pytes
 RUNS, BUDGET_S = 8, 0.3
 
 
-@pytest.mark.parametrize("on_deadline", ["partial", "fit"])
-async def test_dl16_partial_and_fit_are_at_the_client_in_time(
+@pytest.mark.parametrize("on_deadline", ["partial", "fit", "finish"])
+async def test_dl16_what_ends_cleanly_is_at_the_client_in_time(
     demo: Stack, on_deadline: str
 ) -> None:
     """Each client states when it has to have the whole answer, and looks at its own clock."""
@@ -21,10 +21,11 @@ async def test_dl16_partial_and_fit_are_at_the_client_in_time(
         "model": "demo",
         "messages": [{"role": "user", "content": "Tell me a story about a cat and a boat."}],
         "max_tokens": 800,
-        "ignore_eos": True,
+        "ignore_eos": on_deadline != "finish",  # which ends by the end token
         "on_deadline": on_deadline,
     }
     left_ms, reasons, others = [], set(), []
+    ends = []
     async with aiohttp.ClientSession(demo.url) as http:
         for run in range(RUNS + 2):
             sent, deadline = time.perf_counter(), time.time() + BUDGET_S
@@ -37,9 +38,14 @@ async def test_dl16_partial_and_fit_are_at_the_client_in_time(
                 others.append((response.status, answer["error"]["code"]))
                 continue
             assert answer["usage"]["completion_tokens"] > 0
-            reasons.add(answer["choices"][0]["finish_reason"])
+            (choice,) = answer["choices"]
+            reasons.add(choice["finish_reason"])
+            if choice["finish_reason"] == "length":
+                ends.append(choice["message"]["content"].rstrip()[-2:])
             left_ms.append(1000 * (BUDGET_S - (time.perf_counter() - sent)))
     assert reasons <= {"deadline", "length"}
+    if on_deadline == "finish":  # DL-23: where not even that fitted it ended by the deadline
+        assert all(set(end) & set(".!?") for end in ends), ends
     assert {status for status, _ in others} <= {429, 503, 504}, others
     assert left_ms, others
     # How many is shown on virtual time, in the simulator. Here others may take the processor from

@@ -98,6 +98,7 @@ def test_pf9_what_is_old_is_marked(results: Path, brief: bool) -> None:
 def test_pf9_the_page_of_rules_shows_what_each_server_was_found_to_do(tmp_path: Path) -> None:
     findings = [{"rule": rule.id, "verdict": "pass", "said": "well"} for rule in RULES]
     findings[0] |= {"verdict": "fail", "said": "status 500"}
+    findings[1] |= {"verdict": "could not be measured", "said": "it stood still"}
     facts = {"created": "2026-01-02T03:04:05+00:00", "version": "0.1.0", "findings": findings}
     reports = {
         name: {"label": name.title(), "package_version": version} | facts
@@ -111,7 +112,8 @@ def test_pf9_the_page_of_rules_shows_what_each_server_was_found_to_do(tmp_path: 
         "| rule | Tidegate 1 | Other 2 |\n|---|---|---|\n| `errors.status` | fail | fail |\n"
     )
     assert "| on | 2026-01-02 | 2026-01-02 |\n| rules' version | 0.1.0 | 0.1.0 |\n\n" in shown
-    assert shown.endswith("- Other, `errors.status`: status 500.")
+    assert "- Other, `errors.status`: status 500.\n" in shown
+    assert shown.endswith("- Other, `errors.shape`: it stood still.")
 
 
 @pytest.mark.parametrize(
@@ -127,6 +129,16 @@ def test_pf9_the_page_of_rules_shows_what_each_server_was_found_to_do(tmp_path: 
 def test_pf9_what_is_not_there_is_named(results: Path, call: str, named: str) -> None:
     with pytest.raises(UnknownFigure, match=named):
         rendered(block(f"{{{{ {call} }}}}"), results, lambda commit, command: False)
+
+
+def test_pf9_a_page_can_ask_what_was_recorded_and_drawn(results: Path) -> None:
+    asked = ("first", "a.ratio"), ("first", "b"), ("first",), ("none",)
+    calls = [f"has{each}".replace(",)", ")") for each in asked]
+    (results / "a.png").write_bytes(b"")
+    pictures = ['picture("a.png", "a curve")', 'picture("b.png", "none")']
+    template = " ".join(f"{{{{ {call} }}}}" for call in [*calls, *pictures])
+    shown = rendered(block(template), results, lambda commit, command: False)
+    assert "\nTrue False True False ![a curve](../perf/results/a.png) \n" in shown
 
 
 def test_pf9_old_is_by_the_share_of_lines_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ CARD = make_card()
 @pytest.mark.parametrize("timed", [False, True])
 def test_requests_come_as_the_cell_says_and_state_no_length(timed: bool) -> None:
     served, mix = Requests(CARD, timed), MIXES["flood"]
-    asks, wishes = served.asks(mix, 4.0, 1), mix.wishes(4.0, 1)
+    asks, wishes = served.asks(mix, 4.0, 1), mix.requests(4.0, 1)
     assert [ask.at_s for ask in asks] == [wish.at_s for wish in wishes]
     assert [ask.body["tenant"] for ask in asks] == [wish.tenant for wish in wishes]
     assert {ask.body["max_tokens"] for ask in asks} == {512}
@@ -38,7 +38,7 @@ def test_chats_are_the_same_for_a_seed_and_some_are_long() -> None:
 def test_prompts_of_a_timed_engine_begin_as_their_kind_and_end_with_the_length() -> None:
     mix = MIXES["long-prompts"]
     openings = set()
-    for wish, ask in zip(mix.wishes(4.0, 1), Requests(CARD, True).asks(mix, 4.0, 1), strict=True):
+    for wish, ask in zip(mix.requests(4.0, 1), Requests(CARD, True).asks(mix, 4.0, 1), strict=True):
         prompt = ask.body["prompt"]
         assert isinstance(prompt, list) and len(prompt) == wish.prompt_tokens
         assert tuple(prompt[-2:]) == length_ids(wish.answer_tokens)
@@ -76,6 +76,6 @@ def test_a_cell_is_fitted_to_a_slower_machine() -> None:
     for mix in MIXES.values():
         slower = mix.stretched(2.0)
         assert slower.per_s == mix.per_s / 2
-        found = [(w.at_s, w.deadline_ms, w.answer_tokens) for w in slower.wishes(16.0, 1)]
-        meant = [(2 * w.at_s, 2 * w.deadline_ms, w.answer_tokens) for w in mix.wishes(8.0, 1)]
+        found = [(w.at_s, w.deadline_ms, w.answer_tokens) for w in slower.requests(16.0, 1)]
+        meant = [(2 * w.at_s, 2 * w.deadline_ms, w.answer_tokens) for w in mix.requests(8.0, 1)]
         assert found == meant

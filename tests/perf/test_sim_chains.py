@@ -2,22 +2,21 @@
 
 import pytest
 
-from perf.sim.__main__ import FLEET
-from perf.sim.chains import KeptRuns, draw_load, measure
+from perf.sim.chains import RIVALS, KeptRuns, measure, measure_rival
+from perf.sim.run_loads import LONG, SHORT, AgentRun
 from perf.sim.slow_tools import measure_manner, with_slow_tools
 
-pytestmark = pytest.mark.slow
-
 SEED = 4
-PER_S = 46.0
+LOAD = 1.6
 """More than the fleet can do."""
 
 
 def kept_by(manner: str) -> KeptRuns:
-    load = list(draw_load(PER_S, 4.5, SEED))
-    return measure(load, manner, FLEET, seed=SEED, warm_s=0.5)
+    load = SHORT.draw(SHORT.rates(LOAD), 5.0, SEED)
+    return measure(load, manner, SHORT.fleet, seed=SEED, warm_s=0.5)
 
 
+@pytest.mark.slow
 def test_runs_that_say_how_many_calls_are_to_come_are_kept_more_often() -> None:
     said, rest = kept_by("calls"), kept_by("rest")
     assert said.runs == rest.runs >= 18
@@ -26,12 +25,43 @@ def test_runs_that_say_how_many_calls_are_to_come_are_kept_more_often() -> None:
     assert said.other_share > 0.9 * rest.other_share
 
 
-def test_runs_that_cut_slow_tools_are_kept_more_often() -> None:
-    load = list(with_slow_tools(draw_load(PER_S / 2, 9.0, SEED), 0.2, SEED))
+@pytest.mark.slow
+def test_runs_that_cut_slow_tools_as_the_example_does_are_kept_more_often() -> None:
+    """client/examples/agent_chain.py gives each tool a quarter of what is left."""
+    load = list(with_slow_tools(SHORT.draw(SHORT.rates(LOAD / 2), 9.0, SEED), 0.2, SEED))
     waited, cut = (
-        measure_manner(load, manner, seed=SEED, warm_s=0.5) for manner in ("wait", "calls")
+        measure_manner(load, manner, seed=SEED, warm_s=0.5) for manner in ("wait", "quarter")
     )
     assert cut.runs == waited.runs >= 18
     assert waited.runs_kept == waited.runs_whole
     assert cut.runs_kept > 1.3 * waited.runs_kept
     assert cut.runs_whole < cut.runs_kept
+
+
+def test_the_contexts_of_long_runs_grow_by_what_is_said() -> None:
+    load = LONG.draw(LONG.rates(1.2), 60.0, SEED)
+    runs = [one for one in load if isinstance(one, AgentRun)]
+    run = max(runs, key=lambda one: len(one.calls))
+    before: tuple[int, ...] = ()
+    for call in run.asked():
+        assert call.prompt[: len(before)] == before
+        assert len(call.prompt) == call.prompt_tokens > len(before)
+        before = call.prompt + (1,) * call.length
+    assert 25 <= len(run.calls) <= 40
+    assert 60_000 < len(before) < LONG.fleet.context_tokens
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_a_rivals_clients_make_all_calls_of_their_runs(name: str) -> None:
+    load = SHORT.draw(SHORT.rates(0.2), 6.0, SEED)
+    runs = [one for one in load if isinstance(one, AgentRun)]
+    kept = measure_rival(load, name, SHORT, seed=SEED, warm_s=0.0)
+    assert kept.runs_kept == kept.runs == len(runs) > 0
+    assert kept.others_kept == kept.others == len(load) - len(runs)
+
+
+def test_a_rivals_lost_run_is_over_at_its_deadline() -> None:
+    load = SHORT.draw(SHORT.rates(3.0), 6.0, SEED)
+    kept = measure_rival(load, "fifo", SHORT, seed=SEED, warm_s=0.0)
+    assert 0 < kept.runs_kept < kept.runs
+    assert kept.wasted_calls > 0

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from aiohttp import web
 
 from tests.support.deadline_server import MODEL, DeadlineServer, Manner, running_app, serving
 from tests.support.steady_loop import hurry
-from tools.conformance import VERSION, command
+from tools.conformance import VERSION, clocks, command
 from tools.conformance.budget import Effort, Unusable
 from tools.conformance.report import FAILED, PASSED, UNKNOWN, Report
 from tools.conformance.rules import GROUPS, RULES, Finding, Verdict, chosen, table
@@ -193,6 +194,23 @@ async def test_what_was_never_told_is_not_judged() -> None:
 
 
 @pytest.mark.usefixtures("hurried")
+async def test_a_date_that_a_server_keeps_for_a_while_is_not_taken_for_its_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Uvicorn writes it once a second, and later when its event loop is busy."""
+    looks = iter([(0.01, -2.7, "kept"), (0.02, -0.4, "new"), (0.01, -1.1, "new")])
+
+    async def seen(trial: object) -> clocks._Seen:
+        return clocks._Seen(*next(looks))
+
+    monkeypatch.setattr(clocks, "_seen", seen)
+    monkeypatch.setattr(clocks, "_APART_S", 0.0)
+    no_absolute: Any = SimpleNamespace(target=SimpleNamespace(absolute=None))
+    compared, *_ = await clocks.check(no_absolute)
+    assert (compared.rule, compared.verdict) == ("clock.date", Verdict.PASS)
+    assert compared.figures["skew_s"] == -0.4
+
+
 async def test_fields_that_a_server_refuses_are_left_out() -> None:
     async with serving(Manner(takes_ignore_eos=False)) as server:
         report = await examine(target_of(server), SMALL, ["expiry.stream"])

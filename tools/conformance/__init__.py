@@ -21,5 +21,5 @@ this), as ``deadline_conformance``.
 
 from typing import Final
 
-VERSION: Final = "0.1.0"
+VERSION: Final = "0.1.1"
 """Version of rules and tolerances: results compare only within one."""

@@ -73,10 +73,11 @@ RULES: Final = (
     Rule(
         "clock.date",
         "Answers have a Date header, by a clock that agrees with the client's.",
-        "the header, less the client's clock in the middle of the round trip, the shortest of some",
+        "the header, less the client's clock in the middle of the round trip, the latest of three"
+        " in more than a second",
         "2 s and the round trip",
-        "RFC 9110 (6.6.1) asks for it; it has whole seconds; where clocks differ an absolute"
-        " deadline means something else to each side",
+        "RFC 9110 (6.6.1) asks for it; it has whole seconds, and many servers write it once a"
+        " second; where clocks differ an absolute deadline means something else to each side",
     ),
     Rule(
         "clock.absolute",

@@ -4,7 +4,7 @@ import heapq
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,6 +111,10 @@ class Rival(Protocol):
         """Learn that an answer came to its own end, or its client hung up."""
 
 
+Then = Callable[[Job], SimArrival | None]
+"""What the client of a job that has ended sends next, now or later; None for nothing."""
+
+
 class RivalFleet:
     """Fleet that takes arrivals through a policy, step by step on virtual time."""
 
@@ -122,20 +126,23 @@ class RivalFleet:
         self._busy = [False] * count
         self._waiting: list[Job] = []
         self._caches = [_PrefixCache() for _ in range(count)]
+        self._jobs: list[Job] = []
+        self._coming: list[tuple[float, int, Job]] = []
+        """Jobs that have not arrived yet: a heap by time, then by number."""
+        self._then: Then = _nothing
 
-    def run(self, arrivals: Iterable[SimArrival]) -> list[Job]:
-        """Run ``arrivals``; returns all jobs, ended. Clients hang up once what they asked for is
-        out of reach."""
-        jobs = [_job(arrival) for arrival in arrivals]
-        upcoming = iter(jobs)
-        coming = next(upcoming, None)
+    def run(self, arrivals: Iterable[SimArrival], then: Then | None = None) -> list[Job]:
+        """Run ``arrivals``, and what ``then`` says that their clients send after them; returns all
+        jobs, ended. Clients hang up once what they asked for is out of reach."""
+        self._then = then or _nothing
+        for arrival in arrivals:
+            self._expect(arrival)
         steps: list[tuple[float, int, list[Job], dict[Job, int]]] = []
         now = 0.0
-        while coming is not None or steps:
-            if coming is not None and (not steps or coming.arrived <= steps[0][0]):
-                now = coming.arrived
-                self._waiting.append(coming)
-                coming = next(upcoming, None)
+        while self._coming or steps:
+            if self._coming and (not steps or self._coming[0][0] <= steps[0][0]):
+                now, _, job = heapq.heappop(self._coming)
+                self._waiting.append(job)
             else:
                 now, instance, rows, chunks = heapq.heappop(steps)
                 self._busy[instance] = False
@@ -149,7 +156,12 @@ class RivalFleet:
                     self._busy[instance] = True
                     end = now + self._step_s(rows, chunks)
                     heapq.heappush(steps, (end, instance, rows, chunks))
-        return jobs
+        return self._jobs
+
+    def _expect(self, arrival: SimArrival) -> None:
+        job = _job(arrival)
+        heapq.heappush(self._coming, (job.arrived, len(self._jobs), job))
+        self._jobs.append(job)
 
     def _plan(self, now: float, instance: int) -> tuple[list[Job], dict[Job, int]]:
         running = [job for job in self._running[instance] if not job.ended_at]
@@ -247,6 +259,13 @@ class RivalFleet:
         if job.instance < 0 or job in self._waiting:
             self._waiting.remove(job)
         self._policy.answered(job)
+        following = self._then(job)
+        if following is not None:
+            self._expect(following)
+
+
+def _nothing(job: Job) -> SimArrival | None:
+    return None
 
 
 def _job(arrival: SimArrival) -> Job:

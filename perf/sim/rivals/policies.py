@@ -135,6 +135,40 @@ class JitServe(_Replanning):
         return now + likely_s > self._due(job), work_s
 
 
+class JitServeStages(JitServe):
+    """JITServe's rule for requests of several stages: a call of a run is due when the share of the
+    run's time is over that finished runs of its agent had used up after as many calls.
+
+    The calls of a run have the same ``session``, those of an agent the same ``tenant``.
+    """
+
+    def __init__(self, machine: EngineFigures) -> None:
+        super().__init__(machine)
+        self._runs: dict[str, list[float]] = {}
+        """When each run that is under way began, and when each of its calls ended."""
+        self._shares: dict[tuple[str, int], tuple[float, int]] = {}
+        """Sum of the shares (0 to 1) and number of runs, by agent and number of calls."""
+
+    def answered(self, job: Job) -> None:
+        super().answered(job)
+        if job.arrival.session:
+            self._runs.setdefault(job.arrival.session, [job.arrived]).append(job.ended_at)
+
+    def run_over(self, agent: str, session: str) -> None:
+        """Learn from a run whose last call was answered in time."""
+        begun, *ends = self._runs.pop(session)
+        for number, end in enumerate(ends):
+            shares, runs = self._shares.get((agent, number), (0.0, 0))
+            self._shares[agent, number] = shares + (end - begun) / (ends[-1] - begun), runs + 1
+
+    def _due(self, job: Job) -> float:
+        begun, *ends = self._runs.get(job.arrival.session, [job.arrived])
+        shares, runs = self._shares.get((job.arrival.tenant, len(ends)), (0.0, 0))
+        if not job.arrival.session or not runs:
+            return super()._due(job)
+        return begun + shares / runs * (job.deadline - begun)
+
+
 class QoServe(_Learning):
     """Deadline plus remaining prefill; relegated once when it will miss."""
 

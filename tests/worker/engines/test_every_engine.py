@@ -322,6 +322,27 @@ def test_dl6_a_deadline_is_a_clean_end_where_the_client_takes_what_there_is(
     assert end.completion_tokens == len(lane.ids(handle)) < LONG
 
 
+def test_dl23_a_text_is_brought_to_a_whole_end_before_its_deadline(
+    served: Served, lane: LaneClient, expected: Answer
+) -> None:
+    needs(served, Feature.FINISH)
+    budget_ms, is_whole = 250.0, False
+    while not is_whole:
+        handle = lane.submit(
+            served.encode(PROMPT),
+            budget_ms=budget_ms,
+            on_deadline=OnDeadline.FINISH,
+            max_tokens=LONG,
+        )
+        end = lane.end(handle)
+        is_whole = end.code is None and end.reason is not FinishReason.DEADLINE
+        budget_ms *= 2  # the machine did something else for most of it
+    ids = lane.ids(handle)
+    assert ids[-1] in served.card.eos_token_ids
+    assert len(ids) < len(expected.ids) or budget_ms > 500.0
+    assert lane.text(handle).rstrip()[-1:] in tuple(".!?\"')"), lane.text(handle)
+
+
 def test_dl3_no_time_to_start_is_no_start(served: Served, lane: LaneClient) -> None:
     answer = lane.run(served.encode(PROMPT), budget_ms=0.5)
     assert (answer.end.code, answer.ids) == (Code.DEADLINE_EXCEEDED, [])

@@ -1,0 +1,78 @@
+"""A deadline that is bought before the request is sent, on a real Triton at 20 ms a token."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.conftest import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
+
+BODY = {"model": "demo", "prompt": "Tell me.", "max_tokens": 10, "ignore_eos": True}
+TRIES = 5
+"""A busy machine may break a reservation, which is no defect."""
+
+
+@pytest.fixture
+async def http(paced: Stack) -> Any:
+    async with aiohttp.ClientSession(paced.url) as session:
+        yield session
+
+
+async def reserve(http: aiohttp.ClientSession, **more: object) -> dict[str, Any]:
+    body = {**BODY, "accept": 0.99, **more}
+    async with http.post("/v2/quote", json=body) as response:
+        quote = await response.json()
+        assert response.status == 200, quote
+    assert [point["chance"] for point in quote["earliest"]] == [0.5, 0.9, 0.99]
+    reservation: dict[str, Any] = quote["reservation"]
+    return reservation
+
+
+async def send(
+    http: aiohttp.ClientSession, reservation: dict[str, Any]
+) -> tuple[int, str | None, Any]:
+    """Status, the chance that the answer says it was reserved with, and the body."""
+    headers = reservation["headers"]
+    async with http.post("/v1/completions", json=BODY, headers=headers) as response:
+        return response.status, response.headers.get("X-Deadline-Reserved"), await response.json()
+
+
+async def test_a_reservation_is_used_once_and_kept(
+    paced: Stack, http: aiohttp.ClientSession
+) -> None:
+    for _ in range(TRIES):
+        reservation = await reserve(http)
+        assert reservation["within_ms"] > 200  # ten tokens
+        status, reserved, answer = await send(http, reservation)
+        if status == 200:
+            break
+    assert (status, reserved) == (200, "0.99")
+    assert answer["usage"]["completion_tokens"] == 10
+    kept = paced.orchestrator.metric(
+        "tidegate_reservations_ended_total", chance="99", result="kept"
+    )
+    assert kept >= 1
+
+
+async def test_a_reservation_that_nobody_came_for_in_time_holds_nothing(
+    http: aiohttp.ClientSession,
+) -> None:
+    """Served as any other while its deadline is to come, and refused by name once it is not."""
+    reservation = await reserve(http, hold_ms=1)
+    await asyncio.sleep(0.05)
+    _, reserved, _ = await send(http, reservation)
+    assert reserved is None
+    await asyncio.sleep(reservation["within_ms"] / 1000)
+    status, reserved, answer = await send(http, reservation)
+    assert (status, reserved) == (504, None)
+    assert answer["error"]["code"] == "deadline_exceeded"
+    assert "passed" in answer["error"]["message"]
+
+
+async def test_a_model_that_is_away_is_not_quoted(http: aiohttp.ClientSession) -> None:
+    async with http.post("/v2/quote", json={**BODY, "model": "away"}) as response:
+        assert response.status == 404
+        assert "away" in (await response.json())["error"]["message"]
