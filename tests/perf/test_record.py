@@ -47,7 +47,7 @@ def test_a_dry_run_prints_the_plan(
     assert record.main() == 0
     assert capsys.readouterr().out.splitlines()[:3] == [
         "swap-cpu, about 65 s: python -m perf.swap",
-        "soak, about 640 s, 2 at once: python -m perf.chaos --soak 600",
+        "soak, about 3660 s, 2 at once: python -m perf.chaos --soak 3600",
         "chaos, about 200 s, 2 at once: python -m perf.chaos --engine synthetic-paced --clients 2",
     ]
 
