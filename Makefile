@@ -16,7 +16,7 @@ CANDIDATES := $(or $(PYTHON),$(BIN)/python python3 python3.13 python3.12 python3
 FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 FOUND := $(shell for p in $(CANDIDATES); do $$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup setup-dev demo test test-slow test-all ci-all test-avx2 test-clients test-engines lint wheel clean \
+.PHONY: help setup setup-dev demo test test-slow test-all ci-all test-avx2 test-clients test-engines test-llamacpp lint wheel clean \
   record figures bench bench-quick bench-engine bench-goodput bench-rows bench-peers bench-slot bench-swap soak-slot sim attack chaos soak fuzz
 
 help:
@@ -27,7 +27,8 @@ help:
 	@echo 'make ci-all        what a release must pass: all that .ci/run takes turns with'
 	@echo 'make test-avx2     what computes on the CPU, as on one without AVX-512'
 	@echo 'make test-clients  other people'"'"'s clients and coding agents     LATEST=1: their newest releases'
-	@echo 'make test-engines  vLLM for CPUs, which it installs (3.4 GB), under the tests of every engine'
+	@echo 'make test-engines  vLLM for CPUs and llama.cpp, which it installs (3.4 GB), under the tests of every engine'
+	@echo 'make test-llamacpp llama.cpp alone: its installation is small, and so is the wait'
 	@echo 'make lint          style and types'
 	@echo 'make record        records all that the documents show anew, from a clean commit; two to three hours'
 	@echo '                   ARGS=--dry-run, ARGS="--only quick swap-cpu"'
@@ -97,14 +98,21 @@ test-clients: setup-dev
 	$(BIN)/python -m pytest -n 0 tests/e2e/clients $(ARGS); status=$$?; \
 	  $(BIN)/python -m tools.clients_page build/clients.json && exit $$status
 
-# In the environment that vLLM gets for itself: its Python finds pytest and the rest in .venv.
-test-engines: setup-dev
+# In the environment that each engine gets for itself: its Python finds pytest and the rest in .venv.
+engine_python = $$($(BIN)/python -c "from catalog.paths import state_dir; \
+  from pool.engines.environments import environment_if_made as made; \
+  print(made('$(1)', state_dir(), 'cpu')['VIRTUAL_ENV'] + '/bin/python')")
+
+test-engines: test-llamacpp
 	$(BIN)/python -m tidegate engines ensure vllm --device cpu
-	$$($(BIN)/python -c "from catalog.paths import state_dir; \
-	  from pool.engines.environments import environment_if_made as made; \
-	  print(made('vllm', state_dir(), 'cpu')['VIRTUAL_ENV'] + '/bin/python')") \
+	$(call engine_python,vllm) \
 	  -m pytest -n 0 -k vllm tests/worker/engines tests/worker/test_engine_choice.py $(ARGS)
 	$(BIN)/python -m pytest -n 0 -k vllm tests/e2e/test_other_engines.py $(ARGS)
+
+test-llamacpp: setup-dev
+	$(BIN)/python -m tidegate engines ensure llamacpp --device cpu
+	$(call engine_python,llamacpp) -m pytest -n 0 -k "llamacpp or gguf" tests/worker/engines \
+	  tests/tools/test_to_gguf.py tests/e2e/test_other_engines.py $(ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check .

@@ -90,6 +90,7 @@ SOURCES: Final = {
     "perf.sim.chains": (*_SIM, *_RUNS, "perf/sim/chains.py"),
     "perf.sim.slow_tools": (*_SIM, *_RUNS, "perf/sim/chains.py", "perf/sim/slow_tools.py"),
     "perf.sim.quotes": (*_SIM, "perf/sim/quotes.py"),
+    "perf.sim.reported": (*_SIM, "perf/sim/reported.py"),
     "perf.sim.explained": (
         *_SIM,
         "orchestrator/recording",
@@ -254,9 +255,11 @@ class Figures:
                 if machine.stolen_percent is None
                 else f"{machine.stolen_percent:g} % of the time stolen"
             )
+            seed = facts.get("seed")
+            drawn = "" if seed is None or "--seed " in facts["command"] else f", seed {seed}"
             old = " **Old: the code has changed since.**" if self._old(facts) else ""
             yield (
-                f"- `{name}`: `{facts['command']}`, commit {facts['commit'][:10]}, "
+                f"- `{name}`: `{facts['command']}`{drawn}, commit {facts['commit'][:10]}, "
                 f"{facts['created'][:10]}; {'; '.join(where)}.{old}"
             )
 

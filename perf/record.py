@@ -178,6 +178,7 @@ TABLE: Final = (
         60,
         beside=True,
     ),
+    Entry("sim-reported", "perf.sim.reported", "", 300, beside=True),
     Entry(
         "sim-chains",
         "perf.sim.chains",

@@ -226,7 +226,6 @@ async def _soak(seconds: float, seed: int, recording: Recording, console: Consol
     recording.save(
         recording.facts()
         | {
-            "seed": seed,
             "engine": soak.SPEC.engine,
             "seconds": round(found.looks.seconds, 1),
             "parts": rows,
@@ -281,7 +280,6 @@ async def _main(can: Allowed) -> int:
     recording.save(
         recording.facts()
         | {
-            "seed": args.seed,
             "engine": args.engine,
             "clients": args.clients * len(KINDS),
             "orchestrator_kills": sum(

@@ -389,7 +389,7 @@ async def _main(small_disk: Path | None, skipped: str) -> int:
     facts = facts_of(found)
     for what, value in facts.items():
         console.print(f"{what}: {value}", markup=False)
-    recording.save(recording.facts() | {"seed": args.seed, "skipped": skipped} | facts)
+    recording.save(recording.facts() | {"skipped": skipped} | facts)
     return int(bool(found.faults))
 
 

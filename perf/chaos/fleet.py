@@ -176,7 +176,6 @@ async def _main() -> int:
     recording.save(
         recording.facts()
         | {
-            "seed": args.seed,
             "clients": args.clients * len(KINDS),
             "orchestrators": ORCHESTRATORS,
             "lease_s": LEASE_S,

@@ -82,7 +82,7 @@ def main(command: Sequence[str]) -> int:
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="for the checkpoint")
     args = parser.parse_args(command)
-    recording = begin(parser, args, "perf.engine", *command)
+    recording = begin(parser, args, "perf.engine", *command, seed=SEED)
     console = new_console()
     bundle = (compare_all if args.engine else run_all)(args, recording, console)
     show(bundle, console)

@@ -238,7 +238,7 @@ async def _main() -> int:
         choices = choices_of(args)
     except ValueError as error:
         parser.error(str(error))
-    recording = begin(parser, args, "perf.goodput", *sys.argv[1:])
+    recording = begin(parser, args, "perf.goodput", *sys.argv[1:], seed=SEED)
     console = new_console(130)
     begun = time.monotonic()
     measured = await run(choices, console)

@@ -176,7 +176,7 @@ def new_arguments() -> argparse.ArgumentParser:
 async def _main() -> int:
     parser = new_arguments()
     args = parser.parse_args()
-    recording = begin(parser, args, "perf.peers", *sys.argv[1:])
+    recording = begin(parser, args, "perf.peers", *sys.argv[1:], seed=SEED)
     console = new_console()
     comparison = Comparison(size_of(args), not args.skip_install, console)
     await comparison.parts(args.only or list(PARTS))

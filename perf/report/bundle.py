@@ -131,6 +131,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA_VERSION
     created: str
     command: str
+    seed: int | None = None
+    """First seed of what was drawn; None where nothing was, and in older bundles."""
     commit: str
     dirty: bool = False
     quick: bool

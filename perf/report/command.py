@@ -33,11 +33,19 @@ def new_parser(doc: str | None, *, saves: bool = True) -> argparse.ArgumentParse
 
 
 def begin(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, module: str, *given: str
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    module: str,
+    *given: str,
+    seed: int | None = None,
 ) -> Recording:
-    """The recording of ``python -m module given``; a usage error when it could not be saved."""
+    """The recording of ``python -m module given``; a usage error when it could not be saved.
+
+    ``seed`` is that of a command without an option for it.
+    """
+    seed, allow_dirty = getattr(args, "seed", seed), args.allow_dirty
     try:
-        return Recording.begin((module, *given), args.json, allow_dirty=args.allow_dirty)
+        return Recording.begin((module, *given), args.json, allow_dirty=allow_dirty, seed=seed)
     except DirtyTree as error:
         parser.error(str(error))
 

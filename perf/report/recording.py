@@ -82,10 +82,16 @@ class Recording:
     path: Path | None = None
     allow_dirty: bool = False
     cpu_before: CpuTimes | None = None
+    seed: int | None = None
 
     @classmethod
     def begin(
-        cls, command: Sequence[str], path: Path | None = None, *, allow_dirty: bool = False
+        cls,
+        command: Sequence[str],
+        path: Path | None = None,
+        *,
+        allow_dirty: bool = False,
+        seed: int | None = None,
     ) -> Self:
         """Recording of a run that begins. Raises ``DirtyTree`` before anything is measured that
         could not be saved."""
@@ -93,13 +99,14 @@ class Recording:
         if path is not None:
             checkout.check(path, allow_dirty=allow_dirty)
         line = shlex.join(["python", "-m", *(_without_folders(each) for each in command)])
-        return cls(line, describe_machine(), checkout, path, allow_dirty, CpuTimes.now())
+        return cls(line, describe_machine(), checkout, path, allow_dirty, CpuTimes.now(), seed)
 
     def facts(self) -> dict[str, object]:
         """Facts that every bundle has about its run, which ends here."""
         return {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": self.command,
+            **({} if self.seed is None else {"seed": self.seed}),
             "commit": self.checkout.commit,
             "dirty": bool(self._now().changed),
             "machine": self._machine(),

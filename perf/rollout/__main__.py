@@ -85,7 +85,7 @@ async def _main() -> int:
         "faults": faults,
     }
     _show(figures, console)
-    recording.save(recording.facts() | {"seed": args.seed, "engine": args.engine} | figures)
+    recording.save(recording.facts() | {"engine": args.engine} | figures)
     return int(bool(faults))
 
 

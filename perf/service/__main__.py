@@ -8,6 +8,7 @@ exit status is 1 when a benchmark failed; one that cannot run here is skipped wi
 
 import sys
 
+from perf import SEED
 from perf.report.command import begin, new_console, new_parser, status_of
 from perf.report.table import show
 from perf.service import BENCHES
@@ -21,7 +22,7 @@ async def _main() -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=[], metavar="NAME")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the engine")
     args = parser.parse_args()
-    recording = begin(parser, args, "perf.service", *sys.argv[1:])
+    recording = begin(parser, args, "perf.service", *sys.argv[1:], seed=SEED)
     console = new_console()
     chosen = [
         bench

@@ -299,7 +299,7 @@ def main(argv: Sequence[str]) -> int:
     names = [*MANNERS, *RIVALS]
     parser.add_argument("--manners", nargs="+", choices=names, default=names)
     args = parser.parse_args(argv)
-    recording = begin(parser, args, "perf.sim.chains", *argv)
+    recording = begin(parser, args, "perf.sim.chains", *argv, seed=0)
     results: list[BenchResult] = []
     print(f"{'runs':5} {'load':>5} {'said':15} {'runs kept':>16} {'others kept':>16} {'wasted':>7}")
     for of in (LOADS[name] for name in args.runs):

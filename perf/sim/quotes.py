@@ -170,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
         recorded = msgspec.json.decode(args.of.read_bytes(), type=Bundle)
         plot.draw_reliability(diagram_of(recorded.figures()), args.plot)
         return 0
-    recording, console = begin(parser, args, "perf.sim.quotes", *argv), new_console()
+    recording, console = begin(parser, args, "perf.sim.quotes", *argv, seed=1), new_console()
     results: list[BenchResult] = []
     for load in args.loads:
         with result(

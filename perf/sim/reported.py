@@ -1,32 +1,37 @@
 """Reports to clients beside what comes of them: starts, retries, deadlines, fits, ends (DL-16).
 
-    python -m perf.sim.reported [--seconds 60] [--seed N]
+    python -m perf.sim.reported [--seconds 60] [--seeds N] [--scenes NAME …]
 
 The load is mixed: stated and open lengths, ``error``, ``partial`` and ``fit``, some with deadlines
 that nobody could keep. Whoever is refused as infeasible comes back with the deadline that it was
 told. Frames from workers take a while to the orchestrator, and its answers to the clients.
+
+Figures are of all seeds together, with the lowest and highest of a seed; ``n`` counts what they are
+of.
 """
 
-import argparse
 import asyncio
 import math
 import random
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Final, NamedTuple
 
 from orchestrator.errors import DeadlineInfeasible, QueueFull, TidegateError
 from orchestrator.tasks.task import Task
 from perf.load.workload import Sizes
+from perf.report.bundle import BenchResult, Better, Figure
+from perf.report.command import begin, new_console, new_parser, result
 from perf.report.stats import percentile
 from perf.sim.__main__ import FLEET, SPEED, capacity_per_s
 from perf.sim.arrivals import Scenario, SimArrival
 from perf.sim.scenes import STEP_COST
 from perf.sim.simulate import Fleet, new_job, new_orchestrator
 from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
-from pool.replay.worker import WorkerSpec
+from pool.replay.worker import SimWorker, WorkerSpec
 from worker.protocol import Delta, OnDeadline, Outcome
+from worker.runner.synthetic import StepCost
 
 WAY_BACK_S = 0.002
 CLIENT_MS = 4.0
@@ -34,9 +39,11 @@ CLIENT_MS = 4.0
 _POLL_S = 0.005
 _SHORT_MS = 20.0
 """Wait in ms, reported or real, below which pairs are not compared."""
-_WARM_S = 10.0
+_WARM_S: Final = 10.0
 _COOL_S = 10.0
 _LINGER_S = 20.0
+_SLOW: Final = 10.0
+_ANOTHER_PACE_S: Final = 0.5
 
 
 class Pair(NamedTuple):
@@ -81,12 +88,48 @@ class Reported:
         return percentile([p.real / p.reported for p in self.fits], 50) if self.fits else math.nan
 
     @property
+    def fit_use_p10(self) -> float:
+        """Share of the budget that nine in ten fits use at least; NaN of none."""
+        return percentile([p.real / p.reported for p in self.fits], 10) if self.fits else math.nan
+
+    @property
     def fits_late(self) -> float:
         return sum(p.real > p.reported for p in self.fits) / max(1, len(self.fits))
 
     @property
     def partials_in_time(self) -> float:
         return sum(left >= 0 for left in self.partial_left) / max(1, len(self.partial_left))
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePace:
+    """Pace of a machine that others use, too."""
+
+    slow_s: float = 0.0
+    """Seconds at the beginning in which steps take ten times as long."""
+    most: float = 1.0
+    """Factor by which steps are longer at most; each half second has another."""
+
+    async def follow(self, workers: Sequence[SimWorker], rng: random.Random) -> None:
+        """Make the workers' steps as long as the pace says, for good."""
+        usual = workers[0].runner.cost
+
+        def take(factor: float) -> None:
+            for worker in workers:
+                worker.runner.cost = StepCost(
+                    factor * usual.step_s, factor * usual.row_s, factor * usual.prompt_token_s
+                )
+
+        if self.slow_s:
+            take(_SLOW)
+            await asyncio.sleep(self.slow_s)
+        take(1.0)
+        while self.most > 1.0:
+            take(rng.uniform(1.0, self.most))
+            await asyncio.sleep(_ANOTHER_PACE_S)
+
+
+ALONE: Final = MachinePace()
 
 
 def median_factor(pairs: Iterable[Pair]) -> float:
@@ -128,6 +171,7 @@ def measure(
     seed: int,
     warm_s: float = _WARM_S,
     cool_s: float = _COOL_S,
+    pace: MachinePace = ALONE,
 ) -> Reported:
     """Compare what arrives after ``warm_s`` and until ``cool_s`` before the last one.
 
@@ -135,7 +179,7 @@ def measure(
     """
     return run_quietly(
         lambda loop: _measure(
-            loop, list(arrivals), fleet, settings, random.Random(seed), warm_s, cool_s
+            loop, list(arrivals), fleet, settings, random.Random(seed), warm_s, cool_s, pace
         )
     )
 
@@ -148,12 +192,14 @@ async def _measure(
     rng: random.Random,
     warm_s: float,
     cool_s: float,
+    pace: MachinePace,
 ) -> Reported:
     clock = VirtualClock(loop)
     fleet = replace(fleet, spec=replace(fleet.spec, way_back_s=WAY_BACK_S))
-    parts, _ = new_orchestrator(fleet, clock, settings, rng)
+    parts, workers = new_orchestrator(fleet, clock, settings, rng)
     orchestrator = parts.orchestrator
     parts.lifecycle.start()
+    pacing = asyncio.ensure_future(pace.follow(workers, random.Random(0)))
     reported = Reported()
     counts_until = arrivals[-1].at_s - cool_s
     running: set[asyncio.Task[None]] = set()
@@ -233,7 +279,7 @@ async def _measure(
     await asyncio.sleep(arrivals[-1].at_s + _LINGER_S - clock.now())
     await parts.lifecycle.drain(0.0)
     await parts.lifecycle.close()
-    for task in running:
+    for task in (pacing, *running):
         task.cancel()
     return reported
 
@@ -254,11 +300,6 @@ class _EndListener:
         self.is_over.set()
 
 
-def _off(pairs: list[Pair]) -> str:
-    """Median of reported over real, the median factor of single pairs, and their number."""
-    return f"{median_ratio(pairs):.2f} (each x{median_factor(pairs):.2f} of {len(pairs)})"
-
-
 FEW_LONG = Fleet(WorkerSpec(STEP_COST, 2, kv_tokens=4096), count=1)
 LONG = Scenario(
     SPEED,
@@ -267,37 +308,151 @@ LONG = Scenario(
     open_share=1.0,
 )
 """Scenario of long answers of unknown length, which hold all of few slots."""
+MIXED: Final = Scenario(SPEED, open_share=0.5)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+@dataclass(frozen=True, slots=True)
+class ReportedScene:
+    """Load and machine; what is reported from ``_WARM_S`` on counts."""
+
+    name: str
+    what: str
+    load: float
+    """Multiples of the capacity of a machine that nobody else uses."""
+    pace: MachinePace = ALONE
+    max_waiting: int = -1
+
+    def measure(self, capacity: float, seconds: float, seed: int, fleet: Fleet = FLEET) -> Reported:
+        """Reports of one seed; ``capacity`` in requests per second, of ``fleet``."""
+        arrivals = mixed(MIXED.arrivals(self.load * capacity, seconds, seed), seed)
+        settings = {"QUEUE__MAX_WAITING": str(self.max_waiting)}
+        return measure(arrivals, fleet, settings, seed=seed, pace=self.pace)
+
+
+SCENES: Final = {
+    scene.name: scene
+    for scene in (
+        ReportedScene("calm", "0.3 times the capacity", 0.3),
+        ReportedScene("busy", "the same, steps up to twice as long", 0.3, MachinePace(most=2.0)),
+        ReportedScene(
+            "slow-start",
+            "the same, steps ten times as long until it counts",
+            0.3,
+            MachinePace(slow_s=_WARM_S),
+        ),
+        ReportedScene("overload", "1.5 times the capacity", 1.5),
+        ReportedScene("full-queue", "the same, at most 8 wait", 1.5, max_waiting=8),
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="of load, ends included")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.8, 1.0, 1.6])
-    parser.add_argument("--seed", type=int, default=20240229)
-    args = parser.parse_args()
-    scenario = Scenario(SPEED, open_share=0.5)
-    cells = []
-    for name, some, fleet in (("mixed", scenario, FLEET), ("few long", LONG, FEW_LONG)):
-        capacity = capacity_per_s(some, fleet, args.seed)
-        for load in args.loads:
-            arrivals = some.arrivals(load * capacity, args.seconds, args.seed)
-            many = mixed(arrivals, args.seed) if name == "mixed" else list(arrivals)
-            for queue in ("-1", "8"):
-                cells.append((f"{name} {load:g} x, queue {queue}", many, fleet, queue))
-    for name, many, fleet, queue in cells:
-        it = measure(many, fleet, {"QUEUE__MAX_WAITING": queue}, seed=args.seed)
-        print(
-            f"{name:28} starts {_off(it.starts)}, retry {_off(it.retries)},"
-            f" deadlines kept {100 * it.kept:.1f} % at {median_ratio(it.deadlines):.2f}"
-            f" ({len(it.deadlines)}), finish x{median_factor(it.finishes):.2f},"
-            f" fit uses {100 * it.fit_use:.0f} %, late {100 * it.fits_late:.2f} %,"
-            f" cut {it.fits_cut}/{len(it.fits)},"
-            f" partial in time {100 * it.partials_in_time:.2f} % ({len(it.partial_left)})"
-        )
-    return 0
+}
+
+
+def pooled(runs: Iterable[Reported]) -> Reported:
+    """All reports of several runs."""
+    whole = Reported()
+    for run in runs:
+        for each in fields(Reported):
+            setattr(whole, each.name, getattr(whole, each.name) + getattr(run, each.name))
+    return whole
+
+
+class _Report(NamedTuple):
+    """Value of a run's reports, and the number of things that it is of."""
+
+    key: str
+    label: str
+    value: Callable[[Reported], float]
+    number: Callable[[Reported], int]
+    better: Better
+
+
+def _fits(reported: Reported) -> int:
+    return len(reported.fits)
+
+
+_REPORTS: Final = (
+    _Report("fit_use", "fit: share of its time used", lambda r: r.fit_use, _fits, "higher"),
+    _Report("fit_use_p10", "fit: used by nine in ten", lambda r: r.fit_use_p10, _fits, "higher"),
+    _Report("fits_late", "fit: share late", lambda r: r.fits_late, _fits, "lower"),
+    _Report(
+        "partials_in_time",
+        "partial: share in time",
+        lambda r: r.partials_in_time,
+        lambda r: len(r.partial_left),
+        "higher",
+    ),
+    _Report(
+        "deadlines_kept",
+        "deadlines that were named: share kept",
+        lambda r: r.kept,
+        lambda r: r.deadlines_kept + r.deadlines_lost,
+        "higher",
+    ),
+    _Report(
+        "deadlines",
+        "deadlines that were named, over what it took",
+        lambda r: median_ratio(r.deadlines),
+        lambda r: len(r.deadlines),
+        "neither",
+    ),
+    _Report(
+        "starts",
+        "starts: told over real",
+        lambda r: median_ratio(r.starts),
+        lambda r: len(r.starts),
+        "neither",
+    ),
+    _Report(
+        "retries",
+        "Retry-After over the time until there is room",
+        lambda r: median_ratio(r.retries),
+        lambda r: len(r.retries),
+        "neither",
+    ),
+)
+
+
+def figures_of(name: str, runs: Sequence[Reported]) -> Iterator[Figure]:
+    """Figures of a scene: of all runs together, from the lowest run's to the highest's."""
+    whole = pooled(runs)
+    for report in _REPORTS:
+        by_run = [report.value(run) for run in runs if report.number(run)]
+        if by_run:
+            yield Figure(
+                key=f"{name}.{report.key}",
+                label=report.label,
+                unit="",
+                median=report.value(whole),
+                low=min(by_run),
+                high=max(by_run),
+                spread="min–max",
+                n=report.number(whole),
+                better=report.better,
+            )
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("--scenes", nargs="+", choices=list(SCENES), default=list(SCENES))
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of load")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="from 1 on")
+    args = parser.parse_args(argv)
+    recording, console = begin(parser, args, "perf.sim.reported", *argv, seed=1), new_console()
+    capacity = capacity_per_s(MIXED, FLEET, 1)
+    results: list[BenchResult] = []
+    for name in args.scenes:
+        scene = SCENES[name]
+        with result(results, name, f"{name}: {scene.what}") as figures:
+            seeds = range(1, args.seeds + 1)
+            figures += figures_of(
+                name, [scene.measure(capacity, args.seconds, seed) for seed in seeds]
+            )
+        console.print(results[-1].what, results[-1].failed, style="bold")
+        for one in figures:
+            spread = f"({one.low:.3f} … {one.high:.3f})"
+            console.print(f"{one.label}: {one.median:.3f} {spread}, of {one.n}")
+    recording.save(recording.bundle(results))
+    return 1 if any(one.failed for one in results) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--manners", nargs="+", choices=MANNERS, default=list(MANNERS))
     args = parser.parse_args(argv)
-    recording = begin(parser, args, "perf.sim.slow_tools", *argv)
+    recording = begin(parser, args, "perf.sim.slow_tools", *argv, seed=0)
     results: list[BenchResult] = []
     print(
         f"{'load':>5} {'slow':>5} {'tools':8} {'runs kept':>16} {'whole':>6} {'× wait':>7}"

@@ -1,6 +1,10 @@
-"""Every program and command in README.md and docs/ works as it stands, but for its ports and for
-seconds that a busy machine may take for other things. What cannot run here (another machine, a
-hub, Docker) is parsed by the command that it calls, or named below with the reason."""
+"""Every fenced block of the pages in Python or shell is run or parsed.
+
+Run, but for its ports and for seconds that a busy machine may take for other things: what is a
+whole program, calls the service by curl, or begins as one of ``AGAINST_THE_DEMO`` does. Parsed, by
+the command that it calls or by a dry run of make: every other command of ``tidegate`` and make.
+Neither: what is in ``NOT_RUN``, with the reason (another machine, a hub, Docker).
+"""
 
 import os
 import re
@@ -22,7 +26,11 @@ from tidegate.cli.commands import tidegate
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("idle_afterwards")]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PAGES = [CHECKOUT / "README.md", *sorted(CHECKOUT.glob("docs/*.md")), CHECKOUT / "docker/README.md"]
+PAGES = [
+    *(CHECKOUT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted(CHECKOUT.glob("docs/*.md")),
+    *(CHECKOUT / name / "README.md" for name in ("docker", "orchestrator", "perf", "worker")),
+]
 
 
 class Block(NamedTuple):
@@ -58,7 +66,13 @@ COMMANDS = [
     if block.kind == "sh" and not block.is_run
     for line in block.lines
 ]
-AGAINST_THE_DEMO = ("tidegate tasks list", "tidegate top --once", "tidegate chat --json")
+AGAINST_THE_DEMO = (
+    "tidegate tasks list",
+    "tidegate top --once",
+    "tidegate chat --json",
+    "tidegate doctor",
+    "tidegate quote",
+)
 """Commands that need nothing but a service; each begins so."""
 NOT_RUN = {
     "export LANE_TOKEN": "for the compose file below it",
@@ -77,6 +91,8 @@ NOT_RUN = {
     "python -m tools.conformance": "loads a server for minutes; tests/tools tests it",
     "deadline-conformance ": "the same, from the wheel of its own",
     "pytest -p deadline_conformance": "the same, as a plugin",
+    "python client/examples/slot_grpc.py": "needs a model of clips; tests/e2e/test_slot.py runs it",
+    "python -m worker.kv_disk ": "needs such a folder; tests/worker/kv_disk makes one",
 }
 """What nothing here runs or parses, by how it begins, and why."""
 
@@ -87,6 +103,14 @@ def test_the_pages_have_what_this_tests() -> None:
     lines = {line.partition("#")[0].strip() for page, line in COMMANDS if page == "README.md"}
     assert {"make demo", "make test"} <= lines
     assert len(RUN) >= 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_no_command_is_outside_of_a_fence(page: Path) -> None:
+    """Nothing here would see it."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    began = r"^ {4}(?:\.venv/bin/|curl|docker|make|pip|pytest|python|tidegate) .*"
+    assert re.findall(began, prose, re.M) == []
 
 
 def here(text: str, url: str, grpc: str) -> str:
@@ -106,7 +130,9 @@ def here(text: str, url: str, grpc: str) -> str:
 
 
 def environment(url: str) -> dict[str, str]:
-    return os.environ | {"TIDEGATE_URL": url, "PYTHONPATH": str(CHECKOUT / "client")}
+    """``TIDEGATE_PORT`` is for the doctor, who looks whether the port is free."""
+    client = {"TIDEGATE_URL": url, "PYTHONPATH": str(CHECKOUT / "client")}
+    return os.environ | client | {"TIDEGATE_PORT": "0"}
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -15,10 +16,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from http.client import HTTPResponse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from catalog.paths import DEMO_CHECKPOINT, ROOT, journal_file, state_dir
+from pool import bootstrap
 from pool.engines import triton_wheel as wheel
 from pool.process.ports import is_free
 from pool.units.triton_control import TritonControl
@@ -40,17 +43,19 @@ class Up:
         tmp_path: Path,
         *arguments: str,
         wrapper: tuple[str, ...] = (),
-        up: tuple[str, ...] = UP,
-        cwd: Path = ROOT,
+        made_in: Path | None = None,
         env: Mapping[str, str] = {},
     ) -> None:
+        """``made_in``: a checkout in which ``make demo`` runs it."""
         self.marked = Marked()
         self._state_file = tmp_path / "state.json"
         self._output = tmp_path / "output"
+        words = ["--state-file", str(self._state_file), *arguments]
+        made = ["make", "demo", "PORT=0", f"ARGS={shlex.join(words)}"]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*wrapper, *up, "--state-file", str(self._state_file), *arguments],
-                cwd=cwd,
+                made if made_in else [*wrapper, *UP, *words],
+                cwd=made_in or ROOT,
                 env={**self.marked.env, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -65,10 +70,15 @@ class Up:
         return self._output.read_text()
 
     @property
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """Address, ports and process ids, as of now."""
-        state: dict[str, object] = json.loads(self._state_file.read_text())
+        state: dict[str, Any] = json.loads(self._state_file.read_text())
         return state
+
+    def instance(self, name: str) -> dict[str, Any]:
+        """Ports and process ids of an instance, as of now."""
+        (found,) = (each for each in self.state["instances"] if each["name"] == name)
+        return found
 
     def pid_of(self, role: str) -> int:
         instance = self.state["instances"][0]
@@ -110,13 +120,27 @@ class Up:
     def submit(self, **task: object) -> str:
         """Hand in a task; where to ask for it."""
         body = {"model": "demo", "prompt": "Once", "ignore_eos": True, **task}
+        return f"{self.state['url']}/v2/tasks/{self._post('/v2/tasks', body)['task_id']}"
+
+    def renders(self) -> bool:
+        """Whether a small clip is rendered in time."""
+        recipe = {"schema": "1.0", "text": "Hi.", "video": {"fps": 6, "size": 64}}
+        try:
+            slot = self._post("/v2/slots", {"recipe": recipe, "deadline_ms": 60_000})
+        except OSError:  # 503 is one, too
+            return False
+        clip = f"{self.state['url']}/v2/slots/{slot['slot_id']}"
+        eventually(lambda: self.outcome_of(clip) is not None, lambda: self.output, LOADING_S)
+        return self.outcome_of(clip) == "met"
+
+    def _post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+        data = json.dumps(body).encode()
         request = urllib.request.Request(
-            f"{self.state['url']}/v2/tasks",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
+            f"{self.state['url']}{path}", data, {"content-type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as response:
-            return f"{self.state['url']}/v2/tasks/{json.load(response)['task_id']}"
+            answer: dict[str, Any] = json.load(response)
+            return answer
 
     def outcome_of(self, task: str) -> str | None:
         """None while it has not ended, or nobody answers."""
@@ -132,7 +156,7 @@ class Up:
         regions = self.marked.regions()
         with self.stream(max_tokens=1000, model=model) as response:
             assert response.readline().startswith(b"data: ")
-            self.process.send_signal(signum)
+            os.kill(self.pid_of("launcher"), signum)
             assert self.process.wait() == 0
             response.read()  # ends, one way or another
         self.marked.wait_gone(regions)
@@ -152,13 +176,31 @@ def marks() -> Iterator[list[Marked]]:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_checkout_and_a_model_may_lie_anywhere(tmp_path: Path, marks: list[Marked]) -> None:
-    """Spaces and umlauts in every path there is: code, packages, Triton, model, state, scratch."""
-    checkout = tmp_path / "a b" / "ü"
+def lay_out(checkout: Path) -> None:
+    """A checkout that is set up, with everything but most of the tests."""
     for part in ("catalog", "client", "model_repository", "orchestrator", "pool"):
         shutil.copytree(ROOT / part, checkout / part)
     (checkout / "worker").symlink_to(ROOT / "worker")  # with what was compiled of it
-    (checkout / ".venv").symlink_to(sys.prefix)
+    (checkout / "tests" / "support").mkdir(parents=True)
+    needed = ("__init__", "conftest", "test_words", "test_layers", "support/steady_loop")
+    tests = [f"tests/{name}.py" for name in (*needed, "support/__init__")]
+    for name in ("Makefile", "constraints.txt", "pyproject.toml", *tests):
+        shutil.copyfile(ROOT / name, checkout / name)
+    (checkout / ".venv").mkdir()
+    for found in Path(sys.prefix).iterdir():
+        if found.name not in bootstrap._COVERS:
+            (checkout / ".venv" / found.name).symlink_to(found)
+    stamp = "from pool import bootstrap as b\nfor name in b._COVERS:\n  "
+    stamp += "(b.VENV / name).write_text(b._stamp())"
+    subprocess.run([checkout / ".venv/bin/python", "-c", stamp], cwd=checkout, check=True)
+
+
+def test_a_checkout_and_a_model_may_lie_anywhere(tmp_path: Path, marks: list[Marked]) -> None:
+    """Spaces and umlauts in every path there is: code, packages, Triton, model, state, scratch.
+
+    Both commands of the README run there, and ``tidegate doctor``."""
+    checkout = tmp_path / "a b" / "ü"
+    lay_out(checkout)
     home, model = checkout / "höme", checkout / "modèle ü"
     home.mkdir()
     (home / "triton-0.7.0").symlink_to(wheel.wheel_dir(state_dir()))
@@ -166,13 +208,27 @@ def test_a_checkout_and_a_model_may_lie_anywhere(tmp_path: Path, marks: list[Mar
     places = {"TIDEGATE_HOME": home, "TMPDIR": checkout / "t m p", "HOME": checkout / "h ö m e"}
     for place in places.values():
         place.mkdir(exist_ok=True)
+    env = {name: str(place) for name, place in places.items()}
+    # What is set up is set up: pip, whose packages would be this environment's own, finds nothing.
+    env |= {"PYTHONPATH": "client", "MAKEFLAGS": "", "PIP_NO_INDEX": "1"}
+
+    def runs(*command: str) -> str:
+        done = subprocess.run(
+            command, cwd=checkout, env=os.environ | env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    collected = runs("make", "test", "ARGS=--collect-only -q tests/test_words.py")
+    assert "tests/test_words.py::" in collected
+    # As the kernel would run it, had pip written it there.
+    assert "It can serve" in runs(".venv/bin/python", ".venv/bin/tidegate", "doctor", "--port", "0")
     up = Up(
         checkout,
         *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
         *("--model", str(model), "--engine", "synthetic-paced"),
-        up=(str(checkout / ".venv" / "bin" / "python"), *UP[1:]),
-        cwd=checkout,
-        env={name: str(place) for name, place in places.items()} | {"PYTHONPATH": "client"},
+        made_in=checkout,
+        env=env,
     )
     marks.append(up.marked)
     assert up.generates("modèle ü")
@@ -226,6 +282,28 @@ def test_what_is_killed_comes_back_until_ctrl_c(tmp_path: Path, marks: list[Mark
             assert not any(Path("/dev/shm", name).exists() for name in regions)
     up.end(signal.SIGINT)
     assert not list(journal.parent.glob(f"{journal.name}*"))  # at a port that nobody asks again
+
+
+def test_a_model_of_clips_that_dies_takes_no_text_with_it(
+    tmp_path: Path, marks: list[Marked]
+) -> None:
+    pytest.importorskip("espeakng_loader", reason="speech by eSpeak NG: tidegate[slot]")
+    pytest.importorskip("av", reason="clips are encoded by PyAV: tidegate[slot]")
+    small = {"SIZE": "96", "SECONDS": "6", "BUFFER_S": "0.2", "SLOTS": "1"}
+    env = {f"TIDEGATE_SLOT__{name}": value for name, value in small.items()}
+    up = Up(tmp_path, *PACED, "--slot", env=env)
+    marks.append(up.marked)
+    text, clips = up.instance("triton"), up.instance("slots")
+    with up.stream(max_tokens=100) as response:
+        assert response.readline().startswith(b"data: ")
+        os.kill(clips["stub_pids"][0], signal.SIGKILL)
+        rest = response.read()
+    assert b"[DONE]" in rest
+    assert b'"error"' not in rest
+    eventually(up.renders, lambda: f"no clips any more:\n{up.output}", LOADING_S)
+    assert not set(up.instance("slots")["stub_pids"]) & set(clips["stub_pids"])
+    assert up.instance("triton") == text
+    up.end(signal.SIGTERM)
 
 
 def test_two_instances_serve_beside_each_other_until_the_terminal_goes(

@@ -46,7 +46,7 @@ def results(tmp_path: Path) -> Path:
     other = Figure.of("a.y.rate", "y", "/s", [10.0], better="higher")
     save(bundle(one, commit="1" * 40), tmp_path / "first.json")
     part = BenchResult("p", "two policies", 1.0, [mine, best, other])
-    save(bundle(commit="2" * 40, results=[part]), tmp_path / "later.json")
+    save(bundle(commit="2" * 40, results=[part], seed=5), tmp_path / "later.json")
     return tmp_path
 
 
@@ -92,7 +92,8 @@ def test_pf9_what_is_old_is_marked(results: Path, brief: bool) -> None:
         assert "**Old" not in next(
             line for line in new.splitlines() if line.startswith("- `first`")
         )
-        assert "commit 1111111111, 2026-01-01; a cpu, 2 cores" in new
+        assert "`python -m perf.service`, commit 1111111111, 2026-01-01; a cpu, 2 cores" in new
+        assert "`python -m perf.service`, seed 5, commit 2222222222" in new
 
 
 def test_pf9_the_page_of_rules_shows_what_each_server_was_found_to_do(tmp_path: Path) -> None:

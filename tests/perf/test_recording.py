@@ -111,3 +111,14 @@ def test_the_command_refuses_as_a_usage_error(
     assert "code.py; commit or stash them, or pass --allow-dirty" in capsys.readouterr().err
     args = parser.parse_args([*given, "--allow-dirty"])
     assert begin(parser, args, "perf.service", *given).path == Path(given[1])
+
+
+def test_a_bundle_says_the_seed_that_its_command_leaves_open(root: Path) -> None:
+    parser, path = new_parser("doc"), root / "build" / "out.json"
+    without = parser.parse_args(["--json", str(path)])
+    for seed in (7, None):
+        run = begin(parser, without, "perf.service", seed=seed)
+        run.save(run.bundle([]))
+        assert read(path).seed == seed
+    parser.add_argument("--seed", type=int, default=3)
+    assert begin(parser, parser.parse_args([]), "perf.chaos").facts()["seed"] == 3

@@ -9,7 +9,19 @@ from perf.load.trace import TraceLoad, TraceRow
 from perf.sim.__main__ import FLEET, SPEED
 from perf.sim.arrivals import Scenario, trace_arrivals
 from perf.sim.counterfactual import false_refusals
-from perf.sim.reported import FEW_LONG, LONG, Reported, measure, median_factor, median_ratio, mixed
+from perf.sim.reported import (
+    ALONE,
+    FEW_LONG,
+    LONG,
+    MachinePace,
+    Reported,
+    figures_of,
+    measure,
+    median_factor,
+    median_ratio,
+    mixed,
+    pooled,
+)
 from perf.sim.simulate import simulate
 from perf.sim.summary import calibration
 
@@ -22,11 +34,12 @@ CAPACITY = 14.3
 KNOWN, OPEN = Scenario(SPEED), Scenario(SPEED, open_share=0.5)
 
 
-def reported_at(load: float, seconds: float, queue: int = -1, seed: int = SEED) -> Reported:
+def reported_at(
+    load: float, seconds: float, queue: int = -1, seed: int = SEED, pace: MachinePace = ALONE
+) -> Reported:
     arrivals = mixed(OPEN.arrivals(load * CAPACITY, seconds, seed), seed)
-    return measure(
-        arrivals, ONE, {"QUEUE__MAX_WAITING": str(queue)}, seed=seed, warm_s=6.0, cool_s=6.0
-    )
+    settings = {"QUEUE__MAX_WAITING": str(queue)}
+    return measure(arrivals, ONE, settings, seed=seed, warm_s=6.0, cool_s=6.0, pace=pace)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +52,12 @@ def light() -> Reported:
     return reported_at(0.25, 60.0)
 
 
+@pytest.fixture(scope="module")
+def crowded() -> Reported:
+    """Right after a start in which steps took ten times as long."""
+    return reported_at(0.25, 60.0, pace=MachinePace(slow_s=6.0))
+
+
 def test_dl16_a_deadline_that_was_named_is_kept(overload: Reported, light: Reported) -> None:
     kept = overload.deadlines_kept + light.deadlines_kept
     assert kept > 50
@@ -49,11 +68,25 @@ def test_dl16_a_deadline_that_was_named_is_kept(overload: Reported, light: Repor
         assert median_factor(reported.finishes) <= 1.5
 
 
-def test_dl16_fit_fills_its_budget_and_is_not_late(overload: Reported, light: Reported) -> None:
-    for reported in (overload, light):
+def test_dl16_fit_fills_its_budget_and_is_not_late(
+    overload: Reported, light: Reported, crowded: Reported
+) -> None:
+    """More than DL-16 asks for: 95 % of the time, and at most 1 of 200 late."""
+    for reported in (overload, light, crowded):
         assert len(reported.fits) > 15
-        assert reported.fit_use >= 0.8
-        assert reported.fits_late < 0.01
+        assert reported.fit_use >= 0.95
+        assert reported.fit_use_p10 >= 0.9
+    assert pooled([overload, light, crowded]).fits_late <= 1 / 200
+
+
+def test_a_bundle_has_what_clients_were_told(overload: Reported, light: Reported) -> None:
+    found = {one.key: one for one in figures_of("some", [overload, light])}
+    uses = found["some.fit_use"]
+    assert uses.n == len(overload.fits) + len(light.fits)
+    assert {uses.low, uses.high} == {overload.fit_use, light.fit_use}
+    assert uses.low <= uses.median <= uses.high
+    assert found["some.deadlines_kept"].n >= found["some.deadlines"].n > 0
+    assert "some.retries" not in found, "nobody was told to come again"
 
 
 def test_dl16_partial_is_at_its_client_in_time(overload: Reported) -> None:

@@ -372,5 +372,5 @@ def test_settings_that_do_not_fit_are_named(
 def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, demo_gguf: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(demo_gguf.read_bytes()[:-100_000])
-    with pytest.raises(BrokenCheckpoint, match=r"llama\.cpp cannot load"):
+    with pytest.raises(BrokenCheckpoint, match="the file is cut"):
         build_engine(settings(broken))
