@@ -17,7 +17,9 @@ from tidegate.cli.commands import tidegate
 DOCS = Path(__file__).parents[2] / "docs"
 PROGRAMS = re.findall(r"```python\n(.*?)```", (DOCS / "client.md").read_text(), re.S)
 CLI = (DOCS / "cli.md").read_text()
-COMMANDS = "".join(re.findall(r"```sh\n(.*?)```", CLI, re.S)).splitlines()
+COMMANDS = re.findall(
+    r"^(?!pip install )\S.*", "".join(re.findall(r"```sh\n(.*?)```", CLI, re.S)), re.M
+)
 
 
 async def test_programs_of_the_client(

@@ -65,8 +65,8 @@ def test_what_goes_wrong_is_one_line_and_status_1(
 ) -> None:
     assert run("show", "none") == 1
     assert capsys.readouterr().err == (
-        "tidegate models show: there is no model 'none' on this machine: there are none;"
-        " tidegate models add HF_ID, PATH or FILE.gguf gets one\n"
+        "tidegate models show: there is no model 'none' on this machine; none has been added:"
+        " tidegate models add HF_ID, PATH or FILE.gguf\n"
     )
     make_folder(tmp_path, {"bad.gguf": gguf()[:-1]})
     assert run("add", str(tmp_path / "bad.gguf"), "--keep-free", "0") == 1

@@ -7,7 +7,7 @@ import pytest
 
 from perf.rollout import pods
 from perf.rollout.__main__ import judge
-from perf.rollout.clients import Told
+from perf.rollout.clients import ClientRecord
 from perf.rollout.pods import Cluster, Pod
 from pool.process.ports import free_ports
 
@@ -67,11 +67,11 @@ async def test_what_outlasts_the_grace_is_killed_and_counts_as_a_fault(
     cluster = Cluster(tmp_path, {})
     cluster.ended.add(one, *await one.delete())
     assert cluster.ended.killed == ["stays"]
-    assert any("SIGKILL" in fault for fault in judge(Told(), cluster))
+    assert any("SIGKILL" in fault for fault in judge(ClientRecord(), cluster))
 
 
 def test_a_long_wait_is_a_fault(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {})
-    assert judge(Told(longest_wait_s=1.0, longest_silence_s=1.0), cluster) == []
-    (fault,) = judge(Told(longest_silence_s=pods.DRAIN_S + 1), cluster)
+    assert judge(ClientRecord(longest_wait_s=1.0, longest_silence_s=1.0), cluster) == []
+    (fault,) = judge(ClientRecord(longest_silence_s=pods.DRAIN_S + 1), cluster)
     assert "waited" in fault

@@ -378,5 +378,5 @@ async def test_a_verification_is_never_told_before_what_came_of_it(
 
     monkeypatch.setattr(ModelCatalog, "models", ends_meanwhile)
     listing = await asyncio.to_thread(routes.Catalogs(lambda: home, verifications).models)
-    told: Any = listing.entries[0].told
+    told: Any = listing.entries[0].body
     assert (told["state"], told["verification"]["state"]) == ("active", "running")

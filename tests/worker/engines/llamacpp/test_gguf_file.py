@@ -38,7 +38,7 @@ def test_metadata_of_every_kind_is_read(tmp_path: Path, version: int) -> None:
     [
         (b"", "cannot be read as GGUF"),
         (b"PK\x03\x04" + b"\0" * 40, "does not begin with GGUF"),
-        (b"GGUF\x09\0\0\0" + b"\0" * 16, "version is 9"),
+        (b"GGUF\x09\0\0\0" + b"\0" * 16, "version 9"),
         (b"GGUF\x03\0\0\0" + b"\0" * 8 + b"\xff" * 8, "pairs and"),
     ],
 )
