@@ -344,7 +344,7 @@ def test_a_deadline_is_said_as_the_template_has_it(text: str, place: str, said: 
         (lambda: read_saying("X-Timeout-Ms: {minutes}"), "unknown placeholder"),
         (lambda: read_saying("X-Timeout-Ms: {ms"), "unknown placeholder"),
         (lambda: read_field("on_deadline"), "expected name=value"),
-        (lambda: Target("127.0.0.1:8000", MODEL, TOLD), "no base URL; expected for instance http"),
+        (lambda: Target("127.0.0.1:8000", MODEL, TOLD), "not a base URL; expected for instance http"),
         (lambda: Target("http://a:b@h/v1", MODEL, TOLD), "a user or password in it"),
         (lambda: Target("http://h/v1", "", TOLD), "no model is named"),
         (lambda: Target("http://h/v1", "m", TOLD, absolute=TOLD), "is not an absolute deadline"),
@@ -362,7 +362,7 @@ def test_the_command_refuses_what_it_cannot_use(
 ) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}/v1"
     for arguments, said in (
-        (["--model", "m"], "no base URL"),
+        (["--model", "m"], "not a base URL"),
         (["--url", url, "--model", "m", "--only", "speed"], "no rule 'speed': groups are errors"),
         (["--url", url, "--model", "m"], "nobody answers"),
     ):
