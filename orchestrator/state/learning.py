@@ -169,7 +169,10 @@ class SharedLearning:
             learner = one.instance.step_learner
             if body is None or learner is None or _digest_of(one.instance) != one.digest:
                 continue
-            known = msgspec.msgpack.decode(body, type=_Steps)
+            try:
+                known = msgspec.msgpack.decode(body, type=_Steps)
+            except msgspec.DecodeError:  # of another version, as while orchestrators are replaced
+                continue
             if known.instance == one.digest and known.learnt.windows > learner.windows:
                 learner.begin_with(known.learnt)
 
