@@ -9,22 +9,25 @@ import random
 import ssl
 import subprocess
 import tempfile
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from perf import SEED
-from perf.load.connection import FIRST_TEXT, HOST, HttpConnection
-from perf.load.drive import PATH, completion
+from perf.load.connection import HOST, HttpConnection
+from perf.load.drive import completion
 from perf.load.lane import open_lane
 from perf.report.bundle import Figure
+from perf.report.command import Skip
 from perf.service.cancel import freed_ms, running_stream
+from perf.service.ttft import first_token_ms
 from perf.stack import proxies
 from perf.stack.context import Bench, Context
 from perf.stack.proxies import KINDS, Certificate
 from perf.stack.stack import Stack, StackSpec
 
+Ports = Mapping[str, tuple[int, ssl.SSLContext | None]]
+"""Ports of what is measured, by name, with how to speak TLS there; None: plain HTTP."""
 _WARM_UP = 3
 _DIRECT = "directly"
 _MAKE_CERTIFICATE = (
@@ -35,8 +38,7 @@ _MAKE_CERTIFICATE = (
 
 async def run(context: Context) -> list[Figure]:
     if not any(kind.is_here for kind in KINDS):
-        names = ", ".join(kind.name for kind in KINDS)
-        raise RuntimeError(f"needs one of {names} (Debian: apt-get install {names})")
+        raise Skip(f"needs one of {', '.join(kind.name for kind in KINDS)}")
     stack = await context.stack(StackSpec("synthetic-paced", device=context.device, max_running=1))
     turns = 12 if context.quick else 60
     async with open_lane(stack.grpc_address) as lane, _fronts(stack) as ports:
@@ -66,8 +68,8 @@ def _figures(key: str, what: str, found: Mapping[str, list[float]]) -> list[Figu
 
 
 @asynccontextmanager
-async def _fronts(stack: Stack) -> AsyncIterator[dict[str, tuple[int, ssl.SSLContext | None]]]:
-    """Ports of the orchestrator and of the proxies before it, by name, with how to speak TLS."""
+async def _fronts(stack: Stack) -> AsyncIterator[Ports]:
+    """Ports of the orchestrator and of the proxies before it."""
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     ports: dict[str, tuple[int, ssl.SSLContext | None]] = {_DIRECT: (stack.port, None)}
@@ -89,9 +91,7 @@ def _certificate(folder: Path) -> Certificate:
     return Certificate((folder / "cert.pem").read_bytes(), (folder / "key.pem").read_bytes())
 
 
-async def _first_tokens(
-    ports: Mapping[str, tuple[int, ssl.SSLContext | None]], model: str, turns: int
-) -> dict[str, list[float]]:
+async def _first_tokens(ports: Ports, model: str, turns: int) -> dict[str, list[float]]:
     """Milliseconds from the request to the first token, one request at a time."""
     found: dict[str, list[float]] = {name: [] for name in ports}
     async with AsyncExitStack() as opened:
@@ -101,11 +101,7 @@ async def _first_tokens(
         }
         for turn in range(_WARM_UP + turns):
             for name, client in clients.items():
-                begun = time.perf_counter()
-                client.send("POST", PATH, completion(model, 2))
-                await client.until(FIRST_TEXT)
-                took_ms = (time.perf_counter() - begun) * 1000
-                await client.finish()
+                took_ms = await first_token_ms(client, completion(model, 2))
                 if turn >= _WARM_UP:
                     found[name].append(took_ms)
     return found

@@ -61,9 +61,9 @@ async def _pairs(stack: Stack, model: str, pairs: int) -> tuple[list[float], lis
         for turn in range(_WARM_UP + pairs):
             if turn % 2:
                 second = await _bare(client)
-                first = await _through(http, body)
+                first = await first_token_ms(http, body)
             else:
-                first = await _through(http, body)
+                first = await first_token_ms(http, body)
                 second = await _bare(client)
             if turn >= _WARM_UP:
                 through.append(first)
@@ -71,7 +71,8 @@ async def _pairs(stack: Stack, model: str, pairs: int) -> tuple[list[float], lis
     return through, bare
 
 
-async def _through(http: HttpConnection, body: dict[str, object]) -> float:
+async def first_token_ms(http: HttpConnection, body: dict[str, object]) -> float:
+    """Milliseconds from a request to its first token; the answer is read to its end."""
     begun = time.perf_counter()
     http.send("POST", PATH, body)
     await http.until(FIRST_TEXT)
