@@ -344,7 +344,7 @@ def test_a_deadline_is_said_as_the_template_has_it(text: str, place: str, said: 
         (lambda: read_saying("X-Timeout-Ms: {minutes}"), "unknown placeholder"),
         (lambda: read_saying("X-Timeout-Ms: {ms"), "unknown placeholder"),
         (lambda: read_field("on_deadline"), "expected name=value"),
-        (lambda: Target("127.0.0.1:8000", MODEL, TOLD), "not a base URL; expected for instance http"),
+        (lambda: Target("127.0.0.1:8000", MODEL, TOLD), "not a base URL; expected for instance"),
         (lambda: Target("http://a:b@h/v1", MODEL, TOLD), "a user or password in it"),
         (lambda: Target("http://h/v1", "", TOLD), "no model is named"),
         (lambda: Target("http://h/v1", "m", TOLD, absolute=TOLD), "is not an absolute deadline"),
