@@ -5,7 +5,7 @@ More rows make more tokens a second, and each of them slower. With ``n`` rows a 
 number is best depends on the deadlines and the lengths that are asked for. The rule computes what
 would come of each number ``r`` if requests like those of the last seconds kept coming::
 
-    τ(n)    = (base + row · n) / (1 − φ)                   a token's time; φ: the prompts' share
+    τ(n)    = (base + row · n) / (1 − φ(n))                a token's time; φ: the prompts' share
     e_i(n)  = prompt_i + length_i · (base + row · n) / n    engine time that a request costs
     ρ(n)    = Σ e_i(n) / T                                  load, where n rows run
     c_i(r)  = P(prompt_i + length_i · τ(n̄) ≤ deadline_i)    chance of being in time
@@ -130,14 +130,11 @@ class Outlook(NamedTuple):
 
     def met_at(self, count: int) -> float:
         """``met`` with about ``count`` rows."""
-        return float(self.met[self._nearest(count)])
+        return float(self.met[min(range(len(self.rows)), key=lambda i: abs(self.rows[i] - count))])
 
-    def prompt_share_at(self, count: int) -> float:
-        """``prompt_share`` with about ``count`` rows."""
-        return float(self.prompt_share[self._nearest(count)])
-
-    def _nearest(self, count: int) -> int:
-        return min(range(len(self.rows)), key=lambda i: abs(self.rows[i] - count))
+    def prompt_shares_at(self, rows: Sequence[int]) -> Floats:
+        """``prompt_share`` with other numbers of rows."""
+        return np.interp(rows, self.rows, self.prompt_share)
 
 
 class RecentDemand:
@@ -190,16 +187,17 @@ def outlook(
     share: float = 1.0,
     others: int = 0,
     standing: float = 0.0,
-    prompt_share: float = 0.0,
+    prompt_share: Floats | float = 0.0,
 ) -> Outlook:
     """Predict the results of ``demand`` for each number of ``rows``, rising from 1.
 
     ``share`` of the requests come to this instance, where ``standing`` jobs of an earlier time want
     rows as well; ``others`` are rows there that are not ours, ``prompt_share`` is how much of its
-    time went to prompts lately, as of an earlier outlook. Arrays are by (rows, request, length).
+    time goes to prompts, one for all or by ``rows``, as of an earlier outlook: the more rows, the
+    less time the answers' own steps take. Arrays are by (rows, request, length).
     """
     own = np.array(rows, dtype=np.float64)
-    decoding = 1 - min(prompt_share, _MAX_PROMPT_SHARE)
+    decoding = 1 - np.minimum(prompt_share, _MAX_PROMPT_SHARE)
 
     def step_ms(count: Floats) -> Floats:
         return pace.base_ms + pace.row_ms * (count + others)
@@ -250,7 +248,7 @@ def paced_outlook(
     share: float = 1.0,
     others: int = 0,
     standing: float = 0.0,
-    prompt_share: float = 0.0,
+    prompt_share: Floats | float = 0.0,
 ) -> Outlook:
     """The better of two outlooks: all prompts at full speed, or long ones in what is left over.
 
@@ -264,7 +262,7 @@ def paced_outlook(
         return found
     prompts_ms = share * float(short.prompt_tokens.sum()) * pace.prompt_token_ms
     least_share = prompts_ms / short.span_ms + MIN_PROMPT_SHARE
-    waiting = foresee(short, prompt_share=min(prompt_share, least_share))
+    waiting = foresee(short, prompt_share=np.minimum(prompt_share, least_share))
     return waiting if waiting.met.max() > found.met.max() else found
 
 

@@ -247,7 +247,8 @@ class Forecaster:
             if fastest is not None:
                 self.known_speed[model] = fastest
                 token_ms = fastest.step_ms(rows) * fastest.mid
-                share_ms = token_ms / min(rows, fastest.slots)
+                # Without prompts: those are the work of the jobs that bring them.
+                share_ms = fastest.plain_step_ms(rows) * fastest.mid / min(rows, fastest.slots)
                 costs = Costs(fastest.prompt_token_ms * fastest.mid, token_ms, share_ms)
             known = self._serving[model] = _Serving(capacity, costs, now + _SERVING_TTL_S)
         return known

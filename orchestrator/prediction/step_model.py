@@ -122,11 +122,11 @@ class StepModel:
 
     def step_ms(self, rows: int) -> float:
         """Ms of a step of that many rows, with prompts as usual of late."""
-        return (
-            self.base_ms
-            + self.row_ms * min(rows, self.slots)
-            + self.prompt_token_ms * self.prompt_tokens_per_step
-        )
+        return self.plain_step_ms(rows) + self.prompt_token_ms * self.prompt_tokens_per_step
+
+    def plain_step_ms(self, rows: int) -> float:
+        """Ms of a step of that many rows in which no prompt is computed."""
+        return self.base_ms + self.row_ms * min(rows, self.slots)
 
     def finish_ms(self, work: Work, load: Load) -> float:
         """Ms from now until the usual finish: ``estimate`` without the parts."""

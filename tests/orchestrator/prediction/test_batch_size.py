@@ -111,6 +111,19 @@ def test_at_capacity_a_crowd_is_worked_off_by_more_rows_than_run_on_average() ->
     assert found.met_at(16) < 0.97 * found.met_at(SLOTS)
 
 
+def test_fewer_rows_are_better_the_less_of_their_time_goes_to_prompts() -> None:
+    """Short answers to long prompts: each row more brings another prompt, and makes tokens wait."""
+    asked = demand((7.0,) * 16, per_s=40, prompt=300.0, whole_ms=150.0)
+    rows = row_counts(8)
+    found = outlook(asked, PACE, rows)
+    for _ in range(8):
+        found = outlook(asked, PACE, rows, prompt_share=found.prompt_shares_at(rows))
+    assert found.prompt_share[0] < 0.65 and found.prompt_share[-1] > 0.8
+    assert 2 <= best_rows(found, 8) <= 5 and found.met_at(3) > 2 * found.met_at(8)
+    more = found.prompt_shares_at([1, 20, 64])
+    assert list(more[1:]) == [found.prompt_share[-1]] * 2
+
+
 @pytest.mark.parametrize("per_s", [2.0, 22.0, 30.0, 45.0, 90.0, 1000.0])
 @pytest.mark.parametrize("whole_ms", [700.0, 2000.0, math.inf])
 def test_what_would_be_met_is_a_number_of_requests(per_s: float, whole_ms: float) -> None:
