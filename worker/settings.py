@@ -174,11 +174,12 @@ class WorkerSettings(EnvironmentSettings):
     """Device to compute on. It never falls back: ``cpu`` must be asked for by name (WK-2)."""
     dtype: DTypeName = "auto"
     """``auto``: the checkpoint's own type on CUDA. On the CPU bfloat16 when that is the
-    checkpoint's and the CPU has AMX, or the model is beyond the caches and the CPU has any
-    instructions for it, else float32."""
+    checkpoint's and the CPU has AMX, or the model is beyond the caches and the CPU has AVX-512 or
+    instructions for bfloat16, else float32."""
     weights: Literal["packed", "onednn", "mapped"] = "packed"
-    """Weights on the CPU: copied into the order that computes fastest (``packed``), always into
-    oneDNN's (``onednn``), or views of the files, without a copy and slower (``mapped``)."""
+    """Weights on the CPU: copied into the order that computes fastest, measured at load
+    (``packed``), always into oneDNN's (``onednn``), or views of the files, without a copy and
+    slower (``mapped``)."""
     quantize: Literal["none", "int8"] = "none"
     """``int8``: weights rounded per output row, on the CPU; activations stay as they are."""
     cpu_threads: int = Field(default=0, ge=0)

@@ -27,6 +27,7 @@ from worker.log import model_log
 from worker.models.blocked import BlockedFormat, blocks_fit
 from worker.models.checkpoint import Checkpoint
 from worker.models.cuda_loader import load_on_cuda
+from worker.models.format_choice import fastest_format
 from worker.models.linear import (
     DenseFormat,
     Format,
@@ -47,13 +48,15 @@ class Layout:
     """Layout of weights on the CPU; see ``WorkerSettings.weights`` and ``.quantize``.
 
     ``onednn``: never in blocks of our own. ``small``: the caches hold all of the weights, so a
-    product takes as long as its call.
+    product takes as long as its call. ``measured``: in the layout whose products are the fastest
+    here, which may differ from one worker to the next; else in the first that the CPU can have.
     """
 
     mapped: bool = False
     onednn: bool = False
     int8: bool = False
     small: bool = False
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +106,34 @@ def load_weights(
         if layout.mapped:
             return _map(checkpoint, parameters, dtype)
         with returning_large_blocks():
-            return _CPULoader(checkpoint, dtype, _format(layout, dtype)).load(parameters)
+            return _CPULoader(checkpoint, dtype, _format(layout, dtype, parameters)).load(
+                parameters
+            )
 
 
-def _format(layout: Layout, dtype: torch.dtype) -> Format:
+def _format(layout: Layout, dtype: torch.dtype, parameters: Mapping[str, Parameter]) -> Format:
     if layout.int8:
         return Int8Format()
     if layout.small and dtype == torch.float32:
         # oneDNN's calls cost 15 to 20 µs more than plain ones, and nothing is gained for it.
         return TurnedFormat()
+    formats: dict[str, Format] = {}
     if not layout.onednn and blocks_fit(dtype):
-        return BlockedFormat()
+        formats["blocks"] = BlockedFormat()
     if packs(dtype):
-        return PackedFormat()
-    model_log.warning("oneDNN has no packed %s layers on this CPU; they stay unpacked", dtype)
-    return DenseFormat()
+        formats["oneDNN"] = PackedFormat()
+    if not formats:
+        model_log.warning("oneDNN has no packed %s layers on this CPU; they stay unpacked", dtype)
+        return DenseFormat()
+    if not layout.measured or layout.small:
+        return next(iter(formats.values()))
+    products = [
+        parameter
+        for name, parameter in parameters.items()
+        if name.startswith("layers.0.") and parameter.kind in (Kind.LINEAR, Kind.GATED)
+    ]
+    outputs, inputs = max(products, key=lambda one: one.elements).shape
+    return fastest_format(formats, (outputs, inputs), dtype)
 
 
 class _CPULoader:

@@ -63,6 +63,7 @@ def build_torch_runner(
         int8=settings.quantize == "int8",
         # Packed layers sum in one order whatever the number of rows (``worker.models.linear``).
         small=is_small(config) and not settings.deterministic,
+        measured=not settings.deterministic,
     )
     with timing.timed("model_load"):
         model = load_model(settings.model_path, config, dtype, device, layout)

@@ -184,6 +184,9 @@ def test_auto_is_bfloat16_on_the_cpu_where_that_is_fast(
     assert chosen(dtype="float32") is torch.float32
     monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
     assert chosen() is torch.float32
+    monkeypatch.setattr(precision, "blocks_fit", lambda dtype: True)
+    assert chosen() is torch.bfloat16, "our products widen it"
+    assert chosen(weights="onednn") is chosen(quantize="int8") is torch.float32
 
 
 def test_threads_by_setting_environment_and_size(

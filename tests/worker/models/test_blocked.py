@@ -223,7 +223,7 @@ def test_without_the_kernel_onednn_does_it(
     )
     with caplog.at_level(logging.INFO):
         assert not blocks_fit(torch.bfloat16)
-        found = loader._format(Layout(), torch.bfloat16)
+        found = loader._format(Layout(), torch.bfloat16, {})
     assert isinstance(found, PackedFormat if packs(torch.bfloat16) else DenseFormat)
     assert "CPU loops are not compiled" not in caplog.text, "all else stays compiled"
     assert "matrix products are left to oneDNN: " in caplog.text

@@ -17,6 +17,7 @@ from worker.models.checkpoint import Checkpoint, prefetch
 from worker.models.config import read_config
 from worker.models.cuda_loader import cut
 from worker.models.decoder import Decoder
+from worker.models.linear import Format
 from worker.models.loader import Layout
 from worker.models.model import load_model, parameter_count
 from worker.models.parameters import stacked_shape
@@ -43,6 +44,26 @@ def test_every_layout_gives_the_same_logits(tiny: Path, monkeypatch: pytest.Monk
         torch.testing.assert_close(logits(tiny, ids, layout=layout), packed)
     monkeypatch.setattr(loader, "packs", lambda dtype: False)
     torch.testing.assert_close(logits(tiny, ids, layout=Layout(onednn=True)), packed)
+
+
+def test_the_layout_is_measured_by_the_largest_product_of_a_layer(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def last(formats: dict[str, Format], shape: tuple[int, int], dtype: torch.dtype) -> Format:
+        asked.append((list(formats)[-1], shape, dtype))
+        return list(formats.values())[-1]
+
+    monkeypatch.setattr(loader, "fastest_format", last)
+    config = read_config(tiny)
+    model = load_model(tiny, config, torch.float32, CPU, Layout(measured=True))
+    gate_and_up = (2 * config.intermediate_size, config.hidden_size)
+    assert asked == [("oneDNN", gate_and_up, torch.float32)]
+    assert model.products == "PackedLinear"
+    load_model(tiny, config, torch.float32, CPU, Layout(measured=True, small=True))
+    load_model(tiny, config, torch.float32, CPU, Layout())
+    assert len(asked) == 1
 
 
 def test_int8_keeps_what_the_model_says() -> None:
