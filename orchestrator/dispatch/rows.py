@@ -128,7 +128,7 @@ class RowControl:
             share=1 / instances,
             others=others,
             standing=max(0, jobs - len(demand.left)) / instances,
-            prompt_share=0.0 if before is None else before.prompt_shares_at(rows),
+            prompt_share=0.0 if before is None else before.prompt_shares_at(rows, current),
         )
         chosen = best_rows(found, current)
         return UNBOUNDED if chosen == most else chosen + others

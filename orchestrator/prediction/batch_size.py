@@ -132,9 +132,11 @@ class Outlook(NamedTuple):
         """``met`` with about ``count`` rows."""
         return float(self.met[min(range(len(self.rows)), key=lambda i: abs(self.rows[i] - count))])
 
-    def prompt_shares_at(self, rows: Sequence[int]) -> Floats:
-        """``prompt_share`` with other numbers of rows."""
-        return np.interp(rows, self.rows, self.prompt_share)
+    def prompt_shares_at(self, rows: Sequence[int], current: int) -> Floats:
+        """``prompt_share`` for other numbers of rows, drawn half-way to that of the ``current``
+        number: a pessimistic share could make itself come true."""
+        shares = np.interp([*rows, current], self.rows, self.prompt_share)
+        return (shares[:-1] + shares[-1]) / 2
 
 
 class RecentDemand:

@@ -117,11 +117,12 @@ def test_fewer_rows_are_better_the_less_of_their_time_goes_to_prompts() -> None:
     rows = row_counts(8)
     found = outlook(asked, PACE, rows)
     for _ in range(8):
-        found = outlook(asked, PACE, rows, prompt_share=found.prompt_shares_at(rows))
+        found = outlook(asked, PACE, rows, prompt_share=found.prompt_shares_at(rows, 4))
     assert found.prompt_share[0] < 0.65 and found.prompt_share[-1] > 0.8
     assert 2 <= best_rows(found, 8) <= 5 and found.met_at(3) > 2 * found.met_at(8)
-    more = found.prompt_shares_at([1, 20, 64])
+    more = found.prompt_shares_at([1, 20, 64], current=64)
     assert list(more[1:]) == [found.prompt_share[-1]] * 2
+    assert more[0] == (found.prompt_share[0] + found.prompt_share[-1]) / 2
 
 
 @pytest.mark.parametrize("per_s", [2.0, 22.0, 30.0, 45.0, 90.0, 1000.0])
