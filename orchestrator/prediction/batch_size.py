@@ -135,8 +135,9 @@ class Outlook(NamedTuple):
     def prompt_shares_at(self, rows: Sequence[int], current: int) -> Floats:
         """``prompt_share`` for other numbers of rows, drawn half-way to that of the ``current``
         number: a pessimistic share could make itself come true."""
-        shares = np.interp([*rows, current], self.rows, self.prompt_share)
-        return (shares[:-1] + shares[-1]) / 2
+        shares: Floats = np.interp([*rows, current], self.rows, self.prompt_share)
+        halves: Floats = (shares[:-1] + shares[-1]) / 2
+        return halves
 
 
 class RecentDemand:
