@@ -253,7 +253,7 @@ def test_dl6_fit_is_answered_where_error_would_miss(capacity: float) -> None:
     fit, error = run(OnDeadline.FIT), run(OnDeadline.ERROR)
     fitted = [result for result in fit if result.fitted]
     assert fitted and not any(result.fitted for result in error)
-    assert answered(fit) > 0.9
+    assert answered(fit) > 0.85
     assert answered(fit) > answered(error) + 0.3
     used = sorted(1000 * (f.ended_s - f.arrival.at_s) / f.arrival.deadline_ms for f in fitted)
     assert 0.8 < used[len(used) // 2] < 1.1
