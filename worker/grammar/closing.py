@@ -5,11 +5,12 @@ As a row's deadline comes near, by the pace of its own tokens, what may come nex
 - without a grammar, the text ends with the first sentence that ends; with the last tokens one is
   made to end. A fenced block of code is closed first.
 - with a grammar, the shortest way to a text that matches is looked for in time, and taken when no
-  more tokens than it needs are left.
+  more tokens than it needs are left: in time, or of ``max_tokens``.
 
 Used by the masks' thread; whichever engine takes masks can do this.
 """
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -140,13 +141,15 @@ class ClosingTables:
 
 
 class Closing:
-    """One text on its way to its deadline, which is on ``clock``."""
+    """One text on its way to its deadline, which is on ``clock``; with a grammar to ``max_tokens``,
+    too."""
 
     def __init__(
         self,
         tables: ClosingTables,
         deadline: float,
         clock: Callable[[], float] = time.monotonic,
+        max_tokens: float = math.inf,
     ) -> None:
         self.has_begun = False
         """Whether what may come next has been narrowed."""
@@ -155,6 +158,7 @@ class Closing:
         self._tables = tables
         self._deadline = deadline
         self._clock = clock
+        self._max_tokens = max_tokens
         self._text = bytearray()
         self._seen = 0
         self._seen_at = 0.0
@@ -195,7 +199,7 @@ class Closing:
         left_s = self._deadline - self.early_s - self._clock()
         left = left_s / (self._token_s + _SPREADS * self._deviation_s) - MARGIN
         if matcher is not None:
-            self._close_grammar(words, end, matcher, left)
+            self._close_grammar(words, end, matcher, min(left, self._max_tokens - self._seen))
         else:
             self._close_text(words, end, left)
 

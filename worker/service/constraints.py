@@ -40,7 +40,8 @@ class Constraints:
                     "this worker cannot bring a text to a whole end (on_deadline: finish): its"
                     " tokenizer or grammars do not allow it"
                 )
-            closing = None if sampling.ignore_eos else Closing(self._closings, finish_by, clock)
+            if not sampling.ignore_eos:
+                closing = Closing(self._closings, finish_by, clock, sampling.max_tokens)
         if grammar is None:
             if closing is None:
                 return None

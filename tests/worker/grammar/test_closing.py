@@ -47,15 +47,16 @@ class Steps:
     ) -> Job:
         """A job that has about so many steps; None for one without a deadline."""
         closing, constraint = None, None
+        asked = {"max_tokens": 400, "temperature": 0.8, "seed": seed} | changes
         if steps is not None:
-            closing = Closing(self.tables, self.clock.now() + steps * STEP_S, self.clock.now)
+            deadline, most = self.clock.now() + steps * STEP_S, asked["max_tokens"]
+            closing = Closing(self.tables, deadline, self.clock.now, most)  # type: ignore[arg-type]
         if grammar is not None:
             assert self.loaded.grammars is not None
             constraint = self.loaded.grammars.constraint(grammar, closing=closing)
         elif closing is not None:
             constraint = Constraint(closing)
             constraint.resolve(None)
-        asked = {"max_tokens": 400, "temperature": 0.8, "seed": seed} | changes
         ids = self.loaded.tokenizer.encode("Once upon a time")
         return Job(ids, Sampling(**asked), FAR, constraint=constraint)  # type: ignore[arg-type]
 
@@ -112,6 +113,19 @@ def test_dl23_json_parses_against_its_schema_in_time(loaded: LoadedEngine, steps
     for job in jobs:
         check_weather(text_of(loaded, job, events))
         assert len(ids_of(job, events)) <= steps
+
+
+@pytest.mark.parametrize("max_tokens", [60, 90])
+def test_dl23_json_is_whole_before_it_has_all_the_tokens_it_may_have(
+    loaded: LoadedEngine, max_tokens: int
+) -> None:
+    of = Steps(loaded)
+    changes: dict[str, object] = {"temperature": 1.2, "max_tokens": max_tokens}
+    jobs = [of.job(4000, seed, schema(WEATHER), **changes) for seed in range(5)]
+    events = of.run(jobs)
+    for job in jobs:
+        check_weather(text_of(loaded, job, events))
+        assert len(ids_of(job, events)) <= max_tokens
 
 
 def test_an_endless_list_is_closed_in_time(loaded: LoadedEngine) -> None:
