@@ -146,7 +146,7 @@ class StepModel:
         ahead = load.prefill_tokens if jobs < self.slots else 0
         return StepUnderLoad(
             wait_ms=self._raw(_NOTHING, load)[0] * mid,
-            chunk_ms=(self.base_ms + self.row_ms * min(jobs + 1, self.slots)) * mid,
+            chunk_ms=self.plain_step_ms(jobs + 1) * mid,
             prompt_token_ms=self.prompt_token_ms * mid,
             step_ms=self.step_ms(jobs + 1) * mid,
             ahead_tokens=ahead,
@@ -204,6 +204,5 @@ class StepModel:
             ahead = load.prefill_tokens
         new = max(1, work.prompt_tokens - work.cached_tokens)
         chunks = -(-(new + ahead) // self.step_tokens)
-        plain = self.base_ms + self.row_ms * min(jobs + 1, self.slots)
-        prefill = chunks * plain + (new + ahead) * token_ms
+        prefill = chunks * self.plain_step_ms(jobs + 1) + (new + ahead) * token_ms
         return wait, prefill, (work.output_tokens - 1) * step

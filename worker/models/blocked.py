@@ -23,7 +23,7 @@ _BLOCK: Final = 32
 
 
 def blocks_fit(dtype: torch.dtype) -> bool:
-    """Whether ``BlockedFormat`` is the fastest here for weights of that type; logs why it is not.
+    """Whether ``BlockedFormat`` can be had here for weights of that type; logs why it cannot.
 
     Compiles its products, so that no request waits for that.
     """

@@ -49,14 +49,14 @@ def fastest_format(
     chosen = best if ratios[best] < CLEARLY else first
     figures = [
         f"{name} takes {ratios[name]:.2f} times as long as {first}"
-        f" ({', '.join(_sentence(*one) for one in zip(TRIAL_ROWS, each, strict=True))})"
+        f" ({', '.join(_figure(*one) for one in zip(TRIAL_ROWS, each, strict=True))})"
         for name, each in times.items()
     ]
     model_log.info("matrix products by %s: %s", chosen, "; ".join(figures))
     return formats[chosen]
 
 
-def _sentence(rows: int, seconds: float) -> str:
+def _figure(rows: int, seconds: float) -> str:
     return f"{rows} rows {1000 * seconds:.2f} ms"
 
 
