@@ -1,7 +1,12 @@
-"""Checkpoints with random weights in the shapes of real models, made on the spot."""
+"""Checkpoints with random weights in the shapes of real models, made on the spot.
 
+python -m perf.engine.checkpoints DIR [--shape 8b] [--answers 30]
+"""
+
+import argparse
 import json
 import os
+import random
 import shutil
 import time
 from collections.abc import Iterator
@@ -111,6 +116,18 @@ def make_checkpoint(
     index = {"metadata": {}, "weight_map": weight_map}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     return shape
+
+
+def set_ends(path: Path, shape: ModelShape, mean_tokens: float, seed: int) -> None:
+    """Give a checkpoint as many end tokens, drawn at random, as make answers that are drawn from
+    its whole vocabulary ``mean_tokens`` long on average.
+
+    Random weights draw every token about as often, so the lengths are those of a geometric
+    distribution: nothing that has been generated tells how much is still to come.
+    """
+    count = max(1, round(shape.vocab_size / mean_tokens))
+    ends = random.Random(seed).sample(range(shape.vocab_size), count)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
 
 
 def write_config(path: Path, shape: ModelShape) -> None:
@@ -229,3 +246,21 @@ class _Writer:
             out.write(piece)
             left -= len(piece)
             self._at = (self._at + len(piece)) % len(self._noise)
+
+
+def main() -> None:
+    """Write a checkpoint, as the command line says."""
+    parser = argparse.ArgumentParser(prog="perf.engine.checkpoints", description=__doc__)
+    parser.add_argument("path", type=Path, metavar="DIR")
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="8b")
+    parser.add_argument(
+        "--answers", type=float, metavar="TOKENS", help="mean length, where a client lets them end"
+    )
+    args = parser.parse_args()
+    shape = make_checkpoint(args.path, SHAPES[args.shape], seed=0)
+    if args.answers:
+        set_ends(args.path, shape, args.answers, seed=0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """``make bench-goodput``: what a deadline is worth when more is asked than can be done (PF-2).
 
     python -m perf.goodput [--quick] [--trace FILE]… [--arrivals poisson|trace]
-        [--deadlines proportional|constant|parts …] [--json PATH]
+        [--deadlines proportional|constant|parts …] [--model DIR [--device cpu]] [--json PATH]
 
 Two real Tritons with the paced synthetic engine, whose batch behaviour is that of the demo model
 on a CPU, slowed by a factor. An open-loop generator offers 0.5
@@ -14,6 +14,11 @@ without one they are log-normal and Poisson. Answers are *open*: every request s
 generous cap and ends by itself, where only the engine knows. Beside it, as a ceiling, stands what
 Tidegate would do if every client knew and stated its length. ``perf.goodput.rows`` has the real
 engine and its chats, which end with the model's own end tokens.
+
+With ``--model`` it is one Triton with our engine and that checkpoint, on a GPU unless ``--device``
+says otherwise. Prompts and deadlines are then as long as the trace has them, and answers end where
+the model draws an end (``perf.engine.checkpoints`` writes random weights with as many ends as make
+answers of a given mean), so nobody can state a length and deadlines cannot be in proportion to it.
 
 A request is *met* when its whole answer is there by its own deadline, and with deadlines for parts
 every part by its own, judged by the client, whether the service was told of it or not. Goodput is
@@ -39,7 +44,15 @@ from rich.console import Console
 from catalog.paths import state_dir
 from perf import SEED
 from perf.goodput.front import Front, fronts
-from perf.goodput.load import DrawnLoad, Source, at_once, drawn_load, log_normal, source_of
+from perf.goodput.load import (
+    DrawnLoad,
+    Source,
+    at_once,
+    drawn_load,
+    log_normal,
+    model_load,
+    source_of,
+)
 from perf.goodput.policies import COMPARED, EVERY, HANG_UP, Policy
 from perf.load.connection import HOST
 from perf.load.drive import PATH
@@ -116,15 +129,32 @@ class Choices:
     is_poisson: bool
     policies: tuple[Policy, ...]
     size: GoodputSize
+    model: Path | None = None
+    device: str = "cpu"
 
     @property
     def what(self) -> str:
-        return f"{'Poisson' if self.is_poisson else 'trace'} arrivals, lengths open"
+        engine = (
+            f"one instance of {self.model.name} on {self.device}"
+            if self.model
+            else f"{INSTANCES} instances of {SLOTS} slots"
+        )
+        return f"{engine}, {'Poisson' if self.is_poisson else 'trace'} arrivals, lengths open"
+
+    @property
+    def instances(self) -> int:
+        return 1 if self.model else INSTANCES
+
+    @property
+    def spec(self) -> StackSpec:
+        """What each instance is."""
+        if self.model is None:
+            return SPEC
+        return StackSpec("torch", self.device, model=self.model, model_name=self.model.name)
 
     def load(self, source: Source, manner: Manner, card: ModelCard) -> DrawnLoad:
-        return drawn_load(
-            source, SPEED, manner, card.model, card.vocab_size, is_poisson=self.is_poisson
-        )
+        make = model_load if self.model else drawn_load
+        return make(source, SPEED, manner, card.model, card.vocab_size, is_poisson=self.is_poisson)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +180,7 @@ async def run(choices: Choices, console: Console) -> Measured:
     """Run all cells: policies in turns within a load, loads within a scene."""
     cells: list[Cell] = []
     capacities: dict[str, float] = {}
-    async with tritons(SPEC, INSTANCES) as instances:
+    async with tritons(choices.spec, choices.instances) as instances:
         addresses = [instance.grpc_address for instance in instances]
         async with open_lane(addresses[0]) as lane:
             card = lane.card
@@ -243,8 +273,8 @@ async def _main() -> int:
     begun = time.monotonic()
     measured = await run(choices, console)
     found = BenchResult(
-        "goodput-paced",
-        f"{INSTANCES} instances of {SLOTS} slots, {choices.what}, capacity "
+        "goodput-model" if choices.model else "goodput-paced",
+        f"{choices.what}, capacity "
         + ", ".join(f"{name} {x:.1f}/s" for name, x in measured.capacities.items()),
         round(time.monotonic() - begun, 1),
         [figure for cell in measured.cells for figure in cell.figures()],
@@ -274,12 +304,18 @@ def new_arguments() -> argparse.ArgumentParser:
         "--arrivals", choices=("poisson", "trace"), help="the trace's own where there is one"
     )
     parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="a checkpoint on our engine; wants a --trace"
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="of the --model (cuda)"
+    )
+    parser.add_argument(
         "--deadlines",
         nargs="+",
         choices=[manner.value for manner in Manner],
-        default=[Manner.PROPORTIONAL.value],
+        default=[],
         metavar="MANNER",
-        help="proportional to the answers, constant, or for parts",
+        help="proportional to the answers (the default without --model), constant, or for parts",
     )
     parser.add_argument(
         "--policies", nargs="+", choices=[p.name for p in EVERY], default=[], metavar="NAME"
@@ -299,13 +335,26 @@ def choices_of(args: argparse.Namespace) -> Choices:
         size = replace(size, window_s=args.seconds)
     if args.arrivals == "trace" and not args.trace:
         raise ValueError("--arrivals trace needs a --trace")
-    return Choices(
+    default = Manner.CONSTANT if args.model else Manner.PROPORTIONAL
+    choices = Choices(
         sources=tuple(source_of(file) for file in args.trace) or (log_normal(SEED),),
-        manners=tuple(map(Manner, args.deadlines)),
+        manners=tuple(map(Manner, args.deadlines)) or (default,),
         is_poisson=args.arrivals == "poisson" or not args.trace,
         policies=tuple(p for p in EVERY if p.name in args.policies) or COMPARED,
         size=size,
+        model=args.model,
+        device=args.device if args.model else "cpu",
     )
+    return _of_a_model(choices, has_trace=bool(args.trace)) if choices.model else choices
+
+
+def _of_a_model(choices: Choices, *, has_trace: bool) -> Choices:
+    """``choices`` without what only a synthetic engine has. Raises ``ValueError``."""
+    if not has_trace:
+        raise ValueError("--model needs a --trace: the requests drawn without one suit no model")
+    if Manner.PROPORTIONAL in choices.manners:
+        raise ValueError("--model ends its answers itself: --deadlines constant or parts")
+    return replace(choices, policies=tuple(p for p in choices.policies if not p.knows_lengths))
 
 
 if __name__ == "__main__":

@@ -56,14 +56,18 @@ def log_normal(seed: int) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLoad:
-    """Load for synthetic engines: an answer's length is drawn and put into its prompt's last ids.
+    """Load of token ids, new ones for every prompt.
 
-    A request states the same generous cap as all others, or its true length, which no client knows.
+    For synthetic engines an answer's length is drawn and put into its prompt's last ids. A request
+    states the same generous cap as all others, or its true length, which no client knows. With
+    ``has_own_ends`` answers are a model's, drawn from all of its vocabulary, and end where it draws
+    an end.
     """
 
     trace: TraceLoad
     model: str
     vocab_size: int
+    has_own_ends: bool = False
 
     def asks(
         self, per_s: float, seconds: float, seed: int, *, knows_lengths: bool = False
@@ -76,14 +80,17 @@ class DrawnLoad:
     def _body(self, request: Request, knows_lengths: bool) -> dict[str, object]:
         # New ids each time, whatever the seed: no policy may find in a worker's cache what was
         # computed for the one before it.
-        own = [_FRESH.randrange(16, self.vocab_size) for _ in range(request.prompt_tokens - 2)]
         length = request.answer_tokens
+        ends = [] if self.has_own_ends else length_ids(length)
+        own = _FRESH.choices(
+            range(16, self.vocab_size), k=max(0, request.prompt_tokens - len(ends))
+        )
         return {
             "model": self.model,
-            "prompt": [*own, *length_ids(length)],
+            "prompt": [*own, *ends],
             "max_tokens": length if knows_lengths else self.trace.cap_tokens,
             "ignore_eos": knows_lengths,
-            "temperature": 0,
+            "temperature": 1 if self.has_own_ends else 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -100,10 +107,27 @@ def at_once(
 def drawn_load(
     source: Source, speed: Speed, manner: Manner, model: str, vocab_size: int, *, is_poisson: bool
 ) -> DrawnLoad:
+    """Load for a synthetic engine, with the sizes of ``source`` divided to suit it."""
     trace = TraceLoad(
         source.rows, speed, manner, is_poisson=is_poisson, applications=source.applications
     )
     return DrawnLoad(trace, model, vocab_size)
+
+
+def model_load(
+    source: Source, speed: Speed, manner: Manner, model: str, vocab_size: int, *, is_poisson: bool
+) -> DrawnLoad:
+    """Load for a model that ends its answers itself, with the prompts of ``source`` as they are."""
+    trace = TraceLoad(
+        source.rows,
+        speed,
+        manner,
+        is_poisson=is_poisson,
+        applications=source.applications,
+        prompt_scale=1,
+        answer_scale=1,
+    )
+    return DrawnLoad(trace, model, vocab_size, has_own_ends=True)
 
 
 def _ask(request: Request, body: dict[str, object]) -> StreamRequest:

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from perf.engine.checkpoints import SHAPES, set_ends, write_config
 from perf.goodput.__main__ import Scene, choices_of, new_arguments
-from perf.goodput.load import LOG_NORMAL, at_once, drawn_load, log_normal, source_of
+from perf.goodput.load import (
+    LOG_NORMAL,
+    at_once,
+    drawn_load,
+    log_normal,
+    model_load,
+    source_of,
+)
 from perf.goodput.policies import COMPARED, OURS
 from perf.load import open_loop
 from perf.load.drive import PATH
@@ -19,6 +27,7 @@ from perf.load.trace import Manner
 from perf.load.workload import Speed
 from perf.sim import plot as sim_plot
 from perf.stack.scrape import Scrape, scrape
+from worker.models.config import read_config
 from worker.runner.synthetic import length_ids
 
 SPEED = Speed(prompt_token_ms=0.5, token_ms=10.0)
@@ -127,9 +136,44 @@ def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
     assert plain.policies == COMPARED and plain.is_poisson
     assert [source.name for source in plain.sources] == [LOG_NORMAL]
     assert plain.manners == (Manner.PROPORTIONAL,)
-    for wrong in (("--arrivals", "trace"), ("--trace", str(tmp_path / "none.csv"))):
+    file = tmp_path / "azure-code.csv"
+    file.write_text(TRACE)
+    for wrong in (
+        ("--arrivals", "trace"),
+        ("--trace", str(tmp_path / "none.csv")),
+        ("--model", "m"),
+        ("--model", "m", "--trace", str(file), "--deadlines", "proportional"),
+    ):
         with pytest.raises(ValueError):
             choices_of(new_arguments().parse_args(wrong))
+
+
+def test_a_models_requests_are_as_long_as_the_trace_has_them_and_end_by_themselves(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "azure-code.csv"
+    file.write_text(TRACE)
+    arguments = ["--model", "some/model", "--trace", str(file)]
+    choices = choices_of(new_arguments().parse_args(arguments))
+    assert not any(policy.knows_lengths for policy in choices.policies)
+    assert (choices.instances, choices.spec.engine, choices.spec.device) == (1, "torch", "cuda")
+    load = model_load(
+        choices.sources[0], SPEED, choices.manners[0], "model", 40_000, is_poisson=False
+    )
+    asks = load.asks(3.0, 10.0, 1)
+    assert {len(ask.body["prompt"]) for ask in asks} == {160, 3180, 4808}  # type: ignore[arg-type]
+    assert {ask.deadline_ms for ask in asks} == {2000.0}
+    for ask in asks:
+        assert ask.body["max_tokens"] == load.trace.cap_tokens > 400
+        assert ask.body["ignore_eos"] is False and ask.body["temperature"] == 1
+
+
+def test_random_ends_make_answers_of_the_mean_length(tmp_path: Path) -> None:
+    shape = SHAPES["tiny"]
+    write_config(tmp_path, shape)
+    set_ends(tmp_path, shape, mean_tokens=32, seed=1)
+    ends = read_config(tmp_path).eos_token_ids
+    assert len(set(ends)) == shape.vocab_size // 32
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from pool.units.triton import TritonInstance
 from worker.protocol.tensors import MODEL_NAME
 
 T = TypeVar("T")
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
+"""Device that workers of the tests compute on: ``cpu`` or ``cuda``."""
 PATIENCE_S = 120.0
 """How long something that is sure to come may take on a busy machine."""
 
@@ -64,7 +66,7 @@ class Triton:
         **worker: object,
     ) -> None:
         """``environment``: further variables, of an engine's own environment say."""
-        settings: dict[str, object] = {"device": "cpu"}
+        settings: dict[str, object] = {"device": DEVICE}
         if model == MODEL_NAME:
             settings |= {"model_path": DEMO_CHECKPOINT, "model_name": "demo"}
         prefix = "TIDEGATE_WORKER" if model == MODEL_NAME else f"TIDEGATE_{model.upper()}"
