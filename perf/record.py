@@ -196,6 +196,29 @@ TABLE: Final = (
     Entry("gpu-kernels", "perf.engine.occupancy", "", 25, beside=True),
     # As long as all of its sections may take; a lease of half an hour has room for that.
     Entry("gpu-h100", "perf.engine.gpu", "--budget-s 1700", 1500, on="gpu"),
+    Entry(
+        "gpu-h100-more",
+        "perf.engine.gpu",
+        "--budget-s 130 --only copies swap tokens engine lost",
+        130,
+        on="gpu",
+    ),
+    Entry(
+        "goodput-h100-code",
+        "perf.goodput",
+        f"--model 8b --answers 28 --trace {_CODE} --arrivals trace --loads 2 --turns 4 --policies"
+        " ours no-prediction fifo-hang-up",
+        400,
+        on="gpu",
+    ),
+    Entry(
+        "goodput-h100-conversation",
+        "perf.goodput",
+        f"--model 8b --answers 211 --trace {_CONVERSATION} --arrivals trace --loads 2 --turns 4"
+        " --policies ours no-prediction fifo-hang-up",
+        900,
+        on="gpu",
+    ),
 )
 """Entries in the order in which they run."""
 

@@ -120,6 +120,9 @@ class SyntheticSettings(Section):
     ``synthetic.prompt_token_ms`` for each prompt token are added."""
     row_ms: Annotated[float, HIDDEN] = Field(default=0.0, ge=0)
     prompt_token_ms: Annotated[float, HIDDEN] = Field(default=0.0, ge=0)
+    prompt_step_ms: Annotated[float, HIDDEN] = Field(default=0.0, ge=0)
+    """Time that a step with prompt tokens takes beyond these, however few they are, as on a GPU,
+    where decodes alone are one recorded graph."""
     slow_file: Annotated[LocalPath | None, HIDDEN] = None
     """While this file holds a number, ``synthetic-paced`` steps take that many times as long. It
     may have a worker's device fail as well (``worker.runner.simulated_device``)."""

@@ -246,6 +246,8 @@ _Total = tuple[str, str, str, Callable[[WorkerStats], float]]
 _TOTALS: tuple[_Total, ...] = (
     ("worker_tokens", "tokens", "Tokens generated", lambda of: of.tokens_total),
     ("worker_jobs_received", "jobs", "Jobs handed in", lambda of: of.jobs_total),
+    ("worker_steps", "steps", "Steps of the engine", lambda of: of.steps_total),
+    ("worker_busy_ms", "ms", "Time spent in steps", lambda of: of.busy_ms_total),
     (
         "prompt_tokens_computed",
         "tokens",

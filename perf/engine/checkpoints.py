@@ -1,9 +1,5 @@
-"""Checkpoints with random weights in the shapes of real models, made on the spot.
+"""Checkpoints with random weights in the shapes of real models, made on the spot."""
 
-python -m perf.engine.checkpoints DIR [--shape 8b] [--answers 30]
-"""
-
-import argparse
 import json
 import os
 import random
@@ -26,6 +22,7 @@ _DEMO: Final = Path(__file__).parents[2] / "worker" / "demo_model" / "checkpoint
 _SHARD_BYTES: Final = 2**30
 _NOISE_BYTES: Final = 64 * 2**20
 _PROBE_WRITES: Final = 4
+_ROOM_BYTES: Final = 20 * 10**9
 _SAFETENSORS_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 Dims = tuple[int, ...]
@@ -116,6 +113,13 @@ def make_checkpoint(
     index = {"metadata": {}, "weight_map": weight_map}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     return shape
+
+
+def roomy_folder() -> Path | None:
+    """Folder where checkpoints are written fastest: ``/dev/shm`` if one fits, else None for the
+    usual one of temporary files."""
+    shm = Path("/dev/shm")
+    return shm if shm.is_dir() and shutil.disk_usage(shm).free > _ROOM_BYTES else None
 
 
 def set_ends(path: Path, shape: ModelShape, mean_tokens: float, seed: int) -> None:
@@ -246,21 +250,3 @@ class _Writer:
             out.write(piece)
             left -= len(piece)
             self._at = (self._at + len(piece)) % len(self._noise)
-
-
-def main() -> None:
-    """Write a checkpoint, as the command line says."""
-    parser = argparse.ArgumentParser(prog="perf.engine.checkpoints", description=__doc__)
-    parser.add_argument("path", type=Path, metavar="DIR")
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="8b")
-    parser.add_argument(
-        "--answers", type=float, metavar="TOKENS", help="mean length, where a client lets them end"
-    )
-    args = parser.parse_args()
-    shape = make_checkpoint(args.path, SHAPES[args.shape], seed=0)
-    if args.answers:
-        set_ends(args.path, shape, args.answers, seed=0)
-
-
-if __name__ == "__main__":
-    main()

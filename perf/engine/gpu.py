@@ -41,7 +41,6 @@ itself, is kept for it."""
 _LAST: Final = "lost"
 BUDGET_S: Final = 560.0
 _GRACE_S: Final = 5.0
-_SCRATCH_BYTES: Final = 20 * 10**9
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -62,7 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"missing: {', '.join(missing)}; pip install {' '.join(missing)}", file=sys.stderr)
         if missing != ["safetensors"]:  # without it, a section or two go on
             return 1
-    # Not before: these need msgspec.
+    # Not before: these need msgspec and torch.
+    from perf.engine.checkpoints import roomy_folder
     from perf.report.machine import versions
     from perf.report.recording import DirtyTree, Recording
 
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     except DirtyTree as error:
         parser.error(str(error))
     started = time.monotonic()
-    scratch = Path(options.scratch or tempfile.mkdtemp(prefix="tidegate-gpu-", dir=_roomy()))
+    scratch = Path(options.scratch or tempfile.mkdtemp(prefix="tidegate-gpu-", dir=roomy_folder()))
     scratch.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     complete = True
@@ -97,13 +97,6 @@ def main(arguments: list[str] | None = None) -> int:
     print(table(rows))
     recording.save(facts | {"complete": complete, "rows": rows})
     return 0 if complete else 1
-
-
-def _roomy() -> Path | None:
-    """Where checkpoints are written fastest: ``/dev/shm`` if they fit, else None for the usual
-    folder."""
-    shm = Path("/dev/shm")
-    return shm if shm.is_dir() and shutil.disk_usage(shm).free > _SCRATCH_BYTES else None
 
 
 def _parser() -> argparse.ArgumentParser:

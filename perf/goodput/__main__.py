@@ -1,7 +1,8 @@
 """``make bench-goodput``: what a deadline is worth when more is asked than can be done (PF-2).
 
     python -m perf.goodput [--quick] [--trace FILE]… [--arrivals poisson|trace]
-        [--deadlines proportional|constant|parts …] [--model DIR [--device cpu]] [--json PATH]
+        [--deadlines proportional|constant|parts …] [--model MODEL [--device cpu]] [--turns N]
+        [--json PATH]
 
 Two real Tritons with the paced synthetic engine, whose batch behaviour is that of the demo model
 on a CPU, slowed by a factor. An open-loop generator offers 0.5
@@ -17,8 +18,9 @@ engine and its chats, which end with the model's own end tokens.
 
 With ``--model`` it is one Triton with our engine and that checkpoint, on a GPU unless ``--device``
 says otherwise. Prompts and deadlines are then as long as the trace has them, and answers end where
-the model draws an end (``perf.engine.checkpoints`` writes random weights with as many ends as make
-answers of a given mean), so nobody can state a length and deadlines cannot be in proportion to it.
+the model draws an end, so nobody can state a length and deadlines cannot be in proportion to it.
+``--model 8b --answers 28`` writes random weights of that shape first, with as many end tokens as
+make answers of that mean.
 
 A request is *met* when its whole answer is there by its own deadline, and with deadlines for parts
 every part by its own, judged by the client, whether the service was told of it or not. Goodput is
@@ -33,8 +35,10 @@ exist in the simulator only (``perf.sim``).
 
 import argparse
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +47,7 @@ from rich.console import Console
 
 from catalog.paths import state_dir
 from perf import SEED
+from perf.engine.checkpoints import SHAPES, make_checkpoint, roomy_folder, set_ends
 from perf.goodput.front import Front, fronts
 from perf.goodput.load import (
     DrawnLoad,
@@ -88,6 +93,8 @@ class GoodputSize:
     window_s: float
     flood: int
     """Number of requests sent at once to find the capacity."""
+    turns: int = 1
+    """Number of windows of each policy at each load, of another seed each."""
 
     @property
     def seconds(self) -> float:
@@ -109,15 +116,48 @@ class Scene(NamedTuple):
     def __str__(self) -> str:
         return f"{self.trace}, deadlines: {self.manner}"
 
-    def cell(self, policy: Policy, load: float, turn: Turn, counted: Scrape) -> Cell:
-        """Cell of the requests of one window; ``counted`` is what the service counted meanwhile.
-        Would-be refusals that were let in to learn from and were met are false refusals."""
+    def cell(
+        self,
+        policy: Policy,
+        load: float,
+        turns: Sequence[Turn],
+        counted: Scrape,
+        seconds: float,
+    ) -> Cell:
+        """Cell of the requests of some windows; ``counted`` is what the service counted meanwhile,
+        in ``seconds``. Would-be refusals that were let in to learn from and were met are false
+        refusals."""
         key = f"{self.trace}.{self.manner}.{load:g}x.{policy.name}"
         name = f"{self.trace}, {self.manner}, {load:g} ×"
-        sampled, met = counted.total(_SAMPLES), counted.total(_SAMPLES, result="met")
-        label = f"{name}, {policy.label}: false among refusals sampled"
-        false = [Figure.of(f"{key}.false_refusals", label, "", [met / sampled])] if sampled else []
-        return Cell(key, name, policy.label, [turn], rate_key="goodput_per_s", more=false)
+
+        def figure(of: str, label: str, unit: str, value: float) -> Figure:
+            text = f"{name}, {policy.label}: {label}"
+            return Figure.of(f"{key}.{of}", text, unit, [value], better="neither")
+
+        more = []
+        if sampled := counted.total(_SAMPLES):
+            met = counted.total(_SAMPLES, result="met")
+            label = f"{name}, {policy.label}: false among refusals sampled"
+            more.append(Figure.of(f"{key}.false_refusals", label, "", [met / sampled]))
+        busy_s = counted.total("tidegate_worker_busy_ms_total") / 1000
+        if steps := counted.total("tidegate_worker_steps_total"):
+            prompt_tokens = counted.total("tidegate_prompt_tokens_computed_total")
+            more += [
+                figure(
+                    "busy", "share of the time in steps, summed over engines", "", busy_s / seconds
+                ),
+                figure("step_ms", "mean step", "ms", 1000 * busy_s / steps),
+                figure(
+                    "step_prompt_tokens", "prompt tokens a step", "tokens", prompt_tokens / steps
+                ),
+                figure(
+                    "prompt_tokens_per_s",
+                    "prompt tokens computed",
+                    "tokens/s",
+                    prompt_tokens / seconds,
+                ),
+            ]
+        return Cell(key, name, policy.label, turns, rate_key="goodput_per_s", more=more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +238,7 @@ async def run(choices: Choices, console: Console) -> Measured:
                     console.print(f"{scene}: capacity {capacity:.1f} requests/s", style="dim")
                     await contest.warm_up()
                     for factor in choices.size.loads:
-                        async for cell in contest.cells(factor, capacity):
+                        for cell in await contest.cells(factor, capacity):
                             console.print(cell.line(), style="dim")
                             cells.append(cell)
     return Measured(cells, capacities, card)
@@ -238,18 +278,46 @@ class _Contest:
             )
             await self.fronts[policy.name].offer(PATH, asks, linger_s=30.0)
 
-    async def cells(self, factor: float, capacity: float) -> AsyncIterator[Cell]:
-        size = self.choices.size
-        for policy in self.choices.policies:
-            asks = self.load.asks(
-                factor * capacity, size.seconds, SEED, knows_lengths=policy.knows_lengths
+    async def cells(self, factor: float, capacity: float) -> list[Cell]:
+        """Windows of all policies at one load, another policy first in each turn."""
+        size, policies = self.choices.size, self.choices.policies
+        found: dict[str, list[_Window]] = {policy.name: [] for policy in policies}
+        for number in range(size.turns):
+            first = number % len(policies)
+            for policy in policies[first:] + policies[:first]:
+                asks = self.load.asks(
+                    factor * capacity,
+                    size.seconds,
+                    SEED + number,
+                    knows_lengths=policy.knows_lengths,
+                )
+                found[policy.name].append(await self._window(self.fronts[policy.name], asks))
+        return [
+            self.scene.cell(
+                policy,
+                factor,
+                [window.turn for window in found[policy.name]],
+                Scrape.sum_of([window.counted for window in found[policy.name]]),
+                sum(window.seconds for window in found[policy.name]),
             )
-            front = self.fronts[policy.name]
-            before = await scrape(HOST, front.service.port)
-            results = await front.offer(PATH, asks, max(map(_patience_s, asks)) + 0.25)
-            after = await scrape(HOST, front.service.port)
-            turn = Turn.of(asks, results, size.warm_s, size.window_s)
-            yield self.scene.cell(policy, factor, turn, Scrape.between(before, after))
+            for policy in policies
+        ]
+
+    async def _window(self, front: Front, asks: list[StreamRequest]) -> "_Window":
+        size, begun = self.choices.size, time.monotonic()
+        before = await scrape(HOST, front.service.port)
+        results = await front.offer(PATH, asks, max(map(_patience_s, asks)) + 0.25)
+        counted = Scrape.between(before, await scrape(HOST, front.service.port))
+        turn = Turn.of(asks, results, size.warm_s, size.window_s)
+        return _Window(turn, counted, time.monotonic() - begun)
+
+
+class _Window(NamedTuple):
+    """Requests of one policy, and what the service counted meanwhile, in ``seconds``."""
+
+    turn: Turn
+    counted: Scrape
+    seconds: float
 
 
 def _patience_s(ask: StreamRequest) -> float:
@@ -271,7 +339,8 @@ async def _main() -> int:
     recording = begin(parser, args, "perf.goodput", *sys.argv[1:], seed=SEED)
     console = new_console(130)
     begun = time.monotonic()
-    measured = await run(choices, console)
+    with _written(choices, args.answers) as choices:
+        measured = await run(choices, console)
     found = BenchResult(
         "goodput-model" if choices.model else "goodput-paced",
         f"{choices.what}, capacity "
@@ -283,6 +352,21 @@ async def _main() -> int:
     triton = {"triton": find_triton(None, state_dir()).version}
     recording.save(recording.bundle([found], measured.card, quick=args.quick, more_versions=triton))
     return 0
+
+
+@contextmanager
+def _written(choices: Choices, answers: float | None) -> Iterator[Choices]:
+    """``choices`` whose model is there: one that is a shape is written, and removed afterwards."""
+    shape = choices.model.name if choices.model and not choices.model.exists() else ""
+    if not shape:
+        yield choices
+        return
+    with tempfile.TemporaryDirectory(prefix="tidegate-", dir=roomy_folder()) as folder:
+        path = Path(folder) / f"random-{shape}"
+        make_checkpoint(path, SHAPES[shape], seed=0)
+        if answers:
+            set_ends(path, SHAPES[shape], answers, seed=0)
+        yield replace(choices, model=path)
 
 
 def new_arguments() -> argparse.ArgumentParser:
@@ -304,7 +388,12 @@ def new_arguments() -> argparse.ArgumentParser:
         "--arrivals", choices=("poisson", "trace"), help="the trace's own where there is one"
     )
     parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="a checkpoint on our engine; wants a --trace"
+        "--model",
+        type=Path,
+        help="on our engine: a checkpoint, or a shape of perf.engine.checkpoints; wants a --trace",
+    )
+    parser.add_argument(
+        "--answers", type=float, metavar="TOKENS", help="mean length, of a --model that is a shape"
     )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="of the --model (cuda)"
@@ -321,7 +410,10 @@ def new_arguments() -> argparse.ArgumentParser:
         "--policies", nargs="+", choices=[p.name for p in EVERY], default=[], metavar="NAME"
     )
     parser.add_argument("--loads", nargs="+", type=float, default=[], metavar="FACTOR")
-    parser.add_argument("--seconds", type=float, metavar="S", help="of each cell's window")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of each window")
+    parser.add_argument(
+        "--turns", type=int, default=1, help="windows of each policy at each load, in turns (1)"
+    )
     return parser
 
 
@@ -333,6 +425,7 @@ def choices_of(args: argparse.Namespace) -> Choices:
         size = replace(size, loads=tuple(args.loads))
     if args.seconds:
         size = replace(size, window_s=args.seconds)
+    size = replace(size, turns=args.turns)
     if args.arrivals == "trace" and not args.trace:
         raise ValueError("--arrivals trace needs a --trace")
     default = Manner.CONSTANT if args.model else Manner.PROPORTIONAL
@@ -350,6 +443,11 @@ def choices_of(args: argparse.Namespace) -> Choices:
 
 def _of_a_model(choices: Choices, *, has_trace: bool) -> Choices:
     """``choices`` without what only a synthetic engine has. Raises ``ValueError``."""
+    assert choices.model is not None
+    if not choices.model.exists() and str(choices.model) not in SHAPES:
+        raise ValueError(
+            f"--model {choices.model}: no such folder, and none of {', '.join(SHAPES)}"
+        )
     if not has_trace:
         raise ValueError("--model needs a --trace: the requests drawn without one suit no model")
     if Manner.PROPORTIONAL in choices.manners:

@@ -61,17 +61,17 @@ def describe_machine() -> Machine:
 
 
 def tier() -> Tier:
-    """Kind of this machine: as ``TIDEGATE_PERF_TIER`` says, else by what it has. A virtual machine
+    """Kind of this machine: as ``PERF_TIER`` says, else by what it has. A virtual machine
     of up to four cores counts as CI's, with or without a CI around it.
 
     Raises ``ValueError`` for a word that is not a tier.
     """
-    told = os.environ.get("TIDEGATE_PERF_TIER", "")
+    told = os.environ.get("PERF_TIER", "")
     if told:
         for one in get_args(Tier):
             if told == one:
                 return cast(Tier, one)
-        raise ValueError(f"TIDEGATE_PERF_TIER must be one of {get_args(Tier)}, got {told[:40]!r}")
+        raise ValueError(f"PERF_TIER must be one of {get_args(Tier)}, got {told[:40]!r}")
     if _gpus():
         return "server with GPU"
     if any(Path("/sys/class/power_supply").glob("BAT*")):

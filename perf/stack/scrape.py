@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -32,6 +32,15 @@ class Scrape:
     def between(cls, before: Self, after: Self) -> Self:
         """Counts from ``before`` to ``after``; gauges mean nothing in the result."""
         return cls({k: value - before.samples.get(k, 0.0) for k, value in after.samples.items()})
+
+    @classmethod
+    def sum_of(cls, counts: Sequence[Self]) -> Self:
+        """Counts of several stretches together."""
+        total: dict[Key, float] = {}
+        for each in counts:
+            for key, value in each.samples.items():
+                total[key] = total.get(key, 0.0) + value
+        return cls(total)
 
     def quantile(self, name: str, q: float) -> float:
         """The ``q``-quantile (0 to 1) of a histogram, interpolated within its bucket as Prometheus

@@ -58,7 +58,13 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
         "unanswered": 1,
     }
     assert (turn.met_per_s, turn.attainment(), turn.waste, turn.refused) == (2.0, 0.2, 0.6, 0.2)
-    cell = SCENE.cell(OURS, 2.0, turn, Scrape(samples))
+    for name, value in (
+        ("worker_steps", 20.0),
+        ("worker_busy_ms", 400.0),
+        ("prompt_tokens_computed", 1000.0),
+    ):
+        samples[f"tidegate_{name}_total", frozenset()] = value
+    cell = SCENE.cell(OURS, 2.0, [turn], Scrape(samples), 0.5)
     figures = {figure.key: figure for figure in cell.figures()}
     goodput = figures["conversation.constant.2x.ours.goodput_per_s"]
     assert goodput.low <= goodput.median == 2.0 <= goodput.high
@@ -68,6 +74,10 @@ def test_pf2_met_is_the_whole_answer_by_its_own_deadline() -> None:
         ("ttft_p50_ms", 40.0),
         ("late_send_ms", 5.0),
         ("false_refusals", 0.25),
+        ("busy", 0.8),
+        ("step_ms", 20.0),
+        ("step_prompt_tokens", 50.0),
+        ("prompt_tokens_per_s", 2000.0),
     ):
         assert figures[f"conversation.constant.2x.ours.{name}"].median == pytest.approx(value)
 
@@ -141,8 +151,9 @@ def test_options_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
     for wrong in (
         ("--arrivals", "trace"),
         ("--trace", str(tmp_path / "none.csv")),
-        ("--model", "m"),
-        ("--model", "m", "--trace", str(file), "--deadlines", "proportional"),
+        ("--model", "8b"),
+        ("--model", "none", "--trace", str(file)),
+        ("--model", "8b", "--trace", str(file), "--deadlines", "proportional"),
     ):
         with pytest.raises(ValueError):
             choices_of(new_arguments().parse_args(wrong))
@@ -153,7 +164,7 @@ def test_a_models_requests_are_as_long_as_the_trace_has_them_and_end_by_themselv
 ) -> None:
     file = tmp_path / "azure-code.csv"
     file.write_text(TRACE)
-    arguments = ["--model", "some/model", "--trace", str(file)]
+    arguments = ["--model", "8b", "--trace", str(file)]
     choices = choices_of(new_arguments().parse_args(arguments))
     assert not any(policy.knows_lengths for policy in choices.policies)
     assert (choices.instances, choices.spec.engine, choices.spec.device) == (1, "torch", "cuda")

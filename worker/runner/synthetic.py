@@ -110,20 +110,25 @@ class FreeRunner:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens.
+    """Seconds of a step: ``step_s`` + ``row_s`` · rows + ``prompt_token_s`` · prompt tokens, and
+    ``prompt_step_s`` where it has prompt tokens at all.
 
     A real engine's steps have this form: weights are read once whatever the batch, each row adds
-    its attention and sampling, each prompt token its arithmetic.
+    its attention and sampling, each prompt token its arithmetic. On a GPU decodes alone are a
+    recorded graph; a step with a prompt is launched kernel by kernel, which takes a while however
+    short the prompt.
     """
 
     step_s: float
     row_s: float = 0.0
     prompt_token_s: float = 0.0
+    prompt_step_s: float = 0.0
 
     def of(self, plan: Plan) -> float:
         """Seconds for ``plan``."""
-        prompt_tokens = plan.tokens - plan.decodes
-        return self.step_s + self.row_s * len(plan.rows) + self.prompt_token_s * prompt_tokens
+        tokens = plan.tokens - plan.decodes
+        prompts_s = self.prompt_step_s + self.prompt_token_s * tokens if tokens else 0.0
+        return self.step_s + self.row_s * len(plan.rows) + prompts_s
 
 
 class PacedRunner:
@@ -200,6 +205,7 @@ def build_synthetic_runner(
             settings.synthetic.step_ms / 1e3,
             settings.synthetic.row_ms / 1e3,
             settings.synthetic.prompt_token_ms / 1e3,
+            settings.synthetic.prompt_step_ms / 1e3,
         )
         device = SimulatedDevice(settings.synthetic.slow_file, clock)
         runner = PacedRunner(words, cost, end_id=end_id, device=device, clock=clock)

@@ -4,7 +4,8 @@ Each prompt token in a step delays every row that decodes in it. A row can spare
 leaves beyond the tokens that it will probably still make, in steps without prompts. What every row
 can spare goes at full speed, and so does a short prompt that would wait for longer than all rows
 together wait for it. The rest goes at a *pace*, so many seconds a step: the largest at which each
-row still ends in time, or what a prompt needs for its own deadline where that is more::
+row still ends in time, or what a prompt needs for its own deadline where that is more. It is saved
+up until it makes a chunk worth what each takes beside its tokens (``StepTime.chunk_s``)::
 
     a row bears     (time left / SURE − tokens left · plain step) / tokens left
     a prompt needs  plain step · u / (1 − u),    u = SURE · work / time left
@@ -30,6 +31,10 @@ SURE: Final = 1.3
 LOST: Final = 0.6
 MIN_SHARE: Final = 1 / 16
 """Least share of the time of steps that prompts get, so that none starves."""
+_MIN_YIELD: Final = 4.0
+"""Least time of a chunk's tokens, in what a chunk takes beside them: smaller ones waste the
+engine."""
+_ROUNDING_S: Final = 1e-9
 _MAX_NEEDS: Final = 3
 """Most different paces needed by prompts that are compared."""
 
@@ -59,31 +64,33 @@ class Stalls:
     def __init__(self, config: SchedulerConfig, step_time: StepTime) -> None:
         self._config = config
         self._step_time = step_time
-        self._credit = 0.0
-        """Prompt tokens saved up, at most those of one step."""
+        self._credit_s = 0.0
+        """Time for prompts saved up, at most that of one step."""
 
     def prompt_tokens(
         self, decoding: Sequence[Row], prompts: Sequence[Request], most: int, now: float
     ) -> int:
         """Number of tokens, 0 to ``most``, of ``prompts`` (in order) beside these decodes."""
-        token_s, plain_s = self._step_time.prompt_token_s, self._step_time.plain_step_s
-        if not token_s or not plain_s or not most or now == -math.inf:
+        times, plain_s = self._step_time, self._step_time.plain_step_s
+        if not times.prompt_token_s or not plain_s or not most or now == -math.inf:
             return most
         left = [len(one.tokens) - one.computed for one in prompts]
-        tight = self._tight(decoding, token_s * sum(left), plain_s, now)
+        cost = _Cost(times.chunk_s, times.further_token_s, most)
+        tight = self._tight(decoding, cost.seconds(sum(left)), plain_s, now)
         if not tight:
-            self._credit = 0.0
+            self._credit_s = 0.0
             return most
         spare_s = min(row.time_s / SURE - row.work_s for row in tight)
         soonest_s = min(row.work_s for row in tight)
-        at_once = self._at_once(left, max(spare_s, soonest_s / len(tight)) / token_s)
+        at_once = self._at_once(left, cost, max(spare_s, soonest_s / len(tight)))
         if at_once >= most or at_once == sum(left):
             return min(most, at_once)
-        paced = self._paced(prompts, left, at_once, now)
-        pace_s = self._pace_s(tight, paced, plain_s, most * token_s)
-        self._credit = min(most, self._credit + pace_s / token_s)
-        tokens = self._chunk(len(decoding) + at_once, most)
-        self._credit -= tokens
+        paced = self._paced(prompts, left, cost, at_once, now)
+        self._credit_s += self._pace_s(tight, paced, plain_s, cost.full_s)
+        self._credit_s = min(cost.full_s, self._credit_s)
+        tokens = self._chunk(len(decoding) + at_once, cost, sum(left) - at_once)
+        if tokens:
+            self._credit_s = max(0.0, self._credit_s - cost.chunk_s - tokens * cost.token_s)
         return min(most, at_once + tokens)
 
     def _tight(
@@ -101,24 +108,28 @@ class Stalls:
         return tight
 
     @staticmethod
-    def _at_once(left: Sequence[int], most: float) -> int:
-        """Tokens of the first prompts that fit whole into ``most``."""
+    def _at_once(left: Sequence[int], cost: "_Cost", within_s: float) -> int:
+        """Tokens of the first prompts that can be computed whole ``within_s``."""
         tokens = 0
         for count in left:
-            if tokens + count > most:
+            if cost.seconds(tokens + count) > within_s:
                 break
             tokens += count
         return tokens
 
     def _paced(
-        self, prompts: Sequence[Request], left: Sequence[int], at_once: int, now: float
+        self,
+        prompts: Sequence[Request],
+        left: Sequence[int],
+        cost: "_Cost",
+        at_once: int,
+        now: float,
     ) -> list[_Paced]:
-        token_s = self._step_time.prompt_token_s
         paced, ahead = [], 0
         for request, count in zip(prompts, left, strict=True):
             ahead += count
             if ahead > at_once:
-                work_s = ahead * token_s
+                work_s = cost.seconds(ahead)
                 time_s = prompt_due(request, self._step_time) - now
                 paced.append(_Paced(time_s, work_s, request.job.deadline == math.inf))
         return paced
@@ -155,13 +166,42 @@ class Stalls:
 
         return max([pace_s, *needs[:_MAX_NEEDS]], key=chances)
 
-    def _chunk(self, others: int, most: int) -> int:
-        """Tokens of the credit to spend: what ends a tile, at least a block, or all that a step
-        carries; otherwise 0."""
-        tokens = int(self._credit)
-        if tokens < most:
-            tokens -= (others + tokens) % self._config.tile_tokens
-        return tokens if tokens >= min(most, self._config.block_tokens) else 0
+    def _chunk(self, others: int, cost: "_Cost", left: int) -> int:
+        """Tokens of the credit to spend beside ``others``, of ``left`` that are to be paced: what
+        ends a tile, at least a block, or all that a step carries or is left; 0 while that would
+        take little more than any chunk does."""
+        largest = min(cost.most, left)
+        tokens = min(largest, cost.tokens_within(self._credit_s))
+        if tokens == largest:
+            return tokens
+        tokens -= (others + tokens) % self._config.tile_tokens
+        if tokens * cost.token_s < _MIN_YIELD * cost.chunk_s:
+            return 0
+        return tokens if tokens >= min(largest, self._config.block_tokens) else 0
+
+
+class _Cost(NamedTuple):
+    """Time that prompts take beside decodes: ``chunk_s`` for a chunk of at most ``most`` tokens,
+    and ``token_s`` for each of them."""
+
+    chunk_s: float
+    token_s: float
+    most: int
+
+    @property
+    def full_s(self) -> float:
+        """Time of the largest chunk."""
+        return self.chunk_s + self.most * self.token_s
+
+    def seconds(self, tokens: int) -> float:
+        """Time of ``tokens`` in the largest chunks."""
+        return -(-tokens // self.most) * self.chunk_s + tokens * self.token_s
+
+    def tokens_within(self, seconds: float) -> int:
+        """Tokens of a chunk that takes ``seconds`` at most."""
+        if seconds >= self.full_s - _ROUNDING_S:
+            return self.most
+        return max(0, int((seconds - self.chunk_s) / max(self.token_s, _ROUNDING_S)))
 
 
 def _chance(time_s: float, needed_s: float) -> float:

@@ -11,7 +11,13 @@ _BOUND_AFTER_STEPS: Final = 64
 _BOUND_SAFETY: Final = 0.8
 _CLEARLY_FASTER: Final = 0.9
 _DEVIATIONS: Final = 4
+_LEAST_S: Final = 1e-9
 _WORST_FADES: Final = 1 / 512
+_SPLIT_SMOOTHING: Final = 1 / 64
+_MIN_CHUNKS: Final = 8
+_SPLIT_SPREAD: Final = 0.25
+"""Least spread of the latest chunks' sizes, as a share of their mean, that shows what of a chunk's
+time is the same however few tokens it has."""
 _MAX_EXCESS: Final = 4.0
 """Largest excess that counts, in mean steps: beyond that it is an accident, no reason to end jobs
 early or to cut prompts into smaller chunks."""
@@ -54,6 +60,7 @@ class StepTime:
         self._prompt_steps = 0.0
         self._prompt_tokens = 0.0
         self._prompt_s = 0.0
+        self._chunks = _ChunkCost()
 
     def slow_step_s(self, prompt_tokens: int) -> float:
         """Time that few steps with ``prompt_tokens`` exceed.
@@ -78,13 +85,35 @@ class StepTime:
         added_s = self._prompt_s - self._prompt_steps * self.plain_step_s
         return max(0.0, added_s) / self._prompt_tokens
 
+    @property
+    def chunk_s(self) -> float:
+        """Time that a step with prompt tokens takes beyond these, however few they are; 0 until
+        measured. On a GPU decodes alone are one recorded graph, and a step with a prompt is
+        launched kernel by kernel."""
+        return min(self._chunks.fixed_s, self._mean_chunk_s)
+
+    @property
+    def further_token_s(self) -> float:
+        """Time that each token adds to a chunk of a prompt, ``chunk_s`` left out; 0 until
+        measured."""
+        if not self._prompt_tokens:
+            return 0.0
+        return (self._mean_chunk_s - self.chunk_s) * self._prompt_steps / self._prompt_tokens
+
+    @property
+    def _mean_chunk_s(self) -> float:
+        """Time that prompt tokens added to the latest steps that had some."""
+        if not self._prompt_steps:
+            return 0.0
+        return max(0.0, self._prompt_s / self._prompt_steps - self.plain_step_s)
+
     def prompt_tokens_within(self, stall_s: float, most: int) -> int:
         """Number of prompt tokens that delay a step's decodes by ``stall_s`` at most.
 
         At most ``most``, which is returned while nothing is measured.
         """
-        token_s = self.prompt_token_s
-        return most if token_s * most <= stall_s else int(stall_s / token_s)
+        token_s, left_s = self.further_token_s, stall_s - self.chunk_s
+        return most if token_s * most <= left_s else max(0, int(left_s / max(token_s, _LEAST_S)))
 
     def service_s(self, prompt_tokens: int, new_tokens: float) -> float:
         """Expected time to compute ``prompt_tokens`` and then ``new_tokens``, in a usual batch."""
@@ -117,6 +146,8 @@ class StepTime:
             # An accident says nothing about the cost of prompts; a new speed is learnt in a few
             # steps.
             duration_s = min(duration_s, _MAX_EXCESS * self._expected_s(tokens))
+        if self.plain_step_s:
+            self._chunks.took(duration_s - self.plain_step_s, tokens)
         fade = 1 - _SMOOTHING
         self._prompt_steps = self._prompt_steps * fade + 1
         self._prompt_tokens = self._prompt_tokens * fade + tokens
@@ -129,7 +160,9 @@ class StepTime:
 
     def _expected_s(self, prompt_tokens: int) -> float:
         plain_s = self.plain_step_s or self.step_s
-        return plain_s + self.prompt_token_s * prompt_tokens
+        if not prompt_tokens:
+            return plain_s
+        return plain_s + self.chunk_s + self.further_token_s * prompt_tokens
 
     def _compare(self, duration_s: float, expected_s: float) -> None:
         """Learn how far steps deviate from what is expected; nothing is expected of the first."""
@@ -156,3 +189,35 @@ class StepTime:
             self._lone_steps = 0
         is_known = self._lone_steps >= _BOUND_AFTER_STEPS
         self.least_token_s = self._fastest_token_s * _BOUND_SAFETY if is_known else 0.0
+
+
+class _ChunkCost:
+    """Splits what chunks of prompts take into a part for each token and one that all have alike.
+
+    A line through the latest chunks, by least squares, whose weights fade. Where all were about as
+    large, which cannot tell, the last split that was seen holds.
+    """
+
+    def __init__(self) -> None:
+        self.fixed_s = 0.0
+        """Time that a chunk takes beyond its tokens; 0 until seen."""
+        self._weight = 0.0
+        self._tokens = 0.0
+        self._squares = 0.0
+        self._seconds = 0.0
+        self._products = 0.0
+
+    def took(self, added_s: float, tokens: int) -> None:
+        """Learn from a chunk of ``tokens``, which added ``added_s`` to its step."""
+        fade = 1 - _SPLIT_SMOOTHING
+        self._weight = self._weight * fade + 1
+        self._tokens = self._tokens * fade + tokens
+        self._squares = self._squares * fade + tokens**2
+        self._seconds = self._seconds * fade + added_s
+        self._products = self._products * fade + tokens * added_s
+        mean, mean_s = self._tokens / self._weight, self._seconds / self._weight
+        variance = self._squares / self._weight - mean**2
+        if self._weight < _MIN_CHUNKS or variance < (_SPLIT_SPREAD * mean) ** 2:
+            return
+        token_s = (self._products / self._weight - mean * mean_s) / variance
+        self.fixed_s = max(0.0, mean_s - max(0.0, token_s) * mean)

@@ -355,11 +355,17 @@ def test_a_full_gpu_leaves_the_worker_alive(tiny: Path) -> None:
     engine = build_engine(settings).engine
     assert isinstance(engine, Engine)
     before = Job([5] * 100, Sampling(4), 1e12)
-    hog = torch.empty(torch.cuda.mem_get_info()[0] - 2**20, dtype=torch.uint8, device="cuda")
+    hogs = []
+    piece = 2**36
+    while piece >= 2**21:  # what is free is not in one piece
+        try:
+            hogs.append(torch.empty(piece, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            piece //= 2
     engine.submit(before)
     while engine.scheduler.has_work or engine._inbox:
         engine.step()
-    del hog
+    hogs.clear()
     torch.cuda.empty_cache()
     after = Job([5] * 100, Sampling(4, ignore_eos=True), 1e12)
     engine.submit(after)

@@ -42,9 +42,13 @@ def request(
 
 
 class Machine:
-    """Steps take ``PLAIN_S`` and ``TOKEN_S`` for each prompt token, exactly."""
+    """Steps take ``PLAIN_S`` and ``TOKEN_S`` for each prompt token, exactly; those with prompt
+    tokens take ``chunk_s`` more."""
 
-    def __init__(self, *, max_step_tokens: int = 512, tile_tokens: int = 1) -> None:
+    def __init__(
+        self, *, max_step_tokens: int = 512, tile_tokens: int = 1, chunk_s: float = 0.0
+    ) -> None:
+        self.chunk_s = chunk_s
         limits = config(
             context_tokens=4096,
             block_tokens=16,
@@ -59,8 +63,9 @@ class Machine:
         self.now = 0.0
         self.ended: dict[Request, float] = {}
         self._learn(PLAIN_S, 0)
-        for _ in range(200):
-            self._learn(PLAIN_S + TOKEN_S * 100, 100)
+        for number in range(200):
+            tokens = 100 if not chunk_s else 50 + number
+            self._learn(PLAIN_S + chunk_s + TOKEN_S * tokens, tokens)
 
     def add(self, *requests: Request) -> None:
         for one in requests:
@@ -71,7 +76,7 @@ class Machine:
         plan = self.scheduler.schedule(self.now if heeds_time else -math.inf).plan
         assert plan is not None
         tokens = plan.tokens - plan.decodes
-        took_s = PLAIN_S + TOKEN_S * tokens
+        took_s = PLAIN_S + TOKEN_S * tokens + (self.chunk_s if tokens else 0.0)
         self.now += took_s
         self._learn(took_s, tokens)
         for row in plan.rows:
@@ -122,6 +127,20 @@ def test_rows_take_no_more_than_they_need() -> None:
         machine.step()
     assert 0.2 < machine.ended[row] < 0.3
     assert prompt.computed > 0.3 * (machine.now - PLAIN_S) / TOKEN_S
+
+
+def test_where_every_chunk_costs_rows_get_few_large_ones() -> None:
+    """As on a GPU, where a step with a prompt takes several plain ones, however short it is."""
+    machine = Machine(chunk_s=0.01)
+    row, prompt = request(1, 1.0), request(4000, 60.0)
+    machine.decoding(row)
+    machine.add(prompt)
+    chunks = []
+    while row not in machine.ended:
+        chunks.append(machine.step())
+    assert 0.5 < machine.ended[row] < 1.0
+    beside = [tokens for tokens in chunks if tokens]
+    assert len(beside) >= 3 and min(beside[:-1]) * TOKEN_S >= 0.035  # or all that a step may carry
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,37 @@ def test_an_accident_does_not_cut_the_chunks_that_follow() -> None:
     assert step_time.prompt_token_s == pytest.approx(0.0012, rel=0.35)
 
 
+def test_what_each_chunk_takes_is_told_from_what_its_tokens_take() -> None:
+    """On a GPU a step with a prompt takes 5 ms more, however short the prompt is."""
+    step_time = StepTime()
+    decode(step_time, 0.007, 20)
+    rng = random.Random(1)
+    for _ in range(60):
+        tokens = rng.randrange(32, 512)
+        step_time.prefilled(0.012 + 1e-5 * tokens * rng.uniform(0.9, 1.1), tokens)
+    assert step_time.chunk_s == pytest.approx(0.005, rel=0.1)
+    assert step_time.further_token_s == pytest.approx(1e-5, rel=0.2)
+    assert step_time.prompt_tokens_within(0.008, 512) == pytest.approx(300, rel=0.2)
+    assert step_time.prompt_tokens_within(0.004, 512) == 0
+    for _ in range(200):  # All alike, they tell nothing of it.
+        step_time.prefilled(0.012 + 1e-5 * 512, 512)
+    assert step_time.chunk_s == pytest.approx(0.005, rel=0.1)
+    for _ in range(200):  # Nor can it be more than a chunk takes now.
+        step_time.prefilled(0.009, 512)
+    assert step_time.chunk_s <= 0.0021
+
+
+def test_chunks_in_proportion_to_their_tokens_have_no_cost_of_their_own() -> None:
+    step_time = StepTime()
+    decode(step_time, 0.007, 20)
+    rng = random.Random(2)
+    for _ in range(200):
+        tokens = rng.randrange(16, 256)
+        step_time.prefilled(0.007 + 1e-4 * tokens * rng.uniform(0.9, 1.1), tokens)
+    assert step_time.chunk_s < 0.001
+    assert step_time.further_token_s == pytest.approx(1e-4, rel=0.1)
+
+
 def test_service_is_prompt_and_answer() -> None:
     step_time = StepTime()
     step_time.prefilled(1.0, 1000)
