@@ -115,7 +115,16 @@ TABLE: Final = (
         )
     ),
     Entry("slot", "perf.slot", "", 240),
-    Entry("peers", "perf.peers", "--only goodput speed relay --rates 12 20 --seconds 10", 530),
+    *(
+        Entry(
+            f"peers-{cpu}",
+            "perf.peers",
+            "--only goodput speed relay --rates 12 20 --seconds 10",
+            530,
+            on=cpu,
+        )
+        for cpu in CPUS
+    ),
     Entry("conformance", "perf.peers", "--only conformance", 420, engine="llamacpp"),
     Entry(
         "goodput-real",
