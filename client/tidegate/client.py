@@ -4,7 +4,6 @@ import math
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Self, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -86,12 +85,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

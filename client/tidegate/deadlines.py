@@ -15,7 +15,6 @@ not interrupted.
 import math
 from contextvars import ContextVar, Token
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 from tidegate import _clock
@@ -43,14 +42,8 @@ class DeadlineScope:
         self._entered.append((ends_at, _current.set(ends_at)))
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _, token = self._entered.pop()
-        _current.reset(token)
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._entered.pop()[1])
 
     def remaining(self) -> float:
         """Seconds left, with an outer block's deadline considered; negative once it has passed."""

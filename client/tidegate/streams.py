@@ -1,7 +1,6 @@
 """Streams of events: iterators over a task's or slot's events, or a chat's pieces."""
 
 from collections.abc import AsyncGenerator
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 _T = TypeVar("_T")
@@ -48,10 +47,5 @@ class Stream(Generic[_T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from tidegate.chats import ChatAnswer, ChatDelta, ChatMessage, ChatOptions
@@ -140,12 +139,7 @@ class SyncStream(Generic[_T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -206,12 +200,7 @@ class SyncClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from perf.load.connection import HOST
@@ -38,12 +37,7 @@ class Gate:
             self.addresses.append(host_port(host, port))
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.shut()
         await self._servers.aclose()
         await asyncio.gather(*self._forwarding, return_exceptions=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
@@ -61,12 +60,7 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def __getitem__(self, part: Part) -> Stored:
