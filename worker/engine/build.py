@@ -4,7 +4,6 @@ import hashlib
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 from worker.core import Clock
 from worker.engine.card import end_tokens, model_card
@@ -54,7 +53,7 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
     # On a thread that ends afterwards: OpenMP keeps workers for every thread that has computed, and
     # when they outnumber the cores none may spin any more, which costs a third of every step.
     with ThreadPoolExecutor(3, "tidegate-build") as threads:
-        hashing = threads.submit(_timed_digest, path, timing)
+        hashing = threads.submit(timing.timed("digest")(model_digest), path)
         return threads.submit(
             _build, settings, config, script, clock, timing, hashing, threads
         ).result()
@@ -92,11 +91,6 @@ def _model_digest(checkpoint: str, script: Script | None) -> str:
     if script is None:
         return checkpoint
     return hashlib.sha256(checkpoint.encode() + script.text).hexdigest()
-
-
-def _timed_digest(path: Path, timing: LoadTiming) -> str:
-    with timing.timed("digest"):
-        return model_digest(path)
 
 
 def _build(

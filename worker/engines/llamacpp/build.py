@@ -24,9 +24,9 @@ from worker.errors import DeviceUnavailable, TokenizerError
 from worker.grammar.compiler import build_compiler
 from worker.loaded import LoadedEngine
 from worker.log import model_log
-from worker.models.digest import files_digest
 from worker.models.load_timing import LoadTiming
 from worker.protocol.grammar_source import library_version as grammar_version
+from worker.protocol.model_digest import files_digest
 from worker.runner.memory import text_limits
 from worker.sampling.sampler import Sampler
 from worker.settings import WorkerSettings, variable

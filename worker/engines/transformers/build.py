@@ -23,10 +23,10 @@ from worker.engines.transformers.images import open_images
 from worker.grammar.compiler import build_compiler
 from worker.loaded import LoadedEngine
 from worker.log import model_log
-from worker.models.digest import model_digest
 from worker.models.load_timing import LoadTiming
 from worker.protocol import Feature
 from worker.protocol.grammar_source import library_version
+from worker.protocol.model_digest import model_digest
 from worker.runner.device import open_device
 from worker.runner.memory import CudaMemory, ProcessMemory, cpu_pool_bytes
 from worker.runner.precision import SMALL_BYTES, has_bfloat16, use_threads

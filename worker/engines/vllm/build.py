@@ -4,7 +4,6 @@ import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -22,9 +21,9 @@ from worker.engines.vllm.warm_up import warm_up
 from worker.grammar.compiler import build_compiler
 from worker.loaded import LoadedEngine
 from worker.log import model_log
-from worker.models.digest import model_digest
 from worker.models.load_timing import LoadTiming
 from worker.protocol.grammar_source import library_version as grammar_version
+from worker.protocol.model_digest import model_digest
 from worker.settings import WorkerSettings
 from worker.text import Tokenizer
 
@@ -44,13 +43,8 @@ def build_engine(settings: WorkerSettings, clock: Clock = time.monotonic) -> Loa
     timing = LoadTiming()
     # On threads that end: OpenMP keeps workers for every thread that has computed.
     with ThreadPoolExecutor(2, "tidegate-build") as threads:
-        hashing = threads.submit(_timed_digest, settings.model_path, timing)
+        hashing = threads.submit(timing.timed("digest")(model_digest), settings.model_path)
         return threads.submit(_build, settings, clock, timing, hashing).result()
-
-
-def _timed_digest(path: Path, timing: LoadTiming) -> str:
-    with timing.timed("digest"):
-        return model_digest(path)
 
 
 def _build(
