@@ -9,15 +9,14 @@ As with models the folders are the truth. An engine elsewhere (a Triton in ``/op
 in the file only, and gets it again when it is asked for again.
 """
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from catalog.engine_entry import EngineEntry
 from catalog.errors import EngineUnknown
-from catalog.shared_file import SharedFile
+from catalog.shared_file import SharedFile, now_ms
 
 MANIFEST = ".tidegate-engine.json"
 
@@ -30,17 +29,11 @@ class Engines(msgspec.Struct, frozen=True):
     entries: tuple[EngineEntry, ...] = ()
 
 
-def now_ms() -> int:
-    """The present time in Unix milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
 class EngineCatalog:
     """The engines of the state directory ``home``. Methods raise ``CatalogUnusable``."""
 
-    def __init__(self, home: Path, now_ms: Callable[[], int] = now_ms) -> None:
+    def __init__(self, home: Path) -> None:
         self.folder = home / "engines"
-        self._now_ms = now_ms
         self._file = SharedFile(self.folder / "catalog.json", Engines, self._from_folders)
 
     @property
@@ -92,4 +85,4 @@ class EngineCatalog:
 
     def _numbered(self, entries: Iterable[EngineEntry], version: int) -> Engines:
         ordered = sorted(entries, key=lambda entry: (entry.created_ms, entry.id))
-        return Engines(version + 1, self._now_ms(), tuple(ordered))
+        return Engines(version + 1, now_ms(), tuple(ordered))

@@ -25,7 +25,7 @@ import msgspec
 from catalog.atomic import sync_folder, sync_tree, write_atomically
 from catalog.errors import CatalogUnusable, ModelNotFound, StagingFailed
 from catalog.model_entry import ModelEntry, ModelFormat, ModelState
-from catalog.shared_file import SharedFile
+from catalog.shared_file import SharedFile, now_ms
 from worker.protocol.model_digest import files_digest, model_digest
 
 MANIFEST = ".tidegate.json"
@@ -38,11 +38,6 @@ class Models(msgspec.Struct, frozen=True):
     version: int = 0
     changed_ms: int = 0
     entries: tuple[ModelEntry, ...] = ()
-
-
-def now_ms() -> int:
-    """The present time in Unix milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 class ModelCatalog:

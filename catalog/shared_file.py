@@ -24,6 +24,11 @@ LOCK_WAIT_S = 10.0
 _LOOK_S = 0.02
 
 
+def now_ms() -> int:
+    """The present time in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
 class SharedFile(Generic[T]):
     """One file with one value of type ``kind``. ``rebuild`` makes the value if none can be read.
 

@@ -7,7 +7,8 @@ import msgspec
 from catalog.checks import check_formats, digests_of
 from catalog.errors import DamagedModel, StagingFailed
 from catalog.model_entry import ModelEntry, ModelState
-from catalog.models import ModelCatalog, now_ms
+from catalog.models import ModelCatalog
+from catalog.shared_file import now_ms
 
 
 def verify_model(

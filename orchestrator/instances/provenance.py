@@ -5,8 +5,6 @@ the matching entries. Instances of other machines, and models that nobody added,
 """
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from catalog.engines import EngineCatalog
@@ -29,12 +27,12 @@ class Provenance(NamedTuple):
 UNKNOWN: Final = Provenance()
 
 
-def provenance_of(card: ModelCard, home: Callable[[], Path] = state_dir) -> Provenance:
+def provenance_of(card: ModelCard) -> Provenance:
     """The catalog entries of a card. Reads both catalogs, so not for the event loop. A catalog that
     cannot be read counts as empty."""
     try:
-        models = ModelCatalog(home()).entries()
-        engines = EngineCatalog(home()).entries()
+        models = ModelCatalog(state_dir()).entries()
+        engines = EngineCatalog(state_dir()).entries()
     except ProvisionError:
         return UNKNOWN
     versions = _VERSION.findall(card.engine_version)  # our own and the engine's

@@ -20,7 +20,8 @@ from rich.filesize import decimal as size
 from catalog.checks import Digests, check_formats, digests_of
 from catalog.errors import DamagedModel, NoRoom, ProvisionError, StagingFailed
 from catalog.model_entry import ModelEntry, ModelFile, ModelState
-from catalog.models import ModelCatalog, now_ms, require_free
+from catalog.models import ModelCatalog, require_free
+from catalog.shared_file import now_ms
 from pool.artifacts.download import Stopped, fetch
 from pool.artifacts.hub import HubModel, is_repository, list_hub
 from pool.artifacts.local import can_link, list_local, take

@@ -26,8 +26,9 @@ import msgspec
 
 from catalog.atomic import sync_folder, sync_tree, write_atomically
 from catalog.engine_entry import ComputeMode, EngineEntry, EnvironmentVars, PreparedEngine
-from catalog.engines import MANIFEST, EngineCatalog, now_ms
+from catalog.engines import MANIFEST, EngineCatalog
 from catalog.errors import CatalogUnusable, FetchFailed
+from catalog.shared_file import now_ms
 from pool.engines.recipes import ENGINES, Recipe
 from pool.engines.system_packages import require_tools
 from pool.process.logs import fresh_log, tail

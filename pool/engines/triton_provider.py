@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catalog.engine_entry import ComputeMode, EngineEntry, PreparedEngine
-from catalog.engines import EngineCatalog, now_ms
+from catalog.engines import EngineCatalog
 from catalog.errors import NoEngine
 from catalog.paths import NGC_ROOT
+from catalog.shared_file import now_ms
 from pool.engines import triton_wheel as wheel
 from pool.engines.environments import prepared
 from pool.engines.triton import TritonInstall, find_triton
@@ -72,13 +73,13 @@ def install_of(entry: EngineEntry, home: Path) -> TritonInstall:
     return find_triton(Path(where), home)
 
 
-def docker_command(image: str, model: Path, *, gpus: bool, port: int = 8001) -> list[str]:
+def docker_command(image: str, model: Path, *, gpus: bool) -> list[str]:
     """The command that serves ``model`` by the Triton of an image with Tidegate's worker in it
-    (``docker/`` builds one): gRPC on ``port`` of loopback."""
+    (``docker/`` builds one): gRPC on port 8001 of loopback."""
     return [
         *("docker", "run", "--rm", "--init", "--shm-size=256m"),
         *(("--gpus", "all") if gpus else ()),
-        *("--publish", f"127.0.0.1:{port}:8001"),
+        *("--publish", "127.0.0.1:8001:8001"),
         *("--volume", f"{model}:/model:ro"),
         *("--env", "TIDEGATE_WORKER__MODEL_PATH=/model"),
         *("--env", f"TIDEGATE_WORKER__DEVICE={'cuda' if gpus else 'cpu'}"),

@@ -24,8 +24,9 @@ from catalog.engine_entry import EngineEntry
 from catalog.engines import EngineCatalog
 from catalog.errors import ProvisionError
 from catalog.model_entry import ModelEntry, ModelState
-from catalog.models import ModelCatalog, now_ms
+from catalog.models import ModelCatalog
 from catalog.paths import state_dir
+from catalog.shared_file import now_ms
 from catalog.verify import verify_model
 from orchestrator.api.http.responses import json_response
 from orchestrator.errors import InvalidRequest, NotFound, Unavailable
@@ -188,9 +189,9 @@ def not_verified(entry: EngineEntry, home: Path) -> str:
     return f"{entry.engine} cannot be verified by this process; run tidegate engines verify"
 
 
-def catalogs(verify_engine: VerifyEngine, home: Callable[[], Path] = state_dir) -> Catalogs:
-    """Catalogs of the state directory that ``home`` names each time it is asked."""
-    return Catalogs(home, Verifications(home, verify_engine))
+def catalogs(verify_engine: VerifyEngine) -> Catalogs:
+    """Catalogs of the state directory, which is looked up each time."""
+    return Catalogs(state_dir, Verifications(state_dir, verify_engine))
 
 
 async def models(request: web.Request) -> web.Response:
