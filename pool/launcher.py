@@ -59,8 +59,6 @@ class Launcher:
         self,
         spec: LaunchSpec,
         on_event: Callable[[PoolEvent], None],
-        *,
-        rng: random.Random | None = None,
     ) -> None:
         self.spec = spec
         self.instances: list[TritonInstance] = []
@@ -70,7 +68,7 @@ class Launcher:
         self._serving: set[str] = set()
         """Names of the units that have not been given up; empty until everything serves."""
         self._emit = on_event
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
         # An orchestrator elsewhere could not know a token that is made up here.
         self._lane_token = spec.lane_token or (secrets.token_urlsafe(32) if spec.serve else "")
 

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from orchestrator.settings import KeySettings, Settings
-from worker.environment import HIDDEN, section_of, variable_of
+from worker.environment import HIDDEN, section_of
 from worker.media.settings import SlotSettings
 from worker.settings import WorkerSettings
 
@@ -201,16 +201,6 @@ def _choices(annotation: Any) -> list[str]:
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
         return [choice.value for choice in annotation]
     return []
-
-
-def variables() -> list[str]:
-    """Environment variables of all settings on the page."""
-    kinds = ((Settings, ""), (WorkerSettings, "WORKER."), (SlotSettings, "SLOT."))
-    return [
-        variable_of("TIDEGATE_", f"{above}{row.name}")
-        for kind, above in kinds
-        for row in rows_of(kind)
-    ]
 
 
 if __name__ == "__main__":

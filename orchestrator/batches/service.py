@@ -305,7 +305,7 @@ def new_batch(time: Time, **stated: object) -> StoredBatch:
     )
 
 
-def read_window(text: str, field: str = "completion_window") -> float:
+def read_window(text: str) -> float:
     """A ``completion_window`` in seconds: ``24h``, ``90m``, ``30s``, ``7d``. Raises
     ``InvalidRequest``."""
     number, unit = text[:-1], text[-1:]
@@ -314,9 +314,9 @@ def read_window(text: str, field: str = "completion_window") -> float:
         seconds = int(number) * _UNIT_S[unit]
     if not 0 < seconds <= MAX_WINDOW_S:
         raise InvalidRequest(
-            f"{field} must be a number and one of s m h d, such as 24h, and at most 7d: the batch "
-            "is to be done within it",
-            field=field,
+            "completion_window must be a number and one of s m h d, such as 24h, and at most 7d: "
+            "the batch is to be done within it",
+            field="completion_window",
         )
     return seconds
 

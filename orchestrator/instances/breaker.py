@@ -205,9 +205,8 @@ class Breakers:
         self,
         peers: Callable[[str], Collection[str]],
         now: Callable[[], float],
-        config: BreakerConfig | None = None,
     ) -> None:
-        self._config = config or BreakerConfig()
+        self._config = BreakerConfig()
         self._peers = peers
         self._now = now
         self._breakers: dict[str, Breaker] = {}

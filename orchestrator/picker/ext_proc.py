@@ -121,6 +121,5 @@ def _add_field(message: Any, number: str, name: str, kind: str) -> None:
 
 
 _MESSAGES = _made()
-HeaderMap: Any = _MESSAGES["HeaderMap"]
 ProcessingRequest: Any = _MESSAGES["ProcessingRequest"]
 ProcessingResponse: Any = _MESSAGES["ProcessingResponse"]

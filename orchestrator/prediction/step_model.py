@@ -166,9 +166,9 @@ class StepModel:
         """The usual time from start to finish among ``rows`` jobs; by default in every slot."""
         return self._raw_service(work, self.slots if rows is None else rows) * self.mid
 
-    def slow_ms(self, work: Work, rows: int | None = None) -> float:
-        """Ms that few jobs exceed once they are started."""
-        return self._raw_service(work, self.slots if rows is None else rows) * self.high
+    def slow_ms(self, work: Work) -> float:
+        """Ms that few jobs exceed once they are started, with every slot in use."""
+        return self._raw_service(work, self.slots) * self.high
 
     def tokens_within(self, budget_ms: float, work: Work, rows: int | None = None) -> int:
         """How many output tokens usually fit into ``budget_ms`` after ``work``'s prompt; 0 if none

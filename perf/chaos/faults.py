@@ -134,7 +134,7 @@ def kills(number: int, seed: int = 1) -> list[Fault]:
     ]
 
 
-def orchestrator_faults(number: int, seed: int = 1) -> list[Fault]:
+def orchestrator_faults(number: int) -> list[Fault]:
     """Faults of one orchestrator."""
 
     async def restart(world: World) -> None:
@@ -144,7 +144,7 @@ def orchestrator_faults(number: int, seed: int = 1) -> list[Fault]:
         await stand_still(alive(world.orchestrators[number].pid), LONG_S)
 
     return [
-        *kills(number, seed),
+        *kills(number, seed=1),
         Fault(f"SIGSTOP orchestrator {number}, {LONG_S:g} s", _NOBODY_NOTICES, pause),
         Fault(f"SIGTERM and restart orchestrator {number}", _NOBODY_NOTICES, restart),
     ]

@@ -191,11 +191,11 @@ class Cell:
         )
 
 
-def show_cells(cells: Sequence[Cell], console: Console, title: str = "") -> None:
+def show_cells(cells: Sequence[Cell], console: Console) -> None:
     """Print a table with a row for each cell: medians over its turns, in percent where no unit is
     named."""
     columns = ("met/s", "attained", "by kind", "refused", "waste", "first token p50", "p99")
-    table = new_table("load", "policy", *columns, "sent late", texts=2, title=title)
+    table = new_table("load", "policy", *columns, "sent late", texts=2)
     console.print(grouped(table, map(_row, cells)))
 
 

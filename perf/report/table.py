@@ -8,9 +8,9 @@ from rich.table import Table
 from perf.report.bundle import Bundle, Figure
 
 
-def new_table(*columns: str, texts: int = 1, title: str | None = None) -> Table:
+def new_table(*columns: str, texts: int = 1) -> Table:
     """A table whose first ``texts`` columns are text, the others figures."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for number, column in enumerate(columns):
         is_text = number < texts
         table.add_column(column, justify="left" if is_text else "right", no_wrap=0 < number < texts)

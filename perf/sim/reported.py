@@ -73,7 +73,6 @@ class Reported:
     deadlines_lost: int = 0
     fits: list[Pair] = field(default_factory=list)
     """Budgets of the answers that were shrunk, and what of each was used."""
-    fits_cut: int = 0
     partial_left: list[float] = field(default_factory=list)
     """Time left of the deadline when a ``partial`` or ``fit`` answer was at its client."""
 
@@ -258,7 +257,6 @@ async def _measure(
                 reported.partial_left.append(arrival.deadline_ms - took_ms)
             if task.fitted_tokens is not None:
                 reported.fits.append(Pair(arrival.deadline_ms, took_ms))
-                reported.fits_cut += is_cut
 
     def refused(
         arrival: SimArrival,

@@ -17,10 +17,10 @@ from worker.protocol.clips.plan import SAMPLE_RATE, ClipPlan
 from worker.protocol.clips.recipe import Recipe
 
 
-def development_stages(device: str = "cpu") -> Stages:
+def development_stages() -> Stages:
     """Stages that the slot model serves with unless it is told otherwise."""
     return load_stages(
-        torch.device(device), speech="espeak", portrait="procedural", video="warp", check="tiny"
+        torch.device("cpu"), speech="espeak", portrait="procedural", video="warp", check="tiny"
     )
 
 

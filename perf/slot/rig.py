@@ -55,14 +55,14 @@ def recipe_of(text: str = TEXT, *, size: int = 0, fps: int = 24) -> dict[str, An
 
 
 @asynccontextmanager
-async def rigged(*, quick: bool, spec: SlotSpec = SPEC) -> AsyncIterator[SlotRig]:
+async def rigged(*, quick: bool) -> AsyncIterator[SlotRig]:
     """Start ours and both naive servers, and warm them up."""
 
     def naive(mode: str) -> Any:
-        return server("perf.slot.naive_server", mode, str(spec.size), str(spec.seconds), "1")
+        return server("perf.slot.naive_server", mode, str(SPEC.size), str(SPEC.seconds), "1")
 
     async with (
-        serving(spec) as ours,
+        serving(SPEC) as ours,
         naive(SEQUENTIAL) as one_by_one,
         naive(AT_ONCE) as at_once,
         SlotClient(ours.grpc_address) as to_ours,

@@ -105,7 +105,7 @@ def visits(draw: random.Random) -> Iterator[Visit]:
                 yield Visit(kind, ClipRequest(recipe, deadline_s, degrade, outputs), late)
 
 
-async def soak(server: SlotServer, seconds: float, seed: int = 1, gap_s: float = GAP_S) -> SlotSoak:
+async def soak(server: SlotServer, seconds: float, seed: int = 1) -> SlotSoak:
     """Send arrivals for ``seconds``; what is under way then is waited for."""
     draw, found = random.Random(seed), SlotSoak()
     source = visits(draw)
@@ -118,7 +118,7 @@ async def soak(server: SlotServer, seconds: float, seed: int = 1, gap_s: float =
     async with looking, asyncio.TaskGroup() as group:
         while time.monotonic() - begun < seconds:
             group.create_task(_visit(server, begun, next(source), found))
-            await asyncio.sleep(min(draw.expovariate(1 / gap_s), 5 * gap_s))
+            await asyncio.sleep(min(draw.expovariate(1 / GAP_S), 5 * GAP_S))
     judge_answers(found)
     return found
 

@@ -40,7 +40,7 @@ _CONFIGURATION: Final = struct.pack(
 _SUMS, _WEIGHT, _ROW = (0, 1, 2, 3), 4, 5
 _ORDER: Final = {1: ((0, 0), (0, 1)), 2: ((0, 0), (1, 0), (1, 1), (0, 1))}
 """Order of products of a tile of rows and half a block, by the number of tiles of rows."""
-_byte, _int32, _int64, _void = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
+_byte, _int64, _void = ir.IntType(8), ir.IntType(64), ir.VoidType()
 
 
 def configure(builder: Any) -> None:

@@ -27,7 +27,6 @@ cfunc: Any = _numba.cfunc
 float32: Any = types.float32
 int64: Any = types.int64
 uint16: Any = types.uint16
-uint32: Any = types.uint32
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:

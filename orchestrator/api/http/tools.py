@@ -87,13 +87,13 @@ def require_bounds(raw: msgspec.Raw, field: str = "tools") -> None:
         raise InvalidRequest(f"{field} must have at most {MAX_TOOL_BYTES} bytes", field=field)
 
 
-def require_known(use: ToolUse, field: str = "tool_choice") -> None:
+def require_known(use: ToolUse) -> None:
     """Raise ``InvalidRequest`` for a choice of a tool that does not exist, or for too many
     tools."""
     if len(use.tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(use.tools)}", field="tools")
     if use.only and all(tool.name != use.only for tool in use.tools):
-        raise InvalidRequest(f"{field}: tools has none of that name", field=field)
+        raise InvalidRequest("tool_choice: tools has none of that name", field="tool_choice")
 
 
 def _inside(value: object) -> list[object]:

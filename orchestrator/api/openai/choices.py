@@ -47,11 +47,6 @@ class Choices:
         """The task whose id the whole answer has; None until it is submitted."""
         return self.tasks[0] if self.tasks else None
 
-    @property
-    def prompts_read(self) -> int:
-        """How many prompts have been encoded; of a refused one its index."""
-        return len(self._readings)
-
     async def submit(self, listener_of: Callable[[int], Listener]) -> None:
         """Offer all tasks, each with a listener for its index. Raises the first refusal.
 
