@@ -257,21 +257,12 @@ class Client:
         )
 
     def _events(
-        self,
-        task_id: str,
-        ends_at: float | None,
-        position: Position,
-        *,
-        is_known: bool = False,
+        self, task_id: str, ends_at: float | None, position: Position, *, is_known: bool = False
     ) -> AsyncGenerator[Event, None]:
         path = f"/v2/tasks/{quote(task_id, safe='')}/events"
         feed = Feed[Event]("task", task_id, path, EVENT_TYPES, (End, Failed))
         follower = Follower(
-            self._transport,
-            feed,
-            ends_at=ends_at,
-            patience_s=self._reconnect_for_s,
-            is_known=is_known,
+            self._transport, feed, ends_at, self._reconnect_for_s, is_known=is_known
         )
         return follower.events(position)
 

@@ -47,9 +47,9 @@ class Follower(Generic[_T]):
         self,
         transport: Transport,
         feed: Feed[_T],
-        *,
         ends_at: float | None,
         patience_s: float,
+        *,
         is_known: bool,
     ) -> None:
         self._transport = transport

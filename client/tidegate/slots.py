@@ -274,22 +274,13 @@ class Slots:
         )
 
     def _events(
-        self,
-        slot_id: str,
-        ends_at: float | None,
-        position: Position,
-        *,
-        is_known: bool = False,
+        self, slot_id: str, ends_at: float | None, position: Position, *, is_known: bool = False
     ) -> AsyncGenerator[SlotEvent, None]:
         terminal = (SlotResult, SlotFailed)
         path = f"{_path(slot_id)}/events"
         feed = Feed[SlotEvent]("slot", slot_id, path, SLOT_EVENT_TYPES, terminal)
         follower = Follower(
-            self._transport,
-            feed,
-            ends_at=ends_at,
-            patience_s=self._reconnect_for_s,
-            is_known=is_known,
+            self._transport, feed, ends_at, self._reconnect_for_s, is_known=is_known
         )
         return follower.events(position)
 

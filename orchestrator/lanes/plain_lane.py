@@ -7,17 +7,12 @@ Tidegate's own lanes spare one response per token and a stream per job: ``make b
 """
 
 import asyncio
-import random
 from typing import Final
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from orchestrator.clock import Clock
-from orchestrator.lanes.base import LaneOwner
 from orchestrator.lanes.cards import ServerFacts, make_card
-from orchestrator.lanes.config import LaneConfig
-from orchestrator.lanes.endpoint import Endpoint
 from orchestrator.lanes.lane_job import Finish, JobFailed, LaneJob, Piece, ServerLost
 from orchestrator.lanes.model_folder import BadFolder, ModelFolder
 from orchestrator.lanes.plain_contract import Contract, NoSuchContract, PlainAnswer, contract_of
@@ -54,19 +49,10 @@ _LOST: Final = (
 class PlainLane(PolledLane):
     """A lane to one model of one Triton."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        config: LaneConfig,
-        owner: LaneOwner,
-        clock: Clock,
-        rng: random.Random,
-    ) -> None:
-        super().__init__(endpoint, config, owner, clock, rng)
-        self._channel: grpc.aio.Channel | None = None
-        self._stub: service_pb2_grpc.GRPCInferenceServiceStub | None = None
-        self._contract: Contract | None = None
-        self._text: PromptText | None = None
+    _channel: grpc.aio.Channel | None = None
+    _stub: service_pb2_grpc.GRPCInferenceServiceStub | None = None
+    _contract: Contract | None = None
+    _text: PromptText | None = None
 
     async def _reach(self, folder: ModelFolder) -> ModelCard:
         if self._text is None:
