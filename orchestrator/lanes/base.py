@@ -10,6 +10,7 @@ from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from orchestrator.clock import Clock
 from orchestrator.errors import InstanceLost, TidegateError
+from orchestrator.lanes.reconnector import Reconnector
 from worker.protocol import (
     AbortCause,
     Delta,
@@ -92,6 +93,9 @@ class JobFields(TypedDict):
 class Lane(ABC):
     """One lane to the instance at ``address``. Its jobs are numbered by ``handle``."""
 
+    _sessions: Reconnector
+    """Connections, one after another; each kind of lane makes it."""
+
     def __init__(self, address: str, owner: LaneOwner, clock: Clock) -> None:
         self.address = address
         self.is_open = False
@@ -155,17 +159,17 @@ class Lane(ABC):
 
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
-    @abstractmethod
     def start(self) -> None:
         """Connect, and keep connected until ``close``."""
+        self._sessions.start()
 
     @abstractmethod
     async def close(self) -> None:
         """Close the lane for good: the worker stops what still runs on it. Idempotent."""
 
-    @abstractmethod
     def break_off(self, reason: str) -> None:
         """Give this connection up and connect anew."""
+        self._sessions.break_off(reason)
 
     @abstractmethod
     def reopen(self) -> None:

@@ -146,14 +146,8 @@ class StreamLane(Lane):
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
-        self._sessions.start()
-
     async def close(self) -> None:
         await self._sessions.close()
-
-    def break_off(self, reason: str) -> None:
-        self._sessions.break_off(reason)
 
     def reopen(self) -> None:
         if self.is_open:

@@ -159,17 +159,11 @@ class PolledLane(Lane):
 
     # ── for its owner ────────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
-        self._sessions.start()
-
     async def close(self) -> None:
         await self._sessions.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._disconnect()
-
-    def break_off(self, reason: str) -> None:
-        self._sessions.break_off(reason)
 
     def reopen(self) -> None:
         """Do nothing: each request names its model, so nothing is stale."""
