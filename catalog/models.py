@@ -247,7 +247,8 @@ class ModelCatalog:
                 entry = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ModelEntry)
                 if entry.id == folder.name:
                     is_complete = folder.parent.name == "store"
-                    found[entry.id] = entry if is_complete else _staging(entry)
+                    state = entry.state if is_complete else ModelState.STAGING
+                    found[entry.id] = msgspec.structs.replace(entry, state=state)
         return found
 
 
@@ -274,10 +275,6 @@ def require_free(entry: ModelEntry, entries: Iterable[ModelEntry]) -> None:
 
 def _ordered(entries: dict[str, ModelEntry]) -> tuple[ModelEntry, ...]:
     return tuple(sorted(entries.values(), key=lambda entry: (entry.created_ms, entry.id)))
-
-
-def _staging(entry: ModelEntry) -> ModelEntry:
-    return msgspec.structs.replace(entry, state=ModelState.STAGING)
 
 
 def _same_place(entry: ModelEntry, found: ModelEntry) -> bool:

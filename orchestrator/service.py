@@ -157,9 +157,9 @@ class Orchestrator:
         self.deadlines = config.deadlines
         self.sessions = stages.sessions
         self.slots = stages.slots
-        self.slots.on_end = self._slot_ended
         self.task_over = asyncio.Event()
         """Set whenever a task or a slot has ended; whoever waits for it clears it."""
+        self.slots.on_end = self.task_over.set
         self.on_offered: list[Callable[[Task], None]] = []
         """Called with each task that was let in, once it is queued or on its way."""
         self.on_ended: list[Callable[[Task], None]] = []
@@ -217,7 +217,7 @@ class Orchestrator:
 
     def _take(self, job: Job) -> Task:
         """Make a new task, counted as offered; ``_admitting`` or ``end`` must end it."""
-        task = Task(self._new_id(), self.runs.join(job))
+        task = Task(self.ids.new(), self.runs.join(job))
         self._enter(task)
         self._count(task)
         return task
@@ -443,7 +443,7 @@ class Orchestrator:
         self.stages.admission.require_open()
         with self.limits.counted(job.key):
             encoder = self.models.resolve(job.model)
-            task = Task(self._new_id(), job)
+            task = Task(self.ids.new(), job)
             task.model, task.adapter = encoder.card.model, encoder.adapter
             task.cache_salt = job.tenant if self.isolate_tenants else ""
             try:
@@ -557,7 +557,7 @@ class Orchestrator:
     async def _load(self, job: Job) -> None:
         """Have a model loaded for a request that has no task yet. A placeholder task stands for it
         meanwhile, by which it is found and cancelled."""
-        task = Task(self._new_id(), job)
+        task = Task(self.ids.new(), job)
         self._enter(task)
         try:
             self.stages.admission.require_open()
@@ -627,12 +627,6 @@ class Orchestrator:
         self.task_over.set()
         for call in self.on_ended:
             call(task)
-
-    def _slot_ended(self) -> None:
-        self.task_over.set()
-
-    def _new_id(self) -> str:
-        return self.ids.new()
 
 
 @contextmanager

@@ -31,7 +31,6 @@ from contextlib import (
 from contextvars import copy_context
 from datetime import timedelta
 from functools import wraps
-from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from tidegate.deadlines import block_seconds, deadline, remaining
@@ -80,14 +79,9 @@ class ToolDeadline:
         self._block = _limited("the block", self._limit_s("the block"))
         await self._block.__aenter__()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
+    async def __aexit__(self, *raised: Any) -> bool | None:
         assert self._block is not None
-        return await self._block.__aexit__(exc_type, exc, traceback)
+        return await self._block.__aexit__(*raised)
 
     def _limit_s(self, name: str) -> float | None:
         """Seconds that a call may take which begins now; None for as long as it likes. Raises

@@ -110,7 +110,7 @@ class SharedLearning:
 
     async def _exchange_lengths(self) -> None:
         told = self._lengths.tallies(KINDS)
-        kinds = {_name_of(link): link for link in told}
+        kinds = {msgspec.msgpack.encode(link): link for link in told}
         try:
             async with self._members.client.pipeline(transaction=False) as pipe:
                 for kind, link in kinds.items():
@@ -203,10 +203,6 @@ def _digest_of(instance: Instance) -> str:
     if card is None:
         return ""
     return f"{card.engine_digest} {card.model_digest} {card.max_running} {card.max_step_tokens}"
-
-
-def _name_of(link: Link) -> bytes:
-    return msgspec.msgpack.encode(link)
 
 
 def _link_of(kind: bytes) -> Link:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.engine_entry import ComputeMode, EngineEntry, PreparedEngine
+from catalog.engine_entry import EngineEntry, PreparedEngine
 from catalog.engines import EngineCatalog
 from catalog.errors import NoEngine
 from catalog.paths import NGC_ROOT
@@ -57,7 +57,7 @@ def registered(home: Path, install: TritonInstall) -> PreparedEngine:
             created_ms=now_ms(),
             digest=digest,
             artifacts=(str(wheel.wheel_dir(home)),) if is_wheel else (),
-            compute_mode=_compute_mode(),
+            compute_mode="cuda" if gpu.look().devices else "cpu",
             binary=str(install.binary),
         )
     )
@@ -100,7 +100,3 @@ def digest_of_install(install: TritonInstall) -> str:
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()
-
-
-def _compute_mode() -> ComputeMode:
-    return "cuda" if gpu.look().devices else "cpu"
