@@ -12,14 +12,13 @@
 - ``model_folder``, ``cards`` what is known of their models; ``text_only`` for those without ids
 """
 
-from orchestrator.lanes.base import JobSink, Lane, LaneOwner
+from orchestrator.lanes.base import Lane, LaneOwner
 from orchestrator.lanes.config import LaneConfig
 from orchestrator.lanes.endpoint import ServerKind, kind_of, name_of
 from orchestrator.lanes.factory import LaneFactory
 from orchestrator.lanes.lane import StreamLane
 
 __all__ = [
-    "JobSink",
     "Lane",
     "LaneConfig",
     "LaneFactory",

@@ -17,7 +17,7 @@
 from orchestrator.prediction.answer_length import AnswerLengths, LengthCurve, LengthKey
 from orchestrator.prediction.quantiles import Quantiles
 from orchestrator.prediction.step_learner import LEARNT_STEPS, StepLearner
-from orchestrator.prediction.step_model import IDLE, Estimate, Load, StepModel, StepUnderLoad, Work
+from orchestrator.prediction.step_model import IDLE, Load, StepModel, StepUnderLoad, Work
 from orchestrator.prediction.urgency import Costs, Due, Urgency, urgency
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "AnswerLengths",
     "Costs",
     "Due",
-    "Estimate",
     "LengthCurve",
     "LengthKey",
     "Load",

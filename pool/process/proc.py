@@ -94,18 +94,13 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def kill_marked(variable: str, value: str) -> list[int]:
-    """Send SIGKILL to all processes with ``variable=value`` in the environment; returns their
-    ids."""
-    killed = []
+def kill_marked(variable: str, value: str) -> None:
+    """Send SIGKILL to all processes with ``variable=value`` in the environment."""
     for pid in all_pids():
         identity = ProcessId.of(pid)
-        if identity is None or environment_of(pid).get(variable) != value:
-            continue
-        with contextlib.suppress(PermissionError):
-            if identity.send(signal.SIGKILL):
-                killed.append(pid)
-    return killed
+        if identity is not None and environment_of(pid).get(variable) == value:
+            with contextlib.suppress(PermissionError):
+                identity.send(signal.SIGKILL)
 
 
 def stat_of(pid: int) -> list[str] | None:

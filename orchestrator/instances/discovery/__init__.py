@@ -4,22 +4,7 @@
 the registry in step with them.
 """
 
-from orchestrator.instances.discovery.registered import RegisteredInstances
-from orchestrator.instances.discovery.sources import (
-    DnsName,
-    Source,
-    SourceError,
-    WatchedFile,
-    source_of,
-)
+from orchestrator.instances.discovery.sources import source_of
 from orchestrator.instances.discovery.sync import DiscoverySync
 
-__all__ = [
-    "DiscoverySync",
-    "DnsName",
-    "RegisteredInstances",
-    "Source",
-    "SourceError",
-    "WatchedFile",
-    "source_of",
-]
+__all__ = ["DiscoverySync", "source_of"]

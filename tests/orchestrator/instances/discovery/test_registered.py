@@ -3,8 +3,7 @@
 import pytest
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.instances.discovery import RegisteredInstances
-from orchestrator.instances.discovery.registered import MAX
+from orchestrator.instances.discovery.registered import MAX, RegisteredInstances
 from tests.support.clock import ManualClock
 
 

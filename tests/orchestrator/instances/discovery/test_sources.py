@@ -8,16 +8,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orchestrator.instances.discovery import (
-    DiscoverySync,
+from orchestrator.instances.discovery import DiscoverySync, source_of, sources
+from orchestrator.instances.discovery.addresses import check_address, check_entry
+from orchestrator.instances.discovery.sources import (
     DnsName,
     SourceError,
     WatchedFile,
-    source_of,
-    sources,
+    parse_addresses,
 )
-from orchestrator.instances.discovery.addresses import check_address, check_entry
-from orchestrator.instances.discovery.sources import parse_addresses
 from tests.support.clock import ManualClock
 
 
