@@ -43,7 +43,6 @@ class Tally:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    fault_count: int = 0
 
     @property
     def tries(self) -> int:
@@ -53,8 +52,7 @@ class Tally:
         self.outcomes[outcome] += 1
 
     def fault(self, what: str) -> None:
-        """Count something that must not happen; a few are kept as examples."""
-        self.fault_count += 1
+        """Note something that must not happen; a few are kept as examples."""
         if len(self.faults) < _EXAMPLES and what not in self.faults:
             self.faults.append(what[:500])
 

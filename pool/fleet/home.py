@@ -39,8 +39,6 @@ class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):
     ports: tuple[int, int, int] = (0, 0, 0)
     mark: str = ""
     state: str = ""
-    guardian_pid: int | None = None
-    guardian_started_ticks: int | None = None
     pid: int | None = None
     address: str = ""
     restarts: int = 0
@@ -50,10 +48,7 @@ class InstanceRecord(msgspec.Struct, forbid_unknown_fields=False):
         """The record of an instance at these ports, with its detached process if that runs."""
         record = cls(ports=ports)
         if isinstance(process, DetachedProcess) and process.running:
-            guardian = process.found.guardian
             record.mark, record.pid = process.found.label.mark, process.pid
-            record.guardian_pid = guardian.pid
-            record.guardian_started_ticks = guardian.started_ticks
         return record
 
 
