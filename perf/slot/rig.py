@@ -45,10 +45,6 @@ class SlotRig:
     systems: dict[str, System] = field(default_factory=dict)
     triton_version: str = ""
 
-    @property
-    def ours(self) -> System:
-        return self.systems[OURS]
-
 
 def recipe_of(text: str = TEXT, *, size: int = 0, fps: int = 24) -> dict[str, Any]:
     return {"schema": "1.0", "text": text, "video": {"fps": fps, "size": size}}

@@ -164,7 +164,6 @@ class Registrar:
         """Present errors, by target."""
         self._warn = warn
         self._ready: frozenset[str] = frozenset()
-        self._version = 0
         self._followers: dict[str, _Follower] = {}
 
     async def __aenter__(self) -> "Registrar":

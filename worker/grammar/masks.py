@@ -32,7 +32,6 @@ class MaskMaker:
     """Makes masks for one runner. Used by its thread."""
 
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
         self._end = np.zeros(self._words, np.uint32)
         for token in eos_token_ids:

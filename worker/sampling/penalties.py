@@ -125,7 +125,6 @@ class Biases:
     """``logit_bias`` of each slot: ids and values, padded with additions of 0 to token 0."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
-        self._slots = slots
         self._device = device
         self._counts = np.zeros(slots, np.int64)
         self._ids = torch.zeros((slots, 0), dtype=torch.int64, device=device)
