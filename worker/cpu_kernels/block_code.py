@@ -12,7 +12,7 @@ from typing import Any, Final
 from llvmlite import ir
 
 from worker.cpu_kernels import amx_code, native
-from worker.cpu_kernels.block_products import Form
+from worker.cpu_kernels.block_job import Form
 from worker.cpu_kernels.native import Vectors, intrinsic, types
 
 MAX_ROWS: Final = 12

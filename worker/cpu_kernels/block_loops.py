@@ -21,7 +21,7 @@ from worker.cpu_kernels.block_code import (
     finish,
     rounded,
 )
-from worker.cpu_kernels.block_products import AT, PANEL_TURNS, Form
+from worker.cpu_kernels.block_job import AT, PANEL_TURNS, Form
 from worker.cpu_kernels.native import (
     as_pointer,
     carray,

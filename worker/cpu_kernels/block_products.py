@@ -21,13 +21,13 @@ number of rows.
 """
 
 import ctypes
-from enum import IntEnum
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor, empty
 
+from worker.cpu_kernels.block_job import AT, PANEL_TURNS, Form, ProductArguments
 from worker.cpu_kernels.compiled import compiler_problem
 from worker.cpu_kernels.team import FIRST_ARGUMENT, has_team
 
@@ -40,8 +40,6 @@ TILE_ROWS: Final = 16
 """Rows of a tile of AMX."""
 _TILE_BYTES: Final = 1024
 _PASS_ROWS: Final = 32
-PANEL_TURNS: Final = 8
-"""Turns of a panel: with AMX their weights, 16 KiB, stay in the nearest cache for all rows."""
 _PASSES_AT_ONCE: Final = 16
 """Most passes that go through a panel in a row; their sums of a block are 64 KiB."""
 _BLOCKS_AT_ONCE: Final = 7
@@ -51,53 +49,6 @@ _MAX_ROUNDED_BYTES: Final = 1 << 20
 cache anew for each block."""
 
 
-class Form(IntEnum):
-    """The type of weights, and the unit that multiplies them."""
-
-    FLOAT32 = 0
-    BFLOAT16 = 1
-    TILES = 2
-    """bfloat16, multiplied by AMX."""
-
-    @property
-    def inputs_per_turn(self) -> int:
-        """Inputs per turn of the inner loop; blocks are padded with zeros to a multiple of it."""
-        return (1, 2, 32)[self]
-
-
-class ProductArguments(NamedTuple):
-    """The fields of a job after its counts (``team``): addresses and sizes. Bias and results are
-    float32."""
-
-    job: int
-    weights: int
-    rows: int
-    """[row_count, inputs] float32"""
-    rounded: int
-    """Room for the rows as AMX reads them, bfloat16 [row_count / 16][turns][16][32]: the last tile
-    need not be full, the last turn ends with zeros."""
-    rounding: int
-    """Counter of shares of rows whose rounding has begun."""
-    rounded_shares: int
-    """Counter of shares of rows whose rounding is done."""
-    bias: int
-    """[outputs], padded to whole blocks; 0: none."""
-    results: int
-    """[row_count, outputs]"""
-    row_count: int
-    inputs: int
-    outputs: int
-    turns: int
-    """Turns of the inner loop for a block."""
-    panels: int
-    """Number of panels into which a block's turns are divided."""
-    passes_at_once: int
-    """Passes, each of as many rows as fit registers, that go through a panel before the next."""
-    blocks_at_once: int
-    """Blocks whose same panel is gone through before the next panel."""
-
-
-AT: Final = ProductArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(ProductArguments._fields)))
 _Job = ctypes.c_int64 * (FIRST_ARGUMENT + len(ProductArguments._fields))
 
 

@@ -5,14 +5,13 @@ The code that these are made of is in the module's globals, as in ``worker.cpu_k
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.cpu_kernels import native
 from worker.cpu_kernels.compiled import compiled
-from worker.cpu_kernels.draws import AT
 from worker.cpu_kernels.native import LANES, as_pointer, carray, float32, int64, largest, take
 from worker.cpu_kernels.team import DONE, FIRST_ARGUMENT, PARTS, TAKEN, Task, compiled_task
 
@@ -23,6 +22,29 @@ _FINE_BITS: Final = 9
 _MASK: Final = (1 << _FINE_BITS) - 1
 _BUCKETS: Final = (127 << 23 >> _BUCKET_BITS) + 1
 _GIVEN: Final = "f4[::1], u4[::1], f8[::1], i8[::1]"
+
+
+class DrawArguments(NamedTuple):
+    """The fields of a job, a part for each row, after its counters: addresses, and ``vocabulary``.
+
+    All are [rows] float32, but ``top_k`` and ``out`` int64, and ``logits`` [rows, vocabulary].
+    ``least``: weight relative to the likeliest token's; ``draws`` in [0, 1); for ``top_k`` and
+    ``top_p`` see ``filters.candidates``.
+    """
+
+    job: int
+    vocabulary: int
+    logits: int
+    temperature: int
+    least: int
+    top_k: int
+    top_p: int
+    draws: int
+    out: int
+
+
+AT: Final = DrawArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(DrawArguments._fields)))
+"""Index of each of the ``DrawArguments`` in a job."""
 
 
 @compiled(f"Tuple((f4, i8, f8))({_GIVEN}, i8, f8)", _BUCKET_BITS, _FINE_BITS, _BUCKETS)

@@ -1,34 +1,12 @@
 """Draws on the CPU, a row at a time, compiled by numba: see ``Sampler._draw``."""
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.cpu_kernels.team import FIRST_ARGUMENT, PARTS
 
-
-class DrawArguments(NamedTuple):
-    """The fields of a job, a part for each row, after its counters: addresses, and ``vocabulary``.
-
-    All are [rows] float32, but ``top_k`` and ``out`` int64, and ``logits`` [rows, vocabulary].
-    ``least``: weight relative to the likeliest token's; ``draws`` in [0, 1); for ``top_k`` and
-    ``top_p`` see ``filters.candidates``.
-    """
-
-    job: int
-    vocabulary: int
-    logits: int
-    temperature: int
-    least: int
-    top_k: int
-    top_p: int
-    draws: int
-    out: int
-
-
-AT: Final = DrawArguments(*range(FIRST_ARGUMENT, FIRST_ARGUMENT + len(DrawArguments._fields)))
-"""Index of each of the ``DrawArguments`` in a job."""
 _WORTH_A_TEAM: Final = 65_536
 """Fewest logits to use several threads for: fewer are done before another thread has begun."""
 
@@ -49,8 +27,8 @@ def draw_rows(
     draws: NDArray[np.float32],
     threads: int,
 ) -> NDArray[np.int64]:
-    """Draw one token per row of ``logits``; see ``DrawArguments``."""
-    from worker.cpu_kernels.draw_loops import draw
+    """Draw one token per row of ``logits``; see ``draw_loops.DrawArguments``."""
+    from worker.cpu_kernels.draw_loops import AT, draw
 
     rows, vocabulary = logits.shape
     out = np.empty(rows, np.int64)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from worker.cpu_kernels.block_job import Form
 from worker.cpu_kernels.block_products import (
     TILE_ROWS,
-    Form,
     fastest_form,
     product,
     products_problem,

@@ -5,7 +5,8 @@ from typing import Final
 
 import torch
 
-from worker.cpu_kernels.block_products import Form, fastest_form
+from worker.cpu_kernels.block_job import Form
+from worker.cpu_kernels.block_products import fastest_form
 from worker.models.blocked import blocks_fit
 from worker.models.config import ModelConfig
 from worker.models.model import parameter_count

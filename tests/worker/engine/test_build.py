@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.support.checkpoints import DEMO, edit_config, make_checkpoint
 from worker.core import Event, Job
-from worker.cpu_kernels.block_products import Form
+from worker.cpu_kernels.block_job import Form
 from worker.engine import build as factory
 from worker.engine.build import build_engine
 from worker.engine.engine import Engine

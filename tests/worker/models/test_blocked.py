@@ -8,7 +8,8 @@ import torch
 
 from tests.worker.models.test_linear import error, random
 from worker.cpu_kernels import block_products
-from worker.cpu_kernels.block_products import Form, products_problem, tiles_problem
+from worker.cpu_kernels.block_job import Form
+from worker.cpu_kernels.block_products import products_problem, tiles_problem
 from worker.models import blocked, loader
 from worker.models.blocked import BlockedFormat, blocks_fit
 from worker.models.linear import DenseFormat, PackedFormat, packs
