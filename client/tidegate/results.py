@@ -49,7 +49,8 @@ class TaskStatus(msgspec.Struct, frozen=True):
 
     ``outcome`` and ``finish_reason`` are set once it has ended; ``text`` is what there is so far.
     ``missed_part`` is what was late where the outcome is ``missed``: ``first_token``, ``token_gap``
-    or ``whole``.
+    or ``whole``. ``calls_to_come`` is how many further calls of its run its share of the time
+    allows for, as they were stated or on average are to be expected; None where that is none.
     """
 
     task_id: str
@@ -61,6 +62,7 @@ class TaskStatus(msgspec.Struct, frozen=True):
     error: TaskError | None = None
     budget: Budget | None = None
     missed_part: str | None = None
+    calls_to_come: float | None = None
 
     @property
     def ended(self) -> bool:

@@ -98,6 +98,8 @@ async def status(request: web.Request) -> web.Response:
         "deadline_source": task.deadline.source or None,
         "events_url": f"/v2/tasks/{task.id}/events",
     }
+    if task.calls_left:
+        answer["calls_to_come"] = round(task.calls_left, 2)
     if ending is None:
         answer["queue_position"] = orchestrator.queue_position(task)
         answer["predicted_start_ms"] = round(orchestrator.predicted_start_ms(task), 1)
