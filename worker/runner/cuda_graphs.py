@@ -171,7 +171,8 @@ class DecodeGraphs:
             recorded = [self._record(size, attention, recorder) for size in reversed(sizes)]
         self._recorded = recorded[::-1]
         self.seconds = time.monotonic() - started
-        self.bytes = _reserved_bytes(device) - before
+        # Less where the allocator gave back what it had kept for others.
+        self.bytes = max(0, _reserved_bytes(device) - before)
         model_log.info(
             "CUDA graphs recorded for decodes of %s rows in %.1f s, %.0f MiB",
             ", ".join(map(str, sizes)),
