@@ -33,6 +33,12 @@ TASK = {"prompt": "hi", "max_tokens": 4}
 STREAMS, CONNECTIONS = 1000, 8
 
 
+@pytest.fixture(scope="module", autouse=True)
+def made_certificates() -> None:
+    """Make what servers show before any event loop runs, which nothing may block."""
+    certificates()
+
+
 @dataclass
 class Proxy:
     """A proxy that runs."""
