@@ -55,7 +55,6 @@ from perf.goodput.load import (
     at_once,
     drawn_load,
     log_normal,
-    model_load,
     source_of,
 )
 from perf.goodput.policies import COMPARED, EVERY, HANG_UP, Policy
@@ -193,8 +192,15 @@ class Choices:
         return StackSpec("torch", self.device, model=self.model, model_name=self.model.name)
 
     def load(self, source: Source, manner: Manner, card: ModelCard) -> DrawnLoad:
-        make = model_load if self.model else drawn_load
-        return make(source, SPEED, manner, card.model, card.vocab_size, is_poisson=self.is_poisson)
+        return drawn_load(
+            source,
+            SPEED,
+            manner,
+            card.model,
+            card.vocab_size,
+            is_poisson=self.is_poisson,
+            has_own_ends=self.model is not None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

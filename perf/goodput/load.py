@@ -105,29 +105,27 @@ def at_once(
 
 
 def drawn_load(
-    source: Source, speed: Speed, manner: Manner, model: str, vocab_size: int, *, is_poisson: bool
+    source: Source,
+    speed: Speed,
+    manner: Manner,
+    model: str,
+    vocab_size: int,
+    *,
+    is_poisson: bool,
+    has_own_ends: bool = False,
 ) -> DrawnLoad:
-    """Load for a synthetic engine, with the sizes of ``source`` divided to suit it."""
-    trace = TraceLoad(
-        source.rows, speed, manner, is_poisson=is_poisson, applications=source.applications
-    )
-    return DrawnLoad(trace, model, vocab_size)
-
-
-def model_load(
-    source: Source, speed: Speed, manner: Manner, model: str, vocab_size: int, *, is_poisson: bool
-) -> DrawnLoad:
-    """Load for a model that ends its answers itself, with the prompts of ``source`` as they are."""
+    """Load of ``source``: with its sizes divided to suit a synthetic engine, or as they are for a
+    model, which ``has_own_ends``."""
     trace = TraceLoad(
         source.rows,
         speed,
         manner,
         is_poisson=is_poisson,
         applications=source.applications,
-        prompt_scale=1,
-        answer_scale=1,
+        prompt_scale=1 if has_own_ends else PROMPT_SCALE,
+        answer_scale=1 if has_own_ends else ANSWER_SCALE,
     )
-    return DrawnLoad(trace, model, vocab_size, has_own_ends=True)
+    return DrawnLoad(trace, model, vocab_size, has_own_ends)
 
 
 def _ask(request: Request, body: dict[str, object]) -> StreamRequest:

@@ -15,7 +15,6 @@ from perf.goodput.load import (
     at_once,
     drawn_load,
     log_normal,
-    model_load,
     source_of,
 )
 from perf.goodput.policies import COMPARED, OURS
@@ -168,8 +167,14 @@ def test_a_models_requests_are_as_long_as_the_trace_has_them_and_end_by_themselv
     choices = choices_of(new_arguments().parse_args(arguments))
     assert not any(policy.knows_lengths for policy in choices.policies)
     assert (choices.instances, choices.spec.engine, choices.spec.device) == (1, "torch", "cuda")
-    load = model_load(
-        choices.sources[0], SPEED, choices.manners[0], "model", 40_000, is_poisson=False
+    load = drawn_load(
+        choices.sources[0],
+        SPEED,
+        choices.manners[0],
+        "model",
+        40_000,
+        is_poisson=False,
+        has_own_ends=True,
     )
     asks = load.asks(3.0, 10.0, 1)
     assert {len(ask.body["prompt"]) for ask in asks} == {160, 3180, 4808}  # type: ignore[arg-type]

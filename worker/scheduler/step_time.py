@@ -80,10 +80,7 @@ class StepTime:
     @property
     def prompt_token_s(self) -> float:
         """Time that one more prompt token adds to a step that decodes anyway; 0 until measured."""
-        if not self._prompt_tokens:
-            return 0.0
-        added_s = self._prompt_s - self._prompt_steps * self.plain_step_s
-        return max(0.0, added_s) / self._prompt_tokens
+        return self._by_token(self._mean_chunk_s)
 
     @property
     def chunk_s(self) -> float:
@@ -96,9 +93,11 @@ class StepTime:
     def further_token_s(self) -> float:
         """Time that each token adds to a chunk of a prompt, ``chunk_s`` left out; 0 until
         measured."""
-        if not self._prompt_tokens:
-            return 0.0
-        return (self._mean_chunk_s - self.chunk_s) * self._prompt_steps / self._prompt_tokens
+        return self._by_token(self._mean_chunk_s - self.chunk_s)
+
+    def _by_token(self, chunk_s: float) -> float:
+        """Seconds per prompt token where each of the latest chunks took ``chunk_s``."""
+        return chunk_s * self._prompt_steps / self._prompt_tokens if self._prompt_tokens else 0.0
 
     @property
     def _mean_chunk_s(self) -> float:
