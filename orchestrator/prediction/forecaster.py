@@ -253,6 +253,10 @@ class Forecaster:
             known = self._serving[model] = _Serving(capacity, costs, now + _SERVING_TTL_S)
         return known
 
+    def look_anew(self) -> None:
+        """Read how busy the instances are with the next plan, though that was done a moment ago."""
+        self._serving.clear()
+
     # ── lengths ──────────────────────────────────────────────────────────────────────────────
 
     def usual_tokens(self, task: Task) -> int:

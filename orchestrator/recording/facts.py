@@ -160,15 +160,13 @@ class Recording(msgspec.Struct, frozen=True):
 
     asked: str
     """Id of the request that is asked about."""
-    since: float
-    """When the first request arrived whose outcome a replay is compared by."""
     requests: list[RecordedRequest]
     """Requests for the same model, in the order in which they arrived, the asked one among them."""
     instances: list[InstanceFacts]
     states: list[InstanceAt]
     """States of these instances, in the order of time."""
     is_cut: bool
-    """Whether earlier requests were left out, or are no longer known."""
+    """Whether requests that shared the asked one's time were left out, or are no longer known."""
 
     @property
     def request(self) -> RecordedRequest:
@@ -177,14 +175,14 @@ class Recording(msgspec.Struct, frozen=True):
 
     @property
     def compared(self) -> list[RecordedRequest]:
-        """Requests whose outcome a replay is compared by: those that came and ended in the asked
-        one's time, or beside what it found."""
+        """Requests whose outcome a replay is compared by: those that ended in the asked one's
+        time."""
         asked = self.request
         until = max(asked.deadline_at, asked.ended)
         return [
             one
             for one in self.requests
-            if one.outcome in COMPARABLE and one.arrived >= self.since and one.ended <= until
+            if one.outcome in COMPARABLE and asked.arrived <= one.ended <= until
         ]
 
 

@@ -37,12 +37,14 @@ _MAX_TOKENS = 2**20
 WARM_S = 3.0
 """Seconds before the first request that shared its time with the asked one from which on others are
 replayed too: by then the instances are as busy as they were."""
+MAX_WARM = 100
+"""Most requests that are replayed though they ended before the asked one came, the latest ones."""
 AFTER_S = 60.0
 """Seconds after the deadline of the asked request up to which later ones are replayed."""
 MAX_GONE = 64
 """Most instances that are remembered beyond those that there are."""
-MAX_REQUESTS = 250
-"""Most requests that are replayed, the latest ones."""
+MAX_REQUESTS = 400
+"""Most requests that are replayed."""
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ class Recorder:
         self._version = -1
         """Version of the registry's snapshot when the instances were looked at for its sake."""
         self._lost_until = -math.inf
-        """When the latest of the requests arrived that are no longer kept."""
+        """When the latest of the requests ended that are no longer kept."""
 
     def __iter__(self) -> Iterator[RecordedRequest]:
         """Recorded requests, in the order in which they ended."""
@@ -122,7 +124,7 @@ class Recorder:
         self._ended[task.id] = facts
         while len(self._ended) > self.most:
             _, gone = self._ended.popitem(last=False)
-            self._lost_until = max(self._lost_until, gone.arrived)
+            self._lost_until = gone.ended
 
     def instances_changed(self) -> None:
         """Record instances that came, went or changed their state, when they did."""
@@ -192,20 +194,20 @@ class Recorder:
 
     def around(self, asked: RecordedRequest) -> Recording:
         """What surrounds a recorded request."""
+        until = max(asked.deadline_at, asked.ended)
+        last = until + AFTER_S
         every = [*self._ended.values(), *self._going_on()]
-        every = [one for one in every if one.model == asked.model]
-        beside = [one for one in every if one.ended >= asked.arrived]
-        since = min(one.arrived for one in beside if one.arrived <= asked.ended)
-        first = since - WARM_S
-        last = max(asked.deadline_at, asked.ended) + AFTER_S
-        chosen = [one for one in every if one.ended >= first and one.arrived <= last]
+        every = [one for one in every if one.model == asked.model and one.arrived <= last]
+        every.sort(key=lambda one: one.arrived)
+        beside = [one for one in every if one.ended >= asked.arrived and one.arrived <= until]
+        warm_from = beside[0].arrived - WARM_S
+        warm = [one for one in every if warm_from <= one.ended < asked.arrived][-MAX_WARM:]
+        later = [one for one in every if one.arrived > until]
+        chosen = _around(asked, beside)
+        room = MAX_REQUESTS - len(chosen)
+        is_cut = len(chosen) < len(beside) or self._lost_until >= asked.arrived
+        chosen += [*warm[max(0, len(warm) - room) :], *later[: max(0, room - len(warm))]]
         chosen.sort(key=lambda one: one.arrived)
-        at = next(number for number, one in enumerate(chosen) if one.id == asked.id)
-        is_cut = self._lost_until >= first
-        if at >= MAX_REQUESTS:
-            chosen, is_cut = chosen[at + 1 - MAX_REQUESTS :], True
-            since = max(since, chosen[0].arrived)
-        chosen = chosen[:MAX_REQUESTS]
         states = list(self._states_until(last))
         told = {state.name for state in states}
         serving = [one.facts for one in self._known.values() if one.facts.model == asked.model]
@@ -213,7 +215,6 @@ class Recorder:
         names = {facts.name for facts in instances}
         return Recording(
             asked=asked.id,
-            since=since,
             requests=chosen,
             instances=instances,
             states=[state for state in states if state.name in names],
@@ -230,6 +231,13 @@ class Recorder:
         there = {state.name for state in self._states}
         yield from (one.state for one in self._known.values() if one.state.name not in there)
         yield from (state for state in self._states if state.at <= last)
+
+
+def _around(asked: RecordedRequest, requests: list[RecordedRequest]) -> list[RecordedRequest]:
+    """``asked`` and those that came next to it, at most ``MAX_REQUESTS``."""
+    at = next(number for number, one in enumerate(requests) if one.id == asked.id)
+    first = max(0, min(at - MAX_REQUESTS // 2, len(requests) - MAX_REQUESTS))
+    return requests[first : first + MAX_REQUESTS]
 
 
 def _facts_of(instance: Instance) -> InstanceFacts:

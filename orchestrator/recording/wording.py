@@ -84,7 +84,7 @@ def change_of(tried: Tried) -> str:
 
 
 def _trust(found: Findings) -> str:
-    cut = " Requests before that are no longer recorded." if found.is_cut else ""
+    cut = " Not all that went on then is still recorded." if found.is_cut else ""
     if not found.compared:
         return f"No other outcome is there to check the replay by.{cut}"
     share = found.agreed / found.compared

@@ -8,7 +8,9 @@ Beneath, for benchmarks too:
 
 A recording (``orchestrator.recording``) again:
 
-- ``again``     what was recorded as arrivals and instances, and what becomes of each request
-- ``verdict``   what alone would have met a request that missed
-- ``__main__``  a process for one question: ``python -m pool.replay``
+- ``known``       what is known beforehand: settings, lengths of answers, paces
+- ``under_way``   how far a request had come at a moment
+- ``again``       what was recorded as arrivals and instances, and what becomes of each request
+- ``verdict``     what alone would have met a request that missed
+- ``__main__``    a process for one question: ``python -m pool.replay``
 """

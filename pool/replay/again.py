@@ -1,6 +1,11 @@
 """A recording once more: its requests as arrivals, its instances as virtual ones, and what becomes
 of each request, with nothing changed or with one thing.
 
+When the request comes that is asked about, the replay is given what was under way then::
+
+    earlier requests ─▶ all that is learnt ─▶ cleared ─▶ what ran and waited, as far as it was
+                                                      ─▶ the asked request, and what came later
+
 A request's answer is as long as it was. Where something cut it, it is as long as half of such
 answers are that get so far, by what was known when the request came.
 """
@@ -9,31 +14,32 @@ import asyncio
 import math
 import random
 import time
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from msgspec import structs
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from orchestrator.errors import TidegateError
-from orchestrator.prediction.answer_length import STATED, AnswerLengths, LengthCurve, LengthKey
-from orchestrator.prediction.forecaster import length_key
-from orchestrator.prediction.step_learner import LEARNT_STEPS, StepsLearnt
-from orchestrator.prediction.step_model import StepModel
 from orchestrator.recording.facts import InstanceAt, InstanceFacts, RecordedRequest, Recording
 from orchestrator.service import Orchestrator, Reading
-from orchestrator.settings import Settings
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
-from orchestrator.tasks.job import Api, Job, PlacementConstraint
-from orchestrator.tasks.task import Task
+from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
+from orchestrator.tasks.task import EarlierText, Task
+from pool.replay.known import (
+    LengthsAsKnown,
+    SettingsAsTold,
+    StatesAsRecorded,
+    cost_of,
+    learnt,
+    length_of,
+)
 from pool.replay.lane import SimLane
 from pool.replay.loop import VirtualClock, VirtualLoop, run_quietly
 from pool.replay.service import VirtualInstance, VirtualService, new_service, virtual_card
-from pool.replay.worker import WorkerSpec
+from pool.replay.under_way import UnderWay, under_way
+from pool.replay.worker import BEGUN, WorkerSpec
 from worker.protocol import Delta, OnDeadline, Outcome, Sampling
-from worker.runner.synthetic import StepCost
 
 BEFORE_S: Final = 1.0
 """Seconds of a replay before its first request, in which the instances come up."""
@@ -44,9 +50,9 @@ LATE_S: Final = 2.0
 ADDED: Final = "one more"
 """Name of an instance that is added."""
 _LOOK_EVERY_S = 0.25
+_PUT_S: Final = 0.005
+"""Seconds before the asked request's arrival at which the replay gets what was under way then."""
 _FIRST_OWN_ID = 2**18
-_LEARNT_WINDOWS = 100
-_LEARNT_VARIANCE = 0.02**2
 
 
 class OutOfTime(Exception):
@@ -63,6 +69,11 @@ class OneThing:
     later_s: float = 0.0
     is_alone: bool = False
 
+    @property
+    def begins_as_recorded(self) -> bool:
+        """Whether everything is as it was when the asked request came."""
+        return not (self.is_alone or self.has_one_more)
+
 
 NOTHING: Final = OneThing()
 
@@ -75,44 +86,6 @@ class ReplayedRequest:
     ended: float = math.inf
     tokens: int = 0
     pauses: int = 0
-
-
-class _SettingsAsTold(Settings):
-    """Settings that no environment and no file has a say in."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
-
-
-class LengthsAsKnown(AnswerLengths):
-    """Lengths of answers as they were expected when each request came; nothing is learnt."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._told: dict[LengthKey, LengthCurve] = {}
-        self._curves: dict[tuple[float, ...], LengthCurve] = {}
-
-    def tell(self, task: Task, left: tuple[float, ...]) -> None:
-        """Note what was expected of a task's answer."""
-        if left:
-            curve = self._curves.get(left)
-            if curve is None:
-                curve = self._curves[left] = LengthCurve.through(left)
-            self._told[length_key(task)] = curve
-
-    def curve(self, key: LengthKey) -> LengthCurve:
-        return self._told.get(key) or super().curve(key)
-
-    def answered(self, key: LengthKey, tokens: int, *, finished: bool) -> None:
-        """Ignore it: what was expected of later requests is recorded."""
 
 
 @dataclass(slots=True)
@@ -145,6 +118,7 @@ class _Run:
         self._replayer = replayer
         self._recording = replayer.recording
         self._asked = self._recording.request
+        self._states = StatesAsRecorded(self._recording.states)
         self._change = change
         self._loop = loop
         self._clock = VirtualClock(loop)
@@ -157,6 +131,7 @@ class _Run:
         self._lengths = LengthsAsKnown()
         self._results: dict[str, ReplayedRequest] = {}
         self._submitting: set[asyncio.Task[None]] = set()
+        self._tasks: list[Task] = []
 
     @property
     def _requests(self) -> Sequence[RecordedRequest]:
@@ -171,7 +146,14 @@ class _Run:
         self._orchestrator.refusals.in_sample = lambda task: task.correlation_id in samples
         parts.lifecycle.start()
         self._follow_instances()
-        for request in self._requests:
+        requests = self._requests
+        if self._change.begins_as_recorded:
+            at = self._asked.arrived
+            clear_at = at - _PUT_S - self._clearing_s()
+            self._loop.call_at(clear_at - self._shift, self._clear)
+            self._loop.call_at(at - _PUT_S - self._shift, self._put_under_way)
+            requests = [one for one in requests if not clear_at < one.arrived < at]
+        for request in requests:
             self._loop.call_at(request.arrived - self._shift, self._arrive, request)
         is_whole = self._change is NOTHING
         awaited = [one.id for one in self._recording.compared] if is_whole else [self._asked.id]
@@ -192,6 +174,76 @@ class _Run:
         results = self._results
         return all(name in results and results[name].outcome is not None for name in names)
 
+    # ── the moment of the asked request's arrival ────────────────────────────────────────────
+
+    def _clearing_s(self) -> float:
+        """Seconds that the instances need at most to be rid of what they do."""
+        steps_ms = (
+            pace.base_ms + pace.slots * pace.row_ms + pace.step_tokens * pace.prompt_token_ms
+            for pace in (
+                self._states.pace(one.name, self._asked.arrived)
+                for one in self._recording.instances
+            )
+        )
+        return 2 * max(steps_ms, default=0.0) / 1000 + _PUT_S
+
+    def _clear(self) -> None:
+        """Give up all that is under way in the replay, whose end does not count."""
+        for task in self._tasks:
+            if task.ending is None:
+                self._orchestrator.cancel(task)
+        self._tasks.clear()
+
+    def _put_under_way(self) -> None:
+        """Have under way what was, as far as it was: first what ran, then what waited."""
+        at = self._asked.arrived
+        known_until = max(
+            time for one in self._requests for time in (one.arrived, one.ended) if time < math.inf
+        )
+        found = [under_way(one, at, known_until) for one in self._requests]
+        put = [one for one in found if one is not None]
+        forecaster, now = self._service.parts.forecaster, self._clock.now()
+        running = [self._begun(one) for one in put if one.instance]
+        waiting = [self._begun(one) for one in put if not one.instance]
+        for task in running:
+            self._orchestrator.requeue(task)
+        forecaster.look_anew()
+        for _ in range(2):  # how long one waits depends on what the others take
+            for task in waiting:
+                forecaster.plan(task, now)
+            forecaster.begin_plans(waiting, now)
+        for task in waiting:
+            self._orchestrator.requeue(task)
+
+    def _begun(self, begun: UnderWay) -> Task:
+        """A task that has come as far as a request had. Nothing refuses it."""
+        request, orchestrator = begun.request, self._orchestrator
+        result = self._results[request.id] = ReplayedRequest()
+        job = self._job(request)
+        if begun.instance:
+            address = self._addresses.get(begun.instance, begun.instance)
+            job = replace(job, placement=PlacementConstraint(PlacementMode.PREFER, (address,)))
+        encoder = orchestrator.models.resolve(request.model)
+        card = encoder.card
+        task = Task(orchestrator.ids.new(), job)
+        task.model, task.block_tokens = card.model, card.block_tokens
+        task.vocabulary = encoder.vocabulary
+        task.token_ids = self._prompt(request, max(1, begun.prompt_tokens))
+        task.prompt_tokens = len(task.token_ids)
+        orchestrator.stages.admission.fit(task, card)
+        orchestrator.readmit(task)
+        task.listen(_Result(result, self._shift))
+        if begun.made:
+            texts = [""] * begun.made
+            task.earlier = EarlierText([BEGUN] * begun.made, texts, lambda: None)
+            task.restore()
+            task.is_resumable, task.begun_by_weights = True, card.model_digest
+            if request.first_token <= request.first_token_at:
+                task.marks.first_token = task.job.arrived
+        self._know(task, request)
+        self._follow(task, request)
+        return task
+
     # ── requests ─────────────────────────────────────────────────────────────────────────────
 
     def _arrive(self, request: RecordedRequest) -> None:
@@ -204,18 +256,27 @@ class _Run:
         try:
             job = self._job(request)
             encoder = self._orchestrator.models.resolve(request.model)
-            ids = self._prompt(request)
+            ids = self._prompt(request, max(1, request.prompt_tokens - request.cached_tokens))
             task = await self._orchestrator.prepare(job, ids, Reading(encoder, ids, (), ()))
-            task.calls_left, task.between_calls_ms = request.calls_left, request.between_calls_ms
-            task.is_promised = request.is_promised
-            task.reserved_chance = request.reserved_chance
-            self._lengths.tell(task, request.left)
-            if request is self._asked and self._change.is_never_paused:
-                self._service.parts.pausing.never_paused = task
+            self._know(task, request)
             self._orchestrator.offer(task, [_Result(result, self._shift)])
         except TidegateError:
             result.outcome, result.ended = Outcome.REFUSED, self._clock.now() + self._shift
             return
+        self._follow(task, request)
+
+    def _know(self, task: Task, request: RecordedRequest) -> None:
+        """Know of a task what was known of it when it came."""
+        task.calls_left, task.between_calls_ms = request.calls_left, request.between_calls_ms
+        task.is_promised = request.is_promised
+        task.reserved_chance = request.reserved_chance
+        self._lengths.tell(task, request.left)
+        if request is self._asked and self._change.is_never_paused:
+            self._service.parts.pausing.never_paused = task
+
+    def _follow(self, task: Task, request: RecordedRequest) -> None:
+        """Have a task that was let in meet the fate that was done to it."""
+        self._tasks.append(task)
         if request.outcome in (Outcome.ABORTED, Outcome.FAILED):
             self._loop.call_at(request.ended - self._shift, self._orchestrator.cancel, task)
 
@@ -238,7 +299,7 @@ class _Run:
             deadline=Deadline(deadline_at, 0),
             parts=self._parts(request),
             correlation_id=request.id,
-            arrived=self._clock.now(),
+            arrived=request.arrived - self._shift,
             on_deadline=OnDeadline.FIT if finishes else request.on_deadline,
             priority=request.priority,
             tenant=request.tenant,
@@ -255,11 +316,10 @@ class _Run:
         moved = later_s - self._shift
         return Parts(request.first_token_at + moved, request.token_gap_s, request.cut_at + moved)
 
-    def _prompt(self, request: RecordedRequest) -> tuple[int, ...]:
-        """Token ids of the part of the prompt that was computed; the last is the answer's length
-        (``worker``)."""
+    def _prompt(self, request: RecordedRequest, new: int) -> tuple[int, ...]:
+        """Token ids of the ``new`` tokens of a prompt that are to be computed; the last is the
+        answer's length (``worker``)."""
         own = _FIRST_OWN_ID + hash(request.id) % _FIRST_OWN_ID
-        new = max(1, request.prompt_tokens - request.cached_tokens)
         return (own,) * (new - 1) + (self._replayer.length(request),)
 
     # ── instances ────────────────────────────────────────────────────────────────────────────
@@ -274,15 +334,15 @@ class _Run:
         told["dispatch"] = {**told.get("dispatch", {}), "learn_runs": False}
         told["instances"] = tuple(machines)
         told["telemetry"] = {"log_level": "warning", "recorded_requests": 0}
-        settings = _SettingsAsTold(**told)
+        settings = SettingsAsTold(**told)
         return new_service(machines, self._clock, settings, random.Random(1))
 
     def _machine(self, facts: InstanceFacts) -> VirtualInstance:
-        pace = self._measured_pace(facts.name, self._shift)
+        pace = self._states.pace(facts.name, self._shift)
         block_tokens = facts.block_tokens or 16
         enough = facts.max_running * facts.context_tokens
         spec = WorkerSpec(
-            cost=_cost(pace),
+            cost=cost_of(pace),
             slots=facts.max_running,
             kv_tokens=facts.kv_blocks * block_tokens or enough,
             step_tokens=facts.max_step_tokens,
@@ -293,37 +353,23 @@ class _Run:
             spec, virtual_card(facts.model, spec, facts.context_tokens, block_tokens)
         )
 
-    def _state_at(self, name: str, at: float) -> InstanceAt:
-        """The last recorded state of an instance before a time, else the first after it."""
-        states = [state for state in self._recording.states if state.name == name]
-        number = bisect_right([state.at for state in states], at)
-        return states[max(0, number - 1)]
-
-    def _measured_pace(self, name: str, at: float) -> StepModel:
-        """The pace of an instance at a time: what was known of it then, or, where that was a guess,
-        what was known once it had been measured."""
-        states = [state for state in self._recording.states if state.name == name]
-        measured = [state for state in states if state.pace.steps >= LEARNT_STEPS] or states
-        number = bisect_right([state.at for state in measured], at)
-        return measured[max(0, number - 1)].pace
-
     def _first_ready(self) -> str:
         """An instance that took work when the asked request came, if there was one."""
         names = [one.name for one in self._recording.instances]
         at = self._asked.arrived
-        return next((name for name in names if self._state_at(name, at).is_ready), names[0])
+        return next((name for name in names if self._states.at(name, at).is_ready), names[0])
 
     def _follow_instances(self) -> None:
         """Have the instances as they were at the beginning, and change as they did."""
         now, states = self._shift, self._recording.states
         first_at = min((state.at for state in states), default=0.0)
         for one in self._recording.instances:
-            state = self._state_at(one.name, now)
+            state = self._states.at(one.name, now)
             came_later = state.at > max(now, first_at)
             self._teach(one.name, state)
             self._become(structs.replace(state, is_ready=state.is_ready and not came_later))
         if self._change.has_one_more and self._recording.instances:
-            self._teach(ADDED, self._state_at(self._first_ready(), now))
+            self._teach(ADDED, self._states.at(self._first_ready(), now))
         for state in states:
             if state.at > now:
                 self._loop.call_at(state.at - self._shift, self._become, state)
@@ -341,8 +387,8 @@ class _Run:
             registry.uncordon(address)
         else:
             registry.cordon(address)
-        pace = self._measured_pace(state.name, max(state.at, self._shift))
-        self._service.workers[address].runner.cost = _cost(pace)
+        pace = self._states.pace(state.name, max(state.at, self._shift))
+        self._service.workers[address].runner.cost = cost_of(pace)
 
     def _teach(self, name: str, state: InstanceAt) -> None:
         """Restore what the orchestrator had learnt of an instance's pace."""
@@ -350,7 +396,7 @@ class _Run:
         instance.concurrency.best_rows = state.most_rows
         assert instance.step_learner is not None, f"{name} is not up"
         if state.pace.steps:  # else it was a guess, here as there
-            instance.step_learner.begin_with(_learnt(state.pace))
+            instance.step_learner.begin_with(learnt(state.pace))
 
 
 class _Result:
@@ -372,38 +418,3 @@ class _Result:
         self._result.ended = task.marks.ended + self._shift
         self._result.tokens = task.completion_tokens
         self._result.pauses = task.pauses
-
-
-def length_of(request: RecordedRequest) -> int:
-    """Tokens of a request's answer: as many as it had; where something cut it, as half of such
-    answers have that get so far."""
-    known = request.length
-    if known is not None:
-        return max(1, known)
-    most = request.max_tokens
-    curve = LengthCurve.through(request.left) if request.left else STATED
-    made = min(request.tokens, most - 1)
-    return max(1, min(most, made + round(curve.quantile(0.5, made, most))))
-
-
-def _cost(pace: StepModel) -> StepCost:
-    return StepCost(pace.base_ms / 1000, pace.row_ms / 1000, pace.prompt_token_ms / 1000)
-
-
-def _learnt(pace: StepModel) -> StepsLearnt:
-    """What a learner knows whose model is ``pace``."""
-    # Eleven values on a line, of which two given quantiles are those of the model.
-    log_mid, log_high = math.log(pace.mid), math.log(pace.high)
-    step = (log_high - log_mid) / 4.8
-    return StepsLearnt(
-        windows=_LEARNT_WINDOWS,
-        coefficients=(pace.base_ms, pace.row_ms, pace.prompt_token_ms),
-        variances=(_LEARNT_VARIANCE, _LEARNT_VARIANCE, _LEARNT_VARIANCE),
-        prompts_per_step=pace.prompt_tokens_per_step,
-        fastest_ms=pace.fastest_ms if pace.known else math.inf,
-        bound_steps=LEARNT_STEPS if pace.known else 0,
-        steps_at_pace=pace.steps,
-        rates=(pace.tokens_per_s,) if pace.tokens_per_s else (),
-        ratios=tuple(log_mid + step * (number - 5) for number in range(11)),
-        jobs=pace.jobs,
-    )

@@ -32,6 +32,8 @@ from worker.text.tokenizer import Tokenizer
 _TICK_S = 0.05
 """Seconds after which an idle worker looks whether a heartbeat is due."""
 _END, _TOKEN = 0, 1
+BEGUN = 2
+"""Token of an answer that a worker is to have already: it costs nothing to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,13 @@ class _Runner:
         self._rng = rng
 
     def execute(self, plan: Plan) -> StepResult:
-        self.took_s = self.cost.of(plan) * self._rng.lognormvariate(0.0, self._noise)
+        free = sum(
+            row.request.tokens[row.start : row.start + row.count].count(BEGUN)
+            for row in plan.rows[plan.decodes :]
+            if row.request.job.begun_tokens
+        )
+        costs_s = self.cost.of(plan) - free * self.cost.prompt_token_s
+        self.took_s = costs_s * self._rng.lognormvariate(0.0, self._noise)
         ids: list[list[int]] = []
         for row in plan.rows:
             request = row.request

@@ -1,7 +1,9 @@
 """What is recorded of requests: bounded, and not a word of them."""
 
 import msgspec
+import pytest
 
+from orchestrator.recording import recorder as recorder_module
 from orchestrator.recording.facts import RecordedRequest, Recording
 from orchestrator.recording.recorder import Recorder
 from orchestrator.recording.wording import timeline
@@ -48,10 +50,13 @@ async def test_the_latest_are_kept_and_no_more(
     service = await make_service(worker, telemetry__recorded_requests=2)
     for tokens in (1, 2, 3):
         await complete(service, max_tokens=tokens)
+    latest = requests_of(service)[-1]
     assert [one.max_tokens for one in requests_of(service)] == [2, 3]
     recorder = recorder_of(service)
     assert not recorder._noted
-    assert recorder.around(requests_of(service)[-1]).is_cut
+    assert not recorder.around(latest).is_cut
+    # Had it come before the first one ended, that would be missing.
+    assert recorder.around(msgspec.structs.replace(latest, arrived=0.0)).is_cut
 
 
 async def test_refusals_for_other_reasons_than_time_or_room_are_not_recorded(
@@ -85,3 +90,19 @@ async def test_a_pause_is_recorded_with_whom_it_was_for(
     assert pause.left_s is not None and 0 < pause.left_s <= URGENT["deadline_ms"] / 1000  # type: ignore[operator]
     events = [event.event for event in timeline(paused)]
     assert events.index("paused") < events.index("resumed") < events.index("ended")
+
+
+async def test_of_too_many_those_are_kept_that_came_next_to_the_asked_one(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await complete(service)
+    recorder, one = recorder_of(service), requests_of(service)[0]
+    monkeypatch.setattr(recorder_module, "MAX_REQUESTS", 4)
+    recorder._ended.clear()
+    for at in range(10):
+        named = msgspec.structs.replace(one, id=str(at), arrived=float(at), ended=50.0)
+        recorder._ended[named.id] = named
+    for asked, kept in (("0", "0123"), ("5", "3456"), ("9", "6789")):
+        recording = recorder.around(recorder._ended[asked])
+        assert "".join(request.id for request in recording.requests) == kept
+        assert recording.is_cut

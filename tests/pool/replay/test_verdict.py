@@ -12,12 +12,12 @@ from pool.replay.verdict import explain
 from tests.perf.sim_load import SEED
 from worker.protocol import Outcome
 
-PER_S, SECONDS = 11.0, 12.0
+PER_S, SECONDS = 16.0, 12.0
 
 
 STEADY = replace(FLEET, spec=replace(FLEET.spec, slots=4, noise=0.0), count=1)
-"""An instance whose steps do not scatter. Where they do by 3 %, two simulations of one load at 1.3
-times the capacity agree on 94 % of what is met."""
+"""An instance whose steps do not scatter. Where they do, two simulations of one load do not agree
+on what is met either."""
 
 
 pytestmark = pytest.mark.slow
@@ -30,14 +30,15 @@ def recorded() -> RecordedRun:
 
 def test_a_replay_comes_to_what_was_recorded(recorded: RecordedRun) -> None:
     compared = agreed = 0
-    for request in recorded.misses(2):
+    for request in recorded.misses(4):
         question = recorded.question(request)
         again = Replayer(question.recording, question.settings).run()
         for one in question.recording.compared:
             compared += 1
             agreed += (again[one.id].outcome is Outcome.MET) is (one.outcome is Outcome.MET)
     assert compared > 50
-    assert agreed / compared >= 0.95
+    # 99 % here; other loads, on an edge for longer, come to 92 to 98 %.
+    assert agreed / compared >= 0.9
 
 
 def test_what_is_found_holds_in_a_simulation(recorded: RecordedRun) -> None:
