@@ -5,7 +5,9 @@ As a row's deadline comes near, by the pace of its own tokens, what may come nex
 - without a grammar, the text ends with the first sentence that ends; with the last tokens one is
   made to end. A fenced block of code is closed first.
 - with a grammar, the shortest way to a text that matches is looked for in time, and taken when no
-  more tokens than it needs are left: in time, or of ``max_tokens``.
+  more tokens than it needs are left: in time, or of ``max_tokens``. Before that, tokens are left
+  out after which there would be no time for that way any more, such as a comma that begins one more
+  element of a list.
 
 Used by the masks' thread; whichever engine takes masks can do this.
 """
@@ -37,6 +39,11 @@ MAX_PATH: Final = 256
 _LOOK_AHEAD: Final = 24
 """Tokens more than the shortest way with which it is looked for anew after each token."""
 _LOOK_EVERY: Final = 16
+_MAX_TRIED, _MAX_TRIED_IN_TEXT = 8, 2
+"""How many tokens are tried, beside the one that begins the shortest way: each takes as long as
+looking for that."""
+_MANY: Final = 256
+"""More tokens than that are not sorted by their length."""
 _CANDIDATES: Final = 4096
 _RUN: Final = 4
 """One token so often in a row fills a text that must have some length; words are shorter."""
@@ -56,6 +63,8 @@ _SENTENCE_END: Final = re.compile(
 )
 """A mark, with closing quotes and brackets behind it. A number's dot is none, unless a space
 follows."""
+_STRUCTURE: Final = re.compile(rb"[\"'`<>{}\[\]()|\\\n]")
+"""Characters that may end free text within a structure."""
 _CLOSERS: Final = re.compile(rb"[\"'\]}>)\s]+")
 _SIMPLE: Final = (
     b"0",
@@ -86,6 +95,17 @@ class ClosingTables:
         """Bits of the tokens that are a sentence's mark and nothing else [vocabulary / 32]."""
         marks = {mark.encode() for mark in _MARKS}
         return self._words(token for token, piece in self._pieces if piece in marks)
+
+    @cached_property
+    def letters(self) -> Words:
+        """Bits of the tokens that are letters only, but for a space before them: where most of them
+        may come next, the text is free."""
+        return self._words(token for token, piece in self._pieces if piece.strip(b" ").isalpha())
+
+    @cached_property
+    def structure(self) -> Words:
+        """Bits of the tokens that may end free text within a structure."""
+        return self._words(token for token, piece in self._pieces if _STRUCTURE.search(piece))
 
     @cached_property
     def fence_end(self) -> list[int]:
@@ -169,6 +189,8 @@ class Closing:
         """The rest of the way that is taken, while it is."""
         self._need = MAX_PATH // 8
         """Tokens that the shortest way took when it was last looked for."""
+        self._max_need = 0
+        """The most that it ever took: what one more element may take, by those before."""
         self._looked_at = -MAX_PATH
 
     def follow(self, generated: Sequence[int]) -> None:
@@ -230,7 +252,7 @@ class Closing:
 
     def _close_grammar(self, words: Words, end: Words, matcher: "LLMatcher", left: float) -> None:
         if self._path is None:
-            is_near = left <= self._need + _LOOK_AHEAD
+            is_near = left <= self._need + max(_LOOK_AHEAD, self._max_need)
             if not is_near and self._seen < self._looked_at + _LOOK_EVERY:
                 return
             if left > MAX_PATH + _LOOK_AHEAD:
@@ -240,7 +262,10 @@ class Closing:
             if path is None:
                 return
             self._need = len(path)
+            self._max_need = max(self._max_need, self._need)
             if left > len(path) + FORCED:
+                if is_near and path:
+                    self._leave_out(words, matcher, path[0], int(left) - FORCED)
                 return
             self._path = path
         self.has_begun = True
@@ -248,6 +273,33 @@ class Closing:
             _allow_only(words, self._path[0])
         elif (words & end).any():
             words[:] = words & end
+
+    def _leave_out(self, words: Words, matcher: "LLMatcher", first: int, most: int) -> None:
+        """Take tokens out of ``words`` after which the shortest way may take more than ``most``
+        tokens in all. ``first`` begins the shortest way from here.
+
+        In free text those are the ones that may end it; elsewhere any may be. A few are tried.
+        """
+        tables = self._tables
+        is_free = 2 * _count(words & tables.letters) > _count(tables.letters)
+        doubtful = words & tables.structure if is_free else words.copy()
+        words &= ~doubtful
+        _allow(words, first)
+        tried = _MAX_TRIED_IN_TEXT if is_free else _MAX_TRIED
+        for token in [token for token in self._shortest_first(doubtful) if token != first][:tried]:
+            state = matcher.deep_copy()
+            if not state.consume_tokens([token]):
+                continue
+            path = shortest_end(state, tables.closers, len(words), most - 1)
+            if path is not None:
+                _allow(words, token)
+
+    def _shortest_first(self, words: Words) -> list[int]:
+        """The tokens in ``words``, the shortest first; of many only those that close something."""
+        tables = self._tables
+        if _count(words) > _MANY:
+            return [int(token) for token in tables.closers[_allowed(words, tables.closers)]]
+        return sorted(_tokens(words), key=lambda token: len(tables.piece_of(token)))
 
     def _shortest(self, matcher: "LLMatcher", size: int) -> list[int] | None:
         path = shortest_end(matcher, self._tables.closers, size)
@@ -267,15 +319,18 @@ class Closing:
         self._deviation_s += _PACE_SMOOTHING * (abs(off) - self._deviation_s)
 
 
-def shortest_end(matcher: "LLMatcher", closers: NDArray[np.int64], size: int) -> list[int] | None:
-    """A short way from a grammar's state to where it may end, in tokens; None if none is found.
+def shortest_end(
+    matcher: "LLMatcher", closers: NDArray[np.int64], size: int, most: int = MAX_PATH
+) -> list[int] | None:
+    """A short way from a grammar's state to where it may end, in ``most`` tokens; None if none is
+    found.
 
     Greedy, not shortest for certain: what the grammar forces, else the first of ``closers`` that it
     allows, else any token. ``size`` is that of a mask in words.
     """
     state, path = matcher.deep_copy(), list[int]()
     words = np.empty(size, np.uint32)
-    while len(path) < MAX_PATH:
+    while len(path) <= most:
         if state.is_accepting() or state.is_stopped():
             return path
         forced = state.compute_ff_tokens()
@@ -283,21 +338,42 @@ def shortest_end(matcher: "LLMatcher", closers: NDArray[np.int64], size: int) ->
             state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if state.is_error():
                 return None
-            allowed = (words[closers // 32] >> (closers % 32).astype(np.uint32)) & 1
+            allowed = _allowed(words, closers)
             at = int(allowed.argmax()) if len(allowed) else 0
             if len(allowed) and allowed[at]:
                 forced = [int(closers[at])]
             else:
-                any_allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-                if not len(any_allowed):
+                any_allowed = _tokens(words)
+                if not any_allowed:
                     return None
-                forced = [int(any_allowed[0])]
+                forced = any_allowed[:1]
         if not state.consume_tokens(forced):
             return None
         path += forced
     return None
 
 
+def _tokens(words: Words) -> list[int]:
+    """The tokens whose bits are set."""
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    return [int(token) for token in np.flatnonzero(bits)]
+
+
+def _allowed(words: Words, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of ``tokens`` have their bits set."""
+    bits: NDArray[np.uint32] = words[tokens // 32] >> (tokens % 32).astype(np.uint32)
+    return (bits & 1).astype(np.bool_)
+
+
+def _count(words: Words) -> int:
+    """How many bits are set."""
+    return int(np.unpackbits(words.view(np.uint8)).sum())
+
+
+def _allow(words: Words, token: int) -> None:
+    words[token // 32] |= np.uint32(1 << token % 32)
+
+
 def _allow_only(words: Words, token: int) -> None:
     words[:] = 0
-    words[token // 32] = np.uint32(1 << token % 32)
+    _allow(words, token)

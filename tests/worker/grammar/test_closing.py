@@ -139,6 +139,23 @@ def test_an_endless_list_is_closed_in_time(loaded: LoadedEngine) -> None:
         assert len(ids_of(job, events)) <= 120
 
 
+def test_no_element_is_begun_that_would_not_be_done_in_time(loaded: LoadedEngine) -> None:
+    """As a comma may be drawn where a bracket would do, and then both strings are needed."""
+    of = Steps(loaded)
+    item = {
+        "type": "object",
+        "properties": {"place": {"type": "string"}, "is_far": {"type": "boolean"}},
+        "required": ["place", "is_far"],
+        "additionalProperties": False,
+    }
+    places = {"type": "array", "items": item, "minItems": 1}
+    jobs = [of.job(4000, seed, schema(places), temperature=1.5, max_tokens=70) for seed in range(8)]
+    events = of.run(jobs)
+    values = [json.loads(text_of(loaded, job, events)) for job in jobs]
+    told = [place["is_far"] for value in values for place in value]
+    assert True in told and False in told, "the model no longer chooses"
+
+
 # ── by hand ──────────────────────────────────────────────────────────────────────────────────
 
 VOCABULARY = [b"", b"a", b".", b"```", b"\n", b"1", b" ", b'"', b"``", b"`"]
