@@ -98,6 +98,7 @@ TABLE: Final = (
     Entry("shared-state", "perf.service", "--only state", 150),
     Entry("processes", "perf.service", "--only processes", 150),
     Entry("finish", "perf.service", "--only finish", 240),
+    Entry("explanations", "perf.service", "--only explanations", 420),
     Entry("front", "perf.service", "--only front", 60, on="a proxy"),
     *(
         entry

@@ -6,6 +6,7 @@ from perf.service import (
     cancel,
     deadline,
     emitter,
+    explanations,
     finish,
     front,
     health,
@@ -48,4 +49,5 @@ BENCHES: tuple[Bench, ...] = (
     shared_state.BENCH,
     processes.BENCH,
     finish.BENCH,
+    explanations.BENCH,
 )
