@@ -64,6 +64,11 @@ CLOSE_CONNECTIONS_S = 0.5
 OPEN_WITHIN_S = 3.0
 """Longest time that a process waits for its instances before it takes its part of a shared port's
 connections, in seconds: until it can serve them, the others do."""
+MAIN_PORT_ONLY = (
+    "health checks are answered on the main port only: set TIDEGATE_HEALTH__PORT to a port that is"
+    " free, or to -1 for none"
+)
+"""Log message where the default health port is taken."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,15 +144,8 @@ async def serve(settings: Settings, load: Callable[[], Settings] = load_settings
     host, port = own or (settings.host, settings.port)
     try:
         await _listen(runner, host, port)
-        if settings.health.port is not None:
-            host, port = settings.host, settings.health.port
-            health_port = HealthPort(
-                parts.health,
-                host,
-                port,
-                stalled_after_s=settings.health.stalled_after_s,
-                is_shared=own is not None,
-            )
+        host, port = settings.host, settings.health.port
+        health_port = _health_port(settings, parts.health)
     except OSError as error:
         await runner.cleanup()
         return _cannot_listen(host, port, error)
@@ -194,6 +192,28 @@ def _verify_engine(entry: EngineEntry, home: Path) -> str:
     from pool.engines.verify import verify_engine  # with all that makes engines
 
     return verify_engine(entry, home)
+
+
+def _health_port(settings: Settings, board: HealthBoard) -> HealthPort | None:
+    """The health port, bound; None where there is none. Raises ``OSError`` where one that was asked
+    for cannot be had."""
+    port = settings.health.port
+    is_asked_for = "port" in settings.health.model_fields_set
+    if port < 0 or (port == settings.port and not is_asked_for):
+        return None
+    try:
+        return HealthPort(
+            board,
+            settings.host,
+            port,
+            stalled_after_s=settings.health.stalled_after_s,
+            is_shared=settings.state.own is not None,
+        )
+    except OSError as error:
+        if is_asked_for:
+            raise
+        service_log.info(MAIN_PORT_ONLY, extra=fields(port=port, reason=error.strerror))
+        return None
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int, *, is_shared: bool = False) -> None:

@@ -32,9 +32,7 @@ _REFUSED = json.dumps(
 
 
 @asynccontextmanager
-async def saying_that_it_starts(
-    host: str, port: int, health_port: int | None = None
-) -> AsyncIterator[None]:
+async def saying_that_it_starts(host: str, port: int, health_port: int = 0) -> AsyncIterator[None]:
     """Listen within the body. Raises ``OSError`` where that is impossible at ``port``; a port of 0,
     which nobody could know, is not listened on."""
     runner = web.ServerRunner(_Starting(_answer, access_log=None), shutdown_timeout=0.0)
@@ -42,7 +40,7 @@ async def saying_that_it_starts(
     try:
         if port:
             await _listen(runner, host, port)
-        if health_port:
+        if health_port > 0:
             with suppress(OSError):  # the service's own health port reports why it cannot listen
                 await _listen(runner, host, health_port)
         yield

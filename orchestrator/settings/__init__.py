@@ -210,7 +210,8 @@ class Settings(BaseSettings):
                 "state.advertise: must be set where the orchestrator listens on all addresses "
                 f"({listens}), so that others know where to reach it: http://host:port"
             )
-        if self.health.port and self.health.port == self.port:
+        is_asked_for = "port" in self.health.model_fields_set
+        if is_asked_for and self.health.port and self.health.port == self.port:
             raise ValueError("health.port: must not be port, which serves health checks anyway")
         if self.http.cors_credentials and ANY_ORIGIN in self.http.cors_origins:
             raise ValueError(

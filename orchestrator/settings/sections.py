@@ -89,9 +89,10 @@ class KeySettings(Section):
 class HealthSettings(Section):
     """A port for health checks alone."""
 
-    port: int | None = Field(default=None, ge=0, le=65535)
+    port: int = Field(default=8081, ge=-1, le=65535)
     """Separate port for health checks, which no load delays: for kubelets and load balancers
-    (LB-4). It needs no token and serves nothing else. Unset: there is no such port."""
+    (LB-4). It needs no token and serves nothing else. −1: there is no such port; nor is there
+    where the default is taken by something else, which the log says."""
     stalled_after_s: Annotated[float, HIDDEN] = Field(default=5.0, ge=0.1)
     """How long the event loop may hang before the health port answers 503 ``stalled``."""
 

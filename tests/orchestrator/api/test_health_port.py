@@ -6,12 +6,13 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from orchestrator.__main__ import MAIN_PORT_ONLY
 from orchestrator.api.health_port.publisher import HealthPort
 from orchestrator.api.health_port.responder import HEAD_BYTES, Answers, Exchange
 from tests.orchestrator.api.conftest import log_until, start_process
@@ -205,6 +206,24 @@ async def test_lb4_a_loop_that_hangs_shows_and_a_dead_one_refuses(
         await process.communicate()
     with pytest.raises(aiohttp.ClientConnectionError):
         await until(port, "/health/live", lambda s, b: False)
+
+
+@pytest.mark.slow
+async def test_a_health_port_that_nobody_asked_for_stays_away_where_it_is_taken(
+    worker: FakeWorker, environment: dict[str, str], tmp_path: Path
+) -> None:
+    with ExitStack() as held:
+        with suppress(OSError):  # else something else has it, which serves as well
+            held.enter_context(socket.create_server(("127.0.0.1", 8081)))
+        process = await start_process(
+            environment | {"TIDEGATE_INSTANCES": worker.address}, tmp_path
+        )
+        try:
+            said = await log_until(process, MAIN_PORT_ONLY)
+            assert said["port"] == 8081
+        finally:
+            process.kill()
+            await process.communicate()
 
 
 @pytest.mark.slow
