@@ -360,7 +360,7 @@ def _tokens(words: Words) -> list[int]:
 
 
 def _allowed(words: Words, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of ``tokens`` have their bits set."""
+    """Whether each of ``tokens`` has its bit set."""
     bits: NDArray[np.uint32] = words[tokens // 32] >> (tokens % 32).astype(np.uint32)
     return (bits & 1).astype(np.bool_)
 
