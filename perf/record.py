@@ -99,6 +99,7 @@ TABLE: Final = (
     Entry("processes", "perf.service", "--only processes", 150),
     Entry("finish", "perf.service", "--only finish", 240),
     Entry("explanations", "perf.service", "--only explanations", 420),
+    Entry("quotes", "perf.service", "--only quotes", 300),
     Entry("front", "perf.service", "--only front", 60, on="a proxy"),
     *(
         entry

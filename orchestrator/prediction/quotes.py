@@ -165,13 +165,20 @@ class Quotes:
         times_ms = self._forecaster.service_times_ms(task, crowded=True)
         before_ms = self._promises.wait_ms()
         least_ms = self._forecaster.capacity_of(task.model).min_start_ms
-        found, latest_ms = [], 0.0
-        for chance in BROKEN:
+        found: dict[float, float] = {}
+        # The best known first: what nobody has reserved with yet says nothing of the other levels.
+        for chance in sorted(BROKEN, key=self._used_with, reverse=True):
             takes_ms = times_ms[min(len(times_ms) - 1, int(chance * len(times_ms)))]
             stretched_ms = (before_ms + takes_ms) * math.exp(self._stretch[chance])
-            latest_ms = max(latest_ms, max(stretched_ms, least_ms) + RESUBMIT_MS)
-            found.append(ChanceBy(latest_ms, chance))
-        return tuple(found)
+            within_ms = max(stretched_ms, least_ms) + RESUBMIT_MS
+            sooner = [ms for other, ms in found.items() if other < chance]
+            later = [ms for other, ms in found.items() if other > chance]
+            found[chance] = min(max(within_ms, *sooner, 0.0), *later, math.inf)
+        return tuple(ChanceBy(found[chance], chance) for chance in BROKEN)
+
+    def _used_with(self, chance: float) -> int:
+        """How many reservations with a chance were used and ended."""
+        return self.ended[chance, True] + self.ended[chance, False]
 
     def _pressure(self, model: str) -> Pressure:
         if self._queue:
@@ -203,8 +210,7 @@ class Quotes:
     def _used(self, chance: float, kept: bool) -> None:
         """Learn from a reservation that was used."""
         self.ended[chance, kept] += 1
-        ended = self.ended[chance, True] + self.ended[chance, False]
-        step = _STRETCH_STEP * max(1.0, _FIRST_STEPS / math.sqrt(ended))
+        step = _STRETCH_STEP * max(1.0, _FIRST_STEPS / math.sqrt(self._used_with(chance)))
         stretch = self._stretch[chance] + step * ((not kept) - BROKEN[chance])
         self._stretch[chance] = min(max(stretch, -_MAX_STRETCH), _MAX_STRETCH)
 

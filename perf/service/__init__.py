@@ -18,6 +18,7 @@ from perf.service import (
     processes,
     promises,
     queued,
+    quotes,
     relay,
     shared_state,
     step,
@@ -50,4 +51,5 @@ BENCHES: tuple[Bench, ...] = (
     processes.BENCH,
     finish.BENCH,
     explanations.BENCH,
+    quotes.BENCH,
 )

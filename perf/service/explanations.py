@@ -5,23 +5,21 @@ Stories are asked for at about twice the rate that the demo engine keeps up with
 met or not in its replay as they were, and whether the asked one missed again.
 """
 
-import asyncio
 import random
 from typing import Any, Final
 
 import aiohttp
 
-from perf.load.chats import story
 from perf.load.connection import HOST
 from perf.report.bundle import Figure
+from perf.service.asking import ask_at_random, story_request
 from perf.stack.context import Bench, Context
 from perf.stack.stack import StackSpec
 
 PER_S: Final = 12.0
 SECONDS, FEW_SECONDS = 90.0, 10.0
 MISSES, FEW_MISSES = 30, 3
-LEAST_MS, OCTAVES = 300, 3.3
-_LENGTHS: Final = (60, 150, 300)
+DEADLINES_MS: Final = (300.0, 3000.0)
 _WARM: Final = 0.2
 """Share of the requests, the first ones, that are not asked about."""
 
@@ -65,26 +63,15 @@ async def _missed(session: aiohttp.ClientSession, seconds: float) -> list[str]:
     rng, missed = random.Random(3), list[int]()
 
     async def ask(number: int) -> None:
-        body = {
-            "model": "demo",
-            "messages": [{"role": "user", "content": story(rng)}],
-            "max_tokens": rng.choice(_LENGTHS),
-            "temperature": 1.0,
-            "deadline_ms": round(LEAST_MS * 2 ** (OCTAVES * rng.random())),
-        }
+        body = story_request(rng, DEADLINES_MS)
         named = {"X-Correlation-Id": f"asked-{number}"}
         async with session.post("/v1/chat/completions", json=body, headers=named) as response:
             await response.read()
             if response.status != 200:
                 missed.append(number)
 
-    asked: list[asyncio.Task[None]] = []
-    until = asyncio.get_running_loop().time() + seconds
-    while asyncio.get_running_loop().time() < until:
-        asked.append(asyncio.ensure_future(ask(len(asked))))
-        await asyncio.sleep(rng.expovariate(PER_S))
-    await asyncio.gather(*asked)
-    return [f"asked-{number}" for number in sorted(missed) if number >= _WARM * len(asked)]
+    count = await ask_at_random(PER_S, seconds, rng, ask)
+    return [f"asked-{number}" for number in sorted(missed) if number >= _WARM * count]
 
 
 async def _explained(session: aiohttp.ClientSession, name: str) -> dict[str, Any]:
