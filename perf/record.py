@@ -97,9 +97,9 @@ TABLE: Final = (
     Entry("full-cpu", "perf.service", f"--only {_SERVICE}", 440),
     Entry("shared-state", "perf.service", "--only state", 150),
     Entry("processes", "perf.service", "--only processes", 150),
-    Entry("finish", "perf.service", "--only finish", 240),
-    Entry("explanations", "perf.service", "--only explanations", 420),
-    Entry("quotes", "perf.service", "--only quotes", 300),
+    Entry("finish", "perf.service", "--only finish", 200),
+    Entry("explanations", "perf.service", "--only explanations", 260),
+    Entry("quotes", "perf.service", "--only quotes", 290),
     Entry("front", "perf.service", "--only front", 60, on="a proxy"),
     *(
         entry
@@ -185,8 +185,8 @@ TABLE: Final = (
     Entry(
         "sim-explained",
         "perf.sim.explained",
-        "--loads 1.3 2",
-        900,
+        "--loads 1.3 2 --seeds 1",
+        500,
         beside=True,
     ),
     Entry("sim-reported", "perf.sim.reported", "", 300, beside=True),
