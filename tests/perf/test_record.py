@@ -37,7 +37,7 @@ def test_pf9_the_table_has_what_documents_show_and_nothing_recorded_is_without_a
     recorded = {path.name for path in (ROOT / RESULTS).iterdir()}
     assert recorded <= {path.name for entry in TABLE for path in entry.files}
     assert len(set(names)) == len(names)
-    assert seconds_of([entry for entry in TABLE if entry.on in ("", "avx2")]) <= 170 * 60
+    assert seconds_of([entry for entry in TABLE if entry.on in ("", "avx2")]) <= 175 * 60
 
 
 def test_a_dry_run_prints_the_plan(
