@@ -21,6 +21,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from orchestrator.errors import TidegateError
+from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.recording.facts import InstanceAt, InstanceFacts, RecordedRequest, Recording
 from orchestrator.service import Orchestrator, Reading
 from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
@@ -202,9 +203,13 @@ class _Run:
         )
         found = [under_way(one, at, known_until) for one in self._requests]
         put = [one for one in found if one is not None]
+        try:
+            encoder = self._orchestrator.models.resolve(self._asked.model)
+        except TidegateError:  # no instance serves it at that moment
+            return
         forecaster, now = self._service.parts.forecaster, self._clock.now()
-        running = [self._begun(one) for one in put if one.instance]
-        waiting = [self._begun(one) for one in put if not one.instance]
+        running = [self._begun(one, encoder) for one in put if one.instance]
+        waiting = [self._begun(one, encoder) for one in put if not one.instance]
         for task in running:
             self._orchestrator.requeue(task)
         forecaster.look_anew()
@@ -215,16 +220,14 @@ class _Run:
         for task in waiting:
             self._orchestrator.requeue(task)
 
-    def _begun(self, begun: UnderWay) -> Task:
+    def _begun(self, begun: UnderWay, encoder: PromptEncoder) -> Task:
         """A task that has come as far as a request had. Nothing refuses it."""
-        request, orchestrator = begun.request, self._orchestrator
+        request, orchestrator, card = begun.request, self._orchestrator, encoder.card
         result = self._results[request.id] = ReplayedRequest()
         job = self._job(request)
         if begun.instance:
             address = self._addresses.get(begun.instance, begun.instance)
             job = replace(job, placement=PlacementConstraint(PlacementMode.PREFER, (address,)))
-        encoder = orchestrator.models.resolve(request.model)
-        card = encoder.card
         task = Task(orchestrator.ids.new(), job)
         task.model, task.block_tokens = card.model, card.block_tokens
         task.vocabulary = encoder.vocabulary

@@ -43,7 +43,8 @@ async def test_dl16_what_ends_cleanly_is_at_the_client_in_time(
             if choice["finish_reason"] == "length":
                 ends.append(choice["message"]["content"].rstrip()[-2:])
             left_ms.append(1000 * (BUDGET_S - (time.perf_counter() - sent)))
-    assert reasons <= {"deadline", "length"}
+    # A story that may end by itself sometimes does before its deadline.
+    assert reasons <= {"deadline", "length"} | ({"stop"} if on_deadline == "finish" else set())
     if on_deadline == "finish":  # DL-23: where not even that fitted it ended by the deadline
         assert all(set(end) & set(".!?") for end in ends), ends
     assert {status for status, _ in others} <= {429, 503, 504}, others
