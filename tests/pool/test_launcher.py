@@ -262,7 +262,9 @@ async def test_clips_have_a_triton_of_their_own_behind_an_orchestrator() -> None
 
 
 async def test_each_instance_gets_as_many_gpus_as_it_splits_its_model_over() -> None:
-    spec = LaunchSpec(instances=3, gpus=("0", "1", "2", "3"), gpus_each=2, log_to_stderr=True)
+    spec = LaunchSpec(
+        instances=3, gpus=("0", "1", "2", "3"), gpus_each=2, log_to_stderr=True, serve=False
+    )
     launcher = Launcher(spec, lambda event: None)
     launcher._make_units(find_triton(None, state_dir()))
     given = [(each._spec.env or {})["CUDA_VISIBLE_DEVICES"] for each in launcher.instances]
