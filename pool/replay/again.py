@@ -24,7 +24,7 @@ from orchestrator.errors import TidegateError
 from orchestrator.prompts.encoder import PromptEncoder
 from orchestrator.recording.facts import InstanceAt, InstanceFacts, RecordedRequest, Recording
 from orchestrator.service import Orchestrator, Reading
-from orchestrator.tasks.deadline import NO_PARTS, Deadline, Parts
+from orchestrator.tasks.deadline import NO_PARTS, Deadline, Part, Parts
 from orchestrator.tasks.job import Api, Job, PlacementConstraint, PlacementMode
 from orchestrator.tasks.task import EarlierText, Task
 from pool.replay.known import (
@@ -241,8 +241,9 @@ class _Run:
             task.earlier = EarlierText([BEGUN] * begun.made, texts, lambda: None)
             task.restore()
             task.is_resumable, task.begun_by_weights = True, card.model_digest
-            if request.first_token <= request.first_token_at:
-                task.marks.first_token = task.job.arrived
+            task.marks.first_token = request.first_token - self._shift
+            if request.first_token > request.first_token_at:
+                task.late_part = Part.FIRST_TOKEN
         self._know(task, request)
         self._follow(task, request)
         return task

@@ -86,7 +86,7 @@ class StatesAsRecorded:
         return states[-1].pace
 
     def _number(self, name: str, at: float) -> int:
-        return max(0, bisect_right([state.at for state in self._states[name]], at) - 1)
+        return max(0, bisect_right(self._states[name], at, key=lambda state: state.at) - 1)
 
 
 def length_of(request: RecordedRequest) -> int:

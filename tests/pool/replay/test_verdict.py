@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from orchestrator.recording.findings import Alone
 from perf.sim.__main__ import FLEET
@@ -62,3 +63,20 @@ def test_a_request_that_is_met_in_the_replay_is_not_explained_away(recorded: Rec
     found = explain(recorded.question(met))
     assert found.outcome is Outcome.MET
     assert not found.is_reproduced and not found.tried
+
+
+def test_a_first_token_that_was_late_is_late_in_the_replay(recorded: RecordedRun) -> None:
+    question = recorded.question(recorded.misses(1)[0])
+    recording, asked = question.recording, question.recording.request
+    running = next(
+        one
+        for one in recording.compared
+        if 0 < one.first_token < asked.arrived and one.outcome is Outcome.MET
+    )
+    late = structs.replace(running, first_token_at=running.first_token - 0.01)
+    changed = structs.replace(
+        recording,
+        requests=[late if one is running else one for one in recording.requests],
+    )
+    assert Replayer(recording, question.settings).run()[running.id].outcome is Outcome.MET
+    assert Replayer(changed, question.settings).run()[running.id].outcome is Outcome.MISSED
