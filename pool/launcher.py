@@ -33,7 +33,7 @@ from catalog.atomic import write_atomically
 from catalog.errors import CatalogUnusable, GaveUp, StartFailed, StateFileUnusable
 from catalog.operator_key import keep_key, key_file
 from catalog.paths import JOURNAL_BY_DEFAULT, journal_file, log_dir, store_dir
-from orchestrator.lanes.tls import SETTING, spell_tls
+from orchestrator.tls import SETTING, spell_tls
 from pool.engines.triton import TritonInstall, TritonPorts, TritonSpec
 from pool.engines.triton_fetch import ensure_triton
 from pool.engines.triton_provider import registered

@@ -28,7 +28,7 @@ from pydantic_core import PydanticCustomError
 
 from catalog.errors import PoolFileInvalid
 from catalog.hosts import is_loopback
-from orchestrator.lanes.tls import Tls
+from orchestrator.tls import Tls
 from pool.process.ports import LAST_PORT
 from pool.spec import PORT_STRIDE
 from worker.environment import fields_of, problem_of

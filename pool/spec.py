@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from catalog.paths import MODEL_REPOSITORY, state_dir
-from orchestrator.lanes.tls import Tls
+from orchestrator.tls import Tls
 from pool.engines.triton import TritonPorts
 from pool.supervise import RestartPolicy
 

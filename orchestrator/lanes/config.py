@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from orchestrator.lanes.tls import Tls, stated_tls
+from orchestrator.tls import Tls, stated_tls
 from worker.environment import HIDDEN, Section
 
 
@@ -30,7 +30,7 @@ class LaneConfig(Section):
     """Traffic after which a lane is replaced: until a stream ends, Triton (24.10) keeps everything
     that was answered on it."""
     reconnect_min_s: Annotated[float, HIDDEN] = Field(default=0.1, gt=0)
-    """First pause before a lane is opened again; it is doubled with each failure."""
+    """First pause before a lane is opened again; each failure makes it a tenth longer."""
     reconnect_max_s: Annotated[float, HIDDEN] = Field(default=2.0, gt=0)
     """Longest pause before a lane is opened again."""
     suspect_after_s: float = Field(default=1.0, gt=0)

@@ -48,7 +48,7 @@ from orchestrator.lanes.http2 import (
     widened,
     window_update,
 )
-from orchestrator.lanes.tls import SETTING, Tls, why_no_tls
+from orchestrator.tls import SETTING, Tls, why_no_tls
 
 _STREAM = 1
 _PREFIX = struct.Struct(">BI")

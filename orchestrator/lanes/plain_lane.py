@@ -18,7 +18,7 @@ from orchestrator.lanes.model_folder import BadFolder, ModelFolder
 from orchestrator.lanes.plain_contract import Contract, NoSuchContract, PlainAnswer, contract_of
 from orchestrator.lanes.polled import PolledLane
 from orchestrator.lanes.text_only import INLINE_IDS, PromptText, StopCutter, UnsendablePrompt
-from orchestrator.lanes.tls import Tls, open_channel, why_no_channel
+from orchestrator.tls import Tls, open_channel, why_no_channel
 from worker.protocol import Code, FinishReason, ModelCard, excerpt
 
 ABORT_MS: Final = 100.0

@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from orchestrator.lanes.config import LaneConfig
 from orchestrator.telemetry.log import fields, lane_log
 
+_GROWTH = 1.1
+"""Factor from one pause to the next: a peer that comes up after seconds of loading is noticed
+within some tenth of the time that it took."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
@@ -101,7 +105,7 @@ class Reconnector:
             self._breaking = ""
             await self._on_end(end)
             await asyncio.sleep(self._pause_s * self._rng.uniform(0.5, 1.0))
-            self._pause_s = min(2 * self._pause_s, self.longest_pause_s)
+            self._pause_s = min(_GROWTH * self._pause_s, self.longest_pause_s)
 
     def _end_of(self, session: asyncio.Task[None]) -> SessionEnd:
         if session.cancelled():

@@ -13,9 +13,9 @@ from google.protobuf.message import DecodeError
 
 from orchestrator.errors import InstanceLost, InvalidRequest, NotReady, SwapFailed, TidegateError
 from orchestrator.lanes.grpc_call import CallEnded, open_call
-from orchestrator.lanes.tls import Tls
 from orchestrator.lanes.triton_messages import service_pb2
 from orchestrator.lanes.wire import BadResponse, to_frame, to_request
+from orchestrator.tls import Tls
 from worker.protocol import Code, Swap, SwapPhase, SwapReport
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"

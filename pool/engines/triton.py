@@ -23,7 +23,7 @@ from pool.preflight.host import check_stub_python, libpython_dir
 from pool.process.process import command_environment
 
 if TYPE_CHECKING:
-    from orchestrator.lanes.tls import Tls
+    from orchestrator.tls import Tls
 
 Source = Literal["path", "ngc", "wheel"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orchestrator.lanes.tls import SETTING, Tls, spell_tls
+from orchestrator.tls import SETTING, Tls, spell_tls
 from pool.engines.triton import TritonPorts
 from pool.pool_file import InstanceSettings, PoolFile
 from pool.spec import PORT_STRIDE

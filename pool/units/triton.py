@@ -16,10 +16,11 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from catalog.errors import StartFailed
 from catalog.hosts import connect_host
-from orchestrator.lanes.tls import SETTING
+from orchestrator.tls import SETTING
 from pool.engines.safe_paths import Links
 from pool.engines.triton import (
     TritonInstall,
@@ -40,8 +41,10 @@ from pool.process.process import (
     is_running,
 )
 from pool.supervise import Keeping, first_of
-from pool.units.triton_control import TritonControl
 from pool.units.unit import ProcessUnit
+
+if TYPE_CHECKING:
+    from pool.units.triton_control import TritonControl
 
 TERM_S = 1.5
 """Seconds from SIGTERM to SIGKILL: enough for ``finalize``; Triton then polls once a second."""
@@ -166,7 +169,7 @@ class TritonInstance(ProcessUnit):
     async def _loaded(self, process: UnitProcess, server_id: str) -> None:
         deadline = time.monotonic() + self._spec.load_timeout_s
         dead_since: float | None = None
-        async with TritonControl(self.grpc_address, self._spec.tls) as control:
+        async with self._control() as control:
             while not await self._is_ready(control, server_id):
                 if not process.running:
                     failure = self._failure(await self._status())
@@ -186,7 +189,7 @@ class TritonInstance(ProcessUnit):
 
     async def lost(self) -> str:
         """Wait until it no longer serves; returns why, in a few words."""
-        async with TritonControl(self.grpc_address, self._spec.tls) as control:
+        async with self._control() as control:
             return await first_of(
                 self._process_end(),
                 self._stub_end(),
@@ -200,7 +203,7 @@ class TritonInstance(ProcessUnit):
         if process is None:
             return
         if drain_s > 0 and stubs and process.running:
-            async with TritonControl(self.grpc_address, self._spec.tls) as control:
+            async with self._control() as control:
                 await asyncio.gather(
                     *(
                         control.drain(model, drain_s, drain_s + 0.5, token=self._spec.lane_token)
@@ -216,11 +219,17 @@ class TritonInstance(ProcessUnit):
             await process.kill()
         self._process, self._stubs = None, []
 
+    def _control(self) -> "TritonControl":
+        # Imported here: gRPC's packages take a fifth of a second, in which the server starts.
+        from pool.units.triton_control import TritonControl
+
+        return TritonControl(self.grpc_address, self._spec.tls)
+
     async def _answers(self) -> bool:
-        async with TritonControl(self.grpc_address, self._spec.tls) as control:
+        async with self._control() as control:
             return await self._has_models(control)
 
-    async def _is_ready(self, control: TritonControl, server_id: str) -> bool:
+    async def _is_ready(self, control: "TritonControl", server_id: str) -> bool:
         return (
             await control.is_server(server_id, _ASK_S)
             and await self._has_models(control)
@@ -234,7 +243,7 @@ class TritonInstance(ProcessUnit):
         status, body = await get(host, self.ports.metrics, "/metrics")
         return status == 200 and b"nv_" in body
 
-    async def _has_models(self, control: TritonControl) -> bool:
+    async def _has_models(self, control: "TritonControl") -> bool:
         return all([await control.is_ready(model, _ASK_S) for model in self._spec.models])
 
     def _reason_in(self, log: Path) -> str:
@@ -252,7 +261,7 @@ class TritonInstance(ProcessUnit):
                 return "a model's Python process ended"
             self._stubs = now  # a model was loaded anew: its new process came before this
 
-    async def _unloading(self, control: TritonControl) -> str:
+    async def _unloading(self, control: "TritonControl") -> str:
         before: set[str] = set()
         while True:
             await asyncio.sleep(_MODEL_POLL_S)

@@ -8,8 +8,7 @@ import contextlib
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from orchestrator.lanes.tls import Tls, open_channel
-from orchestrator.lanes.wire import to_answered_request
+from orchestrator.tls import Tls, open_channel
 from worker.protocol import Drain
 
 _CHANNEL_OPTIONS = (
@@ -70,6 +69,9 @@ class TritonControl:
         ``token`` is the secret that its worker requires. A model that knows nothing of lanes
         refuses, which is no reason not to stop it.
         """
+        # Imported here: a start needs none of it, and has other uses for the processor.
+        from orchestrator.lanes.wire import to_answered_request
+
         request = to_answered_request(Drain(grace_ms=grace_s * 1000, token=token), model)
         call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout_s)
         with contextlib.suppress(grpc.RpcError):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from catalog.paths import DEMO_CHECKPOINT, ROOT
-from orchestrator.lanes.tls import SETTING, Tls
+from orchestrator.tls import SETTING, Tls
 from pool import command
 from pool.engines.triton import TritonPorts
 from pool.preflight import slot

@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from catalog.paths import DEMO_CHECKPOINT
-from orchestrator.lanes.tls import Tls, spell_tls
+from orchestrator.tls import Tls, spell_tls
 from tests.support.certificates import certificates
 from tests.support.stack import Orchestrator, Triton, eventually, running
 from tidegate import SyncClient

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from prometheus_client.parser import text_string_to_metric_families
 
 from catalog.paths import DEMO_CHECKPOINT, MODEL_REPOSITORY, state_dir
-from orchestrator.lanes.tls import Tls
+from orchestrator.tls import Tls
 from pool.engines.triton import TritonPorts, TritonSpec, find_triton
 from pool.process.ports import free_ports
 from pool.units.triton import TritonInstance

@@ -6,18 +6,14 @@ Imported after ``runtime.add_to_path``, which finds ``orchestrator`` and ``worke
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from catalog.errors import MachineUnfit, ProvisionError
 from catalog.models import ModelCatalog
 from catalog.paths import DEMO_CHECKPOINT, state_dir
-from orchestrator.lanes.tls import SETTING, Tls, stated_tls
-from orchestrator.settings import InvalidSettings, Settings, load_settings
+from orchestrator.tls import SETTING, Tls, stated_tls
 from pool import command
 from pool.artifacts.resolve import resolve_model
 from pool.console import curl_line
@@ -25,15 +21,12 @@ from pool.engines.environments import environment_for
 from pool.engines.triton import TritonPorts
 from pool.preflight.slot import check_slot
 from pool.spec import SLOT_MODEL, LaunchSpec
-from pool.units.store import find_store
 from tidegate.cli.options import LaunchOptions
 from worker.environment import unknown_variables
 from worker.errors import BrokenCheckpoint
 from worker.models.folder import model_name, why_unservable
 from worker.settings import PREFIX, RENAMED, WorkerSettings
 
-EXIT_USAGE = 2
-LOOPBACK = "127.0.0.1"
 DEMO_MODEL_NAME = "demo"
 SCRIPTED_MODEL_NAME = "scripted"
 SCRIPTED_ENGINE = "synthetic-scripted"
@@ -56,76 +49,16 @@ _LANE_TOKEN = "TIDEGATE_LANES__TOKEN"
 _WORKER_LANE_TOKEN = "TIDEGATE_WORKER__LANE_TOKEN"
 
 
-class _Sharing(NamedTuple):
-    """How several processes share a state, as fields of ``LaunchSpec``."""
-
-    store: str = ""
-    own_host: str = LOOPBACK
-    advertise: str = ""
-
-
-def serve(
-    host: str | None,
-    port: int | None,
-    instances_at: str | None,
-    cors_origins: str | None,
-    processes: int,
-) -> int:
-    """Launch several orchestrators at one port, for Tritons that run elsewhere; returns the exit
-    status. What is None is as the settings have it."""
-    if cors_origins is not None:
-        os.environ["TIDEGATE_HTTP__CORS_ORIGINS"] = cors_origins  # the orchestrators inherit it
-    stated = {"host": host, "port": port, "instances": instances_at}
-    try:
-        settings = load_settings(**{k: v for k, v in stated.items() if v is not None})
-        sharing = _sharing(settings)
-    except InvalidSettings as error:
-        print(f"Invalid settings:\n{error}", file=sys.stderr)
-        return EXIT_USAGE
-    except ProvisionError as error:
-        print(f"tidegate: {error}", file=sys.stderr)
-        return command.EXIT_FAILED
-    spec = LaunchSpec(
-        host=settings.host,
-        port=settings.port,
-        processes=processes,
-        instances_at=instances_at or "",
-        drain_s=settings.shutdown.grace_s,
-        log_to_stderr=True,
-        **sharing._asdict(),
-    )
-    return command.run(spec)
-
-
-def _sharing(settings: Settings) -> _Sharing:
-    """The store that several processes share: the one of the settings, else one of their own.
-    Raises ``MachineUnfit`` where there can be none."""
-    state = settings.state
-    if state.url is None:
-        if find_spec("redis") is None:
-            raise MachineUnfit(
-                "several processes share a Redis or Valkey, and the package redis is not installed "
-                "here: pip install redis"
-            )
-        return _Sharing(find_store())
-    stated = urlsplit(state.advertise or "")
-    name = stated.netloc.removesuffix(f":{stated.port}")
-    return _Sharing(
-        own_host=settings.host if state.is_remote else LOOPBACK,
-        advertise=f"{stated.scheme}://{name}" if state.advertise else "",
-    )
-
-
 def run(args: LaunchOptions) -> int:
     """Launch Triton, and the orchestrator where that is asked for; returns the exit status."""
-    sharing = _Sharing()
+    sharing: dict[str, str] = {}
     try:
         worker_env = _worker_env(args)
         if args.processes > 1:
-            sharing = _sharing(load_settings(host=args.host, port=args.port))
-    except InvalidSettings as error:
-        print(f"Invalid settings:\n{error}", file=sys.stderr)
-        return EXIT_USAGE
+            # Imported here: what reads the orchestrator's settings takes a third of a second.
+            from tidegate.cli.several import shared_state
+
+            sharing = shared_state(host=args.host, port=args.port)
     except ProvisionError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return command.EXIT_FAILED
@@ -148,7 +81,7 @@ def run(args: LaunchOptions) -> int:
         port=args.port,
         serve=args.serve,
         processes=args.processes,
-        **sharing._asdict(),
+        **sharing,
         instances=args.instances,
         gpus=args.gpus,
         gpus_each=gpus_each,

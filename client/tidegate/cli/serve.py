@@ -35,8 +35,8 @@ def serve(
     if processes > 1:
         with importing():
             runtime.add_to_path()
-            from tidegate.cli import launch
-        return launch.serve(host, port, instances_at, cors_origins, processes)
+            from tidegate.cli import several
+        return several.serve(host, port, instances_at, cors_origins, processes)
     given = {
         "--host": host,
         "--port": port,

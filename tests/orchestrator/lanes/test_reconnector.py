@@ -86,21 +86,23 @@ async def peer(pauses: list[float]) -> AsyncIterator[Peer]:
     await peer.reconnector.close()
 
 
-async def test_pauses_double_up_to_the_longest_and_begin_anew_once_it_was_up(
+async def test_pauses_grow_up_to_the_longest_and_begin_anew_once_it_was_up(
     peer: Peer, pauses: list[float]
 ) -> None:
-    peer.steps = [peer.fails] * 5 + [peer.was_up, peer.lasts]
+    peer.steps = [peer.fails] * 20 + [peer.was_up, peer.lasts]
     peer.reconnector.start()
-    await peer.until(7)
-    for pause, full in zip(pauses, [0.25, 0.5, 1.0, 1.0, 1.0, 0.25], strict=True):
+    await peer.until(22)
+    growing = [min(0.25 * 1.1**failures, 1.0) for failures in range(20)]
+    for pause, full in zip(pauses, [*growing, 0.25], strict=True):
         assert full / 2 <= pause <= full
+    assert growing[-2:] == [1.0, 1.0]
 
 
 async def test_the_longest_pause_is_its_owners_to_set(peer: Peer, pauses: list[float]) -> None:
     peer.reconnector.longest_pause_s = 8.0
-    peer.steps = [peer.fails] * 7 + [peer.lasts]
+    peer.steps = [peer.fails] * 40 + [peer.lasts]
     peer.reconnector.start()
-    await peer.until(8)
+    await peer.until(41)
     assert 4.0 <= pauses[-1] <= 8.0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from catalog.errors import PoolFileInvalid, StartFailed
 from orchestrator.lanes.grpc_call import CallEnded, open_call
-from orchestrator.lanes.tls import SETTING, Tls, open_channel, stated_tls
+from orchestrator.tls import SETTING, Tls, open_channel, stated_tls
 from orchestrator.settings import InvalidSettings, load_settings
 from pool.engines.triton import (
     TritonInstall,
@@ -333,7 +333,7 @@ def test_a_pool_has_its_tritons_and_its_orchestrator_speak_it() -> None:
 def test_no_connection_to_triton_passes_by_the_settings_of_tls() -> None:
     """gRPC channels are opened in one module, and whoever opens a call or a channel there hands
     over these settings."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     opened = 0
     names = r"\b(?:insecure_channel|secure_channel|open_call|open_channel|InferenceServerClient)\b"
     for package in ("catalog", "orchestrator", "pool", "worker", "client/tidegate"):
@@ -345,7 +345,7 @@ def test_no_connection_to_triton_passes_by_the_settings_of_tls() -> None:
                 name = call.func.attr if isinstance(call.func, ast.Attribute) else None
                 name = call.func.id if isinstance(call.func, ast.Name) else name
                 if name in ("insecure_channel", "secure_channel"):
-                    assert source == root / "orchestrator/lanes/tls.py", source
+                    assert source == root / "orchestrator/tls.py", source
                 elif name in ("open_call", "open_channel"):
                     opened += 1
                     assert "tls" in ast.unparse(call), f"{source}:{call.lineno}"
