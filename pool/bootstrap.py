@@ -94,8 +94,9 @@ def install_packages(pip_args: list[str], wanted: str) -> None:
     _say(f"Python packages ({extras}) into .venv (the first time takes minutes)")
     for stamp in _COVERS:  # what is installed may change under the others, too
         (VENV / stamp).unlink(missing_ok=True)
-    # the build backend first, pinned like everything else, so that the build needs no network
-    _pip_install(["setuptools", *pip_args])
+    # The build backend first, pinned like everything else, so that the build needs no network. The
+    # pip that comes with a Python may be years old, and takes up to half as long again.
+    _pip_install(["pip", "setuptools", *pip_args])
     _pip_install(["--no-build-isolation", "--editable", f".[{extras}]", *pip_args])
     _have_the_client_seen()
     for stamp in stamps:
