@@ -160,7 +160,9 @@ def _pip_install(arguments: list[str]) -> None:
 
 
 def _run(command: list[str], what_failed: str) -> None:
-    if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode != 0:
+    # Without warnings of the build backend, which say nothing to whoever sets up.
+    env = os.environ | {"PYTHONWARNINGS": "ignore"}
+    if subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL).returncode != 0:
         raise PipFailed(what_failed)
 
 
